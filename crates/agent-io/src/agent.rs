@@ -1,0 +1,111 @@
+//! The agent's side: `librampool_agent.so`, found by name when this library is loaded. Without it every function here does nothing.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+struct Symbol(AtomicPtr<c_void>);
+
+impl Symbol {
+    const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+    fn find(&self, name: &CStr) {
+        // SAFETY: a terminated name.
+        self.0.store(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }, Ordering::Release);
+    }
+}
+
+static GUARD: Symbol = Symbol::new();
+static RELEASE: Symbol = Symbol::new();
+static TOUCH: Symbol = Symbol::new();
+static TOUCH_TEXT: Symbol = Symbol::new();
+static ALLOCATE: Symbol = Symbol::new();
+static ALLOCATED: Symbol = Symbol::new();
+static CHANGING: Symbol = Symbol::new();
+static SIGACTION: Symbol = Symbol::new();
+
+pub fn find() {
+    GUARD.find(c"rampool_agent_guard");
+    RELEASE.find(c"rampool_agent_release");
+    TOUCH.find(c"rampool_agent_touch");
+    TOUCH_TEXT.find(c"rampool_agent_touch_text");
+    ALLOCATE.find(c"rampool_agent_allocate");
+    ALLOCATED.find(c"rampool_agent_allocated");
+    CHANGING.find(c"rampool_agent_changing");
+    SIGACTION.find(c"rampool_agent_sigaction");
+}
+
+/// The agent's function, if there is one.
+macro_rules! agent {
+    ($symbol:ident, fn($($arg:ty),*) $(-> $ret:ty)?) => {{
+        let found = $symbol.0.load(Ordering::Acquire);
+        // SAFETY: the agent's function of this name has this type.
+        (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(found) })
+    }};
+}
+
+/// Keeps a buffer resident while it lives.
+pub struct Guard(usize);
+
+impl Guard {
+    pub fn new(start: *const c_void, bytes: usize, write: bool) -> Self {
+        // SAFETY: the agent looks at addresses, and touches those that it manages.
+        Self(agent!(GUARD, fn(*const c_void, usize, c_int) -> usize).map_or(0, |call| unsafe { call(start, bytes, c_int::from(write)) }))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.0 != 0
+            && let Some(call) = agent!(RELEASE, fn(usize))
+        {
+            // SAFETY: the number came from the agent and is given back once.
+            unsafe { call(self.0) };
+        }
+    }
+}
+
+/// True if part of the range is managed; it has been touched then.
+pub fn touch(start: *const c_void, bytes: usize, write: bool) -> bool {
+    // SAFETY: as for `Guard::new`.
+    agent!(TOUCH, fn(*const c_void, usize, c_int) -> c_int).is_some_and(|call| unsafe { call(start, bytes, c_int::from(write)) } != 0)
+}
+
+/// As [`touch`], for a terminated string.
+pub fn touch_text(text: *const c_char) -> bool {
+    // SAFETY: a string of the program's; the agent does not look at it unless it manages the page.
+    agent!(TOUCH_TEXT, fn(*const c_char) -> c_int).is_some_and(|call| unsafe { call(text) } != 0)
+}
+
+/// Zeroed memory for the agent's own threads, and for one that is just being made; null for the program's.
+pub fn allocate(bytes: usize) -> *mut c_void {
+    // SAFETY: no preconditions.
+    agent!(ALLOCATE, fn(usize) -> *mut c_void).map_or(std::ptr::null_mut(), |call| unsafe { call(bytes) })
+}
+
+/// The length of a block from [`allocate`]; 0 for any other address.
+pub fn allocated(memory: *const c_void) -> usize {
+    // SAFETY: the agent looks at the block only if it is its own.
+    agent!(ALLOCATED, fn(*const c_void) -> usize).map_or(0, |call| unsafe { call(memory) })
+}
+
+#[derive(Clone, Copy)]
+pub enum Change {
+    Forget = 0,
+    Discard = 1,
+    Return = 2,
+}
+
+/// The program is about to change a mapping.
+pub fn changing(what: Change, start: *const c_void, bytes: usize) {
+    if let Some(call) = agent!(CHANGING, fn(c_int, *const c_void, usize)) {
+        // SAFETY: the agent looks at addresses only.
+        unsafe { call(what as c_int, start, bytes) };
+    }
+}
+
+/// True if the agent stands before the program's handler, and has taken note.
+pub fn sigaction(new: *const libc::sigaction, old: *mut libc::sigaction) -> bool {
+    // SAFETY: the program's own pointers, as sigaction(2) takes them.
+    agent!(SIGACTION, fn(*const libc::sigaction, *mut libc::sigaction) -> c_int).is_some_and(|call| unsafe { call(new, old) } == 0)
+}

@@ -1,0 +1,414 @@
+//! Reading, writing, and calls that take paths.
+//!
+//! A buffer is kept resident during the call. Large buffers go in pieces: a regular file is read or written to the end all the same, anything else
+//! returns a short count, as it may at any time.
+
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+
+use crate::agent::{Guard, touch, touch_text};
+use crate::real::real;
+
+/// More than this is not kept resident at a time.
+const PIECE: usize = 1 << 20;
+/// After so many tries a page that leaves again and again is an error after all.
+const TRIES: u32 = 1000;
+
+type Size = usize;
+type Signed = isize;
+
+fn errno() -> c_int {
+    // SAFETY: the calling thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Repeats a call that failed with EFAULT while `touch` finds something of ours to touch.
+fn again(mut call: impl FnMut() -> Signed, mut touch: impl FnMut() -> bool) -> Signed {
+    let mut tries = 0;
+    loop {
+        let result = call();
+        if result >= 0 || errno() != libc::EFAULT || tries == TRIES || !touch() {
+            return result;
+        }
+        tries += 1;
+    }
+}
+
+/// Moves a whole buffer by `call(at, bytes)`, piece by piece.
+fn pieces(fd: c_int, buffer: *const c_void, bytes: Size, write: bool, mut call: impl FnMut(Size, Size) -> Signed) -> Signed {
+    let mut done = 0;
+    loop {
+        let part = (bytes - done).min(PIECE);
+        let start = buffer.wrapping_byte_add(done);
+        let guard = Guard::new(start, part, write);
+        let result = again(|| call(done, part), || touch(start, part, write));
+        drop(guard);
+        let Ok(moved) = Size::try_from(result) else {
+            return if done > 0 { Signed::try_from(done).unwrap_or(Signed::MAX) } else { result };
+        };
+        done += moved;
+        // A page that left in the middle of the call makes it short. A file has more, and then the next piece starts there; at its end that brings nothing.
+        let short = moved < part && !touch(start.wrapping_byte_add(moved), part - moved, write);
+        if done >= bytes || moved == 0 || short || !is_regular(fd) {
+            return Signed::try_from(done).unwrap_or(Signed::MAX);
+        }
+    }
+}
+
+fn is_regular(fd: c_int) -> bool {
+    // SAFETY: plain data, filled by the call.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        libc::fstat(fd, &raw mut stat) == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFREG
+    }
+}
+
+/// Guards the buffers of a vector; the vector itself is touched.
+fn guards(vector: *const libc::iovec, count: c_int, write: bool) -> [Option<Guard>; 16] {
+    let mut guards = [const { None }; 16];
+    each(vector, count, |index, start, bytes| {
+        if let Some(slot) = guards.get_mut(index) {
+            *slot = Some(Guard::new(start, bytes.min(PIECE), write));
+        } else {
+            touch(start, bytes.min(PIECE), write);
+        }
+    });
+    guards
+}
+
+fn touch_all(vector: *const libc::iovec, count: c_int, write: bool) -> bool {
+    let mut any = touch(vector.cast(), usize::try_from(count).unwrap_or(0) * size_of::<libc::iovec>(), false);
+    each(vector, count, |_, start, bytes| any |= touch(start, bytes.min(PIECE), write));
+    any
+}
+
+fn each(vector: *const libc::iovec, count: c_int, mut act: impl FnMut(usize, *const c_void, usize)) {
+    if vector.is_null() {
+        return;
+    }
+    for index in 0..usize::try_from(count).unwrap_or(0).min(1024) {
+        // SAFETY: the program says that there are `count` entries.
+        let entry = unsafe { vector.add(index).read() };
+        act(index, entry.iov_base, entry.iov_len);
+    }
+}
+
+macro_rules! move_bytes {
+    ($($name:ident, $text:literal, $pointer:ty, $write:literal, ($($extra:ident: $type:ty),*), $offset:ident;)*) => {$(
+        /// As the C library's function of this name.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(fd: c_int, buffer: $pointer, bytes: Size, $($extra: $type),*) -> Signed {
+            let next = real!($text, fn(c_int, $pointer, Size, $($type),*) -> Signed);
+            // SAFETY: the caller's own arguments, a part of the buffer at a time.
+            pieces(fd, buffer.cast(), bytes, $write, |at, part| unsafe {
+                next(fd, buffer.wrapping_byte_add(at), part, $(offset!($offset, $extra, at)),*)
+            })
+        }
+    )*};
+}
+
+/// The argument that says where in the file moves on with the pieces.
+macro_rules! offset {
+    (moves, $value:ident, $at:ident) => {
+        $value + i64::try_from($at).unwrap_or(0)
+    };
+    (stays, $value:ident, $at:ident) => {
+        $value
+    };
+}
+
+move_bytes! {
+    read, c"read", *mut c_void, true, (), stays;
+    write, c"write", *const c_void, false, (), stays;
+    pread, c"pread", *mut c_void, true, (offset: i64), moves;
+    pread64, c"pread64", *mut c_void, true, (offset: i64), moves;
+    pwrite, c"pwrite", *const c_void, false, (offset: i64), moves;
+    pwrite64, c"pwrite64", *const c_void, false, (offset: i64), moves;
+    recv, c"recv", *mut c_void, true, (flags: c_int), stays;
+    send, c"send", *const c_void, false, (flags: c_int), stays;
+}
+
+/// As `__read_chk`, the checked form of `read`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, bytes: Size, room: Size) -> Signed {
+    if bytes > room {
+        // SAFETY: what the C library does about an overflow.
+        unsafe { libc::abort() };
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { read(fd, buffer, bytes) }
+}
+
+macro_rules! move_vectors {
+    ($($name:ident, $text:literal, $write:literal, ($($extra:ident: $type:ty),*);)*) => {$(
+        /// As the C library's function of this name.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(fd: c_int, vector: *const libc::iovec, count: c_int, $($extra: $type),*) -> Signed {
+            let next = real!($text, fn(c_int, *const libc::iovec, c_int, $($type),*) -> Signed);
+            let guards = guards(vector, count, $write);
+            // SAFETY: the caller's own arguments.
+            let result = again(|| unsafe { next(fd, vector, count, $($extra),*) }, || touch_all(vector, count, $write));
+            drop(guards);
+            result
+        }
+    )*};
+}
+
+move_vectors! {
+    readv, c"readv", true, ();
+    writev, c"writev", false, ();
+    preadv, c"preadv", true, (offset: i64);
+    preadv64, c"preadv64", true, (offset: i64);
+    pwritev, c"pwritev", false, (offset: i64);
+    pwritev64, c"pwritev64", false, (offset: i64);
+}
+
+/// As `recvfrom`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    bytes: Size,
+    flags: c_int,
+    address: *mut libc::sockaddr,
+    length: *mut libc::socklen_t,
+) -> Signed {
+    let next = real!(c"recvfrom", fn(c_int, *mut c_void, Size, c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> Signed);
+    let part = bytes.min(PIECE);
+    let room = size_of::<libc::sockaddr_storage>();
+    let guards = [Guard::new(buffer, part, true), Guard::new(address.cast(), room, true), Guard::new(length.cast(), 4, true)];
+    let touch = || touch(buffer, part, true) | touch(address.cast(), room, true) | touch(length.cast(), 4, true);
+    // SAFETY: the caller's own arguments.
+    let result = again(|| unsafe { next(fd, buffer, part, flags, address, length) }, touch);
+    drop(guards);
+    result
+}
+
+/// As `sendto`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    bytes: Size,
+    flags: c_int,
+    address: *const libc::sockaddr,
+    length: libc::socklen_t,
+) -> Signed {
+    let next = real!(c"sendto", fn(c_int, *const c_void, Size, c_int, *const libc::sockaddr, libc::socklen_t) -> Signed);
+    let guard = Guard::new(buffer, bytes.min(PIECE), false);
+    let touch = || touch(buffer, bytes.min(PIECE), false) | touch(address.cast(), length as usize, false);
+    // SAFETY: the caller's own arguments.
+    let result = again(|| unsafe { next(fd, buffer, bytes, flags, address, length) }, touch);
+    drop(guard);
+    result
+}
+
+fn touch_message(message: *const libc::msghdr, write: bool) -> bool {
+    let mut any = touch(message.cast(), size_of::<libc::msghdr>(), true);
+    // SAFETY: the program says that this is a message header.
+    if let Some(header) = unsafe { message.as_ref() } {
+        any |= touch_all(header.msg_iov, c_int::try_from(header.msg_iovlen).unwrap_or(c_int::MAX), write);
+        any |= touch(header.msg_name, header.msg_namelen as usize, write);
+        any |= touch(header.msg_control, header.msg_controllen, write);
+    }
+    any
+}
+
+macro_rules! move_messages {
+    ($($name:ident, $text:literal, $pointer:ty, $write:literal;)*) => {$(
+        /// As the C library's function of this name.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(fd: c_int, message: $pointer, flags: c_int) -> Signed {
+            let next = real!($text, fn(c_int, $pointer, c_int) -> Signed);
+            touch_message(message, $write);
+            // SAFETY: the program says that this is a message header.
+            let guards = unsafe { message.as_ref() }
+                .map(|header| guards(header.msg_iov, c_int::try_from(header.msg_iovlen).unwrap_or(c_int::MAX), $write));
+            // SAFETY: the caller's own arguments.
+            let result = again(|| unsafe { next(fd, message, flags) }, || touch_message(message, $write));
+            drop(guards);
+            result
+        }
+    )*};
+}
+
+move_messages! {
+    recvmsg, c"recvmsg", *mut libc::msghdr, true;
+    sendmsg, c"sendmsg", *const libc::msghdr, false;
+}
+
+/// Calls whose arguments are strings and plain numbers.
+macro_rules! with_paths {
+    ($($name:ident, $text:literal, ($($arg:ident: $type:ty),*), [$($path:ident),*];)*) => {$(
+        /// As the C library's function of this name.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            let next = real!($text, fn($($type),*) -> c_int);
+            // SAFETY: the caller's own arguments.
+            let result = again(|| unsafe { next($($arg),*) } as Signed, || false $(| touch_text($path))*);
+            c_int::try_from(result).unwrap_or(-1)
+        }
+    )*};
+}
+
+with_paths! {
+    open, c"open", (path: *const c_char, flags: c_int, mode: c_uint), [path];
+    open64, c"open64", (path: *const c_char, flags: c_int, mode: c_uint), [path];
+    openat, c"openat", (dir: c_int, path: *const c_char, flags: c_int, mode: c_uint), [path];
+    openat64, c"openat64", (dir: c_int, path: *const c_char, flags: c_int, mode: c_uint), [path];
+    creat, c"creat", (path: *const c_char, mode: c_uint), [path];
+    access, c"access", (path: *const c_char, mode: c_int), [path];
+    faccessat, c"faccessat", (dir: c_int, path: *const c_char, mode: c_int, flags: c_int), [path];
+    chdir, c"chdir", (path: *const c_char), [path];
+    mkdir, c"mkdir", (path: *const c_char, mode: c_uint), [path];
+    mkdirat, c"mkdirat", (dir: c_int, path: *const c_char, mode: c_uint), [path];
+    rmdir, c"rmdir", (path: *const c_char), [path];
+    unlink, c"unlink", (path: *const c_char), [path];
+    unlinkat, c"unlinkat", (dir: c_int, path: *const c_char, flags: c_int), [path];
+    rename, c"rename", (from: *const c_char, to: *const c_char), [from, to];
+    renameat, c"renameat", (from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char), [from, to];
+    link, c"link", (from: *const c_char, to: *const c_char), [from, to];
+    symlink, c"symlink", (from: *const c_char, to: *const c_char), [from, to];
+    truncate, c"truncate", (path: *const c_char, bytes: c_long), [path];
+    chmod, c"chmod", (path: *const c_char, mode: c_uint), [path];
+    chown, c"chown", (path: *const c_char, user: c_uint, group: c_uint), [path];
+}
+
+/// Calls that fill a structure, perhaps of the file at a path.
+macro_rules! that_fill {
+    ($($name:ident, $text:literal, ($($arg:ident: $type:ty),*), $filled:ident, $bytes:expr, [$($path:ident),*];)*) => {$(
+        /// As the C library's function of this name.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            let next = real!($text, fn($($type),*) -> c_int);
+            let guard = Guard::new($filled.cast(), $bytes, true);
+            // SAFETY: the caller's own arguments.
+            let result = again(|| unsafe { next($($arg),*) } as Signed, || touch($filled.cast(), $bytes, true) $(| touch_text($path))*);
+            drop(guard);
+            c_int::try_from(result).unwrap_or(-1)
+        }
+    )*};
+}
+
+that_fill! {
+    stat, c"stat", (path: *const c_char, to: *mut libc::stat), to, size_of::<libc::stat>(), [path];
+    stat64, c"stat64", (path: *const c_char, to: *mut libc::stat64), to, size_of::<libc::stat64>(), [path];
+    lstat, c"lstat", (path: *const c_char, to: *mut libc::stat), to, size_of::<libc::stat>(), [path];
+    lstat64, c"lstat64", (path: *const c_char, to: *mut libc::stat64), to, size_of::<libc::stat64>(), [path];
+    fstat, c"fstat", (fd: c_int, to: *mut libc::stat), to, size_of::<libc::stat>(), [];
+    fstat64, c"fstat64", (fd: c_int, to: *mut libc::stat64), to, size_of::<libc::stat64>(), [];
+    fstatat, c"fstatat", (dir: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int), to, size_of::<libc::stat>(), [path];
+    fstatat64, c"fstatat64", (dir: c_int, path: *const c_char, to: *mut libc::stat64, flags: c_int), to, size_of::<libc::stat64>(), [path];
+    poll, c"poll", (fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int), fds,
+        usize::try_from(count).unwrap_or(0).min(PIECE / 8) * size_of::<libc::pollfd>(), [];
+    epoll_wait, c"epoll_wait", (fd: c_int, events: *mut libc::epoll_event, most: c_int, timeout: c_int), events,
+        usize::try_from(most).unwrap_or(0).min(PIECE / 16) * size_of::<libc::epoll_event>(), [];
+    epoll_ctl, c"epoll_ctl", (fd: c_int, what: c_int, other: c_int, event: *mut libc::epoll_event), event, size_of::<libc::epoll_event>(), [];
+    pipe, c"pipe", (ends: *mut c_int), ends, 8, [];
+    pipe2, c"pipe2", (ends: *mut c_int, flags: c_int), ends, 8, [];
+}
+
+/// As `readlink`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readlink(path: *const c_char, to: *mut c_char, bytes: Size) -> Signed {
+    let next = real!(c"readlink", fn(*const c_char, *mut c_char, Size) -> Signed);
+    let guard = Guard::new(to.cast(), bytes.min(PIECE), true);
+    // SAFETY: the caller's own arguments.
+    let result = again(|| unsafe { next(path, to, bytes) }, || touch_text(path) | touch(to.cast(), bytes.min(PIECE), true));
+    drop(guard);
+    result
+}
+
+fn touch_strings(strings: *const *const c_char) -> bool {
+    let mut any = false;
+    if strings.is_null() {
+        return false;
+    }
+    for index in 0..1 << 20 {
+        // SAFETY: the program says that this is a list which ends with null.
+        let text = unsafe { strings.add(index).read_volatile() };
+        if text.is_null() {
+            break;
+        }
+        any |= touch_text(text);
+    }
+    any
+}
+
+/// As `execve`. The strings are touched first: the kernel copies them before the old program goes.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+    let next = real!(c"execve", fn(*const c_char, *const *const c_char, *const *const c_char) -> c_int);
+    let touch = || touch_text(path) | touch_strings(arguments) | touch_strings(environment);
+    touch();
+    // SAFETY: the caller's own arguments.
+    let result = again(|| unsafe { next(path, arguments, environment) } as Signed, touch);
+    c_int::try_from(result).unwrap_or(-1)
+}
+
+macro_rules! spawns {
+    ($($name:ident, $text:literal;)*) => {$(
+        /// As the C library's function of this name. Its child calls `execve` inside the C library, so the strings are touched before.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            pid: *mut libc::pid_t,
+            path: *const c_char,
+            actions: *const c_void,
+            attributes: *const c_void,
+            arguments: *const *const c_char,
+            environment: *const *const c_char,
+        ) -> c_int {
+            let next = real!(
+                $text,
+                fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, *const *const c_char, *const *const c_char) -> c_int
+            );
+            let mut tries = 0;
+            loop {
+                let touched = touch_text(path) | touch_strings(arguments) | touch_strings(environment);
+                // SAFETY: the caller's own arguments.
+                let result = unsafe { next(pid, path, actions, attributes, arguments, environment) };
+                if result != libc::EFAULT || !touched || tries == TRIES {
+                    return result;
+                }
+                tries += 1;
+            }
+        }
+    )*};
+}
+
+spawns! {
+    posix_spawn, c"posix_spawn";
+    posix_spawnp, c"posix_spawnp";
+}

@@ -1,0 +1,179 @@
+//! malloc, and changes of mappings.
+//!
+//! What the C library allocates for itself it hands to the kernel without a call that can be seen: fresh memory of moderate size is touched before it is
+//! handed out, so that it is resident then. Changes of mappings are told to the agent first, which acts on them where the kernel does not tell it.
+
+use std::ffi::{c_int, c_void};
+
+use crate::agent::{self, Change, touch};
+use crate::real::real;
+
+/// Larger memory is the program's rather than the C library's own.
+const TOUCHED: usize = 64 << 10;
+
+fn fresh(memory: *mut c_void, bytes: usize) -> *mut c_void {
+    if !memory.is_null() && bytes <= TOUCHED {
+        touch(memory, bytes, true);
+    }
+    memory
+}
+
+/// As `malloc`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    let own = agent::allocate(bytes);
+    if !own.is_null() {
+        return own;
+    }
+    let next = real!(c"malloc", fn(usize) -> *mut c_void);
+    // SAFETY: the caller's own argument.
+    fresh(unsafe { next(bytes) }, bytes)
+}
+
+/// As `free`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(memory: *mut c_void) {
+    // The agent's threads allocate little, and live as long as the program: what they free stays.
+    if agent::allocated(memory) == 0 {
+        let next = real!(c"free", fn(*mut c_void) -> ());
+        // SAFETY: the caller's own argument.
+        unsafe { next(memory) }
+    }
+}
+
+/// As `realloc`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: usize) -> *mut c_void {
+    let had = agent::allocated(memory);
+    let own = if had > 0 || memory.is_null() { agent::allocate(bytes) } else { std::ptr::null_mut() };
+    if !own.is_null() {
+        // SAFETY: both are blocks of at least this length.
+        unsafe { own.cast::<u8>().copy_from_nonoverlapping(memory.cast(), had.min(bytes)) };
+        return own;
+    }
+    if had > 0 {
+        // Another thread's block grows in this one: into the program's heap.
+        // SAFETY: as above.
+        unsafe {
+            let moved = malloc(bytes);
+            if !moved.is_null() {
+                moved.cast::<u8>().copy_from_nonoverlapping(memory.cast(), had.min(bytes));
+            }
+            return moved;
+        }
+    }
+    let next = real!(c"realloc", fn(*mut c_void, usize) -> *mut c_void);
+    // SAFETY: the caller's own arguments.
+    fresh(unsafe { next(memory, bytes) }, bytes)
+}
+
+/// As `calloc`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    let bytes = count.saturating_mul(size);
+    let own = agent::allocate(bytes);
+    if !own.is_null() {
+        return own;
+    }
+    let next = real!(c"calloc", fn(usize, usize) -> *mut c_void);
+    // SAFETY: the caller's own arguments.
+    fresh(unsafe { next(count, size) }, bytes)
+}
+
+/// As `malloc_trim`, which may always say that there was nothing to trim: it would change mappings unseen.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc_trim(_keep: usize) -> c_int {
+    0
+}
+
+/// As `munmap`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(start: *mut c_void, bytes: usize) -> c_int {
+    agent::changing(Change::Forget, start, bytes);
+    let next = real!(c"munmap", fn(*mut c_void, usize) -> c_int);
+    // SAFETY: the caller's own arguments.
+    unsafe { next(start, bytes) }
+}
+
+macro_rules! maps {
+    ($($name:ident, $text:literal;)*) => {$(
+        /// As the C library's function of this name.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(start: *mut c_void, bytes: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void {
+            if flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE {
+                agent::changing(Change::Forget, start, bytes);
+            }
+            let next = real!($text, fn(*mut c_void, usize, c_int, c_int, c_int, i64) -> *mut c_void);
+            // SAFETY: the caller's own arguments.
+            unsafe { next(start, bytes, protection, flags, fd, offset) }
+        }
+    )*};
+}
+
+maps! {
+    mmap, c"mmap";
+    mmap64, c"mmap64";
+}
+
+/// As `mremap`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(start: *mut c_void, old: usize, new: usize, flags: c_int, to: *mut c_void) -> *mut c_void {
+    if flags & libc::MREMAP_FIXED != 0 {
+        agent::changing(Change::Forget, to, new);
+    }
+    agent::changing(Change::Return, start, old);
+    let next = real!(c"mremap", fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void);
+    // SAFETY: the caller's own arguments.
+    unsafe { next(start, old, new, flags, to) }
+}
+
+/// As `mprotect`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: usize, protection: c_int) -> c_int {
+    agent::changing(Change::Return, start, bytes);
+    let next = real!(c"mprotect", fn(*mut c_void, usize, c_int) -> c_int);
+    // SAFETY: the caller's own arguments.
+    unsafe { next(start, bytes, protection) }
+}
+
+/// As `madvise`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+    match advice {
+        libc::MADV_DONTNEED | libc::MADV_REMOVE => agent::changing(Change::Discard, start, bytes),
+        // May be done at any time or never: absent pages have nothing to free.
+        libc::MADV_FREE => {}
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if touch(start, bytes, advice == libc::MADV_POPULATE_WRITE) => return 0,
+        _ => {}
+    }
+    let next = real!(c"madvise", fn(*mut c_void, usize, c_int) -> c_int);
+    // SAFETY: the caller's own arguments.
+    unsafe { next(start, bytes, advice) }
+}

@@ -1,0 +1,432 @@
+//! A forked child gets its own agent.
+//!
+//! `fork(3)` calls us before, and after in both processes. Before: a socket pair is made, and no transition from watching to paging may happen.
+//! The pager reads the kernel's fork event, takes its own copy of the parent's end, and serves the child from that moment. After, in the child:
+//! everything of the parent's agent that the child inherited is abandoned; if the parent's memory was managed, a new agent asks through the socket
+//! for the child's context and the list of its absent pages, and goes on with them. After, in the parent: the forking thread waits until the child's
+//! end is closed, because a parent that ends at once (a daemon does) takes the only server of the child's faults with it.
+//!
+//! A child without such a line (made by a bare `clone`, or while the program had no descriptor left) is served by its parent to its end.
+//!
+//! Where the kernel tells nobody of forks (below the full rung, or without CAP_SYS_PTRACE), the order is another: before the fork the pager stops
+//! evicting and says what is absent; the child registers its memory again before anything else, and only then starts its agent. A child that was not
+//! made by `fork(3)` has no managed memory at all there, and ends with SIGSEGV when it needs it: never zeroes.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rampool::fault::{CopyThread, FaultCatcher};
+use rampool::fork::ChildMemory;
+use rampool::pool::RegionTicket;
+use rampool::settings::Settings;
+use rampool::space::Span;
+use rampool_sys::bell::Bell;
+use rampool_sys::uffd::{Features, Scope, Uffd};
+
+use crate::touch;
+use crate::watch::{self, Inheritance};
+use crate::{HEAP, end_process};
+
+/// How long a forking thread waits for the agent, and a child for its parent.
+const DEADLINE: Duration = Duration::from_secs(30);
+const NONE: i32 = -1;
+
+static SETTINGS: OnceLock<&'static Settings> = OnceLock::new();
+/// Held from before a fork until after it, while watching becomes paging, and in a child until its own agent serves it.
+static LOCKED: AtomicBool = AtomicBool::new(false);
+/// Memory is managed: a child has something to inherit.
+static PAGING: AtomicBool = AtomicBool::new(false);
+/// This process is served by the one that made it.
+static FOSTERED: AtomicBool = AtomicBool::new(false);
+/// The two ends of the line of the fork under way, in the program's table of descriptors; the pager takes a copy of the first.
+static PARENT_END: AtomicI32 = AtomicI32::new(NONE);
+static CHILD_END: AtomicI32 = AtomicI32::new(NONE);
+static FORKING_THREAD: AtomicU32 = AtomicU32::new(0);
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// The kernel tells the pager of forks.
+static FOLLOWED: AtomicBool = AtomicBool::new(true);
+/// The features of the context, for children that inherit it.
+static FEATURES: AtomicU64 = AtomicU64::new(0);
+/// What the program's threads ask of the pager, where forks are not followed.
+static REQUEST: AtomicU32 = AtomicU32::new(REQUEST_NONE);
+/// The bell's word, and its descriptor in the agent's table.
+static RUNG: AtomicU32 = AtomicU32::new(0);
+static BELL: AtomicI32 = AtomicI32::new(NONE);
+const REQUEST_NONE: u32 = 0;
+const REQUEST_PREPARE: u32 = 1;
+const REQUEST_THAW: u32 = 2;
+const REQUEST_FORGET: u32 = 3;
+const REQUEST_DISCARD: u32 = 4;
+const REQUEST_RETURN: u32 = 5;
+/// The range that a change concerns.
+static CHANGE_START: AtomicUsize = AtomicUsize::new(0);
+static CHANGE_END: AtomicUsize = AtomicUsize::new(0);
+
+/// How the program changes mappings of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    Forget,
+    Discard,
+    Return,
+}
+
+/// Tells the pager of a change, before it happens, and waits until it has drawn the consequences.
+pub fn change(what: Change, start: usize, end: usize) {
+    lock();
+    CHANGE_START.store(start, Ordering::Relaxed);
+    CHANGE_END.store(end, Ordering::Relaxed);
+    request(match what {
+        Change::Forget => REQUEST_FORGET,
+        Change::Discard => REQUEST_DISCARD,
+        Change::Return => REQUEST_RETURN,
+    });
+    LOCKED.store(false, Ordering::Release);
+}
+
+/// What the pager should do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    Prepare,
+    Thaw,
+    Change(Change, usize, usize),
+}
+
+/// Once a pager is about to start.
+pub fn note_faults(faults: &FaultCatcher) {
+    FOLLOWED.store(faults.follows_forks(), Ordering::Release);
+    FEATURES.store(faults.features().0, Ordering::Release);
+    if !faults.follows_forks() || !faults.follows_mappings() {
+        match Bell::new(&RUNG) {
+            Ok(bell) => BELL.store(bell.leak(), Ordering::Release),
+            Err(error) => end_process(settings(), &format!("the agent cannot be called: {error}")),
+        }
+    }
+}
+
+/// The parent's context, which a child inherits, cannot move pages.
+pub fn inherits_copying() -> bool {
+    FOLLOWED.load(Ordering::Acquire) && !Features(FEATURES.load(Ordering::Acquire)).has(Features::MOVE)
+}
+
+/// The bell that rings when there is a [`Request`].
+pub fn bell() -> Option<RawFd> {
+    let bell = BELL.load(Ordering::Acquire);
+    (bell != NONE).then_some(bell)
+}
+
+pub fn requested() -> Option<Request> {
+    match REQUEST.load(Ordering::Acquire) {
+        REQUEST_PREPARE => Some(Request::Prepare),
+        REQUEST_THAW => Some(Request::Thaw),
+        change => {
+            let what = match change {
+                REQUEST_FORGET => Change::Forget,
+                REQUEST_DISCARD => Change::Discard,
+                REQUEST_RETURN => Change::Return,
+                _ => return None,
+            };
+            Some(Request::Change(what, CHANGE_START.load(Ordering::Relaxed), CHANGE_END.load(Ordering::Relaxed)))
+        }
+    }
+}
+
+/// The pager has done what was asked.
+pub fn request_done() {
+    if let Some(bell) = bell() {
+        let mut rung = 0u64;
+        // SAFETY: an eventfd gives eight bytes.
+        unsafe { libc::read(bell, (&raw mut rung).cast(), 8) };
+    }
+    REQUEST.store(REQUEST_NONE, Ordering::Release);
+    // SAFETY: wakes waiters on a static word.
+    unsafe { libc::syscall(libc::SYS_futex, REQUEST.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX) };
+}
+
+/// Asks the pager and waits until it is done.
+fn request(what: u32) {
+    REQUEST.store(what, Ordering::Release);
+    Bell::ring(&RUNG);
+    let since = Instant::now();
+    while REQUEST.load(Ordering::Acquire) == what {
+        let second = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+        // SAFETY: waits on a static word, with a deadline.
+        unsafe {
+            libc::syscall(libc::SYS_futex, REQUEST.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, what, &raw const second);
+        }
+        if since.elapsed() > DEADLINE {
+            end_process(settings(), "the agent did not become ready for a fork");
+        }
+    }
+}
+
+/// Once, at start.
+pub fn install_handlers(settings: &'static Settings) {
+    if SETTINGS.set(settings).is_err() {
+        return;
+    }
+    // SAFETY: the three functions have the signature that pthread_atfork wants and live as long as the program.
+    let rc = unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+    if rc != 0 {
+        end_process(Some(settings), "the C library has no memory for the fork handlers");
+    }
+}
+
+/// While this lives, no fork happens.
+pub struct Transition(());
+
+pub fn begin_transition() -> Transition {
+    lock();
+    Transition(())
+}
+
+impl Transition {
+    /// The one that a forked child was born with.
+    pub fn inherited() -> Self {
+        assert!(LOCKED.load(Ordering::Acquire), "a child is born locked");
+        Self(())
+    }
+
+    /// Memory is managed from now on.
+    pub fn complete(self) {
+        PAGING.store(true, Ordering::Release);
+        LOCKED.store(false, Ordering::Release);
+    }
+}
+
+fn lock() {
+    let since = Instant::now();
+    while LOCKED.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        // SAFETY: gives the CPU up; no preconditions.
+        unsafe { libc::sched_yield() };
+        if since.elapsed() > DEADLINE {
+            end_process(settings(), "the agent did not become ready for a fork");
+        }
+    }
+}
+
+fn settings() -> Option<&'static Settings> {
+    SETTINGS.get().copied()
+}
+
+extern "C" fn before() {
+    lock();
+    if !PAGING.load(Ordering::Acquire) {
+        return;
+    }
+    let mut ends = [NONE; 2];
+    // SAFETY: socketpair fills two descriptors. Without one the child has no line, and is fostered.
+    let rc = unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
+    let [parent_end, child_end] = if rc == 0 { ends } else { [NONE; 2] };
+    FORKING_THREAD.store(rampool_sys::thread::current(), Ordering::Relaxed);
+    TAKEN.store(false, Ordering::Relaxed);
+    CHILD_END.store(child_end, Ordering::Relaxed);
+    PARENT_END.store(parent_end, Ordering::Release);
+    if !FOLLOWED.load(Ordering::Acquire) {
+        if parent_end == NONE {
+            end_process(settings(), "no descriptors are left for a fork");
+        }
+        request(REQUEST_PREPARE);
+        touch::what_fork_touches();
+    }
+}
+
+extern "C" fn after_in_parent() {
+    if PAGING.load(Ordering::Acquire) && !FOLLOWED.load(Ordering::Acquire) {
+        request(REQUEST_THAW);
+    }
+    close(CHILD_END.swap(NONE, Ordering::AcqRel));
+    let parent_end = PARENT_END.load(Ordering::Acquire);
+    if parent_end != NONE {
+        // Closed by the child once it has its memory, by its death, or already if there is no child.
+        wait_for_hang_up(parent_end);
+        PARENT_END.store(NONE, Ordering::Release);
+        close(parent_end);
+    }
+    LOCKED.store(false, Ordering::Release);
+}
+
+fn wait_for_hang_up(line: RawFd) {
+    let since = Instant::now();
+    while since.elapsed() < DEADLINE {
+        let mut poll = libc::pollfd { fd: line, events: 0, revents: 0 };
+        // SAFETY: one descriptor. A signal handler of the program may interrupt the wait.
+        if unsafe { libc::poll(&raw mut poll, 1, 1000) } > 0 {
+            return;
+        }
+    }
+}
+
+extern "C" fn after_in_child() {
+    // The only thread of this process, which was copied while the agent's thread may have been anywhere.
+    HEAP.abandon();
+    rampool_sys::memory::forget_own_after_fork();
+    rampool_sys::guard::forget_after_fork();
+    REQUEST.store(REQUEST_NONE, Ordering::Release);
+    rampool_sys::segv::forget_after_fork();
+    BELL.store(NONE, Ordering::Release);
+    let line = CHILD_END.swap(NONE, Ordering::AcqRel);
+    close(PARENT_END.swap(NONE, Ordering::AcqRel));
+    let Some(settings) = settings() else { return };
+    if FOSTERED.load(Ordering::Acquire) || (PAGING.load(Ordering::Acquire) && line == NONE) {
+        // Forks of this process have nothing to hand on either: whoever serves it serves them.
+        FOSTERED.store(true, Ordering::Release);
+        PAGING.store(false, Ordering::Release);
+        LOCKED.store(false, Ordering::Release);
+        return;
+    }
+    if !PAGING.load(Ordering::Acquire) {
+        LOCKED.store(false, Ordering::Release);
+        watch::begin(settings, None);
+        return;
+    }
+    // The agent releases the lock when it serves this process: an earlier fork would have nobody to answer it.
+    // Its thread must not need memory that only it will serve.
+    touch::without_program_heap(|| watch::begin(settings, Some(line)));
+    close(line);
+}
+
+/// The parent's end of the line to the child whose fork event was just read, as a descriptor of the agent's own.
+pub fn take_line() -> Option<OwnedFd> {
+    let fd = PARENT_END.load(Ordering::Acquire);
+    if fd == NONE || TAKEN.swap(true, Ordering::AcqRel) {
+        return None;
+    }
+    match rampool_sys::descriptors::take_from(FORKING_THREAD.load(Ordering::Relaxed), fd) {
+        Some(line) => Some(line),
+        None => end_process(settings(), "the kernel does not let the agent have the line to a forked child (pidfd_getfd)"),
+    }
+}
+
+/// What a child said.
+pub enum Line {
+    Quiet,
+    Asked,
+    Closed,
+}
+
+pub fn listen(line: &OwnedFd) -> Line {
+    let mut byte = [0u8; 1];
+    // SAFETY: reads into a buffer of ours.
+    let n = unsafe { libc::recv(line.as_raw_fd(), byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) };
+    match n {
+        1 => Line::Asked,
+        _ if n < 0 && rampool_sys::last_errno() == libc::EAGAIN => Line::Quiet,
+        _ => Line::Closed,
+    }
+}
+
+/// Gives a child its context and what it must know. A child that is gone meanwhile is no error.
+///
+/// `uffd` is the child's context, if the kernel told of the fork.
+pub fn hand_over(line: &OwnedFd, uffd: Option<&Uffd>, memory: &ChildMemory, region: &RegionTicket) {
+    let mut text = region.to_string().into_bytes();
+    text.push(b'\n');
+    text.extend(memory.encode());
+    if let Some(file) = memory_file(&text) {
+        let context = uffd.map_or(file.as_raw_fd(), Uffd::raw_fd);
+        send_descriptors(line, [context, file.as_raw_fd()]);
+    }
+}
+
+fn memory_file(bytes: &[u8]) -> Option<OwnedFd> {
+    use std::io::Write;
+    // SAFETY: a constant, terminated name; the descriptor is new.
+    let fd = unsafe { libc::memfd_create(c"rampool-child".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: as above.
+    let mut file = unsafe { std::fs::File::from_raw_fd(fd) };
+    file.write_all(bytes).ok()?;
+    Some(file.into())
+}
+
+const CONTROL_BYTES: usize = 64;
+
+/// Room for a control message with two descriptors, aligned as the kernel wants it.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+fn send_descriptors(line: &OwnedFd, descriptors: [RawFd; 2]) {
+    let mut byte = [1u8];
+    let mut control = Control([0; CONTROL_BYTES]);
+    let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    // SAFETY: the message points to locals that live across the call; the control buffer is larger than CMSG_SPACE of two descriptors.
+    unsafe {
+        let mut message = std::mem::zeroed::<libc::msghdr>();
+        message.msg_iov = &raw mut iov;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        let bytes = u32::try_from(size_of_val(&descriptors)).expect("eight");
+        message.msg_controllen = libc::CMSG_SPACE(bytes) as usize;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(bytes) as usize;
+        libc::CMSG_DATA(header).cast::<[RawFd; 2]>().write_unaligned(descriptors);
+        libc::sendmsg(line.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL);
+    }
+}
+
+/// In the child's agent: asks for, and waits for, what the parent has for it.
+///
+/// # Errors
+/// Why it did not come, for people.
+pub fn ask(line: &OwnedFd, settings: &Settings, thread: Option<CopyThread>) -> Result<Inheritance, String> {
+    let mut byte = [1u8];
+    let mut control = Control([0; CONTROL_BYTES]);
+    // SAFETY: sends one byte of ours.
+    unsafe { libc::send(line.as_raw_fd(), byte.as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    let mut poll = libc::pollfd { fd: line.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let millis = i32::try_from(DEADLINE.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: one descriptor of ours.
+    if unsafe { libc::poll(&raw mut poll, 1, millis) } <= 0 {
+        return Err("no answer in time".into());
+    }
+    let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    // SAFETY: the message points to locals that live across the call, with their true sizes; the header is checked before it is read.
+    let [uffd, file] = unsafe {
+        let mut message = std::mem::zeroed::<libc::msghdr>();
+        message.msg_iov = &raw mut iov;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL_BYTES;
+        let n = libc::recvmsg(line.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        if n != 1 || header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
+            return Err("the parent is gone".into());
+        }
+        let received = libc::CMSG_DATA(header).cast::<[RawFd; 2]>().read_unaligned();
+        received.map(|fd| OwnedFd::from_raw_fd(fd))
+    };
+    use std::io::{Read, Seek};
+    let mut file = std::fs::File::from(file);
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).map_err(|error| error.to_string())?;
+    let end = bytes.iter().position(|b| *b == b'\n').ok_or("the list of pages is damaged")?;
+    let region = std::str::from_utf8(&bytes[..end]).ok().and_then(|text| text.parse().ok()).ok_or("the region's name is damaged")?;
+    let memory = ChildMemory::decode(&bytes[end + 1..]).ok_or("the list of pages is damaged")?;
+    let (faults, memory) = if FOLLOWED.load(Ordering::Acquire) {
+        let features = Features(FEATURES.load(Ordering::Acquire));
+        let faults =
+            FaultCatcher::from_uffd(Uffd::from_fd(uffd), Scope::Everything, features, thread).map_err(|error| error.to_string())?;
+        (faults, memory)
+    } else {
+        let faults = watch::open_faults(settings)?;
+        // A mapping that another thread of the parent took away at the last moment is not here.
+        let here = |span: &Span| faults.manage(span.start, span.end() - span.start).is_ok();
+        let spans = memory.spans.iter().copied().filter(here).collect();
+        (faults, ChildMemory { spans, absent: memory.absent })
+    };
+    Ok(Inheritance { faults, memory, region })
+}
+
+fn close(fd: RawFd) {
+    if fd != NONE {
+        // SAFETY: every caller owns the descriptor it passes.
+        unsafe { libc::close(fd) };
+    }
+}

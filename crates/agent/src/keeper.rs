@@ -1,0 +1,273 @@
+//! Keeps a program within its budget once it has outgrown it.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rampool::error::PoolError;
+use rampool::fork::{ChildMemory, Foster};
+use rampool::pager::{Pager, Supervisor};
+use rampool::pool::Pool;
+use rampool::pool::PoolRegion;
+use rampool::roll::Signature;
+use rampool::settings::Settings;
+use rampool_proto::units::ByteLen;
+use rampool_sys::OS_PAGE_BYTES;
+use rampool_sys::memory::ResidentCounter;
+use rampool_sys::uffd::Uffd;
+
+use crate::scan::Scanner;
+use crate::{end_process, fork, report};
+
+const SHORTEST_TICK: Duration = Duration::from_millis(1);
+const LONGEST_TICK: Duration = Duration::from_millis(10);
+/// The cache keeps at least this much, whatever else the program uses.
+const LEAST_BUDGET_PAGES: u64 = 256;
+/// Memory that appeared beside what is managed is looked for when it is this much.
+const LEAST_GROWTH_PAGES: u64 = 256;
+/// A lease that is full is enlarged by a quarter, and by this at least.
+const LEAST_LEASE_GROWTH: u64 = 64 << 20;
+/// A server that was full is asked again this often.
+const RETRY_FULL: Duration = Duration::from_millis(200);
+
+/// A child that is served until it asks for its memory.
+struct Ward {
+    foster: Foster<PoolRegion>,
+    /// Ends when the child does, or starts another program. None: made by a bare clone, it will never ask.
+    line: Option<OwnedFd>,
+}
+
+/// A child that will serve itself.
+struct Expected {
+    line: OwnedFd,
+    memory: ChildMemory,
+    region: PoolRegion,
+}
+
+pub struct Keeper {
+    settings: &'static Settings,
+    scanner: Scanner,
+    counter: ResidentCounter,
+    wards: Vec<Ward>,
+    /// Children that nobody serves until they have asked, where forks are not followed.
+    expected: Vec<Expected>,
+    /// Resident pages beside the managed ones when the program's mappings were last read.
+    other_at_scan: u64,
+    tick: Duration,
+    budget_told: u64,
+    full_retried: Instant,
+    full_reported: bool,
+    /// Held as long as the process lives.
+    _signature: Option<Signature>,
+}
+
+impl Keeper {
+    pub fn new(settings: &'static Settings, scanner: Scanner, counter: ResidentCounter, signature: Option<Signature>) -> Self {
+        Self {
+            settings,
+            scanner,
+            counter,
+            wards: Vec::new(),
+            expected: Vec::new(),
+            other_at_scan: 0,
+            tick: SHORTEST_TICK,
+            budget_told: 0,
+            full_retried: Instant::now() - RETRY_FULL,
+            full_reported: false,
+            _signature: signature,
+        }
+    }
+
+    /// Takes over what the program has mapped since the last look.
+    pub fn adopt_new_memory(&mut self, pager: &mut Pager<Pool>) {
+        let mut found = Vec::new();
+        let scanned = self.scanner.candidates(|start, end| found.push((start, end)));
+        if let Err(error) = scanned {
+            end_process(Some(self.settings), &format!("/proc/self/maps cannot be read: {error}"));
+        }
+        for (start, end) in found {
+            let mut gaps = Vec::new();
+            pager.space().gaps(start, end, |from, to| gaps.push((from, to)));
+            for (from, to) in gaps {
+                // A range that the kernel refuses (special memory, or gone since) stays the kernel's.
+                if pager.adopt(from, to - from) == Err(libc::EAGAIN) {
+                    // What was read of the mappings is out of date. The next tick, which comes soon, looks again.
+                    return;
+                }
+            }
+        }
+        self.other_at_scan = self.other_pages(pager);
+    }
+
+    /// A thread of the program is about to fork, and the kernel will not tell of it.
+    fn serve_request(&mut self, pager: &mut Pager<Pool>) {
+        match fork::requested() {
+            None => return,
+            Some(fork::Request::Thaw) => pager.thaw(),
+            Some(fork::Request::Change(fork::Change::Forget, start, end)) => pager.forget(start, end),
+            Some(fork::Request::Change(fork::Change::Discard, start, end)) => pager.discard(start, end),
+            Some(fork::Request::Change(fork::Change::Return, start, end)) => pager.give_back(start, end),
+            Some(fork::Request::Prepare) => {
+                let deadline = Instant::now() + Duration::from_millis(self.settings.op_deadline_ms);
+                match (pager.prepare_fork(self, deadline), fork::take_line()) {
+                    (Ok((memory, region)), Some(line)) => self.expected.push(Expected { line, memory, region }),
+                    (Ok((_, region)), None) => rampool::backing::Backing::free_region(pager.backing(), region),
+                    (Err(reason), _) => end_process(Some(self.settings), &format!("a forked child cannot be given its memory: {reason}")),
+                }
+            }
+        }
+        fork::request_done();
+    }
+
+    fn serve_expected(&mut self, pager: &mut Pager<Pool>) {
+        let settings = self.settings;
+        self.expected.retain(|child| match fork::listen(&child.line) {
+            fork::Line::Quiet => true,
+            fork::Line::Asked => {
+                match pager.backing().region_ticket(child.region) {
+                    Ok(ticket) => fork::hand_over(&child.line, None, &child.memory, &ticket),
+                    Err(error) => end_process(Some(settings), &format!("a forked child cannot be given its memory: {error}")),
+                }
+                false
+            }
+            fork::Line::Closed => {
+                rampool::backing::Backing::free_region(pager.backing(), child.region);
+                false
+            }
+        });
+    }
+
+    /// Before this process ends without having served its children to the end: they must not meet zeroes.
+    fn give_wards_up(&self) {
+        for ward in &self.wards {
+            ward.foster.give_up();
+        }
+    }
+
+    fn report_full(&self) {
+        let text = format!(
+            "rampool: the pool is full; process {} now keeps more than its {} MiB of local memory. Lend more (`rampool serve --memory`, or one more --server).\n",
+            std::process::id(),
+            self.settings.local_bytes >> 20
+        );
+        report::say(&text);
+    }
+
+    /// Resident anonymous pages that are not the cache's.
+    fn other_pages(&self, pager: &Pager<Pool>) -> u64 {
+        let anonymous = self.counter.read().anonymous_pages();
+        pager.stats().process(anonymous);
+        anonymous.saturating_sub(pager.cache().used_pages())
+    }
+}
+
+/// Asks the servers for a larger lease, by a quarter or by what they have left. Whether it became larger.
+fn grow_lease(pager: &mut Pager<Pool>) -> bool {
+    let pool = pager.backing();
+    let now = pool.lease_bytes().0;
+    let wanted = now + (now / 4).max(LEAST_LEASE_GROWTH);
+    match pool.resize_lease(ByteLen(wanted)) {
+        Ok(()) => true,
+        Err(PoolError::Refused { free, .. }) if free.0 >= LEAST_LEASE_GROWTH => pool.resize_lease(ByteLen(now + free.0)).is_ok(),
+        // Whatever else went wrong with a server shows in its own event.
+        Err(_) => false,
+    }
+}
+
+impl Supervisor<Pool> for Keeper {
+    fn tick(&mut self, pager: &mut Pager<Pool>) -> Duration {
+        let mut other = self.other_pages(pager);
+        let grown = other > self.other_at_scan + LEAST_GROWTH_PAGES;
+        if grown {
+            self.adopt_new_memory(pager);
+            other = self.other_at_scan;
+        } else {
+            self.other_at_scan = self.other_at_scan.min(other);
+        }
+        let local = self.settings.local_bytes / OS_PAGE_BYTES as u64;
+        let budget = local.saturating_sub(other).max(LEAST_BUDGET_PAGES.min(local));
+        if budget.abs_diff(self.budget_told) > 32 {
+            self.budget_told = budget;
+            pager.set_budget(budget);
+        }
+        pager.publish();
+        if pager.has_refused() && self.full_retried.elapsed() > RETRY_FULL {
+            self.full_retried = Instant::now();
+            if !grow_lease(pager) && !self.full_reported {
+                self.full_reported = true;
+                self.report_full();
+            }
+            pager.retry_refused();
+        }
+        self.tick = if grown { SHORTEST_TICK } else { (self.tick * 2).min(LONGEST_TICK) };
+        self.tick
+    }
+
+    fn forked(&mut self, pager: &mut Pager<Pool>, child: Uffd) {
+        match pager.fork_child(child) {
+            Ok(foster) => self.wards.push(Ward { foster, line: fork::take_line() }),
+            Err(reason) => {
+                self.give_wards_up();
+                end_process(Some(self.settings), &format!("a forked child cannot be given its memory: {reason}"))
+            }
+        }
+    }
+
+    fn lost(&mut self, pager: &mut Pager<Pool>, reason: String) {
+        self.give_wards_up();
+        let mut remote = 0;
+        pager.cache().absent_content(|extent, staged| remote += if staged.is_none() { u64::from(extent.count) } else { 0 });
+        end_process(
+            Some(self.settings),
+            &format!(
+                "{reason}; {remote} pages ({} MiB) of this program were in the pool and cannot be read any more. Ending it (exit code {}) rather than letting it go on with wrong data.",
+                (remote * OS_PAGE_BYTES as u64) >> 20,
+                rampool::settings::LOST_EXIT_CODE
+            ),
+        )
+    }
+
+    fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
+        out.extend(fork::bell().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
+        out.extend(self.expected.iter().map(|child| libc::pollfd { fd: child.line.as_raw_fd(), events: libc::POLLIN, revents: 0 }));
+        for ward in &self.wards {
+            out.push(libc::pollfd { fd: ward.foster.raw_fd(), events: libc::POLLIN, revents: 0 });
+            if let Some(line) = &ward.line {
+                out.push(libc::pollfd { fd: line.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+            }
+        }
+    }
+
+    fn wake_up(&mut self, pager: &mut Pager<Pool>) -> bool {
+        self.serve_request(pager);
+        self.serve_expected(pager);
+        let mut wards = std::mem::take(&mut self.wards);
+        while let Some(mut ward) = wards.pop() {
+            match pager.serve_foster(&mut ward.foster) {
+                Ok(children) => self.wards.extend(children.into_iter().map(|foster| Ward { foster, line: None })),
+                Err(reason) => {
+                    self.wards.push(ward);
+                    self.wards.append(&mut wards);
+                    self.give_wards_up();
+                    end_process(Some(self.settings), &format!("a forked child cannot be served: {reason}"))
+                }
+            }
+            match ward.line.as_ref().map_or(fork::Line::Quiet, fork::listen) {
+                fork::Line::Quiet => self.wards.push(ward),
+                fork::Line::Asked => {
+                    let line = ward.line.take().expect("it was listened to");
+                    let (uffd, memory, region) = ward.foster.hand_over();
+                    let ticket = pager.backing().region_ticket(region);
+                    match ticket {
+                        Ok(ticket) => fork::hand_over(&line, Some(&uffd), &memory, &ticket),
+                        Err(error) => end_process(Some(self.settings), &format!("a forked child cannot be given its memory: {error}")),
+                    }
+                }
+                fork::Line::Closed => {
+                    let region = ward.foster.region();
+                    rampool::backing::Backing::free_region(pager.backing(), region);
+                }
+            }
+        }
+        true
+    }
+}

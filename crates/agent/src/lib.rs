@@ -1,0 +1,84 @@
+//! The agent: loaded into an unmodified program by `rampool run`, it takes the program's memory over when there is too much of it.
+//!
+//! ```text
+//!   heap     the agent's own heap: nothing here may depend on memory that it serves
+//!   scan     which of the program's memory may be taken over
+//!   watch    while the program fits: a thread that looks at one counter now and then, and nothing else
+//!   keeper   when it does not fit any more: runs the pager, adopts new memory, keeps the budget
+//!   fork     a child gets its own agent, and the parent serves it until then
+//!   touch    buffers made resident for system calls, where the kernel cannot wait for pages
+//!   report   the counters that `rampool top` reads, and last words
+//! ```
+//!
+//! No function of the program or of the C library is replaced. Until the program comes near its budget it runs exactly as without us.
+
+mod fork;
+mod heap;
+mod keeper;
+mod report;
+mod scan;
+mod touch;
+mod watch;
+
+use std::path::Path;
+
+use rampool::settings::{LOST_EXIT_CODE, RUN_DIR_VARIABLE, Settings};
+
+#[cfg(not(test))]
+#[global_allocator]
+static HEAP: heap::Heap = heap::Heap::new();
+#[cfg(test)]
+static HEAP: heap::Heap = heap::Heap::new();
+
+#[cfg(not(test))]
+#[used]
+// SAFETY: the C library calls what stands here once, on the main thread, before `main`; `start` has its signature.
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+#[cfg_attr(test, allow(dead_code))]
+extern "C" fn start() {
+    let Some(run_dir) = std::env::var_os(RUN_DIR_VARIABLE) else { return };
+    match Settings::read(Path::new(&run_dir)) {
+        Ok(settings) => {
+            let settings: &'static Settings = Box::leak(Box::new(settings));
+            touch::note_main_thread();
+            touch::prepare_blocks();
+            if settings.rung == rampool_sys::probe::Rung::Segv {
+                keep_malloc_in_place();
+            }
+            fork::install_handlers(settings);
+            watch::begin(settings, None);
+        }
+        // The run is over (a program that outlives it starts another one): nothing to serve from.
+        Err(rampool::settings::SettingsError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => end_process(None, &format!("the agent cannot start: {error}")),
+    }
+}
+
+/// The C library's malloc changes mappings without calling the functions that `librampool_agent_io.so` replaces, except when told to live in memory
+/// that only grows.
+fn keep_malloc_in_place() {
+    // SAFETY: no preconditions; settings that this C library does not know are ignored.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_MAX, 0);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+        libc::mallopt(libc::M_TOP_PAD, 1 << 20);
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
+/// Ends the program: pages of it cannot be had, and going on would mean wrong data.
+fn end_process(settings: Option<&Settings>, reason: &str) -> ! {
+    let text = format!("rampool: process {} ({}): {reason}\n", std::process::id(), report::program_name());
+    report::say(&text);
+    if let Some(settings) = settings {
+        let _ = std::fs::write(settings.lost_path(std::process::id()), &text);
+    }
+    // Not exit(3): its handlers run program code, which may need the very pages that are lost.
+    // SAFETY: ends every thread of this process.
+    unsafe {
+        libc::syscall(libc::SYS_exit_group, LOST_EXIT_CODE);
+        libc::abort()
+    }
+}

@@ -1,0 +1,66 @@
+//! Last words, counters in a file that `rampool run`, `top` and `status` map, and the name people know the program by.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rampool::settings::Settings;
+use rampool::stats::{PagerStats, StatsPage};
+
+/// The agent's thread: its descriptor 2 is not the program's.
+static AGENT: AtomicU32 = AtomicU32::new(0);
+
+/// Called on the agent's thread. From here on a broken invariant ends the program: without its agent it would wait for ever.
+pub fn this_is_the_agent(settings: &'static Settings) {
+    AGENT.store(rampool_sys::thread::current(), Ordering::Release);
+    std::panic::set_hook(Box::new(move |panic| {
+        if AGENT.load(Ordering::Acquire) == rampool_sys::thread::current() {
+            crate::end_process(Some(settings), &format!("the agent broke an invariant: {panic}"));
+        }
+    }));
+}
+
+/// Writes to the program's standard error.
+pub fn say(text: &str) {
+    let standard_error = if AGENT.load(Ordering::Acquire) == rampool_sys::thread::current() {
+        rampool_sys::descriptors::take_from(std::process::id(), 2)
+    } else {
+        None
+    };
+    let fd = standard_error.as_ref().map_or(2, AsRawFd::as_raw_fd);
+    // SAFETY: writes bytes of ours; nothing can be done about a failure.
+    unsafe { libc::write(fd, text.as_ptr().cast(), text.len()) };
+}
+
+/// Publishes this process's counters; in private memory when the run's directory cannot be written (the run is over).
+pub fn publish(settings: &Settings) -> PagerStats {
+    map_file(settings).unwrap_or_else(PagerStats::private)
+}
+
+fn map_file(settings: &Settings) -> Option<PagerStats> {
+    let path = settings.stats_path(std::process::id());
+    let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path).ok()?;
+    file.set_len(size_of::<StatsPage>() as u64).ok()?;
+    // SAFETY: maps a file of the page's size, zeroed, at an address of the kernel's choice; never unmapped, so 'static holds. All-zero is a
+    // valid StatsPage (atomics), and atomics are what may be shared with readers in other processes.
+    let page = unsafe {
+        let at = libc::syscall(
+            libc::SYS_mmap,
+            0usize,
+            size_of::<StatsPage>(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            // As wide as a register: the sixth argument travels on the stack, where half a word would bring garbage along.
+            0usize,
+        );
+        let at = usize::try_from(at).ok().filter(|at| *at != 0)?;
+        std::ptr::with_exposed_provenance::<StatsPage>(at).as_ref()?
+    };
+    Some(PagerStats::new(page))
+}
+
+/// As `ps` shows it.
+pub fn program_name() -> String {
+    std::fs::read_to_string("/proc/self/comm").map_or_else(|_| "?".into(), |name| name.trim().to_owned())
+}

@@ -1,0 +1,171 @@
+//! Which of the program's memory the agent takes over.
+//!
+//! Private, writable, anonymous memory, whatever allocator made it: the heap, `mmap`, large arrays in .bss. Not: the agent's own
+//! mappings, stacks (small, always hot), small mappings (not worth a registration), pages that the agent's own thread depends on.
+
+use rampool_sys::OS_PAGE_BYTES;
+use rampool_sys::maps::{Vma, VmaKind, read_maps};
+use rampool_sys::memory::own_mappings;
+
+/// Mappings below this are left alone, except the heap.
+const SMALLEST_BYTES: usize = 64 << 10;
+/// A .bss below this belongs to a library more often than to a program's arrays.
+const SMALLEST_BSS_BYTES: usize = 1 << 20;
+/// Guard areas below thread stacks are at most this large, and the stacks themselves at most [`LARGEST_STACK_BYTES`].
+const LARGEST_GUARD_BYTES: usize = 64 << 10;
+const LARGEST_STACK_BYTES: usize = 64 << 20;
+
+/// Finds candidates; keeps its buffers.
+#[derive(Default)]
+pub struct Scanner {
+    vmas: Vec<Vma>,
+    text: Vec<u8>,
+    own: Vec<(usize, usize)>,
+    /// Pages that must stay: `[start, end)`.
+    pinned: Vec<(usize, usize)>,
+}
+
+impl Scanner {
+    /// The pages of `[start, end)` must never leave; returns them as whole pages.
+    pub fn pin(&mut self, start: usize, end: usize) -> (usize, usize) {
+        let range = (start & !(OS_PAGE_BYTES - 1), end.next_multiple_of(OS_PAGE_BYTES));
+        self.pinned.push(range);
+        range
+    }
+
+    /// Calls `each` with every range that may be taken over, in address order.
+    ///
+    /// # Errors
+    /// When /proc cannot be read.
+    pub fn candidates(&mut self, mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
+        read_maps(&mut self.vmas, &mut self.text)?;
+        self.own.clear();
+        own_mappings(|start, end| self.own.push((start, end)));
+        self.own.extend_from_slice(&self.pinned);
+        self.own.sort_unstable();
+        for (index, vma) in self.vmas.iter().enumerate() {
+            let before = index.checked_sub(1).map(|i| &self.vmas[i]);
+            if is_candidate(vma, before) {
+                subtract((vma.start, vma.end), &self.own, &mut each);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_candidate(vma: &Vma, before: Option<&Vma>) -> bool {
+    if !(vma.private && vma.readable && vma.writable) {
+        return false;
+    }
+    let touches = before.filter(|b| b.end == vma.start);
+    match vma.kind {
+        VmaKind::Heap => true,
+        VmaKind::Anonymous if vma.bytes() < SMALLEST_BYTES => false,
+        VmaKind::Anonymous => {
+            let is_bss = touches.is_some_and(|b| b.kind == VmaKind::File);
+            let has_guard =
+                touches.is_some_and(|b| b.kind == VmaKind::Anonymous && !b.readable && !b.writable && b.bytes() <= LARGEST_GUARD_BYTES);
+            !(is_bss && vma.bytes() < SMALLEST_BSS_BYTES || has_guard && vma.bytes() <= LARGEST_STACK_BYTES)
+        }
+        VmaKind::MainStack | VmaKind::Kernel | VmaKind::File => false,
+    }
+}
+
+/// Calls `each` with the parts of `range` that none of `holes` (sorted) covers.
+fn subtract(range: (usize, usize), holes: &[(usize, usize)], each: &mut impl FnMut(usize, usize)) {
+    let mut at = range.0;
+    for &(start, end) in holes {
+        if end <= at || start >= range.1 {
+            continue;
+        }
+        if start > at {
+            each(at, start);
+        }
+        at = at.max(end);
+    }
+    if at < range.1 {
+        each(at, range.1);
+    }
+}
+
+/// The page that holds this thread's table of thread-local storage: the C library keeps it on the program's heap, and the agent's
+/// thread may read it at any time.
+#[must_use]
+pub fn thread_table() -> Option<(usize, usize)> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let table: usize;
+        // SAFETY: on x86-64 Linux the second word of the thread control block, at %fs:8, is the dtv pointer (ELF TLS ABI, variant II).
+        unsafe { std::arch::asm!("mov {}, fs:[8]", out(reg) table, options(nostack, readonly, preserves_flags)) };
+        const ENTRY_BYTES: usize = 16;
+        // SAFETY: entry -1 of the table holds how many entries follow entry 0.
+        let entries = unsafe { std::ptr::with_exposed_provenance::<usize>(table - ENTRY_BYTES).read() };
+        // Below it lies the allocator's header of the block, above it the next block's.
+        Some((table - 2 * ENTRY_BYTES, table + (entries + 1) * ENTRY_BYTES))
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        None
+    }
+}
+
+/// Makes the pages of `[start, end)` resident, with whoever serves faults now.
+pub fn touch(start: usize, end: usize) {
+    let mut at = start;
+    while at < end {
+        // SAFETY: `thread_table` is mapped and readable; the value is not used.
+        unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() };
+        at = (at & !(OS_PAGE_BYTES - 1)) + OS_PAGE_BYTES;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vma(start: usize, end: usize, kind: VmaKind, open: bool) -> Vma {
+        Vma { start, end, readable: open, writable: open, private: true, kind }
+    }
+
+    #[test]
+    fn stacks_small_mappings_and_library_bss_stay() {
+        let big = 16 << 20;
+        let anonymous = vma(big, 2 * big, VmaKind::Anonymous, true);
+        assert!(is_candidate(&anonymous, None));
+        assert!(!is_candidate(&vma(big, big + 4096, VmaKind::Anonymous, true), None));
+        let guard = vma(big - 4096, big, VmaKind::Anonymous, false);
+        assert!(!is_candidate(&anonymous, Some(&guard)));
+        let arena = vma(0, big, VmaKind::Anonymous, false);
+        assert!(is_candidate(&anonymous, Some(&arena)), "a large closed mapping below is no guard");
+        let file = vma(0, big, VmaKind::File, true);
+        assert!(!is_candidate(&vma(big, big + (512 << 10), VmaKind::Anonymous, true), Some(&file)));
+        assert!(is_candidate(&anonymous, Some(&file)), "a program's large static arrays are memory like any other");
+        assert!(!is_candidate(&vma(0, big, VmaKind::Anonymous, false), None));
+    }
+
+    #[test]
+    fn own_mappings_are_cut_out() {
+        let mut parts = Vec::new();
+        subtract((100, 200), &[(50, 110), (120, 130), (125, 140), (190, 300)], &mut |a, b| parts.push((a, b)));
+        assert_eq!(parts, [(110, 120), (140, 190)]);
+    }
+
+    #[test]
+    fn a_scan_finds_new_memory_but_not_our_own() {
+        let layout = std::alloc::Layout::from_size_align(8 << 20, 4096).unwrap();
+        // SAFETY: a valid layout; freed below.
+        let program = unsafe { std::alloc::alloc(layout) };
+        let own = rampool_sys::memory::Mapping::anonymous(8 << 20).unwrap();
+        let (mut found, mut covered) = (false, false);
+        Scanner::default()
+            .candidates(|start, end| {
+                found |= start <= program.addr() && end > program.addr();
+                covered |= start < own.end() && end > own.start();
+            })
+            .unwrap();
+        assert!(found);
+        assert!(!covered);
+        // SAFETY: allocated above.
+        unsafe { std::alloc::dealloc(program, layout) };
+    }
+}

@@ -1,0 +1,247 @@
+//! While the program fits: a thread that reads one counter now and then.
+//!
+//! The nearer the program is to its budget, the more often. When it is near, the pool is joined and the pager begins.
+//!
+//! The thread has a table of descriptors of its own, and opens what it will need before the program's first instruction: later the program may
+//! have given its rights away, closed everything, or used its last descriptor.
+
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rampool::fault::{CatchConfig, CopyThread, FaultCatcher, RungChoice};
+use rampool::fork::ChildMemory;
+use rampool::key::Key;
+use rampool::pager::{Pager, Waiting};
+use rampool::pool::{Pool, PoolConfig, PoolRegion, RegionTicket};
+use rampool::region::PagedConfig;
+use rampool::roll::Signature;
+use rampool::settings::Settings;
+use rampool::stats::PagerStats;
+use rampool_sys::OS_PAGE_BYTES;
+use rampool_sys::descriptors::Spare;
+use rampool_sys::maps::Pagemap;
+use rampool_sys::memory::ResidentCounter;
+use rampool_sys::probe::Rung;
+
+use crate::fork::Transition;
+use crate::keeper::Keeper;
+use crate::{end_process, fork, report, scan, touch};
+
+/// The stack of the agent's thread.
+const STACK_BYTES: usize = 1 << 20;
+/// No program touches fresh memory faster than this, in bytes per second: it bounds how long the watch may sleep.
+const FASTEST_GROWTH: u64 = 4 << 30;
+/// Low descriptors that stay free for forks.
+const SPARE_DESCRIPTORS: usize = 8;
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+const SHORTEST_SLEEP: Duration = Duration::from_micros(500);
+
+/// What a forked child inherits from a parent whose memory was managed.
+pub struct Inheritance {
+    /// Catches the faults of the child's memory already.
+    pub faults: FaultCatcher,
+    pub memory: ChildMemory,
+    pub region: RegionTicket,
+}
+
+/// The agent's thread has left the program's table of descriptors and, in a child, has the child's memory.
+static READY: AtomicBool = AtomicBool::new(false);
+/// How long the program waits for that.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Starts the agent's thread; in a forked child of a managed program with the `line` to its parent. Returns when the thread has what came
+/// through the line, and nothing of the program's descriptors.
+pub fn begin(settings: &'static Settings, line: Option<RawFd>) {
+    READY.store(false, Ordering::Release);
+    let body = Box::new(move || run(settings, line));
+    if let Err(error) = rampool_sys::thread::spawn_detached(STACK_BYTES, body) {
+        end_process(Some(settings), &format!("the agent cannot start: {error}"));
+    }
+    let since = Instant::now();
+    while !READY.load(Ordering::Acquire) {
+        // SAFETY: gives the CPU up; no preconditions.
+        unsafe { libc::sched_yield() };
+        if since.elapsed() > START_DEADLINE {
+            end_process(Some(settings), "the agent did not start in time");
+        }
+    }
+}
+
+/// What is opened while the program has not run yet.
+struct Tools {
+    counter: ResidentCounter,
+    pagemap: Pagemap,
+    key: Option<Key>,
+    /// Needed, and its lack reported, only when the program outgrows its local memory.
+    faults: Option<Result<FaultCatcher, String>>,
+    stats: PagerStats,
+    /// While this is held, the run knows that this process lives.
+    signature: Option<Signature>,
+}
+
+impl Tools {
+    fn open(settings: &'static Settings, is_child: bool) -> Result<Self, String> {
+        let proc = |error: std::io::Error| format!("the agent cannot read /proc: {error}");
+        Ok(Self {
+            counter: ResidentCounter::open().map_err(proc)?,
+            pagemap: Pagemap::open().map_err(proc)?,
+            key: settings.key_file.as_ref().map(|path| Key::load(path).map_err(|error| error.to_string())).transpose()?,
+            faults: (!is_child).then(|| open_faults(settings)),
+            stats: report::publish(settings),
+            signature: Signature::sign(&settings.run_dir, is_child),
+        })
+    }
+}
+
+fn run(settings: &'static Settings, line: Option<RawFd>) {
+    let line = match rampool_sys::descriptors::leave_shared_table(line) {
+        Ok(line) => line,
+        Err(errno) => end_process(Some(settings), &format!("the agent cannot have descriptors of its own (errno {errno})")),
+    };
+    report::this_is_the_agent(settings);
+    name_thread();
+    touch::this_is_the_agents_thread();
+    let spare = Spare::hold(SPARE_DESCRIPTORS);
+    let tools = Tools::open(settings, line.is_some()).unwrap_or_else(|reason| end_process(Some(settings), &reason));
+    drop(spare);
+    // A child's program goes on when the child holds its memory itself: were that its parent's alone, the parent's death would turn every absent page
+    // into zeroes. And where nobody served the child so far, its memory must be registered again first.
+    if line.is_none() {
+        READY.store(true, Ordering::Release);
+    }
+    // From here on a fork waits until the change to paging is complete.
+    let (inheritance, transition) = match line {
+        None => {
+            wait_for_pressure(settings, &tools.counter, tools.stats);
+            (None, fork::begin_transition())
+        }
+        Some(line) => match ask_parent(&line, settings) {
+            Ok(inheritance) => (Some(inheritance), Transition::inherited()),
+            Err(reason) => {
+                end_process(Some(settings), &format!("a forked child did not get its memory from its parent: {reason}"));
+            }
+        },
+    };
+    // Its parent may end as soon as it goes on, and whoever started the run says goodbye for the parent, unless this process has said that it is about
+    // to take a region over. If that could not be said, the region is taken over first.
+    let signed = tools.signature.is_some();
+    if signed {
+        READY.store(true, Ordering::Release);
+    }
+    let mut scanner = scan::Scanner::default();
+    if let Some((start, end)) = touch::main_thread_block() {
+        scanner.pin(start, end);
+    }
+    let pinned = scan::thread_table().map(|(start, end)| scanner.pin(start, end));
+    let spare = Spare::hold(SPARE_DESCRIPTORS);
+    match start_pager(settings, inheritance, tools, scanner) {
+        Ok((mut pager, mut keeper)) => {
+            READY.store(true, Ordering::Release);
+            drop(spare);
+            if let Some((start, end)) = pinned {
+                // A child inherits these pages as managed; they are resident, and stay so.
+                pager.forget(start, end);
+            }
+            keeper.adopt_new_memory(&mut pager);
+            transition.complete();
+            pager.run(&mut keeper);
+        }
+        Err(reason) => end_process(Some(settings), &reason),
+    }
+}
+
+fn ask_parent(line: &OwnedFd, settings: &Settings) -> Result<Inheritance, String> {
+    // Making a thread needs the program's heap, which the parent still serves.
+    let thread = if fork::inherits_copying() { Some(CopyThread::start().map_err(|error| error.to_string())?) } else { None };
+    // What this thread needs of the program's heap must be here before nobody but this thread could bring it.
+    if let Some((start, end)) = scan::thread_table() {
+        scan::touch(start, end);
+    }
+    fork::ask(line, settings, thread)
+}
+
+fn wait_for_pressure(settings: &Settings, counter: &ResidentCounter, stats: PagerStats) {
+    let budget = settings.local_bytes;
+    // Room for what the program may touch while the pool is joined.
+    let start_at = budget - (budget / 16).clamp(1 << 20, 64 << 20).min(budget / 4);
+    loop {
+        let used_pages = counter.read().anonymous_pages();
+        stats.process(used_pages);
+        let used = used_pages * OS_PAGE_BYTES as u64;
+        if used >= start_at {
+            return;
+        }
+        let room = Duration::from_nanos((start_at - used).saturating_mul(1_000_000_000 / (FASTEST_GROWTH >> 10)) >> 10);
+        sleep(room.clamp(SHORTEST_SLEEP, LONGEST_SLEEP));
+    }
+}
+
+fn start_pager(
+    settings: &'static Settings,
+    inheritance: Option<Inheritance>,
+    tools: Tools,
+    scanner: scan::Scanner,
+) -> Result<(Pager<Pool>, Keeper), String> {
+    let mut config = PoolConfig::attach(settings.ticket.clone(), report::program_name());
+    config.op_deadline = Duration::from_millis(settings.op_deadline_ms);
+    config.compression = settings.compression;
+    config.key = tools.key;
+    config.encryption = settings.encryption;
+    let mut pool = Pool::connect(&config).map_err(|error| error.to_string())?;
+    let paged = PagedConfig {
+        local_bytes: settings.local_bytes,
+        page_bytes: settings.page_bytes,
+        prefetch_bytes: settings.prefetch_bytes,
+        waiting: Waiting {
+            spin_for_answer: Duration::from_micros(settings.spin_us),
+            spin_for_fault: Duration::ZERO,
+            follow_faults: settings.follow_faults,
+        },
+        ..PagedConfig::default()
+    };
+    let cache = paged.cache_config().map_err(|error| error.to_string())?;
+    let mut signature = tools.signature;
+    let (faults, region, memory): (_, PoolRegion, _) = match inheritance {
+        Some(Inheritance { faults, memory, region }) => {
+            (faults, pool.adopt_region(&region).map_err(|error| error.to_string())?, Some(memory))
+        }
+        None => {
+            let faults = tools.faults.expect("opened at start")?;
+            (faults, pool.create_region().map_err(|error| error.to_string())?, None)
+        }
+    };
+    if let Some(signature) = &mut signature {
+        // A run that does not know this member keeps its pages for the grace time, no more.
+        let _ = signature.joined(&pool.membership());
+    }
+    fork::note_faults(&faults);
+    let mut pager =
+        Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats).map_err(|error| error.to_string())?;
+    if let Some(memory) = memory {
+        pager.take_over(&memory);
+    }
+    Ok((pager, Keeper::new(settings, scanner, tools.counter, signature)))
+}
+
+/// Opens the rung that this run stands on.
+pub fn open_faults(settings: &Settings) -> Result<FaultCatcher, String> {
+    let rung = match settings.rung {
+        Rung::Full => RungChoice::Full,
+        Rung::UserMode => RungChoice::UserMode,
+        Rung::Segv => RungChoice::Segv,
+    };
+    FaultCatcher::open(CatchConfig { rung, evict_by_copy: settings.evict_by_copy })
+        .map_err(|error| format!("page faults cannot be caught: {error}; `rampool doctor` says what to change"))
+}
+
+fn name_thread() {
+    // SAFETY: a constant, terminated name.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"rampool".as_ptr()) };
+}
+
+fn sleep(time: Duration) {
+    let time = libc::timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(0), tv_nsec: i64::from(time.subsec_nanos()) };
+    // SAFETY: a valid time; being woken early is no harm.
+    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+}

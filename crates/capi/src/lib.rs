@@ -1,0 +1,336 @@
+//! librampool: the C interface.
+//!
+//! ```text
+//!   lib     rampool.h: builder, pool, region, statistics, errors; nothing but conversions around the crate `rampool`
+//!   dlmm    dlmm.h: the interface of DLM-M (Saito, Midorikawa, Kai), on one pool a process
+//! ```
+//! `include/rampool.h` is generated from this file (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
+
+mod dlmm;
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use runtime::builder::OpenError;
+use runtime::proto::units::OS_PAGE_BYTES;
+use runtime::region::{AdviseError, AllocError, PagedMemory, Region, RegionAdvice};
+
+/// How a call ended.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RampoolStatus {
+    Ok = 0,
+    /// An argument makes no sense: a null pointer, an unknown option, a value out of range.
+    Invalid = 1,
+    /// A memory server could not be reached, refused, or cannot lend as much as is wanted.
+    Server = 2,
+    /// The region does not fit what was lent.
+    NoRoom = 3,
+    /// The kernel does not allow what is needed; `rampool doctor` says what to change.
+    System = 4,
+    /// The pool still has regions.
+    Busy = 5,
+}
+
+/// Advice: the content of the range is not needed any more; it reads as zeroes from now on.
+pub const RAMPOOL_ADVICE_DISCARD: u32 = 0;
+/// Advice: the range is needed now; the call returns when it has been brought here.
+pub const RAMPOOL_ADVICE_WILL_NEED: u32 = 1;
+
+/// Options of a pool, by name. Names, values and defaults are those of the command line without the dashes: "server",
+/// "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption", "compression", "stripe",
+/// "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
+pub struct Builder(runtime::Builder);
+
+/// Local memory, memory servers and the pager between them.
+pub struct PoolHandle {
+    memory: PagedMemory,
+    regions: AtomicUsize,
+}
+
+/// A piece of memory in a pool.
+pub struct RegionHandle {
+    region: Option<Region>,
+    pool: Arc<PoolHandle>,
+}
+
+impl Drop for RegionHandle {
+    fn drop(&mut self) {
+        // The memory first: a pool without regions may be closed.
+        drop(self.region.take());
+        self.pool.regions.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Counters of a pool since it was opened. Pages are of 4096 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct RampoolStats {
+    /// Local memory the regions may use, and use now.
+    pub budget_pages: u64,
+    pub resident_pages: u64,
+    /// Pages of all regions now.
+    pub managed_pages: u64,
+    pub faults: u64,
+    /// Pages filled with zeroes, because nobody had written them.
+    pub zero_filled_pages: u64,
+    /// Fetches that a thread waited for, and their pages.
+    pub demand_fetches: u64,
+    pub demand_pages: u64,
+    /// Pages fetched ahead of need.
+    pub prefetched_pages: u64,
+    /// Pages that were about to leave and were needed again, without traffic.
+    pub second_chance_pages: u64,
+    /// Pages that left, and those of them that had to be sent.
+    pub evicted_pages: u64,
+    pub written_back_pages: u64,
+    /// Times a server had no room.
+    pub pool_full_events: u64,
+}
+
+thread_local! {
+    static MESSAGE: RefCell<CString> = RefCell::default();
+}
+
+fn fail(status: RampoolStatus, message: impl std::fmt::Display) -> RampoolStatus {
+    let text: Vec<u8> = message.to_string().into_bytes().into_iter().filter(|b| *b != 0).collect();
+    MESSAGE.with(|m| *m.borrow_mut() = CString::new(text).unwrap_or_default());
+    status
+}
+
+/// What the last call on this thread that did not succeed had to say: one line, in English, for people. Valid until the next such call on this
+/// thread; empty before the first. Never null.
+#[unsafe(no_mangle)]
+pub extern "C" fn rampool_error_message() -> *const c_char {
+    MESSAGE.with(|m| m.borrow().as_ptr())
+}
+
+/// The version of the library, such as "0.1.0". Static.
+#[unsafe(no_mangle)]
+pub extern "C" fn rampool_version() -> *const c_char {
+    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => panic!("a version without zero bytes"),
+    };
+    VERSION.as_ptr()
+}
+
+/// A builder with every option at its default. Free it with rampool_builder_free().
+#[unsafe(no_mangle)]
+pub extern "C" fn rampool_builder_new() -> *mut Builder {
+    Box::into_raw(Box::new(Builder(runtime::Builder::new())))
+}
+
+/// Sets an option. "server" may be set several times, once for each server; others keep the last value.
+/// RAMPOOL_STATUS_INVALID for a name that does not exist or a value that does not fit; the builder is then as before.
+///
+/// # Safety
+/// `builder` came from rampool_builder_new() and was not freed; `name` and `value` are null or end with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_builder_set(builder: *mut Builder, name: *const c_char, value: *const c_char) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (builder, name, value) = unsafe { (builder.as_mut(), text(name), text(value)) };
+    let (Some(builder), Some(name), Some(value)) = (builder, name, value) else {
+        return fail(RampoolStatus::Invalid, "rampool_builder_set: a null pointer, or a text that is not UTF-8");
+    };
+    match builder.0.set(name, value) {
+        Ok(()) => RampoolStatus::Ok,
+        Err(error) => fail(RampoolStatus::Invalid, error),
+    }
+}
+
+/// Frees a builder; pools opened from it live on. Null does nothing.
+///
+/// # Safety
+/// `builder` is null or came from rampool_builder_new() and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_builder_free(builder: *mut Builder) {
+    if !builder.is_null() {
+        // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
+        drop(unsafe { Box::from_raw(builder) });
+    }
+}
+
+/// Connects to the servers, leases memory there and starts the pager, a thread of this process. Blocks, for each server at most the option
+/// "connect-deadline-ms". On success, `*pool` is for rampool_close(); otherwise it is null.
+///
+/// # Safety
+/// `builder` came from rampool_builder_new() and was not freed; `pool` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_open(builder: *const Builder, pool: *mut *mut PoolHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(builder), Some(out)) = (unsafe { (builder.as_ref(), pool.as_mut()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_open: a null pointer");
+    };
+    *out = std::ptr::null_mut();
+    match builder.0.open() {
+        Ok(memory) => {
+            *out = Arc::into_raw(Arc::new(PoolHandle { memory, regions: AtomicUsize::new(0) })).cast_mut();
+            RampoolStatus::Ok
+        }
+        Err(error) => fail(status_of(&error), error),
+    }
+}
+
+/// Ends the pager and leaves the servers. RAMPOOL_STATUS_BUSY, and nothing done, while the pool has regions. Null does nothing.
+///
+/// # Safety
+/// `pool` is null or came from rampool_open() and was not closed; no other call uses it meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_close(pool: *mut PoolHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let Some(handle) = (unsafe { pool.as_ref() }) else { return RampoolStatus::Ok };
+    let regions = handle.regions.load(Ordering::Acquire);
+    if regions > 0 {
+        return fail(RampoolStatus::Busy, format_args!("rampool_close: {regions} regions of the pool are not freed"));
+    }
+    // SAFETY: made by `Arc::into_raw`, and closed once, as the caller promises.
+    drop(unsafe { Arc::from_raw(pool.cast_const()) });
+    RampoolStatus::Ok
+}
+
+/// Memory of `bytes` bytes, rounded up to whole pages, all zero. On success, `*region` is for rampool_region_free(); otherwise it is null.
+///
+/// # Safety
+/// `pool` came from rampool_open() and was not closed; `region` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_region_alloc(pool: *mut PoolHandle, bytes: usize, region: *mut *mut RegionHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(handle), Some(out)) = (unsafe { (pool.as_ref(), region.as_mut()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_region_alloc: a null pointer");
+    };
+    *out = std::ptr::null_mut();
+    match handle.memory.alloc(bytes) {
+        Ok(memory) => {
+            handle.regions.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: the handle came from `Arc::into_raw`; the region holds a share of its own.
+            let pool = unsafe {
+                Arc::increment_strong_count(pool.cast_const());
+                Arc::from_raw(pool.cast_const())
+            };
+            *out = Box::into_raw(Box::new(RegionHandle { region: Some(memory), pool }));
+            RampoolStatus::Ok
+        }
+        Err(error) => {
+            let status = match &error {
+                AllocError::Empty => RampoolStatus::Invalid,
+                AllocError::NoRoom { .. } => RampoolStatus::NoRoom,
+                AllocError::PagerEnded(_) => RampoolStatus::Server,
+                _ => RampoolStatus::System,
+            };
+            fail(status, error)
+        }
+    }
+}
+
+/// The first byte of a region; null for null.
+///
+/// # Safety
+/// `region` is null or came from rampool_region_alloc() and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_region_address(region: *const RegionHandle) -> *mut c_void {
+    // SAFETY: null or valid, as the caller promises.
+    let region = unsafe { region.as_ref() }.and_then(|r| r.region.as_ref());
+    region.map_or(std::ptr::null_mut(), |r| r.as_ptr().cast())
+}
+
+/// Bytes of a region; 0 for null.
+///
+/// # Safety
+/// `region` is null or came from rampool_region_alloc() and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_region_bytes(region: *const RegionHandle) -> usize {
+    // SAFETY: null or valid, as the caller promises.
+    unsafe { region.as_ref() }.and_then(|r| r.region.as_ref()).map_or(0, Region::len)
+}
+
+/// Says something (RAMPOOL_ADVICE_...) about `bytes` bytes of a region from `offset` on, both multiples of 4096.
+///
+/// # Safety
+/// `region` is null or came from rampool_region_alloc() and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_region_advise(region: *const RegionHandle, offset: usize, bytes: usize, advice: u32) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let Some(region) = (unsafe { region.as_ref() }).and_then(|r| r.region.as_ref()) else {
+        return fail(RampoolStatus::Invalid, "rampool_region_advise: a null pointer");
+    };
+    let advice = match advice {
+        RAMPOOL_ADVICE_DISCARD => RegionAdvice::Discard,
+        RAMPOOL_ADVICE_WILL_NEED => RegionAdvice::WillNeed,
+        other => return fail(RampoolStatus::Invalid, format_args!("rampool_region_advise: there is no advice {other}")),
+    };
+    match region.advise(offset, bytes, advice) {
+        Ok(()) => RampoolStatus::Ok,
+        Err(error @ AdviseError::Range { .. }) => fail(RampoolStatus::Invalid, error),
+        Err(error) => fail(RampoolStatus::System, error),
+    }
+}
+
+/// Frees a region, here and at the servers. Null does nothing.
+///
+/// # Safety
+/// `region` is null or came from rampool_region_alloc() and was not freed; nothing uses its memory any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_region_free(region: *mut RegionHandle) {
+    if !region.is_null() {
+        // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
+        drop(unsafe { Box::from_raw(region) });
+    }
+}
+
+/// Writes the pool's counters to `*stats`, as many of them as `size` (pass sizeof(rampool_stats)) has room for: a program built with an older header
+/// goes on working.
+///
+/// # Safety
+/// `pool` came from rampool_open() and was not closed; `stats` is null or `size` bytes can be written there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_pool_stats(pool: *const PoolHandle, stats: *mut RampoolStats, size: usize) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let Some(handle) = (unsafe { pool.as_ref() }).filter(|_| !stats.is_null()) else {
+        return fail(RampoolStatus::Invalid, "rampool_pool_stats: a null pointer");
+    };
+    let now = handle.memory.stats();
+    let counted = RampoolStats {
+        budget_pages: now.budget_pages,
+        resident_pages: now.resident_pages,
+        managed_pages: now.managed_pages,
+        faults: now.faults,
+        zero_filled_pages: now.zero_filled_pages,
+        demand_fetches: now.demand_fetches,
+        demand_pages: now.demand_pages,
+        prefetched_pages: now.prefetched_pages,
+        second_chance_pages: now.second_chance_pages,
+        evicted_pages: now.evicted_pages,
+        written_back_pages: now.written_back_pages,
+        pool_full_events: now.pool_full_events,
+    };
+    let bytes = size.min(size_of::<RampoolStats>());
+    // SAFETY: `size` bytes can be written, as the caller promises, and no more than the struct has are read.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const counted).cast::<u8>(), stats.cast::<u8>(), bytes) };
+    RampoolStatus::Ok
+}
+
+fn status_of(error: &OpenError) -> RampoolStatus {
+    match error {
+        OpenError::Connect(_) | OpenError::Pool(_) => RampoolStatus::Server,
+        OpenError::Paged(runtime::region::PagedError::PageSize(_) | runtime::region::PagedError::TooLittleLocal(_)) => {
+            RampoolStatus::Invalid
+        }
+        OpenError::Paged(_) => RampoolStatus::System,
+        _ => RampoolStatus::Invalid,
+    }
+}
+
+/// # Safety
+/// `text` is null or ends with a zero byte, and stays as it is while the result is used.
+unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: promised by the caller.
+    unsafe { CStr::from_ptr(text) }.to_str().ok()
+}
+
+const _: () = assert!(OS_PAGE_BYTES == 4096, "the header speaks of pages of 4096 bytes");

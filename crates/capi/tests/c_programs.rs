@@ -1,0 +1,171 @@
+//! C programs built against the installed library, as a user builds them, run against real memory servers.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use runtime::server::{RunningServer, Server, ServerConfig};
+
+const MIB: u64 = 1 << 20;
+/// Ends a test that would wait for ever; no test depends on it.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(output.status.success(), "{command:?}: {}\n{}{}", output.status, text(&output.stdout), text(&output.stderr));
+    output
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The library, built and installed under a directory of this test's own.
+fn installed() -> &'static Path {
+    static PREFIX: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let prefix = PREFIX.get_or_init(|| {
+        let prefix = tempfile::tempdir().unwrap();
+        // Tests of a library that Rust programs cannot link do not build it.
+        let profile_dir = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_path_buf();
+        let mut build = Command::new(env!("CARGO"));
+        build
+            .args(["build", "--quiet", "--offline", "--package", "rampool-capi", "--lib", "--target-dir"])
+            .arg(profile_dir.parent().unwrap());
+        if profile_dir.ends_with("release") {
+            build.arg("--release");
+        }
+        run(build.current_dir(here()));
+        run(Command::new(here().join("pkg/install.sh")).arg(&profile_dir).arg(prefix.path()));
+        prefix
+    });
+    prefix.path()
+}
+
+fn libraries() -> PathBuf {
+    installed().join("lib")
+}
+
+/// Compiles an example with the flags that pkg-config tells.
+fn compile(name: &str) -> PathBuf {
+    let flags =
+        run(Command::new("pkg-config").args(["--cflags", "--libs", "rampool"]).env("PKG_CONFIG_PATH", libraries().join("pkgconfig")));
+    let program = installed().join(name);
+    let source = here().join("examples/c").join(name).with_extension("c");
+    let flags = text(&flags.stdout);
+    run(Command::new("cc")
+        .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+        .arg(&program)
+        .arg(source)
+        .args(flags.split_whitespace()));
+    program
+}
+
+fn started(program: &Path, arguments: &[&str]) -> Output {
+    Command::new(program).args(arguments).env("LD_LIBRARY_PATH", libraries()).current_dir(installed()).output().unwrap()
+}
+
+fn serve(bytes: u64) -> RunningServer {
+    let mut config = ServerConfig::new(bytes, "127.0.0.1:0".parse().unwrap());
+    config.lock_memory = false;
+    Server::start(config).unwrap()
+}
+
+/// A file as the paper has it, in this test's directory.
+fn dlmm_conf(name: &str, local: u64, servers: &[(&RunningServer, u64)]) -> String {
+    let mut conf = format!("// nodes of this test\nlocalhost\t{local} // compute node\n");
+    for (server, megabytes) in servers {
+        writeln!(conf, "{}   {megabytes} // memory server", server.addr()).unwrap();
+    }
+    std::fs::write(installed().join(name), conf).unwrap();
+    name.to_owned()
+}
+
+#[test]
+fn the_papers_program_runs_on_two_servers_and_leaves_nothing_behind() {
+    let program = compile("dlmm_array");
+    let servers = [serve(64 * MIB), serve(64 * MIB)];
+    let conf = dlmm_conf("two.conf", 8, &[(&servers[0], 32), (&servers[1], 64)]);
+    let output = started(&program, &["64", "--", "-n", "3", "-f", &conf]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output.stdout), "sum of 8388608 numbers: 35184367894528\n");
+    for server in &servers {
+        assert!(server.status().operations.puts > 0, "both servers held pages");
+        assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+    }
+    // -n 2 is the compute node and the first server: 32 MB and 8 MB do not hold 64.
+    let output = started(&program, &["64", "--", "-n", "2", "-f", &conf]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).starts_with("dlmm_alloc: 64 MiB more do not fit"), "{output:?}");
+}
+
+#[test]
+fn a_program_that_cannot_start_says_why_in_one_line() {
+    let program = compile("dlmm_array");
+    let server = serve(16 * MIB);
+    let conf = dlmm_conf("one.conf", 8, &[(&server, 64)]);
+    let gone = {
+        let gone = serve(MIB);
+        dlmm_conf("gone.conf", 8, &[(&gone, 1)])
+    };
+    let server_name = server.addr().to_string();
+    for (arguments, words) in [
+        (vec!["1", "--", "-n", "3", "-f", &conf], vec!["one.conf", "-n 3"]),
+        (vec!["1", "--", "-f", "nowhere.conf"], vec!["nowhere.conf", "No such file"]),
+        (vec!["1", "--", "-x"], vec!["-x"]),
+        (vec!["1", "--", "-f", &conf], vec![server_name.as_str(), "64 MiB", "16 MiB"]),
+        (vec!["1", "--", "-f", &gone], vec!["127.0.0.1:", "refused"]),
+    ] {
+        let output = started(&program, &arguments);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+        assert!(stderr.starts_with("dlmm_startup: ") && stderr.lines().count() == 1, "{arguments:?}: {stderr}");
+        for word in words {
+            assert!(stderr.contains(word), "{arguments:?}: {stderr}");
+        }
+    }
+}
+
+#[test]
+fn a_region_larger_than_local_memory_is_an_array_in_c() {
+    let program = compile("array");
+    let server = serve(64 * MIB);
+    let output = started(&program, &[&format!("{}=64M", server.addr()), "48", "8"]);
+    assert!(output.status.success(), "{output:?}");
+    let stdout = text(&output.stdout);
+    assert!(stdout.starts_with("sum of 6291456 numbers: 19791206154240\n"), "{stdout}");
+    assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+
+    let output = started(&program, &["127.0.0.1:1=1M", "1", "8"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).starts_with("open: memory server 127.0.0.1:1:"), "{output:?}");
+}
+
+#[test]
+fn cmake_finds_the_library_and_a_static_program_needs_none() {
+    let server = serve(64 * MIB);
+    let name = format!("{}=64M", server.addr());
+    let build = installed().join("cmake-build");
+    if Command::new("cmake").arg("--version").output().is_ok() {
+        let prefix = format!("-DCMAKE_PREFIX_PATH={}", installed().display());
+        run(Command::new("cmake").arg("-S").arg(here().join("examples/c")).arg("-B").arg(&build).arg(prefix));
+        run(Command::new("cmake").arg("--build").arg(&build));
+        let output = started(&build.join("array"), &[&name, "16", "8"]);
+        assert!(output.status.success(), "{output:?}");
+    } else {
+        eprintln!("skipped: there is no cmake on this machine");
+    }
+    let program = installed().join("array-static");
+    let libraries = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
+    let source = here().join("examples/c/array.c");
+    let archive = self::libraries().join("librampool.a");
+    let include = installed().join("include");
+    run(Command::new("cc").arg("-o").arg(&program).arg(source).arg(archive).arg("-I").arg(include).args(libraries));
+    let output = Command::new(&program).args([&name, "16", "8"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}

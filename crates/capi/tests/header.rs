@@ -1,0 +1,21 @@
+//! `include/rampool.h` is what the Rust source says. `RAMPOOL_WRITE_HEADER=1 cargo test -p rampool-capi --test header` (`make header`) writes it.
+
+use std::path::Path;
+
+#[test]
+fn the_committed_header_is_current() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
+    // The source file alone: the header is the library's own, not its dependencies'. `dlmm.h` is written by hand, as its paper gives it.
+    let bindings = cbindgen::Builder::new().with_src(here.join("src/lib.rs")).with_config(config).generate().unwrap();
+    let mut generated = Vec::new();
+    bindings.write(&mut generated);
+    let generated = String::from_utf8(generated).unwrap();
+    let path = here.join("include/rampool.h");
+    if std::env::var_os("RAMPOOL_WRITE_HEADER").is_some() {
+        std::fs::write(&path, generated).unwrap();
+        return;
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == generated, "include/rampool.h is not what src/lib.rs says; run `make header` and commit it");
+}

@@ -1,0 +1,87 @@
+//! `rampool bench`: what rampool costs and gains, each figure beside what it is measured against.
+//!
+//! ```text
+//!   fault        a 4 KiB fault beside a raw request and reply
+//!   sequential   cold remote memory read in order beside a plain TCP stream
+//!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
+//!   fit          programs that fit their budget beside the same programs natively
+//!   server       reads of 4 KiB by many connections beside redis
+//!   programs     programs at a quarter of their memory beside native and kernel swap
+//!   report       rounds, medians, ratios; text and JSON
+//!   trial        one run of a program, natively or under `rampool run`
+//!   peer         the raw other end: pages on request, streams
+//!   service      server processes of a benchmark, each on its CPU
+//!   link         a rate-limited link between two network namespaces
+//! ```
+//! A and B always take turns in one run (A B A B ...), and a ratio is the median of the ratios of neighbours: what disturbs the machine for
+//! longer than a round disturbs both. Answers are verified. No benchmark leaves anything behind.
+
+mod fault;
+mod fit;
+mod link;
+mod peer;
+mod programs;
+mod report;
+mod sequential;
+mod server;
+mod service;
+mod stream;
+mod trial;
+mod workload;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+/// Measure rampool beside what it competes with
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Bench {
+    Fault(fault::Args),
+    Sequential(sequential::Args),
+    Stream(stream::Args),
+    Fit(fit::Args),
+    Programs(programs::Args),
+    Server(server::Args),
+    #[command(hide = true)]
+    Peer(peer::Args),
+    #[command(hide = true)]
+    StreamClient(stream::clients::Args),
+}
+
+/// What every benchmark takes.
+#[derive(clap::Args, Debug)]
+pub struct Common {
+    /// Also write the figures, every sample included, into FILE as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Small sizes: shows that it works, the figures mean nothing
+    #[arg(long)]
+    quick: bool,
+}
+
+impl Common {
+    /// One of two values, by `--quick`.
+    fn pick<T>(&self, full: T, quick: T) -> T {
+        if self.quick { quick } else { full }
+    }
+}
+
+pub fn run(args: Args) -> Result<i32> {
+    match args.bench {
+        Bench::Fault(args) => fault::run(&args),
+        Bench::Sequential(args) => sequential::run(&args),
+        Bench::Stream(args) => stream::run(&args),
+        Bench::Fit(args) => fit::run(&args),
+        Bench::Programs(args) => programs::run(&args),
+        Bench::Server(args) => server::run(&args),
+        Bench::Peer(args) => peer::run(&args),
+        Bench::StreamClient(args) => stream::clients::run(&args),
+    }
+}

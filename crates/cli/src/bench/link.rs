@@ -1,0 +1,96 @@
+//! A link of a stated rate on one machine: two network namespaces, a pair of virtual interfaces, a token bucket at either end.
+//!
+//! Nothing has a name outside: this process moves into one namespace, servers into the other, and the kernel takes both away with the last
+//! process in them. Needs root, `ip` and `tc`.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::service::before_exec;
+
+/// How fast a link is.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rate {
+    #[value(name = "1g")]
+    OneGbit,
+    #[value(name = "10g")]
+    TenGbit,
+}
+
+impl Rate {
+    /// The nominal rate, in GB/s of bytes on the wire, frames included.
+    pub fn line_gb(self) -> f64 {
+        match self {
+            Self::OneGbit => 0.125,
+            Self::TenGbit => 1.25,
+        }
+    }
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OneGbit => "1 Gbit/s",
+            Self::TenGbit => "10 Gbit/s",
+        }
+    }
+    /// The token bucket: as small as the kernel's timers allow, so that a burst does not look like a faster link.
+    fn bucket(self) -> [&'static str; 6] {
+        match self {
+            Self::OneGbit => ["rate", "1gbit", "burst", "5kb", "latency", "5ms"],
+            Self::TenGbit => ["rate", "10gbit", "burst", "256kb", "latency", "5ms"],
+        }
+    }
+}
+
+pub struct Link {
+    pub rate: Rate,
+    /// The namespace of the servers.
+    pub there: File,
+}
+
+impl Link {
+    pub const HOST: &'static str = "10.77.0.2";
+    const HERE: &'static str = "10.77.0.1";
+
+    /// Makes the link. The calling thread, and what it starts from now on, is at this end of it and reaches nothing else.
+    pub fn make(rate: Rate) -> Result<Self> {
+        let there = new_namespace()?;
+        let here = new_namespace()?;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), there.as_raw_fd());
+        let ends = [(&here, "near", Self::HERE), (&there, "far", Self::HOST)];
+        tool(&here, "ip", &["link", "add", "near", "type", "veth", "peer", "name", "far"])?;
+        tool(&here, "ip", &["link", "set", "far", "netns", &path])?;
+        for (namespace, device, address) in ends {
+            tool(namespace, "ip", &["link", "set", "lo", "up"])?;
+            tool(namespace, "ip", &["addr", "add", &format!("{address}/30"), "dev", device])?;
+            tool(namespace, "ip", &["link", "set", device, "up"])?;
+            let mut arguments = vec!["qdisc", "add", "dev", device, "root", "tbf"];
+            arguments.extend(rate.bucket());
+            tool(namespace, "tc", &arguments)?;
+            // The kernel's own default, whatever this machine is set to: BBR takes the few microseconds between two namespaces for the link's round trip.
+            tool(namespace, "sh", &["-c", "echo cubic > /proc/sys/net/ipv4/tcp_congestion_control"])?;
+        }
+        Ok(Self { rate, there })
+    }
+}
+
+/// Moves the calling thread into a new network namespace.
+fn new_namespace() -> Result<File> {
+    // SAFETY: a system call without pointers.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+        bail!("a network namespace cannot be made ({}); --link needs root", std::io::Error::last_os_error());
+    }
+    File::open("/proc/thread-self/ns/net").context("the new network namespace cannot be opened")
+}
+
+fn tool(namespace: &File, program: &str, arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    before_exec(&mut command, Some(namespace.as_raw_fd()), None);
+    let done = command.output().with_context(|| format!("`{program}` cannot be run; install iproute2"))?;
+    if !done.status.success() {
+        bail!("`{program} {}` failed: {}", arguments.join(" "), String::from_utf8_lossy(&done.stderr).trim());
+    }
+    Ok(())
+}

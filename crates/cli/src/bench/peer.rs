@@ -1,0 +1,128 @@
+//! The raw other end of a comparison: answers requests for bytes over TCP, nothing more.
+//!
+//! A request is 64 bytes, of which the first 8 say how many bytes are wanted (little-endian). The answer is that many bytes out of [`CONTENT_BYTES`]
+//! random ones, from their start, over and over. One connection at a time; the process ends with its parent.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::workload::random_bytes;
+
+pub const REQUEST_BYTES: usize = 64;
+pub const CONTENT_BYTES: usize = 1 << 20;
+const CONTENT_SEED: u64 = 77;
+
+/// The raw other end of a benchmark
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: String,
+
+    /// Spin this long for bytes before sleeping
+    #[arg(long, default_value_t = 0)]
+    spin_us: u64,
+}
+
+/// What a peer sends.
+pub fn content() -> Vec<u8> {
+    random_bytes(CONTENT_SEED, CONTENT_BYTES)
+}
+
+pub fn run(args: &Args) -> Result<i32> {
+    let listener = TcpListener::bind(&args.listen).with_context(|| format!("cannot listen on {}", args.listen))?;
+    let content = content();
+    println!("listening on {}", listener.local_addr()?);
+    loop {
+        let (stream, _) = listener.accept()?;
+        let mut stream = RawStream::new(stream, Duration::from_micros(args.spin_us))?;
+        // The client's end of a connection is not an error of ours.
+        let _ = answer(&mut stream, &content);
+    }
+}
+
+fn answer(stream: &mut RawStream, content: &[u8]) -> std::io::Result<()> {
+    let mut request = [0; REQUEST_BYTES];
+    loop {
+        stream.read_exactly(&mut request)?;
+        let mut left = u64::from_le_bytes(request[..8].try_into().expect("eight bytes"));
+        while left > 0 {
+            let part = usize::try_from(left).unwrap_or(usize::MAX).min(content.len());
+            stream.write_exactly(&content[..part])?;
+            left -= part as u64;
+        }
+    }
+}
+
+/// A TCP stream that spins for a while and then sleeps, or sleeps at once.
+pub struct RawStream {
+    stream: TcpStream,
+    spin: Duration,
+}
+
+impl RawStream {
+    pub fn connect(address: &str, spin: Duration) -> Result<Self> {
+        let stream = TcpStream::connect(address).with_context(|| format!("cannot connect to the raw peer at {address}"))?;
+        Ok(Self::new(stream, spin)?)
+    }
+
+    fn new(stream: TcpStream, spin: Duration) -> std::io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(!spin.is_zero())?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+        Ok(Self { stream, spin })
+    }
+
+    /// Asks for `bytes` bytes.
+    pub fn request(&mut self, bytes: u64) -> std::io::Result<()> {
+        let mut request = [0; REQUEST_BYTES];
+        request[..8].copy_from_slice(&bytes.to_le_bytes());
+        self.write_exactly(&request)
+    }
+
+    pub fn read_exactly(&mut self, buffer: &mut [u8]) -> std::io::Result<()> {
+        let (mut have, mut waiting) = (0, Waiting::default());
+        while have < buffer.len() {
+            match self.stream.read(&mut buffer[have..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(n) => have += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock && !self.spin.is_zero() => self.wait(&mut waiting, libc::POLLIN)?,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_exactly(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
+        let mut waiting = Waiting::default();
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(e) if e.kind() == ErrorKind::WouldBlock && !self.spin.is_zero() => self.wait(&mut waiting, libc::POLLOUT)?,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns at once while there is time to spin; then sleeps until the socket is ready.
+    fn wait(&self, waiting: &mut Waiting, events: i16) -> std::io::Result<()> {
+        if waiting.since.get_or_insert_with(Instant::now).elapsed() < self.spin {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events, revents: 0 };
+        // SAFETY: one pollfd, which lives across the call.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 60_000) };
+        if ready > 0 { Ok(()) } else { Err(ErrorKind::TimedOut.into()) }
+    }
+}
+
+#[derive(Default)]
+struct Waiting {
+    since: Option<Instant>,
+}

@@ -1,0 +1,173 @@
+//! Programs at a quarter of their own peak, beside the same natively, and beside kernel swap on zram in the same budget.
+//!
+//! The server process is on this machine as well, but its memory stands for another machine's: it is not part of the budget. Kernel swap keeps its
+//! compressed pages outside the budget, too. The content is random and does not compress.
+
+mod kernel_swap;
+mod redis;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rampool_proto::units::ByteLen;
+use serde_json::json;
+
+use super::Common;
+use super::report::{Reach, Report, short};
+use super::service::{Place, Service};
+use super::trial::{self, Lines, Outcome, Parts, Program};
+use kernel_swap::KernelSwap;
+
+/// Programs at a quarter of their memory, beside native and kernel swap
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    #[command(flatten)]
+    parts: Parts,
+
+    /// Rounds of each
+    #[arg(long, default_value_t = 1)]
+    rounds: usize,
+
+    /// Local memory as a share of the program's own peak, in percent
+    #[arg(long, default_value_t = 25)]
+    local_percent: u64,
+
+    /// A run that takes longer than this ends as "no end"
+    #[arg(long, default_value_t = 120, value_name = "S")]
+    deadline_s: u64,
+
+    /// Only programs whose name contains this; repeatable
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+
+    /// Leave kernel swap out
+    #[arg(long)]
+    no_swap: bool,
+}
+
+/// What a program was measured with.
+struct Bench<'a> {
+    args: &'a Args,
+    swap: Option<KernelSwap>,
+    deadline: Duration,
+}
+
+pub fn run(args: &Args) -> Result<i32> {
+    let common = &args.common;
+    let mut report = Report::start("programs", common.quick);
+    report.note(format!(
+        "local memory: {} % of each program's own peak; not pinned; outputs are compared with native ones",
+        args.local_percent
+    ));
+    let swap = if args.no_swap {
+        None
+    } else {
+        match KernelSwap::set_up() {
+            Ok(swap) => Some(swap),
+            Err(reason) => {
+                report.note(format!("kernel swap is not available here: {reason:#}"));
+                None
+            }
+        }
+    };
+    let bench = Bench { args, swap, deadline: Duration::from_secs(args.deadline_s) };
+    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.to_lowercase().contains(&part.to_lowercase()));
+
+    if wanted("GNU sort") {
+        let size = common.pick(1_000_000_000, 24_000_000);
+        let lines = Lines::make(size)?;
+        let argv = ["sort", "-S", "4G", "--parallel=2"].into_iter().map(Into::into).chain([lines.path.clone().into()]).collect();
+        bench.program(&mut report, &Program { name: "GNU sort, 1 GB", argv }, Some(Reach::AtMost(4.0)), None)?;
+    }
+    let twice = Some(Reach::AtMost(0.5));
+    for (program, against_swap) in [
+        (args.parts.python("NumPy column scan, 1 GiB", "numpy_work.py", &["columns", common.pick("1024", "48"), "1"]), twice),
+        (
+            args.parts.python("SQLite, 1 M rows", "sqlite_work.py", &[common.pick("1000000", "60000"), common.pick("200000", "5000"), "1"]),
+            twice,
+        ),
+    ] {
+        match program {
+            Ok(program) if wanted(program.name) => bench.program(&mut report, &program, None, against_swap)?,
+            Ok(_) => {}
+            Err(reason) => report.note(format!("left out: {reason}")),
+        }
+    }
+    if wanted("Redis GET") {
+        redis::measure(&bench, &mut report).context("Redis")?;
+    }
+    report.finish(common.json.as_deref())
+}
+
+impl Bench<'_> {
+    fn local_bytes(&self, peak_bytes: u64) -> u64 {
+        (peak_bytes * self.args.local_percent / 100).max(4 << 20) / 4096 * 4096
+    }
+
+    fn program(&self, report: &mut Report, program: &Program, against_native: Option<Reach>, against_swap: Option<Reach>) -> Result<()> {
+        let name = program.name;
+        // The first run warms the page cache and says how large the program is.
+        let first = trial::must(program.native(), self.deadline)?;
+        let local = self.local_bytes(first.peak_bytes);
+        report.note(format!("{name}: peak {}, local {}", mib(first.peak_bytes), mib(local)));
+        let server = server_for(first.peak_bytes)?;
+        let options = [
+            "--local".into(),
+            local.to_string(),
+            "--server".into(),
+            server.address.clone(),
+            "--memory".into(),
+            lease_for(first.peak_bytes),
+        ];
+        let (mut native, mut paged, mut swapped) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.args.common.pick(self.args.rounds, 1) {
+            native.push(trial::must(program.native(), self.deadline)?.wall_s);
+            let trial = trial::must(program.paged(&options)?, self.deadline * 2)?;
+            trial.same_output(&first, name)?;
+            paged.push(trial.wall_s);
+            if let Some(swap) = &self.swap {
+                match swap.limit(local)?.run(program.native(), self.deadline)? {
+                    Outcome::Done(trial) => {
+                        trial.same_output(&first, name)?;
+                        swapped.push(trial.wall_s);
+                    }
+                    Outcome::Killed(signal) => report.note(format!("{name}: with kernel swap it was ended by signal {signal}")),
+                    Outcome::NoEnd(seconds) => report.note(format!("{name}: with kernel swap there was no end in {seconds} s")),
+                }
+            }
+        }
+        tell(report, name, "s", self.args.local_percent, [&native, &paged, &swapped]);
+        report.ratio(&format!("{name}: rampool / native"), &paged, &native, against_native);
+        if !swapped.is_empty() {
+            report.ratio(&format!("{name}: swap / native"), &swapped, &native, None);
+            report.ratio(&format!("{name}: rampool / swap"), &paged, &swapped, against_swap);
+        }
+        Ok(())
+    }
+}
+
+/// The series of a program, for each way that has samples.
+fn tell(report: &mut Report, name: &str, unit: &str, percent: u64, samples: [&[f64]; 3]) {
+    for (way, samples) in ["native", "rampool", "kernel swap on zram"].into_iter().zip(samples) {
+        if !samples.is_empty() {
+            report.series(&format!("{name}: {way}"), unit, json!({ "program": name, "what": way, "local_percent": percent }), samples);
+        }
+    }
+}
+
+/// Room for every process that a program may become.
+fn server_for(peak_bytes: u64) -> Result<Service> {
+    let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
+    Service::memory_server(&place, peak_bytes * 3 + (512 << 20), Duration::from_micros(20))
+}
+
+fn lease_for(peak_bytes: u64) -> String {
+    (ByteLen(peak_bytes * 5 / 2 + (256 << 20)).0 >> 20 << 20).to_string()
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", short(bytes as f64 / 1_048_576.0))
+}

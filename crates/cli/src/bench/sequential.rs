@@ -1,0 +1,110 @@
+//! Cold remote memory read in order, beside a plain TCP stream.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use rampool::pager::InstallBy;
+use serde_json::json;
+
+use super::Common;
+use super::peer::{self, RawStream};
+use super::report::{Reach, Report};
+use super::service::{Paged, Place, Service, Words};
+use super::workload::word;
+
+/// Cold remote memory read in order beside a plain TCP stream
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    /// Rounds of each
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+}
+
+const SEED: u64 = 2;
+const PAGE_WORDS: usize = 512;
+
+pub fn run(args: &Args) -> Result<i32> {
+    let common = &args.common;
+    let place = Place::loopback();
+    let bytes: usize = common.pick(512 << 20, 32 << 20);
+    let spin = Duration::from_millis(1);
+    let mut report = Report::start("sequential", common.quick);
+    report.note(format!("loopback TCP, one connection each, {} MiB local of {} MiB; {}", bytes >> 23, bytes >> 20, place.describe()));
+    report.note("a timed pass reads and checks one word of every 4 KiB; an untimed one compares every byte");
+
+    let server = Service::memory_server(&place, 2 * bytes as u64, spin)?;
+    let peer = Service::raw_peer(&place, spin)?;
+    report.note("where one thread runs, pages are moved in, unless told otherwise; the copied rows say what several threads get");
+    let prefetch_bytes = 2 << 20;
+    let memories = [
+        ("4 KiB pages, copied", 4096, InstallBy::Copy, 0.5),
+        ("256 KiB pages, copied", 256 << 10, InstallBy::Copy, 0.5),
+        ("4 KiB pages, moved in", 4096, InstallBy::Auto, 0.8),
+        ("256 KiB pages, moved in", 256 << 10, InstallBy::Auto, 0.8),
+    ];
+    for (setting, page_bytes, install_by, reach) in memories {
+        let memory = Paged {
+            server: &server.address,
+            key: None,
+            memory_bytes: bytes as u64 * 3 / 2,
+            local_bytes: bytes as u64 / 8,
+            page_bytes,
+            prefetch_bytes,
+            spin,
+            install_by,
+        }
+        .open()?;
+        let region = memory.alloc(bytes)?;
+        let words = Words::new(&region);
+        words.fill(SEED);
+        words.verify(SEED, 0, words.len())?;
+        let (mut ours, mut raw, mut fetched, mut by_move) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..common.pick(args.rounds, 2) {
+            let before = memory.stats();
+            let started = Instant::now();
+            for page in 0..bytes / 4096 {
+                let index = page * PAGE_WORDS + page % PAGE_WORDS;
+                if words.read(index) != word(SEED, index as u64) {
+                    bail!("WRONG CONTENT in page {page}");
+                }
+            }
+            let took = started.elapsed().as_secs_f64();
+            let after = memory.stats();
+            let pages = (after.demand_pages + after.prefetched_pages) - (before.demand_pages + before.prefetched_pages);
+            // Only what came from the server counts: part of a repeated scan may have stayed.
+            let moved = pages.min(bytes as u64 / 4096) as f64 * 4096.0;
+            ours.push(moved / took / 1e9);
+            fetched.push(moved / bytes as f64);
+            by_move.push((after.moved_in_pages - before.moved_in_pages) as f64 * 4096.0 / moved);
+            raw.push(stream(&peer.address, spin, bytes)?);
+        }
+        words.verify(SEED, 0, words.len())?;
+        let parameters = |what: &str| json!({ "what": what, "page_bytes": page_bytes, "prefetch_bytes": prefetch_bytes, "install": format!("{install_by:?}") });
+        report.series(&format!("{setting}: read from the server"), "GB/s", parameters("ours"), &ours);
+        report.series(&format!("{setting}: share that was remote"), "", parameters("remote share"), &fetched);
+        report.series(&format!("{setting}: share that was moved in"), "", parameters("moved share"), &by_move);
+        report.series("plain TCP stream", "GB/s", parameters("raw"), &raw);
+        report.ratio(&format!("{setting}: read / stream"), &ours, &raw, Some(Reach::AtLeast(reach)));
+    }
+    report.finish(common.json.as_deref())
+}
+
+/// GB/s of a plain stream into a buffer of 1 MiB.
+pub fn stream(peer: &str, spin: Duration, bytes: usize) -> Result<f64> {
+    let content = peer::content();
+    let mut raw = RawStream::connect(peer, spin)?;
+    let mut buffer = vec![0u8; content.len()];
+    let started = Instant::now();
+    raw.request(bytes as u64)?;
+    for _ in 0..bytes / buffer.len() {
+        raw.read_exactly(&mut buffer)?;
+    }
+    let took = started.elapsed().as_secs_f64();
+    if buffer != content {
+        bail!("WRONG CONTENT from the raw peer");
+    }
+    Ok(bytes as f64 / took / 1e9)
+}

@@ -1,0 +1,251 @@
+//! `rampool bench server`: reads of 4 KiB from many connections, against GETs of the same size from redis.
+//!
+//! One load generator drives both, with the same threads, connections, requests outstanding and check of every byte, in turns: a round of one, a
+//! round of the other. Only the bytes that are said differ.
+
+mod load;
+mod memory;
+mod redis;
+
+use super::Common;
+use super::report::{Reach, Report};
+use anyhow::{Context, Result, bail};
+use load::{Connection, Load, Sample};
+use rampool::proto::units::OS_PAGE_BYTES;
+use serde_json::json;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A server has this long to start, and to answer before the measurement.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Reads of 4 KiB from a memory server, against GETs of the same size from redis
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    /// Connections
+    #[arg(long, default_value_t = 16)]
+    connections: usize,
+
+    /// Threads that drive the connections
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+
+    /// Requests that each connection has outstanding
+    #[arg(long, default_value_t = 1)]
+    depth: usize,
+
+    /// Rounds of each
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+
+    /// Length of a round
+    #[arg(long, default_value_t = 1000, value_name = "MS")]
+    round_ms: u64,
+
+    /// Different pages read
+    #[arg(long, default_value_t = 4096)]
+    pages: usize,
+
+    /// Serving threads of the memory server [default: as `rampool serve`]
+    #[arg(long)]
+    shards: Option<usize>,
+
+    /// Over Unix sockets instead of TCP, both
+    #[arg(long)]
+    unix: bool,
+
+    /// The redis to measure against
+    #[arg(long, default_value = "redis-server", value_name = "PROGRAM")]
+    redis: PathBuf,
+
+    /// Further arguments for redis, such as --io-threads 2
+    #[arg(last = true)]
+    redis_arguments: Vec<String>,
+}
+
+pub fn run(args: &Args) -> Result<i32> {
+    if args.connections == 0 || args.threads == 0 || args.depth == 0 || args.rounds == 0 || args.pages == 0 {
+        bail!("connections, threads, depth, rounds and pages must be at least 1");
+    }
+    let common = &args.common;
+    let count = common.pick(args.pages, args.pages.min(256));
+    let round_ms = common.pick(args.round_ms, args.round_ms.min(100));
+    let mut report = Report::start("server", common.quick);
+    report.note(format!(
+        "{} connections over {}, {} outstanding on each, {} thread(s) driving; {count} different pages of 4 KiB of random bytes, every answer checked",
+        args.connections,
+        if args.unix { "Unix sockets" } else { "loopback TCP" },
+        args.depth,
+        args.threads
+    ));
+    report.note("nobody is pinned; the servers' own CPU time per operation does not depend on who else uses the machine");
+    let dir = WorkDir::create()?;
+    let pages = random_pages(count)?;
+    let crcs: Vec<u32> = pages.iter().map(|page| rampool::proto::wire::page_crc(page)).collect();
+    let load = Load { depth: args.depth, length: Duration::from_millis(round_ms), crcs: &crcs };
+
+    let (memory_server, endpoint) = start_memory_server(args, &dir.0)?;
+    let mut ours = load::spread(memory::connect(&endpoint, args.connections, &pages)?, args.threads);
+    let (redis_server, address) = start_redis(args, &dir.0)?;
+    let mut theirs = load::spread(redis::connect(&address, args.connections, &pages)?, args.threads);
+
+    let (mut our, mut their) = (Vec::new(), Vec::new());
+    for _ in 0..common.pick(args.rounds, 1) {
+        our.push(measure(&load, &mut ours, &memory_server)?);
+        their.push(measure(&load, &mut theirs, &redis_server)?);
+    }
+    let figures: [Figure; 3] = [
+        ("reads", "op/s", |f| f.per_second),
+        ("reads, p50", "us", |f| f.median_us),
+        ("server's CPU time an operation", "us", |f| f.cpu_us),
+    ];
+    for (what, unit, value) in figures {
+        for (who, rounds) in [("rampool", &our), ("redis", &their)] {
+            let samples: Vec<f64> = rounds.iter().map(value).collect();
+            report.series(
+                &format!("{who}: {what}"),
+                unit,
+                json!({ "what": what, "server": who, "connections": args.connections }),
+                &samples,
+            );
+        }
+    }
+    let samples = |rounds: &[Round], value: fn(&Round) -> f64| rounds.iter().map(value).collect::<Vec<_>>();
+    let [reads, _, cpu] = figures.map(|(_, _, value)| [samples(&our, value), samples(&their, value)]);
+    // What was promised is for this many connections over TCP; a smoke run promises nothing.
+    let reach = (args.connections == 16 && !args.unix && !common.quick).then_some(Reach::AtLeast(2.0));
+    report.ratio("reads a second: rampool / redis", &reads[0], &reads[1], reach);
+    report.ratio("server's CPU time an operation: rampool / redis", &cpu[0], &cpu[1], None);
+    report.finish(common.json.as_deref())
+}
+
+/// A column of the report: what it is, its unit, and how it follows from a round.
+type Figure = (&'static str, &'static str, fn(&Round) -> f64);
+
+/// One round of one server.
+struct Round {
+    per_second: f64,
+    median_us: f64,
+    cpu_us: f64,
+}
+
+fn measure(load: &Load<'_>, connections: &mut [Connections], server: &ServerProcess) -> Result<Round> {
+    let before = server.cpu_time()?;
+    let sample: Sample = load.run(connections)?;
+    let cpu = server.cpu_time()?.saturating_sub(before);
+    let cpu_us = cpu.as_secs_f64() * 1e6 / (sample.per_second() * sample.took().as_secs_f64());
+    Ok(Round { per_second: sample.per_second(), median_us: sample.median_us(), cpu_us })
+}
+
+fn random_pages(count: usize) -> Result<Vec<Vec<u8>>> {
+    let mut random = std::fs::File::open("/dev/urandom")?;
+    let mut pages = vec![vec![0; OS_PAGE_BYTES]; count];
+    for page in &mut pages {
+        std::io::Read::read_exact(&mut random, page)?;
+    }
+    Ok(pages)
+}
+
+/// A directory of our own, removed at the end.
+struct WorkDir(PathBuf);
+
+impl WorkDir {
+    fn create() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("rampool-bench-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        // What is left lies in the system's temporary directory.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server process that ends with the measurement.
+struct ServerProcess(Child);
+
+impl ServerProcess {
+    /// Time its threads have run so far, as the scheduler counts it.
+    fn cpu_time(&self) -> Result<Duration> {
+        let mut ns = 0;
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
+            let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+            ns += text.split_whitespace().next().context("schedstat is empty")?.parse::<u64>()?;
+        }
+        Ok(Duration::from_nanos(ns))
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start_memory_server(args: &Args, dir: &Path) -> Result<(ServerProcess, rampool::transport::Endpoint)> {
+    let ready = dir.join("ready");
+    let listen = if args.unix { format!("unix:{}", dir.join("rampool.sock").display()) } else { "127.0.0.1:0".to_owned() };
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["serve", "--log-level", "warn", "--listen", &listen]).arg("--ready-file").arg(&ready);
+    command.arg("--memory").arg((args.pages as u64 * OS_PAGE_BYTES as u64 * 2 + (64 << 20)).to_string());
+    if let Some(shards) = args.shards {
+        command.args(["--shards", &shards.to_string()]);
+    }
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("the memory server cannot be started")?;
+    let mut server = ServerProcess(child);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Ok(text) = std::fs::read_to_string(&ready) {
+            return Ok((server, text.trim().parse()?));
+        }
+        if let Some(status) = server.0.try_wait()? {
+            bail!("the memory server ended at once ({status})");
+        }
+        if Instant::now() > deadline {
+            bail!("the memory server did not start in time");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn start_redis(args: &Args, dir: &Path) -> Result<(ServerProcess, redis::Address)> {
+    let mut command = Command::new(&args.redis);
+    command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(dir);
+    let address = if args.unix {
+        let socket = dir.join("redis.sock");
+        command.args(["--port", "0", "--unixsocket"]).arg(&socket);
+        redis::Address::Unix(socket)
+    } else {
+        // Free a moment ago; redis cannot choose one itself.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]);
+        redis::Address::Tcp(port)
+    };
+    command.args(&args.redis_arguments);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let mut server = ServerProcess(child.with_context(|| format!("{} cannot be started; is redis installed?", args.redis.display()))?);
+    let deadline = Instant::now() + PATIENCE;
+    while !redis::answers(&address) {
+        if let Some(status) = server.0.try_wait()? {
+            bail!("redis ended at once ({status})");
+        }
+        if Instant::now() > deadline {
+            bail!("redis did not start in time");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok((server, address))
+}
+
+/// What both kinds of connections share.
+type Connections = Vec<Box<dyn Connection>>;

@@ -1,0 +1,116 @@
+//! `rampool doctor`: what this machine allows, and the fix for what it does not.
+
+use anyhow::Result;
+use rampool_sys::probe::{Capabilities, Rung};
+use rampool_sys::uffd::{Features, OpenError};
+
+/// Show what this machine allows, how page faults will be caught, and how to fix what is missing
+#[derive(clap::Args, Debug)]
+pub struct Args {}
+
+/// The exit code is 0 if programs can be run on the best rung, 1 otherwise, 2 if on none.
+pub fn run(_args: &Args) -> Result<i32> {
+    let found = Capabilities::probe();
+    let best = found.best_rung();
+    println!("kernel             {}", found.kernel);
+    println!("page size          {} bytes{}", found.page_bytes, if found.page_bytes == 4096 { "" } else { ": rampool needs 4096" });
+    println!("userfaultfd        {}", describe(&found.full));
+    println!("  for user code    {}", describe(&found.user_mode));
+    if let Ok(features) = found.full.as_ref().or(found.user_mode.as_ref()) {
+        for (feature, name, without) in [
+            (Features::WP, "write-protect", "userfaultfd cannot be used (Linux 5.7)"),
+            (Features::EVENTS_MAPPING, "mapping events", "userfaultfd cannot be used"),
+            (Features::MOVE, "move", "pages leave by copying, which is slower (Linux 6.8 moves them)"),
+            (Features::POISON, "poison", "when servers are lost, a program that uses the library ends at once (Linux 6.6 has it)"),
+        ] {
+            let has = features.has(feature);
+            println!("  {name:<17}{}", if has { "yes".to_owned() } else { format!("no: {without}") });
+        }
+    }
+    println!(
+        "  fork events      {}",
+        if found.fork_events { "yes" } else { "no (CAP_SYS_PTRACE): fork(3) is followed all the same, a bare clone is not" }
+    );
+    println!("SIGSEGV            {}", found.segv.as_ref().map_or_else(|error| format!("no: {error}"), |()| "yes".to_owned()));
+    println!("  mappings         {} at most (vm.max_map_count)", found.most_mappings);
+    println!("huge pages         {}", found.transparent_hugepages);
+    println!("lockable memory    {}", lockable(found.memlock_bytes));
+    println!("processors         {}", rampool_sys::thread::allowed_cpus().len());
+    println!();
+    if best == Rung::Segv && found.segv.is_err() {
+        println!("No rung works here: `rampool run` cannot catch page faults.");
+        fix(&found);
+        return Ok(2);
+    }
+    println!("`rampool run` will use the rung `{}`: {}", best.name(), meaning(best));
+    if best == Rung::Full {
+        return Ok(0);
+    }
+    println!("because {}", reason(&found));
+    if best == Rung::Segv && found.most_mappings < 1 << 18 {
+        println!("On this rung, a large --local wants larger pages (--page-size 64K) or: sysctl -w vm.max_map_count=1048576");
+    }
+    fix(&found);
+    Ok(1)
+}
+
+/// Why not the best rung.
+fn reason(found: &Capabilities) -> String {
+    let why = |found: &Result<Features, OpenError>| match found {
+        Ok(_) => "this kernel's userfaultfd lacks write protection or mapping events".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    match found.best_rung() {
+        Rung::Full => "nothing is missing".to_owned(),
+        Rung::UserMode => format!("for the kernel's own faults: {}", why(&found.full)),
+        Rung::Segv => format!("for user code: {}", why(&found.user_mode)),
+    }
+}
+
+/// The exact fix.
+fn fix(found: &Capabilities) {
+    println!();
+    if matches!(found.full, Err(OpenError::NotInKernel)) {
+        println!("For a better rung, run a kernel with CONFIG_USERFAULTFD.");
+        return;
+    }
+    if found.full.is_ok() {
+        println!("For a better rung, run a newer kernel: Linux 5.7 at least, 6.8 for moving pages.");
+        return;
+    }
+    println!("For the best rung, as root, one of:");
+    println!("  sysctl -w vm.unprivileged_userfaultfd=1          (every user; put it into /etc/sysctl.d/ to keep it)");
+    println!("  chgrp GROUP /dev/userfaultfd && chmod g+rw /dev/userfaultfd   (members of a group; Linux 6.1 and later)");
+    println!(
+        "  setpriv --reuid USER --init-groups --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace rampool run ...   (and fork events with it)"
+    );
+    if found.user_mode.is_err() {
+        println!(
+            "In a container the system call itself may be forbidden: allow `userfaultfd` in its seccomp profile, or add CAP_SYS_PTRACE."
+        );
+    }
+}
+
+fn describe(found: &Result<Features, OpenError>) -> String {
+    match found {
+        Ok(features) => format!("yes (features {:#x})", features.0),
+        Err(error) => format!("no: {error}"),
+    }
+}
+
+fn meaning(rung: Rung) -> &'static str {
+    match rung {
+        Rung::Full => "faults of the program and of system calls on its behalf",
+        Rung::UserMode => "faults of the program; buffers of system calls are made resident first",
+        Rung::Segv => "protected pages and a signal handler; system calls as on `uffd-user`",
+    }
+}
+
+fn lockable(bytes: u64) -> String {
+    match bytes {
+        u64::MAX => "unlimited".to_owned(),
+        // SAFETY: geteuid has no preconditions.
+        _ if unsafe { libc::geteuid() } == 0 => "unlimited (root)".to_owned(),
+        bytes => format!("{} KiB: `rampool serve` wants to lock what it lends (LimitMEMLOCK=infinity, or ulimit -l)", bytes / 1024),
+    }
+}

@@ -1,0 +1,432 @@
+//! `rampool run`: an unmodified program with more memory than this machine lends it.
+
+mod caretaker;
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rampool::key::Key;
+use rampool::pool::{LeaseRequest, Pool, PoolConfig, PoolEvent, ServerSpec};
+use rampool::roll::Roll;
+use rampool::settings::{RUN_DIR_VARIABLE, Settings};
+use rampool_proto::session::Encryption;
+use rampool_proto::units::ByteLen;
+use rampool_sys::probe::{Capabilities, Rung};
+
+use crate::rundir::RunDir;
+use crate::{program, summary};
+
+/// Run a program, unchanged, in more memory than this machine lends it.
+///
+/// The program keeps at most --local bytes of its memory in this machine's RAM; the rest lies on memory servers (`rampool serve`). While it
+/// needs less than that it runs exactly as without rampool. Its exit code, signals, standard input, output and error pass through untouched.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Local memory each process of the program may keep resident, such as 512M or 2G
+    #[arg(long, env = "RAMPOOL_LOCAL", value_name = "SIZE")]
+    local: ByteLen,
+
+    /// A memory server: HOST[:PORT] or unix:/PATH, perhaps with the amount wanted of it (HOST=4G). Repeat it, or separate by commas.
+    /// Without any, a private server with compressed memory is started on this machine
+    #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
+    servers: Vec<ServerSpec>,
+
+    /// Memory to lease from the servers [default: four times --local, more when needed; of a private server: what is free]
+    #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
+    memory: Option<ByteLen>,
+
+    /// The pool's key file (see `rampool key`)
+    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
+    key_file: Option<PathBuf>,
+
+    /// Encrypt what travels: auto (on beyond this machine), on or off
+    #[arg(long, env = "RAMPOOL_ENCRYPTION", default_value_t = Encryption::Auto, value_name = "WHEN")]
+    encryption: Encryption,
+
+    /// Bytes brought by one fault, 4K to 2M
+    #[arg(long, env = "RAMPOOL_PAGE_SIZE", default_value = "4K", value_name = "SIZE")]
+    page_size: ByteLen,
+
+    /// The most that is read ahead of a sequential access; 0 turns reading ahead off
+    #[arg(long, env = "RAMPOOL_PREFETCH", default_value = "2M", value_name = "SIZE")]
+    prefetch: ByteLen,
+
+    /// How page faults are caught: auto, uffd, uffd-user or segv (see `rampool doctor`)
+    #[arg(long, env = "RAMPOOL_RUNG", default_value = "auto", value_name = "RUNG")]
+    rung: String,
+
+    /// Let pages travel compressed where the server agrees
+    #[arg(long, env = "RAMPOOL_COMPRESSION")]
+    compression: bool,
+
+    /// A server that does not answer for this long counts as lost
+    #[arg(long, env = "RAMPOOL_OP_DEADLINE_MS", default_value_t = 10_000, value_name = "MS")]
+    op_deadline_ms: u64,
+
+    /// Spin this long for a server's answer before sleeping; while others want the CPU, it sleeps at once
+    #[arg(long, env = "RAMPOOL_SPIN_US", default_value_t = 100, value_name = "US")]
+    spin_us: u64,
+
+    /// Do not keep the pager on the CPU where a program of one thread takes its faults
+    #[arg(long, env = "RAMPOOL_NO_FOLLOW")]
+    no_follow: bool,
+
+    /// Print a summary at the end, on standard error or into FILE (every counter, as JSON, if its name ends in .json)
+    #[arg(long, env = "RAMPOOL_STATS", value_name = "FILE", num_args = 0..=1, default_missing_value = "-", require_equals = true)]
+    stats: Option<PathBuf>,
+
+    /// Show a live line on standard error
+    #[arg(long, env = "RAMPOOL_PROGRESS")]
+    progress: bool,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Returns the exit code to end with; ends by the program's signal itself where that is how the program ended.
+pub fn run(args: &Args) -> Result<i32> {
+    let program = program::check(&args.command[0])?;
+    let rung = choose_rung(&args.rung)?;
+    let mut libraries = vec![find_library("librampool_agent.so", "RAMPOOL_AGENT_LIB")?];
+    if rung != Rung::Full || !Capabilities::probe().fork_events {
+        // Where the kernel cannot wait for pages in system calls, these are helped; where it does not tell of forks, a child's agent needs
+        // memory beside the program's heap.
+        libraries.push(find_library("librampool_agent_io.so", "RAMPOOL_AGENT_IO_LIB")?);
+    }
+    let run_dir = RunDir::create().context("the run's directory cannot be made")?;
+    let name = program.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
+
+    let mut private = None;
+    let mut servers = args.servers.clone();
+    let mut bytes = args.memory;
+    if servers.is_empty() {
+        let server = PrivateServer::start(run_dir.path(), args.memory)?;
+        eprintln!(
+            "rampool: no server is named, so pages go to a private one on this machine ({} at most, compressed); name others with --server",
+            server.memory
+        );
+        servers.push(server.spec.clone());
+        bytes = Some(server.memory);
+        private = Some(server);
+    }
+    let bytes = bytes.unwrap_or_else(|| {
+        let named: u64 = servers.iter().filter_map(|s| s.memory).map(|m| m.0).sum();
+        ByteLen(named.max((args.local.0 * 4).max(1 << 30)))
+    });
+    let mut config = PoolConfig::new(servers, bytes, name.as_str());
+    if let Some(path) = &args.key_file {
+        config.key = Some(Key::load(path)?);
+    }
+    config.encryption = args.encryption;
+    config.op_deadline = Duration::from_millis(args.op_deadline_ms);
+    config.compression = args.compression;
+    debug_assert!(matches!(config.lease, LeaseRequest::Open { .. }));
+    let mut pool = Pool::connect(&config)?;
+
+    let settings = Settings {
+        run_dir: run_dir.path().to_owned(),
+        ticket: pool.lease_ticket(),
+        key_file: args.key_file.as_deref().map(std::fs::canonicalize).transpose()?,
+        encryption: args.encryption,
+        local_bytes: args.local.0,
+        page_bytes: u32::try_from(args.page_size.0).unwrap_or(u32::MAX),
+        prefetch_bytes: u32::try_from(args.prefetch.0).unwrap_or(u32::MAX),
+        rung,
+        evict_by_copy: std::env::var_os("RAMPOOL_EVICT_BY_COPY").is_some_and(|value| value == "1"),
+        op_deadline_ms: args.op_deadline_ms,
+        compression: args.compression,
+        spin_us: args.spin_us,
+        follow_faults: !args.no_follow,
+    };
+    rampool::region::PagedConfig {
+        local_bytes: settings.local_bytes,
+        page_bytes: settings.page_bytes,
+        prefetch_bytes: settings.prefetch_bytes,
+        ..Default::default()
+    }
+    .cache_config()?;
+    settings.write()?;
+    let roll = Roll::create(run_dir.path()).context("the run's directory cannot be written")?;
+
+    let started = Instant::now();
+    let signals = Signals::block()?;
+    let mut child = start(&program, &args.command, &libraries, run_dir.path(), &signals)?;
+    let status = wait(&mut child, &mut pool, &roll, &signals, &run_dir, args.progress.then_some(started))?;
+    let wall = started.elapsed();
+    if let Some(to) = &args.stats {
+        let counters = run_dir.read_stats();
+        let text = if to.extension().is_some_and(|e| e == "json") {
+            summary::json(&name, &counters, wall, status, args.local)
+        } else {
+            summary::summary(&name, &counters, wall, status, args.local, &pool.stats())
+        };
+        if to == Path::new("-") {
+            eprint!("{text}");
+        } else {
+            std::fs::write(to, text).with_context(|| format!("the summary cannot be written to {}", to.display()))?;
+        }
+    }
+    caretaker::end(pool, &roll, run_dir, private);
+    finish(status)
+}
+
+/// How soon the memory of a process that ended goes back while others of the run live on.
+const CALL_EVERY: Duration = Duration::from_millis(500);
+
+fn choose_rung(wanted: &str) -> Result<Rung> {
+    let capabilities = Capabilities::probe();
+    let best = capabilities.best_rung();
+    match wanted {
+        "auto" => Ok(best),
+        name => {
+            let rung = Rung::parse(name).with_context(|| format!("--rung is auto, uffd, uffd-user or segv, not `{name}`"))?;
+            let user_mode = capabilities.user_mode.as_ref().is_ok_and(|f| f.has(rampool_sys::probe::NEEDED));
+            let refused = match rung {
+                Rung::Full => best != Rung::Full,
+                Rung::UserMode => !user_mode,
+                Rung::Segv => {
+                    if let Err(error) = &capabilities.segv {
+                        bail!("this machine does not allow the rung `{name}`: {error}");
+                    }
+                    false
+                }
+            };
+            if refused {
+                bail!(
+                    "this machine does not allow the rung `{name}`, only `{}` and below; `rampool doctor` says what to change",
+                    best.name()
+                );
+            }
+            Ok(rung)
+        }
+    }
+}
+
+/// The agent's libraries lie beside the binary, or where packages put libraries.
+fn find_library(name: &str, variable: &str) -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(variable) {
+        return Ok(path.into());
+    }
+    let binary = std::env::current_exe().context("the path of this binary is unknown")?;
+    let here = binary.parent().unwrap_or(Path::new("/"));
+    let places = [here.join(name), here.join("../lib/rampool").join(name), here.join("../lib").join(name)];
+    places
+        .iter()
+        .find(|p| p.exists())
+        .cloned()
+        .with_context(|| format!("{name} is not beside {} nor in ../lib/rampool; set {variable} to its path", binary.display()))
+}
+
+fn start(program: &Path, command: &[OsString], libraries: &[PathBuf], run_dir: &Path, signals: &Signals) -> Result<Child> {
+    let mut preload = libraries.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"));
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let mask = signals.before;
+    let mut child = Command::new(program);
+    child.arg0(&command[0]).args(&command[1..]).env("LD_PRELOAD", preload).env(RUN_DIR_VARIABLE, run_dir);
+    // SAFETY: between fork and exec only sigprocmask is called, which is async-signal-safe.
+    unsafe {
+        child.pre_exec(move || {
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut());
+            Ok(())
+        });
+    }
+    child.spawn().with_context(|| format!("{} cannot be started", program.display()))
+}
+
+/// Waits for the program, passes signals on, keeps the lease alive.
+fn wait(
+    child: &mut Child,
+    pool: &mut Pool,
+    roll: &Roll,
+    signals: &Signals,
+    run_dir: &RunDir,
+    progress: Option<Instant>,
+) -> Result<ExitStatus> {
+    let pid = i32::try_from(child.id()).expect("a process id");
+    let (mut shown, mut called) = (Instant::now(), Instant::now());
+    let mut line = summary::ProgressLine::default();
+    loop {
+        while let Some(event) = pool.poll() {
+            if let PoolEvent::Draining { name, left, .. } = &event {
+                eprintln!("rampool: server {name} was told to stop; it ends in {left:?}, and with it what it holds");
+            }
+        }
+        let mut raw = 0;
+        // SAFETY: waits for our own child; `raw` lives across the call.
+        let waited = unsafe { libc::waitpid(pid, &raw mut raw, libc::WNOHANG | libc::WUNTRACED) };
+        if waited == pid {
+            let status = ExitStatus::from_raw(raw);
+            if status.stopped_signal().is_some() {
+                // The shell must see us stopped as well; when it continues us, the program continues.
+                // SAFETY: stops this process.
+                unsafe { libc::raise(libc::SIGSTOP) };
+                // SAFETY: our own child.
+                unsafe { libc::kill(pid, libc::SIGCONT) };
+                continue;
+            }
+            if progress.is_some() {
+                line.clear();
+            }
+            return Ok(status);
+        }
+        if let Some(started) = progress
+            && shown.elapsed() > Duration::from_millis(500)
+        {
+            shown = Instant::now();
+            line.show(&run_dir.read_stats(), started.elapsed());
+        }
+        if called.elapsed() > CALL_EVERY {
+            called = Instant::now();
+            caretaker::dismiss_gone(roll, pool);
+        }
+        signals.wait(Duration::from_millis(100), |signal| {
+            // SAFETY: our own child.
+            unsafe { libc::kill(pid, signal) };
+        });
+    }
+}
+
+/// Signals are taken one by one instead of interrupting us.
+struct Signals {
+    before: libc::sigset_t,
+    taken: libc::sigset_t,
+}
+
+impl Signals {
+    fn block() -> Result<Self> {
+        // SAFETY: the sets are initialised by the calls that fill them.
+        unsafe {
+            let mut taken = std::mem::zeroed::<libc::sigset_t>();
+            let mut before = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&raw mut taken);
+            for signal in [
+                libc::SIGCHLD,
+                libc::SIGINT,
+                libc::SIGQUIT,
+                libc::SIGTERM,
+                libc::SIGHUP,
+                libc::SIGUSR1,
+                libc::SIGUSR2,
+                libc::SIGTSTP,
+                libc::SIGCONT,
+                libc::SIGWINCH,
+                libc::SIGALRM,
+            ] {
+                libc::sigaddset(&raw mut taken, signal);
+            }
+            if libc::sigprocmask(libc::SIG_BLOCK, &raw const taken, &raw mut before) != 0 {
+                bail!("signals cannot be blocked");
+            }
+            Ok(Self { before, taken })
+        }
+    }
+
+    /// Waits for a signal at most `time`; `pass` gets those that the program must have from us. What the terminal sends reaches the whole
+    /// foreground group, the program included, and is not passed twice.
+    fn wait(&self, time: Duration, pass: impl Fn(i32)) {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
+        // SAFETY: the set, the information and the time live across the call.
+        let (signal, info) = unsafe {
+            let mut info = std::mem::zeroed::<libc::siginfo_t>();
+            (libc::sigtimedwait(&raw const self.taken, &raw mut info, &raw const time), info)
+        };
+        const FROM_KERNEL: i32 = 0x80;
+        if signal > 0 && signal != libc::SIGCHLD && info.si_code != FROM_KERNEL {
+            pass(signal);
+        }
+    }
+}
+
+fn finish(status: ExitStatus) -> Result<i32> {
+    if let Some(signal) = status.signal() {
+        std::io::stdout().flush()?;
+        // SAFETY: ends this process as the program ended, without a second core file.
+        unsafe {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+            libc::signal(signal, libc::SIG_DFL);
+            let mut set = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, signal);
+            libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+            libc::raise(signal);
+        }
+        return Ok(128 + signal);
+    }
+    Ok(status.code().unwrap_or(1))
+}
+
+/// A server for this run alone. Ends when this process, and its caretaker if it leaves one, have ended: its standard input closes then.
+struct PrivateServer {
+    child: Child,
+    spec: ServerSpec,
+    memory: ByteLen,
+}
+
+impl PrivateServer {
+    fn start(run_dir: &Path, memory: Option<ByteLen>) -> Result<Self> {
+        let memory = match memory {
+            Some(memory) => memory,
+            // Whole MiB: a server lends whole pages.
+            None => ByteLen((available_memory()? / 10 * 8) >> 20 << 20),
+        };
+        let socket = run_dir.join("server.sock");
+        let ready = run_dir.join("server.ready");
+        let log = std::fs::File::create(run_dir.join("server.log"))?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["serve", "--store", "compressed", "--shards", "1", "--memory"])
+            .arg(memory.0.to_string())
+            .arg("--listen")
+            .arg(format!("unix:{}", socket.display()))
+            .arg("--ready-file")
+            .arg(&ready)
+            .arg("--until-stdin-closes")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(log)
+            // It must not get the terminal's signals.
+            .process_group(0);
+        let mut child = command.spawn().context("a private server cannot be started")?;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !ready.exists() {
+            if let Some(status) = child.try_wait()? {
+                let said = std::fs::read_to_string(run_dir.join("server.log")).unwrap_or_default();
+                bail!("the private server ended at once ({status}): {}", said.trim());
+            }
+            if Instant::now() > deadline {
+                let _ = child.kill();
+                bail!("the private server did not become ready in 20 s");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let spec = format!("unix:{}", socket.display()).parse()?;
+        Ok(Self { child, spec, memory })
+    }
+}
+
+impl Drop for PrivateServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn available_memory() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo cannot be read")?;
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
+        .context("/proc/meminfo does not say what is available")?;
+    Ok(kib * 1024)
+}

@@ -1,0 +1,106 @@
+//! The directory of one run: its settings, its private server's socket, and the counters of every process of it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rampool::roll::Roll;
+use rampool::stats::StatsSnapshot;
+use rustix::fs::{FlockOperation, flock};
+
+/// Removed with everything in it when dropped.
+pub struct RunDir {
+    path: PathBuf,
+    /// Held by this process and, after it, by the caretaker that it leaves behind.
+    _lock: File,
+}
+
+impl RunDir {
+    /// Makes a directory that only this user can enter; clears away those of runs that ended without doing so.
+    pub fn create() -> io::Result<Self> {
+        let base = base_dir()?;
+        for (pid, path) in all_runs()? {
+            if !is_under_way(pid, &path) {
+                let _ = std::fs::remove_dir_all(path);
+            }
+        }
+        let path = base.join(format!("run-{}", std::process::id()));
+        if path.exists() {
+            std::fs::remove_dir_all(&path)?;
+        }
+        std::fs::DirBuilder::new().mode(0o700).create(&path)?;
+        let lock = File::open(&path)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The counters of every process that the run has had.
+    pub fn read_stats(&self) -> Vec<StatsSnapshot> {
+        read_stats(&self.path)
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Whether anything of a run is left: its `rampool run`, the caretaker that this left behind, or a process.
+pub fn is_under_way(pid: u32, run: &Path) -> bool {
+    let is_held = || File::open(run).is_ok_and(|dir| flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err());
+    Path::new("/proc").join(pid.to_string()).exists() || is_held() || !Roll::of(run).call().present.is_empty()
+}
+
+/// Every run of this user on this machine, as (process id of its `rampool run`, directory).
+pub fn all_runs() -> io::Result<Vec<(u32, PathBuf)>> {
+    let mut runs = Vec::new();
+    for entry in std::fs::read_dir(base_dir()?)? {
+        let path = entry?.path();
+        let pid = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_prefix("run-")).and_then(|n| n.parse().ok());
+        if let Some(pid) = pid {
+            runs.push((pid, path));
+        }
+    }
+    runs.sort_unstable();
+    Ok(runs)
+}
+
+/// The counters in a run's directory, by process.
+pub fn read_stats(run: &Path) -> Vec<StatsSnapshot> {
+    let Ok(entries) = std::fs::read_dir(run) else { return Vec::new() };
+    let mut all: Vec<StatsSnapshot> = entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            (path.extension()? == "stats").then_some(())?;
+            StatsSnapshot::from_bytes(&std::fs::read(path).ok()?)
+        })
+        .collect();
+    all.sort_by_key(|s| s.pid);
+    all
+}
+
+/// Memory-backed where possible: the counters in it change all the time.
+fn base_dir() -> io::Result<PathBuf> {
+    // SAFETY: geteuid has no preconditions.
+    let user = unsafe { libc::geteuid() };
+    let path = match std::env::var_os("XDG_RUNTIME_DIR").filter(|v| !v.is_empty()) {
+        Some(dir) if Path::new(&dir).is_dir() => Path::new(&dir).join("rampool"),
+        _ if Path::new("/dev/shm").is_dir() => PathBuf::from(format!("/dev/shm/rampool-{user}")),
+        _ => std::env::temp_dir().join(format!("rampool-{user}")),
+    };
+    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let found = std::fs::symlink_metadata(&path)?;
+    if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
+        return Err(io::Error::other(format!("{} belongs to somebody else, or others may enter it", path.display())));
+    }
+    Ok(path)
+}

@@ -1,0 +1,133 @@
+//! `rampool serve`: lends this machine's memory.
+
+mod metrics;
+mod settings;
+mod signals;
+
+pub use settings::Args;
+
+use anyhow::{Context, Result, bail};
+use rampool::key::Key;
+use rampool::proto::units::ByteLen;
+use rampool::server::{RunningServer, Server, ServerConfig};
+use rampool::transport::Endpoint;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use settings::{LogFormat, Settings};
+use signals::Signals;
+use std::path::Path;
+use std::time::Duration;
+
+/// How often the server looks at itself while nothing happens.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Serves until SIGTERM or SIGINT; then stops when the clients have left, or after the time to drain, or at a second signal.
+pub fn run(args: Args) -> Result<i32> {
+    let settings = args.settle()?;
+    start_log(&settings)?;
+    // Before any thread starts: all of them inherit that these signals wait to be asked for.
+    let signals = Signals::block().context("signals cannot be blocked")?;
+    let key = settings.key_file.as_deref().map(Key::load).transpose()?;
+    let defaults = ServerConfig::new(settings.memory.0, settings.listen[0].clone());
+    let config = ServerConfig {
+        listen: settings.listen.clone(),
+        key,
+        encryption: settings.encryption,
+        store: settings.store,
+        shards: settings.shards.unwrap_or(defaults.shards),
+        spin: settings.spin_us.map_or(defaults.spin, Duration::from_micros),
+        grace: settings.grace_ms.map_or(defaults.grace, Duration::from_millis),
+        heartbeat: settings.heartbeat_ms.map_or(defaults.heartbeat, Duration::from_millis),
+        silence: settings.silence_ms.map_or(defaults.silence, Duration::from_millis),
+        max_connections: settings.max_connections.unwrap_or(defaults.max_connections),
+        lock_memory: !settings.no_lock,
+        allow_uids: settings.allow_uid.clone(),
+        ..defaults
+    };
+    let server = Server::start(config)?;
+    let metrics = settings.metrics.as_ref().map(|address| metrics::Responder::start(address, server.observer())).transpose()?;
+    for endpoint in server.endpoints() {
+        // On standard output for scripts: with port 0 nobody knows the port otherwise.
+        println!("listening on {endpoint}");
+        tracing::info!(%endpoint, memory = %settings.memory, store = ?settings.store, keyed = settings.key_file.is_some(), "serving");
+    }
+    if let Some(metrics) = &metrics {
+        println!("metrics on http://{}/metrics", metrics.address());
+    }
+    if let Some(file) = &settings.ready_file {
+        say_ready(file, server.endpoints())?;
+    }
+    sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("systemd cannot be told that the server is ready")?;
+
+    let mut warned = false;
+    let signal = loop {
+        if let Some(signal) = signals.wait(LOOK_EVERY) {
+            break signal;
+        }
+        if settings.until_stdin_closes && stdin_is_closed() {
+            tracing::info!("whoever started this server has ended");
+            return Ok(0);
+        }
+        if server.is_broken() {
+            bail!("a thread of the server died; its last words are above. This is a defect of rampool");
+        }
+        if !warned && !settings.no_lock && server.status().unlocked {
+            warned = true;
+            tracing::warn!(
+                "memory cannot be locked, so the kernel may swap out what is lent; raise the limit (LimitMEMLOCK=infinity, or ulimit -l), or say --no-lock"
+            );
+        }
+    };
+    drain(server, &signals, signal, Duration::from_millis(settings.drain_ms))
+}
+
+fn drain(server: RunningServer, signals: &Signals, signal: i32, patience: Duration) -> Result<i32> {
+    tracing::info!(signal, ?patience, "stopping when the clients have left; a second signal stops at once");
+    // Whoever watches is told as soon as possible; that nobody does is no reason to stay.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    let draining = std::thread::Builder::new().name("rampool-drain".into()).spawn(move || server.drain(patience))?;
+    while !draining.is_finished() {
+        if signals.wait(Duration::from_millis(20)).is_some() {
+            tracing::warn!("stopping at once");
+            return Ok(1);
+        }
+    }
+    draining.join().ok().context("stopping the server failed")?;
+    tracing::info!("stopped");
+    Ok(0)
+}
+
+/// Nobody has the other end of standard input any more.
+fn stdin_is_closed() -> bool {
+    let stdin = std::io::stdin();
+    let mut watched = [PollFd::new(&stdin, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0) && watched[0].revents().contains(PollFlags::HUP)
+}
+
+/// The addresses, one per line. The file appears complete or not at all.
+fn say_ready(file: &Path, endpoints: &[Endpoint]) -> Result<()> {
+    let text: String = endpoints.iter().map(|e| format!("{e}\n")).collect();
+    let unfinished = file.with_extension("unfinished");
+    std::fs::write(&unfinished, text)
+        .and_then(|()| std::fs::rename(&unfinished, file))
+        .with_context(|| format!("the ready file {} cannot be written", file.display()))
+}
+
+fn start_log(settings: &Settings) -> Result<()> {
+    let filter =
+        tracing_subscriber::EnvFilter::try_new(&settings.log_level).with_context(|| format!("{:?} is no log level", settings.log_level))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match settings.log {
+        LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+    Ok(())
+}
+
+/// Amounts of memory in settings files and arguments alike.
+fn parse_memory(memory: ByteLen) -> Result<ByteLen> {
+    if memory.0 < ByteLen::MIB {
+        bail!("--memory {memory}: a server must lend at least 1 MiB");
+    }
+    Ok(memory)
+}

@@ -1,0 +1,188 @@
+//! Metrics for Prometheus: numbers read from the server when somebody asks, over the smallest HTTP that serves.
+
+use anyhow::{Context, Result};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use rampool::server::{Observer, ServerStatus};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A client that has not asked, or taken its answer, by then is dropped: the next one waits for it.
+const CLIENT_TIME: Duration = Duration::from_secs(2);
+const LONGEST_REQUEST_BYTES: usize = 8 * 1024;
+
+type Read64 = fn(&ServerStatus) -> u64;
+
+/// Name, help, value. Counters get `_total` by the format's rule.
+const GAUGES: &[(&str, &str, Read64)] = &[
+    ("rampool_memory_bytes", "Memory this server lends", |s| s.memory_bytes),
+    ("rampool_leased_bytes", "Memory that is leased", |s| s.lent_bytes),
+    ("rampool_free_bytes", "Memory that a new lease could have", |s| s.free_bytes),
+    ("rampool_held_bytes", "Memory taken from the system for pages", |s| s.held_bytes),
+    ("rampool_used_bytes", "Memory in frames that hold a page; what is held beyond it is fragmentation", |s| s.used_bytes),
+    ("rampool_frames", "Frames that hold a page", |s| s.frames),
+    ("rampool_leases", "Leases", |s| s.leases.len() as u64),
+    ("rampool_members", "Processes that are members of a lease", |s| s.leases.iter().map(|l| l.members.len() as u64).sum()),
+    ("rampool_connections", "Connections", |s| s.connections),
+    ("rampool_unlocked", "1 if some memory could not be locked against swapping", |s| u64::from(s.unlocked)),
+    ("rampool_draining", "1 while the server waits for its clients to leave", |s| u64::from(s.draining)),
+    ("rampool_uptime_seconds", "Time since the server started", |s| s.uptime_ms / 1000),
+];
+
+const COUNTERS: &[(&str, &str, Read64)] = &[
+    ("rampool_gets", "Requests for pages", |s| s.operations.gets),
+    ("rampool_got_pages", "Pages read by clients", |s| s.operations.got_pages),
+    ("rampool_puts", "Requests that store pages", |s| s.operations.puts),
+    ("rampool_put_pages", "Pages stored by clients", |s| s.operations.put_pages),
+    ("rampool_discards", "Requests that forget pages", |s| s.operations.discards),
+    ("rampool_control", "Other requests", |s| s.operations.control),
+    ("rampool_refused", "Requests answered with an error", |s| s.operations.refused),
+    ("rampool_received_page_bytes", "Bytes of pages received", |s| s.operations.bytes_in),
+    ("rampool_sent_page_bytes", "Bytes of pages sent", |s| s.operations.bytes_out),
+    ("rampool_protocol_errors", "Connections ended because the client broke the protocol", |s| s.protocol_errors),
+    ("rampool_failed_handshakes", "Connections turned away: wrong key, wrong version, not allowed", |s| s.failed_handshakes),
+    ("rampool_sleeps", "Times a serving thread found nothing to do and slept", |s| s.sleeps),
+];
+
+#[derive(Debug)]
+struct Snapshot(Observer);
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
+        let status = self.0.status();
+        for (name, help, read) in GAUGES {
+            let gauge = ConstGauge::new(i64::try_from(read(&status)).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        for (name, help, read) in COUNTERS {
+            let counter = ConstCounter::new(read(&status));
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Answers `GET /metrics` in a thread of its own until dropped.
+pub struct Responder {
+    address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Responder {
+    pub fn start(address: &SocketAddr, observer: Observer) -> Result<Self> {
+        let listener = TcpListener::bind(address).with_context(|| format!("cannot answer metrics on {address}"))?;
+        let address = listener.local_addr()?;
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Snapshot(observer)));
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::Builder::new().name("rampool-metrics".into()).spawn({
+            let stop = Arc::clone(&stop);
+            move || {
+                for client in listener.incoming() {
+                    if stop.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    if let Err(error) = client.and_then(|client| answer(client, &registry)) {
+                        tracing::debug!(%error, "a metrics client went away");
+                    }
+                }
+            }
+        })?;
+        Ok(Self { address, stop, thread: Some(thread) })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        // Wakes the thread from its wait for a client.
+        if TcpStream::connect_timeout(&self.address, CLIENT_TIME).is_ok()
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn answer(mut client: TcpStream, registry: &Registry) -> std::io::Result<()> {
+    let deadline = Instant::now() + CLIENT_TIME;
+    client.set_write_timeout(Some(CLIENT_TIME))?;
+    let mut request = Vec::new();
+    let mut bytes = [0; 1024];
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || request.len() > LONGEST_REQUEST_BYTES {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        client.set_read_timeout(Some(left))?;
+        match client.read(&mut bytes)? {
+            0 => return Ok(()),
+            n => request.extend_from_slice(&bytes[..n]),
+        }
+    }
+    let (status, kind, body) = respond(&request, registry);
+    let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    client.write_all(head.as_bytes())?;
+    client.write_all(body.as_bytes())
+}
+
+fn respond(request: &[u8], registry: &Registry) -> (&'static str, &'static str, String) {
+    const TEXT: &str = "text/plain; charset=utf-8";
+    let mut words = request.split(|b| *b == b' ');
+    match (words.next(), words.next()) {
+        (Some(b"GET"), Some(b"/metrics")) => {
+            let mut body = String::new();
+            match prometheus_client::encoding::text::encode(&mut body, registry) {
+                Ok(()) => ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", body),
+                Err(error) => ("500 Internal Server Error", TEXT, format!("{error}\n")),
+            }
+        }
+        (Some(b"GET"), Some(b"/")) => ("200 OK", TEXT, "rampool: see /metrics\n".to_owned()),
+        (Some(b"GET"), _) => ("404 Not Found", TEXT, "there is only /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", TEXT, "only GET\n".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rampool::server::{Server, ServerConfig};
+
+    fn ask(address: SocketAddr, request: &[u8]) -> String {
+        let mut client = TcpStream::connect(address).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client.write_all(request).unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    #[test]
+    fn prometheus_gets_every_number_and_others_get_an_error() {
+        let config = ServerConfig { lock_memory: false, shards: 1, ..ServerConfig::new(64 << 20, "127.0.0.1:0".parse().unwrap()) };
+        let server = Server::start(config).unwrap();
+        let metrics = Responder::start(&"127.0.0.1:0".parse().unwrap(), server.observer()).unwrap();
+        let answer = ask(metrics.address(), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(answer.contains("\nrampool_memory_bytes 67108864\n"), "{answer}");
+        for (name, ..) in GAUGES.iter().chain(COUNTERS) {
+            assert!(answer.contains(&format!("# HELP {name} ")), "{name} is missing");
+        }
+        assert!(ask(metrics.address(), b"GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+        assert!(ask(metrics.address(), b"\x00\xff\xff\r\n\r\n").starts_with("HTTP/1.1 405"));
+        drop(TcpStream::connect(metrics.address()).unwrap());
+        assert!(ask(metrics.address(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("rampool_gets_total 0"));
+    }
+}

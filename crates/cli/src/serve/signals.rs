@@ -1,0 +1,35 @@
+//! SIGTERM and SIGINT as events of a loop instead of interruptions.
+
+use std::io;
+use std::time::Duration;
+
+pub struct Signals {
+    set: libc::sigset_t,
+}
+
+impl Signals {
+    /// Blocks both in this thread and those it starts from now on; they wait for [`Signals::wait`].
+    pub fn block() -> io::Result<Self> {
+        let mut set = std::mem::MaybeUninit::uninit();
+        // SAFETY: sigemptyset initialises the set before anything else uses it.
+        let set = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+            set.assume_init()
+        };
+        // SAFETY: a valid set, and nobody wants the old one.
+        match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {
+            0 => Ok(Self { set }),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+
+    /// The signal that came, or nothing within this time.
+    pub fn wait(&self, time: Duration) -> Option<i32> {
+        let time = libc::timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() };
+        // SAFETY: a valid set and time; nobody wants the details.
+        let signal = unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const time) };
+        (signal > 0).then_some(signal)
+    }
+}

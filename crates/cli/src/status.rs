@@ -1,0 +1,168 @@
+//! `rampool status`: what servers lend, to whom.
+
+use anyhow::{Context, Result};
+use rampool::key::Key;
+use rampool::pool::ServerSpec;
+use rampool::proto::session::Encryption;
+use rampool::proto::units::ByteLen;
+use rampool::server::{QueryError, ServerStatus, query_status};
+use rampool::transport::LocalPolicy;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Show what memory servers lend, and to whom
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// A memory server: HOST[:PORT] or unix:/PATH. Repeat it, or separate by commas
+    #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',', default_value = "127.0.0.1")]
+    servers: Vec<ServerSpec>,
+
+    /// The pool's key file (see `rampool key`)
+    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
+    key_file: Option<PathBuf>,
+
+    /// Encrypt what travels: auto (on beyond this machine), on or off
+    #[arg(long, env = "RAMPOOL_ENCRYPTION", default_value_t = Encryption::Auto, value_name = "WHEN")]
+    encryption: Encryption,
+
+    /// Print JSON: one object per server, with its address, and its status or why there is none
+    #[arg(long)]
+    json: bool,
+
+    /// Wait this long for an answer
+    #[arg(long, default_value_t = 5_000, value_name = "MS")]
+    timeout_ms: u64,
+}
+
+/// 0 if every server answered, 1 otherwise.
+pub fn run(args: &Args) -> Result<i32> {
+    let key = args.key_file.as_deref().map(Key::load).transpose()?;
+    let policy = LocalPolicy { key, encryption: args.encryption, features: 0 };
+    let deadline = Instant::now() + Duration::from_millis(args.timeout_ms);
+    let answers = ask_all(&args.servers, &policy, deadline);
+    if args.json {
+        let objects: Vec<_> = answers
+            .iter()
+            .map(|(name, answer)| match answer {
+                Ok(status) => serde_json::json!({ "address": name, "status": status }),
+                Err(error) => serde_json::json!({ "address": name, "error": error.to_string() }),
+            })
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&objects).context("the status cannot be written as JSON")?);
+    } else {
+        print!("{}", table(&answers));
+    }
+    Ok(i32::from(answers.iter().any(|(_, answer)| answer.is_err())))
+}
+
+type Answer = (String, Result<ServerStatus, QueryError>);
+
+/// All at once: one server that does not answer costs one timeout.
+fn ask_all(servers: &[ServerSpec], policy: &LocalPolicy, deadline: Instant) -> Vec<Answer> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = servers
+            .iter()
+            .map(|server| {
+                let thread = scope.spawn(|| query_status(&server.endpoint, policy.clone(), deadline));
+                (server.endpoint.to_string(), thread)
+            })
+            .collect();
+        threads.into_iter().map(|(name, thread)| (name, thread.join().expect("asking for a status does not panic"))).collect()
+    })
+}
+
+fn table(answers: &[Answer]) -> String {
+    let mut out = String::new();
+    let size = |bytes: u64| ByteLen(bytes).to_string();
+    let mut servers = vec![["SERVER", "LENDS", "LEASED", "FREE", "IN USE", "CLIENTS", "STATE"].map(String::from)];
+    for (name, answer) in answers {
+        servers.push(match answer {
+            Ok(s) => [
+                name.clone(),
+                size(s.memory_bytes),
+                size(s.lent_bytes),
+                size(s.free_bytes),
+                size(s.used_bytes),
+                s.leases.iter().map(|l| l.members.len()).sum::<usize>().to_string(),
+                state(s),
+            ],
+            Err(_) => [name.clone(), "-".into(), "-".into(), "-".into(), "-".into(), "-".into(), "no answer".into()],
+        });
+    }
+    align(&mut out, &servers);
+    let mut leases =
+        vec![["LEASE", "SERVER", "NAME", "HOST", "LEASED", "IN USE", "PAGES READ", "PAGES WRITTEN", "PROCESSES"].map(String::from)];
+    for (name, answer) in answers {
+        for lease in answer.as_ref().map_or(&[][..], |s| &s.leases) {
+            let member =
+                |m: &rampool::server::MemberStatus| if m.connections > 0 { m.pid.to_string() } else { format!("{} (lost)", m.pid) };
+            leases.push([
+                lease.lease.to_string(),
+                name.clone(),
+                lease.name.clone(),
+                lease.host.clone(),
+                size(lease.bytes),
+                size(lease.used_bytes),
+                lease.operations.got_pages.to_string(),
+                lease.operations.put_pages.to_string(),
+                lease.members.iter().map(member).collect::<Vec<_>>().join(" "),
+            ]);
+        }
+    }
+    if leases.len() > 1 {
+        out.push('\n');
+        align(&mut out, &leases);
+    }
+    for (_, answer) in answers {
+        if let Err(error) = answer {
+            let _ = write!(out, "\n{error}");
+        }
+    }
+    if answers.iter().any(|(_, answer)| answer.is_err()) {
+        out.push('\n');
+    }
+    out
+}
+
+fn state(status: &ServerStatus) -> String {
+    let mut words = vec![if status.draining { "stopping" } else { "up" }];
+    if status.compressed {
+        words.push("compressed");
+    }
+    if status.unlocked {
+        words.push("NOT LOCKED");
+    }
+    words.join(", ")
+}
+
+fn align<const N: usize>(out: &mut String, rows: &[[String; N]]) {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    for row in rows {
+        let line: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        out.push_str(line.join("  ").trim_end());
+        out.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_a_line_for_every_server_and_says_why_one_is_silent() {
+        let mut up = ServerStatus::default();
+        (up.memory_bytes, up.lent_bytes, up.free_bytes) = (8 << 30, 2 << 30, 6 << 30);
+        let silent = query_status(
+            &"127.0.0.1:1".parse().unwrap(),
+            LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 },
+            Instant::now() + Duration::from_secs(5),
+        );
+        let table = table(&[("one:7117".into(), Ok(up)), ("127.0.0.1:1".into(), silent)]);
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[1], "one:7117     8 GiB  2 GiB   6 GiB  0 bytes  0        up");
+        assert!(lines[2].ends_with("no answer"));
+        assert!(table.contains("cannot reach 127.0.0.1:1: cannot connect"), "{table}");
+    }
+}

@@ -1,0 +1,143 @@
+//! What a run did, for people: the summary at its end and the live line.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use rampool::pool::PoolStats;
+use rampool::stats::StatsSnapshot;
+use rampool_proto::units::ByteLen;
+
+const PAGE: u64 = 4096;
+
+/// All processes of the run together.
+fn total(processes: &[StatsSnapshot]) -> StatsSnapshot {
+    let mut all = StatsSnapshot::default();
+    for process in processes {
+        all.add(process);
+    }
+    all
+}
+
+pub fn summary(name: &str, processes: &[StatsSnapshot], wall: Duration, status: ExitStatus, local: ByteLen, servers: &PoolStats) -> String {
+    let all = total(processes);
+    let paged = processes.iter().filter(|p| p.adopted_pages > 0).count();
+    let ended = match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("ended by signal {signal}"),
+        (None, None) => "ended".to_owned(),
+    };
+    let mut out = String::new();
+    let _ = writeln!(out, "rampool: {name}: {:.2} s, {ended}", wall.as_secs_f64());
+    let peak = processes.iter().map(|p| p.peak_anonymous_pages).max().unwrap_or(0);
+    let _ = writeln!(out, "  local memory   {local} a process; highest seen {} (anonymous memory, the kernel's count)", bytes(peak * PAGE));
+    if paged == 0 {
+        let _ = writeln!(out, "  pool           not needed: the program fitted");
+        return out;
+    }
+    let _ = writeln!(out, "  processes      {} seen, {paged} larger than their local memory, {} forks served", processes.len(), all.forks);
+    let _ = writeln!(
+        out,
+        "  faults         {}: {:.1} % served without waiting for a server; half within {}, 99 % within {}",
+        all.faults,
+        all.local_share() * 100.0,
+        time(all.fault_latency_ns(0.5)),
+        time(all.fault_latency_ns(0.99))
+    );
+    let _ = writeln!(
+        out,
+        "  read           {} from the pool: {} on demand, {} ahead of need",
+        bytes((all.demand_pages + all.prefetched_pages) * PAGE),
+        bytes(all.demand_pages * PAGE),
+        bytes(all.prefetched_pages * PAGE)
+    );
+    let _ = writeln!(
+        out,
+        "  left           {}: {} written to the pool, {} were there already, {} were all zero, {} came back at once",
+        bytes(all.evicted_pages * PAGE),
+        bytes(all.written_back_pages * PAGE),
+        bytes(all.clean_dropped_pages * PAGE),
+        bytes(all.zero_dropped_pages * PAGE),
+        bytes(all.second_chance_pages * PAGE)
+    );
+    if all.pool_full_events > 0 {
+        let _ = writeln!(out, "  pool full      {} times: the program then kept more than its local memory", all.pool_full_events);
+    }
+    for server in &servers.servers {
+        let _ = writeln!(out, "  server         {}{}", server.name, if server.alive { "" } else { " (lost)" });
+    }
+    out
+}
+
+/// Every counter of every process, for programs.
+pub fn json(name: &str, processes: &[StatsSnapshot], wall: Duration, status: ExitStatus, local: ByteLen) -> String {
+    let processes: Vec<serde_json::Value> = processes
+        .iter()
+        .map(|p| {
+            let mut counters: serde_json::Map<String, serde_json::Value> =
+                p.named().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+            counters.insert("fault_latency_p50_ns".into(), p.fault_latency_ns(0.5).into());
+            counters.insert("fault_latency_p99_ns".into(), p.fault_latency_ns(0.99).into());
+            counters.into()
+        })
+        .collect();
+    let run = serde_json::json!({
+        "program": name,
+        "wall_s": wall.as_secs_f64(),
+        "exit_code": status.code(),
+        "signal": status.signal(),
+        "local_bytes": local.0,
+        "processes": processes,
+    });
+    format!("{run:#}\n")
+}
+
+/// One line that is written over and over.
+#[derive(Default)]
+pub struct ProgressLine {
+    before: StatsSnapshot,
+    at: Duration,
+    shown: bool,
+}
+
+impl ProgressLine {
+    pub fn show(&mut self, processes: &[StatsSnapshot], elapsed: Duration) {
+        let all = total(processes);
+        let millis = u64::try_from((elapsed - self.at).as_millis()).unwrap_or(u64::MAX).max(1);
+        let rate = |now: u64, before: u64| now.saturating_sub(before).saturating_mul(1000) / millis;
+        let text = format!(
+            "rampool {:>5.0} s  resident {}  faults/s {}  in {}/s  out {}/s  local {:.0} %",
+            elapsed.as_secs_f64(),
+            bytes(all.anonymous_pages * PAGE),
+            rate(all.faults, self.before.faults),
+            bytes(rate(all.demand_pages + all.prefetched_pages, self.before.demand_pages + self.before.prefetched_pages) * PAGE),
+            bytes(rate(all.written_back_pages, self.before.written_back_pages) * PAGE),
+            all.local_share() * 100.0
+        );
+        eprint!("\r\x1b[K{text}");
+        let _ = std::io::stderr().flush();
+        self.before = all;
+        self.at = elapsed;
+        self.shown = true;
+    }
+
+    pub fn clear(&self) {
+        if self.shown {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+fn bytes(count: u64) -> String {
+    ByteLen(count).to_string()
+}
+
+fn time(nanos: u64) -> String {
+    match nanos {
+        0..1_000 => format!("{nanos} ns"),
+        1_000..1_000_000 => format!("{} us", nanos / 1_000),
+        _ => format!("{} ms", nanos / 1_000_000),
+    }
+}

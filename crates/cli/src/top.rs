@@ -1,0 +1,114 @@
+//! `rampool top`: what the runs and servers of this user do right now.
+//!
+//! ```text
+//!   look      one reading of everything there is: counter files of runs, answers of servers
+//!   rates     two readings compared: the rows of the tables
+//!   table     the columns: what a row looks like as text
+//!   screen    the live view: keys, sorting, drawing
+//! ```
+//! It only reads: files that programs write anyway, and one status request a server and interval.
+
+mod look;
+mod rates;
+mod screen;
+mod table;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rampool::key::Key;
+use rampool::pool::ServerSpec;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+
+use look::Watch;
+use screen::{Action, Screen};
+
+/// Watch the running programs and the memory servers
+///
+/// Shows every run of this user on this machine, the servers they use, and those named by --server.
+/// Keys: q quit, p pause, s sort by the next column, r turn the order round, arrows scroll.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// A memory server to watch: HOST[:PORT] or unix:/PATH. Repeat it, or separate by commas
+    #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
+    servers: Vec<ServerSpec>,
+
+    /// The pool's key file, for the servers named here
+    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
+    key_file: Option<PathBuf>,
+
+    /// Seconds between two looks; rates are over this time
+    #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = seconds)]
+    interval: Duration,
+
+    /// Print one table and end; needs no terminal
+    #[arg(long)]
+    once: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(number) if (0.05..=3600.0).contains(&number) => Ok(Duration::from_secs_f64(number)),
+        _ => Err("give a number of seconds from 0.05 to 3600".to_owned()),
+    }
+}
+
+/// Always 0: that a server is down is something to show, not a failure.
+pub fn run(args: &Args) -> Result<i32> {
+    let key = args.key_file.as_deref().map(Key::load).transpose()?;
+    let mut watch = Watch::new(args.servers.clone(), key);
+    if args.once {
+        let before = watch.look();
+        std::thread::sleep(args.interval);
+        let rows = rates::compare(&before, &watch.look());
+        print!("{}", table::text(&rows));
+        return Ok(0);
+    }
+    if !std::io::stdout().is_terminal() {
+        bail!("the live view needs a terminal; `rampool top --once` prints one table");
+    }
+    let interval = args.interval;
+    let (sender, looks) = mpsc::channel();
+    // Servers are asked beside the screen: one that does not answer delays the numbers, never the keys. Ends with the process.
+    std::thread::Builder::new()
+        .name("look".into())
+        .spawn(move || {
+            while sender.send(watch.look()).is_ok() {
+                std::thread::sleep(interval);
+            }
+        })
+        .context("no thread to look with")?;
+    let mut terminal = ratatui::try_init().context("the terminal cannot be prepared")?;
+    let result = live(&mut terminal, &looks);
+    ratatui::restore();
+    result
+}
+
+fn live(terminal: &mut ratatui::DefaultTerminal, looks: &mpsc::Receiver<look::Look>) -> Result<i32> {
+    let mut screen = Screen::default();
+    let mut newest = None;
+    loop {
+        terminal.draw(|frame| screen.draw(frame))?;
+        let until = Instant::now() + Duration::from_millis(200);
+        // Keys at once, numbers a moment later.
+        while event::poll(until.saturating_duration_since(Instant::now()))? {
+            match event::read()? {
+                Event::Key(key) if key.kind == KeyEventKind::Press => match screen.key(key) {
+                    Action::Quit => return Ok(0),
+                    Action::Redraw => break,
+                    Action::Nothing => {}
+                },
+                Event::Resize(..) => break,
+                _ => {}
+            }
+        }
+        for look in looks.try_iter() {
+            if let Some(before) = newest.replace(look) {
+                screen.show(rates::compare(&before, newest.as_ref().expect("just put there")));
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! One reading of everything: the counter files of this user's runs, and what servers answer.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rampool::key::Key;
+use rampool::pool::ServerSpec;
+use rampool::server::{LeaseStatus, OperationCounts, ServerStatus, query_status};
+use rampool::settings::Settings;
+use rampool::stats::StatsSnapshot;
+use rampool::transport::{Endpoint, LocalPolicy};
+use rampool_proto::session::Encryption;
+
+use crate::rundir;
+
+/// A server that does not answer for this long is shown as silent.
+const ANSWER: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub struct Look {
+    pub processes: Vec<Process>,
+    pub servers: Vec<Server>,
+}
+
+/// A living process of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Process {
+    /// Process id of its `rampool run`.
+    pub run: u32,
+    /// As `ps` shows it.
+    pub name: String,
+    /// What the run was told to keep local at most, a process.
+    pub local_bytes: u64,
+    /// When the counters were read.
+    pub at: Duration,
+    pub counters: StatsSnapshot,
+}
+
+/// A server, and what it said or why it did not.
+#[derive(Clone, Debug)]
+pub struct Server {
+    pub name: String,
+    /// When it answered.
+    pub at: Duration,
+    pub answer: Result<Numbers, String>,
+}
+
+/// What a server says about itself, as far as it is shown.
+#[derive(Clone, Debug, Default)]
+pub struct Numbers {
+    /// Differs from one start of the server to the next.
+    pub server: u64,
+    pub draining: bool,
+    pub memory_bytes: u64,
+    pub lent_bytes: u64,
+    pub free_bytes: u64,
+    pub held_bytes: u64,
+    pub connections: u64,
+    pub traffic: Traffic,
+    pub clients: Vec<Client>,
+}
+
+/// A lease, and its processes.
+#[derive(Clone, Debug, Default)]
+pub struct Client {
+    pub lease: u64,
+    pub name: String,
+    pub host: String,
+    pub processes: usize,
+    pub leased_bytes: u64,
+    pub used_bytes: u64,
+    pub traffic: Traffic,
+}
+
+/// Since the start of a server or lease; only grows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Traffic {
+    pub requests: u64,
+    /// To clients.
+    pub read_bytes: u64,
+    /// From clients.
+    pub written_bytes: u64,
+}
+
+/// Where to look.
+pub struct Watch {
+    started: Instant,
+    named: Vec<ServerSpec>,
+    key: Option<Key>,
+}
+
+/// How to speak to a server.
+struct Access {
+    /// As it is shown.
+    name: String,
+    spec: ServerSpec,
+    key: Option<Key>,
+    encryption: Encryption,
+}
+
+impl Watch {
+    pub fn new(named: Vec<ServerSpec>, key: Option<Key>) -> Self {
+        Self { started: Instant::now(), named, key }
+    }
+
+    /// Reads everything once. Blocks for as long as the slowest server takes to answer, two seconds at most.
+    pub fn look(&mut self) -> Look {
+        let mut servers: BTreeMap<String, Access> = BTreeMap::new();
+        for spec in &self.named {
+            let name = spec.endpoint.to_string();
+            let access = Access { name: name.clone(), spec: spec.clone(), key: self.key.clone(), encryption: Encryption::Auto };
+            servers.insert(name, access);
+        }
+        let mut processes = Vec::new();
+        for (run, path) in rundir::all_runs().unwrap_or_default() {
+            let Some(settings) = running(run, &path) else { continue };
+            for counters in rundir::read_stats(&path) {
+                if let Some(name) = process_name(counters.pid).filter(|_| counters.state == 1) {
+                    processes.push(Process { run, name, local_bytes: settings.local_bytes, at: self.started.elapsed(), counters });
+                }
+            }
+            let key = settings.key_file.as_deref().and_then(|path| Key::load(path).ok());
+            for spec in settings.ticket.servers() {
+                let name = match &spec.endpoint {
+                    Endpoint::Unix(socket) if socket.starts_with(&path) => format!("private, of run {run}"),
+                    other => other.to_string(),
+                };
+                let access = || Access { name, spec: spec.clone(), key: key.clone(), encryption: settings.encryption };
+                servers.entry(spec.endpoint.to_string()).or_insert_with(access);
+            }
+        }
+        Look { processes, servers: self.ask(&servers) }
+    }
+
+    fn ask(&self, servers: &BTreeMap<String, Access>) -> Vec<Server> {
+        let deadline = Instant::now() + ANSWER;
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = servers.values().map(|access| (&access.name, scope.spawn(move || query(access, deadline)))).collect();
+            asked
+                .into_iter()
+                .map(|(name, answer)| Server {
+                    name: name.clone(),
+                    answer: answer.join().unwrap_or_else(|_| Err("asking it failed".to_owned())),
+                    at: self.started.elapsed(),
+                })
+                .collect()
+        })
+    }
+}
+
+fn query(access: &Access, deadline: Instant) -> Result<Numbers, String> {
+    let policy = LocalPolicy { key: access.key.clone(), encryption: access.encryption, features: 0 };
+    let status = query_status(&access.spec.endpoint, policy, deadline).map_err(|error| error.to_string())?;
+    Ok(Numbers::from(&status))
+}
+
+impl From<&ServerStatus> for Numbers {
+    fn from(status: &ServerStatus) -> Self {
+        let client = |lease: &LeaseStatus| Client {
+            lease: lease.lease,
+            name: lease.name.clone(),
+            host: lease.host.clone(),
+            processes: lease.members.len(),
+            leased_bytes: lease.bytes,
+            used_bytes: lease.used_bytes,
+            traffic: Traffic::from(&lease.operations),
+        };
+        Self {
+            server: status.server,
+            draining: status.draining,
+            memory_bytes: status.memory_bytes,
+            lent_bytes: status.lent_bytes,
+            free_bytes: status.free_bytes,
+            held_bytes: status.held_bytes,
+            connections: status.connections,
+            traffic: Traffic::from(&status.operations),
+            clients: status.leases.iter().map(client).collect(),
+        }
+    }
+}
+
+impl From<&OperationCounts> for Traffic {
+    fn from(counts: &OperationCounts) -> Self {
+        Self {
+            requests: counts.gets + counts.puts + counts.discards + counts.control,
+            read_bytes: counts.bytes_out,
+            written_bytes: counts.bytes_in,
+        }
+    }
+}
+
+/// The settings of a run that goes on.
+fn running(run: u32, path: &Path) -> Option<Settings> {
+    rundir::is_under_way(run, path).then(|| Settings::read(path).ok())?
+}
+
+fn process_name(pid: u64) -> Option<String> {
+    Some(std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim().to_owned())
+}

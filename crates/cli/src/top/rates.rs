@@ -1,0 +1,244 @@
+//! Two looks compared. Whatever only grows becomes a rate; a process or server that restarted, or is new, shows none at first.
+
+use std::time::Duration;
+
+use rampool::stats::StatsSnapshot;
+use rampool_proto::units::OS_PAGE_BYTES;
+
+use super::look::{Look, Numbers, Process, Traffic};
+
+const PAGE: u64 = OS_PAGE_BYTES as u64;
+
+/// What the screen shows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rows {
+    pub processes: Vec<ProcessRow>,
+    pub servers: Vec<ServerRow>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProcessRow {
+    pub run: u32,
+    pub pid: u64,
+    pub name: String,
+    /// Anonymous memory in RAM.
+    pub resident_bytes: u64,
+    pub local_bytes: u64,
+    pub faults_per_s: f64,
+    /// Share of the faults that no thread waited for a server for; `None` without faults.
+    pub hit_rate: Option<f64>,
+    pub in_bytes_per_s: f64,
+    pub out_bytes_per_s: f64,
+    /// Half, 99 % and 99.9 % of the faults were served within this time; 0 without faults.
+    pub latency_ns: [u64; 3],
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServerRow {
+    pub name: String,
+    pub state: ServerState,
+    pub memory_bytes: u64,
+    pub lent_bytes: u64,
+    pub held_bytes: u64,
+    pub free_bytes: u64,
+    pub connections: u64,
+    pub rates: TrafficRates,
+    pub clients: Vec<ClientRow>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ServerState {
+    #[default]
+    Serving,
+    /// It was told to stop.
+    Draining,
+    /// No numbers, and why.
+    Silent(String),
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClientRow {
+    pub name: String,
+    pub host: String,
+    pub processes: usize,
+    pub leased_bytes: u64,
+    pub used_bytes: u64,
+    pub rates: TrafficRates,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TrafficRates {
+    pub requests_per_s: f64,
+    pub read_bytes_per_s: f64,
+    pub written_bytes_per_s: f64,
+}
+
+/// The rows of `now`, with rates since `before`.
+pub fn compare(before: &Look, now: &Look) -> Rows {
+    let processes = now.processes.iter().map(|process| {
+        let earlier = before.processes.iter().find(|p| p.counters.pid == process.counters.pid && p.run == process.run);
+        process_row(earlier, process)
+    });
+    let servers = now.servers.iter().map(|server| {
+        let earlier = before.servers.iter().find(|s| s.name == server.name);
+        match &server.answer {
+            Ok(numbers) => {
+                let earlier = earlier.and_then(|s| Some((s.at, s.answer.as_ref().ok()?))).filter(|(_, e)| e.server == numbers.server);
+                server_row(&server.name, earlier, server.at, numbers)
+            }
+            Err(reason) => ServerRow { name: server.name.clone(), state: ServerState::Silent(reason.clone()), ..ServerRow::default() },
+        }
+    });
+    Rows { processes: processes.collect(), servers: servers.collect() }
+}
+
+fn process_row(before: Option<&Process>, now: &Process) -> ProcessRow {
+    let counters = &now.counters;
+    let (since, seconds) = match before {
+        Some(before) => (difference(&before.counters, counters), now.at.saturating_sub(before.at)),
+        None => (difference(counters, counters), Duration::ZERO),
+    };
+    ProcessRow {
+        run: now.run,
+        pid: counters.pid,
+        name: now.name.clone(),
+        resident_bytes: counters.anonymous_pages.max(counters.resident_pages) * PAGE,
+        local_bytes: now.local_bytes,
+        faults_per_s: rate(since.faults, seconds),
+        hit_rate: (since.faults > 0).then(|| since.local_share()),
+        in_bytes_per_s: rate((since.demand_pages + since.prefetched_pages) * PAGE, seconds),
+        out_bytes_per_s: rate(since.written_back_pages * PAGE, seconds),
+        latency_ns: [0.5, 0.99, 0.999].map(|share| since.fault_latency_ns(share)),
+    }
+}
+
+/// The counters that become rates; those that shrank (another process with the same number) count as nothing.
+fn difference(before: &StatsSnapshot, now: &StatsSnapshot) -> StatsSnapshot {
+    let mut since = StatsSnapshot {
+        faults: now.faults.saturating_sub(before.faults),
+        demand_fetches: now.demand_fetches.saturating_sub(before.demand_fetches),
+        demand_pages: now.demand_pages.saturating_sub(before.demand_pages),
+        prefetched_pages: now.prefetched_pages.saturating_sub(before.prefetched_pages),
+        written_back_pages: now.written_back_pages.saturating_sub(before.written_back_pages),
+        ..StatsSnapshot::default()
+    };
+    for (bucket, (before, now)) in before.fault_latency.iter().zip(now.fault_latency).enumerate() {
+        since.fault_latency[bucket] = now.saturating_sub(*before);
+    }
+    since
+}
+
+fn server_row(name: &str, before: Option<(Duration, &Numbers)>, at: Duration, now: &Numbers) -> ServerRow {
+    let seconds = before.map_or(Duration::ZERO, |(then, _)| at.saturating_sub(then));
+    let clients = now.clients.iter().map(|client| {
+        let earlier = before.and_then(|(_, numbers)| numbers.clients.iter().find(|c| c.lease == client.lease));
+        ClientRow {
+            name: client.name.clone(),
+            host: client.host.clone(),
+            processes: client.processes,
+            leased_bytes: client.leased_bytes,
+            used_bytes: client.used_bytes,
+            rates: traffic(earlier.map(|c| &c.traffic), &client.traffic, seconds),
+        }
+    });
+    ServerRow {
+        name: name.to_owned(),
+        state: if now.draining { ServerState::Draining } else { ServerState::Serving },
+        memory_bytes: now.memory_bytes,
+        lent_bytes: now.lent_bytes,
+        held_bytes: now.held_bytes,
+        free_bytes: now.free_bytes,
+        connections: now.connections,
+        rates: traffic(before.map(|(_, n)| &n.traffic), &now.traffic, seconds),
+        clients: clients.collect(),
+    }
+}
+
+fn traffic(before: Option<&Traffic>, now: &Traffic, seconds: Duration) -> TrafficRates {
+    let Some(before) = before else { return TrafficRates::default() };
+    TrafficRates {
+        requests_per_s: rate(now.requests.saturating_sub(before.requests), seconds),
+        read_bytes_per_s: rate(now.read_bytes.saturating_sub(before.read_bytes), seconds),
+        written_bytes_per_s: rate(now.written_bytes.saturating_sub(before.written_bytes), seconds),
+    }
+}
+
+fn rate(count: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::look::{Client, Server};
+
+    fn process(at_ms: u64, change: impl FnOnce(&mut StatsSnapshot)) -> Look {
+        let mut counters = StatsSnapshot { pid: 7, state: 1, anonymous_pages: 100, ..StatsSnapshot::default() };
+        change(&mut counters);
+        let process = Process { run: 3, name: "sort".into(), local_bytes: 1 << 20, at: Duration::from_millis(at_ms), counters };
+        Look { processes: vec![process], servers: Vec::new() }
+    }
+
+    fn server(at_ms: u64, start: u64, traffic: Traffic) -> Look {
+        let client = Client { lease: 9, name: "sort".into(), traffic, ..Client::default() };
+        let numbers = Numbers { server: start, traffic, clients: vec![client], ..Numbers::default() };
+        Look { processes: Vec::new(), servers: vec![Server { name: "a".into(), at: Duration::from_millis(at_ms), answer: Ok(numbers) }] }
+    }
+
+    #[test]
+    fn counters_become_rates_over_the_time_between_the_looks() {
+        let before = process(1000, |c| {
+            c.faults = 1000;
+            c.demand_fetches = 900;
+            c.fault_latency[10] = 1000;
+        });
+        let now = process(1500, |c| {
+            c.faults = 1200;
+            c.demand_fetches = 950;
+            c.demand_pages = 10;
+            c.prefetched_pages = 30;
+            c.written_back_pages = 20;
+            c.fault_latency[10] = 1000;
+            c.fault_latency[14] = 198;
+            c.fault_latency[20] = 2;
+        });
+        let rows = compare(&before, &now);
+        let row = &rows.processes[0];
+        assert_eq!((row.pid, row.run, row.resident_bytes), (7, 3, 100 * PAGE));
+        assert_eq!((row.faults_per_s, row.hit_rate), (400.0, Some(0.75)));
+        assert_eq!((row.in_bytes_per_s, row.out_bytes_per_s), (80.0 * PAGE as f64, 40.0 * PAGE as f64));
+        assert_eq!(row.latency_ns, [1 << 15, 1 << 15, 1 << 21], "of the new faults alone");
+    }
+
+    #[test]
+    fn what_is_new_or_has_started_over_shows_no_rate() {
+        let old = process(0, |c| c.faults = 5000);
+        let fresh = process(1000, |c| c.faults = 10);
+        let row = &compare(&old, &fresh).processes[0];
+        assert_eq!((row.faults_per_s, row.hit_rate, row.latency_ns), (0.0, None, [0; 3]));
+        let row = &compare(&Look::default(), &old).processes[0];
+        assert_eq!((row.faults_per_s, row.hit_rate), (0.0, None));
+
+        let before = server(0, 1, Traffic { requests: 500, read_bytes: 500, written_bytes: 500 });
+        let restarted = server(1000, 2, Traffic { requests: 900, read_bytes: 900, written_bytes: 900 });
+        assert_eq!(compare(&before, &restarted).servers[0].rates, TrafficRates::default());
+    }
+
+    #[test]
+    fn a_server_and_each_of_its_clients_have_rates() {
+        let before = server(1000, 1, Traffic { requests: 10, read_bytes: 0, written_bytes: 100 });
+        let now = server(3000, 1, Traffic { requests: 30, read_bytes: 4096, written_bytes: 300 });
+        let rows = compare(&before, &now);
+        let wanted = TrafficRates { requests_per_s: 10.0, read_bytes_per_s: 2048.0, written_bytes_per_s: 100.0 };
+        assert_eq!(rows.servers[0].rates, wanted);
+        assert_eq!(rows.servers[0].clients[0].rates, wanted);
+    }
+
+    #[test]
+    fn a_silent_server_keeps_its_row_and_says_why() {
+        let mut now = server(3000, 1, Traffic::default());
+        now.servers[0].answer = Err("cannot reach a: refused".into());
+        let rows = compare(&Look::default(), &now);
+        assert_eq!(rows.servers[0].state, ServerState::Silent("cannot reach a: refused".into()));
+    }
+}

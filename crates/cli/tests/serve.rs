@@ -1,0 +1,140 @@
+//! The server as people start it: a process of its own.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn rampool() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// A server, ended with the test.
+struct Served {
+    child: Child,
+    address: String,
+}
+
+impl Served {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on ").map(str::to_owned);
+        let Some(address) = address else {
+            let _ = child.kill();
+            let mut said = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            panic!("the server did not start: {line}{said}");
+        };
+        Self { child, address }
+    }
+
+    fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        // SAFETY: a child of ours that has not been waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Waits for its end. Returns the exit code and what it logged.
+    fn end(mut self) -> (Option<i32>, String) {
+        let deadline = Instant::now() + DEADLINE;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "the server does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        (self.child.wait().unwrap().code(), log)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn status(address: &str, key: Option<&Path>, more: &[&str]) -> Output {
+    let mut command = rampool();
+    command.args(["status", "--server", address]).args(more);
+    if let Some(key) = key {
+        command.arg("--key-file").arg(key);
+    }
+    command.output().unwrap()
+}
+
+#[test]
+fn a_server_says_when_it_is_ready_tells_its_status_and_stops_when_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let notify = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    notify.set_read_timeout(Some(DEADLINE)).unwrap();
+    let ready = dir.path().join("ready");
+    let mut command = rampool();
+    command.args(["serve", "--memory", "64M", "--listen", "127.0.0.1:0", "--no-lock", "--log", "json", "--ready-file"]).arg(&ready);
+    let server = Served::start(command.env("NOTIFY_SOCKET", dir.path().join("notify")));
+    let mut said = [0; 200];
+    let n = notify.recv(&mut said).unwrap();
+    assert!(String::from_utf8_lossy(&said[..n]).contains("READY=1"));
+    assert_eq!(std::fs::read_to_string(&ready).unwrap().trim(), server.address);
+
+    let shown = status(&server.address, None, &[]);
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.status.success() && text.contains("64 MiB"), "{text}");
+    let json = status(&server.address, None, &["--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json[0]["status"]["memory_bytes"], 64 << 20);
+
+    server.signal(libc::SIGTERM);
+    let n = notify.recv(&mut said).unwrap();
+    assert!(String::from_utf8_lossy(&said[..n]).contains("STOPPING=1"));
+    let address = server.address.clone();
+    let (code, log) = server.end();
+    assert_eq!(code, Some(0), "{log}");
+    for line in log.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|_| panic!("not JSON: {line}"));
+    }
+    let gone = status(&address, None, &["--timeout-ms", "2000"]);
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(String::from_utf8(gone.stdout).unwrap().contains(&format!("cannot reach {address}")));
+}
+
+#[test]
+fn a_key_is_made_once_and_needed_where_the_server_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("pool.key");
+    assert!(rampool().arg("key").arg(&key).output().unwrap().status.success());
+    assert!(!rampool().arg("key").arg(&key).output().unwrap().status.success(), "it must not overwrite a key");
+    let mut command = rampool();
+    let server = Served::start(command.args(["serve", "--memory", "1M", "--listen", "0.0.0.0:0", "--no-lock", "--key-file"]).arg(&key));
+    let port = server.address.rsplit_once(':').unwrap().1.to_owned();
+    let address = format!("127.0.0.1:{port}");
+    assert!(status(&address, Some(&key), &["--encryption", "on"]).status.success());
+    let keyless = status(&address, None, &[]);
+    assert_eq!(keyless.status.code(), Some(1));
+    assert!(String::from_utf8(keyless.stdout).unwrap().contains("--key-file"));
+    server.signal(libc::SIGINT);
+    let (code, log) = server.end();
+    assert_eq!(code, Some(0));
+    assert!(log.contains("handshake failed"), "{log}");
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let refuse = |arguments: &[&str]| {
+        let output = rampool().arg("serve").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(125));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refuse(&["--memory", "1M", "--listen", "0.0.0.0:0"]).contains("needs a key"));
+    assert!(refuse(&["--memory", "1M", "--listen", "127.0.0.1:0", "--key-file", "/nonexistent"]).contains("/nonexistent"));
+    assert!(refuse(&["--listen", "127.0.0.1:0"]).contains("how much memory"));
+}

@@ -1,0 +1,25 @@
+//! Every decision rampool takes, without any I/O.
+//!
+//! ```text
+//!   units          numbers with units: PageIndex, Extent, NodeId ...
+//!   wire           the bytes that travel: headers, page tables, control messages
+//!   session        who may talk: preface, versions, credits, deadlines
+//!   cache          the paged view: page states, which page leaves, which comes early
+//!   pointers       which pages an array of pointers foretells
+//!   placement      which server holds which page
+//!   share          the shared view: locks, barriers and five consistency protocols
+//!   server         what a memory server does with one request: leases, regions, page tables
+//! ```
+//!
+//! Everything here is driven from outside: a machine is handed inputs with `handle`, drained with `poll` until `None`, and never reads a
+//! clock, spawns, locks or performs I/O. The same machines run in the simulator, in the fuzzers and in the runtime.
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod placement;
+pub mod pointers;
+pub mod server;
+pub mod session;
+pub mod share;
+pub mod units;
+pub mod wire;

@@ -1,0 +1,332 @@
+//! One lease's regions and pages.
+//!
+//! Regions belong to members; only the owner uses one, until another member of the lease adopts it (a fork child takes over the copy its parent
+//! made for it). A lease pays for frames, each once however many regions share it. Page tables are free up to a 64th of the lease, four times
+//! what densely used regions need; beyond that they are paid for, so that nobody can make a server hold tables for pages it does not hold.
+//!
+//! Invariant: `used_bytes + paid_metadata_bytes <= limit_bytes`.
+
+use super::FrameIndex;
+use super::lease::ConnectionNumber;
+use super::table::{CHUNK_BYTES, Root, StoredPage, Tables};
+use crate::units::Extent;
+use crate::wire::{MemberId, RegionId};
+use std::collections::BTreeMap;
+
+/// Regions of one lease.
+const MAX_REGIONS: usize = 16 * 1024;
+/// Page tables every lease has for free, so that a small lease can do anything at all.
+const FREE_METADATA_BYTES: u64 = 16 * CHUNK_BYTES;
+
+/// Why a request changed nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpaceError {
+    #[error("the lease is full: {free} bytes are free in it")]
+    Full { free: u64 },
+    #[error("no such region in this lease")]
+    NoSuchRegion,
+    #[error("the region belongs to another member")]
+    NotOwner,
+    #[error("a lease can have {MAX_REGIONS} regions")]
+    TooManyRegions,
+    #[error("the member has left the lease")]
+    MemberGone,
+    #[error("the member has come back on another connection")]
+    Replaced,
+}
+
+/// What a lease uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SpaceUsage {
+    pub limit_bytes: u64,
+    /// Frames, each counted once, and page tables beyond the free allowance.
+    pub used_bytes: u64,
+    pub metadata_bytes: u64,
+    /// Pages that are not zero.
+    pub pages: u64,
+    /// Frames that more than one page table names.
+    pub shared_frames: u64,
+    pub regions: u64,
+}
+
+/// Regions, page tables and accounts of one lease.
+#[derive(Debug)]
+pub struct LeaseSpace {
+    limit_bytes: u64,
+    members: BTreeMap<MemberId, Member>,
+    regions: BTreeMap<RegionId, Region>,
+    tables: Tables,
+    next_region: u64,
+}
+
+#[derive(Debug)]
+struct Member {
+    connection: ConnectionNumber,
+    /// The latest request that made a region, and the region: a repetition after a broken connection gets the same answer.
+    made: Option<(u64, RegionId)>,
+}
+
+#[derive(Debug)]
+struct Region {
+    owner: MemberId,
+    root: Root,
+}
+
+impl LeaseSpace {
+    #[must_use]
+    pub fn new(limit_bytes: u64) -> Self {
+        Self { limit_bytes, members: BTreeMap::new(), regions: BTreeMap::new(), tables: Tables::default(), next_region: 1 }
+    }
+
+    #[must_use]
+    pub fn usage(&self) -> SpaceUsage {
+        SpaceUsage {
+            limit_bytes: self.limit_bytes,
+            used_bytes: self.used_bytes(self.tables.used_bytes(), self.tables.metadata_bytes()),
+            metadata_bytes: self.tables.metadata_bytes(),
+            pages: self.tables.pages(),
+            shared_frames: self.tables.shared_frames(),
+            regions: self.regions.len() as u64,
+        }
+    }
+
+    /// Changes the size of the lease.
+    ///
+    /// # Errors
+    /// [`SpaceError::Full`] where more is in use.
+    pub fn set_limit(&mut self, limit_bytes: u64) -> Result<(), SpaceError> {
+        let old = std::mem::replace(&mut self.limit_bytes, limit_bytes);
+        let fits = self.room_for(0, 0);
+        if fits.is_err() {
+            self.limit_bytes = old;
+        }
+        fits
+    }
+
+    /// A member has joined the lease, or come back: from now on it may have regions, and uses this connection.
+    pub fn member_joined(&mut self, member: MemberId, connection: ConnectionNumber) {
+        self.members.entry(member).or_insert(Member { connection, made: None }).connection = connection;
+    }
+
+    /// Whether what comes over this connection of the member counts. To be asked under the same lock as what it asks for: a request that was under way
+    /// when its member came back must not undo what the member did since.
+    ///
+    /// # Errors
+    /// [`SpaceError::MemberGone`] or [`SpaceError::Replaced`].
+    pub fn admit(&self, member: MemberId, connection: ConnectionNumber) -> Result<(), SpaceError> {
+        match self.members.get(&member) {
+            None => Err(SpaceError::MemberGone),
+            Some(known) if known.connection != connection => Err(SpaceError::Replaced),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Makes a region by `make`, or, if this very request of the member has made one already, answers with that.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn make_once(
+        &mut self,
+        member: MemberId,
+        request: u64,
+        make: impl FnOnce(&mut Self) -> Result<RegionId, SpaceError>,
+    ) -> Result<RegionId, SpaceError> {
+        let made = self.members.get(&member).ok_or(SpaceError::MemberGone)?.made;
+        if let Some((_, region)) = made.filter(|(number, region)| *number == request && self.owned(member, *region).is_ok()) {
+            return Ok(region);
+        }
+        let region = make(self)?;
+        self.members.get_mut(&member).expect("it was there a moment ago").made = Some((request, region));
+        Ok(region)
+    }
+
+    /// An empty region.
+    ///
+    /// # Errors
+    /// [`SpaceError::TooManyRegions`] or [`SpaceError::MemberGone`].
+    pub fn create_region(&mut self, member: MemberId) -> Result<RegionId, SpaceError> {
+        self.add_region(member, Root::default())
+    }
+
+    /// A copy of a region as it is now, sharing every frame until one of the two is written. Costs one step per 512 pages.
+    ///
+    /// # Errors
+    /// [`SpaceError`].
+    pub fn clone_region(&mut self, member: MemberId, region: RegionId) -> Result<RegionId, SpaceError> {
+        let cost = self.tables.clone_cost(&self.owned(member, region)?.root);
+        self.room_for(0, cost)?;
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(SpaceError::TooManyRegions);
+        }
+        let root = self.tables.clone_root(&self.regions[&region].root);
+        self.add_region(member, root)
+    }
+
+    /// Makes `member` the owner of a region of any member of the lease.
+    ///
+    /// # Errors
+    /// [`SpaceError::NoSuchRegion`] or [`SpaceError::MemberGone`].
+    pub fn adopt_region(&mut self, member: MemberId, region: RegionId) -> Result<(), SpaceError> {
+        if !self.members.contains_key(&member) {
+            return Err(SpaceError::MemberGone);
+        }
+        self.regions.get_mut(&region).ok_or(SpaceError::NoSuchRegion)?.owner = member;
+        Ok(())
+    }
+
+    /// Frees a region. Frames that are nobody's any more are appended to `released`.
+    ///
+    /// # Errors
+    /// [`SpaceError`].
+    pub fn free_region(&mut self, member: MemberId, region: RegionId, released: &mut Vec<FrameIndex>) -> Result<(), SpaceError> {
+        self.owned(member, region)?;
+        let region = self.regions.remove(&region).expect("seen above");
+        self.tables.drop_root(region.root, released);
+        Ok(())
+    }
+
+    /// Appends what each page of the extents is; `None` is a zero page.
+    ///
+    /// # Errors
+    /// [`SpaceError`].
+    pub fn look_up(
+        &self,
+        member: MemberId,
+        region: RegionId,
+        extents: &[Extent],
+        pages: &mut Vec<Option<StoredPage>>,
+    ) -> Result<(), SpaceError> {
+        let root = &self.owned(member, region)?.root;
+        for extent in extents {
+            self.tables.look_up(root, *extent, pages);
+        }
+        Ok(())
+    }
+
+    /// Replaces pages: all of them, or with an error none, and then the new frames stay the caller's. The frames they replaced are appended
+    /// to `released` where nobody else names them.
+    ///
+    /// # Errors
+    /// [`SpaceError`]. `Full` assumes that no frame is given back where several pages of the request share one, so a request within a few
+    /// pages of the limit may be refused that would just have fitted.
+    ///
+    /// # Panics
+    /// If there is not one entry per page.
+    pub fn put(
+        &mut self,
+        member: MemberId,
+        region: RegionId,
+        extents: &[Extent],
+        pages: &[Option<StoredPage>],
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), SpaceError> {
+        assert_eq!(crate::units::total_pages(extents), pages.len() as u64, "one entry per page");
+        let root = &self.owned(member, region)?.root;
+        let each = || extents.iter().flat_map(Extent::pages).zip(pages);
+        let (mut frames, mut metadata, mut last_chunk) = (0, 0, None);
+        for (page, new) in each() {
+            let (more_frames, more_metadata) = self.tables.growth(root, page, new.map_or(0, |p| p.charge));
+            frames += more_frames;
+            // A chunk is made or copied once for all its pages that follow each other in the request.
+            let chunk = page.0 / super::table::CHUNK_PAGES;
+            if more_metadata > 0 && last_chunk != Some(chunk) {
+                metadata += more_metadata;
+                last_chunk = Some(chunk);
+            }
+        }
+        self.room_for(frames, metadata)?;
+        let root = &mut self.regions.get_mut(&region).expect("seen above").root;
+        for (page, new) in each() {
+            self.tables.set(root, page, *new, released);
+        }
+        Ok(())
+    }
+
+    /// Makes pages zero. Costs what is stored there, not what is named.
+    ///
+    /// # Errors
+    /// [`SpaceError`]; `Full` where a shared page table would have to be copied and there is no room.
+    pub fn discard(
+        &mut self,
+        member: MemberId,
+        region: RegionId,
+        extents: &[Extent],
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), SpaceError> {
+        let root = &self.owned(member, region)?.root;
+        let copies: u64 = extents.iter().map(|e| self.tables.copies_to_discard(root, *e)).sum();
+        if copies > 0 {
+            self.room_for(0, copies * CHUNK_BYTES)?;
+        }
+        let root = &mut self.regions.get_mut(&region).expect("seen above").root;
+        for extent in extents {
+            self.tables.discard(root, *extent, released);
+        }
+        Ok(())
+    }
+
+    /// Frees every region of a member that is gone; it can have no more.
+    pub fn member_gone(&mut self, member: MemberId, released: &mut Vec<FrameIndex>) {
+        self.members.remove(&member);
+        let gone: Vec<RegionId> = self.regions.iter().filter(|(_, r)| r.owner == member).map(|(id, _)| *id).collect();
+        for id in gone {
+            let region = self.regions.remove(&id).expect("listed above");
+            self.tables.drop_root(region.root, released);
+        }
+    }
+
+    /// Frees everything: the lease closes, and nobody can put anything into it any more.
+    pub fn close(&mut self, released: &mut Vec<FrameIndex>) {
+        self.members.clear();
+        for region in std::mem::take(&mut self.regions).into_values() {
+            self.tables.drop_root(region.root, released);
+        }
+        assert_eq!(self.tables.used_bytes(), 0, "a closed lease uses nothing");
+    }
+
+    /// # Panics
+    /// If an invariant is broken.
+    pub fn check(&self) {
+        self.tables.check(self.regions.values().map(|r| &r.root));
+        assert!(self.used_bytes(self.tables.used_bytes(), self.tables.metadata_bytes()) <= self.limit_bytes);
+        assert!(self.regions.len() <= MAX_REGIONS);
+        assert!(self.regions.keys().all(|id| id.0 < self.next_region));
+        assert!(self.regions.values().all(|r| self.members.contains_key(&r.owner)), "a region of a member that is gone");
+    }
+
+    fn owned(&self, member: MemberId, region: RegionId) -> Result<&Region, SpaceError> {
+        let region = self.regions.get(&region).ok_or(SpaceError::NoSuchRegion)?;
+        if region.owner == member { Ok(region) } else { Err(SpaceError::NotOwner) }
+    }
+
+    fn add_region(&mut self, owner: MemberId, root: Root) -> Result<RegionId, SpaceError> {
+        if !self.members.contains_key(&owner) {
+            return Err(SpaceError::MemberGone);
+        }
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(SpaceError::TooManyRegions);
+        }
+        let id = RegionId(self.next_region);
+        self.next_region += 1;
+        self.regions.insert(id, Region { owner, root });
+        Ok(id)
+    }
+
+    fn used_bytes(&self, frames: u64, metadata: u64) -> u64 {
+        let free = FREE_METADATA_BYTES + self.limit_bytes / 64;
+        frames + metadata.saturating_sub(free)
+    }
+
+    fn room_for(&self, frames: u64, metadata: u64) -> Result<(), SpaceError> {
+        let would_use = self.used_bytes(self.tables.used_bytes() + frames, self.tables.metadata_bytes() + metadata);
+        if would_use > self.limit_bytes {
+            let used = self.used_bytes(self.tables.used_bytes(), self.tables.metadata_bytes());
+            return Err(SpaceError::Full { free: self.limit_bytes.saturating_sub(used) });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

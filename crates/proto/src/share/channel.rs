@@ -1,0 +1,402 @@
+//! First-in-first-out, exactly-once messages over a network that loses, doubles and reorders datagrams.
+//!
+//! One [`Channel`] is this rank's end of the connection to one peer, both directions. Messages are cut into fragments that fit a datagram; each
+//! has a sequence number. The receiver answers with the number up to which it has everything and a map of what it has beyond that; the sender
+//! repeats what is missing: at once when three later fragments have arrived, else after a time that follows the measured round trip (Jacobson and
+//! Karels, SIGCOMM '88; a repeated fragment is not measured, Karn and Partridge, SIGCOMM '87). A window bounds what is under way. Whoever is
+//! silent although it was asked often enough is lost; idle ends exchange heartbeats.
+//!
+//! ```text
+//! datagram   length u16 | checksum u32 (CRC32C of what follows) | acknowledged u32 | beyond u32 | fragment*
+//! fragment   sequence u32 | flags u8 (1: the message ends here) | length u16 | bytes
+//! ```
+//! All little-endian. Time comes in as an argument, in microseconds. Nothing here does I/O.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// The most bytes of one datagram.
+pub const DATAGRAM_BYTES: usize = 1400;
+const HEADER_BYTES: usize = 14;
+const FRAGMENT_HEADER_BYTES: usize = 7;
+/// Fragments under way: what one acknowledgement map can speak of.
+const WINDOW: u32 = 32;
+/// The longest message that a peer may send.
+const MESSAGE_BYTES: usize = 64 << 20;
+
+/// Times and limits of a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ChannelConfig {
+    pub least_timeout_us: u64,
+    pub most_timeout_us: u64,
+    /// A fragment that was sent this often without an answer means that the peer is lost.
+    pub tries: u32,
+    /// After this long without anything to say, something is said.
+    pub heartbeat_us: u64,
+}
+
+impl Default for ChannelConfig {
+    fn default() -> Self {
+        Self { least_timeout_us: 2_000, most_timeout_us: 250_000, tries: 20, heartbeat_us: 1_000_000 }
+    }
+}
+
+/// Bytes that are no datagram of a channel. They are dropped, as the network might have done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DatagramError {
+    #[error("the datagram is cut off")]
+    Short,
+    #[error("the datagram's checksum is wrong")]
+    Checksum,
+    #[error("a message is longer than {MESSAGE_BYTES} bytes")]
+    TooLong,
+}
+
+/// One end of a connection.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    config: ChannelConfig,
+    /// Messages' fragments that wait for room in the window.
+    waiting: VecDeque<Fragment>,
+    /// Sent and not acknowledged, by sequence number.
+    under_way: BTreeMap<u32, UnderWay>,
+    next_sequence: u32,
+    /// The next fragment that is missing.
+    expected: u32,
+    /// What came beyond that.
+    early: BTreeMap<u32, Fragment>,
+    /// The message that is being put together.
+    partial: Vec<u8>,
+    owes_answer: bool,
+    smooth_us: Option<u64>,
+    variance_us: u64,
+    /// When the peer was last heard, and when it was last spoken to.
+    heard_us: u64,
+    spoke_us: u64,
+    /// Heartbeats since the peer was heard.
+    unanswered: u32,
+    lost: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Fragment {
+    last: bool,
+    bytes: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+struct UnderWay {
+    fragment: Fragment,
+    sent_us: u64,
+    due_us: u64,
+    tries: u32,
+    /// Later fragments that arrived before this one.
+    overtaken: u32,
+}
+
+impl Channel {
+    #[must_use]
+    pub fn new(config: ChannelConfig, now_us: u64) -> Self {
+        Self {
+            config,
+            waiting: VecDeque::new(),
+            under_way: BTreeMap::new(),
+            next_sequence: 0,
+            expected: 0,
+            early: BTreeMap::new(),
+            partial: Vec::new(),
+            owes_answer: false,
+            smooth_us: None,
+            variance_us: 0,
+            heard_us: now_us,
+            spoke_us: now_us,
+            unanswered: 0,
+            lost: false,
+        }
+    }
+
+    /// Queues a message (at least one byte, at most 64 MiB).
+    pub fn send(&mut self, message: &[u8]) {
+        let most = DATAGRAM_BYTES - HEADER_BYTES - FRAGMENT_HEADER_BYTES;
+        let count = message.len().div_ceil(most).max(1);
+        for index in 0..count {
+            let bytes = message[index * most..message.len().min((index + 1) * most)].to_vec();
+            self.waiting.push_back(Fragment { last: index + 1 == count, bytes });
+        }
+    }
+
+    /// Takes a datagram from the peer; complete messages, in order, are appended to `out`.
+    ///
+    /// # Errors
+    /// If it is not a whole, correct datagram. Nothing changes then.
+    pub fn receive(&mut self, datagram: &[u8], now_us: u64, out: &mut Vec<Vec<u8>>) -> Result<(), DatagramError> {
+        let len = usize::from(u16::from_le_bytes(part(datagram, 0)?));
+        let body = datagram.get(6..len).filter(|_| len == datagram.len()).ok_or(DatagramError::Short)?;
+        if crc32c::crc32c(body) != u32::from_le_bytes(part(datagram, 2)?) {
+            return Err(DatagramError::Checksum);
+        }
+        let acknowledged = u32::from_le_bytes(part(body, 0)?);
+        let beyond = u32::from_le_bytes(part(body, 4)?);
+        let mut fragments = Vec::new();
+        let mut rest = &body[8..];
+        while !rest.is_empty() {
+            let sequence = u32::from_le_bytes(part(rest, 0)?);
+            let last = rest.get(4).ok_or(DatagramError::Short)? & 1 == 1;
+            let len = usize::from(u16::from_le_bytes(part(rest, 5)?));
+            let end = FRAGMENT_HEADER_BYTES + len;
+            let bytes = rest.get(FRAGMENT_HEADER_BYTES..end).ok_or(DatagramError::Short)?.to_vec();
+            fragments.push((sequence, Fragment { last, bytes }));
+            rest = &rest[end..];
+        }
+        self.heard_us = now_us;
+        self.unanswered = 0;
+        self.acknowledge(acknowledged, beyond, now_us);
+        for (sequence, fragment) in fragments {
+            self.owes_answer = true;
+            let ahead = sequence.wrapping_sub(self.expected);
+            if ahead <= WINDOW {
+                self.early.entry(sequence).or_insert(fragment);
+            }
+        }
+        while let Some(fragment) = self.early.remove(&self.expected) {
+            self.expected = self.expected.wrapping_add(1);
+            if self.partial.len() + fragment.bytes.len() > MESSAGE_BYTES {
+                self.lost = true;
+                return Err(DatagramError::TooLong);
+            }
+            self.partial.extend_from_slice(&fragment.bytes);
+            if fragment.last {
+                out.push(std::mem::take(&mut self.partial));
+            }
+        }
+        Ok(())
+    }
+
+    /// The peer has everything before `upto`, and beyond it what the map says.
+    fn acknowledge(&mut self, upto: u32, beyond: u32, now_us: u64) {
+        let arrived: Vec<u32> = self
+            .under_way
+            .keys()
+            .copied()
+            .filter(|&sequence| {
+                let ahead = sequence.wrapping_sub(upto);
+                ahead >= 1 << 31 || ((1..=32).contains(&ahead) && beyond & (1 << (ahead - 1)) != 0)
+            })
+            .collect();
+        for sequence in &arrived {
+            let done = self.under_way.remove(sequence).expect("it is under way");
+            if done.tries == 1 {
+                self.measure(now_us.saturating_sub(done.sent_us));
+            }
+        }
+        for (sequence, fragment) in &mut self.under_way {
+            let later = arrived.iter().filter(|other| other.wrapping_sub(*sequence) < 1 << 31).count();
+            fragment.overtaken += u32::try_from(later).expect("at most a window");
+            if fragment.overtaken >= 3 {
+                fragment.overtaken = 0;
+                fragment.due_us = now_us;
+            }
+        }
+    }
+
+    fn measure(&mut self, round_trip_us: u64) {
+        match self.smooth_us {
+            None => {
+                self.smooth_us = Some(round_trip_us);
+                self.variance_us = round_trip_us / 2;
+            }
+            Some(smooth) => {
+                self.variance_us = (3 * self.variance_us + smooth.abs_diff(round_trip_us)) / 4;
+                self.smooth_us = Some((7 * smooth + round_trip_us) / 8);
+            }
+        }
+    }
+
+    fn timeout_us(&self, tries: u32) -> u64 {
+        let measured = self.smooth_us.map_or(self.config.most_timeout_us / 4, |smooth| smooth + 4 * self.variance_us);
+        let base = measured.max(self.config.least_timeout_us);
+        (base << tries.min(6)).min(self.config.most_timeout_us)
+    }
+
+    /// The next datagram to send now, if there is one. Call until `None`.
+    pub fn poll(&mut self, now_us: u64) -> Option<Vec<u8>> {
+        if self.lost {
+            return None;
+        }
+        let mut datagram = vec![0; HEADER_BYTES];
+        let room = |datagram: &Vec<u8>, bytes: &[u8]| datagram.len() + FRAGMENT_HEADER_BYTES + bytes.len() <= DATAGRAM_BYTES;
+        let due: Vec<u32> =
+            self.under_way.iter().filter(|(_, fragment)| fragment.due_us <= now_us).map(|(&sequence, _)| sequence).collect();
+        for sequence in due {
+            let tries = self.under_way[&sequence].tries;
+            let timeout = self.timeout_us(tries);
+            let fragment = self.under_way.get_mut(&sequence).expect("it is under way");
+            if !room(&datagram, &fragment.fragment.bytes) {
+                break;
+            }
+            if fragment.tries >= self.config.tries {
+                self.lost = true;
+                return None;
+            }
+            fragment.tries += 1;
+            fragment.due_us = now_us + timeout;
+            put(&mut datagram, sequence, &fragment.fragment);
+        }
+        while let Some(fragment) = self.waiting.front() {
+            let oldest = self.under_way.keys().copied().min_by_key(|sequence| sequence.wrapping_sub(self.next_sequence));
+            let span = oldest.map_or(0, |oldest| self.next_sequence.wrapping_sub(oldest));
+            if span >= WINDOW || !room(&datagram, &fragment.bytes) {
+                break;
+            }
+            let fragment = self.waiting.pop_front().expect("there is one");
+            put(&mut datagram, self.next_sequence, &fragment);
+            let due_us = now_us + self.timeout_us(0);
+            let under_way = UnderWay { fragment, sent_us: now_us, due_us, tries: 1, overtaken: 0 };
+            self.under_way.insert(self.next_sequence, under_way);
+            self.next_sequence = self.next_sequence.wrapping_add(1);
+        }
+        let silent = now_us >= self.spoke_us + self.config.heartbeat_us;
+        if datagram.len() == HEADER_BYTES && !self.owes_answer && !silent {
+            return None;
+        }
+        if silent && now_us >= self.heard_us + self.config.heartbeat_us {
+            self.unanswered += 1;
+            if self.unanswered > self.config.tries {
+                self.lost = true;
+                return None;
+            }
+        }
+        self.owes_answer = false;
+        self.spoke_us = now_us;
+        let beyond = self.early.keys().fold(0_u32, |map, sequence| {
+            let ahead = sequence.wrapping_sub(self.expected);
+            if (1..=32).contains(&ahead) { map | 1 << (ahead - 1) } else { map }
+        });
+        let len = u16::try_from(datagram.len()).expect("a datagram is small");
+        datagram[6..10].copy_from_slice(&self.expected.to_le_bytes());
+        datagram[10..14].copy_from_slice(&beyond.to_le_bytes());
+        let checksum = crc32c::crc32c(&datagram[6..]);
+        datagram[0..2].copy_from_slice(&len.to_le_bytes());
+        datagram[2..6].copy_from_slice(&checksum.to_le_bytes());
+        Some(datagram)
+    }
+
+    /// When `poll` has something to send next, if nothing else happens.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        if self.lost {
+            return None;
+        }
+        let due = self.under_way.values().map(|fragment| fragment.due_us).min();
+        Some(due.unwrap_or(u64::MAX).min(self.spoke_us + self.config.heartbeat_us))
+    }
+
+    /// Whether everything that was sent is acknowledged.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.waiting.is_empty() && self.under_way.is_empty() && !self.owes_answer
+    }
+
+    /// Whether the peer was given up.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+}
+
+fn put(datagram: &mut Vec<u8>, sequence: u32, fragment: &Fragment) {
+    datagram.extend_from_slice(&sequence.to_le_bytes());
+    datagram.push(u8::from(fragment.last));
+    datagram.extend_from_slice(&u16::try_from(fragment.bytes.len()).expect("it fits a datagram").to_le_bytes());
+    datagram.extend_from_slice(&fragment.bytes);
+}
+
+fn part<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], DatagramError> {
+    bytes.get(at..at + N).and_then(|part| part.try_into().ok()).ok_or(DatagramError::Short)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Each number says what becomes of one datagram: lost, doubled, kept back for a while, or delivered.
+        #[test]
+        fn messages_arrive_once_and_in_order(
+            messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..4000), 1..30),
+            fates in proptest::collection::vec(0_u8..8, 200),
+        ) {
+            let mut ends = [Channel::new(ChannelConfig::default(), 0), Channel::new(ChannelConfig::default(), 0)];
+            for message in &messages {
+                ends[0].send(message);
+            }
+            let mut now = 0;
+            let mut fate = fates.iter().copied().chain(std::iter::repeat(7));
+            let mut kept: Vec<(usize, Vec<u8>)> = Vec::new();
+            let mut got = Vec::new();
+            for _ in 0..20_000 {
+                if ends.iter().all(Channel::is_settled) && got.len() == messages.len() {
+                    break;
+                }
+                for from in 0..2 {
+                    while let Some(datagram) = ends[from].poll(now) {
+                        match fate.next() {
+                            Some(0 | 1) => {}
+                            Some(2) => kept.push((1 - from, datagram)),
+                            Some(3) => {
+                                ends[1 - from].receive(&datagram, now, &mut got).unwrap();
+                                ends[1 - from].receive(&datagram, now, &mut got).unwrap();
+                            }
+                            _ => ends[1 - from].receive(&datagram, now, &mut got).unwrap(),
+                        }
+                    }
+                }
+                if kept.len() > 3 {
+                    for (to, datagram) in kept.drain(..) {
+                        ends[to].receive(&datagram, now, &mut got).unwrap();
+                    }
+                }
+                now = ends.iter().filter_map(Channel::poll_timeout).min().unwrap_or(now).max(now + 10);
+            }
+            prop_assert_eq!(got, messages);
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_taken_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut channel = Channel::new(ChannelConfig::default(), 0);
+            let mut out = Vec::new();
+            let _ = channel.receive(&bytes, 1, &mut out);
+            prop_assert!(out.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_peer_that_never_answers_is_lost_in_bounded_time() {
+        let mut channel = Channel::new(ChannelConfig::default(), 0);
+        channel.send(b"are you there");
+        let mut now = 0;
+        // Whoever sends polls; only then there is something to repeat.
+        while channel.poll(now).is_some() {}
+        while let Some(due) = channel.poll_timeout() {
+            now = now.max(due).max(now + 1);
+            while channel.poll(now).is_some() {}
+        }
+        assert!(channel.is_lost());
+        let config = ChannelConfig::default();
+        assert!(now <= (u64::from(config.tries) + 1) * config.most_timeout_us, "{now} us");
+    }
+
+    #[test]
+    fn an_idle_peer_that_dies_is_noticed_by_its_silence() {
+        let config = ChannelConfig { tries: 3, ..ChannelConfig::default() };
+        let mut channel = Channel::new(config, 0);
+        let mut now = 0;
+        while let Some(due) = channel.poll_timeout() {
+            now = now.max(due);
+            while channel.poll(now).is_some() {}
+        }
+        assert!(channel.is_lost());
+        assert!(now <= 5 * config.heartbeat_us);
+    }
+}

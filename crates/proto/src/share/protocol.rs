@@ -1,0 +1,244 @@
+//! What a consistency protocol is to the synchronisation core, and what the core offers it.
+
+mod aurc;
+mod hlrc;
+mod ibec;
+mod lrc;
+
+mod sc;
+
+use super::engine::Shared;
+use super::message::{Info, Payload};
+use super::rule::Rule;
+use super::{Action, Body, Checked, LockId, LockMode, Mem, Message, Protection, ProtocolKind, Rank, ThreadId, TimerId, Violation, extents};
+use crate::units::PageIndex;
+use std::sync::Arc;
+
+/// What ends when a release begins.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum Scope {
+    Lock { thread: ThreadId, lock: LockId, mode: LockMode },
+    Barrier,
+    Fence,
+}
+
+/// A consistency protocol. One value per rank and kind; it looks after every region of that kind.
+///
+/// The core calls `release`, waits until every flush begun so far is acknowledged, then calls `released`; only then does it let go of the
+/// lock or arrive at the barrier. Payloads are made at one rank and taken by the same protocol at another.
+pub(crate) trait Protocol {
+    /// What the application may do with the page now.
+    fn access(&self, page: PageIndex) -> Protection;
+    /// A thread needs more than `access` allows. Ends, now or later, in `Cx::retry`.
+    fn fault(&mut self, cx: &mut Cx<'_>, thread: ThreadId, page: PageIndex, write: bool);
+    /// A message about pages.
+    fn receive(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked;
+    fn timer(&mut self, _cx: &mut Cx<'_>, _page: PageIndex) {}
+    fn idle(&mut self, _cx: &mut Cx<'_>, _budget_bytes: u32) {}
+
+    /// What this rank knows when it asks for `lock`.
+    fn info(&self, _lock: LockId) -> Info {
+        Info::Nothing
+    }
+    /// `thread` holds `lock` from now on.
+    fn opened(&mut self, _cx: &mut Cx<'_>, _thread: ThreadId, _lock: LockId, _mode: LockMode) {}
+    /// Begins to make writes available: sends flushes.
+    fn release(&mut self, _cx: &mut Cx<'_>, _scope: Scope) {}
+    /// The flushes are acknowledged.
+    fn released(&mut self, _cx: &mut Cx<'_>) {}
+    /// The last holder grants: what the next one has to know. `info` is `None` if it knows nothing of this epoch.
+    fn grant(&mut self, _cx: &mut Cx<'_>, _lock: LockId, _info: Option<&Info>) -> Checked<Payload> {
+        Ok(Payload::Nothing)
+    }
+    /// What a release brings to the manager.
+    fn update(&mut self, _cx: &mut Cx<'_>, _lock: LockId, _manager: Rank) -> Payload {
+        Payload::Nothing
+    }
+    /// The manager keeps what a release brought.
+    fn absorb(&mut self, _cx: &mut Cx<'_>, _lock: LockId, _payload: &Payload) -> Checked {
+        Ok(())
+    }
+    /// The manager grants.
+    fn serve(&mut self, _cx: &mut Cx<'_>, _lock: LockId, _info: Option<&Info>) -> Checked<Payload> {
+        Ok(Payload::Nothing)
+    }
+    /// Acts on what a grant brought.
+    fn acquire(&mut self, _cx: &mut Cx<'_>, _lock: LockId, _payload: &Payload) -> Checked {
+        Ok(())
+    }
+
+    /// What this rank brings to the barrier.
+    fn arrive(&mut self, _cx: &mut Cx<'_>) -> Payload {
+        Payload::Nothing
+    }
+    /// Joins what two ranks bring.
+    fn merge(&self, _into: &mut Payload, _from: &Payload) -> Checked {
+        Ok(())
+    }
+    /// Whether all ranks have to do something before they can leave.
+    fn wants_flush(&self, _total: &Payload) -> bool {
+        false
+    }
+    /// Does it: begins flushes or fetches.
+    fn flush(&mut self, _cx: &mut Cx<'_>, _total: &Payload) -> Checked {
+        Ok(())
+    }
+    /// Whether fetches of `flush` are outstanding.
+    fn flushing(&self) -> bool {
+        false
+    }
+    /// What this rank adds to the barrier's payload after `flush`.
+    fn flushed(&mut self, _cx: &mut Cx<'_>) -> Payload {
+        Payload::Nothing
+    }
+    /// Pages of one writer, which may become its own.
+    fn kept(&self, _cx: &Cx<'_>, _total: &Payload) -> Vec<(PageIndex, Rank)> {
+        Vec::new()
+    }
+    /// Leaves the barrier: acts on what all ranks brought.
+    fn depart(&mut self, _cx: &mut Cx<'_>, _total: &Payload) -> Checked {
+        Ok(())
+    }
+    /// The page's home moved. `kept`: the new home was its only writer, and all other copies are gone.
+    fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool);
+
+    fn overhead_bytes(&self) -> usize;
+    /// Checks invariants.
+    fn check(&self, _shared: &Shared) {}
+}
+
+/// The protocols there are.
+#[derive(Clone, Hash, Debug)]
+pub(crate) enum Plugin {
+    Sc(sc::Sc),
+    Lrc(lrc::Lrc),
+
+    Hlrc(hlrc::Hlrc),
+    Aurc(aurc::Aurc),
+    Ibec(ibec::Ibec),
+}
+
+impl Plugin {
+    pub fn new(kind: ProtocolKind) -> Self {
+        match kind {
+            ProtocolKind::Sc => Self::Sc(sc::Sc::new()),
+            ProtocolKind::Lrc => Self::Lrc(lrc::Lrc::new()),
+            ProtocolKind::Hlrc => Self::Hlrc(hlrc::Hlrc::new()),
+            ProtocolKind::Aurc => Self::Aurc(aurc::Aurc::new()),
+            ProtocolKind::Ibec => Self::Ibec(ibec::Ibec::new()),
+        }
+    }
+
+    pub fn kind(&self) -> ProtocolKind {
+        match self {
+            Self::Sc(_) => ProtocolKind::Sc,
+            Self::Lrc(_) => ProtocolKind::Lrc,
+            Self::Hlrc(_) => ProtocolKind::Hlrc,
+            Self::Aurc(_) => ProtocolKind::Aurc,
+            Self::Ibec(_) => ProtocolKind::Ibec,
+        }
+    }
+
+    pub fn get(&self) -> &dyn Protocol {
+        match self {
+            Self::Sc(protocol) => protocol,
+            Self::Lrc(protocol) => protocol,
+            Self::Hlrc(protocol) => protocol,
+            Self::Aurc(protocol) => protocol,
+            Self::Ibec(protocol) => protocol,
+        }
+    }
+
+    pub fn get_mut(&mut self) -> &mut dyn Protocol {
+        match self {
+            Self::Sc(protocol) => protocol,
+            Self::Lrc(protocol) => protocol,
+            Self::Hlrc(protocol) => protocol,
+            Self::Aurc(protocol) => protocol,
+            Self::Ibec(protocol) => protocol,
+        }
+    }
+}
+
+/// What a protocol may use while it handles something.
+pub(crate) struct Cx<'a> {
+    pub shared: &'a mut Shared,
+    pub mem: &'a mut dyn Mem,
+    pub out: &'a mut Vec<Action>,
+}
+
+impl Cx<'_> {
+    pub fn me(&self) -> Rank {
+        self.shared.rank
+    }
+
+    pub fn keep(&self, rule: Rule) -> bool {
+        self.shared.rules.keep(rule)
+    }
+
+    /// Sends to any rank, this one included.
+    pub fn send(&mut self, to: Rank, body: Body) {
+        if to == self.shared.rank {
+            self.shared.loopback.push_back(body);
+        } else {
+            self.shared.stats.messages += 1;
+            let message = Message { epoch: self.shared.epoch, body };
+            self.out.push(Action::Send { to, message });
+        }
+    }
+
+    pub fn home(&self, page: PageIndex) -> Rank {
+        self.shared.tables.home(&self.shared.regions, page)
+    }
+
+    pub fn is_home(&self, page: PageIndex) -> bool {
+        self.home(page) == self.shared.rank
+    }
+
+    pub fn page_bytes(&self, page: PageIndex) -> usize {
+        self.shared.regions.find(page).expect("a page of a region").page_bytes as usize
+    }
+
+    /// The page's content now. Threads may be writing.
+    pub fn snapshot(&mut self, page: PageIndex) -> Arc<[u8]> {
+        let mut bytes = vec![0; self.page_bytes(page)];
+        self.mem.snapshot(page, &mut bytes);
+        bytes.into()
+    }
+
+    pub fn protect(&mut self, page: PageIndex, to: Protection) {
+        self.protect_all([page], to);
+    }
+
+    /// `pages` ascend.
+    pub fn protect_all(&mut self, pages: impl IntoIterator<Item = PageIndex>, to: Protection) {
+        let runs = extents(pages);
+        if !runs.is_empty() {
+            self.shared.stats.protects += 1;
+            self.mem.protect(&runs, to);
+        }
+    }
+
+    /// Wakes every thread that waits for the page.
+    pub fn retry(&mut self, page: PageIndex) {
+        self.shared.retried.insert(page);
+        self.out.push(Action::Retry { page });
+    }
+
+    pub fn set_timer(&mut self, timer: TimerId, after_us: u32) {
+        self.out.push(Action::SetTimer { timer, after_us });
+    }
+
+    pub fn begin_flush(&mut self) -> u64 {
+        self.shared.flushes.begin()
+    }
+
+    pub fn end_flush(&mut self, flush: u64) -> Checked {
+        self.shared.flushes.end(flush)
+    }
+}
+
+/// A message that this protocol does not know, or not now.
+pub(crate) fn unexpected<T>(what: &str) -> Checked<T> {
+    Err(Violation::new(format!("unexpected {what}")))
+}

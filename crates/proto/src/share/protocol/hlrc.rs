@@ -1,0 +1,599 @@
+//! Home-based lazy release consistency (Zhou, Iftode and Li, OSDI '96).
+//!
+//! A write goes to a page that has a twin; at release the diff goes to the page's home, which acknowledges it with the page's new version; at
+//! acquire, pages named in newer write notices are dropped; the next access fetches the page from its home.
+//!
+//! Invariant: for every valid copy, `version >= need`, and the copy holds every released write of versions up to `version`.
+//!
+//! Differs from the paper: versions are scalars that the home gives, not vectors, and a release waits until its diffs are acknowledged. A dirty
+//! page that is invalidated keeps its twin and is merged with the home's copy later. A page that is written in interval after interval stays
+//! writable and is compared with its twin at each release.
+//!
+//! What it never does: it never sends a byte that this rank did not change, and never compares live memory that it then reads again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Cx, Protocol, Scope, unexpected};
+use crate::share::engine::Shared;
+use crate::share::home::{HomePage, patched};
+use crate::share::interval::{IntervalId, Intervals, VectorTime};
+use crate::share::message::{Advance, Info, PageCopy, PageDiff, Payload};
+use crate::share::notice::{Notice, NoticeRuns, Notices};
+use crate::share::rule::Rule;
+use crate::share::{Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank, ThreadId};
+use crate::units::PageIndex;
+
+#[derive(Clone, Hash, Debug)]
+pub(crate) struct Hlrc {
+    kind: ProtocolKind,
+    homes: BTreeMap<PageIndex, HomePage>,
+    pub(super) copies: BTreeMap<PageIndex, Copy>,
+    intervals: Intervals<NoticeRuns>,
+    /// Changes that are at their homes but in no interval yet.
+    fresh: Notices,
+    /// Copies that have a twin.
+    pub(super) twinned: BTreeSet<PageIndex>,
+    /// Home pages that are dirty.
+    dirty_homes: BTreeSet<PageIndex>,
+    /// Pages with changes that were streamed to their home since the last release (aurc).
+    pub(super) streamed: BTreeSet<PageIndex>,
+    /// Pages that this rank is the new home of, and that are on their way here, with the flush that stands for each.
+    pulling: BTreeMap<PageIndex, u64>,
+    /// Messages for those pages.
+    held: Vec<(Rank, Body)>,
+}
+
+/// A page at a rank that is not its home.
+#[derive(Clone, Hash, Debug)]
+pub(super) struct Copy {
+    pub valid: bool,
+    version: u32,
+    /// The newest version named in a notice.
+    need: u32,
+    pub access: Protection,
+    /// The page as of the last time its changes were on their way home.
+    pub twin: Option<Arc<[u8]>>,
+    pub fetch: Option<Fetch>,
+    /// Intervals in which it was written.
+    heat: u8,
+    /// Scans since then without a change.
+    quiet: u8,
+}
+
+#[derive(Clone, Copy, Hash, Debug)]
+pub(super) struct Fetch {
+    /// What comes may predate this rank's own diff.
+    pub restart: bool,
+    write: bool,
+}
+
+impl Copy {
+    fn new() -> Self {
+        Self { valid: false, version: 0, need: 0, access: Protection::None, twin: None, fetch: None, heat: 0, quiet: 0 }
+    }
+}
+
+impl Hlrc {
+    pub fn new() -> Self {
+        Self::of_kind(ProtocolKind::Hlrc)
+    }
+
+    pub(super) fn of_kind(kind: ProtocolKind) -> Self {
+        Self {
+            kind,
+            homes: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            intervals: Intervals::new(),
+            fresh: Notices::default(),
+            twinned: BTreeSet::new(),
+            dirty_homes: BTreeSet::new(),
+            streamed: BTreeSet::new(),
+            pulling: BTreeMap::new(),
+            held: Vec::new(),
+        }
+    }
+
+    fn copy(&mut self, page: PageIndex) -> &mut Copy {
+        self.copies.entry(page).or_insert_with(Copy::new)
+    }
+
+    /// Whether this rank answers for the page now.
+    fn is_master(&self, cx: &Cx<'_>, page: PageIndex) -> bool {
+        cx.is_home(page) && !self.pulling.contains_key(&page)
+    }
+
+    /// Makes a valid page writable: first the twin, while nobody can write.
+    fn open_for_writing(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
+        let twin = if cx.keep(Rule::TwinFirst) {
+            let twin = cx.snapshot(page);
+            cx.protect(page, Protection::ReadWrite);
+            twin
+        } else {
+            cx.protect(page, Protection::ReadWrite);
+            cx.snapshot(page)
+        };
+        cx.shared.stats.twins += 1;
+        let copy = self.copy(page);
+        copy.twin = Some(twin);
+        copy.access = Protection::ReadWrite;
+        copy.heat = copy.heat.saturating_add(1);
+        self.twinned.insert(page);
+    }
+
+    fn ask(&mut self, cx: &mut Cx<'_>, page: PageIndex, write: bool) {
+        self.copy(page).fetch = Some(Fetch { restart: false, write });
+        let (home, by) = (cx.home(page), cx.me());
+        cx.send(home, Body::GetPage { page, by });
+    }
+
+    /// The home's copy is here.
+    fn on_page(&mut self, cx: &mut Cx<'_>, got: &PageCopy) -> Checked {
+        let page = got.page;
+        if cx.is_home(page) {
+            // It was asked for before this rank became the home.
+            return Ok(());
+        }
+        let Some(fetch) = self.copy(page).fetch else { return unexpected("page") };
+        let copy = self.copy(page);
+        let late = (fetch.restart && cx.keep(Rule::Restart)) || (got.version < copy.need && cx.keep(Rule::Need));
+        if late {
+            cx.shared.stats.refetches += 1;
+            self.ask(cx, page, fetch.write);
+            return Ok(());
+        }
+        self.install(cx, got, fetch.write);
+        Ok(())
+    }
+
+    /// Makes the copy valid. Changes of this rank that are not at the home yet stay.
+    fn install(&mut self, cx: &mut Cx<'_>, got: &PageCopy, write: bool) {
+        let page = got.page;
+        cx.shared.stats.pages_fetched += 1;
+        let twin = self.copy(page).twin.take();
+        let mut content = Arc::clone(&got.bytes);
+        if let Some(twin) = &twin {
+            // The page is unmapped: nobody writes to it now.
+            content = patched(&content, &Diff::between(&cx.snapshot(page), twin));
+        }
+        let writable = write || twin.is_some();
+        let copy = self.copy(page);
+        copy.valid = true;
+        copy.version = got.version;
+        copy.fetch = None;
+        copy.access = if writable { Protection::ReadWrite } else { Protection::Read };
+        let access = copy.access;
+        if writable {
+            copy.twin = Some(Arc::clone(&got.bytes));
+            copy.heat = copy.heat.saturating_add(u8::from(twin.is_none()));
+            self.twinned.insert(page);
+            cx.shared.stats.twins += 1;
+        }
+        cx.mem.install(page, &content, access);
+        cx.retry(page);
+    }
+
+    /// Takes the changes of every page with a twin. Cold pages are write-protected first, all in one go, and lose their twins; hot ones stay
+    /// writable, and what was compared becomes the twin.
+    fn collect(&mut self, cx: &mut Cx<'_>) -> BTreeMap<PageIndex, Diff> {
+        let (hot_after, cool_after) = (cx.shared.tuning.hot_after, cx.shared.tuning.cool_after);
+        let pages: Vec<PageIndex> = self.twinned.iter().copied().collect();
+        let is_hot = |copy: &Copy| copy.valid && copy.heat >= hot_after && copy.quiet < cool_after;
+        let cold = pages.iter().copied().filter(|page| {
+            let copy = &self.copies[page];
+            copy.access == Protection::ReadWrite && !is_hot(copy)
+        });
+        cx.protect_all(cold.collect::<Vec<_>>(), Protection::Read);
+        let mut diffs = BTreeMap::new();
+        for page in pages {
+            let now = cx.snapshot(page);
+            let omit_snapshot = !cx.keep(Rule::Snapshot);
+            let copy = self.copies.get_mut(&page).expect("a page with a twin has a copy");
+            let twin = copy.twin.take().expect("it has a twin");
+            let diff = Diff::between(&now, &twin);
+            if is_hot(copy) {
+                cx.shared.stats.scans += 1;
+                copy.quiet = if diff.is_empty() { copy.quiet + 1 } else { 0 };
+                copy.twin = Some(if omit_snapshot { cx.snapshot(page) } else { now });
+            } else {
+                if copy.quiet >= cool_after {
+                    (copy.heat, copy.quiet) = (0, 0);
+                }
+                if copy.valid {
+                    copy.access = Protection::Read;
+                }
+                self.twinned.remove(&page);
+            }
+            cx.shared.stats.diffs += 1;
+            if diff.is_empty() {
+                cx.shared.stats.empty_diffs += 1;
+            } else {
+                cx.shared.stats.diff_bytes += diff.len() as u64;
+                if let Some(fetch) = &mut copy.fetch {
+                    fetch.restart = true;
+                }
+                diffs.insert(page, diff);
+            }
+        }
+        diffs
+    }
+
+    /// A message for a page's home.
+    fn at_home(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked {
+        let pages: Vec<PageIndex> = match body {
+            Body::GetPage { page, .. } => vec![*page],
+            Body::Flush { diffs, fences, .. } => diffs.iter().map(|d| d.page).chain(fences.iter().copied()).collect(),
+            Body::Update { diffs } => diffs.iter().map(|d| d.page).collect(),
+            _ => Vec::new(),
+        };
+        // What waits for one page may not be overtaken by what the same rank sent later about another.
+        let behind = self.held.iter().any(|&(rank, _)| rank == from);
+        if behind || pages.iter().any(|page| self.pulling.contains_key(page)) {
+            self.held.push((from, body.clone()));
+            return Ok(());
+        }
+        match body {
+            Body::GetPage { page, by } => {
+                if !cx.is_home(*page) {
+                    let home = cx.home(*page);
+                    cx.send(home, body.clone());
+                    return Ok(());
+                }
+                let copy = self.home(*page).copy(cx, *page);
+                cx.send(*by, Body::Page { copy });
+            }
+            Body::Flush { flush, diffs, fences, .. } => {
+                if !pages.iter().all(|&page| cx.is_home(page)) {
+                    return unexpected("diff for another home");
+                }
+                let mut pages = Vec::with_capacity(diffs.len() + fences.len());
+                for PageDiff { page, diff } in diffs {
+                    pages.push(self.apply(cx, *page, diff));
+                }
+                let nothing = Diff::default();
+                for &page in fences {
+                    pages.push(self.apply(cx, page, &nothing));
+                }
+                cx.send(from, Body::FlushAck { protocol: self.kind, flush: *flush, pages });
+            }
+            Body::Update { diffs } => {
+                if !pages.iter().all(|&page| cx.is_home(page)) {
+                    return unexpected("update for another home");
+                }
+                for PageDiff { page, diff } in diffs {
+                    cx.mem.store(*page, diff);
+                }
+            }
+            _ => return unexpected("message"),
+        }
+        Ok(())
+    }
+
+    fn home(&mut self, page: PageIndex) -> &mut HomePage {
+        self.homes.entry(page).or_insert_with(HomePage::new)
+    }
+
+    fn apply(&mut self, cx: &mut Cx<'_>, page: PageIndex, diff: &Diff) -> Advance {
+        let home = self.home(page);
+        let advance = home.apply(cx, page, diff);
+        if home.dirty {
+            self.dirty_homes.insert(page);
+        }
+        advance
+    }
+
+    fn on_flushed(&mut self, cx: &mut Cx<'_>, flush: u64, pages: &[Advance]) -> Checked {
+        cx.end_flush(flush)?;
+        let me = cx.me();
+        for &Advance { page, before, after } in pages {
+            self.fresh.add(page, Notice { version: after, writer: Some(me) });
+            if let Some(copy) = self.copies.get_mut(&page)
+                && copy.valid
+                && copy.version == before
+            {
+                copy.version = after;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the copies that these notices make stale.
+    fn invalidate(&mut self, cx: &mut Cx<'_>, notices: impl Iterator<Item = (PageIndex, Notice)>) {
+        let me = cx.me();
+        let mut stale = BTreeSet::new();
+        for (page, notice) in notices {
+            if notice.writer == Some(me) || self.is_master(cx, page) {
+                continue;
+            }
+            let Some(copy) = self.copies.get_mut(&page) else { continue };
+            copy.need = copy.need.max(notice.version);
+            if copy.valid && copy.version < notice.version {
+                copy.valid = false;
+                copy.access = Protection::None;
+                stale.insert(page);
+            }
+        }
+        cx.shared.stats.invalidations += stale.len() as u64;
+        cx.protect_all(stale.iter().copied(), Protection::None);
+        for page in stale {
+            if !cx.keep(Rule::ThreeWay) && self.twinned.remove(&page) {
+                self.copy(page).twin = None;
+            }
+        }
+    }
+
+    fn learn(&mut self, cx: &mut Cx<'_>, records: &[(IntervalId, NoticeRuns)]) -> Checked {
+        let mut news = Notices::default();
+        for (id, runs) in records {
+            if self.intervals.is_news(*id) {
+                if id.0 == cx.me() {
+                    return unexpected("interval of this rank's own");
+                }
+                news.merge(runs);
+                self.intervals.learn(*id, runs.clone());
+            }
+        }
+        self.invalidate(cx, news.iter());
+        Ok(())
+    }
+
+    /// The new home has the page: it answers from now on.
+    fn become_home(&mut self, cx: &mut Cx<'_>, page: PageIndex, kept: bool) {
+        let copy = self.copies.remove(&page).expect("a new home has a copy");
+        self.twinned.remove(&page);
+        let mut home = HomePage { version: copy.version, shared: !kept, dirty: false, access: copy.access };
+        if kept && home.access == Protection::Read {
+            home.access = Protection::ReadWrite;
+            cx.protect(page, Protection::ReadWrite);
+        }
+        if home.shared && home.access == Protection::ReadWrite {
+            home.dirty = true;
+            self.dirty_homes.insert(page);
+        }
+        self.homes.insert(page, home);
+    }
+}
+
+impl Protocol for Hlrc {
+    fn access(&self, page: PageIndex) -> Protection {
+        match (self.homes.get(&page), self.copies.get(&page)) {
+            (Some(home), _) => home.access,
+            (None, Some(copy)) => copy.access,
+            (None, None) => Protection::None,
+        }
+    }
+
+    fn fault(&mut self, cx: &mut Cx<'_>, _thread: ThreadId, page: PageIndex, write: bool) {
+        if self.is_master(cx, page) {
+            let home = self.home(page);
+            home.fault(cx, page, write, true);
+            if home.dirty {
+                self.dirty_homes.insert(page);
+            }
+            cx.retry(page);
+            return;
+        }
+        let pulling = self.pulling.contains_key(&page);
+        let copy = self.copy(page);
+        if copy.valid {
+            if write {
+                self.open_for_writing(cx, page);
+            } else {
+                copy.access = Protection::Read;
+                cx.protect(page, Protection::Read);
+            }
+            cx.retry(page);
+        } else if let Some(fetch) = &mut copy.fetch {
+            fetch.write |= write;
+        } else if !pulling {
+            self.ask(cx, page, write);
+        }
+    }
+
+    fn receive(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked {
+        match body {
+            Body::GetPage { .. } | Body::Flush { .. } | Body::Update { .. } => self.at_home(cx, from, body),
+            Body::Page { copy } => self.on_page(cx, copy),
+            Body::FlushAck { flush, pages, .. } => self.on_flushed(cx, *flush, pages),
+            Body::HomePull { page, by } => {
+                let (version, twin) = match (self.copies.get(page), self.homes.get(page)) {
+                    (Some(copy), _) => (copy.version, copy.twin.clone()),
+                    (None, Some(home)) => (home.version, None),
+                    (None, None) => return unexpected("request of a new home"),
+                };
+                // Only what is released: a byte that is written and put back before the next release would be in no diff.
+                let released = if cx.keep(Rule::Released) { twin } else { None };
+                let bytes = released.unwrap_or_else(|| cx.snapshot(*page));
+                let copy = PageCopy { page: *page, version, applied: Vec::new(), bytes };
+                cx.send(*by, Body::HomeMove { copy });
+                Ok(())
+            }
+            Body::HomeMove { copy } => {
+                let Some(flush) = self.pulling.remove(&copy.page) else { return unexpected("move of a home") };
+                cx.end_flush(flush)?;
+                self.install(cx, copy, false);
+                self.become_home(cx, copy.page, false);
+                for (from, body) in std::mem::take(&mut self.held) {
+                    self.at_home(cx, from, &body)?;
+                }
+                Ok(())
+            }
+            _ => unexpected("message"),
+        }
+    }
+
+    fn info(&self, _lock: LockId) -> Info {
+        Info::Time { at: self.intervals.time().into_iter().collect() }
+    }
+
+    fn release(&mut self, cx: &mut Cx<'_>, _scope: Scope) {
+        let me = cx.me();
+        for page in std::mem::take(&mut self.dirty_homes) {
+            if let Some(version) = self.homes.get_mut(&page).and_then(HomePage::release) {
+                self.fresh.add(page, Notice { version, writer: Some(me) });
+            }
+        }
+        let mut by_home: BTreeMap<Rank, (Vec<PageDiff>, Vec<PageIndex>)> = BTreeMap::new();
+        let diffs = self.collect(cx);
+        let streamed = std::mem::take(&mut self.streamed);
+        for page in streamed.into_iter().filter(|page| !diffs.contains_key(page)) {
+            by_home.entry(cx.home(page)).or_default().1.push(page);
+        }
+        for (page, diff) in diffs {
+            cx.shared.stats.final_bytes += diff.len() as u64;
+            by_home.entry(cx.home(page)).or_default().0.push(PageDiff { page, diff });
+        }
+        for (home, (diffs, fences)) in by_home {
+            let flush = cx.begin_flush();
+            cx.send(home, Body::Flush { protocol: self.kind, flush, diffs, fences });
+        }
+    }
+
+    fn released(&mut self, cx: &mut Cx<'_>) {
+        if !self.fresh.is_empty() {
+            let notices = self.fresh.take();
+            self.intervals.close(cx.me(), notices.runs());
+        }
+    }
+
+    fn grant(&mut self, _cx: &mut Cx<'_>, _lock: LockId, info: Option<&Info>) -> Checked<Payload> {
+        let records = self.intervals.unknown_to(&time_of(info)?);
+        Ok(Payload::Homed { records, upto: Vec::new() })
+    }
+
+    fn update(&mut self, _cx: &mut Cx<'_>, _lock: LockId, manager: Rank) -> Payload {
+        let records = self.intervals.news_for(manager);
+        Payload::Homed { records, upto: self.intervals.time().into_iter().collect() }
+    }
+
+    fn absorb(&mut self, _cx: &mut Cx<'_>, lock: LockId, payload: &Payload) -> Checked {
+        let Payload::Homed { records, upto } = payload else { return unexpected("payload") };
+        self.intervals.keep_for_lock(lock, records.clone(), upto);
+        Ok(())
+    }
+
+    fn serve(&mut self, _cx: &mut Cx<'_>, lock: LockId, info: Option<&Info>) -> Checked<Payload> {
+        let records = self.intervals.unknown_of_lock(lock, &time_of(info)?);
+        Ok(Payload::Homed { records, upto: Vec::new() })
+    }
+
+    fn acquire(&mut self, cx: &mut Cx<'_>, _lock: LockId, payload: &Payload) -> Checked {
+        let Payload::Homed { records, .. } = payload else { return unexpected("payload") };
+        self.learn(cx, records)
+    }
+
+    fn arrive(&mut self, cx: &mut Cx<'_>) -> Payload {
+        let mut notices = Notices::default();
+        for (_, runs) in self.intervals.own(cx.me()) {
+            notices.merge(&runs);
+        }
+        if notices.is_empty() {
+            return Payload::Nothing;
+        }
+        Payload::Changed { notices: notices.runs(), logged: false }
+    }
+
+    fn merge(&self, into: &mut Payload, from: &Payload) -> Checked {
+        merge_changed(into, from)
+    }
+
+    fn kept(&self, cx: &Cx<'_>, total: &Payload) -> Vec<(PageIndex, Rank)> {
+        single_writers(cx, total)
+    }
+
+    fn depart(&mut self, cx: &mut Cx<'_>, total: &Payload) -> Checked {
+        match total {
+            Payload::Nothing => {}
+            Payload::Changed { notices, .. } => self.invalidate(cx, Notices::from(notices).iter()),
+            _ => return unexpected("payload"),
+        }
+        self.intervals.restart();
+        Ok(())
+    }
+
+    fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool) {
+        if to == cx.me() {
+            let valid = self.copies.get(&page).is_some_and(|copy| copy.valid);
+            if valid {
+                self.become_home(cx, page, kept);
+            } else if cx.keep(Rule::HomePull) {
+                self.copy(page);
+                self.pulling.insert(page, cx.begin_flush());
+                let by = cx.me();
+                cx.send(from, Body::HomePull { page, by });
+            } else {
+                self.copy(page);
+                self.become_home(cx, page, kept);
+            }
+        } else if from == cx.me() {
+            let home = self.homes.remove(&page).unwrap_or_else(HomePage::new);
+            self.dirty_homes.remove(&page);
+            let mut copy = Copy { valid: !kept, version: home.version, access: home.access, ..Copy::new() };
+            let down = if kept { Protection::None } else { Protection::Read };
+            if copy.access > down {
+                copy.access = down;
+                cx.protect(page, down);
+            }
+            self.copies.insert(page, copy);
+        } else if kept
+            && let Some(copy) = self.copies.get_mut(&page)
+            && copy.valid
+        {
+            // It may be of the newest version, but the new home will write without telling anyone.
+            copy.valid = false;
+            if copy.access > Protection::None {
+                copy.access = Protection::None;
+                cx.protect(page, Protection::None);
+            }
+        }
+    }
+
+    fn overhead_bytes(&self) -> usize {
+        self.copies.values().filter_map(|copy| copy.twin.as_ref()).map(|twin| twin.len()).sum()
+    }
+
+    fn check(&self, _shared: &Shared) {
+        for (page, copy) in &self.copies {
+            assert!(copy.twin.is_some() == self.twinned.contains(page), "{page}: twins are listed");
+            assert!(copy.valid || copy.access == Protection::None, "{page}: an invalid copy is not mapped");
+            assert!(copy.access != Protection::ReadWrite || copy.twin.is_some(), "{page}: writable without a twin");
+            assert!(!self.homes.contains_key(page), "{page}: home and copy");
+        }
+        for (page, home) in &self.homes {
+            assert!(!home.dirty || self.dirty_homes.contains(page), "{page}: dirty homes are listed");
+            let noticed = !home.shared || home.dirty || home.access != Protection::ReadWrite;
+            assert!(noticed, "{page}: a shared page is written unnoticed");
+        }
+    }
+}
+
+/// What a requester said it knows.
+pub(super) fn time_of(info: Option<&Info>) -> Checked<VectorTime> {
+    match info {
+        None => Ok(VectorTime::new()),
+        Some(Info::Time { at }) => Ok(at.iter().copied().collect()),
+        Some(_) => unexpected("knowledge"),
+    }
+}
+
+/// Joins the changed pages of two ranks.
+pub(super) fn merge_changed(into: &mut Payload, from: &Payload) -> Checked {
+    match (into, from) {
+        (Payload::Changed { notices, logged }, Payload::Changed { notices: more, logged: also }) => {
+            let mut all = Notices::from(&*notices);
+            all.merge(more);
+            *notices = all.runs();
+            *logged |= also;
+            Ok(())
+        }
+        _ => unexpected("payload"),
+    }
+}
+
+/// Pages that one rank alone wrote, and that have their home elsewhere.
+pub(super) fn single_writers(cx: &Cx<'_>, total: &Payload) -> Vec<(PageIndex, Rank)> {
+    let Payload::Changed { notices, .. } = total else { return Vec::new() };
+    let notices = Notices::from(notices);
+    let single = notices.iter().filter_map(|(page, notice)| notice.writer.map(|writer| (page, writer)));
+    single.filter(|&(page, writer)| cx.home(page) != writer).collect()
+}

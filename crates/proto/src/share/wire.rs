@@ -1,0 +1,385 @@
+//! How values become bytes and back. Numbers are little-endian base 128 ("varints"), lists carry their length first.
+//!
+//! Bytes from a peer are hostile: [`Wire::take`] never panics, never allocates more than the bytes it has could fill, and what it gives back
+//! still has to pass [`Wire::sane`], which knows the ranks and pages there are.
+
+use std::sync::Arc;
+
+use super::config::Regions;
+use super::{CondId, Diff, LockId, Rank, ThreadId};
+use crate::units::PageIndex;
+
+/// Bytes that are no message.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("not a message of the sharing protocol: {what} at byte {at}")]
+pub struct Malformed {
+    pub what: &'static str,
+    pub at: usize,
+}
+
+/// Bytes that are being taken apart.
+pub(crate) struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    pub fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    pub fn fail<T>(&self, what: &'static str) -> Result<T, Malformed> {
+        Err(Malformed { what, at: self.at })
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        if len > self.left() {
+            return self.fail("it ends too early");
+        }
+        let bytes = &self.bytes[self.at..self.at + len];
+        self.at += len;
+        Ok(bytes)
+    }
+
+    pub fn number(&mut self) -> Result<u64, Malformed> {
+        let mut value = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.bytes(1)?[0];
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        self.fail("a number is too long")
+    }
+
+    /// A length: what follows has at least that many bytes.
+    pub fn len(&mut self) -> Result<usize, Malformed> {
+        match usize::try_from(self.number()?) {
+            Ok(len) if len <= self.left() => Ok(len),
+            _ => self.fail("a list is longer than the message"),
+        }
+    }
+}
+
+pub(crate) fn put_number(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push((value & 0x7f) as u8);
+}
+
+/// What a value may name.
+pub(crate) struct Limits<'a> {
+    pub ranks: u16,
+    pub regions: &'a Regions,
+}
+
+impl Limits<'_> {
+    fn page_bytes(&self, page: PageIndex) -> Option<usize> {
+        self.regions.find(page).map(|region| region.page_bytes as usize)
+    }
+
+    /// Whether `diff` lies inside `page`.
+    pub fn fits(&self, page: PageIndex, diff: &Diff) -> bool {
+        self.page_bytes(page).is_some_and(|bytes| diff.end() as usize <= bytes)
+    }
+
+    /// Whether `bytes` are exactly the content of `page`.
+    pub fn fills(&self, page: PageIndex, bytes: &[u8]) -> bool {
+        self.page_bytes(page) == Some(bytes.len())
+    }
+}
+
+pub(crate) trait Wire: Sized {
+    fn put(&self, out: &mut Vec<u8>);
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed>;
+    /// Whether every rank, page and length in it exists.
+    fn sane(&self, _limits: &Limits<'_>) -> bool {
+        true
+    }
+}
+
+macro_rules! wire_number {
+    ($($type:ty),*) => { $(
+        impl Wire for $type {
+            fn put(&self, out: &mut Vec<u8>) {
+                put_number(u64::from(*self), out);
+            }
+            fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+                let value = from.number()?;
+                match Self::try_from(value) {
+                    Ok(value) => Ok(value),
+                    Err(_) => from.fail("a number is too large"),
+                }
+            }
+        }
+    )* };
+}
+wire_number!(u8, u16, u32, u64);
+
+macro_rules! wire_newtype {
+    ($($name:ident),*) => { $(
+        impl Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                self.0.put(out);
+            }
+            fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+                Ok(Self(Wire::take(from)?))
+            }
+        }
+    )* };
+}
+wire_newtype!(ThreadId, LockId, CondId);
+
+impl Wire for Rank {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self(Wire::take(from)?))
+    }
+    fn sane(&self, limits: &Limits<'_>) -> bool {
+        self.0 < limits.ranks
+    }
+}
+
+impl Wire for PageIndex {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self(u64::from(u32::take(from)?)))
+    }
+    fn sane(&self, limits: &Limits<'_>) -> bool {
+        limits.regions.find(*self).is_some()
+    }
+}
+
+impl Wire for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(*self));
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        match from.bytes(1)?[0] {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => from.fail("neither yes nor no"),
+        }
+    }
+}
+
+impl Wire for String {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_number(self.len() as u64, out);
+        out.extend_from_slice(self.as_bytes());
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let len = from.len()?;
+        Ok(String::from_utf8_lossy(from.bytes(len)?).into_owned())
+    }
+}
+
+impl Wire for Arc<[u8]> {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_number(self.len() as u64, out);
+        out.extend_from_slice(self);
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let len = from.len()?;
+        Ok(from.bytes(len)?.into())
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.is_some().put(out);
+        if let Some(value) = self {
+            value.put(out);
+        }
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(if bool::take(from)? { Some(T::take(from)?) } else { None })
+    }
+    fn sane(&self, limits: &Limits<'_>) -> bool {
+        self.as_ref().is_none_or(|value| value.sane(limits))
+    }
+}
+
+impl<T: Wire> Wire for Vec<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_number(self.len() as u64, out);
+        for value in self {
+            value.put(out);
+        }
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let len = from.len()?;
+        // Elements may be larger in memory than on the wire: the list grows as they come.
+        let mut list = Self::with_capacity(len.min(1024));
+        for _ in 0..len {
+            list.push(T::take(from)?);
+        }
+        Ok(list)
+    }
+    fn sane(&self, limits: &Limits<'_>) -> bool {
+        self.iter().all(|value| value.sane(limits))
+    }
+}
+
+impl<T: Wire> Wire for Arc<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        (**self).put(out);
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Arc::new(T::take(from)?))
+    }
+    fn sane(&self, limits: &Limits<'_>) -> bool {
+        (**self).sane(limits)
+    }
+}
+
+impl<A: Wire, B: Wire> Wire for (A, B) {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+        self.1.put(out);
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok((A::take(from)?, B::take(from)?))
+    }
+    fn sane(&self, limits: &Limits<'_>) -> bool {
+        self.0.sane(limits) && self.1.sane(limits)
+    }
+}
+
+/// Runs (gap, length) and bytes, or a mask of the page with the changed bytes behind it, whichever is shorter.
+impl Wire for Diff {
+    fn put(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.push(0);
+        put_number(self.runs() as u64, out);
+        let mut last = 0;
+        for (offset, bytes) in self.iter() {
+            put_number((offset - last) as u64, out);
+            put_number(bytes.len() as u64, out);
+            last = offset + bytes.len();
+        }
+        let mask_bytes = (self.end() as usize).div_ceil(8);
+        if out.len() - start > mask_bytes + 4 {
+            out.truncate(start);
+            out.push(1);
+            put_number(mask_bytes as u64, out);
+            let at = out.len();
+            out.resize(at + mask_bytes, 0);
+            for (offset, bytes) in self.iter() {
+                for byte in offset..offset + bytes.len() {
+                    out[at + byte / 8] |= 1 << (byte % 8);
+                }
+            }
+        }
+        for (_, bytes) in self.iter() {
+            out.extend_from_slice(bytes);
+        }
+    }
+
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        match from.bytes(1)?[0] {
+            0 => {
+                let count = from.len()?;
+                let mut at = 0_usize;
+                for _ in 0..count {
+                    let gap = u32::take(from)? as usize;
+                    let len = u32::take(from)? as usize;
+                    at += gap;
+                    if len == 0 || at + len > 1 << 16 {
+                        return from.fail("a run lies outside of any page");
+                    }
+                    runs.push((at, len));
+                    at += len;
+                }
+            }
+            1 => {
+                let len = from.len()?;
+                if len > 1 << 13 {
+                    return from.fail("a mask is longer than any page");
+                }
+                let mask = from.bytes(len)?;
+                for at in (0..len * 8).filter(|at| mask[at / 8] & (1 << (at % 8)) != 0) {
+                    match runs.last_mut() {
+                        Some((start, len)) if *start + *len == at => *len += 1,
+                        _ => runs.push((at, 1)),
+                    }
+                }
+            }
+            _ => return from.fail("an unknown form of diff"),
+        }
+        let mut diff = Self::default();
+        for (offset, len) in runs {
+            diff.push(offset, from.bytes(len)?);
+        }
+        Ok(diff)
+    }
+}
+
+/// A struct goes over the wire field by field.
+macro_rules! wire_struct {
+    ($name:ident { $($field:ident),* $(,)? }) => {
+        impl $crate::share::wire::Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                $( $crate::share::wire::Wire::put(&self.$field, out); )*
+            }
+            fn take(from: &mut $crate::share::wire::Reader<'_>) -> Result<Self, $crate::share::wire::Malformed> {
+                $( let $field = $crate::share::wire::Wire::take(from)?; )*
+                Ok(Self { $($field),* })
+            }
+            fn sane(&self, limits: &$crate::share::wire::Limits<'_>) -> bool {
+                $( $crate::share::wire::Wire::sane(&self.$field, limits) && )* true
+            }
+        }
+    };
+}
+
+/// An enum goes over the wire as one byte that names the variant, then its fields.
+macro_rules! wire_enum {
+    ($name:ident { $($tag:literal => $variant:ident { $($field:ident),* $(,)? }),* $(,)? }) => {
+        impl $crate::share::wire::Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                match self {
+                    $( Self::$variant { $($field),* } => {
+                        out.push($tag);
+                        $( $crate::share::wire::Wire::put($field, out); )*
+                    } )*
+                }
+            }
+            fn take(from: &mut $crate::share::wire::Reader<'_>) -> Result<Self, $crate::share::wire::Malformed> {
+                match from.bytes(1)?[0] {
+                    $( $tag => {
+                        $( let $field = $crate::share::wire::Wire::take(from)?; )*
+                        Ok(Self::$variant { $($field),* })
+                    } )*
+                    _ => from.fail("an unknown kind"),
+                }
+            }
+            fn sane(&self, limits: &$crate::share::wire::Limits<'_>) -> bool {
+                match self {
+                    $( Self::$variant { $($field),* } => {
+                        let _ = limits;
+                        $( $crate::share::wire::Wire::sane($field, limits) && )* true
+                    } )*
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use {wire_enum, wire_struct};

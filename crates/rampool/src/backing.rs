@@ -1,0 +1,65 @@
+//! What stands behind a pager: something that stores pages and brings them back.
+//!
+//! The pool of memory servers is the real one ([`crate::pool::Pool`]); tests use one in local memory. All calls are non-blocking except
+//! where stated, and come from the pager thread.
+
+pub mod memory;
+pub mod pool;
+
+use rampool_proto::units::Extent;
+
+/// Something happened behind the pager.
+#[derive(Debug)]
+pub enum BackingEvent {
+    /// The bytes of fetch `token` are where they were asked for.
+    Fetched { token: u64 },
+    /// Every page of store `token` is held by the servers.
+    Stored { token: u64 },
+    /// The servers had no room for store `token`; it is to be tried again later.
+    Full { token: u64, reason: String },
+    /// Pages are gone for good. The reason names the server, the operation and what was lost.
+    Lost { reason: String },
+}
+
+/// # Safety
+/// Implementations read and write the memory handed to `fetch` and `store` only until the matching event, and only inside it.
+pub unsafe trait Backing {
+    /// Names a set of pages at the servers.
+    type Region: Copy + std::fmt::Debug;
+
+    /// Brings pages, in order, to `to`.
+    ///
+    /// # Safety
+    /// `to` is writable for all pages of `extents` and used by nobody else until `Fetched` or `Lost`.
+    unsafe fn fetch(&mut self, region: Self::Region, token: u64, extents: &[Extent], to: *mut u8, demand: bool);
+
+    /// Stores pages, each run from its own address.
+    ///
+    /// # Safety
+    /// The memory stays readable and unchanged until `Stored`, `Full` or `Lost`.
+    unsafe fn store(&mut self, region: Self::Region, token: u64, pages: &[(Extent, *const u8)]);
+
+    /// The content of these pages is not needed any more.
+    fn discard(&mut self, region: Self::Region, extent: Extent);
+
+    /// Does I/O without blocking; the next thing that happened.
+    fn poll(&mut self) -> Option<BackingEvent>;
+
+    /// Descriptors that become ready when `poll` has work.
+    fn poll_fds(&self, out: &mut Vec<libc::pollfd>);
+
+    /// When `poll` must be called even if no descriptor becomes ready.
+    fn next_deadline(&self) -> Option<std::time::Instant>;
+
+    /// A copy-on-write copy of a region, as it is once every store acknowledged so far is in it. Blocks, up to the operation deadline.
+    ///
+    /// # Errors
+    /// What failed and where.
+    fn clone_region(&mut self, region: Self::Region) -> Result<Self::Region, String>;
+
+    /// Gives a region up. Does not wait.
+    fn free_region(&mut self, region: Self::Region);
+
+    /// The pager has ended in order: takes leave of whoever holds pages. Blocks, briefly.
+    fn close(&mut self) {}
+}

@@ -1,0 +1,502 @@
+//! How the faults of a program's memory are caught: the ladder.
+//!
+//! ```text
+//!   Full       userfaultfd for user code and for the kernel on its behalf
+//!   UserMode   userfaultfd for user code; a system call on an absent page fails with EFAULT
+//!   Segv       SIGSEGV and mprotect; system calls as above; mappings must not be changed behind our back
+//! ```
+//!
+//! A [`FaultCatcher`] is all that the pager knows of the kernel. On kernels without UFFDIO_MOVE (before 6.8) the userfaultfd rungs evict by copying
+//! ([`copying`]). Nothing here takes a decision about pages.
+
+mod copying;
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use rampool_proto::cache::EvictOutcome;
+use rampool_proto::units::OS_PAGE_BYTES;
+use rampool_sys::guard;
+use rampool_sys::memory::{Advice, advise};
+use rampool_sys::pagetable;
+use rampool_sys::probe::{Capabilities, NEEDED, Rung};
+use rampool_sys::segv::{Segv, SegvError};
+use rampool_sys::selfmem::SelfMemoryError;
+use rampool_sys::thread::SpawnError;
+use rampool_sys::uffd::{Event, Features, OpenError, Reply, Scope, Uffd};
+
+use crate::pager::half;
+pub use copying::CopyThread;
+use copying::Copying;
+
+/// Which rung of the ladder to stand on.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum RungChoice {
+    /// The best one that this machine allows.
+    #[default]
+    Auto,
+    Full,
+    UserMode,
+    Segv,
+}
+
+/// What is asked of a [`FaultCatcher`].
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct CatchConfig {
+    pub rung: RungChoice,
+    /// Evict by copying even where the kernel can move pages (Linux 6.8): to test, and to compare.
+    pub evict_by_copy: bool,
+}
+
+/// Why faults cannot be caught.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CatchError {
+    #[error("{0}")]
+    Uffd(#[from] OpenError),
+    #[error("this kernel's userfaultfd lacks write protection or mapping events (features {0:#x})")]
+    TooOld(u64),
+    #[error("{0}")]
+    Segv(#[from] SegvError),
+    #[error("{0}")]
+    SelfMemory(#[from] SelfMemoryError),
+    #[error("{0}")]
+    Thread(#[from] SpawnError),
+}
+
+/// A run of pages that shall leave: from the program at `from` to the pager's frames at `to`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Departure {
+    pub from: usize,
+    pub to: usize,
+    pub bytes: usize,
+}
+
+/// Catches faults, and changes what is mapped. All calls come from the pager's thread, none waits for the program.
+#[derive(Debug)]
+pub enum FaultCatcher {
+    Uffd(UffdCatcher),
+    Segv(Segv),
+}
+
+/// The two userfaultfd rungs.
+#[derive(Debug)]
+pub struct UffdCatcher {
+    uffd: Arc<Uffd>,
+    scope: Scope,
+    features: Features,
+    /// `None`: pages are moved.
+    copying: Option<Copying>,
+}
+
+impl FaultCatcher {
+    /// Opens the rung that is asked for.
+    ///
+    /// # Errors
+    /// [`CatchError`] says what is missing.
+    pub fn open(config: CatchConfig) -> Result<Self, CatchError> {
+        let rung = match config.rung {
+            RungChoice::Auto => Capabilities::probe().best_rung(),
+            RungChoice::Full => Rung::Full,
+            RungChoice::UserMode => Rung::UserMode,
+            RungChoice::Segv => Rung::Segv,
+        };
+        let scope = match rung {
+            Rung::Full => Scope::Everything,
+            Rung::UserMode => Scope::UserMode,
+            Rung::Segv => return Ok(Self::Segv(Segv::open()?)),
+        };
+        let offered = Uffd::probe(scope)?;
+        if !offered.has(NEEDED) {
+            return Err(CatchError::TooOld(offered.0));
+        }
+        let mut wanted = NEEDED;
+        for optional in [Features::THREAD_ID, Features::EXACT_ADDRESS, Features::POISON, Features::MOVE] {
+            if offered.has(optional) && !(optional == Features::MOVE && config.evict_by_copy) {
+                wanted = wanted.with(optional);
+            }
+        }
+        // Fork events need CAP_SYS_PTRACE, which the rest of the full rung does not.
+        if scope == Scope::Everything
+            && let Ok(uffd) = Uffd::open(scope, wanted.with(Features::EVENT_FORK))
+        {
+            return Self::from_uffd(uffd, scope, wanted.with(Features::EVENT_FORK), None);
+        }
+        Self::from_uffd(Uffd::open(scope, wanted)?, scope, wanted, None)
+    }
+
+    /// Goes on with a context that a parent process opened with these features. `thread`: started while somebody still served this process's memory,
+    /// because making a thread needs the program's heap; one is started now where it is needed and not given.
+    ///
+    /// # Errors
+    /// When eviction by copy needs something that cannot be had.
+    pub fn from_uffd(uffd: Uffd, scope: Scope, features: Features, thread: Option<CopyThread>) -> Result<Self, CatchError> {
+        let uffd = Arc::new(uffd);
+        let copying = match thread {
+            _ if features.has(Features::MOVE) => None,
+            Some(thread) => Some(Copying::new(thread, Arc::clone(&uffd))?),
+            None => Some(Copying::new(CopyThread::start()?, Arc::clone(&uffd))?),
+        };
+        Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying }))
+    }
+
+    #[must_use]
+    pub fn rung(&self) -> Rung {
+        match self {
+            Self::Uffd(catcher) if catcher.scope == Scope::Everything => Rung::Full,
+            Self::Uffd(_) => Rung::UserMode,
+            Self::Segv(_) => Rung::Segv,
+        }
+    }
+
+    /// The features of the userfaultfd context, none without one.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        match self {
+            Self::Uffd(catcher) => catcher.features,
+            Self::Segv(_) => Features::NONE,
+        }
+    }
+
+    /// A fork is seen, and the child's faults too. Otherwise a child must not inherit managed memory as it is.
+    #[must_use]
+    pub fn follows_forks(&self) -> bool {
+        self.features().has(Features::EVENT_FORK)
+    }
+
+    /// munmap, mremap and madvise are seen. Otherwise whoever changes managed mappings must say so.
+    #[must_use]
+    pub fn follows_mappings(&self) -> bool {
+        matches!(self, Self::Uffd(_))
+    }
+
+    /// System calls may be given absent pages.
+    #[must_use]
+    pub fn serves_system_calls(&self) -> bool {
+        self.rung() == Rung::Full
+    }
+
+    /// A fault says which byte is waited for, and what is present can be read by this process without meeting a fault.
+    #[must_use]
+    pub fn tells_exact_addresses(&self) -> bool {
+        match self {
+            Self::Uffd(catcher) => catcher.scope == Scope::Everything && catcher.features.has(Features::EXACT_ADDRESS),
+            Self::Segv(_) => false,
+        }
+    }
+
+    /// Pages that are lost can be made to raise SIGBUS.
+    #[must_use]
+    pub fn can_poison(&self) -> bool {
+        match self {
+            Self::Uffd(catcher) => catcher.features.has(Features::POISON),
+            Self::Segv(_) => true,
+        }
+    }
+
+    /// Becomes readable when there are events.
+    #[must_use]
+    pub fn raw_fd(&self) -> RawFd {
+        match self {
+            Self::Uffd(catcher) => catcher.uffd.raw_fd(),
+            Self::Segv(segv) => segv.raw_fd(),
+        }
+    }
+
+    /// From now on faults on absent and on protected pages of the range come here.
+    ///
+    /// # Errors
+    /// The errno of a range that cannot be managed.
+    pub fn manage(&self, start: usize, bytes: usize) -> Result<(), i32> {
+        match self {
+            Self::Uffd(catcher) => {
+                catcher.uffd.register(start, bytes, true)?;
+                catcher.mark(start, bytes, USER_MODE)
+            }
+            Self::Segv(segv) => segv.register(start, bytes),
+        }?;
+        self.inheritable(start, bytes, false);
+        Ok(())
+    }
+
+    /// Where forks are not seen, a child does not inherit managed memory, because it would find zeroes where pages are absent. Around a fork after
+    /// which the child takes care of that itself, it may.
+    pub fn inheritable(&self, start: usize, bytes: usize, inheritable: bool) {
+        if !self.follows_forks() {
+            let advice = if inheritable { Advice::DoFork } else { Advice::DontFork };
+            // SAFETY: changes no content. A mapping that is gone meanwhile is nobody's to inherit.
+            let _ = unsafe { advise(start, bytes, advice) };
+        }
+    }
+
+    /// These pages of a range just managed are present.
+    pub fn present(&self, start: usize, bytes: usize) {
+        if let Self::Segv(segv) = self {
+            segv.open_present(start, bytes);
+        }
+    }
+
+    /// The program's mapping is gone, or is the program's own again with every page present.
+    pub fn unmanage(&self, start: usize, bytes: usize) {
+        match self {
+            Self::Uffd(catcher) => {
+                let _ = catcher.mark(start, bytes, 0);
+            }
+            Self::Segv(segv) => segv.unregister(start, bytes),
+        }
+    }
+
+    /// The program moved a mapping.
+    pub fn moved(&self, from: usize, to: usize, bytes: usize) {
+        match self {
+            Self::Uffd(catcher) => catcher.mark(from, bytes, 0).and_then(|()| catcher.mark(to, bytes, USER_MODE)),
+            Self::Segv(segv) => segv.moved(from, to, bytes),
+        }
+        .expect("the kernel has memory for the table of pages");
+    }
+
+    /// The program gave the content of the range up.
+    pub fn discarded(&self, start: usize, bytes: usize) {
+        if let Self::Segv(segv) = self {
+            segv.discard(start, bytes);
+        }
+    }
+
+    /// Prepares the pager's own frames to take pages.
+    ///
+    /// # Errors
+    /// The errno.
+    pub fn prepare_frames(&self, start: usize, bytes: usize) -> Result<(), i32> {
+        match self {
+            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => uffd.register(start, bytes, false),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the pager's own frames back to the kernel. Registered memory raises an event when it is emptied, and the caller is the one who
+    /// reads events: so it leaves the context first.
+    ///
+    /// # Safety
+    /// Nobody needs the content of these frames.
+    pub unsafe fn empty_frames(&self, start: usize, bytes: usize) {
+        let registered = match self {
+            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => Some(uffd),
+            _ => None,
+        };
+        if let Some(uffd) = registered {
+            uffd.unregister(start, bytes).expect("the pager's own frames are registered");
+        }
+        // SAFETY: the caller's promise.
+        unsafe { advise(start, bytes, Advice::DontNeed) }.expect("the pager's own frames can be emptied");
+        if let Some(uffd) = registered {
+            uffd.register(start, bytes, false).expect("the pager's own frames can be registered");
+        }
+    }
+
+    /// Appends what happened; returns at once.
+    pub fn read_events(&mut self, out: &mut Vec<Event>) {
+        match self {
+            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => {
+                uffd.read_events::<16>(out);
+            }
+            Self::Uffd(UffdCatcher { uffd, copying: Some(copying), .. }) => copying.read_events(uffd, out),
+            Self::Segv(segv) => segv.read_events(out),
+        }
+    }
+
+    /// There are events although [`raw_fd`](Self::raw_fd) may not say so.
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        matches!(self, Self::Uffd(UffdCatcher { copying: Some(copying), .. }) if copying.has_events())
+    }
+
+    /// Maps pages with the bytes at `from`, atomically for the program, and wakes who waits for them. `zero`: the bytes are all zero.
+    #[must_use]
+    pub fn install(&mut self, to: usize, from: usize, bytes: usize, write_protect: bool, zero: bool) -> Reply {
+        match self {
+            Self::Uffd(UffdCatcher { copying: Some(copying), .. }) if copying.change_waits() => Reply::MapChanging,
+            Self::Uffd(catcher) => catcher.uffd.copy(to, std::ptr::with_exposed_provenance(from), bytes, write_protect),
+            Self::Segv(segv) => segv.install(to, (!zero).then_some(from), bytes, write_protect),
+        }
+    }
+
+    /// The program is changing mappings, or has changed them, and the event about it was not read yet. `managed`: an address that was just registered, whose
+    /// page nobody has protected.
+    #[must_use]
+    pub fn mappings_change(&mut self, managed: usize) -> bool {
+        match self {
+            // The kernel refuses this from before the change until the event has been read; otherwise it does nothing here.
+            Self::Uffd(_) => self.unprotect(managed, OS_PAGE_BYTES) == Reply::MapChanging,
+            // Changes are told of by whoever makes them, and wait until they were heard.
+            Self::Segv(_) => false,
+        }
+    }
+
+    /// Frames can be moved into the program.
+    #[must_use]
+    pub fn can_move_in(&self) -> bool {
+        matches!(self, Self::Uffd(UffdCatcher { copying: None, .. }))
+    }
+
+    /// Moves frames into the program; they are open to its writes, and whoever waits for them is not woken.
+    #[must_use]
+    pub fn move_in(&self, to: usize, from: usize, bytes: usize) -> Reply {
+        match self {
+            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => uffd.move_pages_quietly(to, from, bytes),
+            _ => Reply::Busy,
+        }
+    }
+
+    /// Protects pages that were just moved in.
+    #[must_use]
+    pub fn protect(&self, start: usize, bytes: usize) -> Reply {
+        match self {
+            Self::Uffd(catcher) => catcher.uffd.write_protect(start, bytes, true),
+            Self::Segv(_) => Reply::Busy,
+        }
+    }
+
+    /// Opens protected pages for writing and wakes who waits.
+    #[must_use]
+    pub fn unprotect(&mut self, start: usize, bytes: usize) -> Reply {
+        match self {
+            Self::Uffd(UffdCatcher { copying: Some(copying), .. }) if copying.change_waits() => Reply::MapChanging,
+            Self::Uffd(catcher) => catcher.uffd.write_protect(start, bytes, false),
+            Self::Segv(segv) => segv.unprotect(start, bytes),
+        }
+    }
+
+    /// Takes pages out of the program. `frames` is where the batch's frames begin; `outcomes[n]` is set for every page that leaves to frame `n`.
+    pub fn evict(&mut self, departures: &[Departure], frames: usize, outcomes: &mut [EvictOutcome]) {
+        if self.serves_system_calls() {
+            return self.evict_all(departures, frames, outcomes);
+        }
+        // Looked at as late as possible: what a call takes hold of after that makes it fail, and be repeated.
+        let mut free = Vec::new();
+        let copying = matches!(self, Self::Uffd(UffdCatcher { copying: Some(_), .. }));
+        for departures in departures.chunks(if copying { departures.len().max(1) } else { 1 }) {
+            free.clear();
+            for departure in departures {
+                leave_guarded(*departure, frames, outcomes, &mut free);
+            }
+            self.evict_all(&free, frames, outcomes);
+        }
+    }
+
+    fn evict_all(&mut self, departures: &[Departure], frames: usize, outcomes: &mut [EvictOutcome]) {
+        match self {
+            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => {
+                for departure in departures {
+                    move_out(uffd, *departure, outcomes_of(departure, frames, outcomes));
+                }
+            }
+            Self::Uffd(UffdCatcher { uffd, copying: Some(copying), .. }) => copying.evict(uffd, departures, frames, outcomes),
+            Self::Segv(segv) => {
+                for Departure { from, to, bytes } in departures.iter().copied() {
+                    // SAFETY: departures lead into the pager's own frames.
+                    let outcome = match unsafe { segv.evict(from, to, bytes) } {
+                        Reply::Done => EvictOutcome::Moved,
+                        Reply::Gone => EvictOutcome::Vanished,
+                        _ => EvictOutcome::Busy,
+                    };
+                    outcomes_of(&Departure { from, to, bytes }, frames, outcomes).fill(outcome);
+                }
+            }
+        }
+    }
+
+    /// Lets threads that wait in the range try again.
+    pub fn wake(&self, start: usize, bytes: usize) {
+        match self {
+            Self::Uffd(catcher) => catcher.uffd.wake(start, bytes),
+            Self::Segv(segv) => segv.wake(start, bytes),
+        }
+    }
+
+    /// Makes every access to these absent pages a SIGBUS from now on, page by page where some are present.
+    pub fn poison(&mut self, start: usize, bytes: usize) {
+        match self {
+            Self::Uffd(catcher) => {
+                let mut at = start;
+                while at < start + bytes {
+                    at += match catcher.uffd.poison(at, start + bytes - at) {
+                        Reply::Done => start + bytes - at,
+                        Reply::Partial(part) => part,
+                        // An event waits; the page is asked for again when it is met.
+                        Reply::MapChanging => return,
+                        _ => OS_PAGE_BYTES,
+                    };
+                }
+                catcher.uffd.wake(start, bytes);
+            }
+            Self::Segv(segv) => segv.poison(start, bytes),
+        }
+    }
+
+    /// The process has nearly as many mappings as the kernel allows: fewer pages must be resident.
+    pub fn take_crowded(&mut self) -> bool {
+        match self {
+            Self::Uffd(_) => false,
+            Self::Segv(segv) => segv.take_crowded(),
+        }
+    }
+}
+
+/// In the table of pages: managed by userfaultfd for user code alone. SIGSEGV catchers use lower marks.
+const USER_MODE: u8 = 0xfc;
+
+impl UffdCatcher {
+    fn mark(&self, start: usize, bytes: usize, mark: u8) -> Result<(), i32> {
+        match self.scope {
+            Scope::Everything => Ok(()),
+            Scope::UserMode => pagetable::set(start, bytes, mark).map_err(|_| libc::ENOMEM),
+        }
+    }
+}
+
+/// Passes on to `free` what no system call is using; the rest stays.
+fn leave_guarded(Departure { from, to, bytes }: Departure, frames: usize, outcomes: &mut [EvictOutcome], free: &mut Vec<Departure>) {
+    if !guard::in_use(from, from + bytes) {
+        return free.push(Departure { from, to, bytes });
+    }
+    for at in (0..bytes).step_by(OS_PAGE_BYTES) {
+        let page = Departure { from: from + at, to: to + at, bytes: OS_PAGE_BYTES };
+        if guard::in_use(page.from, page.from + OS_PAGE_BYTES) {
+            outcomes_of(&page, frames, outcomes).fill(EvictOutcome::Busy);
+        } else {
+            free.push(page);
+        }
+    }
+}
+
+fn outcomes_of<'a>(departure: &Departure, frames: usize, outcomes: &'a mut [EvictOutcome]) -> &'a mut [EvictOutcome] {
+    let first = (departure.to - frames) / OS_PAGE_BYTES;
+    &mut outcomes[first..first + departure.bytes / OS_PAGE_BYTES]
+}
+
+/// Moves a run of pages, one outcome a page.
+fn move_out(uffd: &Uffd, Departure { from, to, bytes }: Departure, outcomes: &mut [EvictOutcome]) {
+    let mut at = 0;
+    let mut most = bytes;
+    while at < bytes {
+        let wanted = (bytes - at).min(most);
+        let (done, outcome) = match uffd.move_pages(to + at, from + at, wanted, false) {
+            Reply::Done => (wanted, EvictOutcome::Moved),
+            Reply::Partial(part) => (part, EvictOutcome::Moved),
+            // The range may lie in two mappings: smaller steps find the border.
+            Reply::Busy if wanted > OS_PAGE_BYTES => {
+                most = half(wanted);
+                continue;
+            }
+            Reply::Gone => (OS_PAGE_BYTES, EvictOutcome::Vanished),
+            // An event must be read before anything moves: the rest stays where it is.
+            Reply::MapChanging | Reply::Exiting => (bytes - at, EvictOutcome::Later),
+            Reply::Busy | Reply::NoMemory | Reply::AlreadyMapped => {
+                most = bytes;
+                (OS_PAGE_BYTES, EvictOutcome::Busy)
+            }
+        };
+        outcomes[at / OS_PAGE_BYTES..(at + done) / OS_PAGE_BYTES].fill(outcome);
+        at += done;
+    }
+}

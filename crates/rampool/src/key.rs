@@ -1,0 +1,154 @@
+//! The shared key: 32 random bytes in a file only its owner may read. Whoever has it may use the pool; both ends prove that they have it and
+//! it never travels.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+
+/// A key. Its `Debug` form does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key([u8; KEY_BYTES]);
+
+/// Why there is no key.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    #[error("cannot {operation} key file {path}: {source}")]
+    Io { operation: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("key file {path} can be read by others (mode {mode:o}); run: chmod 600 {path}")]
+    Readable { path: PathBuf, mode: u32 },
+    #[error("{path} is no key file: it must hold 64 hexadecimal digits")]
+    Malformed { path: PathBuf },
+}
+
+impl Key {
+    /// A fresh random key.
+    ///
+    /// # Panics
+    /// If the kernel has no random numbers to give.
+    #[must_use]
+    pub fn generate() -> Self {
+        Self(random_bytes())
+    }
+
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+
+    /// Reads a key file.
+    ///
+    /// # Errors
+    /// [`KeyError`]; a file that others than its owner may read is refused.
+    pub fn load(path: &Path) -> Result<Self, KeyError> {
+        let io = |source| KeyError::Io { operation: "read", path: path.to_owned(), source };
+        let mut file = File::open(path).map_err(io)?;
+        let mode = file.metadata().map_err(io)?.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(KeyError::Readable { path: path.to_owned(), mode });
+        }
+        let mut text = [0u8; 130];
+        let mut len = 0;
+        while len < text.len() {
+            match file.read(&mut text[len..]).map_err(io)? {
+                0 => break,
+                n => len += n,
+            }
+        }
+        parse_hex(text[..len].trim_ascii()).map(Self).ok_or_else(|| KeyError::Malformed { path: path.to_owned() })
+    }
+
+    /// Writes the key to a new file of mode 0600; an existing file is left alone.
+    ///
+    /// # Errors
+    /// [`KeyError::Io`], also where the file exists.
+    pub fn save_new(&self, path: &Path) -> Result<(), KeyError> {
+        let io = |source| KeyError::Io { operation: "write", path: path.to_owned(), source };
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(io)?;
+        let mut text: String = self.0.iter().map(|b| format!("{b:02x}")).collect();
+        text.push('\n');
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// Bytes from the kernel's random number generator.
+///
+/// # Panics
+/// If the kernel has none to give.
+pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    let mut have = 0;
+    while have < N {
+        match rustix::rand::getrandom(&mut bytes[have..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(n) => have += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => panic!("the kernel gives no random numbers: {error}"),
+        }
+    }
+    bytes
+}
+
+fn parse_hex(text: &[u8]) -> Option<[u8; KEY_BYTES]> {
+    let digits = std::str::from_utf8(text).ok()?;
+    if digits.len() != 2 * KEY_BYTES || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut key = [0; KEY_BYTES];
+    for (byte, pair) in key.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_key_file_comes_back_and_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool.key");
+        let key = Key::generate();
+        key.save_new(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(Key::load(&path).unwrap(), key);
+        assert!(matches!(Key::generate().save_new(&path), Err(KeyError::Io { .. })), "an existing key is not overwritten");
+        assert_eq!(Key::load(&path).unwrap(), key);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(matches!(Key::load(&path), Err(KeyError::Readable { mode: 0o640, .. })));
+        assert_eq!(format!("{key:?}"), "Key(..)");
+    }
+
+    #[test]
+    fn files_that_are_no_keys_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            ("empty", ""),
+            ("short", "abcd"),
+            ("word", &"x".repeat(64)),
+            ("sign", &format!("+{}", "1".repeat(63))),
+            ("long", &"a".repeat(500)),
+        ] {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            assert!(matches!(Key::load(&path), Err(KeyError::Malformed { .. })), "{name}");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The runtime: reading down this list is following a page.
+//!
+//! ```text
+//!   builder    from a list of servers to memory, by named options
+//!   region     the paged view for programs that ask for it
+//!   space      which page is where in this process
+//!   pager      kernel events in, kernel calls out; decisions are rampool_proto::cache's
+//!   fault      how faults are caught: the ladder of userfaultfd, its user-mode kind, SIGSEGV
+//!   frames     the pager's own memory: eviction batches and fetches
+//!   backing    what stands behind a pager
+//!   pool       the client's side of many memory servers: pages fetched, stored, checked
+//!   transport  frames over TCP or a Unix socket, plain or sealed
+//!   key        the secret that both ends prove to have
+//!   fork       a forked child, served by its parent until it serves itself
+//!   server     lends this machine's memory: connections in shards, pages in a store
+//!   store      where a server keeps pages: locked frames, raw or compressed
+//!   settings   what `rampool run` tells the agent in the programs it starts
+//!   roll       which processes of a run live
+//!   error      what can go wrong between a program and its servers
+//!   stats      counters that others may watch
+//! ```
+
+pub mod backing;
+pub mod builder;
+pub mod error;
+pub mod fault;
+pub mod fork;
+mod frames;
+pub mod key;
+pub mod pager;
+pub mod pool;
+pub mod region;
+pub mod roll;
+pub mod server;
+pub mod settings;
+pub mod space;
+pub mod stats;
+pub mod store;
+pub mod transport;
+
+pub use builder::Builder;
+pub use rampool_proto as proto;
+
+/// The TCP port of a memory server unless another is named.
+pub const DEFAULT_PORT: u16 = 7117;

@@ -1,0 +1,983 @@
+//! The pager: kernel events and network completions in, kernel calls and network requests out.
+//!
+//! One thread runs one [`Pager`]. It takes no decision about pages: those are [`rampool_proto::cache::Cache`]'s. What it adds is where
+//! things are (addresses, frames, tokens), the order of work (faults first), and what to do when the kernel says "not now".
+//!
+//! The one rule that everything here rests on: between the moment when the program changes its mappings (fork, munmap, mremap, madvise) and
+//! the moment when the pager has *read* the event about it, the kernel refuses every install and every move of this context. So a page is never moved
+//! out of, or installed into, memory that has become something else meanwhile.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use rampool_proto::cache::{Access, BatchId, Cache, CacheConfig, EvictOutcome, FetchId, Input, Output};
+use rampool_proto::units::{Extent, OS_PAGE_BYTES, total_pages};
+use rampool_sys::maps::{NotInherited, Pagemap};
+use rampool_sys::memory::{MapError, Mapping};
+use rampool_sys::uffd::{Event, Reply, Uffd};
+
+use crate::backing::{Backing, BackingEvent};
+use crate::fault::{Departure, FaultCatcher};
+use crate::fork::{ChildMemory, FOSTER_FETCH_PAGES, Foster, PageSet};
+use crate::frames::{Frames, is_zero_page};
+use crate::space::AddressSpace;
+use crate::stats::PagerStats;
+
+mod company;
+mod foresight;
+mod lost;
+mod movein;
+mod spare;
+
+use company::Company;
+use foresight::Foresight;
+use lost::Lost;
+pub use movein::InstallBy;
+use movein::MoveIn;
+use spare::Spare;
+
+const FETCH_TOKEN: u64 = 1 << 32;
+/// Events read by one call, and how many are kept during a fork: threads that wait cause no more than one each.
+const EVENTS_READ_AT_ONCE: usize = 16;
+const EVENTS_KEPT: usize = 1024;
+const ZERO_BYTES: usize = 256 << 10;
+
+/// What a pager needs from whoever runs it.
+pub trait Supervisor<B: Backing> {
+    /// Called at start and then when the returned time has passed: adopt memory, set the budget, publish statistics.
+    fn tick(&mut self, pager: &mut Pager<B>) -> Duration;
+
+    /// The process forked. The event is read, nothing has been installed or moved since the child's memory was copied.
+    fn forked(&mut self, pager: &mut Pager<B>, child: Uffd);
+
+    /// Pages are lost: end the program, or poison them.
+    fn lost(&mut self, pager: &mut Pager<B>, reason: String);
+
+    /// More descriptors to sleep on.
+    fn poll_fds(&self, out: &mut Vec<libc::pollfd>);
+
+    /// While this is true the process is about to fork: the pager only reads events and touches nothing else. A pager whose memory comes from the
+    /// program's allocator needs it, because a fork holds the allocator's lock until the event about it was read.
+    fn fork_pending(&mut self) -> bool {
+        false
+    }
+
+    /// Called after every sleep and every tick; false ends the pager.
+    fn wake_up(&mut self, pager: &mut Pager<B>) -> bool;
+}
+
+/// How a pager waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    /// Spin this long for an answer that a thread waits for, before sleeping; not at all while others want the CPU.
+    pub spin_for_answer: Duration,
+    /// Spin this long for the next fault after one was served (burns a CPU that nobody else should need).
+    pub spin_for_fault: Duration,
+    /// Run on the CPU where the faults happen, if they are one thread's; not while others want the CPU.
+    pub follow_faults: bool,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self { spin_for_answer: Duration::from_micros(100), spin_for_fault: Duration::ZERO, follow_faults: true }
+    }
+}
+
+pub struct Pager<B: Backing> {
+    pub(crate) faults: FaultCatcher,
+    pub(crate) space: AddressSpace,
+    pub(crate) cache: Cache,
+    pub(crate) backing: B,
+    region: B::Region,
+    batches: Frames,
+    fetches: Frames,
+    zeroes: Mapping,
+    pagemap: Pagemap,
+    events: Vec<Event>,
+    /// Things to tell the cache once its outputs are drained.
+    follow_ups: VecDeque<FollowUp>,
+    failed_installs: Vec<Extent>,
+    demands_in_flight: u32,
+    waiting: Waiting,
+    stats: PagerStats,
+    place: Place,
+    company: Company,
+    /// Stores that were refused for lack of room, to be sent again.
+    refused: Vec<BatchId>,
+    stored_pages: Vec<Vec<(Extent, u32)>>,
+    fault_started: Option<Instant>,
+    /// Events that arrived while the pager waited for another one.
+    deferred: VecDeque<BackingEvent>,
+    /// Where pages for a fostered child arrive.
+    foster_frames: Mapping,
+    /// A fork is under way that the kernel will not tell of: no page leaves.
+    frozen: bool,
+    /// The kernel cannot keep more pages apart.
+    most_pages: u64,
+    /// Why nothing comes from the servers any more.
+    lost: Option<Lost>,
+    /// `None`: nothing is fetched ahead, or the program's memory cannot be read without waiting.
+    foresight: Option<Foresight>,
+    /// The frames that each batch has, as runs of `(offset, pages)`.
+    present: Vec<Vec<(u32, u32)>>,
+    spare: Spare,
+    move_in: MoveIn,
+}
+
+enum FollowUp {
+    Evicted { batch: BatchId, outcomes: Vec<EvictOutcome> },
+    Opened { extent: Extent },
+}
+
+/// Slots for frames that wait to be, or are, buffers of fetches.
+const SPARE_SLOTS: u32 = 8;
+
+/// On which CPU the pager runs.
+#[derive(Default)]
+struct Place {
+    cpu: Option<usize>,
+    faults: u32,
+    thread: u32,
+    other_threads: u32,
+}
+
+/// Why a pager could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PagerError {
+    #[error(transparent)]
+    Memory(#[from] MapError),
+    #[error("the pager's own frames cannot be registered with userfaultfd (errno {errno})")]
+    Register { errno: i32 },
+}
+
+impl<B: Backing> Pager<B> {
+    /// # Errors
+    /// When its own memory cannot be had.
+    pub fn new(
+        faults: FaultCatcher,
+        pagemap: Pagemap,
+        backing: B,
+        region: B::Region,
+        config: CacheConfig,
+        waiting: Waiting,
+        stats: PagerStats,
+    ) -> Result<Self, PagerError> {
+        let spare_slots = if faults.can_move_in() { SPARE_SLOTS + config.max_fetches } else { 0 };
+        let batches = Frames::new(config.max_batches + spare_slots, config.batch_pages)?;
+        let fetches = Frames::new(config.max_fetches, config.fetch_pages)?;
+        let zeroes = Mapping::huge_aligned(ZERO_BYTES)?;
+        let config_batches = config.max_batches as usize;
+        let foresight = (config.max_prefetch_pages > 1 && faults.tells_exact_addresses()).then(Foresight::default);
+        faults.prepare_frames(batches.memory().start(), batches.memory().bytes()).map_err(|errno| PagerError::Register { errno })?;
+        Ok(Self {
+            faults,
+            space: AddressSpace::default(),
+            stored_pages: vec![Vec::new(); config.max_batches as usize],
+            cache: Cache::new(config),
+            backing,
+            region,
+            batches,
+            fetches,
+            zeroes,
+            pagemap,
+            events: Vec::with_capacity(EVENTS_KEPT),
+            follow_ups: VecDeque::new(),
+            failed_installs: Vec::new(),
+            demands_in_flight: 0,
+            waiting,
+            stats,
+            place: Place::default(),
+            company: Company::default(),
+            refused: Vec::new(),
+            fault_started: None,
+            deferred: VecDeque::new(),
+            foster_frames: Mapping::anonymous(FOSTER_FETCH_PAGES as usize * OS_PAGE_BYTES)?,
+            frozen: false,
+            most_pages: u64::MAX,
+            lost: None,
+            present: vec![Vec::new(); config_batches],
+            spare: Spare::default(),
+            move_in: MoveIn::default(),
+            foresight,
+        })
+    }
+
+    /// Goes on in a forked child, with the managed memory that its parent handed over. Resident pages count as dirty.
+    pub fn take_over(&mut self, memory: &ChildMemory) {
+        self.space = AddressSpace::from_spans(&memory.spans);
+        for span in &memory.spans {
+            let extent = Extent::new(span.first, span.pages);
+            let resident = self.resident_extents(span.start, extent);
+            let remote: Vec<Extent> = memory.absent.iter().filter_map(|e| intersect(*e, extent)).collect();
+            self.stats.adopted(u64::from(extent.count));
+            self.tell(Input::Adopt { extent, resident: &resident, remote: &remote });
+        }
+    }
+
+    /// Takes `[start, start + bytes)` over: registers it and tells the cache which of its pages are present.
+    ///
+    /// # Errors
+    /// The errno of a range that cannot be registered. EAGAIN: mappings are changing, and the event about it was not read yet. What the caller saw
+    /// may be memory that is managed already and has just been moved there, or memory in a place that counts as managed until its unmapping
+    /// is known. The range stays registered, so that its faults come here; look again, and ask again, once events have been served.
+    pub fn adopt(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
+        self.faults.manage(start, bytes)?;
+        if self.faults.mappings_change(start) {
+            return Err(libc::EAGAIN);
+        }
+        if self.frozen {
+            // The child of the fork under way gets it as it is: nothing of it has left.
+            self.faults.inheritable(start, bytes, true);
+        }
+        // A span holds fewer than 2^31 pages; larger mappings become several.
+        const MOST: usize = (1 << 30) * OS_PAGE_BYTES;
+        let mut at = start;
+        while at < start + bytes {
+            let part = (start + bytes - at).min(MOST);
+            let extent = self.space.insert(at, page_count(part));
+            let resident = self.resident_extents(at, extent);
+            self.stats.adopted(u64::from(extent.count));
+            self.tell(Input::Adopt { extent, resident: &resident, remote: &[] });
+            at += part;
+        }
+        Ok(())
+    }
+
+    /// Which pages of a span that was just taken over are present.
+    fn resident_extents(&self, start: usize, extent: Extent) -> Vec<Extent> {
+        let mut runs = Vec::new();
+        self.pagemap.present_runs(start, start + extent.count as usize * OS_PAGE_BYTES, &mut runs);
+        let page = |address: usize| extent.first.offset(((address - start) / OS_PAGE_BYTES) as u64);
+        runs.iter()
+            .map(|run| {
+                self.faults.present(run.start, run.bytes);
+                Extent::new(page(run.start), page_count(run.bytes))
+            })
+            .collect()
+    }
+
+    /// A mapping grew in place (`mremap`, the heap): its new part is registered like the old one, but no span covers it yet.
+    fn adopt_around(&mut self, address: usize) {
+        let (mut vmas, mut text) = (Vec::new(), Vec::new());
+        if rampool_sys::maps::read_maps(&mut vmas, &mut text).is_err() {
+            return;
+        }
+        let Some(vma) = vmas.iter().find(|v| v.start <= address && address < v.end) else { return };
+        let (mut start, mut end) = (vma.start, vma.end);
+        self.space.gaps(vma.start, vma.end, |from, to| {
+            if from <= address && address < to {
+                (start, end) = (from, to);
+            }
+        });
+        rampool_sys::memory::own_mappings(|from, to| {
+            if to <= address {
+                start = start.max(to);
+            } else if from > address {
+                end = end.min(from);
+            }
+        });
+        // A mapping that cannot be registered again is not ours to serve; the thread is woken and meets the kernel's own answer.
+        let _ = self.adopt(start, end - start);
+    }
+
+    /// Local memory that the cache may use from now on.
+    pub fn set_budget(&mut self, pages: u64) {
+        self.tell(Input::SetBudget { pages: pages.min(self.most_pages) });
+    }
+
+    /// The kernel keeps no more mappings apart: fewer pages can be resident.
+    fn relieve(&mut self) {
+        const LEAST_PAGES: u64 = 64;
+        if !self.faults.take_crowded() || self.cache.used_pages() > self.most_pages {
+            return;
+        }
+        self.most_pages = (self.cache.used_pages() * 3 / 4).max(LEAST_PAGES);
+        let pages = self.cache.budget_pages().min(self.most_pages);
+        self.tell(Input::SetBudget { pages });
+    }
+
+    #[must_use]
+    pub fn space(&self) -> &AddressSpace {
+        &self.space
+    }
+    #[must_use]
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+    #[must_use]
+    pub fn stats(&self) -> &PagerStats {
+        &self.stats
+    }
+    pub fn backing(&mut self) -> &mut B {
+        &mut self.backing
+    }
+    #[must_use]
+    pub fn faults(&self) -> &FaultCatcher {
+        &self.faults
+    }
+
+    /// Writes the cache's levels and counts where others can see them.
+    pub fn publish(&self) {
+        self.stats.publish(&self.cache.stats(), self.cache.used_pages(), self.space.managed_pages());
+    }
+
+    /// Serves until the supervisor says stop.
+    pub fn run(&mut self, supervisor: &mut impl Supervisor<B>) {
+        let mut fds = Vec::new();
+        let mut next_tick = Instant::now();
+        let mut idle_since: Option<Instant> = None;
+        loop {
+            if supervisor.fork_pending() {
+                self.sit_out_fork(supervisor);
+            }
+            let mut busy = self.serve_events(supervisor);
+            busy |= self.serve_backing(supervisor) || self.faults.has_events();
+            let now = Instant::now();
+            if now >= next_tick {
+                next_tick = now + supervisor.tick(self);
+                if !supervisor.wake_up(self) {
+                    return;
+                }
+            }
+            if busy {
+                idle_since = None;
+                continue;
+            }
+            let spin = match (self.demands_in_flight > 0, self.company.expected()) {
+                (_, true) => Duration::ZERO,
+                (true, false) => self.waiting.spin_for_answer,
+                (false, false) => self.waiting.spin_for_fault,
+            };
+            let since = *idle_since.get_or_insert(now);
+            if now.duration_since(since) < spin {
+                self.company.spinning(now);
+                std::hint::spin_loop();
+                continue;
+            }
+            if self.demands_in_flight > 0 {
+                self.company.in_vain();
+            }
+            fds.clear();
+            fds.push(libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 });
+            self.backing.poll_fds(&mut fds);
+            supervisor.poll_fds(&mut fds);
+            let until = self.backing.next_deadline().map_or(next_tick, |deadline| deadline.min(next_tick));
+            sleep_on(&mut fds, until.saturating_duration_since(now));
+            idle_since = None;
+            if !supervisor.wake_up(self) {
+                return;
+            }
+        }
+    }
+
+    /// Reads events, as many as there is room for without allocating, until the fork is over. They are handled after.
+    fn sit_out_fork(&mut self, supervisor: &mut impl Supervisor<B>) {
+        let mut fds = [libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 }];
+        while supervisor.fork_pending() {
+            if self.events.capacity() - self.events.len() >= EVENTS_READ_AT_ONCE {
+                self.faults.read_events(&mut self.events);
+            }
+            sleep_on(&mut fds, Duration::from_micros(200));
+        }
+    }
+
+    /// Reads and handles what the kernel has to say; whether there was anything.
+    pub fn serve_events(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let mut events = std::mem::take(&mut self.events);
+        self.faults.read_events(&mut events);
+        let any = !events.is_empty();
+        // Changes of mappings first: now that they are read, the kernel installs and moves again, so the picture must be right before a
+        // fault makes the cache do either.
+        for pass in [true, false] {
+            for event in &mut events {
+                let is_change = !matches!(event, Event::Fault { .. });
+                if is_change == pass {
+                    let event = std::mem::replace(event, Event::Unmap { start: 0, end: 0 });
+                    self.serve_event(event, supervisor);
+                }
+            }
+        }
+        events.clear();
+        self.events = events;
+        self.relieve();
+        any
+    }
+
+    fn serve_event(&mut self, event: Event, supervisor: &mut impl Supervisor<B>) {
+        match event {
+            Event::Fault { address, offset, write, write_protected, thread } => {
+                self.fault_started = Some(Instant::now());
+                let access = match (write, write_protected) {
+                    (_, true) => Access::WriteProtected,
+                    (true, false) => Access::Write,
+                    (false, false) => Access::Read,
+                };
+                self.follow(thread);
+                self.choose_install(thread);
+                let mut page = self.space.page_at(address);
+                if page.is_none() {
+                    self.adopt_around(address);
+                    page = self.space.page_at(address);
+                }
+                match page {
+                    Some(page) if self.lost.is_some() => self.serve_without_servers(page, address, access),
+                    Some(page) => {
+                        self.stats.fault(access);
+                        let absent = self.foresight.is_some() && self.cache.is_absent(page);
+                        self.tell(Input::Fault { page, access });
+                        if absent {
+                            self.look_ahead(address + offset);
+                        }
+                    }
+                    // Nothing of ours is there: the mapping went away, and the event about it follows.
+                    None => self.faults.wake(address, OS_PAGE_BYTES),
+                }
+            }
+            Event::Remove { start, end } => self.discard(start, end),
+            Event::Unmap { start, end } => self.forget(start, end),
+            Event::Remap { from, to, bytes } => self.moved(from, to, bytes),
+            Event::Fork { child } => supervisor.forked(self, child),
+        }
+    }
+
+    /// A thread waits for what is at `address`: perhaps that tells what will be wanted next.
+    fn look_ahead(&mut self, address: usize) {
+        let Some(mut foresight) = self.foresight.take() else { return };
+        let pages = foresight.fault(address, &self.space, &self.cache);
+        if !pages.is_empty() {
+            self.tell(Input::Expect { pages });
+        }
+        self.foresight = Some(foresight);
+    }
+
+    /// The program gave the content of a range up.
+    pub fn discard(&mut self, start: usize, end: usize) {
+        let mut extents = Vec::new();
+        self.space.extents_in(start, end, |at, extent| {
+            self.faults.discarded(at, extent.count as usize * OS_PAGE_BYTES);
+            extents.push(extent);
+        });
+        for extent in extents {
+            self.give_up(extent);
+            self.tell(Input::Zeroed { extent });
+        }
+    }
+
+    /// The program moved a mapping.
+    pub fn moved(&mut self, from: usize, to: usize, bytes: usize) {
+        self.space.extents_in(from, from + bytes, |at, extent| {
+            self.faults.moved(at, at - from + to, extent.count as usize * OS_PAGE_BYTES);
+        });
+        self.space.remap(from, to, bytes);
+    }
+
+    /// Ends management of a range.
+    pub fn forget(&mut self, start: usize, end: usize) {
+        let mut gone = Vec::new();
+        self.space.extents_in(start, end, |at, extent| self.faults.unmanage(at, extent.count as usize * OS_PAGE_BYTES));
+        self.space.remove(start, end, |extent| gone.push(extent));
+        for extent in gone {
+            self.give_up(extent);
+            self.tell(Input::Forget { extent });
+        }
+    }
+
+    /// Ends management of a range whose pages are all present, and leaves them to the program. Does nothing while one is absent. For rungs that are not
+    /// told of changed mappings.
+    pub fn give_back(&mut self, start: usize, end: usize) {
+        if rampool_sys::segv::all_present(start, end) {
+            // Open first: between the two, a thread that writes would otherwise meet a protection that is nobody's.
+            self.space.extents_in(start, end, |at, extent| {
+                let bytes = extent.count as usize * OS_PAGE_BYTES;
+                let _ = rampool_sys::selfmem::protect(at, bytes, rampool_sys::selfmem::Protection::ReadWrite);
+            });
+            self.forget(start, end);
+        }
+    }
+
+    /// Handles what the servers have to say; whether there was anything.
+    pub fn serve_backing(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let mut any = false;
+        while let Some(event) = self.deferred.pop_front().or_else(|| self.backing.poll()) {
+            any = true;
+            match event {
+                BackingEvent::Fetched { token } => {
+                    let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
+                    if token & DEMAND_TOKEN != 0 {
+                        self.demands_in_flight -= 1;
+                        self.company.waited();
+                    }
+                    self.tell(Input::Fetched { fetch });
+                }
+                BackingEvent::Stored { token } => {
+                    let batch = BatchId(id_of(token));
+                    self.tell(Input::Stored { batch });
+                    if !self.refused.is_empty() {
+                        self.retry_refused();
+                    }
+                }
+                BackingEvent::Full { token, reason } => {
+                    if self.refused.is_empty() {
+                        let _ = reason;
+                        self.stats.pool_full();
+                        self.tell(Input::PoolFull(true));
+                    }
+                    self.refused.push(BatchId(id_of(token)));
+                }
+                BackingEvent::Lost { reason } => supervisor.lost(self, reason),
+            }
+        }
+        any
+    }
+
+    /// Makes a foster for a child whose fork event was just read. Nothing was installed or moved since its memory was copied.
+    ///
+    /// # Errors
+    /// Why the child cannot be served: a server failed, or the child's memory changes under us. Where the kernel can poison pages, what the child
+    /// lacks is poisoned then.
+    pub fn fork_child(&mut self, child: Uffd) -> Result<Foster<B::Region>, String> {
+        self.stats.forked();
+        if self.lost.is_some() {
+            // Its context stays with it, without anyone to serve it: what it lacks must be poisoned, and staged pages are few.
+            self.poison_child(&child);
+            return Err("memory servers were lost before".into());
+        }
+        let lacks = rampool_sys::maps::not_inherited().map_err(|error| format!("/proc/self/smaps cannot be read: {error}"))?;
+        let mut absent = PageSet::default();
+        let mut unsent = Vec::new();
+        self.cache.absent_content(|extent, staged| match staged {
+            Some((batch, offset_pages)) => unsent.push((extent, batch, offset_pages)),
+            None => absent.insert(extent),
+        });
+        let mut space = self.space.clone();
+        for range in lacks {
+            let (NotInherited::Missing { start, end } | NotInherited::Wiped { start, end }) = range;
+            self.space.extents_in(start, end, |_, extent| {
+                absent.remove(extent);
+                unsent.retain(|(unsent, ..)| !extent.contains(unsent.first));
+            });
+            if matches!(range, NotInherited::Missing { .. }) {
+                space.remove(start, end, |_| {});
+            }
+        }
+        let result = self.copy_unsent(&child, unsent).and_then(|()| self.backing.clone_region(self.region));
+        match result {
+            Ok(region) => Ok(Foster::new(child, space, absent, region)),
+            Err(reason) => {
+                self.poison_child(&child);
+                Err(reason)
+            }
+        }
+    }
+
+    /// Poisons whatever has content and is absent in a child that nobody will serve.
+    fn poison_child(&self, child: &Uffd) {
+        if self.faults.can_poison() {
+            self.cache.absent_content(|extent, _| {
+                self.space.pieces(extent, |piece| {
+                    let _ = child.poison(piece.start, piece.bytes);
+                });
+            });
+        }
+    }
+
+    /// Before a fork that the kernel will not tell of: from now on no page leaves, everything that left is at the servers, and managed memory may be
+    /// inherited. Returns what a child must know, which stays true until [`thaw`](Self::thaw): what it finds present goes before what is
+    /// named absent.
+    ///
+    /// # Errors
+    /// When the servers do not take what left before, or cannot copy the region.
+    pub fn prepare_fork(&mut self, supervisor: &mut impl Supervisor<B>, deadline: Instant) -> Result<(ChildMemory, B::Region), String> {
+        self.stats.forked();
+        self.frozen = true;
+        let mut absent = PageSet::default();
+        loop {
+            let mut unsent = 0;
+            self.cache.absent_content(|extent, staged| unsent += staged.map_or(0, |_| extent.count));
+            if unsent == 0 {
+                break;
+            }
+            if Instant::now() > deadline {
+                return Err(format!("{unsent} pages could not be stored before the fork"));
+            }
+            if !self.serve_backing(supervisor) {
+                let mut fds = Vec::new();
+                self.backing.poll_fds(&mut fds);
+                sleep_on(&mut fds, Duration::from_millis(1));
+            }
+        }
+        self.cache.absent_content(|extent, _| absent.insert(extent));
+        for range in rampool_sys::maps::not_inherited().map_err(|error| format!("/proc/self/smaps cannot be read: {error}"))? {
+            // What does not come along at all is known after the fork: there, the child looks at what it has. Most of it is our own doing.
+            if let NotInherited::Wiped { start, end } = range {
+                self.space.extents_in(start, end, |_, extent| absent.remove(extent));
+            }
+        }
+        let region = self.backing.clone_region(self.region)?;
+        for span in self.space.spans() {
+            self.faults.inheritable(span.start, span.end() - span.start, true);
+        }
+        Ok((ChildMemory { spans: self.space.spans().to_vec(), absent: absent.extents() }, region))
+    }
+
+    /// The fork is over.
+    pub fn thaw(&mut self) {
+        self.frozen = false;
+        for span in self.space.spans() {
+            self.faults.inheritable(span.start, span.end() - span.start, false);
+        }
+        let pages = self.cache.budget_pages();
+        self.tell(Input::SetBudget { pages });
+    }
+
+    /// Gives a child the pages that no server has.
+    fn copy_unsent(&self, child: &Uffd, unsent: Vec<(Extent, BatchId, u32)>) -> Result<(), String> {
+        for (extent, batch, offset_pages) in unsent {
+            let from = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
+            let mut failed = None;
+            self.space.pieces(extent, |piece| {
+                let source = from + piece.offset_pages as usize * OS_PAGE_BYTES;
+                match child.copy(piece.start, std::ptr::with_exposed_provenance(source), piece.bytes, false) {
+                    // A child that is gone needs nothing.
+                    Reply::Done | Reply::Exiting => {}
+                    other => failed = Some(other),
+                }
+            });
+            if let Some(reply) = failed {
+                return Err(format!("a page could not be copied into a forked child ({reply:?})"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a fostered child's faults; returns children that it forked itself.
+    ///
+    /// # Errors
+    /// Why a page could not be had.
+    pub fn serve_foster(&mut self, foster: &mut Foster<B::Region>) -> Result<Vec<Foster<B::Region>>, String> {
+        let zeroes = self.zeroes.start();
+        let mut forked = Vec::new();
+        foster.serve(zeroes, &mut |region, extent| self.fetch_now(region, extent), &mut |child, space, absent| {
+            forked.push((child, space, absent));
+        })?;
+        forked
+            .into_iter()
+            .map(|(child, space, absent)| {
+                let region = self.backing.clone_region(foster.region())?;
+                Ok(Foster::new(child, space, absent, region))
+            })
+            .collect()
+    }
+
+    /// Fetches a few pages and waits for them; everything else that arrives meanwhile is kept for later.
+    fn fetch_now(&mut self, region: B::Region, extent: Extent) -> Result<usize, String> {
+        let start = self.foster_frames.start();
+        // SAFETY: the frames belong to this call, which waits for the answer.
+        unsafe { self.backing.fetch(region, FOSTER_TOKEN, &[extent], self.foster_frames.at(0), true) };
+        let mut fds = Vec::new();
+        loop {
+            match self.backing.poll() {
+                Some(BackingEvent::Fetched { token: FOSTER_TOKEN }) => return Ok(start),
+                Some(BackingEvent::Lost { reason }) => return Err(reason),
+                Some(other) => self.deferred.push_back(other),
+                None => {
+                    fds.clear();
+                    self.backing.poll_fds(&mut fds);
+                    let now = Instant::now();
+                    let until = self.backing.next_deadline().unwrap_or(now + Duration::from_millis(10));
+                    sleep_on(&mut fds, until.saturating_duration_since(now));
+                }
+            }
+        }
+    }
+
+    /// Whether something waits that the servers had no room for.
+    #[must_use]
+    pub fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Sends again what the servers had no room for.
+    pub fn retry_refused(&mut self) {
+        if self.refused.is_empty() {
+            return;
+        }
+        let refused = std::mem::take(&mut self.refused);
+        for batch in refused {
+            self.store(batch);
+        }
+        self.tell(Input::PoolFull(false));
+    }
+
+    /// Hands one input to the cache and carries out everything that follows from it.
+    fn tell(&mut self, input: Input<'_>) {
+        if self.lost.is_some() {
+            return;
+        }
+        self.cache.handle(input);
+        self.carry_out();
+        while self.report_failed_installs() {}
+        while let Some(follow_up) = self.follow_ups.pop_front() {
+            match follow_up {
+                FollowUp::Evicted { batch, outcomes } => self.cache.handle(Input::Evicted { batch, outcomes: &outcomes }),
+                FollowUp::Opened { extent } => self.cache.handle(Input::Opened { extent }),
+            }
+            self.carry_out();
+            while self.report_failed_installs() {}
+        }
+    }
+
+    /// Tells the cache which installs the kernel refused because an event waits to be read. The threads that wait for those pages are
+    /// woken: they fault again, and by then the main loop has read the event. Returns whether there were any.
+    fn report_failed_installs(&mut self) -> bool {
+        if self.failed_installs.is_empty() {
+            return false;
+        }
+        let failed = std::mem::take(&mut self.failed_installs);
+        for extent in &failed {
+            self.stats.install_deferred();
+            self.cache.handle(Input::InstallFailed { extent: *extent });
+        }
+        self.carry_out();
+        for extent in failed {
+            let faults = &self.faults;
+            self.space.pieces(extent, |piece| faults.wake(piece.start, piece.bytes));
+        }
+        true
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(output) = self.cache.poll() {
+            match output {
+                Output::InstallZero { extent } => {
+                    self.stats.zero_filled(u64::from(extent.count));
+                    self.install(extent, None, true);
+                }
+                Output::InstallFetched { extent, fetch, offset_pages, writable } => {
+                    let offset = offset_pages as usize * OS_PAGE_BYTES;
+                    match self.spare.start_of(fetch.0) {
+                        Some(start) => self.install_moved(extent, fetch, start + offset, writable),
+                        None => self.install(extent, Some(self.fetches.start_of(fetch.0) + offset), writable),
+                    }
+                }
+                Output::InstallStaged { extent, batch, offset_pages, writable } => {
+                    self.stats.second_chance(u64::from(extent.count));
+                    let from = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
+                    self.install(extent, Some(from), writable);
+                }
+                Output::Unprotect { extent } => self.unprotect(extent),
+                Output::Wake { page } => {
+                    if let Some(address) = self.space.address_of(page) {
+                        self.faults.wake(address, OS_PAGE_BYTES);
+                    }
+                }
+                Output::Evict { batch, extents } => self.evict(batch, &extents),
+                Output::Store { batch, pages } => {
+                    self.stats.written_back(pages.iter().map(|(e, _)| u64::from(e.count)).sum());
+                    self.stored_pages[batch.0 as usize] = pages;
+                    self.store(batch);
+                }
+                Output::ReleaseBatch { batch, keep: true } => {
+                    let reserve = self.cache.config().max_batches as usize;
+                    self.spare.keep(batch.0, &self.present[batch.0 as usize], reserve, &mut self.batches, &self.faults);
+                }
+                Output::ReleaseBatch { batch, keep: false } => {
+                    let start = self.batches.release(batch.0);
+                    self.empty_batch(start);
+                }
+                Output::DropSpare { pages } => self.spare.give_back(pages, &mut self.batches, &self.faults),
+                Output::Fetch { fetch, extents, demand, spare } => {
+                    let pages = total_pages(&extents);
+                    self.stats.fetched(pages, demand);
+                    let count = u32::try_from(pages).expect("a fetch is small");
+                    let lent = if spare { self.spare.lend(fetch.0, count, &mut self.batches, &self.faults) } else { None };
+                    let to = std::ptr::with_exposed_provenance_mut(lent.unwrap_or_else(|| self.fetches.take(fetch.0)));
+                    let mut token = FETCH_TOKEN | u64::from(fetch.0);
+                    if demand {
+                        self.demands_in_flight += 1;
+                        token |= DEMAND_TOKEN;
+                    }
+                    // SAFETY: the slot belongs to this fetch until ReleaseFetch, which follows Fetched.
+                    unsafe { self.backing.fetch(self.region, token, &extents, to, demand) };
+                }
+                Output::ReleaseFetch { fetch } => {
+                    if !self.spare.release(fetch.0, &mut self.batches, &self.faults) {
+                        self.fetches.release(fetch.0);
+                    }
+                }
+                Output::Discard { extent } => self.backing.discard(self.region, extent),
+            }
+        }
+    }
+
+    /// Maps `extent` with the bytes at `from` (zeroes without), page by page where the kernel stops half-way.
+    fn install(&mut self, extent: Extent, from: Option<usize>, writable: bool) {
+        let mut failed = Vec::new();
+        let (faults, zeroes) = (&mut self.faults, self.zeroes.start());
+        self.space.pieces(extent, |piece| {
+            let mut done = 0;
+            // The kernel takes a range of one mapping only, and advice or protection may have divided ours: then smaller steps find the border.
+            let mut most = piece.bytes;
+            while done < piece.bytes {
+                let (source, bytes) = match from {
+                    Some(from) => (from + piece.offset_pages as usize * OS_PAGE_BYTES + done, (piece.bytes - done).min(most)),
+                    None => (zeroes, (piece.bytes - done).min(ZERO_BYTES).min(most)),
+                };
+                match faults.install(piece.start + done, source, bytes, !writable, from.is_none()) {
+                    Reply::Done => done += bytes,
+                    Reply::Partial(part) => done += part,
+                    // It is there already: whoever waits may go on.
+                    Reply::AlreadyMapped => {
+                        faults.wake(piece.start + done, OS_PAGE_BYTES);
+                        done += OS_PAGE_BYTES;
+                    }
+                    Reply::Gone | Reply::Busy if bytes > OS_PAGE_BYTES => most = half(bytes),
+                    // Unmapped meanwhile, or mapped as something else: the event follows. Whoever waits faults again and meets what is there.
+                    Reply::Gone | Reply::Busy | Reply::Exiting => {
+                        faults.wake(piece.start + done, OS_PAGE_BYTES);
+                        done += OS_PAGE_BYTES;
+                        most = piece.bytes;
+                    }
+                    Reply::MapChanging | Reply::NoMemory => {
+                        let first = extent.first.offset(u64::from(piece.offset_pages) + (done / OS_PAGE_BYTES) as u64);
+                        failed.push(Extent::new(first, page_count(piece.bytes - done)));
+                        break;
+                    }
+                }
+            }
+        });
+        if failed.is_empty() {
+            if let Some(started) = self.fault_started.take() {
+                self.stats.served(started.elapsed());
+            }
+            return;
+        }
+        self.failed_installs.append(&mut failed);
+    }
+
+    fn unprotect(&mut self, extent: Extent) {
+        let faults = &mut self.faults;
+        self.space.pieces(extent, |piece| {
+            if faults.unprotect(piece.start, piece.bytes) != Reply::Done {
+                // An event waits to be read: the thread meets the protection again once it has been.
+                faults.wake(piece.start, piece.bytes);
+            }
+        });
+        if let Some(started) = self.fault_started.take() {
+            self.stats.served(started.elapsed());
+        }
+    }
+
+    /// Moves the pages of a batch out of the program.
+    fn evict(&mut self, batch: BatchId, extents: &[Extent]) {
+        let to = self.batches.take(batch.0);
+        // Pages that are nowhere left management: there is nothing of them.
+        let mut outcomes = vec![EvictOutcome::Vanished; usize::try_from(total_pages(extents)).expect("a batch is small")];
+        let mut departures = Vec::with_capacity(extents.len());
+        let mut slot = to;
+        for extent in extents {
+            self.space.pieces(*extent, |piece| {
+                let to = slot + piece.offset_pages as usize * OS_PAGE_BYTES;
+                departures.push(Departure { from: piece.start, to, bytes: piece.bytes });
+            });
+            slot += extent.count as usize * OS_PAGE_BYTES;
+        }
+        if self.frozen {
+            outcomes.fill(EvictOutcome::Later);
+        } else {
+            self.faults.evict(&departures, to, &mut outcomes);
+        }
+        let mut moved = 0;
+        let present = &mut self.present[batch.0 as usize];
+        present.clear();
+        for (index, outcome) in outcomes.iter_mut().enumerate() {
+            if *outcome == EvictOutcome::Moved {
+                moved += 1;
+                let at = u32::try_from(index).expect("a batch is small");
+                match present.last_mut() {
+                    Some((first, pages)) if *first + *pages == at => *pages += 1,
+                    _ => present.push((at, 1)),
+                }
+                // SAFETY: the page was just moved into the batch, which only this thread touches.
+                if unsafe { is_zero_page(to + index * OS_PAGE_BYTES) } {
+                    *outcome = EvictOutcome::MovedZero;
+                }
+            }
+        }
+        self.stats.evicted(moved);
+        self.follow_ups.push_back(FollowUp::Evicted { batch, outcomes });
+    }
+
+    fn store(&mut self, batch: BatchId) {
+        let start = self.batches.start_of(batch.0);
+        let pages: Vec<(Extent, *const u8)> = self.stored_pages[batch.0 as usize]
+            .iter()
+            .map(|(extent, offset)| (*extent, std::ptr::with_exposed_provenance(start + *offset as usize * OS_PAGE_BYTES)))
+            .collect();
+        // SAFETY: the batch's frames stay until ReleaseBatch, which follows Stored; nobody writes them.
+        unsafe { self.backing.store(self.region, u64::from(batch.0), &pages) };
+    }
+
+    /// Gives a batch's frames back to the kernel.
+    fn empty_batch(&mut self, start: usize) {
+        // SAFETY: the cache released the batch: nobody needs its content.
+        unsafe { self.faults.empty_frames(start, self.batches.slot_bytes()) };
+    }
+
+    /// Keeps the pager on the CPU where the program takes its faults: waking a sleeping CPU costs more than everything else in a fault.
+    fn follow(&mut self, thread: u32) {
+        const SAMPLE: u32 = 256;
+        if !self.waiting.follow_faults || thread == 0 {
+            return;
+        }
+        let place = &mut self.place;
+        if thread != place.thread {
+            place.other_threads += 1;
+            place.thread = thread;
+        }
+        place.faults += 1;
+        if place.faults % SAMPLE != 1 {
+            return;
+        }
+        let single = place.other_threads <= SAMPLE / 16;
+        place.other_threads = 0;
+        let cpu = if single && !self.company.expected() { rampool_sys::thread::cpu_of(thread) } else { None };
+        if cpu != place.cpu {
+            let pinned = match cpu {
+                Some(cpu) => rampool_sys::thread::pin_to_cpu(cpu),
+                None => rampool_sys::thread::unpin(),
+            };
+            if pinned.is_ok() {
+                place.cpu = cpu;
+            }
+        }
+    }
+}
+
+const DEMAND_TOKEN: u64 = 1 << 33;
+const FOSTER_TOKEN: u64 = 1 << 34;
+
+/// Half of a number of bytes, in whole pages, at least one.
+pub(crate) fn half(bytes: usize) -> usize {
+    (bytes / 2 / OS_PAGE_BYTES).max(1) * OS_PAGE_BYTES
+}
+
+fn intersect(a: Extent, b: Extent) -> Option<Extent> {
+    let (first, end) = (a.first.max(b.first), a.end().min(b.end()));
+    (first < end).then(|| Extent::new(first, u32::try_from(end.0 - first.0).expect("shorter than either")))
+}
+
+fn id_of(token: u64) -> u32 {
+    u32::try_from(token & 0xffff_ffff).expect("masked")
+}
+
+fn page_count(bytes: usize) -> u32 {
+    u32::try_from(bytes / OS_PAGE_BYTES).expect("a span has fewer than 2^32 pages")
+}
+
+fn sleep_on(fds: &mut [libc::pollfd], time: Duration) {
+    let timeout = libc::timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(time.subsec_nanos()) };
+    // SAFETY: the descriptors and the timeout live across the call, with their true count.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &raw const timeout, std::ptr::null()) };
+}

@@ -1,0 +1,717 @@
+//! The way to one memory server: what waits to be sent, what waits for an answer, and where the bytes of an answer go.
+//!
+//! Requests wait in one queue per class and leave while credits last: demand first, then prefetch, then write-back. The two lower classes
+//! never take the last credits nor more than a bulk window each, so that a demand request always finds room and never waits behind more than that
+//! window of page data in either direction of the wire. Pages are sent from and received into the caller's memory, without a copy in between.
+//!
+//! Every request has a deadline: it ends when the server answers, or the lane is lost. A lane that is lost ends everything it had, once, and
+//! never comes back.
+//!
+//! A broken connection is not a lost server yet: see `comeback`. What had no answer is asked again over the new connection, in the same order. That is
+//! right because the server ignores what still arrives over the old one, answers a connection's stores and discards in the order in which they came, so that
+//! whatever was made after an unanswered one is unanswered as well, and knows a request that made a region by its number.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rampool_proto::placement::ServerIndex;
+use rampool_proto::session::{Credits, features};
+use rampool_proto::units::{ByteLen, OS_PAGE_BYTES, PageIndex};
+use rampool_proto::wire::{self, Header, Opcode, PageEntry, Status};
+
+use super::comeback::{Came, Comeback, Place};
+use super::request::{CLASSES, Class, Reply, Work, lost};
+use super::stats::LaneStats;
+use super::{PoolEvent, zero_page_checksum};
+use crate::error::{LostReason, Operation, PoolError};
+use crate::transport::{Flush, Link, LinkError, Piece, PieceMut, Received, Urgency};
+
+/// Bytes of page data that each of the two lower classes may have outstanding: what a demand request, or its answer, may have to wait behind. A window
+/// each, because they travel in opposite directions: pages on their way out must not keep the way in idle.
+const BULK_WINDOW_BYTES: u64 = 512 << 10;
+/// Bytes handed to the link and not yet sent, above which the lower classes wait here: what is in the link was checksummed already.
+const LINK_QUEUE_BYTES: usize = 128 << 10;
+/// Page data taken in by one call before the caller hears of what is complete.
+const FAIR_BYTES: usize = 1 << 20;
+/// A server that answers nothing loses after one deadline; one that goes on sending, but never this answer, after this many.
+const PATIENCE: u32 = 8;
+/// A server that seems to have passed a deadline is listened to once more for this long: it may be this process that had no time to send or to look.
+const LAST_CHANCE: Duration = Duration::from_secs(2);
+/// Connections that break one after the other, without an answer in between, before the server counts as lost.
+const MAX_BREAKS: u32 = 8;
+
+/// Tells that a frame has left this process (or its link is gone): the pages of a store are not read any more.
+pub(super) struct Departure {
+    request: u64,
+    departed: Rc<RefCell<Vec<u64>>>,
+}
+
+impl Drop for Departure {
+    fn drop(&mut self) {
+        self.departed.borrow_mut().push(self.request);
+    }
+}
+
+pub(super) struct Lane {
+    pub server: ServerIndex,
+    pub name: String,
+    /// Who this client is over there; zero until the lease is granted.
+    pub member: wire::MemberId,
+    link: Option<Link<Option<Departure>>>,
+    /// While the connection is broken and the server not lost.
+    comeback: Option<Box<Comeback>>,
+    /// What it takes to come back; known once the lease is granted.
+    place: Option<Box<Place>>,
+    /// Connections that broke since the last answer.
+    breaks: u32,
+    /// Since when a deadline has been seen to be over.
+    overdue: Option<Instant>,
+    lost: Option<LostReason>,
+    credits: Credits,
+    max_requests: u32,
+    max_bytes: u64,
+    bulk_bytes: [u64; CLASSES],
+    queues: [VecDeque<u32>; CLASSES],
+    /// Numbers of sent requests, oldest first; some ended meanwhile.
+    outstanding: VecDeque<(u64, Instant)>,
+    op_deadline: Duration,
+    heartbeat: Option<Duration>,
+    last_sent: Instant,
+    last_progress: Instant,
+    /// Stores whose frame has left since the last look.
+    departed: Rc<RefCell<Vec<u64>>>,
+    // Scratch, kept for its capacity.
+    head: Vec<u8>,
+    pieces: Vec<Piece>,
+    places: Vec<PieceMut>,
+    out_entries: Vec<PageEntry>,
+    // The answer that is arriving: its entries, and its compressed pages.
+    entries: Vec<PageEntry>,
+    packed: Vec<u8>,
+    drained: bool,
+    compressed: bool,
+    pub stats: LaneStats,
+}
+
+impl Lane {
+    /// A lane that may send one request at a time until [`Lane::granted`] says more.
+    pub fn new(server: ServerIndex, name: String, link: Link<Option<Departure>>, op_deadline: Duration, now: Instant) -> Self {
+        let compressed = link.features() & features::LZ4 != 0;
+        Self {
+            server,
+            name,
+            member: wire::MemberId(0),
+            link: Some(link),
+            comeback: None,
+            place: None,
+            breaks: 0,
+            overdue: None,
+            lost: None,
+            credits: Credits::new(1, 0),
+            max_requests: 1,
+            max_bytes: 0,
+            bulk_bytes: [0; CLASSES],
+            queues: std::array::from_fn(|_| VecDeque::new()),
+            outstanding: VecDeque::new(),
+            op_deadline,
+            heartbeat: None,
+            last_sent: now,
+            last_progress: now,
+            departed: Rc::default(),
+            head: Vec::new(),
+            pieces: Vec::new(),
+            places: Vec::new(),
+            out_entries: Vec::new(),
+            entries: Vec::new(),
+            packed: Vec::new(),
+            drained: true,
+            compressed,
+            stats: LaneStats::default(),
+        }
+    }
+
+    /// What the server allows from now on; nothing may be outstanding.
+    pub fn granted(&mut self, granted: &wire::Granted) {
+        self.member = granted.member;
+        self.max_requests = granted.max_requests;
+        self.max_bytes = u64::from(granted.max_bytes);
+        self.credits = Credits::new(granted.max_requests, granted.max_bytes);
+        if granted.heartbeat_ms > 0 {
+            // Half the interval: a beat that is late still is in time.
+            self.heartbeat = Some(Duration::from_millis(u64::from(granted.heartbeat_ms.div_ceil(2))));
+        }
+    }
+
+    /// Pages one request to this server may carry.
+    pub fn max_pages(&self, limit: u32) -> u32 {
+        let by_credit = u32::try_from(self.max_bytes / OS_PAGE_BYTES as u64).unwrap_or(u32::MAX);
+        limit.min(by_credit).max(1)
+    }
+
+    pub fn link(&self) -> Option<&Link<Option<Departure>>> {
+        self.link.as_ref()
+    }
+
+    /// From now on a broken connection is made again.
+    pub fn may_come_back(&mut self, place: Place) {
+        self.place = Some(Box::new(place));
+    }
+
+    /// From now on a broken connection stays so.
+    pub fn stay_away(&mut self) {
+        self.place = None;
+    }
+
+    /// What to sleep on, and whether for room to write as well.
+    pub fn watched(&self) -> Option<(BorrowedFd<'_>, bool)> {
+        match (&self.link, &self.comeback) {
+            (Some(link), _) => Some((link.as_fd(), link.queued_bytes() > 0)),
+            (None, Some(comeback)) => comeback.watched(),
+            (None, None) => None,
+        }
+    }
+
+    pub fn lost_reason(&self) -> Option<&LostReason> {
+        self.lost.as_ref()
+    }
+
+    /// Queues a request; it leaves with the next [`Lane::send`]. On a lost lane it ends at once.
+    pub fn enqueue(&mut self, work: &mut Work, slot: u32) {
+        if let Some(reason) = &self.lost {
+            let request = work.get(slot);
+            let error = lost(&self.name, request.operation(), reason);
+            let op = request.op;
+            if let Some(op) = op {
+                work.op_failed(op, error);
+            }
+            work.finish(slot);
+            return;
+        }
+        let class = work.get(slot).class;
+        self.queues[class as usize].push_back(slot);
+    }
+
+    /// Sends what credits and the socket take.
+    pub fn send(&mut self, work: &mut Work, now: Instant) {
+        if let Err(reason) = self.try_send(work, now) {
+            self.broke(work, reason, now);
+        }
+    }
+
+    /// Takes in what has arrived.
+    pub fn receive(&mut self, work: &mut Work, now: Instant) {
+        if self.comeback.is_some() {
+            self.come_back(work, now);
+        }
+        if let Err(reason) = self.try_receive(work, now) {
+            self.broke(work, reason, now);
+        }
+    }
+
+    /// Sends a heartbeat when one is due; gives the server up when a deadline has passed. Call after [`Lane::receive`].
+    pub fn check_time(&mut self, work: &mut Work, now: Instant) {
+        if self.link.is_none() {
+            return;
+        }
+        while let Some((id, _)) = self.outstanding.front() {
+            if work.find(*id).is_some() {
+                break;
+            }
+            self.outstanding.pop_front();
+        }
+        // What has arrived and was not looked at yet may be the answer.
+        if self.drained && self.oldest_due().is_some_and(|due| now >= due) {
+            if now >= *self.overdue.get_or_insert(now) + self.last_chance() {
+                self.lose(work, LostReason::Deadline(self.op_deadline));
+                return;
+            }
+        } else {
+            self.overdue = None;
+        }
+        if self.heartbeat.is_some_and(|every| now >= self.last_sent + every) && self.outstanding.is_empty() {
+            let slot = work.request(self.server, Opcode::Heartbeat, Class::Demand, wire::RegionId(0), None, now);
+            self.enqueue(work, slot);
+            self.send(work, now);
+        }
+    }
+
+    /// When [`Lane::check_time`] wants to be called next, or `now` when bytes are waiting that were read but not handled.
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        if let Some(comeback) = &self.comeback {
+            return Some(comeback.due());
+        }
+        self.link.as_ref()?;
+        if !self.drained {
+            return Some(now);
+        }
+        let beat = self.heartbeat.filter(|_| self.outstanding.is_empty()).map(|every| self.last_sent + every);
+        let due = self.overdue.map(|seen| seen + self.last_chance()).or_else(|| self.oldest_due());
+        [due, beat].into_iter().flatten().min()
+    }
+
+    fn last_chance(&self) -> Duration {
+        LAST_CHANCE.min(self.op_deadline / 4)
+    }
+
+    /// Requests that are queued, and outstanding, and the bytes of pages of the latter.
+    pub fn load(&self) -> (usize, u32, u64) {
+        let (requests, bytes) = self.credits.outstanding();
+        (self.queues.iter().map(VecDeque::len).sum(), requests, bytes)
+    }
+
+    /// Ends everything this lane had with `reason`. The second time, nothing happens.
+    pub fn lose(&mut self, work: &mut Work, reason: LostReason) {
+        if self.link.take().is_none() && self.comeback.take().is_none() {
+            return;
+        }
+        self.lost = Some(reason.clone());
+        let sent = std::mem::take(&mut self.outstanding).into_iter().filter_map(|(id, _)| work.find(id));
+        let queued = self.queues.iter_mut().flat_map(std::mem::take);
+        let slots: Vec<u32> = sent.chain(queued).collect();
+        let operation = slots.first().map_or(Operation::Idle, |slot| work.get(*slot).operation());
+        work.events.push_back(PoolEvent::Lost { server: self.server, name: self.name.clone(), operation, reason: reason.clone() });
+        for slot in slots {
+            let request = work.get(slot);
+            let error = lost(&self.name, request.operation(), &reason);
+            if let Some(op) = request.op {
+                work.op_failed(op, error);
+            }
+            work.finish(slot);
+        }
+    }
+
+    /// The connection is of no use any more: tries to come back, or gives the server up.
+    fn broke(&mut self, work: &mut Work, reason: LostReason, now: Instant) {
+        self.breaks += 1;
+        let mut worth = matches!(reason, LostReason::Closed | LostReason::Io(_)) && self.breaks <= MAX_BREAKS;
+        for (id, _) in &self.outstanding {
+            let Some(slot) = work.find(*id) else { continue };
+            let request = work.get(slot);
+            // One request, however often repeated, does not wait for ever.
+            worth &= now.saturating_duration_since(request.made_at) < self.op_deadline * PATIENCE;
+        }
+        let Some(place) = self.place.as_ref().filter(|_| worth && self.link.is_some()) else {
+            return self.lose(work, reason);
+        };
+        let patience = place.grace.min(self.op_deadline);
+        self.link = None;
+        // What never left with the broken link has not left.
+        self.departed.borrow_mut().clear();
+        for (id, _) in std::mem::take(&mut self.outstanding).into_iter().rev() {
+            let Some(slot) = work.find(id) else { continue };
+            let request = work.get(slot);
+            request.sent = false;
+            request.departed = false;
+            let class = request.class as usize;
+            if request.opcode == Opcode::Heartbeat {
+                work.finish(slot);
+            } else {
+                self.queues[class].push_front(slot);
+            }
+        }
+        self.comeback = Some(Box::new(Comeback::begin(reason, now, patience)));
+        self.come_back(work, now);
+    }
+
+    fn come_back(&mut self, work: &mut Work, now: Instant) {
+        let Some(comeback) = &mut self.comeback else { return };
+        let Some(place) = &self.place else {
+            let reason = comeback.reason.clone();
+            return self.lose(work, reason);
+        };
+        match comeback.go_on(place, now) {
+            Came::NotYet => {}
+            Came::Lost(reason) => self.lose(work, reason),
+            Came::Back(link, granted) => {
+                self.stats.comebacks += 1;
+                self.comeback = None;
+                self.overdue = None;
+                self.compressed = link.features() & features::LZ4 != 0;
+                self.link = Some(*link);
+                self.bulk_bytes = [0; CLASSES];
+                self.granted(&granted);
+                self.drained = true;
+                (self.last_sent, self.last_progress) = (now, now);
+                self.send(work, now);
+            }
+        }
+    }
+
+    fn oldest_due(&self) -> Option<Instant> {
+        let (_, sent) = self.outstanding.front()?;
+        Some((*sent).max(self.last_progress).min(*sent + self.op_deadline * (PATIENCE - 1)) + self.op_deadline)
+    }
+
+    fn try_send(&mut self, work: &mut Work, now: Instant) -> Result<(), LostReason> {
+        loop {
+            while let Some(slot) = self.next_allowed(work) {
+                self.hand_over(work, slot, now);
+            }
+            let Some(link) = &mut self.link else { return Ok(()) };
+            let before = link.queued_bytes();
+            if before == 0 {
+                return Ok(());
+            }
+            let flushed = link.flush().map_err(link_lost)?;
+            if link.queued_bytes() < before {
+                self.last_progress = now;
+            }
+            if flushed == Flush::Blocked {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes the next request off the queues if its credits are there.
+    fn next_allowed(&mut self, work: &mut Work) -> Option<u32> {
+        let in_link = self.link.as_ref()?.queued_bytes();
+        for class in 0..CLASSES {
+            let Some(slot) = self.queues[class].front().copied() else { continue };
+            let request = work.get(slot);
+            let bytes = credit_bytes(request.opcode, request.pages);
+            if request.class == Class::Demand {
+                if !self.credits.take(bytes) {
+                    return None;
+                }
+            } else {
+                let (requests, taken) = self.credits.outstanding();
+                let (spare_requests, spare_bytes) = (self.max_requests / 8, self.max_bytes / 8);
+                let first = requests == 0;
+                let leaves_spare = requests + spare_requests < self.max_requests && taken + bytes + spare_bytes <= self.max_bytes;
+                let in_window = self.bulk_bytes[class] == 0 || self.bulk_bytes[class] + bytes <= BULK_WINDOW_BYTES;
+                let link_full = in_link >= LINK_QUEUE_BYTES;
+                if leaves_spare && !in_window {
+                    continue;
+                }
+                if link_full || !(first || leaves_spare) || !self.credits.take(bytes) {
+                    return None;
+                }
+                self.bulk_bytes[class] += bytes;
+            }
+            self.queues[class].pop_front();
+            return Some(slot);
+        }
+        None
+    }
+
+    /// Makes the frame of a request and gives it to the link.
+    fn hand_over(&mut self, work: &mut Work, slot: u32, now: Instant) {
+        let id = work.id(slot);
+        let request = work.get(slot);
+        request.sent = true;
+        let header = Header { region: request.region.0, ..Header::request(request.opcode, id).with_arg(request.arg) };
+        let mut departure = None;
+        self.head.clear();
+        self.pieces.clear();
+        match request.opcode {
+            Opcode::Get | Opcode::Discard => wire::encode_extents(&mut self.head, header, &request.extents),
+            Opcode::Put => {
+                self.out_entries.clear();
+                for (extent, memory) in request.extents.iter().zip(&request.memory) {
+                    for n in 0..extent.count as usize {
+                        let page = memory.wrapping_add(n * OS_PAGE_BYTES);
+                        // SAFETY: whoever called `Pool::store` promised that these pages are readable and do not change until the operation
+                        // ends, and this request is one of its parts.
+                        let entry = entry_of(unsafe { std::slice::from_raw_parts(page, OS_PAGE_BYTES) });
+                        if !entry.is_zero() {
+                            push_piece(&mut self.pieces, page);
+                        }
+                        self.out_entries.push(entry);
+                    }
+                }
+                wire::encode_put(&mut self.head, header, &request.extents, &self.out_entries);
+                departure = Some(Departure { request: id, departed: self.departed.clone() });
+                self.stats.stored_pages += u64::from(request.pages);
+            }
+            _ => wire::encode_frame(&mut self.head, header, &request.table, 0),
+        }
+        let urgency = match request.class {
+            Class::Demand => Urgency::Demand,
+            Class::Prefetch => Urgency::Prefetch,
+            Class::WriteBack => Urgency::WriteBack,
+        };
+        let link = self.link.as_mut().expect("requests are taken off the queues only while there is a link");
+        // SAFETY: the pieces are pages of a store, readable until its operation ends; that is not before `departure` was dropped (`head` sees
+        // to it), or the link was.
+        unsafe { link.send(urgency, &self.head, &self.pieces, departure) };
+        self.outstanding.push_back((id, now));
+        self.last_sent = now;
+        self.stats.requests += 1;
+        self.stats.sent_bytes += (self.head.len() + self.pieces.iter().map(|p| p.len).sum::<usize>()) as u64;
+    }
+
+    fn try_receive(&mut self, work: &mut Work, now: Instant) -> Result<(), LostReason> {
+        let mut taken = 0;
+        loop {
+            let Some(link) = &mut self.link else { return Ok(()) };
+            match link.receive().map_err(link_lost)? {
+                Received::Blocked => {
+                    self.drained = true;
+                    return Ok(());
+                }
+                Received::Head(header) => {
+                    self.last_progress = now;
+                    let bytes = header.frame_bytes();
+                    taken += bytes;
+                    self.stats.received_bytes += bytes as u64;
+                    self.head_came(work, &header, now)?;
+                }
+                Received::Bulk(header) => {
+                    self.last_progress = now;
+                    let slot = work.find(header.request).expect("the request of an answer lives until its pages are here");
+                    self.pages_came(work, slot, now);
+                }
+            }
+            // A head without its pages leaves the link waiting for them, whatever comes first.
+            if taken >= FAIR_BYTES {
+                self.drained = false;
+                return Ok(());
+            }
+        }
+    }
+
+    /// A head with its table has arrived.
+    fn head_came(&mut self, work: &mut Work, header: &Header, now: Instant) -> Result<(), LostReason> {
+        if !header.is_reply() {
+            if header.opcode == Opcode::Draining && header.bulk_len == 0 {
+                let left = Duration::from_millis(header.arg);
+                work.events.push_back(PoolEvent::Draining { server: self.server, name: self.name.clone(), left });
+                return Ok(());
+            }
+            return Err(LostReason::Protocol(format!("the server asks for {:?}", header.opcode)));
+        }
+        let slot = work.find(header.request).filter(|slot| work.get(*slot).sent && work.get(*slot).server == self.server);
+        let Some(slot) = slot else {
+            return Err(LostReason::Protocol(format!("an answer ({:?}) to nothing that was asked", header.opcode)));
+        };
+        let request = work.get(slot);
+        if request.opcode != header.opcode {
+            return Err(LostReason::Protocol(format!("an answer to {:?}, asked was {:?}", header.opcode, request.opcode)));
+        }
+        if header.bulk_len > 0 && (header.status != Status::Ok || header.opcode != Opcode::Get) {
+            return Err(LostReason::Protocol(format!("an answer to {:?} that carries pages", header.opcode)));
+        }
+        let link = self.link.as_mut().expect("a head came from it");
+        if header.opcode == Opcode::Get && header.status == Status::Ok {
+            wire::parse_get_reply(header, link.table(), request.pages as usize, self.compressed, &mut self.entries)?;
+            if header.bulk_len == 0 {
+                self.lay_out(work, slot);
+                self.pages_came(work, slot, now);
+                return Ok(());
+            }
+            self.lay_out(work, slot);
+            let link = self.link.as_mut().expect("a head came from it");
+            // SAFETY: the places are memory of a fetch, writable and nobody else's until its operation ends, which it does not before the bulk is in or
+            // the link is dropped; or they are in `packed`, which is not touched meanwhile.
+            unsafe { link.place(&self.places) };
+            return Ok(());
+        }
+        if header.opcode == Opcode::Put && !self.has_departed(work, slot) {
+            return Err(LostReason::Protocol("an answer to a store before all of it was sent".into()));
+        }
+        let link = self.link.as_ref().expect("a head came from it");
+        if work.get(slot).wanted {
+            let reply = Reply {
+                request: header.request,
+                status: header.status,
+                region: wire::RegionId(header.region),
+                arg: header.arg,
+                table: link.table().to_vec(),
+            };
+            work.replies.push(reply);
+        } else if header.status != Status::Ok {
+            let message = wire::parse_message(link.table());
+            self.refused(work, slot, header, &message)?;
+        }
+        self.end_request(work, slot);
+        Ok(())
+    }
+
+    /// Whether all of a store's frame has left.
+    fn has_departed(&mut self, work: &mut Work, slot: u32) -> bool {
+        for id in self.departed.borrow_mut().drain(..) {
+            if let Some(slot) = work.find(id) {
+                work.get(slot).departed = true;
+            }
+        }
+        work.get(slot).departed
+    }
+
+    /// Lays out where the pages of an answer go; zero pages are there at once.
+    fn lay_out(&mut self, work: &mut Work, slot: u32) {
+        self.places.clear();
+        let request = work.get(slot);
+        let packed_bytes: usize = self.entries.iter().map(|e| e.len as usize).filter(|len| *len < OS_PAGE_BYTES).sum();
+        self.packed.resize(packed_bytes.max(self.packed.len()), 0);
+        let packed = self.packed.as_mut_ptr();
+        let mut packed_at = 0;
+        let mut entries = self.entries.iter();
+        for (extent, memory) in request.extents.iter().zip(&request.memory) {
+            for n in 0..extent.count as usize {
+                let entry = entries.next().expect("one entry per page");
+                let page = memory.wrapping_add(n * OS_PAGE_BYTES);
+                match entry.len as usize {
+                    // SAFETY: the caller of `Pool::fetch` promised a page of writable memory here that is nobody else's until the operation ends.
+                    0 => unsafe { page.write_bytes(0, OS_PAGE_BYTES) },
+                    OS_PAGE_BYTES => push_place(&mut self.places, page),
+                    len => {
+                        self.places.push(PieceMut { ptr: packed.wrapping_add(packed_at), len });
+                        packed_at += len;
+                    }
+                }
+            }
+        }
+    }
+
+    /// All pages of an answer are in their place: unpack, check, done; or ask once more for what came damaged.
+    fn pages_came(&mut self, work: &mut Work, slot: u32, now: Instant) {
+        let request = work.get(slot);
+        let mut packed_at = 0;
+        let mut damaged: Option<PageIndex> = None;
+        let mut entries = self.entries.iter();
+        for (extent, memory) in request.extents.iter().zip(&request.memory) {
+            for n in 0..extent.count as usize {
+                let entry = entries.next().expect("one entry per page");
+                if entry.is_zero() {
+                    continue;
+                }
+                let page = memory.wrapping_add(n * OS_PAGE_BYTES);
+                // SAFETY: the caller of `Pool::fetch` promised a page of writable memory here that is nobody else's until the operation ends.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(page, OS_PAGE_BYTES) };
+                let len = entry.len as usize;
+                let mut whole = true;
+                if len < OS_PAGE_BYTES {
+                    let packed = &self.packed[packed_at..packed_at + len];
+                    whole = lz4_flex::block::decompress_into(packed, bytes).is_ok_and(|n| n == OS_PAGE_BYTES);
+                    packed_at += len;
+                }
+                if !whole || wire::page_crc(bytes) != entry.crc {
+                    damaged = damaged.or(Some(extent.first.offset(n as u64)));
+                }
+            }
+        }
+        let (class, op, made_at, pages) = (request.class, request.op, request.made_at, request.pages);
+        if let Some(page) = damaged {
+            self.stats.damaged += 1;
+            if !request.retried {
+                self.ask_again(work, slot);
+                return;
+            }
+            if let Some(op) = op {
+                work.op_corrupt(op, self.server, &self.name, page);
+            }
+        } else {
+            self.stats.fetched_pages += u64::from(pages);
+            if class == Class::Demand {
+                self.stats.latency.record(now.saturating_duration_since(made_at));
+            }
+        }
+        self.end_request(work, slot);
+    }
+
+    /// Puts a request back to the front of its queue, under a new number: the answer to come is another one.
+    fn ask_again(&mut self, work: &mut Work, slot: u32) {
+        let old = work.id(slot);
+        self.give_back(work, slot);
+        self.outstanding.retain(|(id, _)| *id != old);
+        work.renumber(slot);
+        let request = work.get(slot);
+        request.retried = true;
+        request.sent = false;
+        self.queues[request.class as usize].push_front(slot);
+    }
+
+    /// The server answered no.
+    fn refused(&mut self, work: &mut Work, slot: u32, header: &Header, message: &str) -> Result<(), LostReason> {
+        match header.status {
+            Status::MemberGone | Status::NoSuchLease => return Err(LostReason::GivenUp),
+            Status::OverCredit => return Err(LostReason::Protocol("the server counts more requests than were sent".into())),
+            _ => {}
+        }
+        let request = work.get(slot);
+        let Some(op) = request.op else {
+            // Nobody waits for it: a discard or heartbeat it would not do costs memory over there, not data here.
+            self.stats.refused += 1;
+            return Ok(());
+        };
+        let operation = request.operation();
+        match header.status {
+            Status::PoolFull | Status::LimitReached if header.opcode == Opcode::Put => {
+                work.op_full(op, self.server, &self.name, ByteLen(header.arg));
+            }
+            status => {
+                let message = if message.is_empty() { format!("{status:?}") } else { message.to_owned() };
+                work.op_failed(op, PoolError::Denied { server: self.name.clone(), operation, message });
+            }
+        }
+        self.stats.refused += 1;
+        Ok(())
+    }
+
+    fn end_request(&mut self, work: &mut Work, slot: u32) {
+        self.breaks = 0;
+        self.give_back(work, slot);
+        if self.outstanding.front().is_some_and(|(id, _)| *id == work.id(slot)) {
+            self.outstanding.pop_front();
+        }
+        work.finish(slot);
+    }
+
+    fn give_back(&mut self, work: &mut Work, slot: u32) {
+        let request = work.get(slot);
+        let bytes = credit_bytes(request.opcode, request.pages);
+        self.credits.give_back(bytes);
+        if request.class != Class::Demand {
+            self.bulk_bytes[request.class as usize] -= bytes;
+        }
+    }
+}
+
+/// Bytes of page data a request takes of the credits.
+fn credit_bytes(opcode: Opcode, pages: u32) -> u64 {
+    if matches!(opcode, Opcode::Get | Opcode::Put) { u64::from(pages) * OS_PAGE_BYTES as u64 } else { 0 }
+}
+
+/// The table entry of a page to store.
+fn entry_of(page: &[u8]) -> PageEntry {
+    let crc = wire::page_crc(page);
+    if crc == zero_page_checksum() && page.iter().all(|b| *b == 0) {
+        return PageEntry::ZERO;
+    }
+    const LEN: u32 = {
+        assert!(OS_PAGE_BYTES <= u32::MAX as usize);
+        #[allow(clippy::cast_possible_truncation)]
+        let len = OS_PAGE_BYTES as u32;
+        len
+    };
+    PageEntry { crc, len: LEN }
+}
+
+/// Adds a page to send, as part of the last piece where it follows that in memory.
+fn push_piece(pieces: &mut Vec<Piece>, page: *const u8) {
+    match pieces.last_mut() {
+        Some(last) if last.ptr.wrapping_add(last.len) == page => last.len += OS_PAGE_BYTES,
+        _ => pieces.push(Piece { ptr: page, len: OS_PAGE_BYTES }),
+    }
+}
+
+/// Adds a page to receive, as part of the last piece where it follows that in memory.
+fn push_place(places: &mut Vec<PieceMut>, page: *mut u8) {
+    match places.last_mut() {
+        Some(last) if last.ptr.wrapping_add(last.len) == page => last.len += OS_PAGE_BYTES,
+        _ => places.push(PieceMut { ptr: page, len: OS_PAGE_BYTES }),
+    }
+}
+
+fn link_lost(error: LinkError) -> LostReason {
+    match error {
+        LinkError::Closed => LostReason::Closed,
+        LinkError::Wire(error) => LostReason::Wire(error),
+        LinkError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionReset => LostReason::Closed,
+        LinkError::Io(error) => LostReason::Io(error.to_string()),
+        other => LostReason::Protocol(other.to_string()),
+    }
+}

@@ -1,0 +1,200 @@
+//! The roll of a run: which of its processes live, and which members of the lease they are.
+//!
+//! A process that ends has no last moment of its own: it may be killed. So each one signs with a file in the run's directory and holds a lock on it,
+//! which the kernel releases when the process ends or starts another program. Whoever started the run reads the roll and says goodbye at the
+//! servers for those who are gone; without that their pages would be kept for the grace time.
+//!
+//! A file is empty; after `joins` its process takes a region over from another one, and after a line with a [`Membership`] it has done so. While
+//! anybody joins, nobody may be dismissed: the region may still belong to one who is gone.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::pool::Membership;
+
+const JOINS: &str = "joins\n";
+/// Files whose lock is not held yet.
+const UNSIGNED: &str = "unsigned-";
+/// A process signs at most this often: once for each program that it becomes.
+const SIGNATURES: u32 = 1 << 20;
+
+/// Where the roll of a run lies.
+#[must_use]
+pub fn path(run_dir: &Path) -> PathBuf {
+    run_dir.join("roll")
+}
+
+/// A process's line in the roll. It counts as alive until this is dropped, which the kernel does as well.
+#[derive(Debug)]
+pub struct Signature {
+    file: File,
+}
+
+impl Signature {
+    /// Signs for this process. `joins`: it is about to take over a region of another process of the run. `None` if the run's directory cannot be
+    /// written, because the run is over or the process has given its rights away.
+    #[must_use]
+    pub fn sign(run_dir: &Path, joins: bool) -> Option<Self> {
+        let (roll, pid) = (path(run_dir), std::process::id());
+        for number in 0..SIGNATURES {
+            let unsigned = roll.join(format!("{UNSIGNED}{pid}.{number}"));
+            let signed = roll.join(format!("{pid}.{number}"));
+            // An earlier program of this very process.
+            if signed.exists() {
+                continue;
+            }
+            let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unsigned).ok()?;
+            flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+            if joins {
+                file.write_all(JOINS.as_bytes()).ok()?;
+            }
+            std::fs::rename(&unsigned, &signed).ok()?;
+            return Some(Self { file });
+        }
+        None
+    }
+
+    /// This process is this member, and has what it took over.
+    ///
+    /// # Errors
+    /// As writing a file.
+    pub fn joined(&mut self, membership: &Membership) -> io::Result<()> {
+        self.file.write_all(format!("{membership}\n").as_bytes())
+    }
+}
+
+/// Reads the roll of a run.
+#[derive(Debug)]
+pub struct Roll {
+    path: PathBuf,
+}
+
+/// What a look at the roll showed.
+#[derive(Debug, Default)]
+pub struct Call {
+    /// Processes that live, by process id.
+    pub present: Vec<u32>,
+    /// Members whose process is gone; each is told once.
+    pub gone: Vec<Membership>,
+}
+
+impl Roll {
+    /// A new, empty roll.
+    ///
+    /// # Errors
+    /// As making a directory.
+    pub fn create(run_dir: &Path) -> io::Result<Self> {
+        let path = path(run_dir);
+        std::fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self { path })
+    }
+
+    /// The roll of a run that exists, perhaps an empty one.
+    #[must_use]
+    pub fn of(run_dir: &Path) -> Self {
+        Self { path: path(run_dir) }
+    }
+
+    /// Looks who is there, and strikes out who is not.
+    #[must_use]
+    pub fn call(&self) -> Call {
+        let mut gone = Vec::new();
+        for (_, path) in self.entries() {
+            if let Some(text) = read_if_left(&path) {
+                gone.push((path, text));
+            }
+        }
+        // Whoever is gone had waited for those that it handed something to: they have signed before, and are seen now.
+        let mut call = Call::default();
+        let mut joining = false;
+        for (pid, path) in self.entries() {
+            if gone.iter().any(|(left, _)| *left == path) {
+                continue;
+            }
+            call.present.push(pid);
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            joining |= text.starts_with(JOINS) && membership(&text).is_none();
+        }
+        if !joining {
+            for (path, text) in gone {
+                call.gone.extend(membership(&text));
+                // What stays is read once more, and dismissed twice: no harm.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        call
+    }
+
+    fn entries(&self) -> Vec<(u32, PathBuf)> {
+        let Ok(entries) = std::fs::read_dir(&self.path) else { return Vec::new() };
+        let pid = |path: &Path| path.file_stem()?.to_str()?.parse().ok();
+        entries.filter_map(|entry| entry.ok().map(|e| e.path())).filter_map(|path| Some((pid(&path)?, path))).collect()
+    }
+}
+
+/// What a process wrote, if it is gone.
+fn read_if_left(path: &Path) -> Option<String> {
+    let mut file = File::open(path).ok()?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+fn membership(text: &str) -> Option<Membership> {
+    text.lines().find_map(|line| line.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(text: &str) -> Membership {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn who_is_gone_is_told_once_and_who_lives_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let roll = Roll::create(dir.path()).unwrap();
+        assert!(roll.call().present.is_empty() && roll.call().gone.is_empty());
+        let (mut first, mut second) = (Signature::sign(dir.path(), false).unwrap(), Signature::sign(dir.path(), true).unwrap());
+        let third = Signature::sign(dir.path(), false).unwrap();
+        assert_eq!(roll.call().present, [std::process::id(); 3]);
+        first.joined(&member("rampool-member-1;1;2")).unwrap();
+        drop(first);
+        drop(third);
+        let call = roll.call();
+        assert_eq!(call.present.len(), 1);
+        assert!(call.gone.is_empty(), "somebody joins, who may need what the first one left");
+        second.joined(&member("rampool-member-1;5;6")).unwrap();
+        let call = roll.call();
+        assert_eq!((call.present.len(), call.gone), (1, vec![member("rampool-member-1;1;2")]));
+        assert!(roll.call().gone.is_empty());
+        drop(second);
+        let call = roll.call();
+        assert_eq!((call.present.len(), call.gone), (0, vec![member("rampool-member-1;5;6")]));
+    }
+
+    #[test]
+    fn who_is_gone_before_it_joined_holds_nobody_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let roll = Roll::create(dir.path()).unwrap();
+        let (mut parent, child) = (Signature::sign(dir.path(), false).unwrap(), Signature::sign(dir.path(), true).unwrap());
+        parent.joined(&member("rampool-member-1;1")).unwrap();
+        drop((parent, child));
+        assert_eq!(roll.call().gone, [member("rampool-member-1;1")]);
+        assert_eq!(std::fs::read_dir(path(dir.path())).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_nobody_signs() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Signature::sign(&dir.path().join("over"), false).is_none());
+        assert!(Roll::of(&dir.path().join("over")).call().present.is_empty());
+    }
+}

@@ -1,0 +1,282 @@
+//! The memory server: lends this machine's memory to clients.
+//!
+//! ```text
+//!   shard threads     each polls its connections, spins a little before it sleeps, and answers what came in batches
+//!   steward thread    frees the memory of members that left or were given up, off the shards' time
+//!   Shared            the directory of leases, one space per lease, the store of frames, counters
+//! ```
+//! A connection belongs to one shard for its life. A request takes the lock of its own lease only; the directory's lock is for control
+//! operations. Pages go from the socket into frames and from frames into the socket; the decisions are `rampool_proto::server`'s.
+//!
+//! What a server never does: swap (its frames are locked where that is allowed), trust a number from the wire, or keep a page for a client that
+//! did not come back within the grace time.
+
+mod connection;
+mod query;
+mod shard;
+mod shared;
+mod status;
+mod steward;
+
+pub use query::{QueryError, query_status};
+pub use status::{LeaseStatus, MemberStatus, OperationCounts, ServerStatus};
+
+use crate::key::Key;
+use crate::store::{CompressedStore, PageStore, RawStore, StoreConfig};
+use crate::transport::{Endpoint, Listener};
+use rampool_proto::session::Encryption;
+use shared::Shared;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How pages are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum StoreKind {
+    /// As they are: the fastest.
+    #[default]
+    Raw,
+    /// Packed with LZ4: more pages than memory, as far as they pack.
+    Compressed,
+}
+
+/// What a server lends and how. Start from [`ServerConfig::new`].
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    pub memory_bytes: u64,
+    pub listen: Vec<Endpoint>,
+    pub key: Option<Key>,
+    pub encryption: Encryption,
+    pub store: StoreKind,
+    pub shards: usize,
+    /// How long an idle shard looks for work before it sleeps.
+    pub spin: Duration,
+    /// How long a member without a connection keeps its pages.
+    pub grace: Duration,
+    /// How often a client says something, and how often the kernel asks the client's machine whether it is there. A machine that does not answer
+    /// three times is gone.
+    pub heartbeat: Duration,
+    /// How long a client may say nothing, or take nothing, while its machine is there: it may be stopped, by job control or a debugger, and go on
+    /// later.
+    pub silence: Duration,
+    pub max_connections: usize,
+    /// Credits of a connection.
+    pub max_requests: u32,
+    pub max_bytes: u32,
+    /// Lock the frames in memory.
+    pub lock_memory: bool,
+    /// Users besides the server's own and root who may use its Unix sockets.
+    pub allow_uids: Vec<u32>,
+}
+
+impl ServerConfig {
+    /// `memory_bytes` at one endpoint, everything else as `rampool serve` has it by default.
+    #[must_use]
+    pub fn new(memory_bytes: u64, listen: Endpoint) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            memory_bytes,
+            listen: vec![listen],
+            key: None,
+            encryption: Encryption::Auto,
+            store: StoreKind::Raw,
+            shards: cores,
+            spin: Duration::from_micros(if cores == 1 { 0 } else { 20 }),
+            grace: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(2),
+            silence: Duration::from_secs(3600),
+            max_connections: 1024,
+            max_requests: 256,
+            max_bytes: 16 << 20,
+            lock_memory: true,
+            allow_uids: Vec::new(),
+        }
+    }
+}
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    #[error("a server must lend at least one page and have at least one shard and one connection")]
+    Nothing,
+    #[error("nowhere to listen")]
+    NoEndpoint,
+    #[error("{0} can be reached from other machines; that needs a key (rampool key FILE, then --key-file FILE)")]
+    KeyNeeded(Endpoint),
+    #[error("encryption needs a key (rampool key FILE, then --key-file FILE)")]
+    EncryptionNeedsKey,
+    #[error("cannot listen on {endpoint}: {source}")]
+    Listen { endpoint: Endpoint, source: io::Error },
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    #[error("cannot set up polling: {0}")]
+    Poll(io::Error),
+}
+
+/// Starts memory servers.
+pub struct Server;
+
+/// A server at work in threads of this process. Dropping it stops it at once.
+pub struct RunningServer {
+    shared: Arc<Shared>,
+    endpoints: Vec<Endpoint>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Looks at a server from another thread, for as long as it likes.
+#[derive(Clone)]
+pub struct Observer {
+    shared: Arc<Shared>,
+}
+
+impl Observer {
+    #[must_use]
+    pub fn status(&self) -> ServerStatus {
+        self.shared.status()
+    }
+}
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Observer")
+    }
+}
+
+impl Server {
+    /// Starts a server in threads of its own; returns when it listens.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left running.
+    pub fn start(config: ServerConfig) -> Result<RunningServer, StartError> {
+        if config.memory_bytes < 4096 || config.shards == 0 || config.max_connections == 0 || config.max_requests == 0 {
+            return Err(StartError::Nothing);
+        }
+        if config.listen.is_empty() {
+            return Err(StartError::NoEndpoint);
+        }
+        if config.key.is_none() && config.encryption == Encryption::On {
+            return Err(StartError::EncryptionNeedsKey);
+        }
+        let mut listeners = Vec::new();
+        for endpoint in &config.listen {
+            let listen_error = |source| StartError::Listen { endpoint: endpoint.clone(), source };
+            if config.key.is_none() && !endpoint.is_local().map_err(listen_error)? {
+                return Err(StartError::KeyNeeded(endpoint.clone()));
+            }
+            listeners.push(Listener::bind(endpoint).map_err(listen_error)?);
+        }
+        let endpoints = listeners.iter().map(|l| l.endpoint().clone()).collect();
+        let store_config = StoreConfig {
+            memory_bytes: config.memory_bytes,
+            arenas: config.shards,
+            transit_bytes: (config.max_connections as u64).saturating_mul(rampool_proto::wire::MAX_BULK_BYTES as u64),
+            lock: config.lock_memory,
+        };
+        let store: Arc<dyn PageStore> = match config.store {
+            StoreKind::Raw => Arc::new(RawStore::new(&store_config)),
+            StoreKind::Compressed => Arc::new(CompressedStore::new(&store_config)),
+        };
+        let shards = config.shards;
+        let (shared, orders) = Shared::new(config, store).map_err(StartError::Poll)?;
+        let shared = Arc::new(shared);
+        let mut running = RunningServer { shared: Arc::clone(&shared), endpoints, threads: Vec::new() };
+        running.spawn("rampool-steward", {
+            let shared = Arc::clone(&shared);
+            move || steward::run(&shared, &orders)
+        })?;
+        let mut listeners = Some(listeners);
+        for index in 0..shards {
+            let listeners = listeners.take().unwrap_or_default();
+            let shard = shard::Shard::new(index, Arc::clone(&shared), listeners).map_err(|e| StartError::Poll(e.into()))?;
+            running.spawn(&format!("rampool-shard{index}"), move || shard.run())?;
+        }
+        Ok(running)
+    }
+}
+
+impl RunningServer {
+    /// Where it listens, with the ports the kernel chose.
+    #[must_use]
+    pub fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
+    }
+
+    /// The first of [`RunningServer::endpoints`].
+    #[must_use]
+    pub fn addr(&self) -> &Endpoint {
+        &self.endpoints[0]
+    }
+
+    #[must_use]
+    pub fn status(&self) -> ServerStatus {
+        self.shared.status()
+    }
+
+    #[must_use]
+    pub fn observer(&self) -> Observer {
+        Observer { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Tells the clients that the server stops, takes no new leases, and waits until every member has left or `patience` is over. Then stops.
+    pub fn drain(self, patience: Duration) {
+        self.shared.start_draining(patience);
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline && self.shared.has_members() {
+            std::thread::sleep(Duration::from_millis(5).min(patience));
+        }
+    }
+
+    /// Stops at once. Connections are closed, all pages are gone.
+    pub fn stop(self) {}
+
+    /// Whether a thread of the server has died, which is a defect.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.threads.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Waits until no member, lease or connection is left, or the deadline; for tests that look at what is left then.
+    #[must_use]
+    pub fn wait_until_idle(&self, deadline: Instant) -> bool {
+        loop {
+            let status = self.status();
+            if status.leases.is_empty() && status.connections == 0 && status.lent_bytes == 0 {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// # Panics
+    /// If an invariant of the directory, a lease or (with no connection left) the store is broken.
+    pub fn check(&self) {
+        self.shared.check();
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StartError::Thread)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        self.shared.wake_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the server had panicked");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

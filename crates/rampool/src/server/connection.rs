@@ -1,0 +1,754 @@
+//! One client's connection: requests in, replies out.
+
+use super::shared::{Counts, Lease, Shared};
+use crate::key::random_bytes;
+use crate::store::{PageStore, Scratch};
+use crate::transport::{Flush, Link, LinkError, Piece, PieceMut, Received, Urgency};
+use rampool_proto::server::{
+    AttachError, ConnectionNumber, FrameIndex, LeaseSpace, OpenError, ResizeError, SpaceError, StoredPage, resize_lease,
+};
+use rampool_proto::session::features;
+use rampool_proto::units::{Extent, OS_PAGE_BYTES};
+use rampool_proto::wire::{
+    AttachLease, Granted, Header, LeaseId, LeaseToken, MAX_BULK_BYTES, MemberId, Opcode, OpenLease, PageEntry, RegionId, Status, WireError,
+    encode_error, encode_frame, encode_get_reply, parse_extents, parse_put,
+};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How long a request for memory that leases which close are about to give back may wait for it: less than clients wait for the answer.
+const LEASE_WAIT: Duration = Duration::from_secs(4);
+/// Frames answered before another connection has its turn.
+const FRAMES_A_TURN: usize = 64;
+/// Where the bytes of a refused `Put` go.
+const SINK_BYTES: usize = 64 * 1024;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum End {
+    #[error("the client said goodbye")]
+    Goodbye,
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error("the client broke the protocol: {0}")]
+    Protocol(String),
+    #[error("nothing was heard of the client")]
+    Silent,
+    #[error("the client takes no replies")]
+    Stuck,
+    #[error("the client has come back on another connection")]
+    Replaced,
+    #[error("the server stops")]
+    Stopping,
+}
+
+impl From<WireError> for End {
+    fn from(error: WireError) -> Self {
+        End::Protocol(error.to_string())
+    }
+}
+
+/// What a turn left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Turn {
+    /// Everything that had come is answered.
+    Idle,
+    /// There is more; the connection wants another turn.
+    More,
+    /// The client must take replies before it is heard again.
+    Full,
+}
+
+/// Keeps the frames of a queued reply.
+pub(super) struct Held {
+    store: Option<Arc<dyn PageStore>>,
+    one: [FrameIndex; 1],
+    many: Vec<FrameIndex>,
+    /// Other memory of a reply.
+    _bytes: Vec<u8>,
+}
+
+impl Held {
+    fn nothing() -> Self {
+        Self::bytes(Vec::new())
+    }
+
+    fn bytes(bytes: Vec<u8>) -> Self {
+        Self { store: None, one: [FrameIndex(0)], many: Vec::new(), _bytes: bytes }
+    }
+
+    fn frames(store: &Arc<dyn PageStore>, frames: &[FrameIndex]) -> Self {
+        match frames {
+            [] => Self::nothing(),
+            // The usual reply, one page, allocates nothing.
+            [one] => Self { store: Some(Arc::clone(store)), one: [*one], many: Vec::new(), _bytes: Vec::new() },
+            many => Self { store: Some(Arc::clone(store)), one: [FrameIndex(0)], many: many.to_vec(), _bytes: Vec::new() },
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(store) = &self.store {
+            store.release(if self.many.is_empty() { &self.one } else { &self.many });
+        }
+    }
+}
+
+/// Buffers of a shard, reused from request to request.
+#[derive(Default)]
+pub(super) struct Workbench {
+    extents: Vec<Extent>,
+    pages: Vec<Option<StoredPage>>,
+    entries: Vec<PageEntry>,
+    frames: Vec<FrameIndex>,
+    lens: Vec<u32>,
+    pieces: Vec<Piece>,
+    places: Vec<PieceMut>,
+    head: Vec<u8>,
+    released: Vec<FrameIndex>,
+    scratch: Scratch,
+    sink: Vec<u8>,
+}
+
+/// The lease a connection works with, and as whom.
+struct Seat {
+    lease: Arc<Lease>,
+    member: MemberId,
+    connection: ConnectionNumber,
+}
+
+impl Seat {
+    /// The lease's pages, if this connection still speaks for its member.
+    fn space(&self) -> Result<MutexGuard<'_, LeaseSpace>, SpaceError> {
+        let space = self.lease.space();
+        space.admit(self.member, self.connection)?;
+        Ok(space)
+    }
+}
+
+/// The `Put` whose pages are on their way into frames.
+#[derive(Default)]
+struct Arriving {
+    extents: Vec<Extent>,
+    entries: Vec<PageEntry>,
+    frames: Vec<FrameIndex>,
+    /// The reply is known already: the pages go to the sink.
+    refused: Option<(Status, u64, String)>,
+}
+
+/// A request for memory that is there as soon as leases that close have been freed.
+struct Parked {
+    header: Header,
+    ask: Ask,
+    until: Instant,
+}
+
+enum Ask {
+    Open(OpenLease),
+    Resize(u64),
+}
+
+/// What came of asking for memory.
+enum Asked {
+    Granted(Box<Granted>),
+    Resized,
+    Refused(Refused),
+    /// The memory is about to be there.
+    Later(Refused),
+}
+
+pub(super) struct Connection {
+    link: Link<Held>,
+    seat: Option<Seat>,
+    parked: Option<Parked>,
+    arriving: Arriving,
+    arena: usize,
+    /// When the client was heard of last.
+    pub(super) heard: Instant,
+    /// When it last took something of what is queued for it, or nothing was queued.
+    pub(super) took: Instant,
+    said_draining: bool,
+}
+
+/// A refused request: what to tell the client.
+struct Refused {
+    status: Status,
+    arg: u64,
+    message: String,
+}
+
+impl Refused {
+    fn new(status: Status, message: impl ToString) -> Self {
+        Self { status, arg: 0, message: message.to_string() }
+    }
+}
+
+impl From<SpaceError> for Refused {
+    fn from(error: SpaceError) -> Self {
+        let (status, arg) = match error {
+            SpaceError::Full { free } => (Status::PoolFull, free),
+            SpaceError::NoSuchRegion => (Status::NoSuchRegion, 0),
+            SpaceError::NotOwner => (Status::NotAllowed, 0),
+            SpaceError::MemberGone | SpaceError::Replaced => (Status::MemberGone, 0),
+            _ => (Status::LimitReached, 0),
+        };
+        Self { status, arg, message: error.to_string() }
+    }
+}
+
+fn count(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+impl Connection {
+    pub(super) fn new(link: Link<Held>, arena: usize, now: Instant) -> Self {
+        Self { link, seat: None, parked: None, arriving: Arriving::default(), arena, heard: now, took: now, said_draining: false }
+    }
+
+    pub(super) fn link(&self) -> &Link<Held> {
+        &self.link
+    }
+
+    /// Answers what has come, and sends the answers.
+    pub(super) fn turn(&mut self, shared: &Shared, bench: &mut Workbench, now: Instant) -> Result<Turn, End> {
+        let result = self.receive(shared, bench, now);
+        // What was answered before an error still goes out: the client learns why.
+        let flushed = self.flush(now);
+        let turn = result?;
+        flushed?;
+        Ok(turn)
+    }
+
+    /// Sends what is queued.
+    pub(super) fn flush(&mut self, now: Instant) -> Result<Flush, End> {
+        let before = self.link.queued_bytes();
+        let flushed = self.link.flush()?;
+        if flushed == Flush::Empty || self.link.queued_bytes() < before {
+            self.took = now;
+        }
+        Ok(flushed)
+    }
+
+    /// Whether so much waits for the client that it is not heard before it takes some.
+    pub(super) fn is_full(&self, shared: &Shared) -> bool {
+        self.link.queued_bytes() > shared.config.max_bytes as usize
+    }
+
+    fn receive(&mut self, shared: &Shared, bench: &mut Workbench, now: Instant) -> Result<Turn, End> {
+        for _ in 0..FRAMES_A_TURN {
+            if self.is_full(shared) {
+                return Ok(Turn::Full);
+            }
+            match self.link.receive()? {
+                Received::Blocked => return Ok(Turn::Idle),
+                Received::Head(header) => {
+                    self.heard = now;
+                    if header.is_reply() || header.status != Status::Ok {
+                        return Err(End::Protocol("a reply where a request was expected".to_owned()));
+                    }
+                    if self.link.queued_frames() > shared.config.max_requests as usize {
+                        self.refuse(
+                            bench,
+                            header,
+                            &Refused::new(Status::OverCredit, "more requests outstanding than were granted"),
+                            shared,
+                        );
+                        return Err(End::Protocol("more requests outstanding than were granted".to_owned()));
+                    }
+                    self.request(shared, bench, header)?;
+                }
+                Received::Bulk(header) => {
+                    self.heard = now;
+                    self.finish_put(shared, bench, header);
+                }
+            }
+        }
+        Ok(Turn::More)
+    }
+
+    fn request(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let counts = &shared.shards[self.arena].counts;
+        match header.opcode {
+            Opcode::Get => {
+                let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
+                match pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
+                    Ok(()) => self.get(shared, bench, header),
+                    Err(error) => return Err(self.protocol_error(shared, bench, header, error)),
+                }
+            }
+            Opcode::Put => return self.begin_put(shared, bench, header),
+            Opcode::Discard => {
+                let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
+                if let Err(error) = pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
+                    return Err(self.protocol_error(shared, bench, header, error));
+                }
+                count(&counts.discards, 1);
+                let result = self.seat().and_then(|seat| {
+                    count(&seat.lease.counts.discards, 1);
+                    bench.released.clear();
+                    let extents = &bench.extents;
+                    Ok(seat.space()?.discard(seat.member, RegionId(header.region), extents, &mut bench.released)?)
+                });
+                shared.store.release(&bench.released);
+                bench.released.clear();
+                self.answer(shared, bench, header, result.map(|()| 0));
+            }
+            _ => {
+                if let Err(error) = no_bulk(&header) {
+                    return Err(self.protocol_error(shared, bench, header, error));
+                }
+                count(&counts.control, 1);
+                if let Some(seat) = &self.seat {
+                    count(&seat.lease.counts.control, 1);
+                }
+                return self.control(shared, bench, header);
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        let compressed = self.link.features() & features::LZ4 != 0;
+        bench.pages.clear();
+        bench.entries.clear();
+        bench.frames.clear();
+        bench.pieces.clear();
+        let counts = &shared.shards[self.arena].counts;
+        let mut bytes = 0;
+        let result = self.seat().and_then(|seat| {
+            let space = seat.space()?;
+            space.look_up(seat.member, RegionId(header.region), &bench.extents, &mut bench.pages)?;
+            // Frames are held before the lock goes: whoever replaces a page meanwhile releases a frame that stays.
+            for page in &bench.pages {
+                let Some(page) = page else {
+                    bench.entries.push(PageEntry::ZERO);
+                    continue;
+                };
+                let presented = shared.store.present(self.arena, page, compressed).map_err(|e| Refused::new(Status::BadRequest, e))?;
+                let (frame, len) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
+                bench.frames.push(frame);
+                bench.entries.push(PageEntry { crc: page.crc, len });
+                bench.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
+                bytes += u64::from(len);
+            }
+            drop(space);
+            for counts in [counts, &seat.lease.counts] {
+                count(&counts.gets, 1);
+                count(&counts.got_pages, bench.pages.len() as u64);
+                count(&counts.bytes_out, bytes);
+            }
+            Ok(())
+        });
+        let held = Held::frames(&shared.store, &bench.frames);
+        match result {
+            Ok(()) => {
+                bench.head.clear();
+                encode_get_reply(&mut bench.head, header.reply(Status::Ok), &bench.entries);
+                // SAFETY: `held` keeps a reference to every frame until the reply has left; settled frames are not written.
+                unsafe { self.link.send(Urgency::Demand, &bench.head, &bench.pieces, held) };
+            }
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+    }
+
+    /// Table of a `Put`: takes frames for the pages and lets them come.
+    fn begin_put(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let compressed = self.link.features() & features::LZ4 != 0;
+        let arriving = &mut self.arriving;
+        let parsed = parse_put(&header, self.link.table(), compressed, &mut arriving.extents, &mut arriving.entries);
+        if let Err(error) = parsed {
+            return Err(self.protocol_error(shared, bench, header, error.into()));
+        }
+        assert!(arriving.frames.is_empty(), "one put arrives at a time");
+        arriving.refused = None;
+        if self.seat.is_none() {
+            arriving.refused = Some((Status::NotAllowed, 0, NO_LEASE.to_owned()));
+        } else {
+            bench.lens.clear();
+            bench.lens.extend(arriving.entries.iter().map(|e| e.len).filter(|len| *len > 0));
+            if !shared.store.take(self.arena, &bench.lens, &mut arriving.frames) {
+                arriving.refused = Some((Status::PoolFull, 0, "the server's memory is full of pages on their way".to_owned()));
+            }
+        }
+        bench.places.clear();
+        if self.arriving.refused.is_some() {
+            bench.sink.resize(SINK_BYTES, 0);
+            let mut left = header.bulk_len as usize;
+            while left > 0 {
+                let len = left.min(SINK_BYTES);
+                // Every place is the same memory: nobody reads it.
+                bench.places.push(PieceMut { ptr: bench.sink.as_mut_ptr(), len });
+                left -= len;
+            }
+        } else {
+            let lens = self.arriving.entries.iter().map(|e| e.len as usize).filter(|len| *len > 0);
+            for (frame, len) in self.arriving.frames.iter().zip(lens) {
+                bench.places.push(PieceMut { ptr: shared.store.memory(*frame), len });
+            }
+        }
+        if header.bulk_len == 0 {
+            self.finish_put(shared, bench, header);
+        } else {
+            // SAFETY: frames just taken belong to `arriving` until `Bulk`, and are released only with or after the link; the sink belongs to
+            // the shard, is never read, and outlives its connections.
+            unsafe { self.link.place(&bench.places) };
+        }
+        Ok(())
+    }
+
+    /// All pages of a `Put` are in their frames: enters them.
+    fn finish_put(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        let counts = &shared.shards[self.arena].counts;
+        let mut arriving = std::mem::take(&mut self.arriving);
+        if let Some((status, arg, message)) = arriving.refused.take() {
+            self.arriving = arriving;
+            self.refuse(bench, header, &Refused { status, arg, message }, shared);
+            return;
+        }
+        bench.pages.clear();
+        let mut frames = arriving.frames.drain(..);
+        for entry in &arriving.entries {
+            let page = (!entry.is_zero()).then(|| {
+                let frame = frames.next().expect("one frame for each page that is not zero");
+                shared.store.settle(self.arena, frame, *entry, &mut bench.scratch)
+            });
+            bench.pages.push(page);
+        }
+        drop(frames);
+        bench.released.clear();
+        let result = self.seat().and_then(|seat| {
+            let mut space = seat.space()?;
+            space.put(seat.member, RegionId(header.region), &arriving.extents, &bench.pages, &mut bench.released)?;
+            drop(space);
+            for counts in [counts, &seat.lease.counts] {
+                count(&counts.puts, 1);
+                count(&counts.put_pages, bench.pages.len() as u64);
+                count(&counts.bytes_in, header.bulk_len.into());
+            }
+            Ok(0)
+        });
+        if result.is_err() {
+            bench.released.clear();
+            bench.released.extend(bench.pages.iter().flatten().map(|page| page.frame));
+        }
+        shared.store.release(&bench.released);
+        bench.released.clear();
+        self.arriving = arriving;
+        self.answer(shared, bench, header, result);
+    }
+
+    fn control(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let region = RegionId(header.region);
+        let result = match header.opcode {
+            Opcode::OpenLease => {
+                match OpenLease::parse(self.link.table()) {
+                    Ok(request) => self.ask(shared, bench, header, Ask::Open(request), None),
+                    Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+                }
+                return Ok(());
+            }
+            Opcode::ResizeLease => {
+                self.ask(shared, bench, header, Ask::Resize(header.arg), None);
+                return Ok(());
+            }
+            Opcode::AttachLease => {
+                match self.attach(shared) {
+                    Ok(Ok(granted)) => self.grant(bench, header, &granted),
+                    Ok(Err(refused)) => self.refuse(bench, header, &refused, shared),
+                    Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+                }
+                return Ok(());
+            }
+            Opcode::CreateRegion => self.seat().and_then(|seat| {
+                let made = seat.space()?.make_once(seat.member, header.request, |space| space.create_region(seat.member));
+                Ok(made?.0)
+            }),
+            Opcode::CloneRegion => self.seat().and_then(|seat| {
+                let made = seat.space()?.make_once(seat.member, header.request, |space| space.clone_region(seat.member, region));
+                Ok(made?.0)
+            }),
+            Opcode::AdoptRegion => self.seat().and_then(|seat| Ok(seat.space()?.adopt_region(seat.member, region).map(|()| region.0)?)),
+            Opcode::FreeRegion => {
+                bench.released.clear();
+                let result = self.seat().and_then(|seat| {
+                    let result = seat.space()?.free_region(seat.member, region, &mut bench.released);
+                    Ok(result.map(|()| 0)?)
+                });
+                shared.store.release(&bench.released);
+                bench.released.clear();
+                result
+            }
+            Opcode::Heartbeat => Ok(0),
+            Opcode::Status => {
+                self.send_status(shared, bench, header);
+                return Ok(());
+            }
+            // For another member of the lease, whose process is gone.
+            Opcode::Goodbye if header.arg != 0 && self.seat.as_ref().is_none_or(|seat| seat.member.0 != header.arg) => {
+                self.seat().map(|seat| {
+                    let departed = shared.directory().leave(seat.lease.id, MemberId(header.arg));
+                    if let Some(departed) = departed {
+                        tracing::debug!(lease = seat.lease.id.0, member = header.arg, "dismissed");
+                        shared.depart(departed);
+                    }
+                    0
+                })
+            }
+            Opcode::Goodbye => {
+                if let Some(seat) = self.seat.take() {
+                    let mut directory = shared.directory();
+                    let current = directory.is_current(seat.lease.id, seat.member, seat.connection);
+                    let departed = if current { directory.leave(seat.lease.id, seat.member) } else { None };
+                    drop(directory);
+                    if let Some(departed) = departed {
+                        shared.depart(departed);
+                    }
+                }
+                self.answer(shared, bench, header, Ok(0));
+                return Err(End::Goodbye);
+            }
+            _ => Err(Refused::new(Status::BadRequest, "not a request of a client")),
+        };
+        // For regions the reply's region names the new one.
+        let reply = match (&result, header.opcode) {
+            (Ok(new), Opcode::CreateRegion | Opcode::CloneRegion) => Header { region: *new, ..header },
+            _ => header,
+        };
+        self.answer(shared, bench, reply, result.map(|_| 0));
+        Ok(())
+    }
+
+    /// Asks for memory, and answers, unless the memory is about to be given back: then the request waits until `until` at the latest.
+    fn ask(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, ask: Ask, until: Option<Instant>) {
+        let asked = if self.parked.is_some() {
+            Asked::Refused(Refused::new(Status::BadRequest, "another request for memory of this connection waits"))
+        } else {
+            match &ask {
+                Ask::Open(request) => self.open(shared, request),
+                Ask::Resize(bytes) => self.resize(shared, *bytes),
+            }
+        };
+        match asked {
+            Asked::Granted(granted) => self.grant(bench, header, &granted),
+            Asked::Resized => self.answer(shared, bench, header, Ok(0)),
+            Asked::Refused(refused) => self.refuse(bench, header, &refused, shared),
+            Asked::Later(refused) => {
+                let now = Instant::now();
+                let until = until.unwrap_or(now + LEASE_WAIT);
+                if now < until {
+                    self.parked = Some(Parked { header, ask, until });
+                } else {
+                    self.refuse(bench, header, &refused, shared);
+                }
+            }
+        }
+    }
+
+    /// Asks again for what had to wait; called when a lease has closed, and now and then for the deadline.
+    pub(super) fn ask_again(&mut self, shared: &Shared, bench: &mut Workbench) {
+        if let Some(Parked { header, ask, until }) = self.parked.take() {
+            self.ask(shared, bench, header, ask, Some(until));
+        }
+    }
+
+    pub(super) fn is_parked(&self) -> bool {
+        self.parked.is_some()
+    }
+
+    fn grant(&mut self, bench: &mut Workbench, header: Header, granted: &Granted) {
+        bench.head.clear();
+        encode_frame(&mut bench.head, header.reply(Status::Ok), &granted.encode(), 0);
+        self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+    }
+
+    fn open(&mut self, shared: &Shared, request: &OpenLease) -> Asked {
+        if let Some(refused) = self.may_not_sit(shared) {
+            return Asked::Refused(refused);
+        }
+        let token = LeaseToken(random_bytes());
+        let opened = shared.directory().open(request, token);
+        match opened {
+            Ok((id, member)) => {
+                let lease = Arc::new(Lease::new(id, request.bytes));
+                lease.space().member_joined(member, ConnectionNumber::FIRST);
+                shared.add_lease(Arc::clone(&lease));
+                tracing::info!(lease = id.0, bytes = request.bytes, name = request.name, host = request.host, pid = request.pid,
+                    peer = %self.link.peer(), "lease granted");
+                Asked::Granted(Box::new(self.sit(shared, lease, (member, ConnectionNumber::FIRST), token, request.bytes)))
+            }
+            Err(error) => {
+                let (status, arg) = match error {
+                    OpenError::TooLarge { free } | OpenError::Closing { free, .. } => (Status::LeaseRefused, free),
+                    OpenError::Empty => (Status::BadRequest, 0),
+                    _ => (Status::LimitReached, 0),
+                };
+                let refused = Refused { status, arg, message: format!("a lease of {} bytes does not fit: {error}", request.bytes) };
+                if matches!(error, OpenError::Closing { .. }) {
+                    tracing::debug!(bytes = request.bytes, name = request.name, peer = %self.link.peer(), %error, "lease waits");
+                    return Asked::Later(refused);
+                }
+                tracing::warn!(bytes = request.bytes, name = request.name, peer = %self.link.peer(), %error, "lease refused");
+                Asked::Refused(refused)
+            }
+        }
+    }
+
+    fn resize(&self, shared: &Shared, bytes: u64) -> Asked {
+        let seat = match self.seat() {
+            Ok(seat) => seat,
+            Err(refused) => return Asked::Refused(refused),
+        };
+        let mut directory = shared.directory();
+        let mut space = match seat.space() {
+            Ok(space) => space,
+            Err(error) => return Asked::Refused(error.into()),
+        };
+        let Err(error) = resize_lease(&mut directory, &mut space, seat.lease.id, bytes) else { return Asked::Resized };
+        let (status, arg) = match error {
+            ResizeError::TooLarge { free } | ResizeError::Closing { free, .. } => (Status::LeaseRefused, free),
+            ResizeError::InUse { used } => (Status::PoolFull, used),
+            ResizeError::Empty => (Status::BadRequest, 0),
+            _ => (Status::NoSuchLease, 0),
+        };
+        let refused = Refused { status, arg, message: error.to_string() };
+        if matches!(error, ResizeError::Closing { .. }) { Asked::Later(refused) } else { Asked::Refused(refused) }
+    }
+
+    fn attach(&mut self, shared: &Shared) -> Result<Result<Granted, Refused>, WireError> {
+        let request = AttachLease::parse(self.link.table())?;
+        if let Some(refused) = self.may_not_sit(shared) {
+            return Ok(Err(refused));
+        }
+        let mut directory = shared.directory();
+        Ok(match directory.attach(&request) {
+            Ok((member, connection, bytes)) => {
+                let lease = shared.lease(request.lease).expect("a lease with members is there");
+                lease.space().member_joined(member, connection);
+                drop(directory);
+                if connection != ConnectionNumber::FIRST {
+                    tracing::info!(lease = request.lease.0, member = member.0, peer = %self.link.peer(), "member came back");
+                }
+                Ok(self.sit(shared, lease, (member, connection), request.token, bytes))
+            }
+            Err(error) => {
+                tracing::warn!(lease = request.lease.0, name = request.name, peer = %self.link.peer(), %error, "could not join a lease");
+                let status = match error {
+                    AttachError::NoSuchLease => Status::NoSuchLease,
+                    AttachError::MemberGone => Status::MemberGone,
+                    _ => Status::LimitReached,
+                };
+                Err(Refused::new(status, error))
+            }
+        })
+    }
+
+    fn may_not_sit(&self, shared: &Shared) -> Option<Refused> {
+        if self.seat.is_some() {
+            return Some(Refused::new(Status::BadRequest, "this connection has its lease already"));
+        }
+        shared.draining().then(|| Refused::new(Status::Draining, "the server is stopping"))
+    }
+
+    fn sit(
+        &mut self,
+        shared: &Shared,
+        lease: Arc<Lease>,
+        (member, connection): (MemberId, ConnectionNumber),
+        token: LeaseToken,
+        lease_bytes: u64,
+    ) -> Granted {
+        let ms = |duration: std::time::Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+        let granted = Granted {
+            lease: lease.id,
+            token,
+            member,
+            server: shared.server,
+            lease_bytes,
+            max_requests: shared.config.max_requests,
+            max_bytes: shared.config.max_bytes,
+            grace_ms: ms(shared.config.grace),
+            heartbeat_ms: ms(shared.config.heartbeat),
+        };
+        self.seat = Some(Seat { lease, member, connection });
+        granted
+    }
+
+    /// The connection is over: frees what it holds, and starts the grace time of its member.
+    pub(super) fn close(mut self, shared: &Shared) {
+        shared.store.release(&self.arriving.frames);
+        if let Some(Seat { lease, member, connection }) = self.seat.take() {
+            let id: LeaseId = lease.id;
+            shared.directory().disconnected(shared.now(), id, member, connection);
+        }
+    }
+
+    /// Whether its member has come back on another connection.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.seat.as_ref().is_some_and(|seat| matches!(seat.space(), Err(SpaceError::Replaced)))
+    }
+
+    /// Tells the client, once, that the server stops.
+    pub(super) fn say_draining(&mut self, shared: &Shared) {
+        if !self.said_draining {
+            self.said_draining = true;
+            let header = Header::request(Opcode::Draining, 0).with_arg(shared.drain_left_ms());
+            self.link.send_head(Urgency::Demand, &header.encode(), Held::nothing());
+        }
+    }
+
+    fn seat(&self) -> Result<&Seat, Refused> {
+        self.seat.as_ref().ok_or_else(|| Refused::new(Status::NotAllowed, NO_LEASE))
+    }
+
+    fn send_status(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        let mut status = shared.status();
+        let json = loop {
+            let json = serde_json::to_vec(&status).expect("numbers and strings");
+            if json.len() <= MAX_BULK_BYTES {
+                break json;
+            }
+            // More leases than fit one reply: the newest are left out.
+            let keep = status.leases.len() / 2;
+            status.leases.truncate(keep);
+        };
+        bench.head.clear();
+        encode_frame(&mut bench.head, header.reply(Status::Ok), &[], json.len());
+        let piece = [Piece { ptr: json.as_ptr(), len: json.len() }];
+        // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
+        unsafe { self.link.send(Urgency::Demand, &bench.head, &piece, Held::bytes(json)) };
+    }
+
+    /// Queues a reply without pages.
+    fn answer(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, result: Result<u64, Refused>) {
+        match result {
+            Ok(arg) => self.link.send_head(Urgency::Demand, &header.reply(Status::Ok).with_arg(arg).encode(), Held::nothing()),
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+    }
+
+    fn refuse(&mut self, bench: &mut Workbench, header: Header, refused: &Refused, shared: &Shared) {
+        let lease: Option<&Counts> = self.seat.as_ref().map(|seat| &seat.lease.counts);
+        for counts in [Some(&shared.shards[self.arena].counts), lease].into_iter().flatten() {
+            count(&counts.refused, 1);
+        }
+        bench.head.clear();
+        encode_error(&mut bench.head, header.reply(refused.status).with_arg(refused.arg), &refused.message);
+        self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+    }
+
+    /// Tells the client what it did wrong, as far as it still listens; the connection ends with `error`.
+    fn protocol_error(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, error: End) -> End {
+        self.refuse(bench, header, &Refused::new(Status::BadRequest, &error), shared);
+        error
+    }
+}
+
+const NO_LEASE: &str = "this connection has no lease";
+
+fn no_bulk(header: &Header) -> Result<(), End> {
+    if header.bulk_len == 0 { Ok(()) } else { Err(End::Protocol("pages where none belong".to_owned())) }
+}
+
+const _: () = assert!(SINK_BYTES >= OS_PAGE_BYTES);

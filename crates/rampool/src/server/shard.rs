@@ -1,0 +1,401 @@
+//! One thread of a server: it polls its connections and answers them.
+//!
+//! After work it looks for more for a short while before it sleeps, because a wake-up costs more than a request. What came for several
+//! requests or connections by then is answered in one go.
+
+use super::connection::{Connection, End, Held, Turn, Workbench};
+use super::shared::{Shared, lock};
+use crate::transport::{Handshake, Listener, LocalPolicy, Peer, Stream, Wants};
+use rampool_proto::session::Refusal;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A client must finish its handshake within this time.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Poll tokens beyond those of connections.
+const DOORBELL: u64 = u64::MAX;
+const FIRST_LISTENER: u64 = u64::MAX - 1024;
+/// While it looks for more work, a shard asks the sockets that had some last, if they are this few, rather than the poll set: one call less for each.
+const MOST_WARM: usize = 4;
+/// How often it asks the warm sockets before it looks at everything.
+const WARM_LOOKS: u32 = 16;
+
+pub(super) struct Shard {
+    index: usize,
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    listeners: Vec<Listener>,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// Connections with more to do than one turn.
+    again: Vec<u64>,
+    /// Connections of the last events.
+    warm: Vec<u64>,
+    next_shard: usize,
+    bench: Workbench,
+}
+
+struct Slot {
+    /// Tells a new connection of this slot from an event for its predecessor.
+    generation: u32,
+    state: State,
+    interest: epoll::EventFlags,
+}
+
+enum State {
+    Free,
+    Shaking { handshake: Box<Handshake>, deadline: Instant },
+    Connected(Box<Connection>),
+}
+
+impl Shard {
+    pub(super) fn new(index: usize, shared: Arc<Shared>, listeners: Vec<Listener>) -> Result<Self, rustix::io::Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &shared.shards[index].doorbell, epoll::EventData::new_u64(DOORBELL), epoll::EventFlags::IN)?;
+        for (token, listener) in (FIRST_LISTENER..).zip(&listeners) {
+            epoll::add(&epoll, listener, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
+        }
+        let (slots, free, again, warm) = (Vec::new(), Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
+        Ok(Self { index, shared, epoll, listeners, slots, free, again, warm, next_shard: 0, bench: Workbench::default() })
+    }
+
+    /// Works until the server stops.
+    pub(super) fn run(mut self) {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
+        let (spin, sweep_every) = (self.shared.config.spin, self.sweep_interval());
+        let mut next_sweep = Instant::now() + sweep_every;
+        let mut idle_since: Option<Instant> = None;
+        let mut looks = 0;
+        while !self.shared.stopping() {
+            let now = Instant::now();
+            if now >= next_sweep {
+                self.sweep(now);
+                next_sweep = now + sweep_every;
+            }
+            let spinning = !self.again.is_empty() || idle_since.is_none_or(|since| now.duration_since(since) < spin);
+            if spinning && self.again.is_empty() && looks < WARM_LOOKS && !self.warm.is_empty() {
+                looks += 1;
+                if self.look_at_warm(now) {
+                    idle_since = None;
+                    looks = 0;
+                } else {
+                    idle_since = idle_since.or(Some(now));
+                }
+                continue;
+            }
+            looks = 0;
+            let timeout = if spinning { Duration::ZERO } else { next_sweep.saturating_duration_since(now) };
+            if !spinning {
+                self.shared.shards[self.index].sleeps.fetch_add(1, Ordering::Relaxed);
+            }
+            let timeout = Timespec { tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(1), tv_nsec: timeout.subsec_nanos().into() };
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => panic!("polling failed: {error}"),
+            }
+            if events.is_empty() && self.again.is_empty() {
+                idle_since = idle_since.or(Some(now));
+                // Where there are more threads than cores, somebody else may have the work we look for.
+                if spinning {
+                    std::thread::yield_now();
+                }
+                continue;
+            }
+            idle_since = None;
+            self.warm.clear();
+            if events.len() <= MOST_WARM && !spin.is_zero() {
+                self.warm.extend(events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER));
+            }
+            let now = Instant::now();
+            for token in std::mem::take(&mut self.again) {
+                self.ready(token, now);
+            }
+            for event in &events {
+                match event.data.u64() {
+                    DOORBELL => self.answer_doorbell(now),
+                    token if token >= FIRST_LISTENER => self.accept(usize::try_from(token - FIRST_LISTENER).expect("few listeners")),
+                    token => self.ready(token, now),
+                }
+            }
+        }
+        for index in 0..self.slots.len() {
+            self.close(index, &End::Stopping);
+        }
+    }
+
+    /// Lets the warm connections take what has come for them; whether anything had.
+    fn look_at_warm(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for at in 0..self.warm.len() {
+            let token = self.warm[at];
+            self.ready(token, now);
+            let slot = &self.slots[slot_of(token)];
+            any |= matches!(&slot.state, State::Connected(connection) if connection.heard == now);
+        }
+        any
+    }
+
+    fn sweep_interval(&self) -> Duration {
+        let config = &self.shared.config;
+        (config.silence.min(config.grace) / 2).clamp(Duration::from_millis(5), Duration::from_millis(500))
+    }
+
+    fn accept(&mut self, listener: usize) {
+        loop {
+            let stream = match self.listeners[listener].accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(error) => {
+                    // Also "too many open files": the connection waits in the kernel until some are closed.
+                    tracing::warn!(%error, "could not accept a connection");
+                    return;
+                }
+            };
+            if let Err(error) = stream.keep_alive(self.shared.config.heartbeat) {
+                tracing::debug!(%error, peer = %stream.peer(), "a connection went as it came");
+                continue;
+            }
+            let refusal = self.admit(&stream);
+            self.shared.connections.fetch_add(1, Ordering::Relaxed);
+            let config = &self.shared.config;
+            let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: self.shared.store.features() };
+            let handshake = Handshake::server(stream, local, refusal);
+            let target = self.next_shard % self.shared.shards.len();
+            self.next_shard = self.next_shard.wrapping_add(1);
+            if target == self.index {
+                self.add(handshake, Instant::now());
+            } else {
+                let mailbox = &self.shared.shards[target];
+                lock(&mailbox.arrivals).push(handshake);
+                mailbox.ring();
+            }
+        }
+    }
+
+    fn admit(&self, stream: &Stream) -> Option<Refusal> {
+        if self.shared.draining() {
+            return Some(Refusal::Draining);
+        }
+        if self.shared.connections.load(Ordering::Relaxed) >= self.shared.config.max_connections {
+            return Some(Refusal::TooManyConnections);
+        }
+        match stream.peer() {
+            Peer::Unix { uid, .. } => {
+                let own = rustix::process::geteuid().as_raw();
+                let allowed = *uid == own || *uid == 0 || self.shared.config.allow_uids.contains(uid);
+                (!allowed).then_some(Refusal::User)
+            }
+            Peer::Tcp(_) => None,
+        }
+    }
+
+    fn answer_doorbell(&mut self, now: Instant) {
+        let mut rung = [0; 8];
+        // Whether it had rung more than once makes no difference.
+        let _ = rustix::io::read(&self.shared.shards[self.index].doorbell, &mut rung);
+        let arrivals = std::mem::take(&mut *lock(&self.shared.shards[self.index].arrivals));
+        for handshake in arrivals {
+            self.add(handshake, now);
+        }
+        let draining = self.shared.draining();
+        for index in 0..self.slots.len() {
+            let State::Connected(connection) = &mut self.slots[index].state else { continue };
+            if draining {
+                connection.say_draining(&self.shared);
+            }
+            if connection.is_parked() {
+                connection.ask_again(&self.shared, &mut self.bench);
+            } else if !draining {
+                continue;
+            }
+            let flushed = connection.flush(now);
+            self.after(index, flushed.map(|_| Turn::Idle));
+        }
+    }
+
+    fn add(&mut self, handshake: Handshake, now: Instant) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, state: State::Free, interest: epoll::EventFlags::IN });
+            self.slots.len() - 1
+        });
+        let slot = &mut self.slots[index];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.interest = epoll::EventFlags::IN;
+        let token = token(index, slot.generation);
+        if let Err(error) = epoll::add(&self.epoll, &handshake, epoll::EventData::new_u64(token), slot.interest) {
+            tracing::warn!(%error, peer = %handshake.peer(), "cannot poll a new connection");
+            self.free.push(index);
+            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        slot.state = State::Shaking { handshake: Box::new(handshake), deadline: now + HANDSHAKE_TIME };
+        self.ready(token, now);
+    }
+
+    /// Something happened on this connection, or it has more to do.
+    fn ready(&mut self, token: u64, now: Instant) {
+        let index = slot_of(token);
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        if u64::from(slot.generation) != token >> 32 {
+            return;
+        }
+        match &mut slot.state {
+            State::Free => {}
+            State::Shaking { handshake, .. } => match handshake.advance::<Held>() {
+                Ok(None) => {
+                    let flags = match handshake.wants() {
+                        Wants::Read => epoll::EventFlags::IN,
+                        Wants::Write => epoll::EventFlags::OUT,
+                    };
+                    self.watch(index, flags);
+                }
+                Ok(Some(link)) => {
+                    tracing::debug!(peer = %link.peer(), security = ?link.security(), "connected");
+                    let mut connection = Connection::new(link, self.index, now);
+                    // It was accepted before: its requests are answered, if only with the reason.
+                    if self.shared.draining() {
+                        connection.say_draining(&self.shared);
+                    }
+                    slot.state = State::Connected(Box::new(connection));
+                    self.ready(token, now);
+                }
+                Err(error) => {
+                    tracing::warn!(peer = %handshake.peer(), %error, "handshake failed");
+                    self.shared.shards[self.index].failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                    self.forget(index);
+                }
+            },
+            State::Connected(connection) => {
+                let turn = connection.turn(&self.shared, &mut self.bench, now);
+                self.after(index, turn);
+            }
+        }
+    }
+
+    /// What follows a turn.
+    fn after(&mut self, index: usize, turn: Result<Turn, End>) {
+        let turn = match turn {
+            Ok(turn) => turn,
+            Err(end) => return self.close(index, &end),
+        };
+        let slot = &self.slots[index];
+        let State::Connected(connection) = &slot.state else { return };
+        // Whoever is full, and has room again after sending, may have requests in its buffer that no event will tell of.
+        if turn == Turn::More || (turn == Turn::Full && !connection.is_full(&self.shared)) {
+            self.again.push(token(index, slot.generation));
+        }
+        let mut flags = epoll::EventFlags::empty();
+        if turn != Turn::Full {
+            flags |= epoll::EventFlags::IN;
+        }
+        if connection.link().queued_bytes() > 0 {
+            flags |= epoll::EventFlags::OUT;
+        }
+        self.watch(index, flags);
+    }
+
+    fn watch(&mut self, index: usize, flags: epoll::EventFlags) {
+        let slot = &mut self.slots[index];
+        if slot.interest == flags {
+            return;
+        }
+        slot.interest = flags;
+        let fd: BorrowedFd<'_> = match &slot.state {
+            State::Free => return,
+            State::Shaking { handshake, .. } => handshake.as_fd(),
+            State::Connected(connection) => connection.link().as_fd(),
+        };
+        let data = epoll::EventData::new_u64(token(index, slot.generation));
+        epoll::modify(&self.epoll, fd, data, flags).expect("a polled descriptor can be polled otherwise");
+    }
+
+    /// Ends what has been silent, stuck or unfinished for too long.
+    fn sweep(&mut self, now: Instant) {
+        let silence = self.shared.config.silence;
+        let draining_over = self.shared.draining() && self.shared.drain_left_ms() == 0;
+        for index in 0..self.slots.len() {
+            let end = match &mut self.slots[index].state {
+                State::Free => None,
+                State::Shaking { handshake, deadline } => {
+                    if now >= *deadline {
+                        tracing::warn!(peer = %handshake.peer(), "handshake not finished in time");
+                        self.shared.shards[self.index].failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                        self.forget(index);
+                    }
+                    None
+                }
+                State::Connected(_) if draining_over => Some(End::Stopping),
+                State::Connected(connection) => {
+                    if connection.is_parked() {
+                        connection.ask_again(&self.shared, &mut self.bench);
+                        let flushed = connection.flush(now);
+                        self.after(index, flushed.map(|_| Turn::Idle));
+                        continue;
+                    }
+                    if connection.link().queued_bytes() > 0 && now.duration_since(connection.took) >= silence {
+                        Some(End::Stuck)
+                    } else if connection.link().queued_bytes() == 0 && now.duration_since(connection.heard) >= silence {
+                        Some(End::Silent)
+                    } else if connection.is_replaced() {
+                        Some(End::Replaced)
+                    } else {
+                        None
+                    }
+                }
+            };
+            if let Some(end) = end {
+                self.close(index, &end);
+            }
+        }
+    }
+
+    fn close(&mut self, index: usize, end: &End) {
+        if !matches!(self.slots[index].state, State::Connected(_)) {
+            return self.forget(index);
+        }
+        let State::Connected(mut connection) = std::mem::replace(&mut self.slots[index].state, State::Free) else { unreachable!() };
+        let peer = connection.link().peer().clone();
+        match end {
+            End::Goodbye | End::Replaced | End::Stopping => tracing::debug!(%peer, "disconnected: {end}"),
+            End::Link(crate::transport::LinkError::Closed | crate::transport::LinkError::Io(_)) => {
+                tracing::info!(%peer, "disconnected: {end}")
+            }
+            End::Link(_) | End::Protocol(_) => {
+                self.shared.shards[self.index].protocol_errors.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%peer, "disconnected: {end}");
+            }
+            End::Silent | End::Stuck => tracing::warn!(%peer, "disconnected: {end}"),
+        }
+        // What is queued, perhaps the reason, leaves if the socket takes it.
+        let _ = connection.flush(Instant::now());
+        connection.close(&self.shared);
+        self.release_slot(index);
+    }
+
+    /// A handshake is over without a connection.
+    fn forget(&mut self, index: usize) {
+        if !matches!(self.slots[index].state, State::Free) {
+            self.slots[index].state = State::Free;
+            self.release_slot(index);
+        }
+    }
+
+    /// The descriptor is closed, and with it out of the poll set.
+    fn release_slot(&mut self, index: usize) {
+        self.free.push(index);
+        self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn slot_of(token: u64) -> usize {
+    usize::try_from(token & u64::from(u32::MAX)).expect("32 bits")
+}
+
+fn token(index: usize, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::try_from(index).expect("fewer than 2^32 connections")
+}

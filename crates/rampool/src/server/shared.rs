@@ -1,0 +1,198 @@
+//! What all threads of a server share.
+
+use super::{ServerConfig, ServerStatus};
+use crate::key::random_bytes;
+use crate::store::PageStore;
+use crate::transport::Handshake;
+use rampool_proto::server::{Departed, Directory, LeaseSpace, Limits, Tick};
+use rampool_proto::wire::LeaseId;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+pub(super) struct Shared {
+    pub(super) config: ServerConfig,
+    pub(super) store: Arc<dyn PageStore>,
+    /// Names this run of the server.
+    pub(super) server: u64,
+    pub(super) started: Instant,
+    pub(super) stopping: AtomicBool,
+    /// Milliseconds since `started` at which a draining server stops; 0 while it does not drain.
+    pub(super) drain_until_ms: AtomicU64,
+    pub(super) connections: AtomicUsize,
+    pub(super) shards: Vec<Mailbox>,
+    directory: Mutex<Directory>,
+    leases: RwLock<BTreeMap<LeaseId, Arc<Lease>>>,
+    steward: Mutex<Sender<Departed>>,
+}
+
+/// One lease as connections see it. Locked after the directory where both are needed.
+pub(super) struct Lease {
+    pub(super) id: LeaseId,
+    space: Mutex<LeaseSpace>,
+    pub(super) counts: Counts,
+}
+
+/// Operation counters, written by one lease's or one shard's requests, read by whoever asks.
+#[derive(Default)]
+#[repr(align(128))]
+pub(super) struct Counts {
+    pub(super) gets: AtomicU64,
+    pub(super) got_pages: AtomicU64,
+    pub(super) puts: AtomicU64,
+    pub(super) put_pages: AtomicU64,
+    pub(super) discards: AtomicU64,
+    pub(super) control: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) bytes_in: AtomicU64,
+    pub(super) bytes_out: AtomicU64,
+}
+
+/// How others reach a shard.
+pub(super) struct Mailbox {
+    pub(super) arrivals: Mutex<Vec<Handshake>>,
+    pub(super) doorbell: OwnedFd,
+    pub(super) counts: Counts,
+    pub(super) protocol_errors: AtomicU64,
+    pub(super) failed_handshakes: AtomicU64,
+    pub(super) sleeps: AtomicU64,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic of another thread is reported where it happened; what it left is checked by assertions.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Lease {
+    pub(super) fn new(id: LeaseId, bytes: u64) -> Self {
+        Self { id, space: Mutex::new(LeaseSpace::new(bytes)), counts: Counts::default() }
+    }
+
+    pub(super) fn space(&self) -> MutexGuard<'_, LeaseSpace> {
+        lock(&self.space)
+    }
+}
+
+impl Mailbox {
+    pub(super) fn ring(&self) {
+        // A full counter rings as well.
+        let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+    }
+}
+
+impl Shared {
+    pub(super) fn new(config: ServerConfig, store: Arc<dyn PageStore>) -> io::Result<(Self, Receiver<Departed>)> {
+        let limits = Limits {
+            memory_bytes: config.memory_bytes,
+            grace_ms: u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX),
+            max_leases: config.max_connections.saturating_mul(4),
+            max_members: config.max_connections.saturating_mul(4),
+        };
+        let mailbox = || -> io::Result<Mailbox> {
+            Ok(Mailbox {
+                arrivals: Mutex::default(),
+                doorbell: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+                counts: Counts::default(),
+                protocol_errors: AtomicU64::new(0),
+                failed_handshakes: AtomicU64::new(0),
+                sleeps: AtomicU64::new(0),
+            })
+        };
+        let shards = (0..config.shards).map(|_| mailbox()).collect::<io::Result<_>>()?;
+        let (steward, orders) = channel();
+        let shared = Self {
+            config,
+            store,
+            server: u64::from_le_bytes(random_bytes()),
+            started: Instant::now(),
+            stopping: AtomicBool::new(false),
+            drain_until_ms: AtomicU64::new(0),
+            connections: AtomicUsize::new(0),
+            shards,
+            directory: Mutex::new(Directory::new(limits)),
+            leases: RwLock::default(),
+            steward: Mutex::new(steward),
+        };
+        Ok((shared, orders))
+    }
+
+    pub(super) fn directory(&self) -> MutexGuard<'_, Directory> {
+        lock(&self.directory)
+    }
+
+    pub(super) fn now(&self) -> Tick {
+        Tick(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn lease(&self, id: LeaseId) -> Option<Arc<Lease>> {
+        self.leases.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+
+    pub(super) fn leases(&self) -> Vec<Arc<Lease>> {
+        self.leases.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(super) fn add_lease(&self, lease: Arc<Lease>) {
+        self.leases.write().unwrap_or_else(PoisonError::into_inner).insert(lease.id, lease);
+    }
+
+    pub(super) fn remove_lease(&self, id: LeaseId) {
+        self.leases.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+
+    /// Hands a departure to the steward.
+    pub(super) fn depart(&self, departed: Departed) {
+        if lock(&self.steward).send(departed).is_err() {
+            // The steward only ends with the server, and then all memory goes.
+            tracing::debug!("a member left while the server stopped");
+        }
+    }
+
+    pub(super) fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn draining(&self) -> bool {
+        self.drain_until_ms.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn start_draining(&self, patience: Duration) {
+        let until = self.now().0.saturating_add(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX)).max(1);
+        self.drain_until_ms.store(until, Ordering::SeqCst);
+        self.wake_all();
+    }
+
+    /// Milliseconds a draining server has left.
+    pub(super) fn drain_left_ms(&self) -> u64 {
+        self.drain_until_ms.load(Ordering::Relaxed).saturating_sub(self.now().0)
+    }
+
+    pub(super) fn has_members(&self) -> bool {
+        self.directory().summary().iter().any(|lease| lease.members.iter().any(|m| m.connections > 0))
+    }
+
+    pub(super) fn wake_all(&self) {
+        for shard in &self.shards {
+            shard.ring();
+        }
+    }
+
+    pub(super) fn status(&self) -> ServerStatus {
+        super::status::collect(self)
+    }
+
+    pub(super) fn check(&self) {
+        self.directory().check();
+        for lease in self.leases() {
+            lease.space().check();
+        }
+        if self.connections.load(Ordering::Relaxed) == 0 {
+            self.store.check();
+        }
+    }
+}

@@ -1,0 +1,554 @@
+//! A server in threads of the test, and clients that check every byte.
+
+mod client;
+
+use super::*;
+use client::{Client, DEADLINE, No, open_policy, policy};
+use proptest::prelude::Rng as _;
+use proptest::test_runner::{TestRng, TestRunner};
+use rampool_proto::units::OS_PAGE_BYTES;
+use rampool_proto::wire::{Header, MemberId, Opcode, RegionId, Status, encode_frame};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+
+const MIB: u64 = 1 << 20;
+
+fn local() -> Endpoint {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn config(memory_bytes: u64) -> ServerConfig {
+    ServerConfig { shards: 2, lock_memory: false, grace: Duration::from_millis(100), ..ServerConfig::new(memory_bytes, local()) }
+}
+
+fn below(rng: &mut TestRng, end: u64) -> u64 {
+    rng.next_u64() % end
+}
+
+fn random_page(rng: &mut TestRng) -> Vec<u8> {
+    let mut page = vec![0; OS_PAGE_BYTES];
+    let random = [0, 32, 1500, 4096][usize::try_from(below(rng, 4)).unwrap()];
+    rng.fill_bytes(&mut page[..random]);
+    page
+}
+
+fn idle(server: &RunningServer) {
+    assert!(server.wait_until_idle(Instant::now() + DEADLINE), "something is left: {:?}", server.status());
+    server.check();
+    assert_eq!(server.status().used_bytes, 0);
+}
+
+/// Random puts, gets, discards, clones and frees of one client against a model.
+fn exercise(client: &mut Client, rng: &mut TestRng, steps: usize) {
+    let mut model: BTreeMap<RegionId, BTreeMap<u64, Vec<u8>>> = BTreeMap::new();
+    model.insert(client.create_region().unwrap(), BTreeMap::new());
+    for _ in 0..steps {
+        let regions: Vec<RegionId> = model.keys().copied().collect();
+        let region = regions[usize::try_from(below(rng, regions.len() as u64)).unwrap()];
+        let (first, count) = (below(rng, 1100), below(rng, 12) + 1);
+        let pages = model.get_mut(&region).unwrap();
+        match below(rng, 10) {
+            0..=3 => {
+                let new: Vec<Vec<u8>> = (0..count).map(|_| random_page(rng)).collect();
+                let pack = client.link.features() != 0 && below(rng, 2) == 0;
+                client.put(region, first, &new, pack).unwrap();
+                pages.extend((first..).zip(new));
+            }
+            4..=6 => {
+                let got = client.get(region, first, u32::try_from(count).unwrap()).unwrap();
+                for (number, page) in (first..).zip(got) {
+                    match pages.get(&number) {
+                        Some(want) => assert!(page == *want, "page {number} is another one"),
+                        None => assert!(page.iter().all(|b| *b == 0), "page {number} was never written"),
+                    }
+                }
+            }
+            7 => {
+                client.discard(region, first, u32::try_from(count).unwrap()).unwrap();
+                pages.retain(|number, _| !(first..first + count).contains(number));
+            }
+            8 if model.len() < 4 => {
+                let copy = client.region_call(Opcode::CloneRegion, region).unwrap();
+                let pages = model[&region].clone();
+                model.insert(copy, pages);
+            }
+            9 if model.len() > 1 => {
+                client.region_call(Opcode::FreeRegion, region).unwrap();
+                model.remove(&region);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn many_clients_read_what_they_wrote_over_every_way_and_store() {
+    let key = crate::key::Key::generate();
+    let dir = tempfile::tempdir().unwrap();
+    for store in [StoreKind::Raw, StoreKind::Compressed] {
+        for (server_key, encryption, unix) in
+            [(None, Encryption::Auto, false), (Some(key.clone()), Encryption::On, false), (Some(key.clone()), Encryption::Auto, true)]
+        {
+            let listen = if unix { Endpoint::Unix(dir.path().join("s")) } else { local() };
+            let server =
+                Server::start(ServerConfig { listen: vec![listen], key: server_key.clone(), encryption, store, ..config(256 * MIB) })
+                    .unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..6 {
+                    let (server, server_key) = (&server, &server_key);
+                    scope.spawn(move || {
+                        let mut rng = TestRunner::deterministic().new_rng();
+                        let policy = policy(server_key.as_ref(), Encryption::Auto);
+                        let mut client = Client::with_lease(server.addr(), policy, 32 * MIB);
+                        exercise(&mut client, &mut rng, 300);
+                        client.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+                    });
+                }
+            });
+            idle(&server);
+        }
+    }
+}
+
+#[test]
+fn a_lease_that_does_not_fit_is_refused_with_what_is_free() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let _first = Client::with_lease(server.addr(), open_policy(), 40 * MIB);
+    let mut second = Client::new(server.addr(), open_policy());
+    let no = second.open(25 * MIB).unwrap_err();
+    assert_eq!((no.status, no.arg), (Status::LeaseRefused, 24 * MIB));
+    assert!(no.message.contains("25165824 bytes are free"), "{}", no.message);
+    second.open(24 * MIB).unwrap();
+    let no = second.open(1).unwrap_err();
+    assert_eq!(no.status, Status::BadRequest, "one lease per connection");
+}
+
+/// The steward frees what a lease held after its last member's goodbye was answered. Whoever asks for that memory meanwhile waits for it, and its
+/// connection is served on; once nothing can come any more it is refused.
+#[test]
+fn a_lease_that_fits_once_closed_leases_are_freed_waits_for_them() {
+    let server = Server::start(config(8 * MIB)).unwrap();
+    let mut owner = Client::with_lease(server.addr(), open_policy(), 5 * MIB);
+    let mut neighbour = Client::with_lease(server.addr(), open_policy(), MIB);
+    let region = owner.create_region().unwrap();
+    owner.put(region, 0, &[vec![1; OS_PAGE_BYTES]], false).unwrap();
+    let lease = server.shared.lease(owner.granted().lease).unwrap();
+    // The steward cannot go on while somebody looks at the lease.
+    let space = lease.space();
+    owner.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    let ask = |client: &mut Client, opcode, bytes| {
+        let request = client.number();
+        let table = rampool_proto::wire::OpenLease { bytes, pid: 1, name: "test".into(), host: "here".into() }.encode();
+        let table = if opcode == Opcode::OpenLease { &table[..] } else { &[] };
+        let mut head = Vec::new();
+        encode_frame(&mut head, Header::request(opcode, request).with_arg(bytes), table, 0);
+        client.link.send_head(crate::transport::Urgency::Demand, &head, ());
+        // Answered in its turn: so the request before it was looked at, and was not answered.
+        client.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
+        request
+    };
+    let mut second = Client::new(server.addr(), open_policy());
+    let opens = ask(&mut second, Opcode::OpenLease, 4 * MIB);
+    let grows = ask(&mut neighbour, Opcode::ResizeLease, 3 * MIB + MIB / 2);
+    let no = second.open(1).unwrap_err();
+    assert_eq!(no.status, Status::BadRequest, "one request for memory of a connection at a time");
+    let mut third = Client::new(server.addr(), open_policy());
+    let no = third.open(8 * MIB).unwrap_err();
+    assert_eq!(
+        (no.status, no.arg),
+        (Status::LeaseRefused, 7 * MIB),
+        "what will never fit is refused at once, with what is about to be free"
+    );
+    // A client that goes away while it waits leaves nothing behind.
+    let mut gone = Client::new(server.addr(), open_policy());
+    ask(&mut gone, Opcode::OpenLease, 3 * MIB);
+    drop(gone);
+    let deadline = Instant::now() + DEADLINE;
+    while server.shared.connections.load(Ordering::Relaxed) > 3 {
+        assert!(Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+    drop(space);
+    second.reply(opens).unwrap().unwrap();
+    neighbour.reply(grows).unwrap().unwrap();
+    assert_eq!(server.status().lent_bytes, 7 * MIB + MIB / 2);
+    let mut last = Client::new(server.addr(), open_policy());
+    last.open(MIB / 2).unwrap();
+
+    // Freeing that takes too long is not waited for for ever.
+    let lease = server.shared.lease(last.granted().lease).unwrap();
+    let space = lease.space();
+    last.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    let no = third.open(MIB / 2).unwrap_err();
+    assert_eq!((no.status, no.arg), (Status::LeaseRefused, 0));
+    assert!(no.message.contains("524288 more of leases that close"), "{}", no.message);
+    drop(space);
+}
+
+#[test]
+fn a_lease_grows_and_shrinks() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let mut client = Client::with_lease(server.addr(), open_policy(), 8192);
+    let region = client.create_region().unwrap();
+    let page = vec![7; OS_PAGE_BYTES];
+    let pages = vec![page; 3];
+    let no = client.put(region, 0, &pages, false).unwrap_err();
+    assert_eq!((no.status, no.arg), (Status::PoolFull, 8192));
+    client.call(Opcode::ResizeLease, |h| h.with_arg(64 * MIB), &[]).unwrap();
+    client.put(region, 0, &pages, false).unwrap();
+    let no = client.call(Opcode::ResizeLease, |h| h.with_arg(8192), &[]).err().unwrap();
+    assert_eq!((no.status, no.arg), (Status::PoolFull, 3 * 4096));
+    let no = client.call(Opcode::ResizeLease, |h| h.with_arg(65 * MIB), &[]).err().unwrap();
+    assert_eq!(no.status, Status::LeaseRefused);
+    assert_eq!(client.get(region, 0, 3).unwrap(), pages);
+    assert_eq!(server.status().lent_bytes, 64 * MIB);
+}
+
+#[test]
+fn memory_is_taken_as_pages_arrive_and_given_back() {
+    let server = Server::start(config(256 * MIB)).unwrap();
+    let mut client = Client::with_lease(server.addr(), open_policy(), 256 * MIB);
+    assert_eq!(server.status().held_bytes, 0, "a lease alone takes nothing");
+    let region = client.create_region().unwrap();
+    let pages = vec![vec![3; OS_PAGE_BYTES]; 512];
+    for chunk in 0..16 {
+        client.put(region, chunk * 512, &pages, false).unwrap();
+    }
+    let status = server.status();
+    assert_eq!(status.used_bytes, 32 * MIB);
+    assert!(status.held_bytes <= 40 * MIB, "{} bytes held for 32 MiB", status.held_bytes);
+    client.region_call(Opcode::FreeRegion, region).unwrap();
+    let status = server.status();
+    assert_eq!(status.used_bytes, 0);
+    assert!(status.held_bytes <= 8 * MIB, "{} bytes still held", status.held_bytes);
+}
+
+/// What one tenant wrote, wherever its frames go next, no other ever reads.
+#[test]
+fn nobody_reads_what_another_tenant_wrote() {
+    let server = Server::start(config(8 * MIB)).unwrap();
+    let secret = vec![0x5e; OS_PAGE_BYTES];
+    for round in 0..3 {
+        let mut owner = Client::with_lease(server.addr(), open_policy(), 4 * MIB);
+        let region = owner.create_region().unwrap();
+        owner.put(region, 0, &vec![secret.clone(); 512], false).unwrap();
+        let mut other = Client::with_lease(server.addr(), open_policy(), 4 * MIB);
+        // The same region number, in another lease, is another region; and region numbers of others cannot be used.
+        assert_eq!(other.get(region, 0, 1).unwrap_err().status, Status::NoSuchRegion);
+        let own = other.create_region().unwrap();
+        assert_eq!(own, region);
+        let seen = |client: &mut Client| client.get(own, 0, 512).unwrap().iter().flatten().filter(|b| **b != 0).count();
+        assert_eq!(seen(&mut other), 0);
+        owner.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+        // A put that is cut off in the middle leaves a frame half written; nobody ever gets at it.
+        let mut cut = Client::with_lease(server.addr(), open_policy(), MIB);
+        let cut_region = cut.create_region().unwrap();
+        let (granted, number) = (cut.granted().clone(), cut.number());
+        let mut head = Vec::new();
+        let entry = rampool_proto::wire::PageEntry { crc: 1, len: 4096 };
+        let extent = rampool_proto::units::Extent::page(rampool_proto::units::PageIndex(round));
+        rampool_proto::wire::encode_put(&mut head, Header::request(Opcode::Put, number).with_region(cut_region), &[extent], &[entry]);
+        head.extend_from_slice(&[1; 100]);
+        rustix::net::send(cut.link.as_fd(), &head, rustix::net::SendFlags::empty()).unwrap();
+        drop(cut);
+        let mut back = Client::new(server.addr(), open_policy());
+        back.attach(&granted, granted.member).unwrap();
+        assert_eq!(back.get(cut_region, round, 1).unwrap(), [vec![0; OS_PAGE_BYTES]]);
+        back.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+        assert_eq!(seen(&mut other), 0);
+        other.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+        idle(&server);
+    }
+}
+
+#[test]
+fn a_forked_child_takes_over_a_copy_and_both_go_their_way() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let mut parent = Client::with_lease(server.addr(), open_policy(), 32 * MIB);
+    let region = parent.create_region().unwrap();
+    let old = vec![vec![1; OS_PAGE_BYTES]; 100];
+    parent.put(region, 0, &old, false).unwrap();
+    let copy = parent.region_call(Opcode::CloneRegion, region).unwrap();
+    let mut child = Client::new(server.addr(), open_policy());
+    child.attach(parent.granted(), MemberId(0)).unwrap();
+    assert_ne!(child.granted().member, parent.granted().member);
+    assert_eq!(child.get(copy, 0, 1).unwrap_err().status, Status::NotAllowed);
+    child.region_call(Opcode::AdoptRegion, copy).unwrap();
+    let new = vec![vec![2; OS_PAGE_BYTES]; 50];
+    parent.put(region, 0, &new, false).unwrap();
+    assert_eq!(child.get(copy, 0, 100).unwrap(), old);
+    child.put(copy, 90, &new[..10], false).unwrap();
+    assert_eq!(parent.get(region, 0, 50).unwrap(), new);
+    assert_eq!(parent.get(region, 90, 10).unwrap(), old[..10]);
+    assert_eq!(server.status().leases[0].used_bytes, (100 + 60) * 4096, "shared frames are paid for once");
+    parent.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    assert_eq!(child.get(copy, 0, 10).unwrap(), old[..10]);
+    child.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    idle(&server);
+}
+
+#[test]
+fn a_client_that_comes_back_in_time_finds_its_pages_and_a_dead_one_is_given_up() {
+    let server = Server::start(ServerConfig { grace: Duration::from_secs(60), ..config(64 * MIB) }).unwrap();
+    let mut client = Client::with_lease(server.addr(), open_policy(), MIB);
+    let region = client.create_region().unwrap();
+    let pages = vec![vec![9; OS_PAGE_BYTES]; 4];
+    client.put(region, 7, &pages, false).unwrap();
+    let granted = client.granted().clone();
+    drop(client);
+    let mut back = Client::new(server.addr(), open_policy());
+    back.attach(&granted, granted.member).unwrap();
+    assert_eq!(back.granted().server, granted.server);
+    assert_eq!(back.get(region, 7, 4).unwrap(), pages);
+    drop(server);
+
+    let server = Server::start(ServerConfig { grace: Duration::from_millis(20), ..config(64 * MIB) }).unwrap();
+    let mut client = Client::with_lease(server.addr(), open_policy(), MIB);
+    let granted = client.granted().clone();
+    let region = client.create_region().unwrap();
+    client.put(region, 7, &pages, false).unwrap();
+    drop(client);
+    idle(&server);
+    let mut late = Client::new(server.addr(), open_policy());
+    assert_eq!(late.attach(&granted, granted.member).unwrap_err().status, Status::NoSuchLease);
+}
+
+#[test]
+fn a_client_that_says_nothing_is_dropped_and_one_that_beats_is_not() {
+    let server =
+        Server::start(ServerConfig { silence: Duration::from_millis(60), grace: Duration::from_millis(1), ..config(64 * MIB) }).unwrap();
+    let mut silent = Client::with_lease(server.addr(), open_policy(), MIB);
+    let mut beating = Client::with_lease(server.addr(), open_policy(), MIB);
+    let deadline = Instant::now() + DEADLINE;
+    while server.status().leases.len() == 2 {
+        assert!(Instant::now() < deadline);
+        beating.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
+    }
+    assert!(matches!(silent.wait_closed(), crate::transport::LinkError::Closed | crate::transport::LinkError::Io(_)));
+    beating.create_region().unwrap();
+}
+
+/// Every kind of nonsense after a good handshake: the sender is told and cut off, somebody else does not notice.
+#[test]
+fn a_client_that_talks_nonsense_is_cut_off_and_the_others_are_served() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let mut bystander = Client::with_lease(server.addr(), open_policy(), MIB);
+    let region = bystander.create_region().unwrap();
+    let page = vec![vec![4; OS_PAGE_BYTES]];
+    bystander.put(region, 1, &page, false).unwrap();
+    let frame = |header: Header, table: &[u8], bulk: usize| {
+        let mut bytes = Vec::new();
+        encode_frame(&mut bytes, header, table, bulk);
+        bytes
+    };
+    let get = Header::request(Opcode::Get, 1).with_region(region);
+    let nonsense: Vec<(&str, Vec<u8>)> = vec![
+        ("garbage", vec![0xa5; 200]),
+        ("a reply", frame(Header { flags: 1, ..get }, &[], 0)),
+        ("no extents", frame(get, &[], 0)),
+        ("too many extents", frame(get.with_arg(u64::MAX), &[1; 64], 0)),
+        ("pages with a get", frame(get.with_arg(1), &[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], 4096)),
+        ("pages with a heartbeat", frame(Header::request(Opcode::Heartbeat, 1), &[], 1)),
+        ("a put whose lengths do not add up", frame(Header { opcode: Opcode::Put, ..get }.with_arg(1), &[1; 24], 4096)),
+        ("a lease request cut short", frame(Header::request(Opcode::OpenLease, 1), &[1; 9], 0)),
+    ];
+    for (index, (what, bytes)) in nonsense.iter().enumerate() {
+        let mut client = Client::new(server.addr(), open_policy());
+        rustix::net::send(client.link.as_fd(), bytes, rustix::net::SendFlags::empty()).unwrap();
+        client.wait_closed();
+        let deadline = Instant::now() + DEADLINE;
+        while server.status().protocol_errors <= index as u64 {
+            assert!(Instant::now() < deadline, "{what} is not counted");
+        }
+        assert_eq!(bystander.get(region, 1, 1).unwrap(), page, "after {what}");
+    }
+    assert_eq!(server.status().protocol_errors, nonsense.len() as u64);
+    // Where the frame boundary is still known, the client is told why.
+    let mut client = Client::new(server.addr(), open_policy());
+    let no = client.call(Opcode::Draining, |h| h, &[]).err().unwrap();
+    assert_eq!((no.status, no.message.as_str()), (Status::BadRequest, "not a request of a client"));
+    assert!(!server.is_broken());
+}
+
+#[test]
+fn random_bytes_after_the_handshake_hurt_nobody() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let mut bystander = Client::with_lease(server.addr(), open_policy(), MIB);
+    let region = bystander.create_region().unwrap();
+    let mut rng = TestRunner::deterministic().new_rng();
+    for round in 0..300u64 {
+        // A valid header with random contents, or just noise.
+        let mut bytes = vec![0; usize::try_from(below(&mut rng, 300) + 1).unwrap()];
+        rng.fill_bytes(&mut bytes);
+        if round % 2 == 0 {
+            let opcode = Opcode::ALL[usize::try_from(below(&mut rng, 14)).unwrap()];
+            let header = Header::request(opcode, round).with_arg(below(&mut rng, 4)).with_region(RegionId(below(&mut rng, 3)));
+            let bulk = usize::try_from(below(&mut rng, 9000)).unwrap();
+            let noise = std::mem::take(&mut bytes);
+            encode_frame(&mut bytes, header, &noise, bulk);
+        }
+        let client = Client::new(server.addr(), open_policy());
+        rustix::net::send(client.link.as_fd(), &bytes, rustix::net::SendFlags::empty()).unwrap();
+        if round % 50 == 0 {
+            bystander.put(region, round, &[vec![8; OS_PAGE_BYTES]], false).unwrap();
+            assert_eq!(bystander.get(region, round, 1).unwrap(), [vec![8; OS_PAGE_BYTES]]);
+        }
+    }
+    assert!(!server.is_broken());
+    drop(bystander);
+    idle(&server);
+}
+
+#[test]
+fn wrong_keys_and_other_protocols_are_turned_away_and_counted() {
+    let key = crate::key::Key::generate();
+    let server = Server::start(ServerConfig { key: Some(key.clone()), ..config(64 * MIB) }).unwrap();
+    let attempt = |policy| crate::transport::connect::<()>(server.addr(), policy, Instant::now() + DEADLINE);
+    let wrong = crate::key::Key::generate();
+    assert!(matches!(attempt(policy(Some(&wrong), Encryption::Auto)), Err(crate::transport::HandshakeError::WrongKey)));
+    assert!(attempt(policy(None, Encryption::Auto)).is_err_and(|e| e.to_string().contains("key")));
+    let Endpoint::Tcp { host, port } = server.addr() else { unreachable!() };
+    let mut web = std::net::TcpStream::connect((host.as_str(), *port)).unwrap();
+    std::io::Write::write_all(&mut web, b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n").unwrap();
+    web.set_read_timeout(Some(DEADLINE)).unwrap();
+    let answer = std::io::Read::read(&mut web, &mut [0; 100]);
+    assert!(matches!(answer, Ok(0)) || answer.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionReset));
+    // A client that notices the wrong key itself is gone before the server has noticed and counted.
+    assert!(server.wait_until_idle(Instant::now() + DEADLINE));
+    assert_eq!(server.status().failed_handshakes, 3);
+    exercise(
+        &mut Client::with_lease(server.addr(), policy(Some(&key), Encryption::Auto), MIB),
+        &mut TestRunner::deterministic().new_rng(),
+        5,
+    );
+}
+
+/// A client that asks for more and more and reads nothing: it waits, the others do not.
+#[test]
+fn a_client_that_does_not_read_stops_only_itself() {
+    let server = Server::start(ServerConfig { shards: 1, max_bytes: 1 << 20, max_requests: 100_000, ..config(64 * MIB) }).unwrap();
+    let mut greedy = Client::with_lease(server.addr(), open_policy(), 8 * MIB);
+    let region = greedy.create_region().unwrap();
+    greedy.put(region, 0, &vec![vec![1; OS_PAGE_BYTES]; 512], false).unwrap();
+    let mut head = Vec::new();
+    let extent = rampool_proto::units::Extent::new(rampool_proto::units::PageIndex(0), 512);
+    rampool_proto::wire::encode_extents(&mut head, Header::request(Opcode::Get, 5).with_region(region), &[extent]);
+    for _ in 0..200 {
+        greedy.link.send_head(crate::transport::Urgency::Demand, &head, ());
+    }
+    greedy.link.flush().unwrap();
+    let mut other = Client::with_lease(server.addr(), open_policy(), 8 * MIB);
+    exercise(&mut other, &mut TestRunner::deterministic().new_rng(), 50);
+    // 400 MiB are owed to the greedy one: when it reads at last, all of it comes.
+    for _ in 0..200 {
+        let reply = greedy.receive().unwrap();
+        assert_eq!((reply.header.status, reply.bulk.len()), (Status::Ok, 2 << 20));
+    }
+}
+
+#[test]
+fn more_requests_than_granted_end_the_connection() {
+    let server = Server::start(ServerConfig { shards: 1, max_requests: 10, max_bytes: 64 << 20, ..config(64 * MIB) }).unwrap();
+    let mut greedy = Client::with_lease(server.addr(), open_policy(), 8 * MIB);
+    let region = greedy.create_region().unwrap();
+    greedy.put(region, 0, &vec![vec![1; OS_PAGE_BYTES]; 512], false).unwrap();
+    let mut head = Vec::new();
+    let extent = rampool_proto::units::Extent::new(rampool_proto::units::PageIndex(0), 512);
+    rampool_proto::wire::encode_extents(&mut head, Header::request(Opcode::Get, 5).with_region(region), &[extent]);
+    for _ in 0..40 {
+        greedy.link.send_head(crate::transport::Urgency::Demand, &head, ());
+    }
+    greedy.link.flush().unwrap();
+    greedy.wait_closed();
+    assert_eq!(server.status().protocol_errors, 1);
+}
+
+#[test]
+fn a_stopping_server_tells_its_clients_and_waits_for_them() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let mut client = Client::with_lease(server.addr(), open_policy(), MIB);
+    let region = client.create_region().unwrap();
+    let mut idle = Client::new(server.addr(), open_policy());
+    let endpoint = server.addr().clone();
+    let drained = std::thread::spawn(move || server.drain(DEADLINE));
+    let deadline = Instant::now() + DEADLINE;
+    while client.unasked.is_empty() {
+        assert!(Instant::now() < deadline);
+        client.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
+    }
+    assert_eq!(client.unasked[0].opcode, Opcode::Draining);
+    assert!(client.unasked[0].arg > 0);
+    client.put(region, 0, &[vec![1; OS_PAGE_BYTES]], false).unwrap();
+    assert_eq!(client.get(region, 0, 1).unwrap(), [vec![1; OS_PAGE_BYTES]]);
+    assert_eq!(idle.open(1).unwrap_err().status, Status::Draining);
+    let refused = crate::transport::connect::<()>(&endpoint, open_policy(), Instant::now() + DEADLINE);
+    assert!(refused.is_err_and(|e| e.to_string().contains("stopping")));
+    client.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    drained.join().unwrap();
+}
+
+#[test]
+fn a_server_tells_what_it_does() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let mut client = Client::with_lease(server.addr(), open_policy(), MIB);
+    let region = client.create_region().unwrap();
+    client.put(region, 0, &[vec![1; OS_PAGE_BYTES], vec![0; OS_PAGE_BYTES]], false).unwrap();
+    client.get(region, 0, 2).unwrap();
+    let status = query_status(server.addr(), open_policy(), Instant::now() + DEADLINE).unwrap();
+    assert_eq!((status.memory_bytes, status.lent_bytes, status.free_bytes), (64 * MIB, MIB, 63 * MIB));
+    let lease = &status.leases[0];
+    assert_eq!((lease.name.as_str(), lease.pages, lease.used_bytes, lease.regions), ("test", 1, 4096, 1));
+    assert_eq!((lease.members[0].pid, lease.members[0].connections), (std::process::id(), 1));
+    let operations = lease.operations;
+    assert_eq!((operations.puts, operations.put_pages, operations.bytes_in), (1, 2, 4096));
+    assert_eq!((operations.gets, operations.got_pages, operations.bytes_out), (1, 2, 4096));
+    drop(server);
+    let error = query_status(client_endpoint(), open_policy(), Instant::now() + DEADLINE).unwrap_err();
+    assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+}
+
+fn client_endpoint() -> &'static Endpoint {
+    static NOBODY: std::sync::OnceLock<Endpoint> = std::sync::OnceLock::new();
+    NOBODY.get_or_init(|| "127.0.0.1:1".parse().unwrap())
+}
+
+#[test]
+fn a_server_does_not_start_where_it_would_be_unsafe() {
+    let start = |config: ServerConfig| Server::start(config).err().unwrap();
+    let everywhere = ServerConfig { listen: vec!["0.0.0.0:0".parse().unwrap()], ..config(MIB) };
+    assert!(matches!(start(everywhere.clone()), StartError::KeyNeeded(_)));
+    assert!(matches!(start(ServerConfig { encryption: Encryption::On, ..config(MIB) }), StartError::EncryptionNeedsKey));
+    assert!(matches!(start(ServerConfig { shards: 0, ..config(MIB) }), StartError::Nothing));
+    let taken = Server::start(config(MIB)).unwrap();
+    let again = ServerConfig { listen: vec![taken.addr().clone()], ..config(MIB) };
+    assert!(matches!(start(again), StartError::Listen { .. }));
+    drop(Server::start(ServerConfig { key: Some(crate::key::Key::generate()), ..everywhere }).unwrap());
+}
+
+#[test]
+fn connections_beyond_the_limit_are_told_so() {
+    let server = Server::start(ServerConfig { max_connections: 2, ..config(MIB) }).unwrap();
+    let _two = [Client::new(server.addr(), open_policy()), Client::new(server.addr(), open_policy())];
+    let third = crate::transport::connect::<()>(server.addr(), open_policy(), Instant::now() + DEADLINE);
+    assert!(third.is_err_and(|e| e.to_string().contains("as many connections")));
+}
+
+/// Requests that make sense but may not be: answered, counted, and the connection goes on.
+#[test]
+fn what_is_not_allowed_is_answered_with_the_reason() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let mut client = Client::new(server.addr(), open_policy());
+    let expect = |result: Result<(), No>, status: Status| assert_eq!(result.unwrap_err().status, status);
+    expect(client.create_region().map(drop), Status::NotAllowed);
+    expect(client.get(RegionId(1), 0, 1).map(drop), Status::NotAllowed);
+    expect(client.put(RegionId(1), 0, &[vec![1; OS_PAGE_BYTES]], false), Status::NotAllowed);
+    client.open(MIB).unwrap();
+    expect(client.get(RegionId(77), 0, 1).map(drop), Status::NoSuchRegion);
+    expect(client.put(RegionId(77), 0, &[vec![1; OS_PAGE_BYTES]], false), Status::NoSuchRegion);
+    expect(client.discard(RegionId(77), 0, 1), Status::NoSuchRegion);
+    expect(client.region_call(Opcode::FreeRegion, RegionId(77)).map(drop), Status::NoSuchRegion);
+    let region = client.create_region().unwrap();
+    client.put(region, 0, &[vec![1; OS_PAGE_BYTES]], false).unwrap();
+    assert_eq!(server.status().operations.refused, 7);
+    assert_eq!(server.status().used_bytes, 4096, "refused pages keep no frames");
+}

@@ -1,0 +1,39 @@
+//! How frames move: a non-blocking framed [`Link`] over TCP or a Unix socket, plain or sealed by Noise. Both ends use the same one.
+//!
+//! A link sends bytes from where they lie (memory of the program, frames of the server) and receives the bulk of a frame into the place that
+//! its receiver names once header and table are known; nothing is copied on the way when the link is plain, but for the first few KiB that came
+//! along with the header. It never blocks, allocates nothing per frame once warm, and knows nothing of what a frame means.
+//!
+//! [`connect`] and [`Handshake`] make links; only a finished handshake makes one.
+
+mod handshake;
+mod link;
+mod seal;
+mod tcp;
+
+pub use handshake::{Handshake, HandshakeError, LocalPolicy, Wants, connect};
+pub use link::{Flush, Link, LinkError, Received, Urgency};
+pub(crate) use tcp::is_host;
+pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, Stream, Way};
+
+/// Memory to send from. The owner keeps it valid, and its bytes unchanged, until the link says that it was sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub ptr: *const u8,
+    pub len: usize,
+}
+
+/// Memory to receive into. Nobody else reads or writes it until the link says that it is filled.
+#[derive(Clone, Copy, Debug)]
+pub struct PieceMut {
+    pub ptr: *mut u8,
+    pub len: usize,
+}
+
+// SAFETY: a piece is an address and a length; whether its memory may be used is the contract of the functions that take it, on any thread.
+unsafe impl Send for Piece {}
+// SAFETY: as above.
+unsafe impl Send for PieceMut {}
+
+#[cfg(test)]
+mod tests;

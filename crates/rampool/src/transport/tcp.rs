@@ -1,0 +1,432 @@
+//! Sockets: TCP and Unix streams as one [`Stream`], addresses as one [`Endpoint`].
+//!
+//! Sends and receives take raw memory pieces instead of slices: the memory may be a program's own, mapped and written by others.
+
+use super::{Piece, PieceMut};
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// Where a server listens: `HOST:PORT` or `unix:PATH`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Endpoint {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+/// A text that is no address.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{text:?} is no address; write HOST:PORT, [IPV6]:PORT or unix:PATH")]
+pub struct EndpointError {
+    text: String,
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
+        let error = || EndpointError { text: text.to_owned() };
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() { Err(error()) } else { Ok(Endpoint::Unix(path.into())) };
+        }
+        let (host, port) = text.rsplit_once(':').ok_or_else(error)?;
+        let host = match host.strip_prefix('[') {
+            Some(inner) => inner.strip_suffix(']').ok_or_else(error)?,
+            None if host.contains(':') => return Err(error()),
+            None => host,
+        };
+        if !is_host(host) {
+            return Err(error());
+        }
+        Ok(Endpoint::Tcp { host: host.to_owned(), port: port.parse().map_err(|_| error())? })
+    }
+}
+
+/// Whether this can be a host's name or number: no white space, brackets, quotes or other signs of a mistake, and not the word that stands
+/// before a socket's path.
+pub(crate) fn is_host(host: &str) -> bool {
+    !host.is_empty() && host != "unix" && host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%'))
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Endpoint::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Endpoint {
+    fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
+        match self {
+            Endpoint::Tcp { host, port } => {
+                let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
+                if addresses.is_empty() {
+                    return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+                }
+                Ok(addresses)
+            }
+            Endpoint::Unix(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether only this machine can reach it. Resolves the name.
+    ///
+    /// # Errors
+    /// Where the name cannot be resolved.
+    pub fn is_local(&self) -> io::Result<bool> {
+        Ok(self.resolve()?.iter().all(|a| a.ip().is_loopback()))
+    }
+}
+
+/// Who is at the other end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Peer {
+    Tcp(SocketAddr),
+    /// A process on this machine, as the kernel names it.
+    Unix {
+        pid: u32,
+        uid: u32,
+    },
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Tcp(address) => address.fmt(f),
+            Peer::Unix { pid, uid } => write!(f, "unix:pid={pid},uid={uid}"),
+        }
+    }
+}
+
+/// A connected, non-blocking stream socket.
+#[derive(Debug)]
+pub struct Stream {
+    fd: OwnedFd,
+    peer: Peer,
+    local: bool,
+}
+
+impl Stream {
+    /// Connects. Blocks until connected or `deadline`; resolving a host name (not a number) may block longer, as the system's resolver does.
+    ///
+    /// # Errors
+    /// The last address's error; `TimedOut` at the deadline.
+    pub fn connect(endpoint: &Endpoint, deadline: Instant) -> io::Result<Self> {
+        match endpoint {
+            Endpoint::Unix(path) => Self::connect_one(socket2::Domain::UNIX, &socket2::SockAddr::unix(path)?, deadline),
+            Endpoint::Tcp { .. } => {
+                let mut last = io::Error::from(io::ErrorKind::NotFound);
+                for address in endpoint.resolve()? {
+                    match Self::connect_one(socket2::Domain::for_address(address), &address.into(), deadline) {
+                        Ok(stream) => return Ok(stream),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    fn connect_one(domain: socket2::Domain, address: &socket2::SockAddr, deadline: Instant) -> io::Result<Self> {
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        socket.connect_timeout(address, left)?;
+        Self::adopt(socket)
+    }
+
+    /// Begins to connect, without blocking. Finish with [`Connecting::finish`] when the socket can be written.
+    ///
+    /// # Errors
+    /// As `connect(2)`.
+    pub fn begin(way: &Way) -> io::Result<Connecting> {
+        let (domain, address) = match way {
+            Way::Tcp(address) => (socket2::Domain::for_address(*address), (*address).into()),
+            Way::Unix(path) => (socket2::Domain::UNIX, socket2::SockAddr::unix(path)?),
+        };
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        match socket.connect(&address) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            _ => Ok(Connecting { socket }),
+        }
+    }
+
+    /// Makes a stream of a connected socket.
+    ///
+    /// # Errors
+    /// Where the socket has no peer any more.
+    pub fn adopt(socket: impl Into<socket2::Socket>) -> io::Result<Self> {
+        let socket: socket2::Socket = socket.into();
+        socket.set_nonblocking(true)?;
+        let (peer, local) = match socket.peer_addr()?.as_socket() {
+            Some(address) => {
+                socket.set_tcp_nodelay(true)?;
+                let own = socket.local_addr()?.as_socket().map(|a| a.ip().to_canonical());
+                let ip = address.ip().to_canonical();
+                (Peer::Tcp(address), ip.is_loopback() || own == Some(ip))
+            }
+            None => {
+                let credentials = rustix::net::sockopt::socket_peercred(&socket)?;
+                let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
+                (Peer::Unix { pid, uid: credentials.uid.as_raw() }, true)
+            }
+        };
+        Ok(Self { fd: socket.into(), peer, local })
+    }
+
+    #[must_use]
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Whether the peer is on this machine, by its address.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.local
+    }
+
+    /// Lets the kernel ask the peer's machine, about this often, whether it is there, and end the connection after three times without an answer.
+    /// It answers for a process that is stopped, too. Whole seconds, at least one; a Unix socket needs no such thing.
+    ///
+    /// # Errors
+    /// Where the connection is over.
+    pub fn keep_alive(&self, every: Duration) -> io::Result<()> {
+        if matches!(self.peer, Peer::Unix { .. }) {
+            return Ok(());
+        }
+        let every = Duration::from_secs(every.as_secs().max(1));
+        let probes = socket2::TcpKeepalive::new().with_time(every).with_interval(every).with_retries(3);
+        socket2::SockRef::from(&self.fd).set_tcp_keepalive(&probes)
+    }
+
+    /// Sends from these pieces, in order, as much as the kernel takes now. `Ok(None)`: nothing now.
+    ///
+    /// # Safety
+    /// Every piece is readable memory for the whole call.
+    pub(crate) unsafe fn send(&self, pieces: &[libc::iovec]) -> io::Result<Option<usize>> {
+        let mut message = empty_message();
+        message.msg_iov = pieces.as_ptr().cast_mut();
+        message.msg_iovlen = pieces.len();
+        // SAFETY: the header points at `pieces`, whose entries the caller vouches for; the kernel only reads them.
+        let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+        non_blocking(sent)
+    }
+
+    /// Receives into these pieces, in order, what has arrived. `Ok(None)`: nothing now; `Ok(Some(0))`: the peer has closed.
+    ///
+    /// # Safety
+    /// Every piece is writable memory for the whole call, and nobody else uses it meanwhile.
+    pub(crate) unsafe fn receive(&self, pieces: &mut [libc::iovec]) -> io::Result<Option<usize>> {
+        if let [piece] = pieces {
+            // SAFETY: the caller vouches for the one piece.
+            let got = unsafe { libc::recv(self.fd.as_raw_fd(), piece.iov_base, piece.iov_len, libc::MSG_DONTWAIT) };
+            return non_blocking(got);
+        }
+        let mut message = empty_message();
+        message.msg_iov = pieces.as_mut_ptr();
+        message.msg_iovlen = pieces.len();
+        // SAFETY: the header points at `pieces`, whose entries the caller vouches for.
+        let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        non_blocking(got)
+    }
+
+    /// [`Self::receive`] into memory of our own.
+    pub(crate) fn receive_into(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut piece = [iovec_mut(PieceMut { ptr: buffer.as_mut_ptr(), len: buffer.len() })];
+        // SAFETY: the piece is the exclusively borrowed buffer.
+        unsafe { self.receive(&mut piece) }
+    }
+
+    /// [`Self::send`] from memory of our own.
+    pub(crate) fn send_from(&self, buffer: &[u8]) -> io::Result<Option<usize>> {
+        let piece = [iovec(Piece { ptr: buffer.as_ptr(), len: buffer.len() })];
+        // SAFETY: the piece is the borrowed buffer.
+        unsafe { self.send(&piece) }
+    }
+
+    /// Waits until the socket can be read (or written, too) or the deadline is past. Returns false at the deadline.
+    pub(crate) fn wait(&self, write: bool, deadline: Instant) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            let timeout = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(left.subsec_nanos()) };
+            match poll(&mut [PollFd::new(&self.fd, flags)], Some(&timeout)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Where a peer was reached: an address that needs no name service.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Way {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// A connection that is being made.
+#[derive(Debug)]
+pub struct Connecting {
+    socket: socket2::Socket,
+}
+
+impl Connecting {
+    /// The stream, if it is connected by now.
+    ///
+    /// # Errors
+    /// Why it never will be; do not call again.
+    pub fn finish(&mut self) -> io::Result<Option<Stream>> {
+        if let Some(error) = self.socket.take_error()? {
+            return Err(error);
+        }
+        match self.socket.peer_addr() {
+            Ok(_) => Stream::adopt(self.socket.try_clone()?).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for Connecting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+pub(crate) fn iovec(piece: Piece) -> libc::iovec {
+    libc::iovec { iov_base: piece.ptr.cast_mut().cast(), iov_len: piece.len }
+}
+
+pub(crate) fn iovec_mut(piece: PieceMut) -> libc::iovec {
+    libc::iovec { iov_base: piece.ptr.cast(), iov_len: piece.len }
+}
+
+fn empty_message() -> libc::msghdr {
+    // SAFETY: msghdr is plain data for which all zero bits mean "no address, no pieces, no control data".
+    unsafe { std::mem::zeroed() }
+}
+
+fn non_blocking(result: isize) -> io::Result<Option<usize>> {
+    if let Ok(bytes) = usize::try_from(result) {
+        return Ok(Some(bytes));
+    }
+    let error = io::Error::last_os_error();
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+        _ => Err(error),
+    }
+}
+
+/// A listening, non-blocking socket. A Unix socket's file is removed when the listener goes.
+#[derive(Debug)]
+pub struct Listener {
+    socket: ListenSocket,
+    endpoint: Endpoint,
+}
+
+#[derive(Debug)]
+enum ListenSocket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// Listens. Port 0 lets the kernel choose; [`Listener::endpoint`] tells. A Unix socket's file that nobody listens on any more is replaced;
+    /// the new one is for its owner only (mode 0600), and who connects is judged by the kernel's credentials besides.
+    ///
+    /// # Errors
+    /// As `bind` and `listen`.
+    pub fn bind(endpoint: &Endpoint) -> io::Result<Self> {
+        match endpoint {
+            Endpoint::Tcp { host, .. } => {
+                let addresses = endpoint.resolve()?;
+                let listener = TcpListener::bind(&addresses[..])?;
+                listener.set_nonblocking(true)?;
+                let port = listener.local_addr()?.port();
+                Ok(Self { socket: ListenSocket::Tcp(listener), endpoint: Endpoint::Tcp { host: host.clone(), port } })
+            }
+            Endpoint::Unix(path) => {
+                remove_stale_socket(path)?;
+                let listener = UnixListener::bind(path)?;
+                std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+                listener.set_nonblocking(true)?;
+                Ok(Self { socket: ListenSocket::Unix(listener), endpoint: endpoint.clone() })
+            }
+        }
+    }
+
+    /// Where it listens, with the port the kernel chose.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The next connection. `Ok(None)`: none waits.
+    ///
+    /// # Errors
+    /// As `accept`; a connection that vanished while it waited is an error here, too, and the listener goes on.
+    pub fn accept(&self) -> io::Result<Option<Stream>> {
+        let accepted: io::Result<socket2::Socket> = match &self.socket {
+            ListenSocket::Tcp(listener) => listener.accept().map(|(socket, _)| socket.into()),
+            ListenSocket::Unix(listener) => listener.accept().map(|(socket, _)| socket.into()),
+        };
+        match accepted {
+            Ok(socket) => Stream::adopt(socket).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            ListenSocket::Tcp(listener) => listener.as_fd(),
+            ListenSocket::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Endpoint::Unix(path) = &self.endpoint {
+            // Best effort: the file may be gone already.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Removes a socket file that refuses connections; anything else is left for `bind` to complain about.
+fn remove_stale_socket(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let Ok(metadata) = std::fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if metadata.file_type().is_socket()
+        && let Err(error) = std::os::unix::net::UnixStream::connect(path)
+        && error.kind() == io::ErrorKind::ConnectionRefused
+    {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}

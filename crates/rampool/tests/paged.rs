@@ -1,0 +1,633 @@
+//! The paged view on the real kernel, on every rung of the ladder, with its pages in this process's own memory behind the pager.
+
+use std::io::Write as _;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use rampool::backing::memory::MemoryBacking;
+use rampool::backing::{Backing, BackingEvent};
+use rampool::fault::RungChoice;
+use rampool::pager::{InstallBy, Waiting};
+use rampool::proto::units::Extent;
+use rampool::region::{PagedConfig, PagedMemory, Region, RegionAdvice};
+use rampool_sys::probe::{Capabilities, NEEDED, Rung};
+
+const MIB: usize = 1 << 20;
+
+/// A rung, and the way pages leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct How {
+    rung: RungChoice,
+    evict_by_copy: bool,
+    install_by: InstallBy,
+}
+
+/// Every scenario on every rung. A rung is left out only when the kernel's own answer is that it does not have it, or does not allow it to this user.
+macro_rules! on_every_rung {
+    ($($scenario:ident),* $(,)?) => {
+        on_rung!(full, RungChoice::Full, false, InstallBy::Copy, $($scenario),*);
+        on_rung!(full_move_in, RungChoice::Full, false, InstallBy::Move, $($scenario),*);
+        on_rung!(full_by_copy, RungChoice::Full, true, InstallBy::Copy, $($scenario),*);
+        on_rung!(user_mode, RungChoice::UserMode, false, InstallBy::Copy, $($scenario),*);
+        on_rung!(user_mode_move_in, RungChoice::UserMode, false, InstallBy::Move, $($scenario),*);
+        on_rung!(user_mode_by_copy, RungChoice::UserMode, true, InstallBy::Copy, $($scenario),*);
+        on_rung!(segv, RungChoice::Segv, false, InstallBy::Copy, $($scenario),*);
+    };
+}
+
+macro_rules! on_rung {
+    ($name:ident, $rung:expr, $copy:expr, $install:expr, $($scenario:ident),*) => {
+        mod $name {
+            use super::*;
+            $(#[test]
+            fn $scenario() {
+                let how = How { rung: $rung, evict_by_copy: $copy, install_by: $install };
+                if allowed(how) {
+                    super::$scenario(how);
+                }
+            })*
+        }
+    };
+}
+
+on_every_rung!(
+    what_was_written_is_read_again_though_only_a_quarter_fits,
+    random_reads_and_writes_by_several_threads_keep_every_value,
+    fork_is_right_or_the_child_has_no_region,
+    discarded_ranges_are_zero_and_regions_can_be_freed_and_taken_again,
+    regions_outlive_their_memory_and_count_to_the_page,
+    changed_mappings_are_followed_where_the_kernel_tells_of_them,
+    system_calls_on_absent_pages_work_or_fail_but_never_lie,
+    writers_that_race_with_eviction_lose_nothing,
+    scans_that_race_with_writers_and_forks_keep_every_value,
+    lost_servers_poison_what_they_held_and_nothing_else,
+);
+
+/// What the kernel says about a rung, asked without the code under test.
+fn allowed(how: How) -> bool {
+    let found = Capabilities::probe();
+    let answer = match how.rung {
+        RungChoice::Full => found.full.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
+        RungChoice::UserMode => found.user_mode.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
+        _ => found.segv.as_ref().map(|()| true).map_err(ToString::to_string),
+    };
+    match answer {
+        Ok(true) => true,
+        other => {
+            let feature = if how.rung == RungChoice::Full { "uffd" } else { "uffd-user" };
+            skipped(feature, &format!("the kernel does not allow {how:?} here: {other:?}"));
+            false
+        }
+    }
+}
+
+/// Tells `scripts/test.py`, which asks the kernel itself whether it lacks the feature.
+fn skipped(feature: &str, why: &str) {
+    eprintln!("skipped: {why}");
+    if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
+        let mut skips = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+        skips.write_all(format!("{feature}: {}\n", why.replace('\n', " ")).as_bytes()).unwrap();
+    }
+}
+
+fn config(local: usize, how: How) -> PagedConfig {
+    PagedConfig {
+        local_bytes: local as u64,
+        waiting: Waiting { follow_faults: false, ..Waiting::default() },
+        rung: how.rung,
+        evict_by_copy: how.evict_by_copy,
+        install_by: how.install_by,
+        ..PagedConfig::default()
+    }
+}
+
+fn memory(local: usize, how: How) -> PagedMemory {
+    let mut backing = MemoryBacking::default();
+    let region = backing.create_region();
+    PagedMemory::start(&config(local, how), backing, region).unwrap()
+}
+
+fn word(region: &Region, index: usize) -> &AtomicU64 {
+    assert!(index * 8 < region.len());
+    // SAFETY: inside the region, aligned, and only ever used as an atomic.
+    unsafe { &*region.as_ptr().cast::<AtomicU64>().add(index) }
+}
+
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x ^ (x >> 29)
+}
+
+fn what_was_written_is_read_again_though_only_a_quarter_fits(how: How) {
+    let memory = memory(8 * MIB, how);
+    let region = memory.alloc(32 * MIB).unwrap();
+    let words = region.len() / 8;
+    for round in 0..3u64 {
+        for index in 0..words {
+            word(&region, index).store(mix(index as u64 + round), Ordering::Relaxed);
+        }
+        for index in 0..words {
+            assert_eq!(word(&region, index).load(Ordering::Relaxed), mix(index as u64 + round), "word {index} in round {round}");
+        }
+    }
+    let stats = memory.stats();
+    assert!(stats.evicted_pages > 3 * 6_000, "{stats:?}");
+}
+
+fn random_reads_and_writes_by_several_threads_keep_every_value(how: How) {
+    let memory = memory(8 * MIB, how);
+    let region = memory.alloc(32 * MIB).unwrap();
+    let words = region.len() / 8;
+    // The copying ways take longer for a page that leaves alone.
+    let rounds = if how.evict_by_copy { 20_000 } else { 60_000 };
+    std::thread::scope(|scope| {
+        for thread in 0..4usize {
+            let region = &region;
+            scope.spawn(move || {
+                // Each thread owns every fourth word, so neighbours in a page belong to others.
+                let mut expected = vec![0u64; words / 4];
+                let mut seed = mix(thread as u64 + 99);
+                for _ in 0..rounds {
+                    seed = mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15));
+                    let slot = usize::try_from(seed % expected.len() as u64).unwrap();
+                    let cell = word(region, slot * 4 + thread);
+                    assert_eq!(cell.load(Ordering::Relaxed), expected[slot], "thread {thread} slot {slot}");
+                    if seed & (1 << 40) != 0 {
+                        expected[slot] = seed;
+                        cell.store(seed, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A page is written by one thread as fast as it can while another makes it leave again and again: no store may fall between the copy and the moment
+/// when the page is gone.
+fn writers_that_race_with_eviction_lose_nothing(how: How) {
+    let memory = memory(MIB, how);
+    let region = memory.alloc(8 * MIB).unwrap();
+    let pages = region.len() / 4096;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..2usize)
+            .map(|writer| {
+                let (region, stop) = (&region, &stop);
+                scope.spawn(move || {
+                    let mut counts = [0u64; 16];
+                    while !stop.load(Ordering::Relaxed) {
+                        for (n, count) in counts.iter_mut().enumerate() {
+                            let cell = word(region, n * 16 * 512 + writer);
+                            assert_eq!(cell.load(Ordering::Relaxed), *count, "page {n}");
+                            *count += 1;
+                            cell.store(*count, Ordering::Relaxed);
+                        }
+                    }
+                })
+            })
+            .collect();
+        // Two sweeps over everything push the writers' pages out many times.
+        for sweep in 0..4 {
+            for page in 0..pages {
+                word(&region, page * 512 + 100).store(mix((page + sweep) as u64), Ordering::Relaxed);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        for writer in writers {
+            writer.join().unwrap();
+        }
+    });
+    for page in 0..pages {
+        assert_eq!(word(&region, page * 512 + 100).load(Ordering::Relaxed), mix((page + 3) as u64));
+    }
+}
+
+/// Pages are read ahead and installed in runs while others are written, leave, and are copied by forks.
+fn scans_that_race_with_writers_and_forks_keep_every_value(how: How) {
+    let memory = memory(8 * MIB, how);
+    let region = memory.alloc(32 * MIB).unwrap();
+    let pages = region.len() / 4096;
+    for page in 0..pages {
+        word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed);
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (1..3usize)
+            .map(|writer| {
+                let (region, stop) = (&region, &stop);
+                scope.spawn(move || {
+                    let mut counts = vec![0u64; pages];
+                    let mut seed = mix(writer as u64);
+                    while !stop.load(Ordering::Relaxed) {
+                        seed = mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15));
+                        let page = usize::try_from(seed % pages as u64).unwrap();
+                        let cell = word(region, page * 512 + writer);
+                        assert_eq!(cell.load(Ordering::Relaxed), counts[page], "page {page} of writer {writer}");
+                        counts[page] += 1;
+                        cell.store(counts[page], Ordering::Relaxed);
+                    }
+                    for (page, count) in counts.into_iter().enumerate() {
+                        assert_eq!(word(region, page * 512 + writer).load(Ordering::Relaxed), count, "page {page} of writer {writer}");
+                    }
+                })
+            })
+            .collect();
+        for scan in 0..6 {
+            for page in 0..pages {
+                assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), mix(page as u64), "page {page} in scan {scan}");
+            }
+            // SAFETY: the child only reads the region, where it has one, and leaves by _exit.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let followed = how.rung == RungChoice::Full && Capabilities::probe().fork_events;
+                let wrong =
+                    followed && (0..pages).step_by(7).any(|page| word(&region, page * 512).load(Ordering::Relaxed) != mix(page as u64));
+                // SAFETY: ends the child without running anything of the parent's.
+                unsafe { libc::_exit(i32::from(wrong)) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0, "the child of scan {scan} saw wrong values");
+        }
+        stop.store(true, Ordering::Relaxed);
+        for writer in writers {
+            writer.join().unwrap();
+        }
+    });
+    let moved = memory.stats().moved_in_pages;
+    assert_eq!(moved > 0, how.install_by == InstallBy::Move, "{moved} pages were moved in");
+}
+
+const ALONE: &str = "RAMPOOL_TEST_ALONE";
+
+/// With one thread beside the pager, on its CPU, frames are moved in and protected: what was only read leaves without being sent.
+#[test]
+fn a_thread_alone_gets_its_pages_by_moves_and_what_it_only_reads_stays_clean() {
+    let how = How { rung: RungChoice::Full, evict_by_copy: false, install_by: InstallBy::Auto };
+    if !allowed(how) {
+        return;
+    }
+    if std::env::var_os(ALONE).is_none() {
+        let name = std::thread::current().name().expect("tests have names").to_owned();
+        let arguments = ["--exact", &name, "--nocapture"];
+        let output = Command::new(std::env::current_exe().unwrap()).args(arguments).env(ALONE, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    // A process of its own, where nobody else holds a lock; its forked child has this thread alone.
+    // SAFETY: the child runs this test's body and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let done = std::panic::catch_unwind(alone);
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(i32::from(done.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "see above");
+}
+
+fn alone() {
+    rampool_sys::thread::pin_to_cpu(rampool_sys::thread::allowed_cpus()[0]).unwrap();
+    let mut backing = MemoryBacking::default();
+    let backing_region = backing.create_region();
+    let config = PagedConfig { local_bytes: 8 * MIB as u64, install_by: InstallBy::Auto, ..PagedConfig::default() };
+    let memory = PagedMemory::start(&config, backing, backing_region).unwrap();
+    let region = memory.alloc(32 * MIB).unwrap();
+    let words = region.len() / 8;
+    for index in 0..words {
+        word(&region, index).store(mix(index as u64), Ordering::Relaxed);
+    }
+    let check = |round: u64| {
+        for index in 0..words {
+            let page = index / 512;
+            // Every 64th page was changed in every round.
+            let rounds = if page % 64 == 3 { round } else { 0 };
+            assert_eq!(word(&region, index).load(Ordering::Relaxed), mix(index as u64 + rounds), "word {index} in round {round}");
+        }
+    };
+    check(0);
+    let before = memory.stats();
+    for round in 1..4 {
+        for index in (0..words).filter(|index| index / 512 % 64 == 3) {
+            word(&region, index).store(mix(index as u64 + round), Ordering::Relaxed);
+        }
+        check(round);
+        check(round);
+    }
+    let after = memory.stats();
+    let moved = after.moved_in_pages - before.moved_in_pages;
+    let written = after.written_back_pages - before.written_back_pages;
+    let left = after.evicted_pages - before.evicted_pages;
+    assert!(moved > left / 2, "of {left} pages that left, only {moved} came back by a move");
+    assert!(written < left / 2, "{written} of {left} pages were sent, most of them only read");
+}
+
+fn fork_is_right_or_the_child_has_no_region(how: How) {
+    let memory = memory(8 * MIB, how);
+    let region = memory.alloc(32 * MIB).unwrap();
+    let pages = region.len() / 4096;
+    for page in 0..pages {
+        word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed);
+    }
+    let followed = memory.rung() == Rung::Full && Capabilities::probe().fork_events;
+    // SAFETY: the child only touches the region and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut wrong = 0;
+        for page in 0..pages {
+            let cell = word(&region, page * 512);
+            wrong += i32::from(cell.load(Ordering::Relaxed) != mix(page as u64));
+            cell.store(7, Ordering::Relaxed);
+        }
+        for page in 0..pages {
+            wrong += i32::from(word(&region, page * 512).load(Ordering::Relaxed) != 7);
+        }
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(i32::from(wrong != 0)) };
+    }
+    assert!(child > 0);
+    for page in 0..pages {
+        word(&region, page * 512 + 1).store(page as u64, Ordering::Relaxed);
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    if followed {
+        assert_eq!(status, 0, "the child saw wrong values");
+    } else {
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "status {status:#x}: the child must not see zeroes");
+    }
+    for page in 0..pages {
+        assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), mix(page as u64));
+        assert_eq!(word(&region, page * 512 + 1).load(Ordering::Relaxed), page as u64);
+    }
+}
+
+fn discarded_ranges_are_zero_and_regions_can_be_freed_and_taken_again(how: How) {
+    let memory = memory(4 * MIB, how);
+    for round in 1..4u64 {
+        let region = memory.alloc(16 * MIB).unwrap();
+        let pages = region.len() / 4096;
+        for page in 0..pages {
+            let cell = word(&region, page * 512);
+            assert_eq!(cell.load(Ordering::Relaxed), 0, "fresh page {page}");
+            cell.store(page as u64 + round, Ordering::Relaxed);
+        }
+        region.advise(4 * MIB, 4 * MIB, RegionAdvice::Discard).unwrap();
+        region.advise(15 * MIB, MIB, RegionAdvice::Discard).unwrap();
+        region.advise(0, MIB, RegionAdvice::WillNeed).unwrap();
+        for page in 0..pages {
+            let gone = (1024..2048).contains(&page) || page >= 3840;
+            let want = if gone { 0 } else { page as u64 + round };
+            assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), want, "page {page}");
+        }
+    }
+}
+
+fn regions_outlive_their_memory_and_count_to_the_page(how: How) {
+    let mut backing = MemoryBacking::default();
+    let lease = backing.create_region();
+    let config = PagedConfig { capacity_bytes: Some(16 * MIB as u64), ..config(MIB, how) };
+    let memory = PagedMemory::start(&config, backing, lease).unwrap();
+    // A page each, whatever the alignment.
+    let small: Vec<Region> = (0..16).map(|_| memory.alloc(1).unwrap()).collect();
+    assert!(small.iter().all(|r| r.len() == 4096));
+    let region = memory.alloc(16 * MIB - 16 * 4096).unwrap();
+    assert!(memory.alloc(1).is_err(), "the capacity is taken to the page");
+    for region in &small {
+        word(region, 511).store(7, Ordering::Relaxed);
+    }
+    for page in 0..region.len() / 4096 {
+        word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed);
+    }
+    // What is away now has to come back, although nobody holds the memory itself any more.
+    drop(memory);
+    for page in 0..region.len() / 4096 {
+        assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), mix(page as u64), "page {page}");
+    }
+    assert!(small.iter().all(|r| word(r, 511).load(Ordering::Relaxed) == 7 && word(r, 0).load(Ordering::Relaxed) == 0));
+}
+
+fn changed_mappings_are_followed_where_the_kernel_tells_of_them(how: How) {
+    if how.rung == RungChoice::Segv {
+        // Not allowed there, as `Region` says.
+        return;
+    }
+    let memory = memory(4 * MIB, how);
+    let region = memory.alloc(16 * MIB).unwrap();
+    let pages = region.len() / 4096;
+    for page in 0..pages {
+        word(&region, page * 512).store(page as u64 + 1, Ordering::Relaxed);
+    }
+    // SAFETY: the range is inside the region.
+    unsafe { assert_eq!(libc::madvise(region.as_ptr().add(4 * MIB).cast(), 4 * MIB, libc::MADV_DONTNEED), 0) };
+    for page in 0..pages {
+        let gone = (1024..2048).contains(&page);
+        let want = if gone { 0 } else { page as u64 + 1 };
+        assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), want, "page {page}");
+    }
+    // SAFETY: moves the last 4 MiB of the region elsewhere; the region is not used there again.
+    let moved = unsafe { libc::mremap(region.as_ptr().add(12 * MIB).cast(), 4 * MIB, 8 * MIB, libc::MREMAP_MAYMOVE).cast::<AtomicU64>() };
+    for page in 0..1024 {
+        // SAFETY: inside the moved mapping.
+        let cell = unsafe { &*moved.add(page * 512) };
+        assert_eq!(cell.load(Ordering::Relaxed), 3072 + page as u64 + 1);
+    }
+    // SAFETY: the grown part of the moved mapping.
+    unsafe {
+        (*moved.add(1500 * 512)).store(5, Ordering::Relaxed);
+        assert_eq!((*moved.add(1500 * 512)).load(Ordering::Relaxed), 5);
+        libc::munmap(moved.cast(), 8 * MIB);
+    }
+}
+
+fn system_calls_on_absent_pages_work_or_fail_but_never_lie(how: How) {
+    use std::io::{Read, Seek, SeekFrom, Write};
+    let memory = memory(4 * MIB, how);
+    let region = memory.alloc(16 * MIB).unwrap();
+    for index in 0..region.len() / 8 {
+        word(&region, index).store(mix(index as u64), Ordering::Relaxed);
+    }
+    let mut file = tempfile::tempfile().unwrap();
+    let copy = memory.alloc(16 * MIB).unwrap();
+    if how.rung == RungChoice::Full {
+        // SAFETY: nobody writes the region while these bytes are read.
+        file.write_all(unsafe { std::slice::from_raw_parts(region.as_ptr(), region.len()) }).unwrap();
+        file.rewind().unwrap();
+        // SAFETY: only this thread uses the second region.
+        file.read_exact(unsafe { std::slice::from_raw_parts_mut(copy.as_ptr(), copy.len()) }).unwrap();
+    } else {
+        let mut faults = 0;
+        for at in (0..region.len()).step_by(4096) {
+            loop {
+                // SAFETY: as above, a page at a time.
+                let wrote = file.write(unsafe { std::slice::from_raw_parts(region.as_ptr().add(at), 4096) });
+                match wrote {
+                    Ok(4096) => break,
+                    Err(error) if error.raw_os_error() == Some(libc::EFAULT) => faults += 1,
+                    other => panic!("{other:?}"),
+                }
+                // What the documentation asks for: touch, then call.
+                word(&region, at / 8).load(Ordering::Relaxed);
+            }
+        }
+        // Every page that no fault brought before (reading ahead brings many) makes a call fail.
+        assert!(faults > 20, "only a quarter is resident, but {faults} calls failed");
+        for at in (0..copy.len()).step_by(4096) {
+            word(&copy, at / 8).store(1, Ordering::Relaxed);
+            loop {
+                file.seek(SeekFrom::Start(at as u64)).unwrap();
+                // SAFETY: as above.
+                match file.read(unsafe { std::slice::from_raw_parts_mut(copy.as_ptr().add(at), 4096) }) {
+                    Ok(4096) => break,
+                    Err(error) if error.raw_os_error() == Some(libc::EFAULT) => word(&copy, at / 8).store(1, Ordering::Relaxed),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+    for index in 0..region.len() / 8 {
+        assert_eq!(word(&copy, index).load(Ordering::Relaxed), mix(index as u64), "word {index}");
+    }
+}
+
+/// Loses its servers when told to.
+struct Losing {
+    inner: MemoryBacking,
+    lose: Arc<AtomicBool>,
+}
+
+// SAFETY: forwards to a backing that keeps the promise.
+unsafe impl Backing for Losing {
+    type Region = u32;
+
+    unsafe fn fetch(&mut self, region: u32, token: u64, extents: &[Extent], to: *mut u8, demand: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.fetch(region, token, extents, to, demand) };
+    }
+    unsafe fn store(&mut self, region: u32, token: u64, pages: &[(Extent, *const u8)]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.store(region, token, pages) };
+    }
+    fn discard(&mut self, region: u32, extent: Extent) {
+        self.inner.discard(region, extent);
+    }
+    fn poll(&mut self) -> Option<BackingEvent> {
+        if self.lose.load(Ordering::Acquire) {
+            let pending = self.inner.poll();
+            return pending.map(|_| BackingEvent::Lost { reason: "the test's server is lost".into() });
+        }
+        self.inner.poll()
+    }
+    fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
+        self.inner.poll_fds(out);
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn clone_region(&mut self, region: u32) -> Result<u32, String> {
+        self.inner.clone_region(region)
+    }
+    fn free_region(&mut self, region: u32) {
+        self.inner.free_region(region);
+    }
+}
+
+const LOSE: &str = "RAMPOOL_TEST_LOSE";
+
+fn lost_servers_poison_what_they_held_and_nothing_else(how: How) {
+    if std::env::var_os(LOSE).is_none() {
+        let name = std::thread::current().name().expect("tests have names").to_owned();
+        let output =
+            Command::new(std::env::current_exe().unwrap()).args(["--exact", &name, "--nocapture"]).env(LOSE, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{how:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(said.contains("everything local is right"), "{how:?}: {said}");
+        return;
+    }
+    let lose = Arc::new(AtomicBool::new(false));
+    let mut inner = MemoryBacking::default();
+    let backing_region = inner.create_region();
+    let memory = PagedMemory::start(&config(4 * MIB, how), Losing { inner, lose: Arc::clone(&lose) }, backing_region).unwrap();
+    let region = memory.alloc(16 * MIB).unwrap();
+    let pages = region.len() / 4096;
+    // The last pages stay fresh.
+    for page in 0..pages - 16 {
+        word(&region, page * 512).store(page as u64 + 1, Ordering::Relaxed);
+    }
+    lose.store(true, Ordering::Release);
+    // A thread meets a page that can only come from the server; it ends the process with SIGBUS, after the main thread has looked around.
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let mut resident = vec![0u8; pages];
+    // SAFETY: the range is mapped, and the vector has a byte for each of its pages.
+    assert_eq!(unsafe { libc::mincore(region.as_ptr().cast(), region.len(), resident.as_mut_ptr()) }, 0);
+    extern "C" fn park(_: i32) {
+        // Stays here, asleep, until the main thread puts the default action back and sends the signal again.
+        loop {
+            // SAFETY: sleeps until a signal.
+            unsafe { libc::pause() };
+        }
+    }
+    // SAFETY: a handler of the right signature.
+    unsafe { libc::signal(libc::SIGBUS, park as *const () as usize) };
+    let absent = resident.iter().position(|r| r & 1 == 0).expect("something is absent");
+    let cell = std::ptr::from_ref(word(&region, absent * 512)).expose_provenance();
+    std::thread::spawn(move || {
+        // SAFETY: the region outlives the process, in effect: the main thread never drops it.
+        let value = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(cell) }.load(Ordering::Relaxed);
+        println!("an absent page was read as {value}");
+        drop(hold);
+    });
+    while memory.lost().is_none() {
+        assert!(held.try_recv() != Err(std::sync::mpsc::TryRecvError::Disconnected), "the read came back");
+        std::thread::yield_now();
+    }
+    assert!(memory.lost().unwrap().contains("the test's server"));
+    assert!(memory.alloc(4096).is_err());
+    for (page, present) in resident.iter().enumerate().take(pages - 16) {
+        if present & 1 == 1 {
+            let cell = word(&region, page * 512);
+            assert_eq!(cell.load(Ordering::Relaxed), page as u64 + 1);
+            cell.store(9, Ordering::Relaxed);
+        }
+    }
+    for page in pages - 16..pages {
+        assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), 0);
+        word(&region, page * 512).store(9, Ordering::Relaxed);
+    }
+    println!("everything local is right");
+    // SAFETY: the default action, which the lost page then meets.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    word(&region, absent * 512).load(Ordering::Relaxed);
+    panic!("a lost page was read");
+}
+
+/// The user-mode and SIGSEGV rungs are for those without privileges: run them without.
+#[test]
+fn the_lower_rungs_need_no_privileges() {
+    const NOBODY: u32 = 65534;
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: this user has no privileges, so the other tests have shown it");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("paged");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    for path in [dir.path(), &program] {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    for rung in ["user_mode::", "user_mode_by_copy::what", "segv::"] {
+        let output = Command::new(&program).arg(rung).current_dir("/").uid(NOBODY).gid(NOBODY).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{rung} as nobody: {said}");
+        assert!(!said.contains("skipped:") && said.contains(" passed") && !said.contains(" 0 passed"), "{rung} as nobody: {said}");
+    }
+}

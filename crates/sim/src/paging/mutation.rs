@@ -1,0 +1,47 @@
+//! Broken rules, to show that the oracle sees each.
+
+/// One rule of the runtime or of the servers that is broken on purpose, from time to time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutation {
+    /// A store is acknowledged although one of its pages was never kept.
+    StoreLosesPage,
+    /// A fetch brings the page next to the one asked for.
+    FetchShifted,
+    /// Write protection is left out at an install.
+    ProtectionIgnored,
+    /// A page with content is reported as zero.
+    ContentReportedZero,
+    /// A page that comes back from a batch comes back as zeroes.
+    StagedReturnsZero,
+    /// A batch loses its frames when its store starts, not when it is released.
+    BatchReleasedEarly,
+    /// The servers do not hear that a page may be dropped.
+    DiscardLost,
+    /// A wake-up is lost.
+    WakeLost,
+    /// An install that failed is not reported.
+    FailureUnreported,
+    /// A batch is never given back.
+    BatchLeaked,
+    /// A page that refused to leave is reported as moved.
+    BusyReportedMoved,
+    /// Pages are filled beyond what was said.
+    ExtraFrames,
+}
+
+impl Mutation {
+    pub const ALL: [Mutation; 12] = [
+        Mutation::StoreLosesPage,
+        Mutation::FetchShifted,
+        Mutation::ProtectionIgnored,
+        Mutation::ContentReportedZero,
+        Mutation::StagedReturnsZero,
+        Mutation::BatchReleasedEarly,
+        Mutation::DiscardLost,
+        Mutation::WakeLost,
+        Mutation::FailureUnreported,
+        Mutation::BatchLeaked,
+        Mutation::BusyReportedMoved,
+        Mutation::ExtraFrames,
+    ];
+}

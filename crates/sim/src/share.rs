@@ -1,0 +1,29 @@
+//! The simulated shared view: ranks, threads, memory and network in one process, one seed a run.
+//!
+//! ```text
+//!   program   what threads do: byte accesses, locks, barriers ...      generate   legal programs from a seed
+//!   memory    a rank's pages under a software MMU                      golden     what every load must return
+//!   node      one rank: engine, memory, threads; siblings run *inside* the engine's memory operations
+//!   network   datagrams that get lost, doubled, spoiled and overtaken          cost     what faults and messages cost
+//!   world     many nodes, a network and virtual time                   explore    every order of a small world
+//! ```
+//!
+//! A thread's access is one byte. If the page's protection allows it, it happens, in the rank's memory and in the golden memory at the same
+//! instant; if not, the thread faults and waits. In a program without data races (or, for entry consistency, one that keeps its locks' data under
+//! its locks) conflicting accesses are ordered by synchronisation, hence also in simulated time, so every load must return what golden memory
+//! holds. Under sequential consistency that is so for racy programs too.
+
+pub mod cost;
+pub mod explore;
+pub mod generate;
+pub mod golden;
+pub mod memory;
+pub mod network;
+pub mod node;
+pub mod papers;
+pub mod program;
+pub mod world;
+
+pub use golden::Failure;
+pub use program::{Op, Script};
+pub use world::{Report, Setup, World};

@@ -1,0 +1,125 @@
+//! A rank's pages under a software MMU. All pages of a world are equally large.
+
+use std::collections::BTreeMap;
+
+use rampool_proto::share::{Diff, Protection};
+use rampool_proto::units::{Extent, PageIndex};
+
+/// A rank's copy of the shared pages, and the application's view of them.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Memory {
+    page_bytes: usize,
+    pages: BTreeMap<PageIndex, Slot>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Slot {
+    /// Empty: all zero.
+    bytes: Vec<u8>,
+    protection: Protection,
+    /// The kernel dropped the mapping: an access faults although the protection allows it.
+    unmapped: bool,
+}
+
+impl Memory {
+    #[must_use]
+    pub fn new(page_bytes: usize) -> Self {
+        Self { page_bytes, pages: BTreeMap::new() }
+    }
+
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// The page and the offset in it of a byte.
+    #[must_use]
+    pub fn locate(&self, at: usize) -> (PageIndex, usize) {
+        (PageIndex((at / self.page_bytes) as u64), at % self.page_bytes)
+    }
+
+    fn slot(&mut self, page: PageIndex) -> &mut Slot {
+        self.pages.entry(page).or_insert(Slot { bytes: Vec::new(), protection: Protection::None, unmapped: false })
+    }
+
+    #[must_use]
+    pub fn protection(&self, page: PageIndex) -> Protection {
+        self.pages.get(&page).map_or(Protection::None, |slot| slot.protection)
+    }
+
+    /// Whether an access to `page` would not fault.
+    #[must_use]
+    pub fn allows(&self, page: PageIndex, write: bool) -> bool {
+        let wanted = if write { Protection::ReadWrite } else { Protection::Read };
+        self.pages.get(&page).is_some_and(|slot| slot.protection >= wanted && !slot.unmapped)
+    }
+
+    pub fn protect(&mut self, runs: &[Extent], to: Protection) {
+        for page in runs.iter().flat_map(Extent::pages) {
+            let slot = self.slot(page);
+            slot.protection = to;
+            slot.unmapped = false;
+        }
+    }
+
+    pub fn reassert(&mut self, page: PageIndex) {
+        self.slot(page).unmapped = false;
+    }
+
+    /// The kernel takes the mapping away, for its own reasons.
+    pub fn unmap(&mut self, page: PageIndex) {
+        if let Some(slot) = self.pages.get_mut(&page) {
+            slot.unmapped = true;
+        }
+    }
+
+    #[must_use]
+    pub fn byte(&self, page: PageIndex, offset: usize) -> u8 {
+        self.pages.get(&page).and_then(|slot| slot.bytes.get(offset)).copied().unwrap_or(0)
+    }
+
+    pub fn set_byte(&mut self, page: PageIndex, offset: usize, value: u8) {
+        let page_bytes = self.page_bytes;
+        let slot = self.slot(page);
+        slot.bytes.resize(page_bytes, 0);
+        slot.bytes[offset] = value;
+    }
+
+    pub fn fill_range(&mut self, page: PageIndex, offset: usize, count: usize, value: u8) {
+        let page_bytes = self.page_bytes;
+        let slot = self.slot(page);
+        slot.bytes.resize(page_bytes, 0);
+        slot.bytes[offset..offset + count].fill(value);
+    }
+
+    pub fn read_into(&self, page: PageIndex, into: &mut [u8]) {
+        match self.pages.get(&page) {
+            Some(slot) if !slot.bytes.is_empty() => into.copy_from_slice(&slot.bytes),
+            _ => into.fill(0),
+        }
+    }
+
+    pub fn fill(&mut self, page: PageIndex, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.page_bytes);
+        self.slot(page).bytes = bytes.to_vec();
+    }
+
+    pub fn store(&mut self, page: PageIndex, diff: &Diff) {
+        let page_bytes = self.page_bytes;
+        let slot = self.slot(page);
+        slot.bytes.resize(page_bytes, 0);
+        diff.apply(&mut slot.bytes);
+    }
+
+    pub fn discard(&mut self, page: PageIndex) {
+        let slot = self.slot(page);
+        assert_eq!(slot.protection, Protection::None, "{page} is discarded while it is mapped");
+        // A real host gives the memory back: what the engine said it does not need must not be read again.
+        slot.bytes.fill(0xdb);
+    }
+
+    /// The pages that were ever touched.
+    pub fn pages(&self) -> impl Iterator<Item = (PageIndex, Protection)> {
+        self.pages.iter().map(|(&page, slot)| (page, slot.protection))
+    }
+}

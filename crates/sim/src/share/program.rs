@@ -1,0 +1,406 @@
+//! What a simulated thread does: a list of operations, byte by byte.
+
+use std::sync::Arc;
+
+use rampool_proto::share::{AtomicOp, BarrierId, BarrierKind, CondId, LockId, LockMode, OpResult, Rank, SyncOp, ThreadId};
+use rampool_proto::units::PageIndex;
+
+use super::golden::{Failure, Golden};
+use super::memory::Memory;
+
+/// One operation. Positions are bytes in the shared space.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    /// Every byte becomes `value`.
+    Write {
+        at: usize,
+        len: usize,
+        value: u8,
+    },
+    /// Every byte is read (and checked) and becomes `5 * old + value`: the order of such operations matters.
+    Mutate {
+        at: usize,
+        len: usize,
+        value: u8,
+    },
+    /// Every byte is read (and checked) and grows by `value`: the order does not matter.
+    Add {
+        at: usize,
+        len: usize,
+        value: u8,
+    },
+    /// Every byte is read and checked.
+    Read {
+        at: usize,
+        len: usize,
+    },
+    /// Every byte is read, and must be `value` or `or`, the same for all of them.
+    Expect {
+        at: usize,
+        len: usize,
+        value: u8,
+        or: u8,
+    },
+    /// As `Read`, without a check: for racy programs under relaxed protocols.
+    Look {
+        at: usize,
+        len: usize,
+    },
+    /// As `Read` or `Write`, a page's part of it in one step: for large programs whose bytes need no interleaving.
+    Block {
+        at: usize,
+        len: usize,
+        write: Option<u8>,
+    },
+    /// Works for that long without touching shared memory.
+    Compute {
+        ticks: u64,
+    },
+    Lock {
+        lock: LockId,
+        mode: LockMode,
+    },
+    /// Takes the lock, or skips that many operations.
+    Try {
+        lock: LockId,
+        mode: LockMode,
+        skip: usize,
+    },
+    Unlock {
+        lock: LockId,
+    },
+    Barrier {
+        barrier: BarrierId,
+        kind: BarrierKind,
+    },
+    /// Waits (holding the lock) until the byte at `at` is at least `least`.
+    Await {
+        cond: CondId,
+        lock: LockId,
+        at: usize,
+        least: u8,
+    },
+    Signal {
+        cond: CondId,
+        lock: LockId,
+        all: bool,
+    },
+    /// Skips that many operations unless the byte is at least `least`.
+    Unless {
+        at: usize,
+        least: u8,
+        skip: usize,
+    },
+    Skip {
+        skip: usize,
+    },
+    Fence,
+    Atomic {
+        at: usize,
+        width: u8,
+        op: AtomicOp,
+    },
+    SetLockManager {
+        lock: LockId,
+        manager: Rank,
+    },
+    SetHome {
+        page: PageIndex,
+        home: Rank,
+    },
+    /// The next operation must fail with a mistake of the program.
+    Mistake {
+        op: SyncOp,
+    },
+}
+
+/// A thread's operations.
+pub type Script = Arc<[Op]>;
+
+/// A thread.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Thread {
+    pub id: ThreadId,
+    script: Script,
+    at: usize,
+    /// Bytes of the current operation that are done, or its stage.
+    progress: usize,
+    pub state: State,
+    /// Values that `Look` saw, in order.
+    pub seen: Vec<u8>,
+    /// Tries that found the lock held.
+    pub refused: usize,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum State {
+    Ready,
+    /// Waits for a page.
+    Faulting {
+        page: PageIndex,
+        write: bool,
+    },
+    /// Waits for the end of an operation.
+    Waiting,
+    Finished,
+    /// The run ended under it.
+    Stopped(rampool_proto::share::OpError),
+}
+
+/// What a step came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Goes on.
+    Did,
+    /// Goes on after that many ticks.
+    Computes(u64),
+    Fault {
+        page: PageIndex,
+        write: bool,
+    },
+    Sync(SyncOp),
+    Finished,
+}
+
+impl Thread {
+    #[must_use]
+    pub fn new(id: ThreadId, script: Script) -> Self {
+        let state = if script.is_empty() { State::Finished } else { State::Ready };
+        Self { id, script, at: 0, progress: 0, state, seen: Vec::new(), refused: 0 }
+    }
+
+    /// The operation it is at.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.at
+    }
+
+    /// The byte that the next step touches, if it touches one.
+    #[must_use]
+    pub fn next_access(&self) -> Option<(usize, bool)> {
+        let write_after_read = |at: usize, progress: usize| (at + progress / 2, progress % 2 == 1);
+        match *self.script.get(self.at)? {
+            Op::Write { at, .. } => Some((at + self.progress, true)),
+            Op::Mutate { at, .. } | Op::Add { at, .. } => Some(write_after_read(at, self.progress)),
+            Op::Read { at, .. } | Op::Look { at, .. } | Op::Expect { at, .. } => Some((at + self.progress, false)),
+            Op::Block { at, write, .. } => Some((at + self.progress, write.is_some())),
+            Op::Await { at, .. } | Op::Unless { at, .. } if self.progress == 0 => Some((at, false)),
+            _ => None,
+        }
+    }
+
+    /// Whether it could touch its next byte right now.
+    #[must_use]
+    pub fn can_access(&self, memory: &Memory) -> bool {
+        matches!(self.state, State::Ready | State::Faulting { .. })
+            && self.next_access().is_some_and(|(at, write)| memory.allows(memory.locate(at).0, write))
+    }
+
+    fn advance(&mut self, by: usize) {
+        self.at += by;
+        self.progress = 0;
+        if self.at >= self.script.len() {
+            self.state = State::Finished;
+        }
+    }
+
+    /// One byte access, or the beginning of one operation.
+    ///
+    /// # Errors
+    /// If a load returns what it must not.
+    pub fn step(&mut self, rank: Rank, threads: u16, memory: &mut Memory, golden: &mut Golden) -> Result<Step, Failure> {
+        let Some(&op) = self.script.get(self.at) else { return Ok(Step::Finished) };
+        if let Some((at, write)) = self.next_access() {
+            let (page, offset) = memory.locate(at);
+            if !memory.allows(page, write) {
+                self.state = State::Faulting { page, write };
+                return Ok(Step::Fault { page, write });
+            }
+            self.state = State::Ready;
+            if let Op::Block { len, write, .. } = op {
+                self.block(rank, (at, page, offset), len, write, memory, golden)?;
+            } else {
+                self.access(rank, op, (at, page, offset), memory, golden)?;
+            }
+            return Ok(Step::Did);
+        }
+        let id = self.id;
+        let sync = match op {
+            Op::Lock { lock, mode } => SyncOp::Lock { lock, mode, wait: true },
+            Op::Try { lock, mode, .. } => SyncOp::Lock { lock, mode, wait: false },
+            Op::Unlock { lock } => SyncOp::Unlock { lock },
+            Op::Barrier { barrier, kind } => SyncOp::Barrier { barrier, kind, threads },
+            Op::Await { cond, lock, .. } => SyncOp::Wait { cond, lock },
+            Op::Signal { cond, lock, all } => SyncOp::Signal { cond, lock, all },
+            Op::Fence => SyncOp::Fence,
+            Op::Atomic { at, width, op } => {
+                let (page, offset) = memory.locate(at);
+                SyncOp::Atomic { page, offset: u32::try_from(offset).expect("small"), width, op }
+            }
+            Op::SetLockManager { lock, manager } => SyncOp::SetLockManager { lock, manager },
+            Op::SetHome { page, home } => SyncOp::SetHome { page, home },
+            Op::Mistake { op } => op,
+            Op::Compute { ticks } => {
+                self.advance(1);
+                return Ok(Step::Computes(ticks));
+            }
+            Op::Skip { skip } => {
+                self.advance(1 + skip);
+                return Ok(Step::Did);
+            }
+            _ => unreachable!("{id} accesses memory"),
+        };
+        self.state = State::Waiting;
+        Ok(Step::Sync(sync))
+    }
+
+    /// What is left of a block, up to the end of its page.
+    fn block(
+        &mut self,
+        rank: Rank,
+        (at, page, offset): (usize, PageIndex, usize),
+        len: usize,
+        write: Option<u8>,
+        memory: &mut Memory,
+        golden: &mut Golden,
+    ) -> Result<(), Failure> {
+        let count = (len - self.progress).min(memory.page_bytes() - offset);
+        match write {
+            Some(value) => {
+                memory.fill_range(page, offset, count, value);
+                golden.fill_range(at, count, value);
+            }
+            None => {
+                let mut got = vec![0; memory.page_bytes()];
+                memory.read_into(page, &mut got);
+                let (got, want) = (&got[offset..offset + count], golden.range(at, count));
+                if let Some(index) = (0..count).find(|&index| got[index] != want[index]) {
+                    let (got, want) = (u64::from(got[index]), u64::from(want[index]));
+                    return Err(Failure::WrongValue { rank, thread: self.id, op: self.at, at: at + index, got, want });
+                }
+            }
+        }
+        self.progress += count;
+        if self.progress == len {
+            self.advance(1);
+        }
+        Ok(())
+    }
+
+    fn access(
+        &mut self,
+        rank: Rank,
+        op: Op,
+        (at, page, offset): (usize, PageIndex, usize),
+        memory: &mut Memory,
+        golden: &mut Golden,
+    ) -> Result<(), Failure> {
+        let value = memory.byte(page, offset);
+        let wrong = |want: u8| Failure::WrongValue { rank, thread: self.id, op: self.at, at, got: u64::from(value), want: u64::from(want) };
+        let reads = !matches!(op, Op::Write { .. } | Op::Look { .. } | Op::Expect { .. });
+        if reads && value != golden.load(at) {
+            return Err(wrong(golden.load(at)));
+        }
+        let mut store = |byte: u8| {
+            memory.set_byte(page, offset, byte);
+            golden.store(at, byte);
+        };
+        self.progress += 1;
+        let len = match op {
+            Op::Write { len, value, .. } => {
+                store(value);
+                len
+            }
+            Op::Mutate { len, value: by, .. } => {
+                if self.progress.is_multiple_of(2) {
+                    store(value.wrapping_mul(5).wrapping_add(by));
+                }
+                2 * len
+            }
+            Op::Add { len, value: by, .. } => {
+                if self.progress.is_multiple_of(2) {
+                    store(value.wrapping_add(by));
+                }
+                2 * len
+            }
+            Op::Read { len, .. } => len,
+            Op::Look { len, .. } => {
+                self.seen.push(value);
+                len
+            }
+            Op::Expect { len, value: one, or, .. } => {
+                if self.progress > 1 {
+                    let first = *self.seen.last().expect("seen before");
+                    if value != first {
+                        return Err(wrong(first));
+                    }
+                } else if value != one && value != or {
+                    return Err(wrong(one));
+                } else {
+                    self.seen.push(value);
+                }
+                len
+            }
+            Op::Await { least, .. } => {
+                if value >= least {
+                    self.advance(1);
+                }
+                return Ok(());
+            }
+            Op::Unless { least, skip, .. } => {
+                self.advance(if value >= least { 1 } else { 1 + skip });
+                return Ok(());
+            }
+            _ => unreachable!("it accesses no memory"),
+        };
+        if self.progress == len {
+            self.advance(1);
+        }
+        Ok(())
+    }
+
+    /// The page it waits for may be there.
+    pub fn retry(&mut self, page: PageIndex) -> bool {
+        if matches!(self.state, State::Faulting { page: waits, .. } if waits == page) {
+            self.state = State::Ready;
+            return true;
+        }
+        false
+    }
+
+    /// Its operation ended.
+    ///
+    /// # Errors
+    /// If it did not end as the program expects.
+    pub fn done(&mut self, rank: Rank, result: &OpResult, golden: &mut Golden) -> Result<(), Failure> {
+        assert_eq!(self.state, State::Waiting, "{} is woken but does not wait", self.id);
+        if let OpResult::Failed(error @ rampool_proto::share::OpError::Stopped(_)) = result {
+            self.state = State::Stopped(error.clone());
+            return Ok(());
+        }
+        let op = self.script[self.at];
+        let failure = |what: String| Failure::WrongResult { rank, thread: self.id, op: self.at, what };
+        self.state = State::Ready;
+        match (op, result) {
+            (Op::Try { skip, .. }, OpResult::Busy) => {
+                self.refused += 1;
+                self.advance(1 + skip);
+            }
+            (Op::Atomic { at, width, op }, OpResult::Value(before)) => {
+                let want = golden.word(at, usize::from(width));
+                if *before != want {
+                    return Err(Failure::WrongValue { rank, thread: self.id, op: self.at, at, got: *before, want });
+                }
+                golden.set_word(at, usize::from(width), op.apply(want));
+                self.advance(1);
+            }
+            // The lock is held again: look once more.
+            (Op::Await { .. }, OpResult::Ok) => self.progress = 0,
+            (Op::Mistake { .. }, OpResult::Failed(_)) => self.advance(1),
+            (Op::Mistake { .. } | Op::Atomic { .. }, _) => return Err(failure(format!("{result:?}"))),
+            (_, OpResult::Ok) => self.advance(1),
+            _ => return Err(failure(format!("{result:?}"))),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,21 @@
+//! Each rule of the runtime, broken on purpose: the oracle must see it within a few hundred seeds. A test of the tests.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rampool_sim::paging::{Mutation, Plan, World};
+
+const SEEDS: u64 = 400;
+
+#[test]
+fn every_broken_rule_is_noticed() {
+    // What is expected to panic does not fill the log.
+    std::panic::set_hook(Box::new(|_| {}));
+    let unnoticed: Vec<Mutation> = Mutation::ALL.into_iter().filter(|m| !(0..SEEDS).any(|seed| is_noticed(seed, *m))).collect();
+    let _ = std::panic::take_hook();
+    assert!(unnoticed.is_empty(), "broken without anybody noticing: {unnoticed:?}");
+}
+
+fn is_noticed(seed: u64, mutation: Mutation) -> bool {
+    let plan = Plan { mutation: Some(mutation), ..Plan::from_seed(seed) };
+    catch_unwind(AssertUnwindSafe(|| World::new(plan).run())).is_err()
+}

@@ -1,0 +1,123 @@
+//! Every rule left out must be noticed: by a wrong value, a broken invariant, or a run that cannot end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rampool_proto::share::{Homes, ProtocolKind, Rank, Rule};
+use rampool_proto::units::PageIndex;
+use rampool_sim::share::generate::{Shape, generate};
+use rampool_sim::share::{Op, Setup};
+
+use crate::{barrier, effort, lock, read, run, several, unlock, write};
+
+/// Leaves `rule` out in generated programs until one fails. Most are caught within a few dozen runs.
+fn is_caught(protocol: ProtocolKind, rule: Rule, runs: u64, shape: Shape) {
+    for seed in 0..runs * effort() {
+        let mut setup = generate(seed, protocol, &shape);
+        setup.omit = Some(rule);
+        setup.most_events = 400_000;
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(setup)));
+        if !matches!(outcome, Ok(Ok(_))) {
+            return;
+        }
+    }
+    panic!("{} without {rule:?}: nothing noticed in {runs} runs", protocol.name());
+}
+
+macro_rules! caught {
+    ($($name:ident: $protocol:ident, $rule:ident, $runs:literal;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                is_caught(ProtocolKind::$protocol, Rule::$rule, $runs, Shape::crowded(ProtocolKind::$protocol));
+            }
+        )*
+
+        const CAUGHT: &[Rule] = &[$(Rule::$rule),*];
+    };
+}
+
+caught! {
+    sc_without_the_directorys_word_is_caught: Sc, Directory, 200;
+    sc_without_waiting_for_acknowledgements_is_caught: Sc, Acks, 200;
+    hlrc_with_a_second_look_at_live_memory_is_caught: Hlrc, Snapshot, 1500;
+    aurc_with_a_second_look_at_live_memory_is_caught: Aurc, Snapshot, 400;
+    hlrc_with_a_twin_made_too_late_is_caught: Hlrc, TwinFirst, 100;
+    lrc_with_a_twin_made_too_late_is_caught: Lrc, TwinFirst, 100;
+    ibec_with_a_twin_made_too_late_is_caught: Ibec, TwinFirst, 200;
+    hlrc_that_drops_a_dirty_twin_is_caught: Hlrc, ThreeWay, 100;
+    hlrc_that_waits_only_for_its_own_flushes_is_caught: Hlrc, Generation, 600;
+    hlrc_that_takes_a_page_older_than_its_own_diff_is_caught: Hlrc, Restart, 1500;
+    hlrc_that_takes_a_page_older_than_a_notice_is_caught: Hlrc, Need, 3000;
+    lrc_that_hands_out_open_intervals_is_caught: Lrc, Cut, 200;
+    lrc_that_orders_diffs_by_their_last_interval_is_caught: Lrc, First, 3000;
+    lrc_that_lets_a_diff_span_a_copy_is_caught: Lrc, Finalise, 1500;
+    lrc_that_lets_a_diff_span_what_it_learns_is_caught: Lrc, Split, 6000;
+    hlrc_that_takes_messages_of_the_next_epoch_is_caught: Hlrc, Park, 600;
+    ibec_that_takes_messages_of_the_next_epoch_is_caught: Ibec, Park, 600;
+    ibec_that_arrives_before_its_releases_is_caught: Ibec, ReleaseFence, 1000;
+    ibec_without_stamps_is_caught: Ibec, Stamps, 300;
+    ibec_without_carrying_is_caught: Ibec, Carry, 300;
+    ibec_that_leaves_sibling_twins_alone_is_caught: Ibec, SiblingTwin, 600;
+    ibec_that_leaves_the_outer_twin_alone_is_caught: Ibec, OuterTwin, 300;
+    ibec_that_takes_an_import_for_a_write_is_caught: Ibec, ImportTwin, 300;
+    ibec_that_lets_logs_overwrite_outer_changes_is_caught: Ibec, OuterLast, 300;
+    hlrc_whose_new_home_answers_too_early_is_caught: Hlrc, HomePull, 600;
+    lrc_whose_new_home_answers_too_early_is_caught: Lrc, HomePull, 1500;
+}
+
+/// Leaves `rule` out in a program made to need it, until a run fails. With the rule, none does.
+fn is_needed(protocol: ProtocolKind, rule: Rule, program: &[Vec<Vec<Op>>], runs: u64) {
+    let outcome = |seed: u64, omit: Option<Rule>| {
+        let mut setup = Setup::new(seed, protocol, 4, 16, several(program.to_vec()));
+        setup.homes = Homes::At(Rank(0));
+        setup.omit = omit;
+        catch_unwind(AssertUnwindSafe(|| run(setup)))
+    };
+    for seed in 0..runs {
+        let kept = outcome(seed, None);
+        assert!(matches!(kept, Ok(Ok(_))), "{} seed {seed}: {kept:?}", protocol.name());
+    }
+    let noticed = (0..runs * effort()).any(|seed| !matches!(outcome(seed, Some(rule)), Ok(Ok(_))));
+    assert!(noticed, "{} without {rule:?}: nothing noticed in {runs} runs", protocol.name());
+}
+
+/// Writes a byte and, a moment later, puts the old value back.
+fn there_and_back(at: usize) -> [Op; 3] {
+    [write(at, 5), Op::Compute { ticks: 60 }, write(at, 0)]
+}
+
+#[test]
+fn hlrc_whose_old_home_hands_out_what_is_not_released_is_caught() {
+    let rank = |own: usize| {
+        let epoch = |number: u32| {
+            let home = Rank(u16::try_from(number % 3).unwrap());
+            // What all write before the move leaves the new home without a copy: it has to ask.
+            let mut ops = vec![Op::SetHome { page: PageIndex(0), home }, Op::Add { at: own + 4, len: 1, value: 1 }, barrier(2 * number)];
+            ops.extend(there_and_back(own));
+            ops.extend([barrier(2 * number + 1), read(0), read(1), read(2)]);
+            ops
+        };
+        vec![(0..6).flat_map(epoch).collect::<Vec<Op>>()]
+    };
+    is_needed(ProtocolKind::Hlrc, Rule::Released, &[rank(0), rank(1), rank(2)], 60);
+}
+
+#[test]
+fn ibec_whose_twins_keep_what_was_only_there_for_a_moment_is_caught() {
+    let (x, y) = (0, 1);
+    let moment = Op::Compute { ticks: 150 };
+    // Nothing is written to x in the end, so nothing of it may travel with the lock that the sibling holds.
+    let back = [lock(1), write(x, 5), moment, write(x, 0), unlock(1)].repeat(4);
+    let beside = [lock(2), Op::Add { at: y, len: 1, value: 1 }, moment, moment, unlock(2)].repeat(3);
+    let later = Op::Compute { ticks: 1200 };
+    let other = [later, lock(1), write(x, 9), unlock(1), lock(2), read(y), unlock(2), lock(1), read(x), unlock(1)].to_vec();
+    is_needed(ProtocolKind::Ibec, Rule::Transient, &[vec![back, beside], vec![other]], 300);
+}
+
+#[test]
+fn every_rule_is_left_out_by_some_test() {
+    let directed = [Rule::Released, Rule::Transient];
+    for rule in Rule::ALL {
+        assert!(CAUGHT.contains(&rule) || directed.contains(&rule), "nothing leaves {rule:?} out");
+    }
+}

@@ -1,0 +1,256 @@
+//! Threads on stacks of our own, and where they run.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::memory::{MapError, Mapping};
+
+/// Runs `body` on a new thread whose stack (and with it its thread control block) is `stack`, with all signals blocked.
+///
+/// In a process whose heap we manage, a pager thread must not live on memory that it serves: its stack is a mapping of our own.
+/// The thread is detached; `stack` is never unmapped.
+///
+/// # Errors
+/// When the kernel refuses the memory or the thread.
+pub fn spawn_detached(stack_bytes: usize, body: Box<dyn FnOnce() + Send>) -> Result<Stack, SpawnError> {
+    extern "C" fn enter(argument: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: `spawn_detached` leaked exactly this box for exactly this thread.
+        let body = unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce() + Send>>()) };
+        body();
+        std::ptr::null_mut()
+    }
+    let stack = Mapping::anonymous(stack_bytes)?;
+    let (start, bytes) = stack.leak();
+    let argument = Box::into_raw(Box::new(body));
+    // SAFETY: attr is initialised before use and destroyed after; the stack mapping is leaked, so it outlives the thread; signals are
+    // restored on the calling thread.
+    let rc = unsafe {
+        let mut all = std::mem::zeroed::<libc::sigset_t>();
+        let mut old = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let mut attr = std::mem::zeroed::<libc::pthread_attr_t>();
+        libc::pthread_attr_init(&raw mut attr);
+        libc::pthread_attr_setstack(&raw mut attr, std::ptr::with_exposed_provenance_mut(start), bytes);
+        libc::pthread_attr_setdetachstate(&raw mut attr, libc::PTHREAD_CREATE_DETACHED);
+        let mut id = std::mem::zeroed::<libc::pthread_t>();
+        let rc = libc::pthread_create(&raw mut id, &raw const attr, enter, argument.cast());
+        libc::pthread_attr_destroy(&raw mut attr);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        rc
+    };
+    if rc == 0 {
+        Ok(Stack { start, bytes })
+    } else {
+        // SAFETY: the thread was not made, so the box is still ours alone.
+        drop(unsafe { Box::from_raw(argument) });
+        Err(SpawnError::Thread { errno: rc })
+    }
+}
+
+/// Where a thread of ours has its stack.
+#[derive(Clone, Copy, Debug)]
+pub struct Stack {
+    pub start: usize,
+    pub bytes: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpawnError {
+    #[error(transparent)]
+    Memory(#[from] MapError),
+    #[error("the kernel refuses a thread (errno {errno})")]
+    Thread { errno: i32 },
+}
+
+/// Lets the calling thread run on `cpu` only.
+///
+/// # Errors
+/// The errno.
+pub fn pin_to_cpu(cpu: usize) -> Result<(), i32> {
+    // SAFETY: cpu_set_t is plain data; CPU_SET checks its bound; pid 0 is the calling thread.
+    let rc = unsafe {
+        let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+        if cpu >= libc::CPU_SETSIZE as usize {
+            return Err(libc::EINVAL);
+        }
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
+    };
+    if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
+}
+
+/// CPUs the calling thread may run on.
+#[must_use]
+pub fn allowed_cpus() -> Vec<usize> {
+    // SAFETY: cpu_set_t is plain data and of the stated size.
+    unsafe {
+        let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
+            return vec![0];
+        }
+        (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect()
+    }
+}
+
+/// Lets the calling thread run on every CPU again.
+///
+/// # Errors
+/// The errno.
+pub fn unpin() -> Result<(), i32> {
+    // SAFETY: cpu_set_t is plain data; the kernel ignores CPUs that the machine does not have or the process may not use.
+    let rc = unsafe {
+        let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+        for cpu in 0..libc::CPU_SETSIZE as usize {
+            libc::CPU_SET(cpu, &mut set);
+        }
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
+    };
+    if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
+}
+
+/// The CPU on which a thread of this process ran last. No allocation.
+#[must_use]
+pub fn cpu_of(thread: u32) -> Option<usize> {
+    let mut text = [0u8; STAT_BYTES];
+    Some(Stat::read(&open_of(thread, b"/stat\0")?, &mut text)?.cpu)
+}
+
+/// Tells whether another thread of this process has run between two looks at it.
+///
+/// Airtight only for a caller that is pinned to the CPU which it names: what that CPU ran last and is not this caller is switched out, and to run it must be
+/// switched in again, which the kernel counts.
+#[derive(Debug)]
+pub struct Stillness {
+    thread: u32,
+    stat: OwnedFd,
+    switches: OwnedFd,
+}
+
+/// One look: the times that the thread was switched in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Still(u64);
+
+impl Stillness {
+    /// `None` where the thread is not one of this process, or the kernel does not count.
+    #[must_use]
+    pub fn of(thread: u32) -> Option<Self> {
+        let this = Self { thread, stat: open_of(thread, b"/stat\0")?, switches: open_of(thread, b"/schedstat\0")? };
+        (this.switched_in()? > 0).then_some(this)
+    }
+
+    #[must_use]
+    pub fn thread(&self) -> u32 {
+        self.thread
+    }
+
+    /// Threads of this process, the caller among them.
+    #[must_use]
+    pub fn threads(&self) -> Option<u32> {
+        let mut text = [0u8; STAT_BYTES];
+        Some(Stat::read(&self.stat, &mut text)?.threads)
+    }
+
+    /// The thread is switched out, and ran on `cpu` last, to which the caller is pinned; and the process has no other threads than these two.
+    #[must_use]
+    pub fn look(&self, cpu: usize) -> Option<Still> {
+        // In this order: whoever is switched in after the count was read makes it differ.
+        let still = Still(self.switched_in()?);
+        let mut text = [0u8; STAT_BYTES];
+        let stat = Stat::read(&self.stat, &mut text)?;
+        (stat.state != b'R' && stat.cpu == cpu && stat.threads == 2).then_some(still)
+    }
+
+    /// The thread has not run since `before`.
+    #[must_use]
+    pub fn since(&self, before: Still) -> bool {
+        self.switched_in() == Some(before.0)
+    }
+
+    fn switched_in(&self) -> Option<u64> {
+        let mut text = [0u8; 96];
+        let text = read_again(&self.switches, &mut text)?;
+        number(text.split(|b| *b == b' ').nth(2)?)
+    }
+}
+
+const STAT_BYTES: usize = 512;
+
+/// What `/proc/self/task/<thread>/stat` says.
+struct Stat {
+    state: u8,
+    threads: u32,
+    cpu: usize,
+}
+
+impl Stat {
+    fn read(file: &OwnedFd, text: &mut [u8]) -> Option<Self> {
+        let text = read_again(file, text)?;
+        let after_name = text.iter().rposition(|b| *b == b')')? + 2;
+        // Fields 3, 20 and 39 of proc_pid_stat(5).
+        let mut fields = text[after_name..].split(|b| *b == b' ');
+        let state = *fields.next()?.first()?;
+        let threads = u32::try_from(number(fields.nth(16)?)?).ok()?;
+        let cpu = usize::try_from(number(fields.nth(18)?)?).ok()?;
+        Some(Self { state, threads, cpu })
+    }
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    std::str::from_utf8(digits).ok()?.trim_end().parse().ok()
+}
+
+/// A file of /proc from its beginning, as it is now.
+fn read_again<'a>(file: &OwnedFd, text: &'a mut [u8]) -> Option<&'a [u8]> {
+    // SAFETY: the buffer is ours and of the stated length.
+    let n = unsafe { libc::pread(file.as_raw_fd(), text.as_mut_ptr().cast(), text.len(), 0) };
+    Some(&text[..usize::try_from(n).ok()?])
+}
+
+/// Opens `/proc/self/task/<thread><name>`. No allocation.
+fn open_of(thread: u32, name: &[u8]) -> Option<OwnedFd> {
+    let mut path = [0u8; 48];
+    let prefix = b"/proc/self/task/";
+    path[..prefix.len()].copy_from_slice(prefix);
+    let mut digits = [0u8; 10];
+    let mut first = digits.len();
+    let mut rest = thread;
+    loop {
+        first -= 1;
+        digits[first] = b'0' + u8::try_from(rest % 10).expect("a digit");
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    let number = &digits[first..];
+    path[prefix.len()..prefix.len() + number.len()].copy_from_slice(number);
+    path[prefix.len() + number.len()..][..name.len()].copy_from_slice(name);
+    // SAFETY: the path is terminated; a non-negative result is a new descriptor that nobody else owns.
+    unsafe {
+        let fd = libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
+        (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// The kernel's number of the calling thread.
+#[must_use]
+pub fn current() -> u32 {
+    // SAFETY: gettid has no preconditions.
+    let id = unsafe { libc::syscall(libc::SYS_gettid) };
+    u32::try_from(id).expect("thread numbers are positive")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_is_seen_on_its_cpu() {
+        let cpu = *allowed_cpus().last().unwrap();
+        pin_to_cpu(cpu).unwrap();
+        assert_eq!(cpu_of(current()), Some(cpu));
+        unpin().unwrap();
+        assert!(allowed_cpus().contains(&cpu));
+    }
+}

@@ -1,0 +1,179 @@
+//! One function per decoder. Each takes any bytes, must not panic, and must keep what its decoder promises: what was accepted is within the
+//! bounds, and encodes to what it was decoded from.
+//!
+//! `cargo test -p rampool-fuzz` drives them with mutations of valid input for a bounded number of rounds; `fuzz_targets/` hands the same
+//! functions to cargo-fuzz.
+
+use rampool::key::Key;
+use rampool::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
+use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
+use rampool_proto::units::ByteLen;
+use rampool_proto::wire::{
+    AttachLease, Granted, HEADER_BYTES, Header, MAX_BULK_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_TABLE_BYTES, Opcode,
+    OpenLease, encode_extents, encode_put, parse_extents, parse_get_reply, parse_message, parse_put,
+};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+/// A header, and the table behind it as whatever the header says it is. The checksums are made right, so that mutations reach the fields.
+pub fn frame(data: &[u8]) {
+    let mut data = data.to_vec();
+    seal_frame(&mut data);
+    let Some((head, rest)) = data.split_first_chunk::<HEADER_BYTES>() else { return };
+    let Ok(header) = Header::parse(head) else { return };
+    assert!(header.table_len as usize <= MAX_TABLE_BYTES && header.bulk_len as usize <= MAX_BULK_BYTES);
+    assert_eq!(Header::parse(&header.encode()), Ok(header));
+    let table = &rest[..rest.len().min(header.table_len as usize)];
+    let (mut extents, mut entries) = (Vec::new(), Vec::new());
+    match header.opcode {
+        Opcode::Put if !header.is_reply() => {
+            if parse_put(&header, table, true, &mut extents, &mut entries).is_ok() {
+                assert!(entries.len() <= MAX_PAGES);
+                assert_eq!(entries.iter().map(|e| u64::from(e.len)).sum::<u64>(), u64::from(header.bulk_len));
+                let mut again = Vec::new();
+                encode_put(&mut again, header, &extents, &entries);
+                assert_eq!(&again[HEADER_BYTES..], table);
+            }
+        }
+        Opcode::Get if header.is_reply() => {
+            let pages = table.len() / 8;
+            if parse_get_reply(&header, table, pages, false, &mut entries).is_ok() {
+                assert!(entries.iter().all(|e| e.len == 0 || e.len == 4096));
+            }
+        }
+        opcode => {
+            if parse_extents(&header, table, &mut extents).is_ok() {
+                assert!(extents.iter().all(|e| e.count > 0 && e.end().0 <= MAX_PAGE_INDEX));
+                if opcode != Opcode::Discard {
+                    let mut again = Vec::new();
+                    encode_extents(&mut again, header, &extents);
+                    assert_eq!(&again[HEADER_BYTES..], table);
+                }
+            }
+            assert!(parse_message(table).chars().count() <= MAX_MESSAGE_BYTES);
+        }
+    }
+}
+
+/// Lease requests and grants.
+pub fn control(data: &[u8]) {
+    if let Ok(open) = OpenLease::parse(data) {
+        assert!(!open.name.chars().chain(open.host.chars()).any(char::is_control));
+        assert_eq!(OpenLease::parse(&open.encode()), Ok(open));
+    }
+    if let Ok(attach) = AttachLease::parse(data) {
+        assert_eq!(AttachLease::parse(&attach.encode()), Ok(attach));
+    }
+    if let Ok(granted) = Granted::parse(data) {
+        assert_eq!(granted.encode(), data);
+    }
+}
+
+/// Prefaces, and what both sides make of them.
+pub fn preface(data: &[u8]) {
+    let Some(bytes) = data.first_chunk::<PREFACE_BYTES>() else { return };
+    let mut bytes = *bytes;
+    let crc = crc32c::crc32c(&bytes[..PREFACE_BYTES - 4]);
+    bytes[PREFACE_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+    let Ok(preface) = Preface::parse(&bytes) else { return };
+    assert_eq!(Preface::parse(&preface.encode()), Ok(preface));
+    for has_key in [false, true] {
+        let policy = ServerPolicy { encryption: Encryption::Auto, has_key, features: 1, local_peer: false, refuse: None };
+        let answer = agree(&preface, &policy, 1);
+        assert_eq!(answer.features & !1, 0);
+        let asked = Preface::ask(Encryption::On, has_key, 0, 1);
+        if let Ok((security, features)) = accept(&asked, &preface) {
+            assert_eq!((security, features), (rampool_proto::session::Security::Sealed, 0));
+        }
+    }
+}
+
+/// A stream of frames as a link receives it, in two pieces: never more than was announced, never a panic.
+pub fn link(data: &[u8]) {
+    let (mut ours, mut link) = open_link();
+    let (first, second) = data.split_at(data.len() / 2);
+    let mut room = Vec::new();
+    for part in [first, second] {
+        if ours.write_all(part).is_err() || !receive_all(&mut link, &mut room) {
+            return;
+        }
+    }
+}
+
+/// Bytes a stranger sends to a server with a key, and to a client with one: no link comes of it.
+pub fn handshake(data: &[u8]) {
+    let policy = LocalPolicy { key: Some(Key::from_bytes([7; 32])), encryption: Encryption::Auto, features: 1 };
+    for client in [false, true] {
+        let (mut ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let stream = Stream::adopt(theirs).expect("it is connected");
+        let mut handshake =
+            if client { Handshake::client(stream, policy.clone()) } else { Handshake::server(stream, policy.clone(), None) };
+        ours.write_all(data).expect("it fits the socket's buffer");
+        ours.shutdown(std::net::Shutdown::Write).expect("it is connected");
+        loop {
+            match handshake.advance::<()>() {
+                Ok(None) => {}
+                Ok(Some(_)) => panic!("a link without the key"),
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+/// What people write, and what comes as text from elsewhere: addresses, amounts, tickets, a server's status.
+pub fn text(data: &[u8]) {
+    let _ = serde_json::from_slice::<rampool::server::ServerStatus>(data);
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let _ = text.parse::<ByteLen>();
+    if let Ok(endpoint) = text.parse::<rampool::transport::Endpoint>() {
+        assert_eq!(endpoint.to_string().parse(), Ok(endpoint));
+    }
+    if let Ok(spec) = text.parse::<rampool::pool::ServerSpec>() {
+        assert_eq!(spec.to_string().parse(), Ok(spec));
+    }
+    let _ = text.parse::<rampool::pool::LeaseTicket>();
+    let _ = text.parse::<rampool::pool::RegionTicket>();
+}
+
+/// Makes the checksums of a frame right, and its table as long as there are bytes.
+fn seal_frame(data: &mut [u8]) {
+    let Some((head, table)) = data.split_first_chunk_mut::<HEADER_BYTES>() else { return };
+    if table.len() <= MAX_TABLE_BYTES {
+        let table_len = u32::try_from(table.len()).expect("at most MAX_TABLE_BYTES");
+        head[32..36].copy_from_slice(&table_len.to_le_bytes());
+        head[40..44].copy_from_slice(&rampool_proto::wire::table_crc(table).to_le_bytes());
+    }
+    let crc = crc32c::crc32c(&head[..HEADER_BYTES - 4]);
+    head[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// A plain link and the socket at its other end.
+fn open_link() -> (UnixStream, Link) {
+    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 };
+    let (mut ours, theirs) = UnixStream::pair().expect("a socket pair");
+    let mut server = Handshake::server(Stream::adopt(theirs).expect("it is connected"), policy, None);
+    ours.write_all(&Preface::ask(Encryption::Auto, false, 0, 1).encode()).expect("it fits the socket's buffer");
+    let link = server.advance().expect("a good preface").expect("nothing else is awaited");
+    ours.set_nonblocking(true).expect("a socket");
+    (ours, link)
+}
+
+/// False: the link is over.
+fn receive_all(link: &mut Link, room: &mut Vec<u8>) -> bool {
+    loop {
+        match link.receive() {
+            Ok(Received::Blocked) => return true,
+            Ok(Received::Head(header)) => {
+                assert_eq!(link.table().len(), header.table_len as usize);
+                if header.bulk_len > 0 {
+                    room.clear();
+                    room.resize(header.bulk_len as usize, 0);
+                    // SAFETY: `room` is not touched before the link is asked again, and outlives its use of it: `link` receives only here.
+                    unsafe { link.place(&[PieceMut { ptr: room.as_mut_ptr(), len: room.len() }]) };
+                }
+            }
+            Ok(Received::Bulk(_)) => {}
+            Err(_) => return false,
+        }
+    }
+}

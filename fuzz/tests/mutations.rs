@@ -1,0 +1,146 @@
+//! Every target, driven by mutations of valid input from a fixed seed, for a bounded number of rounds.
+
+use rampool_proto::session::{Encryption, Preface};
+use rampool_proto::units::{Extent, PageIndex};
+use rampool_proto::wire::{
+    AttachLease, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, PageEntry, Status, encode_error, encode_extents,
+    encode_frame, encode_get_reply, encode_put,
+};
+
+/// xorshift64*: enough to choose mutations, and the same in every run.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        usize::try_from(self.next() % end.max(1) as u64).unwrap()
+    }
+}
+
+/// Numbers on which decoders break.
+const EDGES: [u64; 10] = [0, 1, 2, 512, 513, 4095, 4096, u32::MAX as u64, 1 << 40, u64::MAX];
+
+fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = seeds[rng.below(seeds.len())].clone();
+    for _ in 0..=rng.below(4) {
+        let at = rng.below(bytes.len());
+        match rng.below(7) {
+            0 if !bytes.is_empty() => bytes[at] ^= 1 << rng.below(8),
+            1 if !bytes.is_empty() => bytes[at] = u8::try_from(rng.below(256)).unwrap(),
+            2 => bytes.truncate(at),
+            3 => {
+                let edge = EDGES[rng.below(EDGES.len())].to_le_bytes();
+                let width = [1, 2, 4, 8][rng.below(4)].min(bytes.len() - at);
+                bytes[at..at + width].copy_from_slice(&edge[..width]);
+            }
+            4 => {
+                let other = &seeds[rng.below(seeds.len())];
+                let from = rng.below(other.len());
+                bytes.splice(at.., other[from..].iter().copied());
+            }
+            5 => {
+                let extra: Vec<u8> = (0..rng.below(40)).map(|_| u8::try_from(rng.below(256)).unwrap()).collect();
+                bytes.splice(at..at, extra);
+            }
+            _ => {
+                let copy = bytes.clone();
+                bytes.extend_from_slice(&copy[at..]);
+            }
+        }
+        bytes.truncate(64 * 1024);
+    }
+    bytes
+}
+
+fn drive(target: fn(&[u8]), seeds: &[Vec<u8>], rounds: usize) {
+    for seed in seeds {
+        target(seed);
+    }
+    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+    for _ in 0..rounds {
+        target(&mutate(&mut rng, seeds));
+    }
+}
+
+fn frames() -> Vec<Vec<u8>> {
+    let extents = [Extent::new(PageIndex(3), 2), Extent::page(PageIndex(1 << 39))];
+    let entries = [PageEntry { crc: 5, len: 4096 }, PageEntry::ZERO, PageEntry { crc: 6, len: 77 }];
+    let frame = |write: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = Vec::new();
+        write(&mut bytes);
+        bytes
+    };
+    let get = Header::request(Opcode::Get, 1);
+    vec![
+        frame(&|out| encode_extents(out, get, &extents)),
+        frame(&|out| encode_extents(out, Header::request(Opcode::Discard, 2), &extents)),
+        frame(&|out| _ = encode_put(out, Header::request(Opcode::Put, 3), &extents, &entries)),
+        frame(&|out| _ = encode_get_reply(out, get.reply(Status::Ok), &entries)),
+        frame(&|out| encode_error(out, get.reply(Status::PoolFull).with_arg(9), "no")),
+        frame(&|out| encode_frame(out, Header::request(Opcode::Heartbeat, 4), &[], 0)),
+    ]
+}
+
+#[test]
+fn frames_and_tables() {
+    drive(rampool_fuzz::frame, &frames(), 100_000);
+}
+
+#[test]
+fn lease_requests_and_grants() {
+    let token = LeaseToken([9; 16]);
+    let open = OpenLease { bytes: 1 << 30, pid: 7, name: "sort".into(), host: "here".into() };
+    let attach = AttachLease { lease: LeaseId(3), token, member: MemberId(4), pid: 7, name: "sort".into(), host: "here".into() };
+    let granted = Granted {
+        lease: LeaseId(3),
+        token,
+        member: MemberId(4),
+        server: 5,
+        lease_bytes: 1 << 30,
+        max_requests: 64,
+        max_bytes: 1 << 24,
+        grace_ms: 1000,
+        heartbeat_ms: 100,
+    };
+    drive(rampool_fuzz::control, &[open.encode(), attach.encode(), granted.encode()], 100_000);
+}
+
+#[test]
+fn prefaces() {
+    let seeds: Vec<Vec<u8>> =
+        [Encryption::Auto, Encryption::On, Encryption::Off].iter().map(|e| Preface::ask(*e, true, 1, 2).encode().to_vec()).collect();
+    drive(rampool_fuzz::preface, &seeds, 100_000);
+}
+
+#[test]
+fn streams_of_frames() {
+    let mut seeds = frames();
+    let mut with_bulk = seeds[2].clone();
+    with_bulk.extend_from_slice(&[0xab; 4096 + 77]);
+    let all = [&with_bulk[..], &seeds[0], &with_bulk, &seeds[4]].concat();
+    seeds.extend([with_bulk, all]);
+    drive(rampool_fuzz::link, &seeds, 3_000);
+}
+
+#[test]
+fn handshakes() {
+    let preface = Preface::ask(Encryption::Auto, true, 1, 2).encode();
+    let mut answer = Preface::ask(Encryption::Auto, true, 1, 2);
+    answer.verdict = rampool_proto::session::Verdict::Agreed(rampool_proto::session::Security::Sealed);
+    let message = [&preface[..], &[48, 0], &[3; 48]].concat();
+    let reply = [&answer.encode()[..], &[48, 0], &[3; 48], &[16, 0], &[1; 16]].concat();
+    drive(rampool_fuzz::handshake, &[preface.to_vec(), message, reply], 2_000);
+}
+
+#[test]
+fn texts() {
+    let status = br#"{"server":1,"version":"0.1.0","leases":[{"lease":1,"name":"x","members":[{"pid":3}]}]}"#;
+    let seeds = [&b"127.0.0.1:7117=4G"[..], b"unix:/run/x", b"[::1]:80", b"1.5G", b"17179869184", status].map(<[u8]>::to_vec);
+    drive(rampool_fuzz::text, &seeds, 100_000);
+}

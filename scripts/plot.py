@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""Makes the plots and tables of docs/performance.md out of what `rampool bench --json` wrote into docs/plots/data.
+
+Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`; everything else on the page is written by people and left alone. Plots need
+matplotlib; without it only the tables are made, and that is said.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA, PLOTS, PAGE = ROOT / "docs/plots/data", ROOT / "docs/plots", ROOT / "docs/performance.md"
+
+# Saito, Midorikawa, Kai: the best bandwidth of STREAM over 1 Gbit/s Ethernet, in GB/s.
+PAPER_GB = 0.035
+PAPER_LABEL = "DLM-M's best, 1 Gbit/s"
+PAPER_LINE_RATE_GB = 0.125
+
+# The plots of the page, each under the figures of the last file it needs.
+PLOTS_UNDER = {
+    "fault": [("fault", "A 4 KiB fault beside a raw request and reply")],
+    "stream-1g": [("stream-pages", "STREAM triad against page size"), ("stream-clients", "One to seven clients on one server")],
+    "programs": [("programs", "Programs at a quarter of their memory")],
+}
+
+
+def load():
+    """Every measured file by its name, without those of smoke runs."""
+    found = {}
+    for path in sorted(DATA.glob("*.json")):
+        data = json.loads(path.read_text())
+        if data["quick"]:
+            print(f"{path.name} is of a --quick run: left out")
+            continue
+        found[path.stem] = data
+    return found
+
+
+def short(value):
+    if value is None:
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def ratio_table(data):
+    rows = ["| figure | reach | measured | quartiles | |", "|---|---|---|---|---|"]
+    for ratio in data["ratios"]:
+        verdict = {None: "", True: "ok", False: "**missed**"}[ratio["met"]]
+        rows.append(f"| {ratio['name']} | {ratio['reach'] or ''} | {short(ratio['value'])} | {short(ratio['low'])} to {short(ratio['high'])} | {verdict} |")
+    return rows
+
+
+def series_table(series):
+    rows = ["| measured | median | quartiles | samples |", "|---|---|---|---|"]
+    for one in series:
+        rows.append(f"| {one['name']} | {short(one['median'])} {one['unit']} | {short(one['low'])} to {short(one['high'])} | {len(one['samples'])} |")
+    return rows
+
+
+def pages_table(data):
+    sweep = [s for s in data["series"] if s["parameters"].get("experiment") == "pages"]
+    ahead = sorted({s["parameters"]["prefetch_bytes"] for s in sweep})
+    if not sweep:
+        return []
+    rows = ["| page size | " + " | ".join("no prefetch" if a == 0 else f"prefetch {a >> 20} MiB" for a in ahead) + " |", "|---|" + "---|" * len(ahead)]
+    for size in sorted({s["parameters"]["page_bytes"] for s in sweep}):
+        cells = {s["parameters"]["prefetch_bytes"]: s for s in sweep if s["parameters"]["page_bytes"] == size}
+        text = [f"{short(cells[a]['median'])} GB/s ({cells[a]['parameters']['remote_share'] * 100:.0f} % remote)" if a in cells else "" for a in ahead]
+        rows.append(f"| {size >> 10} KiB | " + " | ".join(text) + " |")
+    return rows
+
+
+def paper_line(data):
+    """What the paper reports for the same experiment, beside the best of ours."""
+    sweep = [s for s in data["series"] if s["parameters"].get("experiment") == "pages"]
+    if not sweep:
+        return []
+    best = max(s["median"] * min(s["parameters"]["remote_share"], 1) for s in sweep)
+    text = f"The paper's best is {PAPER_GB} GB/s ({PAPER_GB / PAPER_LINE_RATE_GB * 100:.0f} % of its 1 Gbit/s), without gain above 128 KB; the best here, by what came over the wire, is {short(best)} GB/s"
+    if data["series"] and sweep[0]["parameters"].get("link") == "1 Gbit/s":
+        text += f" ({best / PAPER_LINE_RATE_GB * 100:.0f} %, {best / PAPER_GB:.1f} times as much)"
+    return [text + "."]
+
+
+def clients_table(data):
+    runs = [s for s in data["series"] if s["parameters"].get("experiment") == "clients"]
+    if not runs:
+        return []
+    rows = ["| clients | each, median | together | share of one client's, each | the paper's: in proportion |", "|---|---|---|---|---|"]
+    alone = next((s["median"] for s in runs if s["parameters"]["clients"] == 1 and s["parameters"]["what"] == "each"), None)
+    for count in sorted({s["parameters"]["clients"] for s in runs}):
+        by = {s["parameters"]["what"]: s for s in runs if s["parameters"]["clients"] == count}
+        rows.append(f"| {count} | {short(by['each']['median'])} GB/s | {short(by['together']['median'])} GB/s | {short(by['each']['median'] / alone) if alone else '-'} | {short(1 / count)} |")
+    return rows
+
+
+def figures(data):
+    """What stands on the page for one file."""
+    swept = ("pages", "clients")
+    lines = [f"{data['machine']}; load average {data['load_before']} before, {data['load_after']} after.", ""]
+    if data["ratios"]:
+        lines += [*ratio_table(data), ""]
+    plain = [s for s in data["series"] if s["parameters"].get("experiment") not in swept]
+    lines += [*series_table(plain), ""] if plain else []
+    for table in (pages_table(data), paper_line(data), clients_table(data)):
+        lines += [*table, ""] if table else []
+    lines += [f"* {note}" for note in data["notes"]]
+    return "\n".join(lines).strip()
+
+
+def fill_page(found):
+    text, missing = PAGE.read_text(), []
+
+    def fill(match):
+        name = match.group(1)
+        if name not in found:
+            missing.append(name)
+            return match.group(0)
+        pictures = "".join(f"![{title}](plots/{plot}.svg)\n\n" for plot, title in PLOTS_UNDER.get(name, []) if (PLOTS / f"{plot}.svg").exists())
+        return f"<!-- figures: {name} -->\n\n{figures(found[name])}\n\n{pictures}<!-- end -->"
+
+    text = re.sub(r"<!-- figures: ([\w-]+) -->.*?<!-- end -->", fill, text, flags=re.S)
+    PAGE.write_text(text)
+    if missing:
+        print("not measured, left as they were: " + ", ".join(missing))
+
+
+def plot(found):
+    try:
+        import matplotlib
+    except ImportError:
+        print("matplotlib is not here: tables only")
+        return
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "rampool"
+    from matplotlib import pyplot
+
+    def save(figure, name):
+        figure.tight_layout()
+        figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None})
+        pyplot.close(figure)
+
+    links = {"stream-loopback": "loopback", "stream-10g": "10 Gbit/s", "stream-1g": "1 Gbit/s"}
+    streams = {name: found[name] for name in links if name in found}
+    if streams:
+        figure, axes = pyplot.subplots(figsize=(8, 4.5))
+        for color, (name, data) in zip("C0 C1 C2".split(), streams.items()):
+            for ahead, style in ((0, "--"), (1, "-")):
+                points = sorted(
+                    (s["parameters"]["page_bytes"] / 1024, s["median"])
+                    for s in data["series"]
+                    if s["parameters"].get("experiment") == "pages" and bool(s["parameters"]["prefetch_bytes"]) == bool(ahead)
+                )
+                if points:
+                    axes.plot(*zip(*points), style, color=color, marker="o", markersize=3, label=f"{links[name]}, {'prefetch' if ahead else 'no prefetch'}")
+        axes.axhline(PAPER_GB, color="gray", linestyle=":", label=PAPER_LABEL)
+        axes.set(xscale="log", yscale="log", xlabel="page size, KiB", ylabel="triad, GB/s", title="STREAM triad against page size, every access remote")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+        save(figure, "stream-pages")
+
+        figure, axes = pyplot.subplots(figsize=(8, 4.5))
+        for color, (name, data) in zip("C0 C1 C2".split(), streams.items()):
+            for what, style in (("each", "--"), ("together", "-")):
+                points = sorted(
+                    (s["parameters"]["clients"], s["median"])
+                    for s in data["series"]
+                    if s["parameters"].get("experiment") == "clients" and s["parameters"]["what"] == what
+                )
+                if points:
+                    axes.plot(*zip(*points), style, color=color, marker="o", markersize=3, label=f"{links[name]}, {what}")
+        axes.set(yscale="log", xlabel="clients on one server", ylabel="triad, GB/s", title="One to seven clients on one server")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+        save(figure, "stream-clients")
+
+    if "programs" in found:
+        programs, ways = [], ["native", "rampool", "kernel swap on zram"]
+        for one in found["programs"]["series"]:
+            if one["parameters"]["program"] not in programs:
+                programs.append(one["parameters"]["program"])
+        value = {(s["parameters"]["program"], s["parameters"]["what"]): s["median"] for s in found["programs"]["series"]}
+        figure, axes = pyplot.subplots(figsize=(7, 4))
+        for at, way in enumerate(ways):
+            heights = [value.get((p, way), 0) / value[(p, "native")] for p in programs]
+            bars = axes.bar([n + (at - 1) * 0.27 for n in range(len(programs))], heights, 0.25, label=way)
+            axes.bar_label(bars, [f"{h:.1f}" if h else "none" for h in heights], fontsize=8)
+        axes.set_xticks(range(len(programs)), programs, fontsize=8)
+        axes.set(ylabel="times native", title="Programs at a quarter of their memory")
+        axes.legend(fontsize=8)
+        save(figure, "programs")
+
+    if "fault" in found:
+        figure, axes = pyplot.subplots(figsize=(6, 3.5))
+        names = [s for s in found["fault"]["series"] if "p99" not in s["parameters"]["what"]]
+        axes.barh([s["name"] for s in names], [s["median"] for s in names], color=["C0" if s["parameters"]["what"] == "fault" else "C7" for s in names])
+        axes.set(xlabel="us, p50")
+        figure.suptitle("A 4 KiB fault beside a raw request and reply", fontsize=11)
+        axes.invert_yaxis()
+        save(figure, "fault")
+
+
+def main():
+    found = load()
+    if not found:
+        sys.exit("nothing is measured: run scripts/bench-all.sh")
+    plot(found)
+    fill_page(found)
+    print(f"docs/performance.md and docs/plots are made from {len(found)} files")
+
+
+if __name__ == "__main__":
+    main()

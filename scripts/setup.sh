@@ -1,0 +1,69 @@
+#!/bin/bash
+# Makes sure that this machine has what a goal needs: `scripts/setup.sh build|test|bench`.
+#
+# What is missing is installed where that needs no question (Debian or Ubuntu, as root, without a prompt); otherwise this says what to install
+# and how, all of it at once, and ends with 1. Nothing is printed when nothing is missing.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+goal=${1:-build}
+need_rust=1.88
+
+packages=() # Debian packages to install
+hints=()    # what no package manager can do for us
+
+have() { command -v "$1" >/dev/null 2>&1; }
+want() { # COMMAND PACKAGE: the package is needed unless the command is there
+    have "$1" || packages+=("$2")
+}
+
+# --- to build -----------------------------------------------------------------------------------------------------------------------
+if ! have cargo; then
+    if [ -x "$HOME/.cargo/bin/cargo" ]; then
+        hints+=("cargo is in ~/.cargo/bin, which is not in PATH: . ~/.cargo/env")
+    else
+        hints+=("Rust $need_rust or later: https://rustup.rs  (Debian's own package is older)")
+    fi
+else
+    rust=$(rustc --version | sed -n 's/^rustc \([0-9]*\.[0-9]*\).*/\1/p')
+    oldest=$(printf '%s\n%s\n' "$need_rust" "$rust" | sort -V | head -n 1)
+    [ "$oldest" = "$need_rust" ] || hints+=("Rust $need_rust or later, here is $rust: rustup update stable")
+fi
+want cc gcc
+want python3 python3
+[ "$(uname -s)" = Linux ] || hints+=("Linux: rampool is built on userfaultfd")
+
+# --- to test ------------------------------------------------------------------------------------------------------------------------
+if [ "$goal" != build ]; then
+    if have cargo; then
+        for part in fmt:rustfmt clippy:clippy; do
+            cargo "${part%%:*}" --version >/dev/null 2>&1 || rustup component add "${part##*:}" >/dev/null 2>&1 ||
+                hints+=("the Rust component ${part##*:}: rustup component add ${part##*:}")
+        done
+    fi
+    # What the real programs need is their own set-up's affair; that needs this.
+    ! have python3 || python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+fi
+
+install_packages() {
+    local sudo=
+    if [ "$(id -u)" != 0 ]; then
+        sudo -n true 2>/dev/null || return 1
+        sudo="sudo -n"
+    fi
+    have apt-get || return 1
+    echo "setup: installing $*" >&2
+    { $sudo apt-get -qq update && DEBIAN_FRONTEND=noninteractive $sudo apt-get -qq install -y --no-install-recommends "$@"; } >&2 </dev/null
+}
+
+if [ ${#packages[@]} -gt 0 ] && ! install_packages "${packages[@]}"; then
+    hints+=("packages (here by their Debian names): apt-get install ${packages[*]}")
+fi
+
+if [ ${#hints[@]} -gt 0 ]; then
+    echo "This machine lacks what \`make $goal\` needs:" >&2
+    printf '  * %s\n' "${hints[@]}" >&2
+    exit 1
+fi
+if [ "$goal" != build ]; then
+    exec tests/programs/setup.sh
+fi

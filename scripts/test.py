@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Everything that `make test` runs, one step after another; stops at the first that fails.
+
+The output is that of the tools themselves, with a heading before each step. Besides what they find, this fails when a test was ignored, or was skipped
+for want of something that this machine has: a test that cannot run appends a line `FEATURE: why` to the file named by RAMPOOL_SKIPS, and this script asks the
+kernel itself, not rampool, whether the feature is there. Python's standard library only.
+"""
+
+import ctypes
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BINARIES = os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target")) + "/release"
+
+STEPS = {
+    "fmt": ["cargo", "fmt", "--all", "--check"],
+    "links": [sys.executable, "scripts/check_links.py"],
+    "clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
+    "unit": ["cargo", "test", "--workspace", "--quiet", "--no-fail-fast"],
+    "build": ["cargo", "build", "--workspace", "--release", "--quiet"],
+    "installed": [sys.executable, "tests/install/run.py", "--reduced"],
+    "failures": [sys.executable, "tests/failures/run.py", "--reduced"],
+    "programs": [sys.executable, "tests/programs/run.py", "--reduced"],
+}
+# No step may hang: a watchdog ends it. Far above what they take, so that no slow machine fails for it.
+LIMIT_S = 3600
+
+
+# --- what the kernel has, asked without any of rampool's own code -------------------------------------------------------------------
+
+UFFD_USER_MODE_ONLY = 1
+UFFDIO_API = 0xC018AA3F
+UFFD_API = 0xAA
+
+
+def uffd_features(user_mode_only):
+    """The feature bits of a new userfaultfd, or None where this user gets none."""
+    number = {"x86_64": 323, "aarch64": 282}.get(os.uname().machine)
+    if number is None:
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | (UFFD_USER_MODE_ONLY if user_mode_only else 0))
+    if fd < 0:
+        return None
+    try:
+        answer = ctypes.create_string_buffer(struct.pack("=QQQ", UFFD_API, 0, 0))
+        if libc.ioctl(fd, ctypes.c_ulong(UFFDIO_API), answer) != 0:
+            return None
+        return struct.unpack("=QQQ", answer.raw[:24])[1]
+    finally:
+        os.close(fd)
+
+
+def has_capability(bit):
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> bit & 1)
+    return False
+
+
+def features_here():
+    full = uffd_features(False)
+    user = uffd_features(True)
+    any_mode = (full or 0) | (user or 0)
+    return {
+        "uffd": full is not None,
+        "uffd-user": user is not None,
+        "write-protect": bool(any_mode & 1 << 0),
+        "fork-events": full is not None and has_capability(19),
+        "poison": bool(any_mode & 1 << 14),
+        "move": bool(any_mode & 1 << 16),
+        "netns": has_capability(21) and has_capability(12),
+        "root": os.geteuid() == 0,
+        "cpus": len(os.sched_getaffinity(0)) >= 2,
+    }
+
+
+def unjustified(skips):
+    """Those skips that this machine gives no reason for, as lines."""
+    here = features_here()
+    wrong = []
+    for line in skips:
+        feature, _, why = line.partition(":")
+        if here.get(feature.strip(), True):
+            wrong.append(f"skipped for want of `{feature.strip()}`, which this machine has: {why.strip()}")
+    return wrong
+
+
+# --- the steps ----------------------------------------------------------------------------------------------------------------------
+
+
+def run(name, command, skips_file):
+    """Runs one step with its output passed on as it comes. Returns what is wrong, or None."""
+    if not all(pathlib.Path(ROOT, part).exists() for part in command if part.endswith(".py")):
+        return f"{name}: {command[1]} is missing"
+    env = dict(os.environ, RAMPOOL_SKIPS=skips_file, RAMPOOL_BIN=f"{BINARIES}/rampool")
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    watchdog = threading.Timer(LIMIT_S, process.kill)
+    watchdog.start()
+    ignored = 0
+    try:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            found = re.match(r"test result: .* (\d+) ignored", line)
+            ignored += int(found.group(1)) if found else 0
+        status = process.wait()
+    finally:
+        watchdog.cancel()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if status != 0:
+        return f"{name}: `{' '.join(command)}` ended with {status}"
+    if ignored:
+        return f"{name}: {ignored} tests are marked as ignored"
+    return None
+
+
+def main():
+    wanted = sys.argv[1:] or list(STEPS)
+    unknown = [name for name in wanted if name not in STEPS]
+    if unknown:
+        sys.exit(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
+    with tempfile.NamedTemporaryFile("r", prefix="rampool-skips-") as skips:
+        for name in wanted:
+            started = time.monotonic()
+            print(f"==> {name}: {' '.join(pathlib.Path(p).name if p == sys.executable else p for p in STEPS[name])}", flush=True)
+            wrong = run(name, STEPS[name], skips.name)
+            lines = skips.read().splitlines()
+            for line in lines:
+                print(f"skipped, {line}", flush=True)
+            wrong = [wrong] if wrong else unjustified(lines)
+            if wrong:
+                sys.exit("\n".join(f"FAILED {line}" for line in wrong))
+            if name != wanted[-1]:
+                print(f"    {name} took {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

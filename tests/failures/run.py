@@ -1,0 +1,618 @@
+#!/usr/bin/env python3
+"""What happens when something breaks: servers and clients are killed, stopped and cut off, the network is slow or lies, strangers call.
+
+The program of most tests checks its own memory without end. So whatever happens, it may go on correctly, or end with exit code 74 and a message that names the
+server. It may not hang, and it may not see a wrong byte (its own exit code 3).
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import procs  # noqa: E402
+from harness.proxy import Proxy  # noqa: E402
+from harness.suite import Suite  # noqa: E402
+from harness.world import MIB, ROOT, built, check, free_port, rampool_binary  # noqa: E402
+
+LOST = 74
+REFUSED = 125
+PYTHON = ROOT / ".venv/bin/python"
+suite = Suite("failures")
+
+
+def status(address, *options):
+    """What `rampool status` says of one server."""
+    done = subprocess.run(
+        [rampool_binary(), "status", "--json", "--server", address, *map(str, options)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30, check=False
+    )
+    lines = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
+    answers = lines or json.loads(done.stdout or b"[]")
+    check(answers, f"status says nothing of {address}: {done.stderr.decode()}")
+    return answers[0]
+
+
+def free_bytes(address, *options):
+    answer = status(address, *options)
+    return answer.get("status", answer)["free_bytes"]
+
+
+def wait_until(what, condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        check(time.monotonic() < deadline, f"after {seconds} s: not {what}")
+        time.sleep(0.05)
+
+
+def steady(world, servers, *, local=16 * MIB, options=(), mib=32):
+    """A program that needs its memory elsewhere, and checks it for ever. Returns when it does."""
+    running = world.start([built("processes"), mib, "steady"], local=local, servers=servers, options=["--memory", "400M", *options])
+    running.wait_for("steady", 60)
+    return running
+
+
+def must_be_lost(outcome, name):
+    check(outcome.code == LOST, f"it ends with {outcome.code} instead of {LOST}: {outcome.said()}")
+    check(name in outcome.err, f"the message does not name {name}: {outcome.said()}")
+
+
+def still_serves(world, server, options=()):
+    # A client that was lost without a goodbye keeps its lease for the grace time.
+    wait_until("room for another lease", lambda: free_bytes(server.address, *options) >= 300 * MIB)
+    outcome = world.run([built("processes"), 32, "exit-42"], local=16 * MIB, servers=[server], options=["--memory", "300M", *options], timeout=60)
+    check(outcome.code == 42, f"the server does not serve others any more: {outcome.said()}\n{server.said()}")
+
+
+# ---- servers that die, stop, leave
+
+
+@suite.test()
+def server_is_killed(world, scale):
+    server = world.serve("2G")
+    running = steady(world, [server])
+    server.kill()
+    must_be_lost(running.finish(60), server.address)
+
+
+@suite.test()
+def server_is_killed_in_the_middle_of_the_first_pages(world, scale):
+    for round_ in range(scale.pick(10, 2)):
+        server = world.serve("2G")
+        running = world.start([built("processes"), 64, "steady"], local=16 * MIB, servers=[server], options=["--memory", "400M"])
+        running.managed_pids()
+        time.sleep(random.Random(scale.seed + round_).random() * 0.1)
+        server.kill()
+        must_be_lost(running.finish(60), server.address)
+
+
+@suite.test()
+def server_is_killed_under_a_family(world, scale):
+    """Parents, children and threads: all of them end, none hangs on another."""
+    server = world.serve("900M")
+    running = world.start([built("processes"), 64, "fork-threads"], local=16 * MIB, servers=[server], options=["--memory", "800M"])
+    running.managed_pids(2, 60)
+    server.kill()
+    outcome = running.finish(60)
+    check(outcome.code in (LOST, 3), f"it ends with {outcome.code}: {outcome.said()}")
+    # 3 is the parent's word about a child that ended with 74; a wrong byte would be told as such.
+    check(" should be " not in outcome.err and "ballast" not in outcome.err, f"wrong data: {outcome.said()}")
+    check(server.address in outcome.err, f"nobody names the server: {outcome.said()}")
+    left = [p for p in procs.descendants(os.getpid()) if "processes" in procs.command_of(p)]
+    if left:
+        wait_until("every process of the family ended", lambda: not [p for p in left if os.path.exists(f"/proc/{p}")], 40)
+
+
+@suite.test()
+def one_of_two_servers_dies(world, scale):
+    first, second = world.serve("2G", name="first"), world.serve("2G", name="second")
+    running = steady(world, [first, second])
+    second.kill()
+    outcome = running.finish(60)
+    must_be_lost(outcome, second.address)
+
+
+@suite.test()
+def server_stops_and_does_not_answer(world, scale):
+    server = world.serve("2G")
+    running = steady(world, [server], options=["--op-deadline-ms", 2000])
+    server.process.send_signal(signal.SIGSTOP)
+    must_be_lost(running.finish(60), server.address)
+    server.process.send_signal(signal.SIGCONT)
+    still_serves(world, server)
+
+
+@suite.test()
+def server_pauses_shorter_than_the_deadline(world, scale):
+    server = world.serve("2G")
+    running = world.start([built("processes"), 64, "fork-isolation"], local=16 * MIB, servers=[server], options=["--memory", "450M"])
+    running.managed_pids()
+    for _ in range(scale.pick(10, 3)):
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.4)
+        server.process.send_signal(signal.SIGCONT)
+        time.sleep(0.1)
+    outcome = running.finish(120)
+    check(outcome.code == 0, f"a pause is no loss, yet it ends with {outcome.code}: {outcome.said()}")
+
+
+@suite.test()
+def server_is_told_to_stop(world, scale):
+    server = world.serve("2G", "--drain-ms", 1500)
+    running = steady(world, [server])
+    server.process.terminate()
+    outcome = running.finish(60)
+    must_be_lost(outcome, server.address)
+    server.process.wait(30)
+
+
+@suite.test()
+def server_is_replaced_by_another(world, scale):
+    """A new server at the same address knows nothing of the old one's pages."""
+    server = world.serve("2G")
+    running = steady(world, [server])
+    server.kill()
+    second = world.serve("2G", listen=server.address)
+    must_be_lost(running.finish(60), server.address)
+    still_serves(world, second)
+
+
+# ---- clients that die
+
+
+@suite.test()
+def client_is_killed(world, scale):
+    server = world.serve("2G", "--grace-ms", 1000, "--heartbeat-ms", 500)
+    total = free_bytes(server.address)
+    running = steady(world, [server])
+    check(free_bytes(server.address) < total, "the lease is not accounted")
+    pids = running.managed_pids()
+    procs.kill_all([running.process.pid, *pids])
+    running.finish(30)
+    wait_until("the lease is given back", lambda: free_bytes(server.address) == total)
+    still_serves(world, server)
+
+
+@suite.test()
+def program_is_killed(world, scale):
+    server = world.serve("2G", "--grace-ms", 1000, "--heartbeat-ms", 500)
+    total = free_bytes(server.address)
+    running = steady(world, [server])
+    procs.kill_all(running.managed_pids())
+    outcome = running.finish(30)
+    check(outcome.code == -signal.SIGKILL, f"the signal does not pass through: {outcome.code} {outcome.said()}")
+    wait_until("the lease is given back", lambda: free_bytes(server.address) == total)
+
+
+@suite.test()
+def runner_is_killed(world, scale):
+    """`rampool run` is gone, its program lives: it may go on or end in order."""
+    server = world.serve("2G", "--grace-ms", 500, "--heartbeat-ms", 300)
+    total = free_bytes(server.address)
+    running = steady(world, [server])
+    pids = running.managed_pids()
+    os.kill(running.process.pid, signal.SIGKILL)
+    running.process.wait(10)
+    time.sleep(2)
+    running.done.set()
+    said = running.said()
+    check(" should be " not in said and "ballast" not in said, f"wrong data: {said[-2000:]}")
+    procs.kill_all(pids)
+    wait_until("the lease is given back", lambda: free_bytes(server.address) == total)
+
+
+@suite.test()
+def both_are_killed(world, scale):
+    server = world.serve("2G")
+    running = steady(world, [server])
+    procs.kill_all([server.process.pid, running.process.pid, *running.managed_pids()])
+    running.finish(30)
+    server.process.wait(10)
+    still_serves(world, world.serve("2G", listen=server.address))
+
+
+@suite.test()
+def client_stops_for_longer_than_its_lease(world, scale):
+    """Its pages were given back meanwhile: it must not go on with others'."""
+    server = world.serve("2G", "--grace-ms", 500, "--heartbeat-ms", 300, "--silence-ms", 2000)
+    total = free_bytes(server.address)
+    running = steady(world, [server])
+    pids = [running.process.pid, *running.managed_pids()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    wait_until("the lease is given back", lambda: free_bytes(server.address) == total, 60)
+    still_serves(world, server)
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+    must_be_lost(running.finish(60), server.address)
+
+
+# ---- what a run leaves behind
+
+# Forks and ends, as daemons do, before or after it filled its memory; the child checks its memory when it is told to.
+DAEMON = """
+import os, random, sys, time
+mark, when, mib = sys.argv[1], sys.argv[2], int(sys.argv[3])
+fill = lambda: [random.Random(i).randbytes(1 << 20) for i in range(mib)]
+data = fill() if when == "before" else None
+if os.fork():
+    os._exit(7)
+os.setsid()
+null = os.open("/dev/null", os.O_RDWR)
+for standard in range(3):
+    os.dup2(null, standard)
+open(mark + ".pid", "w").write(str(os.getpid()))
+data = data or fill()
+open(mark + ".filled", "w").close()
+while not os.path.exists(mark + ".go"):
+    time.sleep(0.02)
+right = all(data[i] == random.Random(i).randbytes(1 << 20) for i in range(mib))
+open(mark + ".right" if right else mark + ".wrong", "w").close()
+"""
+
+
+@suite.test()
+def lease_returns_with_the_end_of_the_run(world, scale):
+    """Two runs in a row that each lease all there is, also when the program was killed; the grace time is for lost connections."""
+    server = world.serve("300M", "--grace-ms", 600_000)
+    for round_ in range(scale.pick(8, 3)):
+        outcome = world.run([built("processes"), 32, "exit-42"], local=16 * MIB, servers=[server], options=["--memory", "300M"], timeout=60)
+        check(outcome.code == 42 and outcome.faults() > 0, f"round {round_}: {outcome.code} {outcome.said()}")
+        running = world.start([built("processes"), 32, "steady"], local=16 * MIB, servers=[server], options=["--memory", "300M"])
+        running.wait_for("steady", 60)
+        procs.kill_all(running.managed_pids())
+        outcome = running.finish(30)
+        check(outcome.code == -signal.SIGKILL, f"round {round_}: {outcome.code} {outcome.said()}")
+
+
+@suite.test()
+def memory_of_a_process_returns_while_its_run_goes_on(world, scale):
+    server = world.serve("400M", "--grace-ms", 600_000)
+    script = world.dir / "workers.py"
+    script.write_text(
+        "import multiprocessing, random, sys\n"
+        "def work(n):\n"
+        "    data = [random.Random(i).randbytes(1 << 20) for i in range(n)]\n"
+        "    assert all(data[i] == random.Random(i).randbytes(1 << 20) for i in range(n))\n"
+        "if __name__ == '__main__':\n"
+        "    for _ in range(3):\n"
+        "        worker = multiprocessing.Process(target=work, args=(48,))\n"
+        "        worker.start()\n"
+        "        worker.join()\n"
+        "        assert worker.exitcode == 0\n"
+        "    print('done', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    read_end, write_end = os.pipe()
+    running = world.start(["python3", script], local=16 * MIB, servers=[server], options=["--memory", "300M"], stdin=read_end)
+    os.close(read_end)
+    running.wait_for("done", 120)
+    used = lambda: (answer := status(server.address)).get("status", answer)["used_bytes"]
+    wait_until("the workers' pages are freed", lambda: used() < 8 * MIB, 20)
+    os.close(write_end)
+    outcome = running.finish(30)
+    check(outcome.code == 0, f"{outcome.code} {outcome.said()}")
+
+
+@suite.test()
+def daemon_keeps_its_memory(world, scale):
+    """`rampool run` ends with the program; what the program left behind goes on, and the lease ends with it."""
+    script = world.dir / "daemon.py"
+    script.write_text(DAEMON)
+    server = world.serve("400M", "--grace-ms", 600_000)
+    for servers in ([server], []):
+        for when in ("before", "after"):
+            mark = world.dir / f"{when}.{len(servers)}"
+            seen = lambda what, mark=mark: Path(f"{mark}.{what}").exists()
+            argv, options = ["python3", script, mark, when, 48], ["--memory", "400M"]
+            outcome = world.run(argv, local=16 * MIB, servers=servers, options=options, timeout=60)
+            check(outcome.code == 7, f"{when}: {outcome.code} {outcome.said()}")
+            wait_until("the daemon has its memory", lambda: seen("filled"))
+            if servers:
+                check(free_bytes(server.address) == 0, "the daemon has no lease any more")
+                refused = world.run(["true"], local=16 * MIB, servers=servers, options=options, timeout=60)
+                check(refused.code == REFUSED, f"its lease is given to others: {refused.code} {refused.said()}")
+            Path(f"{mark}.go").touch()
+            wait_until("the daemon has looked", lambda: seen("right") or seen("wrong") or not os.path.exists(f"/proc/{Path(f'{mark}.pid').read_text()}"))
+            check(seen("right"), f"{when}, {'named' if servers else 'private'} server: the daemon lost its memory")
+            if servers:
+                wait_until("the lease is given back", lambda: free_bytes(server.address) == 400 * MIB, 20)
+    left = lambda: [p for p in procs.descendants(os.getpid()) if "rampool" in procs.command_of(p) and str(server.address) not in procs.command_of(p)]
+    wait_until("nothing is left of the runs", lambda: not left(), 20)
+
+
+# ---- no room
+
+
+@suite.test()
+def pool_is_full(world, scale):
+    """The program keeps what the pool cannot take, and says so; its answer is right."""
+    server = world.serve("40M")
+    argv = [built("hashmap"), scale.pick(96, 56), scale.seed]
+    native = world.run(argv)
+    paged = world.run(argv, local=16 * MIB, servers=[server], options=["--memory", "36M"], timeout=300)
+    check(paged.code == 0 and paged.digest() == native.digest(), f"it ends with {paged.code}: {paged.said()}")
+    check("full" in paged.err, f"nobody is told that the pool is full: {paged.said()}")
+
+
+@suite.test()
+def pool_is_too_small_for_the_lease(world, scale):
+    server = world.serve("64M")
+    outcome = world.run(["true"], local=16 * MIB, servers=[server], options=["--memory", "1G"])
+    check(outcome.code == REFUSED and server.address in outcome.err and "64 MiB" in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
+
+
+@suite.test()
+def no_server_is_there(world, scale):
+    address = f"127.0.0.1:{free_port()}"
+    outcome = world.run(["true"], local=16 * MIB, servers=[address])
+    check(outcome.code == REFUSED and address in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
+
+
+# ---- networks
+
+
+@suite.test()
+def slow_peer(world, scale):
+    server = world.serve("2G")
+    for mode in ("slow", "narrow"):
+        proxy = Proxy(server.address, scale.seed)
+        proxy.delay_s, proxy.mode = 0.005, mode
+        outcome = world.run([built("processes"), 24, "exit-42"], local=16 * MIB, servers=[proxy.address], options=["--memory", "240M"], timeout=300)
+        check(outcome.code == 42 and proxy.passed > MIB, f"{mode}: {outcome.code} {outcome.said()}")
+        proxy.close()
+
+
+@suite.test()
+def link_is_cut(world, scale):
+    server = world.serve("2G")
+    proxy = Proxy(server.address, scale.seed)
+    running = steady(world, [proxy.address])
+    proxy.cut()
+    must_be_lost(running.finish(60), proxy.address)
+
+
+@suite.test()
+def link_is_cut_for_a_moment(world, scale):
+    """Shorter than the grace time: the program notices nothing but the pause, forks included."""
+    server = world.serve("2G")
+    proxy = Proxy(server.address, scale.seed)
+    random_ = random.Random(scale.seed)
+    running = world.start([built("processes"), 64, "fork-isolation"], local=16 * MIB, servers=[proxy.address], options=["--memory", "450M"])
+    running.managed_pids()
+    cuts = 0
+    while not running.ended() and cuts < scale.pick(60, 12):
+        time.sleep(random_.random() * 0.4)
+        proxy.interrupt(2.5 if cuts == 2 else random_.random() * 0.2)
+        cuts += 1
+    outcome = running.finish(120)
+    check(outcome.code == 0, f"after {cuts} short cuts it ends with {outcome.code}: {outcome.said()}")
+    check("member came back" in server.said(100_000), f"nobody came back after {cuts} cuts: {server.said()}")
+    # One that lasts longer than the server is waited for ends the program.
+    running = steady(world, [proxy.address], options=["--op-deadline-ms", 1500])
+    threading.Thread(target=proxy.interrupt, args=(20,), daemon=True).start()
+    must_be_lost(running.finish(60), proxy.address)
+    proxy.close()
+
+
+@suite.test()
+def link_swallows_everything(world, scale):
+    server = world.serve("2G")
+    proxy = Proxy(server.address, scale.seed)
+    running = steady(world, [proxy.address], options=["--op-deadline-ms", 2000])
+    proxy.mode = "hole"
+    must_be_lost(running.finish(60), proxy.address)
+    proxy.mode = "pass"
+    proxy.close()
+
+
+@suite.test()
+def link_is_cut_in_a_network_namespace(world, scale):
+    """A real interface goes down: the client's own kernel still says that all is well."""
+    if os.geteuid() != 0 or subprocess.run(["ip", "netns", "list"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        scale.note("skipped: needs root and ip(8)")
+        return
+    name, ip = f"rp{os.getpid()}", lambda *a: subprocess.run(["ip", *a], check=True, timeout=20)
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b", "netns", name)
+        subnet = 1 + os.getpid() % 250
+        ip("addr", "add", f"10.213.{subnet}.1/30", "dev", f"{name}a")
+        ip("link", "set", f"{name}a", "up")
+        ip("-n", name, "addr", "add", f"10.213.{subnet}.2/30", "dev", f"{name}b")
+        ip("-n", name, "link", "set", f"{name}b", "up")
+        key = world.dir / "key"
+        subprocess.run([rampool_binary(), "key", key], check=True, stdout=subprocess.DEVNULL, timeout=20)
+        server = world.serve("2G", "--key-file", key, listen=f"10.213.{subnet}.1:{free_port()}")
+        running = world.start(
+            ["ip", "netns", "exec", name, rampool_binary(), "run", "--local", "16M", "--server", server.address, "--key-file", key, "--memory", "400M", "--", built("processes"), 32, "steady"],
+        )
+        running.wait_for("steady", 60)
+        # For three seconds, then one reset by the kernel where it can do that: the program goes on.
+        seen = lambda: (answer := status(server.address, "--key-file", key)).get("status", answer)["operations"]["got_pages"]
+        ip("-n", name, "link", "set", f"{name}b", "down")
+        time.sleep(3)
+        ip("-n", name, "link", "set", f"{name}b", "up")
+        before = seen()
+        wait_until("the program goes on after three seconds without a link", lambda: seen() > before or running.ended(), 30)
+        subprocess.run(["ip", "netns", "exec", name, "ss", "-K", "dst", f"10.213.{subnet}.1"], check=False, timeout=20, capture_output=True)
+        before = seen()
+        wait_until("the program goes on after its connections were killed", lambda: seen() > before or running.ended(), 30)
+        check(not running.ended(), f"it did not survive a short cut: {running.said()[-1500:]}")
+        if "member came back" not in server.said(100_000):
+            scale.note("this machine has no `ss -K`")
+        ip("-n", name, "link", "set", f"{name}b", "down")
+        must_be_lost(running.finish(60), server.address)
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=False, timeout=20)
+
+
+@suite.test()
+def link_changes_bits(world, scale):
+    """No wrong byte reaches the program: it goes on, or ends and says why."""
+    server = world.serve("2G")
+    for round_ in range(scale.pick(6, 2)):
+        proxy = Proxy(server.address, scale.seed + round_)
+        running = steady(world, [proxy.address])
+        proxy.mode = "corrupt"
+        wait_until("a bit was changed", lambda: proxy.corrupted > 0 or running.ended(), 60)
+        time.sleep(1)
+        ended = running.ended()
+        if not ended:
+            procs.kill_all(running.managed_pids())
+        outcome = running.finish(60)
+        check(" should be " not in outcome.err and "ballast" not in outcome.err and outcome.code != 3, f"wrong data: {outcome.said()}")
+        if ended:
+            must_be_lost(outcome, proxy.address)
+        scale.note(f"seed {scale.seed + round_}: {proxy.corrupted} bits, the program {'ended with an error' if ended else 'went on'}")
+        proxy.close()
+
+
+# ---- strangers
+
+
+@suite.test()
+def wrong_key(world, scale):
+    keys = [world.dir / "right.key", world.dir / "wrong.key"]
+    for key in keys:
+        subprocess.run([rampool_binary(), "key", key], check=True, stdout=subprocess.DEVNULL, timeout=20)
+    server = world.serve("2G", "--key-file", keys[0])
+    for options in (["--key-file", keys[1]], []):
+        outcome = world.run(["true"], local=16 * MIB, servers=[server], options=["--memory", "100M", *options], timeout=60)
+        check(outcome.code == REFUSED and server.address in outcome.err and "key" in outcome.err.lower(), f"unclear: {outcome.code} {outcome.said()}")
+    check("key" in server.said(4000).lower(), f"the log does not say why: {server.said()}")
+    still_serves(world, server, ["--key-file", keys[0]])
+    # The other way round: a key, where the server wants none.
+    open_server = world.serve("2G")
+    outcome = world.run(["true"], local=16 * MIB, servers=[open_server], options=["--memory", "100M", "--key-file", keys[0]], timeout=60)
+    check(outcome.code in (0, REFUSED), f"unclear: {outcome.code} {outcome.said()}")
+    still_serves(world, open_server)
+
+
+def strangers(seed):
+    """What may arrive at an open port."""
+    rng = random.Random(seed)
+    yield b""
+    yield b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    yield b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(200)
+    yield b"\0" * 4096
+    yield b"\xff" * 65536
+    for length in (1, 7, 8, 15, 16, 31, 32, 63, 64, 65, 1000, 100_000):
+        yield rng.randbytes(length)
+
+
+@suite.test()
+def garbage_at_the_server(world, scale):
+    server = world.serve("2G")
+    running = steady(world, [server])
+    host, port = server.address.split(":")
+    # What a real client says first, to be damaged.
+    recorder, said = socket.create_server(("127.0.0.1", 0)), []
+    recorder.settimeout(30)
+
+    def record():
+        with recorder.accept()[0] as client:
+            client.settimeout(2)
+            try:
+                said.append(client.recv(4096))
+            except OSError:
+                pass
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    outcome = world.run(["true"], local=16 * MIB, servers=[f"127.0.0.1:{recorder.getsockname()[1]}"], timeout=60)
+    check(outcome.code == REFUSED, f"a server that hangs up at once: {outcome.code} {outcome.said()}")
+    thread.join(30)
+    recorder.close()
+    check(said and said[0], "a client says nothing")
+    rng, damaged = random.Random(scale.seed), []
+    for at in range(min(len(said[0]), 64)):
+        one = bytearray(said[0])
+        one[at] ^= 1 << rng.randrange(8)
+        damaged.append(bytes(one))
+    for message in [*strangers(scale.seed), *damaged, said[0][:-1], said[0] + rng.randbytes(5000)]:
+        with socket.create_connection((host, int(port)), 10) as s:
+            s.settimeout(0.05)
+            try:
+                s.sendall(message)
+                s.recv(4096)
+            except OSError:
+                pass
+    check(not running.ended(), f"a stranger ended somebody's program: {running.said()[-1500:]}")
+    still_serves(world, server)
+    procs.kill_all(running.managed_pids())
+    running.finish(30)
+    check("panicked" not in server.said(100_000), server.said(3000))
+
+
+@suite.test()
+def garbage_from_the_server(world, scale):
+    for message in strangers(scale.seed):
+        fake = socket.create_server(("127.0.0.1", 0))
+        fake.settimeout(30)
+
+        def answer(fake=fake, message=message):
+            try:
+                while True:
+                    client, _ = fake.accept()
+                    client.settimeout(1)
+                    client.sendall(message)
+                    client.recv(4096)
+                    client.close()
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        address = f"127.0.0.1:{fake.getsockname()[1]}"
+        outcome = world.run(["true"], local=16 * MIB, servers=[address], timeout=60)
+        check(outcome.code == REFUSED and address in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
+        fake.close()
+
+
+@suite.test()
+def server_that_never_answers(world, scale):
+    silent = socket.create_server(("127.0.0.1", 0), backlog=8)
+    address = f"127.0.0.1:{silent.getsockname()[1]}"
+    outcome = world.run(["true"], local=16 * MIB, servers=[address], options=["--op-deadline-ms", 2000], timeout=60)
+    check(outcome.code == REFUSED and address in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
+    silent.close()
+
+
+# ---- programs that cannot work, and the embedded server
+
+
+@suite.test()
+def programs_that_cannot_work_are_refused(world, scale):
+    source, binary = world.dir / "static.c", world.dir / "static"
+    source.write_text("int main(void) { return 0; }\n")
+    subprocess.run(["gcc", "-static", "-o", binary, source], check=True, timeout=60)
+    server = world.serve("64M")
+    for argv, why in (([binary], "static"), (["/no/such/program"], "no such"), ([source], "")):
+        outcome = world.run(argv, local=16 * MIB, servers=[server], options=["--memory", "32M"])
+        check(outcome.code == REFUSED and why in outcome.err, f"{argv}: {outcome.code} {outcome.said()}")
+
+
+@suite.test()
+def alone_with_a_private_server(world, scale):
+    """No server is named: a private one serves, is killed, and the program ends in order."""
+    outcome = world.run([built("processes"), 64, "fork-isolation"], local=16 * MIB, timeout=120)
+    check(outcome.code == 0 and "private" in outcome.err and outcome.faults() > 0, f"{outcome.code} {outcome.said()}")
+    running = world.start([built("processes"), 32, "steady"], local=16 * MIB)
+    running.wait_for("steady", 60)
+    mine = [p for p in procs.descendants(running.process.pid) if " serve " in procs.command_of(p)]
+    check(len(mine) == 1, f"servers of its own: {mine}")
+    os.kill(mine[0], signal.SIGKILL)
+    outcome = running.finish(60)
+    check(outcome.code == LOST, f"{outcome.code} {outcome.said()}")
+
+
+if __name__ == "__main__":
+    procs.end_with_parent()
+    suite.main()

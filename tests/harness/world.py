@@ -1,0 +1,252 @@
+"""One test's world: a directory, memory servers, runs of programs natively and under `rampool run`.
+
+Every wait has a deadline. A run that passes its deadline is a hang: the stacks of all its processes go into the failure, then they are killed.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from . import procs
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+
+
+class Failure(Exception):
+    """A test's verdict: what was expected and what was seen."""
+
+
+def check(condition, text):
+    if not condition:
+        raise Failure(text)
+
+
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+SOURCES = ROOT / "tests/programs/src"
+FLAGS = ["-O1", "-g", "-Wall", "-pthread"]
+
+
+def built(name):
+    """Compiles one of our own small programs, unless it is newer than its source."""
+    source = next(p for p in (SOURCES / f"{name}.c", SOURCES / f"{name}.cpp") if p.exists())
+    binary = TARGET / "test-programs" / name
+    inputs = [source, SOURCES / "common.h"]
+    if not binary.exists() or binary.stat().st_mtime < max(p.stat().st_mtime for p in inputs):
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        compiler = ["g++", "-O2"] if source.suffix == ".cpp" else ["gcc"]
+        subprocess.run([*compiler, *FLAGS, "-o", binary, source], check=True, timeout=120)
+    return binary
+
+
+def rampool_binary():
+    path = Path(os.environ.get("RAMPOOL_BIN") or TARGET / "release/rampool")
+    if not path.exists():
+        raise SystemExit(f"{path} is not built: run `make build` (or set RAMPOOL_BIN)")
+    return path
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Outcome:
+    """How a run ended, and what was seen of it."""
+
+    def __init__(self, code, out, err, wall, peak_rss, peak_anonymous, pids):
+        self.code, self.out, self.err, self.wall = code, out, err, wall
+        self.peak_rss, self.peak_anonymous, self.pids = peak_rss, peak_anonymous, pids
+
+    def text(self):
+        return self.out.read_text(errors="replace")
+
+    def digest(self):
+        hasher = hashlib.sha256()
+        with open(self.out, "rb") as file:
+            while block := file.read(1 << 20):
+                hasher.update(block)
+        return hasher.hexdigest()
+
+    def said(self, limit=2500):
+        return self.err[-limit:]
+
+    def faults(self):
+        """Page faults that the summary counts; 0 when the program never came near its budget."""
+        found = re.search(r"^ *faults +(\d+)", self.err, re.M)
+        return int(found.group(1)) if found else 0
+
+
+class Server:
+    def __init__(self, process, address, log, name):
+        self.process, self.address, self.log, self.name = process, address, log, name
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def said(self, limit=1500):
+        return self.log.read_text(errors="replace")[-limit:]
+
+
+class World:
+    def __init__(self, name, keep=False):
+        base = os.environ.get("RAMPOOL_TEST_DIR")
+        self.dir = Path(tempfile.mkdtemp(prefix=f"rampool-{name}-", dir=base))
+        self.keep, self.servers, self.running, self.counter = keep, [], [], 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for server in self.servers:
+            if server.process.poll() is None:
+                server.process.send_signal(signal.SIGCONT)
+                server.process.terminate()
+        late = []
+        for server in self.servers:
+            try:
+                server.process.wait(20)
+            except subprocess.TimeoutExpired:
+                late.append(server.process.pid)
+        text = procs.stacks(late) if late else ""
+        procs.kill_all(late + procs.descendants(os.getpid()))
+        procs.reap()
+        if not self.keep:
+            shutil.rmtree(self.dir, ignore_errors=True)
+        if late:
+            raise Failure(f"a memory server did not end within 20 s of SIGTERM\n{text}")
+
+    def serve(self, memory, *extra, listen=None, name="server", ready_s=20):
+        """A memory server process on this machine."""
+        listen = listen or f"127.0.0.1:{free_port()}"
+        self.counter += 1
+        ready, log = self.dir / f"{name}.{self.counter}.ready", self.dir / f"{name}.{self.counter}.log"
+        with open(log, "wb") as out:
+            process = subprocess.Popen(
+                [rampool_binary(), "serve", "--memory", str(memory), "--listen", listen, "--ready-file", str(ready), *map(str, extra)],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=procs.end_with_parent,
+            )
+        server = Server(process, listen, log, name)
+        self.servers.append(server)
+        deadline = time.monotonic() + ready_s
+        while not ready.exists():
+            check(process.poll() is None, f"the memory server ended at once with {process.returncode}: {server.said()}")
+            check(time.monotonic() < deadline, f"the memory server was not ready in {ready_s} s: {server.said()}")
+            time.sleep(0.005)
+        return server
+
+    def start(self, argv, *, local=None, servers=(), options=(), env=None, stdin=subprocess.DEVNULL, cwd=None):
+        """Starts a program, under `rampool run` when `local` (bytes) is given, else natively."""
+        self.counter += 1
+        out, err = self.dir / f"{self.counter}.out", self.dir / f"{self.counter}.err"
+        argv = [str(a) for a in argv]
+        if local is not None:
+            run = [str(rampool_binary()), "run", "--local", str(local), "--stats"]
+            for server in servers:
+                run += ["--server", server if isinstance(server, str) else server.address]
+            argv = run + [str(o) for o in options] + ["--"] + argv
+        with open(out, "wb") as o, open(err, "wb") as e:
+            process = subprocess.Popen(
+                argv, stdin=stdin, stdout=o, stderr=e, env={**os.environ, **(env or {})}, cwd=cwd or self.dir,
+                start_new_session=True, preexec_fn=procs.end_with_parent,
+            )
+        return Running(self, process, out, err, local)
+
+    def run(self, argv, timeout=120, **how):
+        return self.start(argv, **how).finish(timeout)
+
+
+class Running:
+    """A program that runs. A thread samples how much anonymous memory each of its managed processes holds."""
+
+    def __init__(self, world, process, out, err, local):
+        self.world, self.process, self.out, self.err, self.local = world, process, out, err, local
+        self.started = time.monotonic()
+        self.peaks, self.done = {}, threading.Event()
+        self.sampler = None
+        if local is not None:
+            self.sampler = threading.Thread(target=self._sample, daemon=True)
+            self.sampler.start()
+
+    def _sample(self):
+        binary = str(rampool_binary())
+        managed, looked = [], 0.0
+        while not self.done.is_set():
+            now = time.monotonic()
+            if now - looked > 0.05:
+                looked = now
+                managed = []
+                for pid in procs.descendants(self.process.pid):
+                    try:
+                        if os.readlink(f"/proc/{pid}/exe") != binary and procs.is_managed(pid):
+                            managed.append(pid)
+                    except OSError:
+                        pass
+            for pid in managed:
+                seen = procs.anonymous_bytes(pid)
+                if seen > self.peaks.get(pid, 0):
+                    self.peaks[pid] = seen
+            self.done.wait(0.004)
+
+    def managed_pids(self, count=1, timeout=20):
+        """Waits until the sampler has seen `count` managed processes."""
+        deadline = time.monotonic() + timeout
+        while len(self.peaks) < count:
+            check(not self.ended(), f"the program ended early: {self.said()[-2000:]}")
+            check(time.monotonic() < deadline, "no managed process was seen")
+            time.sleep(0.005)
+        return list(self.peaks)
+
+    def said(self):
+        return self.err.read_text(errors="replace")
+
+    def ended(self):
+        """Whether the program has ended. Does not collect it: `finish` wants its resource usage."""
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def wait_for(self, text, timeout=60):
+        """Waits until the program wrote `text` to its standard output."""
+        deadline = time.monotonic() + timeout
+        while text not in self.out.read_text(errors="replace"):
+            if self.ended():
+                check(text in self.out.read_text(errors="replace"), f"the program ended before it said `{text}`: {self.said()[-2000:]}")
+                return
+            if time.monotonic() > deadline:
+                self.hang(f"the program did not say `{text}` in {timeout} s")
+            time.sleep(0.01)
+
+    def hang(self, what):
+        pids = procs.descendants(os.getpid())
+        text = procs.stacks(pids)
+        self.done.set()
+        procs.kill_all([p for p in pids if p not in [s.process.pid for s in self.world.servers]])
+        os.waitpid(self.process.pid, 0)
+        servers = "\n".join(f"{s.name}: {s.said()}" for s in self.world.servers)
+        raise Failure(f"HANG: {what}\n{self.said()[-1500:]}\n{servers}\n{text}")
+
+    def finish(self, timeout=120):
+        deadline = time.monotonic() + timeout
+        while True:
+            pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() > deadline:
+                self.hang(f"still running after {timeout} s")
+            time.sleep(0.003)
+        wall = time.monotonic() - self.started
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        self.done.set()
+        if self.sampler:
+            self.sampler.join(10)
+        err = self.said()
+        return Outcome(self.process.returncode, self.out, err, wall, usage.ru_maxrss * 1024, max(self.peaks.values(), default=0), list(self.peaks))

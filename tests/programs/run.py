@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""Unmodified programs under `rampool run`: each answers as it does natively, within its budget, at 50 % and 25 % of its own peak.
+
+Every run is bounded by a watchdog that prints stacks. `--reduced` is what `make test` runs; without it the sizes are those of real work.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "work"))
+import redis_work  # noqa: E402
+from harness import procs  # noqa: E402
+from harness.suite import Suite  # noqa: E402
+from harness.world import MIB, ROOT, Failure, built, check, free_port  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+PYTHON = ROOT / ".venv/bin/python"
+
+suite = Suite("unmodified programs")
+
+
+def within_budget(outcome, local, what):
+    # What a process may hold beyond --local for a moment: fresh memory that was mapped and touched before the agent looked again.
+    slack = max(32 * MIB, local // 8)
+    check(
+        outcome.peak_anonymous <= local + slack,
+        f"{what}: a process held {outcome.peak_anonymous / MIB:.1f} MiB of anonymous memory with --local {local / MIB:.1f} MiB and {slack // MIB} MiB of slack",
+    )
+
+
+def both_shares(world, scale, argv, *, timeout, env=None, shares=(0.5, 0.25), memory=None, options=()):
+    """Natively, then at 50 % and 25 % of its peak. Same output, same exit code, budget kept, pages really left."""
+    native = world.run(argv, timeout=timeout, env=env)
+    check(native.code == 0, f"natively it ends with {native.code}: {native.said()}")
+    scale.note(f"native: {native.wall:.2f} s, peak {native.peak_rss / MIB:.0f} MiB")
+    server = world.serve(memory or max(native.peak_rss * 6, 2048 * MIB))
+    for share in shares:
+        local = max(int(native.peak_rss * share), 4 * MIB)
+        paged = world.run(argv, timeout=timeout * 8 + 60, local=local, servers=[server], env=env, options=options)
+        what = f"at {share:.0%}"
+        check(paged.code == native.code, f"{what} it ends with {paged.code}: {paged.said()}")
+        check(paged.digest() == native.digest(), f"{what} its output differs: {paged.text()[:400]} instead of {native.text()[:400]}\n{paged.said()}")
+        check(paged.faults() > 0, f"{what} no page left: the test shows nothing\n{paged.said()}")
+        within_budget(paged, local, what)
+        scale.note(
+            f"{what}: {paged.wall:.2f} s ({paged.wall / native.wall:.1f}x), --local {local / MIB:.0f} MiB, "
+            f"most held {paged.peak_anonymous / MIB:.0f} MiB, {paged.faults()} faults"
+        )
+
+
+# ---- the programs
+
+
+@suite.test()
+def gnu_sort(world, scale):
+    size = scale.pick(1000 * 1000 * 1000, 6 * MIB)
+    lines = world.dir / "lines"
+    with open(lines, "wb") as out:
+        subprocess.run([sys.executable, HERE / "lines.py", str(size), str(scale.seed)], stdout=out, check=True, timeout=600)
+    both_shares(world, scale, ["sort", "-S", "4G", "--parallel=2", lines], timeout=120, env={"LC_ALL": "C"}, shares=scale.pick((0.5, 0.25), (0.5,)))
+
+
+@suite.test()
+def numpy_sort(world, scale):
+    both_shares(world, scale, [PYTHON, HERE / "work/numpy_work.py", "sort", scale.pick(1024, 32), scale.seed], timeout=120, shares=scale.pick((0.5, 0.25), (0.5,)))
+
+
+@suite.test()
+def numpy_column_scan(world, scale):
+    both_shares(world, scale, [PYTHON, HERE / "work/numpy_work.py", "columns", scale.pick(1024, 24), scale.seed], timeout=300, shares=scale.pick((0.5, 0.25), (0.5,)))
+
+
+@suite.test()
+def numpy_matrix_product(world, scale):
+    both_shares(world, scale, [PYTHON, HERE / "work/numpy_work.py", "matmul", scale.pick(1024, 32), scale.seed], timeout=300, shares=scale.pick((0.5, 0.25), (0.5,)))
+
+
+@suite.test()
+def sqlite_in_memory(world, scale):
+    argv = [PYTHON, HERE / "work/sqlite_work.py", scale.pick(1_000_000, 40_000), scale.pick(200_000, 4_000), scale.seed]
+    both_shares(world, scale, argv, timeout=300, shares=scale.pick((0.5, 0.25), (0.25,)))
+
+
+@suite.test()
+def hash_map(world, scale):
+    both_shares(world, scale, [built("hashmap"), scale.pick(1024, 24), scale.seed], timeout=120, shares=scale.pick((0.5, 0.25), (0.5,)))
+
+
+@suite.test()
+def threads_share_memory(world, scale):
+    both_shares(world, scale, [built("threads"), scale.pick(512, 32), 4, scale.seed], timeout=120, shares=scale.pick((0.5, 0.25), (0.5,)))
+
+
+@suite.test()
+def python_makes_processes(world, scale):
+    argv = [PYTHON, HERE / "work/family_work.py", scale.pick(512, 24), scale.seed]
+    both_shares(world, scale, argv, timeout=120, memory=scale.pick(16, 2) << 30, options=["--memory", scale.pick("15G", "1900M")], shares=scale.pick((0.5, 0.25), (0.5,)))
+
+
+@suite.test()
+def redis_serves_and_saves(world, scale):
+    keys, operations = scale.pick(1_000_000, 20_000), scale.pick(200_000, 3_000)
+    for share in scale.pick((0.5, 0.25), (0.5,)):
+        local = int(keys * 1200 * share)
+        server = world.serve(keys * 1200 * 6 + 512 * MIB)
+        port, home = free_port(), world.dir / f"redis-{share}"
+        home.mkdir()
+        argv = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", home, "--save", "", "--appendonly", "no", "--daemonize", "no", "--dbfilename", "dump.rdb"]
+        running = world.start(argv, local=local, servers=[server], options=["--memory", f"{keys * 1200 * 5 // MIB + 400}M"])
+        try:
+            client = redis_work.Client(port, timeout=scale.pick(300, 60))
+            redis_work.fill(client, keys)
+            versions = [0] * keys
+            redis_work.mix(client, versions, operations, scale.seed)
+            # The dump holds what was there when the child was made, whatever is written meanwhile.
+            saved = list(versions)
+            check(client("BGSAVE") == b"Background saving started", "BGSAVE does not start")
+            redis_work.mix(client, versions, operations, scale.seed + 1)
+            # How far the child gets meanwhile is the scheduler's affair.
+            deadline = time.monotonic() + scale.pick(900, 120)
+            while b"rdb_bgsave_in_progress:0" not in client("INFO", "persistence"):
+                check(time.monotonic() < deadline, "BGSAVE does not end")
+                redis_work.mix(client, versions, 200, scale.seed + 2)
+            info = client("INFO", "persistence")
+            check(b"rdb_last_bgsave_status:ok" in info and b"rdb_bgsave_in_progress:0" in info, f"BGSAVE: {info.decode()}\n{running.out.read_text()[-1500:]}\n{running.said()[-1500:]}")
+            redis_work.verify(client, versions)
+            client.send([[b"SHUTDOWN", b"NOSAVE"]])
+        except (AssertionError, OSError, RuntimeError) as error:
+            if isinstance(error, TimeoutError):
+                running.hang(f"redis did not answer: {error!r}")
+            running.finish(20) if running.ended() else os.kill(running.process.pid, 9)
+            raise Failure(f"redis at {share:.0%}: {error!r}\n{running.out.read_text()[-1500:]}\n{running.said()[-2500:]}") from error
+        outcome = running.finish(60)
+        check(outcome.code == 0, f"redis ends with {outcome.code}: {outcome.said()}")
+        check(outcome.faults() > 0, f"no page left\n{outcome.said()}")
+        within_budget(outcome, local, f"redis at {share:.0%}")
+        # A native Redis reads the dump.
+        port = free_port()
+        argv[2] = port
+        native = world.start(argv)
+        reader = redis_work.Client(port)
+        for _ in range(600):
+            try:
+                check(reader("DBSIZE") == keys, "the dump lacks keys")
+                break
+            except RuntimeError:  # it is loading
+                continue
+        redis_work.verify(reader, saved)
+        reader.send([[b"SHUTDOWN", b"NOSAVE"]])
+        native.finish(60)
+        scale.note(f"at {share:.0%}: {outcome.wall:.2f} s, --local {local / MIB:.0f} MiB, most held {outcome.peak_anonymous / MIB:.0f} MiB, {outcome.faults()} faults")
+
+
+# ---- the corners: small programs of our own, each of which checks itself against a model
+
+
+def corner(world, scale, name, *arguments, local=16 * MIB, timeout=120, expect=0, wants_absent=True, memory=2048 * MIB, options=(), same_output=True, budget=True):
+    argv = [built(name), *arguments]
+    native = world.run(argv, timeout=timeout)
+    check(native.code == expect, f"natively it ends with {native.code}: {native.said()}")
+    server = world.serve(memory)
+    paged = world.run(argv, timeout=timeout, local=local, servers=[server], options=["--memory", memory - 64 * MIB, *options])
+    check(paged.code == expect, f"ends with {paged.code} instead of {expect}: {paged.said()}\n{server.said()}")
+    check(not same_output or paged.digest() == native.digest(), f"its output differs: {paged.text()[:400]}\n{paged.said()}")
+    if budget:
+        within_budget(paged, local, name)
+    check(paged.faults() > 0, f"no page left: the test shows nothing\n{paged.said()}")
+    if wants_absent:
+        found = re.search(r"absent (\d+)", paged.err)
+        check(found and int(found.group(1)) > 0, f"nothing was absent: the test shows nothing\n{paged.said()}")
+    scale.note(f"{' '.join(map(str, arguments))}: {paged.wall:.2f} s (native {native.wall:.2f} s), most held {paged.peak_anonymous / MIB:.0f} MiB, {paged.faults()} faults")
+    return paged
+
+
+@suite.test()
+def system_calls_on_absent_pages(world, scale):
+    corner(world, scale, "syscalls", scale.pick(128, 40), world.dir, timeout=scale.pick(300, 90))
+
+
+@suite.test()
+def mappings_change_at_random(world, scale):
+    for round_ in range(scale.pick(8, 1)):
+        corner(world, scale, "mappings", scale.seed + round_, scale.pick(20000, 2000), 4096, scale.pick(64, 24), timeout=scale.pick(400, 120), same_output=False)
+
+
+@suite.test()
+def arrays_that_grow_and_move(world, scale):
+    # What has just moved must not be taken for new memory: while the program waits for the event about it to be read, the agent may look at its mappings.
+    corner(world, scale, "regrow", scale.pick(40, 8), scale.pick(128, 64), timeout=scale.pick(600, 120), local=scale.pick(32, 16) * MIB, wants_absent=False)
+
+
+@suite.test()
+def stacks_and_signals(world, scale):
+    corner(world, scale, "stacks", scale.pick(128, 32), scale.pick(10, 3), timeout=scale.pick(300, 90))
+
+
+def process_case(name, *, reduced=True, **how):
+    def case(world, scale):
+        corner(world, scale, "processes", scale.pick(128, 32), name, timeout=how.pop("timeout", scale.pick(240, 60)), **how)
+
+    case.__name__ = f"process-{name}"
+    suite.test(reduced=reduced)(case)
+
+
+for name in (
+    "fork-isolation fork-chain many-children quick-children orphan double-fork spawning fork-threads "
+    "exec-self close-everything close-all-early no-rights not-dumpable closes-output few-descriptors locked-memory no-fork-memory main-ends grow"
+).split():
+    process_case(name)
+# A child made by the bare system call has no agent of its own: its parent serves it, and nobody keeps it small.
+process_case("bare-clone", budget=False)
+process_case("bare-grandchild", budget=False)
+process_case("daemon", same_output=False)
+process_case("exit-42", expect=42)
+process_case("crash", expect=-11)
+process_case("abort", expect=-6)
+
+
+# ---- torture
+
+
+@suite.test()
+def torture(world, scale):
+    pages = scale.pick(65536, 8192)
+    server, other = world.serve(3072 * MIB), world.serve(3072 * MIB)
+    for round_, (local, servers) in enumerate([(16 * MIB, [server]), (10 * MIB, [server, other])]):
+        argv = [built("torture"), scale.seed + round_, pages, 4, scale.pick(60000, 3000), scale.pick(200, 12)]
+        local = local * pages // 8192
+        paged = world.run(argv, timeout=scale.pick(600, 120), local=local, servers=servers, options=["--memory", "2900M"])
+        check(paged.code == 0, f"torture ends with {paged.code}: {paged.said()}")
+        within_budget(paged, local, "torture")
+        found = re.search(r"absent (\d+)", paged.err)
+        check(found and int(found.group(1)) > 0, f"nothing was absent\n{paged.said()}")
+        scale.note(f"seed {scale.seed + round_}, {len(servers)} servers, --local {local / MIB:.0f} MiB: {paged.wall:.2f} s, most held {paged.peak_anonymous / MIB:.0f} MiB, {paged.faults()} faults")
+
+
+if __name__ == "__main__":
+    if not PYTHON.exists():
+        raise SystemExit("run tests/programs/setup.sh first")
+    # A program's core file would only slow the tests down.
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    procs.end_with_parent()
+    suite.main()

@@ -1,0 +1,350 @@
+/* Every way in which a process makes, becomes, leaves or outlives another, with memory that does not fit.
+   Usage: processes BALLAST_MIB CASE. Cases end with "ok"; children that outlive their parent write their verdict to the inherited pipe
+   or file that the case names. */
+#include "common.h"
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+extern char **environ;
+
+#define PAGES 4096
+static char *memory;
+static uint64_t base = 100000;
+
+static void fill_all(uint64_t from) { base = from; for (size_t i = 0; i < PAGES; i++) fill_page(memory + i * PAGE, base + i); }
+static void verify_all(const char *who) { for (size_t i = 0; i < PAGES; i++) must_be(memory + i * PAGE, base + i, who); }
+static void verify_some(const char *who, uint64_t seed, int n) { for (int i = 0; i < n; i++) { size_t p = next_random(&seed) % PAGES; must_be(memory + p * PAGE, base + p, who); } }
+static void done(pid_t child) {
+    int status;
+    while (waitpid(child, &status, 0) != child) CHECK(errno == EINTR);
+    if (status != 0) FAIL("a child ended with %#x", status);
+}
+static pid_t bare_clone(void) { return (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL); }
+/* What a child does that has its own copy: it reads, writes, reads again. */
+static void child_work(const char *who) {
+    press();
+    verify_all(who);
+    fill_all(base + 1000000);
+    press();
+    verify_all(who);
+}
+
+static void fork_isolation(void) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) { child_work("child"); _exit(0); }
+    verify_some("parent beside its child", 1, 2000);
+    fill_all(base + 2000000);
+    press();
+    verify_all("parent after its writes");
+    done(child);
+    verify_all("parent after its child");
+}
+static void fork_chain(void) {
+    for (int depth = 0; depth < 4; depth++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child) { verify_some("link of the chain", depth, 500); done(child); verify_all("link of the chain, after"); if (depth) _exit(0); return; }
+        verify_some("end of the chain", depth + 100, 500);
+        for (size_t i = 0; i < PAGES; i += 7) must_be(memory + i * PAGE, base + i, "chain");
+        fill_all(base + 10000);
+        press();
+    }
+    verify_all("last of the chain");
+    _exit(0);
+}
+static void many_children(void) {
+    pid_t children[24];
+    for (int i = 0; i < 24; i++) {
+        children[i] = fork();
+        CHECK(children[i] >= 0);
+        if (children[i] == 0) { verify_some("one of many", i, 300); for (size_t p = i; p < PAGES; p += 24) fill_page(memory + p * PAGE, 5 + i); for (size_t p = i; p < PAGES; p += 24) must_be(memory + p * PAGE, 5 + i, "own page of one of many"); _exit(0); }
+        fill_page(memory + (i * 31 % PAGES) * PAGE, base + i * 31 % PAGES);
+    }
+    for (int i = 0; i < 24; i++) done(children[i]);
+    verify_all("parent of many");
+}
+static void quick_children(void) {
+    for (int i = 0; i < 100; i++) { pid_t child = fork(); CHECK(child >= 0); if (child == 0) _exit(0); done(child); }
+    for (int i = 0; i < 30; i++) { pid_t child = fork(); CHECK(child >= 0); if (child == 0) { execl("/bin/true", "true", NULL); _exit(9); } done(child); }
+    verify_all("parent of short lives");
+}
+static void bare(void) {
+    pid_t child = bare_clone();
+    CHECK(child >= 0);
+    if (child == 0) { child_work("child of a bare clone"); syscall(SYS_exit_group, 0); }
+    fill_all(base + 3000000);
+    press();
+    done(child);
+    verify_all("parent of a bare clone");
+}
+static void bare_grandchild(void) {
+    pid_t child = bare_clone();
+    CHECK(child >= 0);
+    if (child == 0) {
+        pid_t grandchild = bare_clone();
+        if (grandchild == 0) { child_work("grandchild of bare clones"); syscall(SYS_exit_group, 0); }
+        verify_some("child of a bare clone", 5, 500);
+        int status;
+        if (wait4(grandchild, &status, 0, NULL) != grandchild || status) syscall(SYS_exit_group, 4);
+        verify_all("child of a bare clone after its own child");
+        syscall(SYS_exit_group, 0);
+    }
+    done(child);
+    verify_all("grandparent");
+}
+/* The verdict of a process whose parent is gone comes through a pipe. */
+static void await_verdict(int fd, pid_t child) {
+    char text[200] = "";
+    size_t n = 0;
+    ssize_t r;
+    while ((r = read(fd, text + n, sizeof text - 1 - n)) > 0) n += r;
+    if (child) { int status; waitpid(child, &status, 0); }
+    if (strcmp(text, "ok") != 0) FAIL("the orphan says `%s`", text);
+}
+static void orphan(pid_t (*make)(void), const char *who) {
+    int fd[2];
+    CHECK(pipe(fd) == 0);
+    /* The parent that goes is itself a child of ours, so that somebody is left to judge. */
+    pid_t middle = fork();
+    CHECK(middle >= 0);
+    if (middle == 0) {
+        close(fd[0]);
+        verify_some("middle", 9, 200);
+        press();
+        pid_t child = make();
+        if (child == 0) { child_work(who); CHECK(write(fd[1], "ok", 2) == 2); syscall(SYS_exit_group, 0); }
+        syscall(SYS_exit_group, 0); /* at once */
+    }
+    close(fd[1]);
+    await_verdict(fd[0], middle);
+    verify_all("grandparent of an orphan");
+}
+static void daemonise(void) {
+    int fd[2];
+    CHECK(pipe(fd) == 0);
+    pid_t first = fork();
+    CHECK(first >= 0);
+    if (first == 0) {
+        close(fd[0]);
+        setsid();
+        pid_t second = fork();
+        if (second) _exit(0);
+        CHECK(chdir("/") == 0);
+        int null = open("/dev/null", O_RDWR);
+        dup2(null, 0); dup2(null, 1);
+        child_work("daemon");
+        CHECK(write(fd[1], "ok", 2) == 2);
+        _exit(0);
+    }
+    close(fd[1]);
+    await_verdict(fd[0], first);
+    verify_all("who started the daemon");
+}
+static void libc_daemon(void) {
+    /* daemon(3): the first process of the run ends, the daemon goes on alone. */
+    printf("daemon starts\n"); fflush(stdout);
+    CHECK(daemon(1, 1) == 0);
+    child_work("daemon(3)");
+}
+static void vforks(void) {
+    for (int i = 0; i < 20; i++) {
+        pid_t child = vfork();
+        if (child == 0) { execl("/bin/true", "true", NULL); _exit(9); }
+        done(child);
+        verify_some("around a vfork", i, 100);
+        pid_t spawned;
+        char *argv[] = {"sh", "-c", "exit 0", NULL};
+        CHECK(posix_spawn(&spawned, "/bin/sh", NULL, NULL, argv, environ) == 0);
+        done(spawned);
+        CHECK(system("exit 0") == 0);
+        FILE *p = popen("echo hello", "r");
+        char line[64];
+        CHECK(p && fgets(line, sizeof line, p) && strcmp(line, "hello\n") == 0 && pclose(p) == 0);
+    }
+    verify_all("after all spawning");
+}
+static volatile int stop;
+static void *toucher(void *arg) {
+    uint64_t seed = (uintptr_t)arg;
+    while (!stop) { size_t p = next_random(&seed) % PAGES; must_be(memory + p * PAGE, base + p, "a thread beside forks"); }
+    return NULL;
+}
+static void *presser(void *arg) { (void)arg; while (!stop) press(); return NULL; }
+static void fork_threads(void) {
+    pthread_t t[3];
+    CHECK(pthread_create(&t[0], NULL, toucher, (void *)1) == 0);
+    CHECK(pthread_create(&t[1], NULL, toucher, (void *)2) == 0);
+    CHECK(pthread_create(&t[2], NULL, presser, NULL) == 0);
+    for (int i = 0; i < 30; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) { verify_some("child of a threaded program", i, 400); for (size_t p = 0; p < PAGES; p += 3) fill_page(memory + p * PAGE, 77); for (size_t p = 0; p < PAGES; p += 3) must_be(memory + p * PAGE, 77, "own writes"); char *m = malloc(1 << 22); memset(m, 5, 1 << 22); free(m); _exit(0); }
+        done(child);
+    }
+    stop = 1;
+    for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
+    verify_all("after forks among threads");
+}
+static void exec_self(char **argv, int generations) {
+    char n[16];
+    snprintf(n, sizeof n, "%d", generations);
+    if (generations > 0) { char *args[] = {argv[0], argv[1], "exec-self", n, NULL}; execv("/proc/self/exe", args); FAIL("exec"); }
+}
+static void close_everything(void) {
+    for (int i = 3; i < 1024; i++) close(i);
+    if (close_range(3, ~0U, 0) != 0) CHECK(errno == ENOSYS);
+    press(); verify_all("after closing every descriptor");
+    close(0);
+    int fd = open("/dev/null", O_RDWR);
+    CHECK(fd == 0);
+    /* Descriptors that the program opens afterwards are its own. */
+    for (int i = 0; i < 64; i++) { int f = open("/dev/null", O_RDWR); CHECK(f == 3 + i); }
+    for (int i = 0; i < 64; i++) CHECK(close(3 + i) == 0);
+    fill_all(base + 5000000); press(); verify_all("after closing and writing");
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) { close_range(3, ~0U, 0); child_work("child that closed everything"); _exit(0); }
+    done(child);
+}
+static void close_all_early(void) { close_range(3, ~0U, 0); }
+static void closes_output(void) {
+    /* Whoever reads our output must see its end when we close it, though we go on. */
+    int fd[2];
+    CHECK(pipe(fd) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) { close(fd[0]); char *m = map_pages(PAGES); for (size_t i = 0; i < PAGES; i++) fill_page(m + i * PAGE, i + 1); press(); close(fd[1]); for (;;) pause(); }
+    close(fd[1]);
+    char c;
+    CHECK(read(fd[0], &c, 1) == 0);
+    kill(child, SIGKILL);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+}
+static void few_descriptors(void) {
+    struct rlimit few = {8, 8};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    int n = 0;
+    while (open("/dev/null", O_RDONLY) >= 0) n++;
+    CHECK(n == 5);
+    press(); verify_all("with no descriptor left");
+    close(7); close(6); close(5);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) { child_work("child with few descriptors"); _exit(0); }
+    done(child);
+}
+static void no_rights(void) {
+    if (geteuid() != 0) { return; }
+    CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+    CHECK(getuid() == 65534);
+}
+static void *after_main(void *arg) {
+    usleep(20000);
+    (void)arg;
+    press(); verify_all("after main has ended");
+    char *more = map_pages(PAGES * 2);
+    for (size_t i = 0; i < PAGES * 2; i++) fill_page(more + i * PAGE, i + 1);
+    press();
+    for (size_t i = 0; i < PAGES * 2; i++) must_be(more + i * PAGE, i + 1, "grown after main has ended");
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) { child_work("child of a thread after main"); _exit(0); }
+    done(child);
+    printf("ok\n");
+    fflush(stdout);
+    _exit(0);
+}
+static void locked_memory(void) {
+    CHECK(mlock(memory, 64 * PAGE) == 0 || errno == ENOMEM || errno == EPERM);
+    press(); verify_all("partly locked");
+    CHECK(munlock(memory, 64 * PAGE) == 0);
+    press(); verify_all("unlocked");
+}
+static void no_fork_memory(void) {
+    char *gone = map_pages(512), *wiped = map_pages(512);
+    for (size_t i = 0; i < 512; i++) { fill_page(gone + i * PAGE, 1 + i); fill_page(wiped + i * PAGE, 1 + i); }
+    press();
+    CHECK(madvise(gone, 512 * PAGE, MADV_DONTFORK) == 0);
+    CHECK(madvise(wiped, 512 * PAGE, MADV_WIPEONFORK) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        for (size_t i = 0; i < 512; i++) must_be(wiped + i * PAGE, 0, "MADV_WIPEONFORK in the child");
+        unsigned char vec;
+        CHECK(mincore(gone, PAGE, &vec) == -1 && errno == ENOMEM);
+        char *other = mmap(gone, 512 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        CHECK(other == gone);
+        for (size_t i = 0; i < 512; i++) must_be(gone + i * PAGE, 0, "memory in the place of MADV_DONTFORK");
+        child_work("child without some of the memory");
+        for (size_t i = 0; i < 512; i++) must_be(gone + i * PAGE, 0, "memory in the place of MADV_DONTFORK, later");
+        _exit(0);
+    }
+    done(child);
+    for (size_t i = 0; i < 512; i++) { must_be(gone + i * PAGE, 1 + i, "MADV_DONTFORK in the parent"); must_be(wiped + i * PAGE, 1 + i, "MADV_WIPEONFORK in the parent"); }
+}
+
+/* Touches fresh memory as fast as it can: one large mapping in huge pages, then many small ones. */
+static void grow(void) {
+    char *big = mmap(NULL, 256 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(big != MAP_FAILED);
+    madvise(big, 256 * MIB, MADV_HUGEPAGE);
+    memset(big, 7, 256 * MIB);
+    enum { PARTS = 256 };
+    char *part[PARTS];
+    for (int i = 0; i < PARTS; i++) { part[i] = map_pages(MIB / PAGE); memset(part[i], i, MIB); }
+    for (int i = 0; i < PARTS; i++) for (size_t k = 0; k < MIB; k += 509) CHECK(part[i][k] == (char)i);
+    for (size_t k = 0; k < 256 * MIB; k += 509) CHECK(big[k] == 7);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc >= 3);
+    const char *c = argv[2];
+    int left = argc > 3 ? atoi(argv[3]) : 3;
+    /* Before any memory is needed. */
+    if (!strcmp(c, "close-all-early")) close_all_early();
+    if (!strcmp(c, "no-rights")) no_rights();
+    if (!strcmp(c, "not-dumpable")) prctl(PR_SET_DUMPABLE, 0);
+    memory = map_pages(PAGES);
+    fill_all(100000);
+    ballast(strtoul(argv[1], NULL, 0) * MIB);
+    press(); press();
+    fprintf(stderr, "absent %zu\n", absent_pages(memory, PAGES));
+    verify_all("at the start");
+    press();
+    if (!strcmp(c, "fork-isolation")) fork_isolation();
+    else if (!strcmp(c, "fork-chain")) fork_chain();
+    else if (!strcmp(c, "many-children")) many_children();
+    else if (!strcmp(c, "quick-children")) quick_children();
+    else if (!strcmp(c, "bare-clone")) bare();
+    else if (!strcmp(c, "bare-grandchild")) bare_grandchild();
+    else if (!strcmp(c, "orphan")) orphan(fork, "orphan");
+    else if (!strcmp(c, "bare-orphan")) orphan(bare_clone, "orphan of a bare clone");
+    else if (!strcmp(c, "double-fork")) daemonise();
+    else if (!strcmp(c, "daemon")) libc_daemon();
+    else if (!strcmp(c, "spawning")) vforks();
+    else if (!strcmp(c, "fork-threads")) fork_threads();
+    else if (!strcmp(c, "exec-self")) exec_self(argv, left - 1);
+    else if (!strcmp(c, "close-everything")) close_everything();
+    else if (!strcmp(c, "close-all-early") || !strcmp(c, "no-rights") || !strcmp(c, "not-dumpable")) { fork_isolation(); }
+    else if (!strcmp(c, "closes-output")) closes_output();
+    else if (!strcmp(c, "few-descriptors")) few_descriptors();
+    else if (!strcmp(c, "locked-memory")) locked_memory();
+    else if (!strcmp(c, "no-fork-memory")) no_fork_memory();
+    else if (!strcmp(c, "main-ends")) { pthread_t t; pthread_create(&t, NULL, after_main, NULL); pthread_exit(NULL); }
+    else if (!strcmp(c, "grow")) grow();
+    else if (!strcmp(c, "crash")) { *(volatile int *)8 = 1; }
+    else if (!strcmp(c, "abort")) abort();
+    else if (!strcmp(c, "exit-42")) exit(42);
+    else if (!strcmp(c, "steady")) { printf("steady\n"); fflush(stdout); for (;;) { press(); verify_some("steady", 3, 500); } }
+    else FAIL("no such case: %s", c);
+    printf("ok\n");
+    return 0;
+}
