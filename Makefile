@@ -23,7 +23,7 @@ test: ## everything: formatting, lints, tests, real programs, failures (about 15
 
 test-unit: ## the Rust tests alone
 	@scripts/setup.sh test
-	@python3 scripts/test.py unit
+	@python3 scripts/test.py build unit
 
 test-programs: ## the real programs at full size (needs about 8 GB of memory)
 	@scripts/setup.sh test

@@ -26,21 +26,30 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The library, built and installed under a directory of this test's own.
+/// Where the library lies: beside the binary that `RAMPOOL_BIN` names, as `make test` does once it has built everything; otherwise it is built here,
+/// since tests of a library that Rust programs cannot link do not build it.
+fn built() -> PathBuf {
+    if let Some(binary) = std::env::var_os("RAMPOOL_BIN") {
+        let profile_dir = here().join("../..").join(binary).parent().unwrap().to_path_buf();
+        assert!(profile_dir.join("librampool.so").exists(), "no librampool.so in {}, where RAMPOOL_BIN points", profile_dir.display());
+        return profile_dir;
+    }
+    let profile_dir = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_path_buf();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--offline", "--package", "rampool-capi", "--lib", "--target-dir"]).arg(profile_dir.parent().unwrap());
+    if profile_dir.ends_with("release") {
+        build.arg("--release");
+    }
+    run(build.current_dir(here()));
+    profile_dir
+}
+
+/// The library, installed under a directory of this test's own.
 fn installed() -> &'static Path {
     static PREFIX: OnceLock<tempfile::TempDir> = OnceLock::new();
     let prefix = PREFIX.get_or_init(|| {
         let prefix = tempfile::tempdir().unwrap();
-        // Tests of a library that Rust programs cannot link do not build it.
-        let profile_dir = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_path_buf();
-        let mut build = Command::new(env!("CARGO"));
-        build
-            .args(["build", "--quiet", "--offline", "--package", "rampool-capi", "--lib", "--target-dir"])
-            .arg(profile_dir.parent().unwrap());
-        if profile_dir.ends_with("release") {
-            build.arg("--release");
-        }
-        run(build.current_dir(here()));
+        let profile_dir = built();
         run(Command::new(here().join("pkg/install.sh")).arg(&profile_dir).arg(prefix.path()));
         prefix
     });

@@ -45,7 +45,7 @@ pub(super) struct MoveIn {
 const FAULTS_OF_A_CHOICE: u32 = 64;
 
 impl<B: Backing> Pager<B> {
-    /// How pages shall be installed; the default is [`InstallBy::Auto`].
+    /// How pages shall be installed; the default is [`InstallBy::Copy`].
     pub fn install_by(&mut self, choice: InstallBy) {
         self.move_in.choice = choice;
     }
