@@ -3,6 +3,7 @@
 Every wait has a deadline. A run that passes its deadline is a hang: the stacks of all its processes go into the failure, then they are killed.
 """
 
+import collections
 import hashlib
 import os
 import re
@@ -60,12 +61,17 @@ def free_port():
         return s.getsockname()[1]
 
 
+LASTING_S = 0.25
+
+
 class Outcome:
     """How a run ended, and what was seen of it."""
 
-    def __init__(self, code, out, err, wall, peak_rss, peak_anonymous, pids):
+    def __init__(self, code, out, err, wall, peak_rss, peak_anonymous, lasting_anonymous, pids):
         self.code, self.out, self.err, self.wall = code, out, err, wall
-        self.peak_rss, self.peak_anonymous, self.pids = peak_rss, peak_anonymous, pids
+        self.peak_rss, self.pids = peak_rss, pids
+        # The most that a managed process held at any moment, and the most that one held for LASTING_S without a break.
+        self.peak_anonymous, self.lasting_anonymous = peak_anonymous, lasting_anonymous
 
     def text(self):
         return self.out.read_text(errors="replace")
@@ -172,7 +178,7 @@ class Running:
     def __init__(self, world, process, out, err, local):
         self.world, self.process, self.out, self.err, self.local = world, process, out, err, local
         self.started = time.monotonic()
-        self.peaks, self.done = {}, threading.Event()
+        self.peaks, self.lasting, self.done = {}, 0, threading.Event()
         self.sampler = None
         if local is not None:
             self.sampler = threading.Thread(target=self._sample, daemon=True)
@@ -180,7 +186,7 @@ class Running:
 
     def _sample(self):
         binary = str(rampool_binary())
-        managed, looked = [], 0.0
+        managed, looked, recent = [], 0.0, {}
         while not self.done.is_set():
             now = time.monotonic()
             if now - looked > 0.05:
@@ -196,6 +202,13 @@ class Running:
                 seen = procs.anonymous_bytes(pid)
                 if seen > self.peaks.get(pid, 0):
                     self.peaks[pid] = seen
+                window = recent.setdefault(pid, collections.deque())
+                window.append((now, seen))
+                # The window reaches back at least that far, and no farther than it must.
+                while len(window) > 1 and window[1][0] <= now - LASTING_S:
+                    window.popleft()
+                if window[0][0] <= now - LASTING_S:
+                    self.lasting = max(self.lasting, min(held for _, held in window))
             self.done.wait(0.004)
 
     def managed_pids(self, count=1, timeout=20):
@@ -249,4 +262,4 @@ class Running:
         if self.sampler:
             self.sampler.join(10)
         err = self.said()
-        return Outcome(self.process.returncode, self.out, err, wall, usage.ru_maxrss * 1024, max(self.peaks.values(), default=0), list(self.peaks))
+        return Outcome(self.process.returncode, self.out, err, wall, usage.ru_maxrss * 1024, max(self.peaks.values(), default=0), self.lasting, list(self.peaks))

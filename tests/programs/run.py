@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "work"))
 import redis_work  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.suite import Suite  # noqa: E402
-from harness.world import MIB, ROOT, Failure, built, check, free_port  # noqa: E402
+from harness.world import LASTING_S, MIB, ROOT, Failure, built, check, free_port  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 PYTHON = ROOT / ".venv/bin/python"
@@ -25,12 +25,12 @@ suite = Suite("unmodified programs")
 
 
 def within_budget(outcome, local, what):
-    # What a process may hold beyond --local for a moment: fresh memory that was mapped and touched before the agent looked again.
-    slack = max(32 * MIB, local // 8)
-    check(
-        outcome.peak_anonymous <= local + slack,
-        f"{what}: a process held {outcome.peak_anonymous / MIB:.1f} MiB of anonymous memory with --local {local / MIB:.1f} MiB and {slack // MIB} MiB of slack",
-    )
+    # Fresh memory can be mapped and touched before the agent looks again: that is over in a moment, however long the machine kept the agent waiting.
+    for held, slack, how in ((outcome.lasting_anonymous, max(32 * MIB, local // 8), f"for {LASTING_S} s"), (outcome.peak_anonymous, 128 * MIB, "for a moment")):
+        check(
+            held <= local + slack,
+            f"{what}: a process held {held / MIB:.1f} MiB of anonymous memory {how} with --local {local / MIB:.1f} MiB and {slack // MIB} MiB of slack",
+        )
 
 
 def both_shares(world, scale, argv, *, timeout, env=None, shares=(0.5, 0.25), memory=None, options=()):
