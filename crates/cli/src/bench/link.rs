@@ -68,8 +68,10 @@ impl Link {
             let mut arguments = vec!["qdisc", "add", "dev", device, "root", "tbf"];
             arguments.extend(rate.bucket());
             tool(namespace, "tc", &arguments)?;
-            // The kernel's own default, whatever this machine is set to: BBR takes the few microseconds between two namespaces for the link's round trip.
-            tool(namespace, "sh", &["-c", "echo cubic > /proc/sys/net/ipv4/tcp_congestion_control"])?;
+            // The kernel's own default, or the one every kernel has, whatever this machine is set to: BBR takes the few microseconds between two namespaces
+            // for the link's round trip.
+            let choose = "for name in cubic reno; do echo $name > /proc/sys/net/ipv4/tcp_congestion_control && exit; done 2> /dev/null; exit 1";
+            tool(namespace, "sh", &["-c", choose])?;
         }
         Ok(Self { rate, there })
     }
