@@ -33,7 +33,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
     let server = Service::memory_server(&place, 1 << 30, Duration::ZERO)?;
     let options = ["--local", "4G", "--memory", "512M", "--server", &server.address].map(str::to_owned);
-    let lines = Lines::make(common.pick(200_000_000, 2_000_000))?;
+    let lines = Lines::make(common.pick(200_000_000, 2_000_000), 16..80)?;
     let sort = Program {
         name: "GNU sort, 200 MB",
         argv: ["sort", "-S", "1G", "--parallel=2"].into_iter().map(Into::into).chain([lines.path.clone().into()]).collect(),

@@ -8,7 +8,7 @@ mod redis;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rampool_proto::units::ByteLen;
 use serde_json::json;
 
@@ -78,9 +78,11 @@ pub fn run(args: &Args) -> Result<i32> {
 
     if wanted("GNU sort") {
         let size = common.pick(1_000_000_000, 24_000_000);
-        let lines = Lines::make(size)?;
-        let argv = ["sort", "-S", "4G", "--parallel=2"].into_iter().map(Into::into).chain([lines.path.clone().into()]).collect();
-        bench.program(&mut report, &Program { name: "GNU sort, 1 GB", argv }, Some(Reach::AtMost(4.0)), None)?;
+        for (name, digits) in [("GNU sort, 1 GB, lines of 1 kB", 500..1500), ("GNU sort, 1 GB, lines of 48 B", 16..80)] {
+            let lines = Lines::make(size, digits)?;
+            let argv = ["sort", "-S", "4G", "--parallel=2"].into_iter().map(Into::into).chain([lines.path.clone().into()]).collect();
+            bench.program(&mut report, &Program { name, argv }, Some(Reach::AtMost(4.0)), None)?;
+        }
     }
     let twice = Some(Reach::AtMost(0.5));
     for (program, against_swap) in [
@@ -125,9 +127,14 @@ impl Bench<'_> {
         let (mut native, mut paged, mut swapped) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.args.common.pick(self.args.rounds, 1) {
             native.push(trial::must(program.native(), self.deadline)?.wall_s);
-            let trial = trial::must(program.paged(&options)?, self.deadline * 2)?;
-            trial.same_output(&first, name)?;
-            paged.push(trial.wall_s);
+            match trial::run(program.paged(&options)?, self.deadline * 2)? {
+                Outcome::Done(trial) => {
+                    trial.same_output(&first, name)?;
+                    paged.push(trial.wall_s);
+                }
+                Outcome::Killed(signal) => bail!("{name}: under rampool it was ended by signal {signal}"),
+                Outcome::NoEnd(seconds) => report.note(format!("{name}: with rampool there was no end in {seconds} s")),
+            }
             if let Some(swap) = &self.swap {
                 match swap.limit(local)?.run(program.native(), self.deadline)? {
                     Outcome::Done(trial) => {
@@ -140,9 +147,13 @@ impl Bench<'_> {
             }
         }
         tell(report, name, "s", self.args.local_percent, [&native, &paged, &swapped]);
-        report.ratio(&format!("{name}: rampool / native"), &paged, &native, against_native);
+        if !paged.is_empty() {
+            report.ratio(&format!("{name}: rampool / native"), &paged, &native, against_native);
+        }
         if !swapped.is_empty() {
             report.ratio(&format!("{name}: swap / native"), &swapped, &native, None);
+        }
+        if !paged.is_empty() && !swapped.is_empty() {
             report.ratio(&format!("{name}: rampool / swap"), &paged, &swapped, against_swap);
         }
         Ok(())

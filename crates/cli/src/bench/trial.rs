@@ -2,8 +2,10 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
 use std::hash::Hasher;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -176,16 +178,22 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// About `bytes` bytes of lines of 16 to 79 hexadecimal digits.
-    pub fn make(bytes: usize) -> Result<Self> {
+    /// About `bytes` bytes of lines with that many random hexadecimal digits each.
+    pub fn make(bytes: usize, digits: Range<usize>) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("rampool-bench-{}.lines", std::process::id()));
         let new = Self { path };
-        let mut text = String::with_capacity(bytes + 128);
+        let mut text = String::with_capacity(bytes + digits.end + 32);
         let mut n = 0;
         while text.len() < bytes {
-            let length = 16 + usize::try_from(word(3, n) % 64).expect("below 64");
-            let digits: String = (0..5).map(|part| format!("{:016x}", word(4, n * 8 + part))).collect();
-            text.push_str(&digits[..length]);
+            let spread = u64::try_from(digits.len())?;
+            let end = text.len() + digits.start + usize::try_from(word(3, n) % spread)?;
+            for part in 0.. {
+                if text.len() >= end {
+                    break;
+                }
+                write!(text, "{:016x}", word(4, (n << 8) + part))?;
+            }
+            text.truncate(end);
             text.push('\n');
             n += 1;
         }
