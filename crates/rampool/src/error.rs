@@ -21,6 +21,14 @@ pub enum ConnectError {
     Placement(#[from] PlacementError),
 }
 
+impl ConnectError {
+    /// Whether trying again makes sense: the server was there, and the way to it broke.
+    pub(crate) fn may_pass(&self) -> bool {
+        let Self::Server { reason, .. } = self else { return false };
+        matches!(reason, ConnectReason::Broken(_) | ConnectReason::Lost { reason: LostReason::Closed | LostReason::Io(_), .. })
+    }
+}
+
 /// Why one server could not be made part of a pool.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -30,6 +38,9 @@ pub enum ConnectReason {
     /// Nobody listens there, no route, a wrong key, a version that does not fit: whatever ends a connection before it is usable.
     #[error("{0}")]
     Link(String),
+    /// Somebody listens there, but the connection broke before it was usable. It may work the next time.
+    #[error("{0}")]
+    Broken(String),
     #[error("no answer to {operation} within {deadline:?}")]
     Deadline { operation: Operation, deadline: Duration },
     #[error("it lends {free} at most, {wanted} are wanted")]

@@ -94,6 +94,9 @@ unsafe impl Send for Pool {}
 impl Pool {
     /// Connects to every server and opens, or joins, the lease. Blocks, for each server at most `connect_deadline` and a name's resolution.
     ///
+    /// Who joins a lease has memory that depends on it: where a connection breaks meanwhile, it is tried again for as long as a server may leave a
+    /// request unanswered (`op_deadline`).
+    ///
     /// A new lease is shared by the servers as their specifications say; what one without a named amount cannot give, the others are asked for.
     ///
     /// # Errors
@@ -101,7 +104,15 @@ impl Pool {
     pub fn connect(config: &PoolConfig) -> Result<Self, ConnectError> {
         match &config.lease {
             LeaseRequest::Open { servers, bytes, name } => Self::open(config, servers, *bytes, name),
-            LeaseRequest::Attach { ticket, name } => Self::attach(config, ticket, name),
+            LeaseRequest::Attach { ticket, name } => {
+                let until = Instant::now() + config.op_deadline;
+                loop {
+                    match Self::attach(config, ticket, name) {
+                        Err(error) if error.may_pass() && Instant::now() < until => std::thread::sleep(comeback::PAUSE),
+                        done => return done,
+                    }
+                }
+            }
         }
     }
 
@@ -204,6 +215,11 @@ impl Pool {
         let fail = |error| {
             let reason = match error {
                 HandshakeError::TimedOut => ConnectReason::Deadline { operation: Operation::Connect, deadline: config.connect_deadline },
+                broken @ (HandshakeError::Closed | HandshakeError::Io(_)) => ConnectReason::Broken(broken.to_string()),
+                // Accepted and ended in the same moment.
+                HandshakeError::Connect(error) if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
+                    ConnectReason::Broken(error.to_string())
+                }
                 other => ConnectReason::Link(other.to_string()),
             };
             ConnectError::Server { server: name.clone(), reason }

@@ -426,6 +426,26 @@ fn what_arrives_late_over_a_replaced_connection_changes_nothing() {
     server.check();
 }
 
+/// Whoever joins a lease has memory that depends on it: a link that breaks just then is tried again.
+#[test]
+fn a_link_that_is_cut_while_a_lease_is_joined_is_made_again() {
+    let server = serve(64 * MIB);
+    let relay = Relay::start(address_of(&server), Cut::Clean, 0);
+    let pool = Pool::connect(&through(&relay, 32 * MIB)).unwrap();
+    let mut attach = PoolConfig::attach(pool.lease_ticket(), "second");
+    relay.lose_answer();
+    let mut second = Pool::connect(&attach).unwrap();
+    assert_eq!(relay.cuts(), 1);
+    exercise(&mut second, 12, 50);
+    // For so long and no longer.
+    relay.refuse();
+    attach.op_deadline = Duration::from_millis(300);
+    match Pool::connect(&attach).err().unwrap() {
+        ConnectError::Server { reason: ConnectReason::Broken(_) | ConnectReason::Lost { .. }, .. } => {}
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_link_that_stays_cut_is_a_lost_server() {
     let server = serve(64 * MIB);

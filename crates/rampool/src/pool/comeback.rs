@@ -19,7 +19,7 @@ use crate::transport::{Connecting, Handshake, HandshakeError, Link, LocalPolicy,
 /// One attempt may take this long; a lost packet of it is sent again after a second by the kernel.
 const ATTEMPT: Duration = Duration::from_millis(2500);
 /// The pause after an attempt that failed.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
 /// The number of the one request that this makes; no request of a pool has it.
 const ATTACH: u64 = u64::MAX;
 
