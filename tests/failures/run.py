@@ -44,7 +44,7 @@ def free_bytes(address, *options):
     return answer.get("status", answer)["free_bytes"]
 
 
-def wait_until(what, condition, seconds=60):
+def wait_until(what, condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         check(time.monotonic() < deadline, f"after {seconds} s: not {what}")
@@ -294,7 +294,7 @@ def memory_of_a_process_returns_while_its_run_goes_on(world, scale):
     os.close(read_end)
     running.wait_for("done", 120)
     used = lambda: (answer := status(server.address)).get("status", answer)["used_bytes"]
-    wait_until("the workers' pages are freed", lambda: used() < 8 * MIB, 20)
+    wait_until("the workers' pages are freed", lambda: used() < 8 * MIB, 60)
     os.close(write_end)
     outcome = running.finish(30)
     check(outcome.code == 0, f"{outcome.code} {outcome.said()}")
@@ -322,9 +322,9 @@ def daemon_keeps_its_memory(world, scale):
             wait_until("the daemon has looked", lambda: seen("right") or seen("wrong") or not os.path.exists(f"/proc/{Path(f'{mark}.pid').read_text()}"))
             check(seen("right"), f"{when}, {'named' if servers else 'private'} server: the daemon lost its memory")
             if servers:
-                wait_until("the lease is given back", lambda: free_bytes(server.address) == 400 * MIB, 20)
+                wait_until("the lease is given back", lambda: free_bytes(server.address) == 400 * MIB, 60)
     left = lambda: [p for p in procs.descendants(os.getpid()) if "rampool" in procs.command_of(p) and str(server.address) not in procs.command_of(p)]
-    wait_until("nothing is left of the runs", lambda: not left(), 20)
+    wait_until("nothing is left of the runs", lambda: not left(), 60)
 
 
 # ---- no room
