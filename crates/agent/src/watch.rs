@@ -135,14 +135,10 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
     }
     let pinned = scan::thread_table().map(|(start, end)| scanner.pin(start, end));
     let spare = Spare::hold(SPARE_DESCRIPTORS);
-    match start_pager(settings, inheritance, tools, scanner) {
+    match start_pager(settings, inheritance, tools, scanner, pinned) {
         Ok((mut pager, mut keeper)) => {
             READY.store(true, Ordering::Release);
             drop(spare);
-            if let Some((start, end)) = pinned {
-                // A child inherits these pages as managed; they are resident, and stay so.
-                pager.forget(start, end);
-            }
             keeper.adopt_new_memory(&mut pager);
             transition.complete();
             pager.run(&mut keeper);
@@ -182,6 +178,7 @@ fn start_pager(
     inheritance: Option<Inheritance>,
     tools: Tools,
     scanner: scan::Scanner,
+    pinned: Option<(usize, usize)>,
 ) -> Result<(Pager<Pool>, Keeper), String> {
     let mut config = PoolConfig::attach(settings.ticket.clone(), report::program_name());
     config.op_deadline = Duration::from_millis(settings.op_deadline_ms);
@@ -219,7 +216,8 @@ fn start_pager(
     let mut pager =
         Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats).map_err(|error| error.to_string())?;
     if let Some(memory) = memory {
-        pager.take_over(&memory);
+        // A child inherits the pinned pages as managed; they are resident, and stay so.
+        pager.take_over(&memory, pinned);
     }
     Ok((pager, Keeper::new(settings, scanner, tools.counter, signature)))
 }

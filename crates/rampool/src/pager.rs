@@ -203,10 +203,15 @@ impl<B: Backing> Pager<B> {
         })
     }
 
-    /// Goes on in a forked child, with the managed memory that its parent handed over. Resident pages count as dirty.
-    pub fn take_over(&mut self, memory: &ChildMemory) {
+    /// Goes on in a forked child, with the managed memory that its parent handed over. Resident pages count as dirty. What lies in `stays` is present,
+    /// and is managed no longer: forgotten only afterwards, it could have left by then, and its content would be gone.
+    pub fn take_over(&mut self, memory: &ChildMemory, stays: Option<(usize, usize)>) {
         self.space = AddressSpace::from_spans(&memory.spans);
-        for span in &memory.spans {
+        if let Some((start, end)) = stays {
+            self.space.extents_in(start, end, |at, extent| self.faults.unmanage(at, extent.count as usize * OS_PAGE_BYTES));
+            self.space.remove(start, end, |_| {});
+        }
+        for span in self.space.spans().to_vec() {
             let extent = Extent::new(span.first, span.pages);
             let resident = self.resident_extents(span.start, extent);
             let remote: Vec<Extent> = memory.absent.iter().filter_map(|e| intersect(*e, extent)).collect();
