@@ -215,6 +215,8 @@ for name in (
 # A child made by the bare system call has no agent of its own: its parent serves it, and nobody keeps it small.
 process_case("bare-clone", budget=False)
 process_case("bare-grandchild", budget=False)
+process_case("killed-parent")
+process_case("killed-bare-parent", budget=False)
 process_case("daemon", same_output=False)
 process_case("exit-42", expect=42)
 process_case("crash", expect=-11)

@@ -651,14 +651,15 @@ impl<B: Backing> Pager<B> {
         Ok(())
     }
 
-    /// Answers a fostered child's faults; returns children that it forked itself.
+    /// Answers a fostered child's faults; returns children that it forked itself. `born` gets their contexts at once.
     ///
     /// # Errors
     /// Why a page could not be had.
-    pub fn serve_foster(&mut self, foster: &mut Foster<B::Region>) -> Result<Vec<Foster<B::Region>>, String> {
+    pub fn serve_foster(&mut self, foster: &mut Foster<B::Region>, born: &mut dyn FnMut(&Uffd)) -> Result<Vec<Foster<B::Region>>, String> {
         let zeroes = self.zeroes.start();
         let mut forked = Vec::new();
         foster.serve(zeroes, &mut |region, extent| self.fetch_now(region, extent), &mut |child, space, absent| {
+            born(&child);
             forked.push((child, space, absent));
         })?;
         forked

@@ -501,7 +501,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
         unsafe { libc::read(self.shared.doorbell.as_raw_fd(), (&raw mut rung).cast(), 8) };
         let mut more = Vec::new();
         for foster in &mut self.fosters {
-            match pager.serve_foster(foster) {
+            match pager.serve_foster(foster, &mut |_| {}) {
                 Ok(children) => more.extend(children),
                 Err(reason) => {
                     eprintln!("rampool: a forked child cannot be served: {reason}");
