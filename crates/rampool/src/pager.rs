@@ -25,6 +25,7 @@ use crate::stats::PagerStats;
 
 mod company;
 mod foresight;
+pub(crate) mod in_thread;
 mod lost;
 mod movein;
 mod spare;
@@ -499,36 +500,42 @@ impl<B: Backing> Pager<B> {
     /// Handles what the servers have to say; whether there was anything.
     pub fn serve_backing(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
         let mut any = false;
-        while let Some(event) = self.deferred.pop_front().or_else(|| self.backing.poll()) {
+        while self.serve_backing_event(supervisor) {
             any = true;
-            match event {
-                BackingEvent::Fetched { token } => {
-                    let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
-                    if token & DEMAND_TOKEN != 0 {
-                        self.demands_in_flight -= 1;
-                        self.company.waited();
-                    }
-                    self.tell(Input::Fetched { fetch });
-                }
-                BackingEvent::Stored { token } => {
-                    let batch = BatchId(id_of(token));
-                    self.tell(Input::Stored { batch });
-                    if !self.refused.is_empty() {
-                        self.retry_refused();
-                    }
-                }
-                BackingEvent::Full { token, reason } => {
-                    if self.refused.is_empty() {
-                        let _ = reason;
-                        self.stats.pool_full();
-                        self.tell(Input::PoolFull(true));
-                    }
-                    self.refused.push(BatchId(id_of(token)));
-                }
-                BackingEvent::Lost { reason } => supervisor.lost(self, reason),
-            }
         }
         any
+    }
+
+    /// As [`serve_backing`](Self::serve_backing), for one thing.
+    fn serve_backing_event(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let Some(event) = self.deferred.pop_front().or_else(|| self.backing.poll()) else { return false };
+        match event {
+            BackingEvent::Fetched { token } => {
+                let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
+                if token & DEMAND_TOKEN != 0 {
+                    self.demands_in_flight -= 1;
+                    self.company.waited();
+                }
+                self.tell(Input::Fetched { fetch });
+            }
+            BackingEvent::Stored { token } => {
+                let batch = BatchId(id_of(token));
+                self.tell(Input::Stored { batch });
+                if !self.refused.is_empty() {
+                    self.retry_refused();
+                }
+            }
+            BackingEvent::Full { token, reason } => {
+                if self.refused.is_empty() {
+                    let _ = reason;
+                    self.stats.pool_full();
+                    self.tell(Input::PoolFull(true));
+                }
+                self.refused.push(BatchId(id_of(token)));
+            }
+            BackingEvent::Lost { reason } => supervisor.lost(self, reason),
+        }
+        true
     }
 
     /// Makes a foster for a child whose fork event was just read. Nothing was installed or moved since its memory was copied.
@@ -977,7 +984,7 @@ fn page_count(bytes: usize) -> u32 {
     u32::try_from(bytes / OS_PAGE_BYTES).expect("a span has fewer than 2^32 pages")
 }
 
-fn sleep_on(fds: &mut [libc::pollfd], time: Duration) {
+pub(crate) fn sleep_on(fds: &mut [libc::pollfd], time: Duration) {
     let timeout = libc::timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(time.subsec_nanos()) };
     // SAFETY: the descriptors and the timeout live across the call, with their true count.
     unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &raw const timeout, std::ptr::null()) };
