@@ -96,6 +96,8 @@ pub struct UffdCatcher {
     features: Features,
     /// `None`: pages are moved.
     copying: Option<Copying>,
+    /// Where the pager's frames lie, and how many bytes.
+    frames: (usize, usize),
     /// `None`: faults are read as events, by the pager's thread.
     in_thread: Option<Slot>,
 }
@@ -133,7 +135,7 @@ impl FaultCatcher {
             }
             let features = wanted.with(Features::SIGBUS);
             let uffd = Arc::new(Uffd::open(scope, features)?);
-            return Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying: None, in_thread: Some(Slot::take()?) }));
+            return Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying: None, frames: (0, 0), in_thread: Some(Slot::take()?) }));
         }
         // Fork events need CAP_SYS_PTRACE, which the rest of the full rung does not.
         if scope == Scope::Everything
@@ -156,7 +158,7 @@ impl FaultCatcher {
             Some(thread) => Some(Copying::new(thread, Arc::clone(&uffd))?),
             None => Some(Copying::new(CopyThread::start()?, Arc::clone(&uffd))?),
         };
-        Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying, in_thread: None }))
+        Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying, frames: (0, 0), in_thread: None }))
     }
 
     #[must_use]
@@ -288,33 +290,37 @@ impl FaultCatcher {
         }
     }
 
-    /// Prepares the pager's own frames to take pages.
+    /// Prepares the pager's own frames, one mapping, to take pages.
     ///
     /// # Errors
     /// The errno.
-    pub fn prepare_frames(&self, start: usize, bytes: usize) -> Result<(), i32> {
+    pub fn prepare_frames(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
         match self {
-            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => uffd.register(start, bytes, false),
+            Self::Uffd(UffdCatcher { uffd, copying: None, frames, .. }) => {
+                *frames = (start, bytes);
+                uffd.register(start, bytes, false)
+            }
             _ => Ok(()),
         }
     }
 
     /// Gives the pager's own frames back to the kernel. Registered memory raises an event when it is emptied, and the caller is the one who
-    /// reads events: so it leaves the context first.
+    /// reads events: so all of them leave the context first. (A part would have to become a mapping of its own, and the program may have all that the
+    /// kernel allows it.)
     ///
     /// # Safety
     /// Nobody needs the content of these frames.
     pub unsafe fn empty_frames(&self, start: usize, bytes: usize) {
         let registered = match self {
-            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => Some(uffd),
+            Self::Uffd(UffdCatcher { uffd, copying: None, frames, .. }) => Some((uffd, *frames)),
             _ => None,
         };
-        if let Some(uffd) = registered {
+        if let Some((uffd, (start, bytes))) = registered {
             uffd.unregister(start, bytes).expect("the pager's own frames are registered");
         }
         // SAFETY: the caller's promise.
         unsafe { advise(start, bytes, Advice::DontNeed) }.expect("the pager's own frames can be emptied");
-        if let Some(uffd) = registered {
+        if let Some((uffd, (start, bytes))) = registered {
             uffd.register(start, bytes, false).expect("the pager's own frames can be registered");
         }
     }

@@ -42,6 +42,8 @@ const FETCH_TOKEN: u64 = 1 << 32;
 const EVENTS_READ_AT_ONCE: usize = 16;
 const EVENTS_KEPT: usize = 1024;
 const ZERO_BYTES: usize = 256 << 10;
+/// A thread that waits for a page does not wait longer than this for the kernel to find room for one.
+const NO_MEMORY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What a pager needs from whoever runs it.
 pub trait Supervisor<B: Backing> {
@@ -98,6 +100,8 @@ pub struct Pager<B: Backing> {
     /// Things to tell the cache once its outputs are drained.
     follow_ups: VecDeque<FollowUp>,
     failed_installs: Vec<Extent>,
+    /// Since when the kernel has had no memory, or no mapping, for any page.
+    refused_since: Option<Instant>,
     demands_in_flight: u32,
     waiting: Waiting,
     stats: PagerStats,
@@ -156,7 +160,7 @@ impl<B: Backing> Pager<B> {
     /// # Errors
     /// When its own memory cannot be had.
     pub fn new(
-        faults: FaultCatcher,
+        mut faults: FaultCatcher,
         pagemap: Pagemap,
         backing: B,
         region: B::Region,
@@ -185,6 +189,7 @@ impl<B: Backing> Pager<B> {
             events: Vec::with_capacity(EVENTS_KEPT),
             follow_ups: VecDeque::new(),
             failed_installs: Vec::new(),
+            refused_since: None,
             demands_in_flight: 0,
             waiting,
             stats,
@@ -260,11 +265,13 @@ impl<B: Backing> Pager<B> {
 
     /// A mapping grew in place (`mremap`, the heap): its new part is registered like the old one, but no span covers it yet.
     fn adopt_around(&mut self, address: usize) {
-        let (mut vmas, mut text) = (Vec::new(), Vec::new());
-        if rampool_sys::maps::read_maps(&mut vmas, &mut text).is_err() {
-            return;
-        }
-        let Some(vma) = vmas.iter().find(|v| v.start <= address && address < v.end) else { return };
+        let mut found = None;
+        let _ = rampool_sys::maps::read_maps(|vma| {
+            if (vma.start..vma.end).contains(&address) {
+                found = Some(*vma);
+            }
+        });
+        let Some(vma) = found else { return };
         let (mut start, mut end) = (vma.start, vma.end);
         self.space.gaps(vma.start, vma.end, |from, to| {
             if from <= address && address < to {
@@ -402,6 +409,14 @@ impl<B: Backing> Pager<B> {
         events.clear();
         self.events = events;
         self.relieve();
+        if self.refused_since.is_some_and(|since| since.elapsed() > NO_MEMORY_DEADLINE) {
+            self.refused_since = None;
+            let reason = format!(
+                "the kernel has had no room for a page for {} s: it is out of memory, or this process has all the mappings that it may have (sysctl vm.max_map_count)",
+                NO_MEMORY_DEADLINE.as_secs()
+            );
+            supervisor.lost(self, reason);
+        }
         any
     }
 
@@ -822,7 +837,7 @@ impl<B: Backing> Pager<B> {
     /// Maps `extent` with the bytes at `from` (zeroes without), page by page where the kernel stops half-way.
     fn install(&mut self, extent: Extent, from: Option<usize>, writable: bool) {
         let mut failed = Vec::new();
-        let (faults, zeroes) = (&mut self.faults, self.zeroes.start());
+        let (faults, zeroes, refused_since) = (&mut self.faults, self.zeroes.start(), &mut self.refused_since);
         self.space.pieces(extent, |piece| {
             let mut done = 0;
             // The kernel takes a range of one mapping only, and advice or protection may have divided ours: then smaller steps find the border.
@@ -833,7 +848,10 @@ impl<B: Backing> Pager<B> {
                     None => (zeroes, (piece.bytes - done).min(ZERO_BYTES).min(most)),
                 };
                 match faults.install(piece.start + done, source, bytes, !writable, from.is_none()) {
-                    Reply::Done => done += bytes,
+                    Reply::Done => {
+                        *refused_since = None;
+                        done += bytes;
+                    }
                     Reply::Partial(part) => done += part,
                     // It is there already: whoever waits may go on.
                     Reply::AlreadyMapped => {
@@ -847,7 +865,10 @@ impl<B: Backing> Pager<B> {
                         done += OS_PAGE_BYTES;
                         most = piece.bytes;
                     }
-                    Reply::MapChanging | Reply::NoMemory => {
+                    reply @ (Reply::MapChanging | Reply::NoMemory) => {
+                        if reply == Reply::NoMemory {
+                            refused_since.get_or_insert_with(Instant::now);
+                        }
                         let first = extent.first.offset(u64::from(piece.offset_pages) + (done / OS_PAGE_BYTES) as u64);
                         failed.push(Extent::new(first, page_count(piece.bytes - done)));
                         break;

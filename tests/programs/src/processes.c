@@ -340,6 +340,18 @@ static void no_fork_memory(void) {
     for (size_t i = 0; i < 512; i++) { must_be(gone + i * PAGE, 1 + i, "MADV_DONTFORK in the parent"); must_be(wiped + i * PAGE, 1 + i, "MADV_WIPEONFORK in the parent"); }
 }
 
+/* As many mappings as the kernel allows (vm.max_map_count), less `spare`: pages by turns closed and readable, none of them touched. */
+static void many_mappings(int spare) {
+    size_t most = 1 << 20;
+    char *area = mmap(NULL, 2 * most * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(area != MAP_FAILED);
+    size_t made = 0;
+    while (made < most && mprotect(area + 2 * made * PAGE, PAGE, PROT_READ) == 0) made++;
+    CHECK(made == most || errno == ENOMEM);
+    /* Each of them has divided the area twice. */
+    for (int i = 0; i < (spare + 1) / 2 && made > 0; i++) CHECK(mprotect(area + 2 * --made * PAGE, PAGE, PROT_NONE) == 0);
+    fprintf(stderr, "%zu mappings made\n", 2 * made);
+}
 /* Touches fresh memory as fast as it can: one large mapping in huge pages, then many small ones. */
 static void grow(void) {
     char *big = mmap(NULL, 256 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -361,6 +373,7 @@ int main(int argc, char **argv) {
     if (!strcmp(c, "close-all-early")) close_all_early();
     if (!strcmp(c, "no-rights")) no_rights();
     if (!strcmp(c, "not-dumpable")) prctl(PR_SET_DUMPABLE, 0);
+    if (!strcmp(c, "many-mappings-first")) many_mappings(48);
     memory = map_pages(PAGES);
     fill_all(100000);
     ballast(strtoul(argv[1], NULL, 0) * MIB);
@@ -388,6 +401,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(c, "close-all-early") || !strcmp(c, "no-rights") || !strcmp(c, "not-dumpable")) { fork_isolation(); }
     else if (!strcmp(c, "closes-output")) closes_output();
     else if (!strcmp(c, "few-descriptors")) few_descriptors();
+    else if (!strcmp(c, "many-mappings")) { many_mappings(0); press(); verify_all("with as many mappings as there can be"); fill_all(base + 4000000); press(); verify_all("the same, written"); }
+    else if (!strcmp(c, "many-mappings-first")) { fill_all(base + 4000000); press(); verify_all("after mappings were many"); }
     else if (!strcmp(c, "locked-memory")) locked_memory();
     else if (!strcmp(c, "no-fork-memory")) no_fork_memory();
     else if (!strcmp(c, "main-ends")) { pthread_t t; pthread_create(&t, NULL, after_main, NULL); pthread_exit(NULL); }
