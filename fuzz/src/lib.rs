@@ -7,6 +7,8 @@
 use rampool::key::Key;
 use rampool::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
+use rampool_proto::share::channel::{Channel, ChannelConfig};
+use rampool_proto::share::message::Message;
 use rampool_proto::units::ByteLen;
 use rampool_proto::wire::{
     AttachLease, Granted, HEADER_BYTES, Header, MAX_BULK_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_TABLE_BYTES, Opcode,
@@ -67,6 +69,34 @@ pub fn control(data: &[u8]) {
     if let Ok(granted) = Granted::parse(data) {
         assert_eq!(granted.encode(), data);
     }
+}
+
+/// A message between ranks of the shared view.
+pub fn message(data: &[u8]) {
+    if let Ok(message) = Message::decode(data) {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        assert_eq!(Message::decode(&bytes), Ok(message));
+    }
+}
+
+/// A datagram at one end of a channel that has something under way, its length and checksum made right, and every other byte as it is.
+pub fn datagram(data: &[u8]) {
+    let mut bytes = data[..data.len().min(usize::from(u16::MAX))].to_vec();
+    if bytes.len() >= 6 {
+        let len = u16::try_from(bytes.len()).expect("cut off above");
+        bytes[..2].copy_from_slice(&len.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes[6..]);
+        bytes[2..6].copy_from_slice(&checksum.to_le_bytes());
+    }
+    let mut channel = Channel::new(ChannelConfig::default(), 0);
+    channel.send(&[7; 4000]);
+    while channel.poll(0).is_some() {}
+    let mut out = Vec::new();
+    let _ = channel.receive(&bytes, 100, &mut out);
+    assert!(out.iter().map(Vec::len).sum::<usize>() <= bytes.len());
+    // It goes on: it answers, repeats, or gives the peer up.
+    while channel.poll(1_000).is_some() {}
 }
 
 /// Prefaces, and what both sides make of them.

@@ -1,6 +1,8 @@
 //! Every target, driven by mutations of valid input from a fixed seed, for a bounded number of rounds.
 
 use rampool_proto::session::{Encryption, Preface};
+use rampool_proto::share::channel::{Channel, ChannelConfig};
+use rampool_proto::share::message::{Body, Message};
 use rampool_proto::units::{Extent, PageIndex};
 use rampool_proto::wire::{
     AttachLease, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, PageEntry, Status, encode_error, encode_extents,
@@ -109,6 +111,31 @@ fn lease_requests_and_grants() {
         heartbeat_ms: 100,
     };
     drive(rampool_fuzz::control, &[open.encode(), attach.encode(), granted.encode()], 100_000);
+}
+
+#[test]
+fn messages_between_ranks() {
+    let bodies = [
+        Body::ScData { page: PageIndex(3), write: true, acks: 2, bytes: Some(vec![5u8; 4096].into()) },
+        Body::ScAck { page: PageIndex(9) },
+        Body::Abort { why: "a rank is lost".into() },
+    ];
+    let seeds = bodies.map(|body| {
+        let mut bytes = Vec::new();
+        Message { epoch: 4, body }.encode(&mut bytes);
+        bytes
+    });
+    drive(rampool_fuzz::message, &seeds, 100_000);
+}
+
+#[test]
+fn datagrams_of_channels() {
+    let mut channel = Channel::new(ChannelConfig::default(), 0);
+    channel.send(b"short");
+    channel.send(&[9; 3000]);
+    let seeds: Vec<Vec<u8>> = std::iter::from_fn(|| channel.poll(0)).collect();
+    assert!(seeds.len() > 1);
+    drive(rampool_fuzz::datagram, &seeds, 30_000);
 }
 
 #[test]

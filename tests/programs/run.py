@@ -217,10 +217,25 @@ for name in (
 # A child made by the bare system call has no agent of its own: its parent serves it, and nobody keeps it small.
 process_case("bare-clone", budget=False)
 process_case("bare-grandchild", budget=False)
+process_case("killed-parent")
+process_case("killed-bare-parent", budget=False)
+process_case("many-mappings")
+# Reading so many mappings takes long, and the program goes on growing meanwhile.
+process_case("many-mappings-first", budget=False)
 process_case("daemon", same_output=False)
 process_case("exit-42", expect=42)
 process_case("crash", expect=-11)
 process_case("abort", expect=-6)
+
+
+@suite.test()
+def no_mappings_left_on_the_lowest_rung(world, scale):
+    """Each page that is protected by itself may need two mappings more: without any, the program goes on, or ends and says why."""
+    for case in ("many-mappings", "many-mappings-first"):
+        outcome = world.run([built("processes"), 32, case], local=16 * MIB, servers=[world.serve("1G")], options=["--memory", "600M", "--rung", "segv"], timeout=120)
+        told = outcome.code == 74 and "vm.max_map_count" in outcome.err
+        check(outcome.code == 0 or told, f"{case} ends with {outcome.code}: {outcome.said()}")
+        scale.note(f"{case}: {'ended with the reason' if told else 'went on'} after {outcome.wall:.1f} s")
 
 
 # ---- torture

@@ -7,6 +7,8 @@
 //! end is closed, because a parent that ends at once (a daemon does) takes the only server of the child's faults with it.
 //!
 //! A child without such a line (made by a bare `clone`, or while the program had no descriptor left) is served by its parent to its end.
+//! The guardian of the run holds its context as well ([`rampool::guardian`]), so that the parent's death leaves no zeroes. A child with a line whose parent is
+//! killed before it answered ends with an error, before `fork(3)` returned in it.
 //!
 //! Where the kernel tells nobody of forks (below the full rung, or without CAP_SYS_PTRACE), the order is another: before the fork the pager stops
 //! evicting and says what is absent; the child registers its memory again before anything else, and only then starts its agent. A child that was not

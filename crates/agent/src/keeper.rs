@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rampool::error::PoolError;
 use rampool::fork::{ChildMemory, Foster};
+use rampool::guardian::Guarded;
 use rampool::pager::{Pager, Supervisor};
 use rampool::pool::Pool;
 use rampool::pool::PoolRegion;
@@ -56,12 +57,20 @@ pub struct Keeper {
     budget_told: u64,
     full_retried: Instant,
     full_reported: bool,
+    /// To whoever serves the wards that outlive this process.
+    guarded: Option<Guarded>,
     /// Held as long as the process lives.
     _signature: Option<Signature>,
 }
 
 impl Keeper {
-    pub fn new(settings: &'static Settings, scanner: Scanner, counter: ResidentCounter, signature: Option<Signature>) -> Self {
+    pub fn new(
+        settings: &'static Settings,
+        scanner: Scanner,
+        counter: ResidentCounter,
+        signature: Option<Signature>,
+        guarded: Option<Guarded>,
+    ) -> Self {
         Self {
             settings,
             scanner,
@@ -73,6 +82,7 @@ impl Keeper {
             budget_told: 0,
             full_retried: Instant::now() - RETRY_FULL,
             full_reported: false,
+            guarded,
             _signature: signature,
         }
     }
@@ -160,6 +170,11 @@ impl Keeper {
     }
 }
 
+/// Without a guardian (the run is over, or the process may not enter its directory) nobody is left for the child once this process is gone.
+fn entrust(guarded: Option<&Guarded>, child: &Uffd) {
+    let _ = guarded.is_some_and(|guarded| guarded.entrust(child));
+}
+
 /// Asks the servers for a larger lease, by a quarter or by what they have left. Whether it became larger.
 fn grow_lease(pager: &mut Pager<Pool>) -> bool {
     let pool = pager.backing();
@@ -203,8 +218,13 @@ impl Supervisor<Pool> for Keeper {
     }
 
     fn forked(&mut self, pager: &mut Pager<Pool>, child: Uffd) {
+        let line = fork::take_line();
+        if line.is_none() {
+            // It cannot ask for its memory, and must not read zeroes should this process be killed.
+            entrust(self.guarded.as_ref(), &child);
+        }
         match pager.fork_child(child) {
-            Ok(foster) => self.wards.push(Ward { foster, line: fork::take_line() }),
+            Ok(foster) => self.wards.push(Ward { foster, line }),
             Err(reason) => {
                 self.give_wards_up();
                 end_process(Some(self.settings), &format!("a forked child cannot be given its memory: {reason}"))
@@ -242,7 +262,8 @@ impl Supervisor<Pool> for Keeper {
         self.serve_expected(pager);
         let mut wards = std::mem::take(&mut self.wards);
         while let Some(mut ward) = wards.pop() {
-            match pager.serve_foster(&mut ward.foster) {
+            let guarded = self.guarded.as_ref();
+            match pager.serve_foster(&mut ward.foster, &mut |child| entrust(guarded, child)) {
                 Ok(children) => self.wards.extend(children.into_iter().map(|foster| Ward { foster, line: None })),
                 Err(reason) => {
                     self.wards.push(ward);

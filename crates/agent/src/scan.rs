@@ -18,8 +18,6 @@ const LARGEST_STACK_BYTES: usize = 64 << 20;
 /// Finds candidates; keeps its buffers.
 #[derive(Default)]
 pub struct Scanner {
-    vmas: Vec<Vma>,
-    text: Vec<u8>,
     own: Vec<(usize, usize)>,
     /// Pages that must stay: `[start, end)`.
     pinned: Vec<(usize, usize)>,
@@ -38,18 +36,17 @@ impl Scanner {
     /// # Errors
     /// When /proc cannot be read.
     pub fn candidates(&mut self, mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
-        read_maps(&mut self.vmas, &mut self.text)?;
         self.own.clear();
         own_mappings(|start, end| self.own.push((start, end)));
         self.own.extend_from_slice(&self.pinned);
         self.own.sort_unstable();
-        for (index, vma) in self.vmas.iter().enumerate() {
-            let before = index.checked_sub(1).map(|i| &self.vmas[i]);
-            if is_candidate(vma, before) {
+        let mut before = None;
+        read_maps(|vma| {
+            if is_candidate(vma, before.as_ref()) {
                 subtract((vma.start, vma.end), &self.own, &mut each);
             }
-        }
-        Ok(())
+            before = Some(*vma);
+        })
     }
 }
 

@@ -264,10 +264,9 @@ pub fn what_fork_touches() {
         }
     }
     const HEAP_BYTES: usize = 64 << 20;
-    let (mut vmas, mut text) = (Vec::new(), Vec::new());
-    if rampool_sys::maps::read_maps(&mut vmas, &mut text).is_ok() {
-        for vma in vmas.iter().filter(|vma| vma.start % HEAP_BYTES == 0) {
+    let _ = rampool_sys::maps::read_maps(|vma| {
+        if vma.start % HEAP_BYTES == 0 {
             touch(vma.start, OS_PAGE_BYTES, true);
         }
-    }
+    });
 }

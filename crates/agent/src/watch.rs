@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rampool::fault::{CatchConfig, CopyThread, FaultCatcher, RungChoice};
 use rampool::fork::ChildMemory;
+use rampool::guardian::Guarded;
 use rampool::key::Key;
 use rampool::pager::{Pager, Waiting};
 use rampool::pool::{Pool, PoolConfig, PoolRegion, RegionTicket};
@@ -76,6 +77,7 @@ struct Tools {
     /// Needed, and its lack reported, only when the program outgrows its local memory.
     faults: Option<Result<FaultCatcher, String>>,
     stats: PagerStats,
+    guarded: Option<Guarded>,
     /// While this is held, the run knows that this process lives.
     signature: Option<Signature>,
 }
@@ -89,6 +91,8 @@ impl Tools {
             key: settings.key_file.as_ref().map(|path| Key::load(path).map_err(|error| error.to_string())).transpose()?,
             faults: (!is_child).then(|| open_faults(settings)),
             stats: report::publish(settings),
+            // A child may have few descriptors, and has its memory to ask for first.
+            guarded: if is_child { None } else { Guarded::connect(&settings.run_dir) },
             signature: Signature::sign(&settings.run_dir, is_child),
         })
     }
@@ -219,7 +223,8 @@ fn start_pager(
         // A child inherits the pinned pages as managed; they are resident, and stay so.
         pager.take_over(&memory, pinned);
     }
-    Ok((pager, Keeper::new(settings, scanner, tools.counter, signature)))
+    let guarded = tools.guarded.or_else(|| Guarded::connect(&settings.run_dir));
+    Ok((pager, Keeper::new(settings, scanner, tools.counter, signature, guarded)))
 }
 
 /// Opens the rung that this run stands on.

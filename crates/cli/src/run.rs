@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rampool::guardian::Guardian;
 use rampool::key::Key;
 use rampool::pool::{LeaseRequest, Pool, PoolConfig, PoolEvent, ServerSpec};
 use rampool::roll::Roll;
@@ -153,11 +154,12 @@ pub fn run(args: &Args) -> Result<i32> {
     .cache_config()?;
     settings.write()?;
     let roll = Roll::create(run_dir.path()).context("the run's directory cannot be written")?;
+    let mut guardian = Guardian::create(run_dir.path()).context("the run's directory cannot be written")?;
 
     let started = Instant::now();
     let signals = Signals::block()?;
     let mut child = start(&program, &args.command, &libraries, run_dir.path(), &signals)?;
-    let status = wait(&mut child, &mut pool, &roll, &signals, &run_dir, args.progress.then_some(started))?;
+    let status = wait(&mut child, &mut pool, &roll, &mut guardian, &signals, &run_dir, args.progress.then_some(started))?;
     let wall = started.elapsed();
     if let Some(to) = &args.stats {
         let counters = run_dir.read_stats();
@@ -172,7 +174,7 @@ pub fn run(args: &Args) -> Result<i32> {
             std::fs::write(to, text).with_context(|| format!("the summary cannot be written to {}", to.display()))?;
         }
     }
-    caretaker::end(pool, &roll, run_dir, private);
+    caretaker::end(pool, &roll, guardian, run_dir, private);
     finish(status)
 }
 
@@ -247,6 +249,7 @@ fn wait(
     child: &mut Child,
     pool: &mut Pool,
     roll: &Roll,
+    guardian: &mut Guardian,
     signals: &Signals,
     run_dir: &RunDir,
     progress: Option<Instant>,
@@ -284,6 +287,7 @@ fn wait(
             shown = Instant::now();
             line.show(&run_dir.read_stats(), started.elapsed());
         }
+        guardian.look(&mut |text| eprintln!("{text}"));
         if called.elapsed() > CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(roll, pool);

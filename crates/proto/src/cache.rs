@@ -328,6 +328,18 @@ impl Cache {
         matches!(state, Some(State::Remote | State::Fetching | State::Ready))
     }
 
+    /// Whether a fault on `page` has no answer yet.
+    #[must_use]
+    pub fn is_wanted(&self, page: PageIndex) -> bool {
+        self.pages.get(index_of(page) as usize).is_some_and(|entry| entry.has(page::WANTED))
+    }
+
+    /// Whether `page` is mapped.
+    #[must_use]
+    pub fn is_resident(&self, page: PageIndex) -> bool {
+        self.pages.get(index_of(page) as usize).is_some_and(|entry| entry.state() == State::Resident)
+    }
+
     /// Faults so far on pages at the servers that no stream foresaw.
     #[must_use]
     pub fn stray_faults(&self) -> u64 {

@@ -22,7 +22,11 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("local", "AMOUNT", "local memory all regions together may use (default 1G)"),
     ("page-size", "AMOUNT", "bytes one fault brings, a power of two from 4K to 2M (default 4K)"),
     ("prefetch", "AMOUNT", "the most that is read ahead of a stream; 0 turns it off (default 2M)"),
-    ("rung", "auto|uffd|uffd-user|segv", "how page faults are caught (default auto: the best that this machine allows)"),
+    (
+        "rung",
+        "auto|uffd|uffd-user|segv|in-thread",
+        "how page faults are caught (default auto: the best that this machine allows; in-thread never by itself)",
+    ),
     ("name", "TEXT", "what the servers show people (default: the program's name)"),
     ("key-file", "PATH", "the key shared with the servers"),
     ("encryption", "auto|on|off", "whether page data is encrypted on its way (default auto: off this machine's own addresses)"),
@@ -212,7 +216,8 @@ impl Builder {
                     "uffd" => RungChoice::Full,
                     "uffd-user" => RungChoice::UserMode,
                     "segv" => RungChoice::Segv,
-                    _ => return Err(bad(format!("{value:?} is not `auto`, `uffd`, `uffd-user` or `segv`"))),
+                    "in-thread" => RungChoice::InThread,
+                    _ => return Err(bad(format!("{value:?} is not `auto`, `uffd`, `uffd-user`, `segv` or `in-thread`"))),
                 }
             }
             "name" => value.clone_into(&mut self.name),

@@ -3,6 +3,7 @@
 //! ```text
 //!   Full       userfaultfd for user code and for the kernel on its behalf
 //!   UserMode   userfaultfd for user code; a system call on an absent page fails with EFAULT
+//!   InThread   as UserMode, but the thread that meets a fault serves it itself, in a SIGBUS handler: by request only
 //!   Segv       SIGSEGV and mprotect; system calls as above; mappings must not be changed behind our back
 //! ```
 //!
@@ -22,6 +23,7 @@ use rampool_sys::pagetable;
 use rampool_sys::probe::{Capabilities, NEEDED, Rung};
 use rampool_sys::segv::{Segv, SegvError};
 use rampool_sys::selfmem::SelfMemoryError;
+use rampool_sys::sigbus::{Serve, SigbusError, Slot};
 use rampool_sys::thread::SpawnError;
 use rampool_sys::uffd::{Event, Features, OpenError, Reply, Scope, Uffd};
 
@@ -37,6 +39,9 @@ pub enum RungChoice {
     Auto,
     Full,
     UserMode,
+    /// The user-mode rung, with faults served by the thread that meets them: faster, for programs that can live with its limits
+    /// ([`crate::region`] lists them). Never chosen by `Auto`, nor for programs that know nothing of rampool.
+    InThread,
     Segv,
 }
 
@@ -58,6 +63,10 @@ pub enum CatchError {
     TooOld(u64),
     #[error("{0}")]
     Segv(#[from] SegvError),
+    #[error("{0}")]
+    Sigbus(#[from] SigbusError),
+    #[error("faults served in the faulting thread need a kernel that can move pages (Linux 6.8)")]
+    CannotMove,
     #[error("{0}")]
     SelfMemory(#[from] SelfMemoryError),
     #[error("{0}")]
@@ -87,6 +96,10 @@ pub struct UffdCatcher {
     features: Features,
     /// `None`: pages are moved.
     copying: Option<Copying>,
+    /// Where the pager's frames lie, and how many bytes.
+    frames: (usize, usize),
+    /// `None`: faults are read as events, by the pager's thread.
+    in_thread: Option<Slot>,
 }
 
 impl FaultCatcher {
@@ -98,7 +111,7 @@ impl FaultCatcher {
         let rung = match config.rung {
             RungChoice::Auto => Capabilities::probe().best_rung(),
             RungChoice::Full => Rung::Full,
-            RungChoice::UserMode => Rung::UserMode,
+            RungChoice::UserMode | RungChoice::InThread => Rung::UserMode,
             RungChoice::Segv => Rung::Segv,
         };
         let scope = match rung {
@@ -115,6 +128,14 @@ impl FaultCatcher {
             if offered.has(optional) && !(optional == Features::MOVE && config.evict_by_copy) {
                 wanted = wanted.with(optional);
             }
+        }
+        if config.rung == RungChoice::InThread {
+            if !wanted.has(Features::MOVE) {
+                return Err(CatchError::CannotMove);
+            }
+            let features = wanted.with(Features::SIGBUS);
+            let uffd = Arc::new(Uffd::open(scope, features)?);
+            return Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying: None, frames: (0, 0), in_thread: Some(Slot::take()?) }));
         }
         // Fork events need CAP_SYS_PTRACE, which the rest of the full rung does not.
         if scope == Scope::Everything
@@ -137,7 +158,7 @@ impl FaultCatcher {
             Some(thread) => Some(Copying::new(thread, Arc::clone(&uffd))?),
             None => Some(Copying::new(CopyThread::start()?, Arc::clone(&uffd))?),
         };
-        Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying }))
+        Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying, frames: (0, 0), in_thread: None }))
     }
 
     #[must_use]
@@ -146,6 +167,13 @@ impl FaultCatcher {
             Self::Uffd(catcher) if catcher.scope == Scope::Everything => Rung::Full,
             Self::Uffd(_) => Rung::UserMode,
             Self::Segv(_) => Rung::Segv,
+        }
+    }
+
+    /// Threads that meet a fault call `server` from now on. Only for a catcher that was opened as [`RungChoice::InThread`].
+    pub fn serve_in_thread(&self, server: &'static dyn Serve) {
+        if let Self::Uffd(UffdCatcher { in_thread: Some(slot), .. }) = self {
+            slot.serve_by(server);
         }
     }
 
@@ -211,7 +239,7 @@ impl FaultCatcher {
         match self {
             Self::Uffd(catcher) => {
                 catcher.uffd.register(start, bytes, true)?;
-                catcher.mark(start, bytes, USER_MODE)
+                catcher.mark(start, bytes, catcher.managed_mark())
             }
             Self::Segv(segv) => segv.register(start, bytes),
         }?;
@@ -249,7 +277,7 @@ impl FaultCatcher {
     /// The program moved a mapping.
     pub fn moved(&self, from: usize, to: usize, bytes: usize) {
         match self {
-            Self::Uffd(catcher) => catcher.mark(from, bytes, 0).and_then(|()| catcher.mark(to, bytes, USER_MODE)),
+            Self::Uffd(catcher) => catcher.mark(from, bytes, 0).and_then(|()| catcher.mark(to, bytes, catcher.managed_mark())),
             Self::Segv(segv) => segv.moved(from, to, bytes),
         }
         .expect("the kernel has memory for the table of pages");
@@ -262,33 +290,37 @@ impl FaultCatcher {
         }
     }
 
-    /// Prepares the pager's own frames to take pages.
+    /// Prepares the pager's own frames, one mapping, to take pages.
     ///
     /// # Errors
     /// The errno.
-    pub fn prepare_frames(&self, start: usize, bytes: usize) -> Result<(), i32> {
+    pub fn prepare_frames(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
         match self {
-            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => uffd.register(start, bytes, false),
+            Self::Uffd(UffdCatcher { uffd, copying: None, frames, .. }) => {
+                *frames = (start, bytes);
+                uffd.register(start, bytes, false)
+            }
             _ => Ok(()),
         }
     }
 
     /// Gives the pager's own frames back to the kernel. Registered memory raises an event when it is emptied, and the caller is the one who
-    /// reads events: so it leaves the context first.
+    /// reads events: so all of them leave the context first. (A part would have to become a mapping of its own, and the program may have all that the
+    /// kernel allows it.)
     ///
     /// # Safety
     /// Nobody needs the content of these frames.
     pub unsafe fn empty_frames(&self, start: usize, bytes: usize) {
         let registered = match self {
-            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => Some(uffd),
+            Self::Uffd(UffdCatcher { uffd, copying: None, frames, .. }) => Some((uffd, *frames)),
             _ => None,
         };
-        if let Some(uffd) = registered {
+        if let Some((uffd, (start, bytes))) = registered {
             uffd.unregister(start, bytes).expect("the pager's own frames are registered");
         }
         // SAFETY: the caller's promise.
         unsafe { advise(start, bytes, Advice::DontNeed) }.expect("the pager's own frames can be emptied");
-        if let Some(uffd) = registered {
+        if let Some((uffd, (start, bytes))) = registered {
             uffd.register(start, bytes, false).expect("the pager's own frames can be registered");
         }
     }
@@ -446,6 +478,10 @@ impl FaultCatcher {
 const USER_MODE: u8 = 0xfc;
 
 impl UffdCatcher {
+    fn managed_mark(&self) -> u8 {
+        self.in_thread.as_ref().map_or(USER_MODE, Slot::mark)
+    }
+
     fn mark(&self, start: usize, bytes: usize, mark: u8) -> Result<(), i32> {
         match self.scope {
             Scope::Everything => Ok(()),

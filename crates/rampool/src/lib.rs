@@ -12,6 +12,7 @@
 //!   transport  frames over TCP or a Unix socket, plain or sealed
 //!   key        the secret that both ends prove to have
 //!   fork       a forked child, served by its parent until it serves itself
+//!   guardian   answers a child's faults when the parent that served it is gone
 //!   server     lends this machine's memory: connections in shards, pages in a store
 //!   store      where a server keeps pages: locked frames, raw or compressed
 //!   settings   what `rampool run` tells the agent in the programs it starts
@@ -26,6 +27,7 @@ pub mod error;
 pub mod fault;
 pub mod fork;
 mod frames;
+pub mod guardian;
 pub mod key;
 pub mod pager;
 pub mod pool;

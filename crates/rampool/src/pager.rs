@@ -25,6 +25,7 @@ use crate::stats::PagerStats;
 
 mod company;
 mod foresight;
+pub(crate) mod in_thread;
 mod lost;
 mod movein;
 mod spare;
@@ -41,6 +42,8 @@ const FETCH_TOKEN: u64 = 1 << 32;
 const EVENTS_READ_AT_ONCE: usize = 16;
 const EVENTS_KEPT: usize = 1024;
 const ZERO_BYTES: usize = 256 << 10;
+/// A thread that waits for a page does not wait longer than this for the kernel to find room for one.
+const NO_MEMORY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What a pager needs from whoever runs it.
 pub trait Supervisor<B: Backing> {
@@ -97,6 +100,8 @@ pub struct Pager<B: Backing> {
     /// Things to tell the cache once its outputs are drained.
     follow_ups: VecDeque<FollowUp>,
     failed_installs: Vec<Extent>,
+    /// Since when the kernel has had no memory, or no mapping, for any page.
+    refused_since: Option<Instant>,
     demands_in_flight: u32,
     waiting: Waiting,
     stats: PagerStats,
@@ -155,7 +160,7 @@ impl<B: Backing> Pager<B> {
     /// # Errors
     /// When its own memory cannot be had.
     pub fn new(
-        faults: FaultCatcher,
+        mut faults: FaultCatcher,
         pagemap: Pagemap,
         backing: B,
         region: B::Region,
@@ -184,6 +189,7 @@ impl<B: Backing> Pager<B> {
             events: Vec::with_capacity(EVENTS_KEPT),
             follow_ups: VecDeque::new(),
             failed_installs: Vec::new(),
+            refused_since: None,
             demands_in_flight: 0,
             waiting,
             stats,
@@ -264,11 +270,13 @@ impl<B: Backing> Pager<B> {
 
     /// A mapping grew in place (`mremap`, the heap): its new part is registered like the old one, but no span covers it yet.
     fn adopt_around(&mut self, address: usize) {
-        let (mut vmas, mut text) = (Vec::new(), Vec::new());
-        if rampool_sys::maps::read_maps(&mut vmas, &mut text).is_err() {
-            return;
-        }
-        let Some(vma) = vmas.iter().find(|v| v.start <= address && address < v.end) else { return };
+        let mut found = None;
+        let _ = rampool_sys::maps::read_maps(|vma| {
+            if (vma.start..vma.end).contains(&address) {
+                found = Some(*vma);
+            }
+        });
+        let Some(vma) = found else { return };
         let (mut start, mut end) = (vma.start, vma.end);
         self.space.gaps(vma.start, vma.end, |from, to| {
             if from <= address && address < to {
@@ -406,6 +414,14 @@ impl<B: Backing> Pager<B> {
         events.clear();
         self.events = events;
         self.relieve();
+        if self.refused_since.is_some_and(|since| since.elapsed() > NO_MEMORY_DEADLINE) {
+            self.refused_since = None;
+            let reason = format!(
+                "the kernel has had no room for a page for {} s: it is out of memory, or this process has all the mappings that it may have (sysctl vm.max_map_count)",
+                NO_MEMORY_DEADLINE.as_secs()
+            );
+            supervisor.lost(self, reason);
+        }
         any
     }
 
@@ -504,36 +520,42 @@ impl<B: Backing> Pager<B> {
     /// Handles what the servers have to say; whether there was anything.
     pub fn serve_backing(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
         let mut any = false;
-        while let Some(event) = self.deferred.pop_front().or_else(|| self.backing.poll()) {
+        while self.serve_backing_event(supervisor) {
             any = true;
-            match event {
-                BackingEvent::Fetched { token } => {
-                    let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
-                    if token & DEMAND_TOKEN != 0 {
-                        self.demands_in_flight -= 1;
-                        self.company.waited();
-                    }
-                    self.tell(Input::Fetched { fetch });
-                }
-                BackingEvent::Stored { token } => {
-                    let batch = BatchId(id_of(token));
-                    self.tell(Input::Stored { batch });
-                    if !self.refused.is_empty() {
-                        self.retry_refused();
-                    }
-                }
-                BackingEvent::Full { token, reason } => {
-                    if self.refused.is_empty() {
-                        let _ = reason;
-                        self.stats.pool_full();
-                        self.tell(Input::PoolFull(true));
-                    }
-                    self.refused.push(BatchId(id_of(token)));
-                }
-                BackingEvent::Lost { reason } => supervisor.lost(self, reason),
-            }
         }
         any
+    }
+
+    /// As [`serve_backing`](Self::serve_backing), for one thing.
+    fn serve_backing_event(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let Some(event) = self.deferred.pop_front().or_else(|| self.backing.poll()) else { return false };
+        match event {
+            BackingEvent::Fetched { token } => {
+                let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
+                if token & DEMAND_TOKEN != 0 {
+                    self.demands_in_flight -= 1;
+                    self.company.waited();
+                }
+                self.tell(Input::Fetched { fetch });
+            }
+            BackingEvent::Stored { token } => {
+                let batch = BatchId(id_of(token));
+                self.tell(Input::Stored { batch });
+                if !self.refused.is_empty() {
+                    self.retry_refused();
+                }
+            }
+            BackingEvent::Full { token, reason } => {
+                if self.refused.is_empty() {
+                    let _ = reason;
+                    self.stats.pool_full();
+                    self.tell(Input::PoolFull(true));
+                }
+                self.refused.push(BatchId(id_of(token)));
+            }
+            BackingEvent::Lost { reason } => supervisor.lost(self, reason),
+        }
+        true
     }
 
     /// Makes a foster for a child whose fork event was just read. Nothing was installed or moved since its memory was copied.
@@ -656,14 +678,15 @@ impl<B: Backing> Pager<B> {
         Ok(())
     }
 
-    /// Answers a fostered child's faults; returns children that it forked itself.
+    /// Answers a fostered child's faults; returns children that it forked itself. `born` gets their contexts at once.
     ///
     /// # Errors
     /// Why a page could not be had.
-    pub fn serve_foster(&mut self, foster: &mut Foster<B::Region>) -> Result<Vec<Foster<B::Region>>, String> {
+    pub fn serve_foster(&mut self, foster: &mut Foster<B::Region>, born: &mut dyn FnMut(&Uffd)) -> Result<Vec<Foster<B::Region>>, String> {
         let zeroes = self.zeroes.start();
         let mut forked = Vec::new();
         foster.serve(zeroes, &mut |region, extent| self.fetch_now(region, extent), &mut |child, space, absent| {
+            born(&child);
             forked.push((child, space, absent));
         })?;
         forked
@@ -819,7 +842,7 @@ impl<B: Backing> Pager<B> {
     /// Maps `extent` with the bytes at `from` (zeroes without), page by page where the kernel stops half-way.
     fn install(&mut self, extent: Extent, from: Option<usize>, writable: bool) {
         let mut failed = Vec::new();
-        let (faults, zeroes) = (&mut self.faults, self.zeroes.start());
+        let (faults, zeroes, refused_since) = (&mut self.faults, self.zeroes.start(), &mut self.refused_since);
         self.space.pieces(extent, |piece| {
             let mut done = 0;
             // The kernel takes a range of one mapping only, and advice or protection may have divided ours: then smaller steps find the border.
@@ -830,7 +853,10 @@ impl<B: Backing> Pager<B> {
                     None => (zeroes, (piece.bytes - done).min(ZERO_BYTES).min(most)),
                 };
                 match faults.install(piece.start + done, source, bytes, !writable, from.is_none()) {
-                    Reply::Done => done += bytes,
+                    Reply::Done => {
+                        *refused_since = None;
+                        done += bytes;
+                    }
                     Reply::Partial(part) => done += part,
                     // It is there already: whoever waits may go on.
                     Reply::AlreadyMapped => {
@@ -844,7 +870,10 @@ impl<B: Backing> Pager<B> {
                         done += OS_PAGE_BYTES;
                         most = piece.bytes;
                     }
-                    Reply::MapChanging | Reply::NoMemory => {
+                    reply @ (Reply::MapChanging | Reply::NoMemory) => {
+                        if reply == Reply::NoMemory {
+                            refused_since.get_or_insert_with(Instant::now);
+                        }
                         let first = extent.first.offset(u64::from(piece.offset_pages) + (done / OS_PAGE_BYTES) as u64);
                         failed.push(Extent::new(first, page_count(piece.bytes - done)));
                         break;
@@ -981,7 +1010,7 @@ fn page_count(bytes: usize) -> u32 {
     u32::try_from(bytes / OS_PAGE_BYTES).expect("a span has fewer than 2^32 pages")
 }
 
-fn sleep_on(fds: &mut [libc::pollfd], time: Duration) {
+pub(crate) fn sleep_on(fds: &mut [libc::pollfd], time: Duration) {
     let timeout = libc::timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(time.subsec_nanos()) };
     // SAFETY: the descriptors and the timeout live across the call, with their true count.
     unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &raw const timeout, std::ptr::null()) };

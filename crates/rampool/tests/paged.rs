@@ -34,6 +34,7 @@ macro_rules! on_every_rung {
         on_rung!(user_mode, RungChoice::UserMode, false, InstallBy::Copy, $($scenario),*);
         on_rung!(user_mode_move_in, RungChoice::UserMode, false, InstallBy::Move, $($scenario),*);
         on_rung!(user_mode_by_copy, RungChoice::UserMode, true, InstallBy::Copy, $($scenario),*);
+        on_rung!(in_thread, RungChoice::InThread, false, InstallBy::Copy, $($scenario),*);
         on_rung!(segv, RungChoice::Segv, false, InstallBy::Copy, $($scenario),*);
     };
 }
@@ -64,6 +65,7 @@ on_every_rung!(
     writers_that_race_with_eviction_lose_nothing,
     scans_that_race_with_writers_and_forks_keep_every_value,
     lost_servers_poison_what_they_held_and_nothing_else,
+    a_sigbus_of_the_programs_own_goes_to_its_own_handler,
 );
 
 /// What the kernel says about a rung, asked without the code under test.
@@ -71,7 +73,7 @@ fn allowed(how: How) -> bool {
     let found = Capabilities::probe();
     let answer = match how.rung {
         RungChoice::Full => found.full.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
-        RungChoice::UserMode => found.user_mode.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
+        RungChoice::UserMode | RungChoice::InThread => found.user_mode.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
         _ => found.segv.as_ref().map(|()| true).map_err(ToString::to_string),
     };
     match answer {
@@ -435,6 +437,12 @@ fn changed_mappings_are_followed_where_the_kernel_tells_of_them(how: How) {
     }
     // SAFETY: moves the last 4 MiB of the region elsewhere; the region is not used there again.
     let moved = unsafe { libc::mremap(region.as_ptr().add(12 * MIB).cast(), 4 * MIB, 8 * MIB, libc::MREMAP_MAYMOVE).cast::<AtomicU64>() };
+    // What other tests map must not come to lie in the region's place, which is unmapped as a whole.
+    // SAFETY: nothing is mapped there any more.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        libc::mmap(region.as_ptr().add(12 * MIB).cast(), 4 * MIB, libc::PROT_NONE, flags, -1, 0);
+    }
     for page in 0..1024 {
         // SAFETY: inside the moved mapping.
         let cell = unsafe { &*moved.add(page * 512) };
@@ -442,8 +450,10 @@ fn changed_mappings_are_followed_where_the_kernel_tells_of_them(how: How) {
     }
     // SAFETY: the grown part of the moved mapping.
     unsafe {
-        (*moved.add(1500 * 512)).store(5, Ordering::Relaxed);
-        assert_eq!((*moved.add(1500 * 512)).load(Ordering::Relaxed), 5);
+        if how.rung != RungChoice::InThread {
+            (*moved.add(1500 * 512)).store(5, Ordering::Relaxed);
+            assert_eq!((*moved.add(1500 * 512)).load(Ordering::Relaxed), 5);
+        }
         libc::munmap(moved.cast(), 8 * MIB);
     }
 }
@@ -496,6 +506,60 @@ fn system_calls_on_absent_pages_work_or_fail_but_never_lie(how: How) {
     for index in 0..region.len() / 8 {
         assert_eq!(word(&copy, index).load(Ordering::Relaxed), mix(index as u64), "word {index}");
     }
+}
+
+static OWN_SIGBUS: AtomicU64 = AtomicU64::new(0);
+
+/// A file that ends before its mapping does, a signal that somebody sends: both are the program's, before and after a fault of ours.
+fn a_sigbus_of_the_programs_own_goes_to_its_own_handler(how: How) {
+    const CHILD: &str = "RAMPOOL_TEST_SIGBUS";
+    if std::env::var_os(CHILD).is_none() {
+        // Handlers belong to the process: this one has its own.
+        let name = std::thread::current().name().expect("tests have names").to_owned();
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        let output = test.args(["--exact", &name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+        assert!(output.status.success(), "{how:?}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+        // SAFETY: the kernel's siginfo. The page of a fault is replaced by one that can be read.
+        unsafe {
+            if (*info).si_code > 0 {
+                let page = std::ptr::with_exposed_provenance_mut((*info).si_addr().addr() & !4095);
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                libc::mmap(page, 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            }
+        }
+        OWN_SIGBUS.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: a handler of the right signature, and a mapping that is larger than its file.
+    let beyond = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        assert_eq!(libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()), 0);
+        let file = tempfile::tempfile().unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_READ, libc::MAP_SHARED, fd, 0).cast::<u8>()
+    };
+    let memory = memory(MIB, how);
+    let region = memory.alloc(4 * MIB).unwrap();
+    for page in 0..1024 {
+        word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed);
+        // SAFETY: mapped; the handler makes it readable. A signal to this very thread.
+        unsafe {
+            if page == 300 {
+                assert_eq!(beyond.read_volatile(), 0);
+            }
+            if page == 600 {
+                assert_eq!(libc::raise(libc::SIGBUS), 0);
+            }
+        }
+    }
+    for page in 0..1024 {
+        assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), mix(page as u64));
+    }
+    assert_eq!(OWN_SIGBUS.load(Ordering::Relaxed), 2);
 }
 
 /// Loses its servers when told to.
@@ -565,6 +629,13 @@ fn lost_servers_poison_what_they_held_and_nothing_else(how: How) {
     lose.store(true, Ordering::Release);
     // A thread meets a page that can only come from the server; it ends the process with SIGBUS, after the main thread has looked around.
     let (hold, held) = std::sync::mpsc::channel::<()>();
+    if how.rung == RungChoice::InThread {
+        // The thread that needs the page is the one that learns of the loss; a handler that is set now would stand before ours.
+        println!("everything local is right");
+        word(&region, 0).load(Ordering::Relaxed);
+        (0..pages).for_each(|page| assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), page as u64 + 1));
+        panic!("a lost page was read");
+    }
     let mut resident = vec![0u8; pages];
     // SAFETY: the range is mapped, and the vector has a byte for each of its pages.
     assert_eq!(unsafe { libc::mincore(region.as_ptr().cast(), region.len(), resident.as_mut_ptr()) }, 0);

@@ -7,6 +7,7 @@
 //!   descriptors  a table of descriptors of one thread's own
 //!   thread    threads on stacks of our own, CPU affinity
 //!   segv      the same without userfaultfd: a SIGSEGV handler and mprotect
+//!   sigbus    userfaultfd without a second thread: faults served in a SIGBUS handler
 //!   pagetable one byte per page of the address space, readable in signal handlers
 //!   bell      a bell that threads with other descriptors, and signal handlers, can ring
 //!   guard     ranges that system calls are using, which must stay
@@ -18,6 +19,7 @@
 //! takes a decision. Addresses are plain `usize`: the memory behind them belongs to the program, so no reference to it is ever made.
 
 pub mod bell;
+mod chain;
 pub mod descriptors;
 pub mod guard;
 pub mod maps;
@@ -26,6 +28,7 @@ pub mod pagetable;
 pub mod probe;
 pub mod segv;
 pub mod selfmem;
+pub mod sigbus;
 pub mod thread;
 pub mod uffd;
 

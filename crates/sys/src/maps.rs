@@ -36,16 +36,32 @@ impl Vma {
     }
 }
 
-/// Reads the whole map. Allocates; not for fault paths.
+/// Reads the whole map, in the order of addresses. Needs no memory but the stack's: there may be tens of thousands of mappings, and no room for one more.
 ///
 /// # Errors
 /// When /proc is not mounted.
-pub fn read_maps(out: &mut Vec<Vma>, text: &mut Vec<u8>) -> std::io::Result<()> {
-    out.clear();
-    text.clear();
-    std::fs::File::open("/proc/thread-self/maps")?.read_to_end(text)?;
-    out.extend(text.split(|b| *b == b'\n').filter_map(parse_line));
-    Ok(())
+pub fn read_maps(mut each: impl FnMut(&Vma)) -> std::io::Result<()> {
+    let mut file = std::fs::File::open("/proc/thread-self/maps")?;
+    // Longer than any line: a path has at most 4096 bytes, of which each may be written as four.
+    let mut text = [0u8; 32 << 10];
+    let mut have = 0;
+    loop {
+        let n = file.read(&mut text[have..])?;
+        have += n;
+        let mut rest = &text[..have];
+        while let Some(end) = rest.iter().position(|b| *b == b'\n') {
+            if let Some(vma) = parse_line(&rest[..end]) {
+                each(&vma);
+            }
+            rest = &rest[end + 1..];
+        }
+        if n == 0 {
+            return Ok(());
+        }
+        let left = rest.len();
+        text.copy_within(have - left..have, 0);
+        have = left;
+    }
 }
 
 /// What a forked child does not get of this process's memory.
@@ -242,8 +258,15 @@ mod tests {
     #[test]
     fn maps_lists_our_mapping_as_private_anonymous() {
         let memory = Mapping::anonymous(1 << 20).unwrap();
-        let (mut vmas, mut text) = (Vec::new(), Vec::new());
-        read_maps(&mut vmas, &mut text).unwrap();
+        // More text than is read at a time.
+        let many = Mapping::anonymous(2000 * 2 * OS_PAGE_BYTES).unwrap();
+        for page in (0..4000).step_by(2) {
+            // SAFETY: inside our own mapping, which nobody uses.
+            assert_eq!(unsafe { libc::mprotect(many.at(page * OS_PAGE_BYTES).cast(), OS_PAGE_BYTES, libc::PROT_READ) }, 0);
+        }
+        let mut vmas = Vec::new();
+        read_maps(|vma| vmas.push(*vma)).unwrap();
+        assert!(vmas.len() > 3000 && vmas.windows(2).all(|w| w[0].end <= w[1].start));
         let vma = vmas.iter().find(|v| v.start <= memory.start() && v.end >= memory.end()).unwrap();
         assert!(vma.private && vma.writable && vma.kind == VmaKind::Anonymous);
         assert!(vmas.iter().any(|v| v.kind == VmaKind::MainStack));

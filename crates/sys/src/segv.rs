@@ -8,10 +8,10 @@
 //! them), serve a thread that blocks SIGSEGV (the kernel ends the process).
 
 use std::os::fd::RawFd;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crate::bell::Bell;
+use crate::chain::{Chain, is_write};
 use crate::memory::{Advice, MapError, Mapping, advise};
 use crate::pagetable;
 use crate::selfmem::{Protection, SelfMemory, SelfMemoryError, protect};
@@ -363,65 +363,31 @@ pub use handler::{chain_to, previous_action};
 mod handler {
     use super::*;
 
-    // SAFETY: the GNU C library's own name of `sigaction`, of the same type. `sigaction` itself may be replaced by a function that asks this module.
-    unsafe extern "C" {
-        fn __sigaction(signal: i32, new: *const libc::sigaction, old: *mut libc::sigaction) -> i32;
-    }
-
-    /// The program's own action: replaced by interposers on `sigaction`, read by the handler.
-    static PREVIOUS: Mutex<Option<libc::sigaction>> = Mutex::new(None);
-    static PREVIOUS_FUNCTION: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
-    static PREVIOUS_FLAGS: AtomicI32 = AtomicI32::new(0);
+    static CHAIN: Chain = Chain::new(libc::SIGSEGV);
 
     pub(super) fn install() -> Result<(), i32> {
-        let mut previous = PREVIOUS.lock().expect("no panic under this lock");
-        // SAFETY: plain data, and calls that fill or read it.
-        unsafe {
-            let mut current: libc::sigaction = std::mem::zeroed();
-            if __sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut current) != 0 {
-                return Err(last_errno());
-            }
-            let ours = on_segv as *const () as usize;
-            if current.sa_sigaction == ours {
-                return Ok(());
-            }
-            store(&current);
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = ours;
-            // On an alternate stack where the thread has one; other signals may come while a page is waited for.
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART;
-            libc::sigemptyset(&raw mut action.sa_mask);
-            if __sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut()) != 0 {
-                return Err(last_errno());
-            }
-            *previous = Some(current);
-        }
-        Ok(())
-    }
-
-    fn store(action: &libc::sigaction) {
-        PREVIOUS_FLAGS.store(action.sa_flags, Ordering::Release);
-        PREVIOUS_FUNCTION.store(action.sa_sigaction, Ordering::Release);
+        // SAFETY: plain data that sigemptyset fills.
+        let none = unsafe {
+            let mut none = std::mem::zeroed();
+            libc::sigemptyset(&raw mut none);
+            none
+        };
+        // On an alternate stack where the thread has one; other signals may come while a page is waited for.
+        CHAIN.install(on_segv, libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART, &none)
     }
 
     /// What the program set for SIGSEGV, once our handler stands before it; `None` while it does not.
     #[must_use]
     pub fn previous_action() -> Option<libc::sigaction> {
-        *PREVIOUS.lock().expect("no panic under this lock")
+        CHAIN.previous_action()
     }
 
     /// The program sets its action for SIGSEGV: foreign faults go there from now on. False while our handler is not installed.
     pub fn chain_to(action: &libc::sigaction) -> bool {
-        let mut previous = PREVIOUS.lock().expect("no panic under this lock");
-        if previous.is_none() {
-            return false;
-        }
-        *previous = Some(*action);
-        store(action);
-        true
+        CHAIN.chain_to(action)
     }
 
-    extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    extern "C" fn on_segv(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: the errno of the interrupted code is saved and put back.
         unsafe {
             let errno = libc::__errno_location();
@@ -430,7 +396,7 @@ mod handler {
             let is_fault = (*info).si_code > 0;
             let address = (*info).si_addr().addr();
             if !(is_fault && serve(address, is_write(context))) {
-                foreign(signal, info, context);
+                CHAIN.foreign(info, context);
             }
             *errno = saved;
         }
@@ -509,52 +475,6 @@ mod handler {
         unsafe {
             libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), crate::thread::current(), libc::SIGBUS, &raw const information);
         }
-    }
-
-    /// Not ours: what would have happened without us.
-    unsafe fn foreign(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        let function = PREVIOUS_FUNCTION.load(Ordering::Acquire);
-        match function {
-            libc::SIG_DFL | libc::SIG_IGN => {
-                // The access is repeated and ends the process, with the right signal and core file. A signal sent by somebody is sent again.
-                // SAFETY: async-signal-safe calls.
-                unsafe {
-                    if function == libc::SIG_IGN && (*info).si_code <= 0 {
-                        return;
-                    }
-                    let mut action: libc::sigaction = std::mem::zeroed();
-                    action.sa_sigaction = libc::SIG_DFL;
-                    __sigaction(signal, &raw const action, std::ptr::null_mut());
-                    if (*info).si_code <= 0 {
-                        libc::raise(signal);
-                    }
-                }
-            }
-            function if PREVIOUS_FLAGS.load(Ordering::Acquire) & libc::SA_SIGINFO != 0 => {
-                // SAFETY: the program registered this function with this signature.
-                let call: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-                    unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<()>(function)) };
-                call(signal, info, context);
-            }
-            function => {
-                // SAFETY: the program registered this function with this signature.
-                let call: extern "C" fn(i32) = unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<()>(function)) };
-                call(signal);
-            }
-        }
-    }
-
-    /// Whether the faulting access was a write. Where we cannot tell, it counts as one: the page is written back once too often at worst.
-    #[cfg(target_arch = "x86_64")]
-    fn is_write(context: *mut libc::c_void) -> bool {
-        // SAFETY: the kernel hands a SA_SIGINFO handler a ucontext.
-        let context = unsafe { &*context.cast::<libc::ucontext_t>() };
-        let error = context.uc_mcontext.gregs[usize::try_from(libc::REG_ERR).expect("an index")];
-        error & 2 != 0
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    fn is_write(_context: *mut libc::c_void) -> bool {
-        true
     }
 }
 

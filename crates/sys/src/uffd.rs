@@ -4,13 +4,16 @@
 //! it means. The one error that every caller must expect is [`Reply::MapChanging`]: an event (fork, unmap, remove, remap) waits to be read, and until
 //! it has been read the kernel refuses to change mappings, because the caller's picture of memory is out of date.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use linux_raw_sys::general as k;
 
 const MOVE_MODE_DONTWAKE: u64 = 1;
 const MOVE_MODE_ALLOW_SRC_HOLES: u64 = 2;
 const WP_MODE_WP: u64 = 1;
+
+/// Below this address no program has memory of its own.
+const LOWEST: usize = 1 << 16;
 
 // The request numbers that the kernel headers of this crate's age lack.
 const fn read_write(number: u32, size: usize) -> u64 {
@@ -266,6 +269,15 @@ impl Uffd {
         debug_assert!(result.is_ok() || result == Err(libc::ESRCH));
     }
 
+    /// Lets every thread that waits try again: what somebody else read from this context, and did not answer, is asked again.
+    pub fn wake_all(&self) {
+        // Beyond where any program has memory the kernel refuses the range: so many bits have the addresses of x86-64, and of arm64 and others.
+        for bits in [47, 48] {
+            let mut arg = range(LOWEST, (1 << bits) - 2 * LOWEST);
+            let _ = self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_WAKE), &mut arg);
+        }
+    }
+
     /// Makes every access to these absent pages a SIGBUS from now on: their content is lost.
     #[must_use]
     pub fn poison(&self, start: usize, bytes: usize) -> Reply {
@@ -310,6 +322,12 @@ impl Uffd {
                 return Err(errno);
             }
         }
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

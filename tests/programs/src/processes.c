@@ -126,6 +126,55 @@ static void orphan(pid_t (*make)(void), const char *who) {
     await_verdict(fd[0], middle);
     verify_all("grandparent of an orphan");
 }
+/* A process is killed while it makes children. Each child has its memory, or ends: it never reads anything else. */
+static void killed_parent(pid_t (*make)(void), int rounds) {
+    struct { volatile int made, right, wrong; } *seen = map_shared(PAGE);
+    uint64_t seed = (uint64_t)getpid();
+    CHECK(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+    for (int round = 0; round < rounds; round++) {
+        int fd[2];
+        CHECK(pipe(fd) == 0);
+        pid_t parent = fork();
+        CHECK(parent >= 0);
+        if (parent == 0) {
+            close(fd[0]);
+            press();
+            CHECK(write(fd[1], "!", 1) == 1);
+            for (;;) {
+                pid_t child = make();
+                CHECK(child >= 0);
+                if (child == 0) {
+                    uint64_t pages = (uint64_t)round;
+                    for (int i = 0; i < 300; i++) {
+                        size_t p = next_random(&pages) % PAGES;
+                        if (check_page(memory + p * PAGE, base + p) != WORDS) { __sync_fetch_and_add(&seen->wrong, 1); syscall(SYS_exit_group, 3); }
+                    }
+                    __sync_fetch_and_add(&seen->right, 1);
+                    syscall(SYS_exit_group, 0);
+                }
+                __sync_fetch_and_add(&seen->made, 1);
+                waitpid(child, NULL, 0);
+            }
+        }
+        close(fd[1]);
+        char byte;
+        CHECK(read(fd[0], &byte, 1) == 1);
+        if (round == 0) for (int i = 0; i < 3000 && !seen->right; i++) usleep(10000);
+        usleep(next_random(&seed) % 30000);
+        CHECK(kill(parent, SIGKILL) == 0);
+        int status;
+        /* The parent, and the child that it leaves to us. */
+        while (waitpid(-1, &status, __WALL) > 0)
+            if (status != 0 && WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGBUS && !(WIFEXITED(status) && WEXITSTATUS(status) == 74))
+                FAIL("round %d: a process ended with %#x", round, status);
+        CHECK(errno == ECHILD);
+        if (seen->wrong) FAIL("round %d: %d children read what was never written", round, seen->wrong);
+        close(fd[0]);
+    }
+    CHECK(seen->right > 0);
+    fprintf(stderr, "%d children in %d rounds, %d had time to read everything\n", seen->made, rounds, seen->right);
+    verify_all("grandparent of the children of killed parents");
+}
 static void daemonise(void) {
     int fd[2];
     CHECK(pipe(fd) == 0);
@@ -291,6 +340,18 @@ static void no_fork_memory(void) {
     for (size_t i = 0; i < 512; i++) { must_be(gone + i * PAGE, 1 + i, "MADV_DONTFORK in the parent"); must_be(wiped + i * PAGE, 1 + i, "MADV_WIPEONFORK in the parent"); }
 }
 
+/* As many mappings as the kernel allows (vm.max_map_count), less `spare`: pages by turns closed and readable, none of them touched. */
+static void many_mappings(int spare) {
+    size_t most = 1 << 20;
+    char *area = mmap(NULL, 2 * most * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(area != MAP_FAILED);
+    size_t made = 0;
+    while (made < most && mprotect(area + 2 * made * PAGE, PAGE, PROT_READ) == 0) made++;
+    CHECK(made == most || errno == ENOMEM);
+    /* Each of them has divided the area twice. */
+    for (int i = 0; i < (spare + 1) / 2 && made > 0; i++) CHECK(mprotect(area + 2 * --made * PAGE, PAGE, PROT_NONE) == 0);
+    fprintf(stderr, "%zu mappings made\n", 2 * made);
+}
 /* Touches fresh memory as fast as it can: one large mapping in huge pages, then many small ones. */
 static void grow(void) {
     char *big = mmap(NULL, 256 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -312,6 +373,7 @@ int main(int argc, char **argv) {
     if (!strcmp(c, "close-all-early")) close_all_early();
     if (!strcmp(c, "no-rights")) no_rights();
     if (!strcmp(c, "not-dumpable")) prctl(PR_SET_DUMPABLE, 0);
+    if (!strcmp(c, "many-mappings-first")) many_mappings(48);
     memory = map_pages(PAGES);
     fill_all(100000);
     ballast(strtoul(argv[1], NULL, 0) * MIB);
@@ -328,6 +390,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(c, "bare-grandchild")) bare_grandchild();
     else if (!strcmp(c, "orphan")) orphan(fork, "orphan");
     else if (!strcmp(c, "bare-orphan")) orphan(bare_clone, "orphan of a bare clone");
+    else if (!strcmp(c, "killed-parent")) killed_parent(fork, argc > 3 ? atoi(argv[3]) : 12);
+    else if (!strcmp(c, "killed-bare-parent")) killed_parent(bare_clone, argc > 3 ? atoi(argv[3]) : 12);
     else if (!strcmp(c, "double-fork")) daemonise();
     else if (!strcmp(c, "daemon")) libc_daemon();
     else if (!strcmp(c, "spawning")) vforks();
@@ -337,6 +401,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(c, "close-all-early") || !strcmp(c, "no-rights") || !strcmp(c, "not-dumpable")) { fork_isolation(); }
     else if (!strcmp(c, "closes-output")) closes_output();
     else if (!strcmp(c, "few-descriptors")) few_descriptors();
+    else if (!strcmp(c, "many-mappings")) { many_mappings(0); press(); verify_all("with as many mappings as there can be"); fill_all(base + 4000000); press(); verify_all("the same, written"); }
+    else if (!strcmp(c, "many-mappings-first")) { fill_all(base + 4000000); press(); verify_all("after mappings were many"); }
     else if (!strcmp(c, "locked-memory")) locked_memory();
     else if (!strcmp(c, "no-fork-memory")) no_fork_memory();
     else if (!strcmp(c, "main-ends")) { pthread_t t; pthread_create(&t, NULL, after_main, NULL); pthread_exit(NULL); }

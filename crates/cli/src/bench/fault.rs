@@ -10,6 +10,7 @@ use super::peer::{self, RawStream};
 use super::report::{Reach, Report};
 use super::service::{Paged, Place, Service, Words};
 use super::workload::permutation;
+use rampool::fault::RungChoice;
 use rampool::pager::InstallBy;
 
 /// 4 KiB page faults beside raw requests and replies
@@ -34,14 +35,21 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut report = Report::start("fault", common.quick);
     report.note(format!("loopback TCP, one connection, no prefetch, clean victims, random order; {}", place.describe()));
     report.note("times are the median of a round's accesses that faulted, as the program sees them; every page is compared afterwards");
-    for (way, spin) in [("spinning", SPIN), ("blocking", Duration::ZERO)] {
-        let (ours, raw, faults) = measure(&place, spin, common.pick(args.rounds, 2), common)?;
+    report
+        .note("in-thread: each fault is served by the thread that meets it, and system calls on absent pages fail (RungChoice::InThread)");
+    let ways = [
+        ("spinning", SPIN, RungChoice::Auto, 2.0),
+        ("in-thread, spinning", SPIN, RungChoice::InThread, 1.6),
+        ("blocking", Duration::ZERO, RungChoice::Auto, 2.0),
+    ];
+    for (way, spin, rung, reach) in ways {
+        let (ours, raw, faults) = measure(&place, spin, rung, common.pick(args.rounds, 2), common)?;
         let parameters = |what: &str| json!({ "way": way, "what": what });
         report.series(&format!("{way}: 4 KiB fault, p50"), "us", parameters("fault"), &ours.p50);
         report.series(&format!("{way}: 4 KiB fault, p99"), "us", parameters("fault p99"), &ours.p99);
         report.series(&format!("{way}: raw request and reply, p50"), "us", parameters("raw"), &raw.p50);
         report.series(&format!("{way}: raw request and reply, p99"), "us", parameters("raw p99"), &raw.p99);
-        report.ratio(&format!("{way}: fault / raw"), &ours.p50, &raw.p50, Some(Reach::AtMost(2.0)));
+        report.ratio(&format!("{way}: fault / raw"), &ours.p50, &raw.p50, Some(Reach::AtMost(reach)));
         report.note(format!("{faults} faults counted by the pager in the {way} rounds"));
     }
     report.finish(common.json.as_deref())
@@ -62,7 +70,7 @@ impl Times {
     }
 }
 
-fn measure(place: &Place<'_>, spin: Duration, rounds: usize, common: &Common) -> Result<(Times, Times, u64)> {
+fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, common: &Common) -> Result<(Times, Times, u64)> {
     let bytes: usize = common.pick(512 << 20, 32 << 20);
     let samples = common.pick(10_000, 500);
     let server = Service::memory_server(place, 2 * bytes as u64, spin)?;
@@ -76,6 +84,7 @@ fn measure(place: &Place<'_>, spin: Duration, rounds: usize, common: &Common) ->
         prefetch_bytes: 0,
         spin,
         install_by: InstallBy::Copy,
+        rung,
     }
     .open()?;
     let region = memory.alloc(bytes)?;

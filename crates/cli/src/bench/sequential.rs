@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use rampool::fault::RungChoice;
 use rampool::pager::InstallBy;
 use serde_json::json;
 
@@ -55,6 +56,7 @@ pub fn run(args: &Args) -> Result<i32> {
             prefetch_bytes,
             spin,
             install_by,
+            rung: RungChoice::Auto,
         }
         .open()?;
         let region = memory.alloc(bytes)?;

@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rampool::fault::RungChoice;
 use rampool::key::Key;
 use rampool::pager::{InstallBy, Waiting};
 use rampool::pool::{Pool, PoolConfig};
@@ -133,6 +134,7 @@ pub struct Paged<'a> {
     pub prefetch_bytes: u32,
     pub spin: Duration,
     pub install_by: InstallBy,
+    pub rung: RungChoice,
 }
 
 impl Paged<'_> {
@@ -149,6 +151,7 @@ impl Paged<'_> {
             prefetch_bytes: self.prefetch_bytes,
             waiting,
             install_by: self.install_by,
+            rung: self.rung,
             ..PagedConfig::default()
         };
         Ok(PagedMemory::start(&config, pool, region)?)

@@ -10,6 +10,7 @@ mod kernels;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use rampool::fault::RungChoice;
 use rampool::pager::InstallBy;
 use rampool_proto::units::ByteLen;
 use serde_json::json;
@@ -140,6 +141,7 @@ impl Bench<'_> {
             prefetch_bytes,
             spin: SPIN,
             install_by: InstallBy::Copy,
+            rung: RungChoice::Auto,
         }
     }
 

@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rampool::guardian::Guardian;
 use rampool::pool::Pool;
 use rampool::roll::Roll;
 use rampool::settings::RUN_DIR_VARIABLE;
@@ -29,8 +30,8 @@ pub fn dismiss_gone(roll: &Roll, pool: &mut Pool) -> usize {
 }
 
 /// The program has ended: gives everything back, unless processes that it started live on. Then a caretaker does so after them.
-pub fn end(mut pool: Pool, roll: &Roll, run_dir: RunDir, private: Option<PrivateServer>) {
-    if somebody_lives_on(roll, &mut pool, run_dir.path()) {
+pub fn end(mut pool: Pool, roll: &Roll, mut guardian: Guardian, run_dir: RunDir, private: Option<PrivateServer>) {
+    if somebody_lives_on(roll, &mut pool, run_dir.path()) || is_needed(&mut guardian) {
         // SAFETY: this process has one thread, so the copy has all it needs.
         let caretaker = unsafe { libc::fork() };
         if caretaker > 0 {
@@ -40,7 +41,7 @@ pub fn end(mut pool: Pool, roll: &Roll, run_dir: RunDir, private: Option<Private
         }
         if caretaker == 0 {
             leave_terminal();
-            take_care(&mut pool, roll);
+            take_care(&mut pool, roll, &mut guardian);
             pool.leave();
             drop((private, run_dir));
             // SAFETY: ends the copy without what the original does at its end.
@@ -90,8 +91,14 @@ fn leave_terminal() {
     }
 }
 
-fn take_care(pool: &mut Pool, roll: &Roll) {
-    while dismiss_gone(roll, pool) > 0 {
+/// Nobody reads what is said from here on.
+fn is_needed(guardian: &mut Guardian) -> bool {
+    guardian.look(&mut |_| {});
+    guardian.is_needed()
+}
+
+fn take_care(pool: &mut Pool, roll: &Roll, guardian: &mut Guardian) {
+    while dismiss_gone(roll, pool) > 0 || is_needed(guardian) {
         let until = Instant::now() + LOOK_EVERY;
         // Events are for people who are not here any more. A socket that cannot be watched is a lost server's.
         while pool.next_event(until).is_ok_and(|event| event.is_some()) {}

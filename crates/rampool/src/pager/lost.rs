@@ -46,6 +46,11 @@ impl<B: Backing> Pager<B> {
         Some(pages)
     }
 
+    /// Whether the content of `page` went with the servers.
+    pub(super) fn is_lost(&self, page: PageIndex) -> bool {
+        self.lost.as_ref().is_some_and(|lost| lost.absent.run_at(page, 1) > 0)
+    }
+
     pub(super) fn serve_without_servers(&mut self, page: PageIndex, address: usize, access: Access) {
         let lost = self.lost.as_mut().expect("only called then");
         if lost.absent.run_at(page, 1) > 0 {

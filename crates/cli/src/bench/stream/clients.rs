@@ -13,6 +13,7 @@ use super::kernels::{Kernel, RemoteArrays, Replay};
 use super::{Bench, CLIENTS, SPIN};
 use crate::bench::report::Report;
 use crate::bench::service::{Paged, before_exec};
+use rampool::fault::RungChoice;
 use rampool::pager::InstallBy;
 
 /// One client of the experiment
@@ -43,6 +44,7 @@ pub fn run(args: &Args) -> Result<i32> {
         prefetch_bytes: args.prefetch_bytes,
         spin: SPIN,
         install_by: InstallBy::Copy,
+        rung: RungChoice::Auto,
     }
     .open()?;
     let mut remote = RemoteArrays::new(&memory, args.elements)?;

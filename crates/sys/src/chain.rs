@@ -1,0 +1,128 @@
+//! A signal handler of ours before the program's own: what is not ours does what it would have done without us.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+use crate::last_errno;
+
+// SAFETY: the GNU C library's own name of `sigaction`, of the same type. `sigaction` itself may be replaced by a function that asks this module.
+unsafe extern "C" {
+    fn __sigaction(signal: i32, new: *const libc::sigaction, old: *mut libc::sigaction) -> i32;
+}
+
+/// A handler as the kernel calls it.
+pub(crate) type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// One signal, and who had it before us.
+pub(crate) struct Chain {
+    signal: i32,
+    /// The program's own action: replaced by interposers on `sigaction`.
+    previous: Mutex<Option<libc::sigaction>>,
+    /// The same, for the handler to read.
+    function: AtomicUsize,
+    flags: AtomicI32,
+}
+
+impl Chain {
+    pub(crate) const fn new(signal: i32) -> Self {
+        Self { signal, previous: Mutex::new(None), function: AtomicUsize::new(libc::SIG_DFL), flags: AtomicI32::new(0) }
+    }
+
+    /// Puts `ours` before whatever handles the signal now; does nothing if it is there already. `mask`: signals that wait while it runs.
+    pub(crate) fn install(&self, ours: Handler, flags: i32, mask: &libc::sigset_t) -> Result<(), i32> {
+        let mut previous = self.previous.lock().expect("no panic under this lock");
+        // SAFETY: plain data, and calls that fill or read it.
+        unsafe {
+            let mut current: libc::sigaction = std::mem::zeroed();
+            if __sigaction(self.signal, std::ptr::null(), &raw mut current) != 0 {
+                return Err(last_errno());
+            }
+            if current.sa_sigaction == ours as usize {
+                return Ok(());
+            }
+            self.store(&current);
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = ours as usize;
+            action.sa_flags = libc::SA_SIGINFO | flags;
+            action.sa_mask = *mask;
+            if __sigaction(self.signal, &raw const action, std::ptr::null_mut()) != 0 {
+                return Err(last_errno());
+            }
+            *previous = Some(current);
+        }
+        Ok(())
+    }
+
+    fn store(&self, action: &libc::sigaction) {
+        self.flags.store(action.sa_flags, Ordering::Release);
+        self.function.store(action.sa_sigaction, Ordering::Release);
+    }
+
+    /// What the program set, once our handler stands before it; `None` while it does not.
+    pub(crate) fn previous_action(&self) -> Option<libc::sigaction> {
+        *self.previous.lock().expect("no panic under this lock")
+    }
+
+    /// The program sets its action: foreign signals go there from now on. False while our handler is not installed.
+    pub(crate) fn chain_to(&self, action: &libc::sigaction) -> bool {
+        let mut previous = self.previous.lock().expect("no panic under this lock");
+        if previous.is_none() {
+            return false;
+        }
+        *previous = Some(*action);
+        self.store(action);
+        true
+    }
+
+    /// Not ours: what would have happened without us. Async-signal-safe.
+    ///
+    /// # Safety
+    /// The arguments are those that the kernel handed to our handler of this signal.
+    pub(crate) unsafe fn foreign(&self, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        let signal = self.signal;
+        let function = self.function.load(Ordering::Acquire);
+        match function {
+            libc::SIG_DFL | libc::SIG_IGN => {
+                // The access is repeated and ends the process, with the right signal and core file. A signal sent by somebody is sent again.
+                // SAFETY: async-signal-safe calls.
+                unsafe {
+                    if function == libc::SIG_IGN && (*info).si_code <= 0 {
+                        return;
+                    }
+                    let mut action: libc::sigaction = std::mem::zeroed();
+                    action.sa_sigaction = libc::SIG_DFL;
+                    __sigaction(signal, &raw const action, std::ptr::null_mut());
+                    if (*info).si_code <= 0 {
+                        libc::raise(signal);
+                    }
+                }
+            }
+            function if self.flags.load(Ordering::Acquire) & libc::SA_SIGINFO != 0 => {
+                // SAFETY: the program registered this function with this signature.
+                let call: Handler = unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<()>(function)) };
+                call(signal, info, context);
+            }
+            function => {
+                // SAFETY: the program registered this function with this signature.
+                let call: extern "C" fn(i32) = unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<()>(function)) };
+                call(signal);
+            }
+        }
+    }
+}
+
+/// Whether the faulting access was a write. Where we cannot tell, it counts as one: the page is written back once too often at worst.
+///
+/// # Safety
+/// `context` is what the kernel handed to a handler with SA_SIGINFO.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn is_write(context: *mut libc::c_void) -> bool {
+    // SAFETY: the kernel hands a SA_SIGINFO handler a ucontext.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    let error = context.uc_mcontext.gregs[usize::try_from(libc::REG_ERR).expect("an index")];
+    error & 2 != 0
+}
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn is_write(_context: *mut libc::c_void) -> bool {
+    true
+}
