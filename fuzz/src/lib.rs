@@ -6,6 +6,7 @@
 
 use rampool::key::Key;
 use rampool::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
+use rampool_proto::layout::Program;
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
 use rampool_proto::units::ByteLen;
 use rampool_proto::wire::{
@@ -52,6 +53,29 @@ pub fn frame(data: &[u8]) {
             }
             assert!(parse_message(table).chars().count() <= MAX_MESSAGE_BYTES);
         }
+    }
+}
+
+/// A layout's coded form: what is accepted is within its bounds, codes to what means the same, and gives the same bytes in pieces as at once.
+pub fn layout(data: &[u8]) {
+    const MOST: u64 = 20_000;
+    let Ok(program) = Program::decode(data) else { return };
+    let mut again = Vec::new();
+    program.encode(&mut again);
+    assert_eq!(Program::decode(&again).as_ref(), Ok(&program));
+    let (low, high) = program.bounds();
+    let bytes = |from: u64, len: u64| program.window(from, len).flat_map(|run| run.offset..run.end());
+    let whole: Vec<i64> = bytes(0, MOST).collect();
+    assert_eq!(whole.len() as u64, program.bytes().min(MOST));
+    assert!(whole.iter().all(|byte| (low..high).contains(byte)));
+    let step = whole.len() as u64 / 3 + 1;
+    assert!((0..3).flat_map(|piece| bytes(piece * step, step)).take(whole.len()).eq(whole.iter().copied()));
+    // Whatever it says, it says so soon.
+    let _ = (program.overlaps(), program.is_aligned(8));
+    if let Ok(shifted) = program.clone().shifted(64)
+        && program.bytes() > 0
+    {
+        assert_eq!(shifted.bounds(), (low + 64, high + 64));
     }
 }
 

@@ -1,5 +1,6 @@
 //! Every target, driven by mutations of valid input from a fixed seed, for a bounded number of rounds.
 
+use rampool_proto::layout::{Layout, Order};
 use rampool_proto::session::{Encryption, Preface};
 use rampool_proto::units::{Extent, PageIndex};
 use rampool_proto::wire::{
@@ -90,6 +91,26 @@ fn frames() -> Vec<Vec<u8>> {
 #[test]
 fn frames_and_tables() {
     drive(rampool_fuzz::frame, &frames(), 100_000);
+}
+
+#[test]
+fn layouts() {
+    let word = Layout::bytes(8).unwrap();
+    let row = word.subarray(&[9, 7, 5], &[3, 4, 2], &[1, 1, 1], Order::C).unwrap();
+    let list = word.hindexed(&[(1, 40), (2, -9), (1, 100), (1, 1 << 33)]).unwrap();
+    let all = [
+        Layout::bytes(100).unwrap(),
+        word.vector(50, 2, 5).unwrap(),
+        row.clone(),
+        list.clone(),
+        Layout::structure(&[(1, 0, row), (2, 3000, list), (3, 7, word)]).unwrap().hvector(3, 1, 9000).unwrap(),
+    ];
+    let coded = |layout: &Layout| {
+        let mut out = Vec::new();
+        layout.program().encode(&mut out);
+        out
+    };
+    drive(rampool_fuzz::layout, &all.iter().map(coded).collect::<Vec<_>>(), 20_000);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Every decision rampool takes, without any I/O.
 //!
 //! ```text
+//!   layout         which bytes, in MPI's terms: loops, lists, runs
 //!   units          numbers with units: PageIndex, Extent, NodeId ...
 //!   wire           the bytes that travel: headers, page tables, control messages
 //!   session        who may talk: preface, versions, credits, deadlines
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod layout;
 pub mod placement;
 pub mod pointers;
 pub mod server;
