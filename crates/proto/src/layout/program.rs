@@ -100,6 +100,12 @@ impl Program {
         self.root.as_ref().map_or(0, |node| node.runs)
     }
 
+    /// Bytes of the shortest run, before neighbours are joined.
+    #[must_use]
+    pub fn shortest_run(&self) -> u64 {
+        self.root.as_ref().map_or(0, Node::shortest_run)
+    }
+
     /// The lowest byte, and the one after the highest; both 0 for nothing.
     #[must_use]
     pub fn bounds(&self) -> (i64, i64) {
@@ -504,6 +510,14 @@ impl Node {
             Shape::Loop { stride, body, .. } => even(*stride) && body.is_aligned(align),
             Shape::List { offsets, body } => offsets.iter().all(|offset| even(*offset)) && body.is_aligned(align),
             Shape::Seq(nodes) => nodes.iter().all(|node| node.is_aligned(align)),
+        }
+    }
+
+    fn shortest_run(&self) -> u64 {
+        match &self.shape {
+            Shape::Run => self.bytes,
+            Shape::Loop { body, .. } | Shape::List { body, .. } => body.shortest_run(),
+            Shape::Seq(nodes) => nodes.iter().map(Self::shortest_run).min().expect("not empty"),
         }
     }
 

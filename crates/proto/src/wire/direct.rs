@@ -23,7 +23,7 @@ use crate::units::{OS_PAGE_BYTES, PageIndex};
 /// Bytes one request may move.
 pub const MAX_DIRECT_BYTES: u32 = 1 << 20;
 /// Runs, cut at pages, that one request may be made of; for a scan, elements.
-pub const MAX_DIRECT_PIECES: u32 = 32 * 1024;
+pub const MAX_DIRECT_PIECES: u32 = 64 * 1024;
 /// Bytes a coded program may have at most, so that every table has room for it.
 pub const MAX_PROGRAM_BYTES: usize = MAX_TABLE_BYTES - WINDOW_BYTES - 4 * MAX_BLOCKS - 16;
 /// Blocks of a request: whole pages, and what lies between them.
@@ -48,6 +48,13 @@ pub struct Piece {
     pub len: usize,
 }
 
+/// Bytes that have a checksum of their own: a whole page, or what lies between two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    pub len: u32,
+    pub whole: bool,
+}
+
 impl Piece {
     #[must_use]
     pub fn is_whole(&self) -> bool {
@@ -61,9 +68,9 @@ impl Window {
         self.program.window(self.from, self.len.into()).flat_map(cut)
     }
 
-    /// The lengths of the blocks that have a checksum each.
+    /// The blocks that have a checksum each.
     #[must_use]
-    pub fn blocks(&self) -> Vec<u32> {
+    pub fn blocks(&self) -> Vec<Block> {
         blocks(self.pieces())
     }
 
@@ -121,8 +128,9 @@ impl Window {
             return Err(WireError::BadLayout);
         }
         let window = Self { program, from, len };
-        // Counting the runs costs what they cost, and stops at the limit.
-        if window.pieces().nth(MAX_DIRECT_PIECES as usize).is_some() {
+        // The first and the last run may be cut, and every run may cross a page's end. Counting costs what the pieces cost, so only where it may matter.
+        let most = (u64::from(len) / window.program.shortest_run() + 2) * 2 + u64::from(len) / OS_PAGE_BYTES as u64;
+        if most > u64::from(MAX_DIRECT_PIECES) && window.pieces().nth(MAX_DIRECT_PIECES as usize).is_some() {
             return Err(WireError::TooManyPieces);
         }
         Ok(window)
@@ -152,22 +160,15 @@ pub fn cut(run: Run) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// The lengths of the blocks of these pieces: each whole page, and what lies between.
-pub fn blocks(pieces: impl Iterator<Item = Piece>) -> Vec<u32> {
-    let mut blocks = Vec::new();
-    let mut between = 0;
+/// The blocks of these pieces: each whole page, and what lies between.
+pub fn blocks(pieces: impl Iterator<Item = Piece>) -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::new();
     for piece in pieces {
-        if piece.is_whole() {
-            if between > 0 {
-                blocks.push(std::mem::take(&mut between));
-            }
-            blocks.push(u32::try_from(OS_PAGE_BYTES).expect("4096"));
-        } else {
-            between += u32::try_from(piece.len).expect("less than a page");
+        let len = u32::try_from(piece.len).expect("at most a page");
+        match blocks.last_mut() {
+            Some(last) if !last.whole && !piece.is_whole() => last.len += len,
+            _ => blocks.push(Block { len, whole: piece.is_whole() }),
         }
-    }
-    if between > 0 {
-        blocks.push(between);
     }
     blocks
 }
@@ -430,7 +431,7 @@ mod tests {
             prop_assert_eq!(&came, &crcs);
             prop_assert_eq!(Window::parse(&out).is_ok(), crcs.is_empty());
             let blocks = window.blocks();
-            prop_assert_eq!(blocks, vec![len]);
+            prop_assert_eq!(blocks, vec![Block { len, whole: false }]);
             let mut scan = Vec::new();
             ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
             let header = Header::request(Opcode::Scan, 1).with_arg(ScanRequest::arg(Kind::I64, Test::Between, Want::Sum));
@@ -454,14 +455,15 @@ mod tests {
     #[test]
     fn a_whole_page_is_a_block_and_so_is_what_lies_between() {
         let window = |offset, len: u32| Window { program: Program::run(offset, len.into()).unwrap(), from: 0, len };
-        assert_eq!(window(0, 8192).blocks(), [4096, 4096]);
-        assert_eq!(window(100, 4096).blocks(), [4096]);
-        assert_eq!(window(4000, 96 + 4096 + 5).blocks(), [96, 4096, 5]);
+        let (page, part) = (Block { len: 4096, whole: true }, |len| Block { len, whole: false });
+        assert_eq!(window(0, 8192).blocks(), [page, page]);
+        assert_eq!(window(100, 4096).blocks(), [part(4096)], "two parts of pages");
+        assert_eq!(window(4000, 96 + 4096 + 5).blocks(), [part(96), page, part(5)]);
         assert!(window(4000, MAX_DIRECT_BYTES).blocks().len() <= MAX_BLOCKS);
         // A run that another continues counts as one.
         let halves = Layout::bytes(2048).unwrap().hindexed(&[(1, 4096), (1, 6144), (1, 0)]).unwrap();
         let window = Window { program: halves.program().clone(), from: 0, len: 6144 };
-        assert_eq!(window.blocks(), [4096, 2048]);
+        assert_eq!(window.blocks(), [page, part(2048)]);
     }
 
     #[test]
