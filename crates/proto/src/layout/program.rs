@@ -178,6 +178,12 @@ impl Program {
         }
     }
 
+    /// Bytes of the coded form, or a little more.
+    #[must_use]
+    pub fn coded_bytes(&self) -> usize {
+        self.root.as_ref().map_or(1, Node::coded_bytes)
+    }
+
     /// Reads a program, and nothing behind it.
     ///
     /// # Errors
@@ -518,6 +524,15 @@ impl Node {
             Shape::Run => self.bytes,
             Shape::Loop { body, .. } | Shape::List { body, .. } => body.shortest_run(),
             Shape::Seq(nodes) => nodes.iter().map(Self::shortest_run).min().expect("not empty"),
+        }
+    }
+
+    fn coded_bytes(&self) -> usize {
+        match &self.shape {
+            Shape::Run => CODED_RUN,
+            Shape::Loop { body, .. } => CODED_RUN + body.coded_bytes(),
+            Shape::List { offsets, body } => CODED_RUN + 1 + 8 * offsets.len() + body.coded_bytes(),
+            Shape::Seq(nodes) => 11 + nodes.iter().map(Self::coded_bytes).sum::<usize>(),
         }
     }
 
