@@ -16,7 +16,8 @@
 //! ([`Direct::open_pages`]); one that is open is handed back by adopting it ([`Pool::adopt_region`]). Nothing keeps a pager's copies and direct access in step while
 //! both use a region.
 //!
-//! **Order.** Operations of one `Direct` that touch the same byte take effect in the order in which they were started, waited for or not. Between different
+//! **Order.** Operations of one `Direct` that touch the same byte take effect in the order in which they were started, waited for or not (one that writes where
+//! another still reads waits for that at the servers concerned, and what comes behind it there waits as well). Between different
 //! bytes there is no order but by waiting. What was waited for, everybody sees.
 //!
 //! **At once.** An aligned word of 8 bytes is read and written at once, and so is each element of an accumulate, a `fetch_op`, and everything within one page that one
@@ -222,6 +223,7 @@ pub struct Direct {
     /// What was started and has not ended.
     under_way: BTreeMap<u64, Operation>,
     next: u64,
+    spin: Duration,
 }
 
 impl Direct {
@@ -240,10 +242,15 @@ impl Direct {
     #[must_use]
     pub fn new(pool: Pool) -> Self {
         assert_eq!(pool.operations_under_way(), 0, "the pool's operations end before another view of it begins");
-        Self { pool, buffers: BTreeMap::new(), ended: BTreeMap::new(), under_way: BTreeMap::new(), next: 0 }
+        Self { pool, buffers: BTreeMap::new(), ended: BTreeMap::new(), under_way: BTreeMap::new(), next: 0, spin: Duration::ZERO }
     }
 
-    /// For tickets, statistics and other things of the pool's. Its operations that bring events are not to be used.
+    /// How long a wait looks for answers before it sleeps; not at all unless told otherwise. Waking a thread costs more than a small operation does.
+    pub fn spin_for(&mut self, spin: Duration) {
+        self.spin = spin;
+    }
+
+    /// For tickets, statistics and other things of the pool's. Its operations that bring events are only to be used while none is under way here.
     pub fn pool(&mut self) -> &mut Pool {
         &mut self.pool
     }
@@ -375,8 +382,23 @@ impl Direct {
     /// # Errors
     /// [`DirectError::Layout`].
     pub fn start_get(&mut self, region: DirectRegion, offset: u64, there: &Layout) -> Result<Pending, DirectError> {
-        let size = usize::try_from(there.size()).map_err(|_| LayoutError::TooLarge)?;
-        self.start(region, offset, there, Job::Gather, vec![0; size])
+        self.start_get_into(region, offset, there, Vec::new())
+    }
+
+    /// As [`Direct::start_get`], into a vector that was used before.
+    ///
+    /// # Errors
+    /// [`DirectError::Layout`].
+    pub fn start_get_into(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        there: &Layout,
+        mut buffer: Vec<u8>,
+    ) -> Result<Pending, DirectError> {
+        there.placed(offset, region.bytes)?;
+        buffer.resize(usize::try_from(there.size()).map_err(|_| LayoutError::TooLarge)?, 0);
+        self.start(region, offset, there, Job::Gather, buffer)
     }
 
     /// Begins to write bytes to what `there` selects from `offset` on; [`Direct::wait`] gives the vector back.
@@ -765,6 +787,17 @@ impl Direct {
 
     /// Waits for the next event. Each operation has one before its deadline.
     fn step(&mut self) {
+        if !self.spin.is_zero() {
+            let started = Instant::now();
+            loop {
+                if let Some(event) = self.pool.poll() {
+                    return self.note(event);
+                }
+                if started.elapsed() >= self.spin {
+                    break;
+                }
+            }
+        }
         match self.pool.next_event(Instant::now() + Duration::from_secs(1)) {
             Ok(Some(event)) => self.note(event),
             Ok(None) => {}

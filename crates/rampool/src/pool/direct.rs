@@ -141,6 +141,7 @@ impl Pool {
         let request = self.work.get(slot);
         (request.arg, request.table) = update.encode();
         request.offset = update.offset;
+        request.reach = update.offset + update.kind.bytes() as u64;
         request.wanted = true;
         self.lanes[server.as_usize()].enqueue(&mut self.work, slot);
         self.set_off(now);
@@ -173,7 +174,8 @@ impl Pool {
                 _ => 0,
             };
             request.arg = ScanRequest::arg(kind, test, want);
-            request.offset = chunk.window.program.bounds().0.cast_unsigned();
+            let (first, end) = chunk.window.program.bounds();
+            (request.offset, request.reach) = (first.cast_unsigned(), end.cast_unsigned());
             request.wanted = true;
             ScanRequest::encode_table(&chunk.window, low, high, &mut request.table);
             parts.push(ScanPart { request: self.work.id(slot), spans: chunk.spans });
@@ -308,7 +310,8 @@ impl<'a> Local<'a> {
 
 fn fill(request: &mut Request, window: Window, places: Vec<PieceMut>) {
     request.bytes = window.len;
-    request.offset = window.program.bounds().0.cast_unsigned();
+    let (low, high) = window.program.bounds();
+    (request.offset, request.reach) = (low.cast_unsigned(), high.cast_unsigned());
     request.blocks = window.blocks();
     request.places = places;
     request.window = Some(window);

@@ -384,6 +384,10 @@ impl Lane {
                 if carries && in_link >= LINK_QUEUE_BYTES {
                     return None;
                 }
+                let changes = request.changes_bytes().then_some((request.region, request.offset, request.reach));
+                if changes.is_some_and(|changes| self.is_being_read(work, changes)) {
+                    return None;
+                }
                 if !self.credits.take(bytes) {
                     return None;
                 }
@@ -406,6 +410,16 @@ impl Lane {
             return Some(slot);
         }
         None
+    }
+
+    /// Whether somebody still waits to read some of these bytes as they are: a connection that breaks has him ask again, and he would read what was written since.
+    fn is_being_read(&self, work: &mut Work, (region, low, high): (wire::RegionId, u64, u64)) -> bool {
+        self.outstanding.iter().any(|(id, _)| {
+            work.find(*id).is_some_and(|slot| {
+                let request = work.get(slot);
+                request.reads_bytes() && request.region == region && request.offset < high && low < request.reach
+            })
+        })
     }
 
     /// Makes the frame of a request and gives it to the link.

@@ -56,6 +56,8 @@ pub(super) struct Request {
     pub bytes: u32,
     /// Where in the region a window, an element or a column begins, for error texts.
     pub offset: u64,
+    /// The byte after the last of them.
+    pub reach: u64,
     /// Someone waits for the reply itself.
     pub wanted: bool,
     pub made_at: Instant,
@@ -70,6 +72,16 @@ impl Request {
     /// Whether the bytes of a window take the way through the staging: the places are too many, and too small, for the kernel.
     pub fn is_staged(&self) -> bool {
         self.places.len() > 1 && self.places.len() * 1024 > self.bytes as usize
+    }
+
+    /// Whether it reads bytes of the direct view.
+    pub fn reads_bytes(&self) -> bool {
+        matches!(self.opcode, Opcode::Gather | Opcode::Scan)
+    }
+
+    /// Whether it changes bytes of the direct view.
+    pub fn changes_bytes(&self) -> bool {
+        matches!(self.opcode, Opcode::Scatter | Opcode::Accumulate | Opcode::FetchOp)
     }
 
     /// Bytes of credit it takes: of pages or of a window, sent or asked for.
@@ -167,6 +179,7 @@ impl Work {
             request.pages = 0;
             request.bytes = 0;
             request.offset = 0;
+            request.reach = 0;
             request.wanted = false;
             request.made_at = now;
             request.sent = false;
@@ -194,6 +207,7 @@ impl Work {
             staging: Vec::new(),
             bytes: 0,
             offset: 0,
+            reach: 0,
             wanted: false,
             made_at: now,
             sent: false,
