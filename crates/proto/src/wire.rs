@@ -28,8 +28,8 @@ pub use data::{
 };
 
 pub use direct::{
-    Block, Change, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_PIECES, MAX_PROGRAM_BYTES, Piece, ScanRequest, Window, accumulate_arg, blocks,
-    cut, encode_reduced, parse_accumulate_arg, parse_crcs, parse_reduced, patched_crc,
+    Block, Change, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_PIECES, MAX_PROGRAM_BYTES, Piece, Pieces, ScanRequest, Window, accumulate_arg,
+    encode_reduced, parse_accumulate_arg, parse_crcs, parse_reduced, patched_crc,
 };
 
 use crate::units::PageIndex;

@@ -106,6 +106,42 @@ impl Program {
         self.root.as_ref().map_or(0, Node::shortest_run)
     }
 
+    /// Bytes of the longest run, neighbours joined, where that is plain to see.
+    #[must_use]
+    pub fn longest_run(&self) -> Option<u64> {
+        let Some(root) = &self.root else { return Some(0) };
+        match &root.shape {
+            Shape::Run => Some(root.bytes),
+            Shape::Loop { stride, body, .. } => (body.is_run() && stride.cast_unsigned() != body.bytes).then_some(body.bytes),
+            Shape::List { offsets, body } => {
+                let joins = |pair: &[i64]| pair[1].wrapping_sub(pair[0]).cast_unsigned() == body.bytes;
+                (body.is_run() && !offsets.windows(2).any(joins)).then_some(body.bytes)
+            }
+            Shape::Seq(_) => None,
+        }
+    }
+
+    /// If this is a list: how many bytes each of its members selects, and how many members there are.
+    #[must_use]
+    pub fn as_list(&self) -> Option<(u64, usize)> {
+        match &self.root.as_ref()?.shape {
+            Shape::List { offsets, body } => Some((body.bytes, offsets.len())),
+            _ => None,
+        }
+    }
+
+    /// Members `range` of a list.
+    ///
+    /// # Errors
+    /// Those of a list that is too long, which a part of one is not.
+    ///
+    /// # Panics
+    /// If this is no list, or has fewer members, or the range is empty.
+    pub fn members(&self, range: std::ops::Range<usize>) -> Result<Self, LayoutError> {
+        let Some(Node { shape: Shape::List { offsets, body }, .. }) = &self.root else { panic!("only a list has members") };
+        Ok(Self { root: Some(body.as_ref().clone().bare_list(offsets[range].to_vec())?) })
+    }
+
     /// The lowest byte, and the one after the highest; both 0 for nothing.
     #[must_use]
     pub fn bounds(&self) -> (i64, i64) {

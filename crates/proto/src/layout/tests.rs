@@ -175,6 +175,16 @@ proptest! {
         let runs: Vec<Run> = layout.program().runs().collect();
         prop_assert!(runs.windows(2).all(|pair| pair[0].end() != pair[1].offset));
         prop_assert!(runs.len() as u64 <= layout.program().run_count());
+        if let Some(longest) = layout.program().longest_run() {
+            prop_assert_eq!(longest, runs.iter().map(|run| run.len).max().unwrap_or(0));
+        }
+        prop_assert!(layout.size() == 0 || layout.program().shortest_run() <= runs.iter().map(|run| run.len).min().unwrap());
+        prop_assert!(coded(layout.program()).len() <= layout.program().coded_bytes());
+        if let Some((each, members)) = layout.program().as_list() {
+            let (first, second) = (layout.program().members(0..1).unwrap(), layout.program().members(1..members).unwrap());
+            prop_assert_eq!(first.bytes(), each);
+            prop_assert_eq!([bytes_of(first.runs()), bytes_of(second.runs())].concat(), naive.bytes.clone());
+        }
         // Overlap is found exactly.
         let mut sorted = naive.bytes.clone();
         sorted.sort_unstable();

@@ -103,7 +103,11 @@ pub struct View<'a> {
     bytes: u64,
     /// The chunk looked at last.
     last: Option<(u64, Option<&'a Chunk>)>,
+    /// Others that were, by the lowest bits of their numbers: for whoever goes to and fro.
+    seen: Vec<Option<(u64, Option<&'a Chunk>)>>,
 }
+
+const SEEN: usize = 256;
 
 impl View<'_> {
     /// An error if the region ends before `reach`.
@@ -120,7 +124,19 @@ impl View<'_> {
         let chunk = match self.last {
             Some((last, chunk)) if last == number => chunk,
             _ => {
-                let chunk = self.tables.chunk_at(self.root, number);
+                if self.seen.is_empty() && self.last.is_some() {
+                    self.seen.resize(SEEN, None);
+                }
+                let chunk = match self.seen.get_mut(usize::try_from(number % SEEN as u64).expect("below SEEN")) {
+                    Some(Some((seen, chunk))) if *seen == number => *chunk,
+                    place => {
+                        let chunk = self.tables.chunk_at(self.root, number);
+                        if let Some(place) = place {
+                            *place = Some((number, chunk));
+                        }
+                        chunk
+                    }
+                };
                 self.last = Some((number, chunk));
                 chunk
             }
@@ -270,7 +286,7 @@ impl LeaseSpace {
     pub fn view(&self, member: MemberId, region: RegionId) -> Result<View<'_>, SpaceError> {
         let region = self.owned(member, region)?;
         let bytes = if region.bytes == 0 { MAX_PAGE_INDEX * OS_PAGE_BYTES as u64 } else { region.bytes };
-        Ok(View { tables: &self.tables, root: &region.root, bytes, last: None })
+        Ok(View { tables: &self.tables, root: &region.root, bytes, last: None, seen: Vec::new() })
     }
 
     /// Whether the frame of a page is named by this page alone.

@@ -12,12 +12,12 @@
 //! A program ([`crate::layout::Program`]) says which bytes in which order; the *window* is the part of them that this request is about, so that a long operation is
 //! cut into many requests. The bytes travel one after the other, in that order.
 //!
-//! Their checksums are those of *blocks* ([`blocks`]): a whole page is a block, and so is everything between two of them. A whole page's is the one that was made
+//! Their checksums are those of *blocks* ([`Window::blocks`]): a whole page is a block, and so is everything between two of them. A whole page's is the one that was made
 //! when it was stored, and is kept as such when it is stored: end to end, as in the paged view.
 
 use super::{Header, MAX_TABLE_BYTES, Reader, WireError};
 use crate::elements::{Combine, Kind, Reduced, Test, Want};
-use crate::layout::{Program, Run};
+use crate::layout::{Program, Runs};
 use crate::units::{OS_PAGE_BYTES, PageIndex};
 
 /// Bytes one request may move.
@@ -64,14 +64,27 @@ impl Piece {
 
 impl Window {
     /// The runs, cut where pages end.
-    pub fn pieces(&self) -> impl Iterator<Item = Piece> {
-        self.program.window(self.from, self.len.into()).flat_map(cut)
+    #[must_use]
+    pub fn pieces(&self) -> Pieces<'_> {
+        Pieces { runs: self.program.window(self.from, self.len.into()), offset: 0, left: 0 }
     }
 
-    /// The blocks that have a checksum each.
+    /// The blocks that have a checksum each: each whole page, and what lies between.
     #[must_use]
     pub fn blocks(&self) -> Vec<Block> {
-        blocks(self.pieces())
+        // No need to look at a million elements.
+        if self.program.longest_run().is_some_and(|longest| longest < OS_PAGE_BYTES as u64) {
+            return vec![Block { len: self.len, whole: false }];
+        }
+        let mut blocks: Vec<Block> = Vec::new();
+        for piece in self.pieces() {
+            let len = u32::try_from(piece.len).expect("at most a page");
+            match blocks.last_mut() {
+                Some(last) if !last.whole && !piece.is_whole() => last.len += len,
+                _ => blocks.push(Block { len, whole: piece.is_whole() }),
+            }
+        }
+        blocks
     }
 
     /// Appends the table of a `Gather`.
@@ -141,36 +154,32 @@ fn read_head(reader: &mut Reader<'_>) -> Result<(u64, u32, u32), WireError> {
     Ok((reader.u64()?, reader.u32()?, reader.u32()?))
 }
 
-/// A run, cut where pages end. The run is not below byte 0.
-pub fn cut(run: Run) -> impl Iterator<Item = Piece> {
-    let mut offset = run.offset.cast_unsigned();
-    let mut left = run.len;
-    std::iter::from_fn(move || {
-        if left == 0 {
-            return None;
-        }
-        let page_bytes = OS_PAGE_BYTES as u64;
-        let within = offset % page_bytes;
-        let len = left.min(page_bytes - within);
-        let page = PageIndex(offset / page_bytes);
-        offset += len;
-        left -= len;
-        let small = |n: u64| usize::try_from(n).expect("within a page");
-        Some(Piece { page, within: small(within), len: small(len) })
-    })
+/// The pieces of a window, which is not below byte 0.
+#[derive(Clone, Debug)]
+pub struct Pieces<'a> {
+    runs: Runs<'a>,
+    /// What is left of a run.
+    offset: u64,
+    left: u64,
 }
 
-/// The blocks of these pieces: each whole page, and what lies between.
-pub fn blocks(pieces: impl Iterator<Item = Piece>) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
-    for piece in pieces {
-        let len = u32::try_from(piece.len).expect("at most a page");
-        match blocks.last_mut() {
-            Some(last) if !last.whole && !piece.is_whole() => last.len += len,
-            _ => blocks.push(Block { len, whole: piece.is_whole() }),
+impl Iterator for Pieces<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        const PAGE_BYTES: u64 = OS_PAGE_BYTES as u64;
+        if self.left == 0 {
+            let run = self.runs.next()?;
+            (self.offset, self.left) = (run.offset.cast_unsigned(), run.len);
         }
+        let within = self.offset % PAGE_BYTES;
+        let len = self.left.min(PAGE_BYTES - within);
+        let page = PageIndex(self.offset / PAGE_BYTES);
+        self.offset += len;
+        self.left -= len;
+        let small = |n: u64| usize::try_from(n).expect("within a page");
+        Some(Piece { page, within: small(within), len: small(len) })
     }
-    blocks
 }
 
 /// Reads the table of a reply to `Gather`, which must have `blocks` checksums.

@@ -9,7 +9,7 @@ use crate::error::{LostReason, PoolError};
 use crate::transport::PieceMut;
 use rampool_proto::elements::{Combine, Kind, Test, Want};
 use rampool_proto::layout::{Collector, Program, Run, Runs};
-use rampool_proto::placement::ServerIndex;
+use rampool_proto::placement::{Placement, ServerIndex};
 use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
 use rampool_proto::wire::{Block, FetchOp, MAX_PROGRAM_BYTES, Opcode, RegionId, ScanRequest, Status, Window, accumulate_arg};
 use std::time::Instant;
@@ -22,6 +22,9 @@ use crate::error::Operation;
 const REQUEST_BYTES: u64 = 256 << 10;
 /// Runs of one request, so that its pieces stay below the wire's limit however they lie.
 const REQUEST_RUNS: u64 = 30_000;
+
+/// Bytes for the offsets of a list in one request.
+const LIST_BYTES: usize = MAX_PROGRAM_BYTES - 128;
 
 /// What becomes of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,25 +113,25 @@ impl Pool {
         memory: *mut u8,
     ) {
         assert_eq!(remote.bytes(), local.bytes(), "both sides select as many bytes");
-        let region_names = names(&self.regions, region).to_vec();
-        let op = self.work.op(token, job != Job::Gather);
+        let Self { lanes, work, regions, placement, .. } = self;
+        let region_names = names(regions, region);
+        let op = work.op(token, job != Job::Gather);
         let now = Instant::now();
-        let mut chunks = Vec::new();
-        self.cut_up(remote, Some((local.runs(), memory)), REQUEST_BYTES, &mut chunks);
-        for chunk in chunks {
-            let lane = &mut self.lanes[chunk.server.as_usize()];
+        cut_up(placement, lanes.len(), remote, Some((local.runs(), memory)), REQUEST_BYTES, |chunk| {
+            let lane = &mut lanes[chunk.server.as_usize()];
             let name = region_names[chunk.server.as_usize()];
-            let slot = self.work.request(chunk.server, job.opcode(), Class::Demand, name, Some(op), now);
-            let request = self.work.get(slot);
+            let slot = work.request(chunk.server, job.opcode(), Class::Demand, name, Some(op), now);
+            let request = work.get(slot);
             fill(request, chunk.window, chunk.places);
             if let Job::Accumulate(kind, how) = job {
                 request.arg = accumulate_arg(kind, how);
                 request.blocks = vec![Block { len: request.bytes, whole: false }];
             }
-            lane.enqueue(&mut self.work, slot);
-        }
-        self.set_off(now);
-        self.work.built(op);
+            lane.enqueue(work, slot);
+            // The server works on it while the next one is made.
+            lane.send(work, now);
+        });
+        work.built(op);
     }
 
     /// Updates one element; the reply with the number that is returned has its bits before.
@@ -144,7 +147,7 @@ impl Pool {
         request.reach = update.offset + update.kind.bytes() as u64;
         request.wanted = true;
         self.lanes[server.as_usize()].enqueue(&mut self.work, slot);
-        self.set_off(now);
+        self.lanes[server.as_usize()].send(&mut self.work, now);
         self.work.built(op);
         id
     }
@@ -158,15 +161,14 @@ impl Pool {
         (low, high): ([u8; 8], [u8; 8]),
         column: &Program,
     ) -> Vec<ScanPart> {
-        let region_names = names(&self.regions, region).to_vec();
-        let (op, now) = (self.work.op(token, false), Instant::now());
-        let mut chunks = Vec::new();
-        self.cut_up(column, None, REQUEST_BYTES / 8 * kind.bytes() as u64, &mut chunks);
-        let mut parts = Vec::with_capacity(chunks.len());
-        for chunk in chunks {
+        let Self { lanes, work, regions, placement, .. } = self;
+        let region_names = names(regions, region);
+        let (op, now) = (work.op(token, false), Instant::now());
+        let mut parts = Vec::new();
+        cut_up(placement, lanes.len(), column, None, REQUEST_BYTES / 8 * kind.bytes() as u64, |chunk| {
             let server = chunk.server.as_usize();
-            let slot = self.work.request(chunk.server, Opcode::Scan, Class::Demand, region_names[server], Some(op), now);
-            let request = self.work.get(slot);
+            let slot = work.request(chunk.server, Opcode::Scan, Class::Demand, region_names[server], Some(op), now);
+            let request = work.get(slot);
             let elements = chunk.window.len / u32::try_from(kind.bytes()).expect("4 or 8");
             request.bytes = match want {
                 Want::Positions => elements * 4,
@@ -178,11 +180,11 @@ impl Pool {
             (request.offset, request.reach) = (first.cast_unsigned(), end.cast_unsigned());
             request.wanted = true;
             ScanRequest::encode_table(&chunk.window, low, high, &mut request.table);
-            parts.push(ScanPart { request: self.work.id(slot), spans: chunk.spans });
-            self.lanes[server].enqueue(&mut self.work, slot);
-        }
-        self.set_off(now);
-        self.work.built(op);
+            parts.push(ScanPart { request: work.id(slot), spans: chunk.spans });
+            lanes[server].enqueue(work, slot);
+            lanes[server].send(work, now);
+        });
+        work.built(op);
         parts
     }
 
@@ -197,72 +199,95 @@ impl Pool {
             lane.lose(&mut self.work, reason.clone());
         }
     }
+}
 
-    fn set_off(&mut self, now: Instant) {
-        for lane in &mut self.lanes {
-            lane.send(&mut self.work, now);
-        }
+/// Cuts what a program selects into requests of at most `most` bytes to the servers that hold it.
+fn cut_up(
+    placement: &Placement,
+    servers: usize,
+    remote: &Program,
+    local: Option<(Runs<'_>, *mut u8)>,
+    most: u64,
+    mut emit: impl FnMut(Chunk),
+) {
+    let mut local = Local::new(local);
+    if remote.bytes() == 0 {
+        return;
     }
-
-    /// Cuts what a program selects into requests of at most `most` bytes.
-    fn cut_up(&self, remote: &Program, local: Option<(Runs<'_>, *mut u8)>, most: u64, chunks: &mut Vec<Chunk>) {
-        let mut local = Local::new(local);
-        let (low, high) = remote.bounds();
-        if remote.bytes() == 0 {
-            return;
-        }
-        if let Some(server) = self.only_holder(low.cast_unsigned(), high.cast_unsigned())
-            && remote.coded_bytes() <= MAX_PROGRAM_BYTES
-        {
+    if let Some(server) = only_holder(placement, servers, remote) {
+        let mut window = |program: Program, from: u64, len: u64, at: u64| {
+            let mut places = Vec::new();
+            local.take(len, &mut places);
+            let window = Window { program, from, len: u32::try_from(len).expect("at most REQUEST_BYTES") };
+            emit(Chunk { server, window, places, spans: vec![(at, len)] });
+        };
+        if remote.coded_bytes() <= MAX_PROGRAM_BYTES {
             let most = most.min(REQUEST_RUNS.saturating_mul(remote.shortest_run()));
             let mut from = 0;
             while from < remote.bytes() {
                 let len = most.min(remote.bytes() - from);
-                let mut places = Vec::new();
-                local.take(len, &mut places);
-                let window = Window { program: remote.clone(), from, len: u32::try_from(len).expect("at most REQUEST_BYTES") };
-                chunks.push(Chunk { server, window, places, spans: vec![(from, len)] });
+                window(remote.clone(), from, len, from);
                 from += len;
             }
             return;
         }
-        let mut open: Vec<Option<Open>> = self.lanes.iter().map(|_| None).collect();
-        let stripe_bytes = u64::from(self.placement.stripe_pages()) * OS_PAGE_BYTES as u64;
-        let mut at = 0;
-        for mut run in remote.runs() {
-            while run.len > 0 {
-                let start = run.offset.cast_unsigned();
-                let server = self.placement.holder(PageIndex(start / OS_PAGE_BYTES as u64));
-                let slot = &mut open[server.as_usize()];
-                let chunk = slot.get_or_insert_with(Open::new);
-                let room = most - chunk.collector.bytes();
-                let len = run.len.min(stripe_bytes - start % stripe_bytes).min(room);
-                let fits = len > 0 && chunk.runs < REQUEST_RUNS / 2 && chunk.collector.push(Run { offset: run.offset, len });
-                if !fits {
-                    chunks.extend(slot.take().map(|chunk| chunk.finish(server)));
-                    continue;
-                }
-                chunk.runs += 1;
-                local.take(len, &mut chunk.places);
-                match chunk.spans.last_mut() {
-                    Some((first, count)) if *first + *count == at => *count += len,
-                    _ => chunk.spans.push((at, len)),
-                }
-                at += len;
-                run = Run { offset: run.offset + len.cast_signed(), len: run.len - len };
+        let (low, high) = remote.bounds();
+        let width = if high - low <= i64::from(u32::MAX) { 4 } else { 8 };
+        let fit = LIST_BYTES / width;
+        if let Some((each, members)) = remote.as_list()
+            && each * fit as u64 <= most
+            && remote.shortest_run() == each
+        {
+            for first in (0..members).step_by(fit) {
+                let end = members.min(first + fit);
+                let part = remote.members(first..end).expect("a part of a list is shorter");
+                let len = part.bytes();
+                window(part, 0, len, first as u64 * each);
             }
-        }
-        for (server, chunk) in (0..).zip(open) {
-            chunks.extend(chunk.map(|chunk| chunk.finish(ServerIndex(server))));
+            return;
         }
     }
+    let mut open: Vec<Option<Open>> = (0..servers).map(|_| None).collect();
+    let stripe_bytes = u64::from(placement.stripe_pages()) * OS_PAGE_BYTES as u64;
+    let mut at = 0;
+    for mut run in remote.runs() {
+        while run.len > 0 {
+            let start = run.offset.cast_unsigned();
+            let server = placement.holder(PageIndex(start / OS_PAGE_BYTES as u64));
+            let slot = &mut open[server.as_usize()];
+            let chunk = slot.get_or_insert_with(Open::new);
+            let room = most - chunk.collector.bytes();
+            let len = run.len.min(stripe_bytes - start % stripe_bytes).min(room);
+            let fits = len > 0 && chunk.runs < REQUEST_RUNS / 2 && chunk.collector.push(Run { offset: run.offset, len });
+            if !fits {
+                if let Some(chunk) = slot.take() {
+                    emit(chunk.finish(server));
+                }
+                continue;
+            }
+            chunk.runs += 1;
+            local.take(len, &mut chunk.places);
+            match chunk.spans.last_mut() {
+                Some((first, count)) if *first + *count == at => *count += len,
+                _ => chunk.spans.push((at, len)),
+            }
+            at += len;
+            run = Run { offset: run.offset + len.cast_signed(), len: run.len - len };
+        }
+    }
+    for (server, chunk) in (0..).zip(open) {
+        if let Some(chunk) = chunk {
+            emit(chunk.finish(ServerIndex(server)));
+        }
+    }
+}
 
-    /// The server that holds all of these bytes, where that is plain to see.
-    fn only_holder(&self, low: u64, high: u64) -> Option<ServerIndex> {
-        let stripe_bytes = u64::from(self.placement.stripe_pages()) * OS_PAGE_BYTES as u64;
-        let holder = self.placement.holder(PageIndex(low / OS_PAGE_BYTES as u64));
-        (self.lanes.len() == 1 || low / stripe_bytes == (high - 1) / stripe_bytes).then_some(holder)
-    }
+/// The server that holds all of these bytes, where that is plain to see.
+fn only_holder(placement: &Placement, servers: usize, program: &Program) -> Option<ServerIndex> {
+    let (low, high) = program.bounds();
+    let stripe_bytes = (u64::from(placement.stripe_pages()) * OS_PAGE_BYTES as u64).cast_signed();
+    let holder = placement.holder(PageIndex(low.cast_unsigned() / OS_PAGE_BYTES as u64));
+    (servers == 1 || low / stripe_bytes == (high - 1) / stripe_bytes).then_some(holder)
 }
 
 impl Open {

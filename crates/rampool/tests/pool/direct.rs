@@ -13,6 +13,25 @@ use rampool::proto::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
 use rampool::server::{RunningServer, Server, StoreKind};
 use std::time::{Duration, Instant};
 
+// The examples check what they compute.
+#[path = "../../../../examples/direct/halo.rs"]
+mod halo;
+#[path = "../../../../examples/direct/scan.rs"]
+mod scan;
+#[path = "../../../../examples/direct/store.rs"]
+mod store;
+
+#[test]
+fn the_examples_find_what_they_expect() {
+    let servers = [serve(96 * MIB), serve(96 * MIB)];
+    let mut direct = Direct::connect(&config(&[&servers[0], &servers[1]], 128 * MIB)).unwrap();
+    for text in [halo::run(&mut direct, 8).unwrap(), scan::run(&mut direct, 2000).unwrap(), store::run(&mut direct, 3, 200).unwrap()] {
+        assert!(!text.is_empty());
+    }
+    direct.pool().leave();
+    all_gone(&[&servers[0], &servers[1]]);
+}
+
 struct Random(u64);
 
 impl Random {
