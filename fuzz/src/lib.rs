@@ -10,8 +10,9 @@ use rampool_proto::layout::Program;
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
 use rampool_proto::units::ByteLen;
 use rampool_proto::wire::{
-    AttachLease, Granted, HEADER_BYTES, Header, MAX_BULK_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_TABLE_BYTES, Opcode,
-    OpenLease, encode_extents, encode_put, parse_extents, parse_get_reply, parse_message, parse_put,
+    AttachLease, CopyRequest, FetchOp, Granted, HEADER_BYTES, Header, MAX_BULK_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES,
+    MAX_TABLE_BYTES, Opcode, OpenLease, ScanRequest, Window, encode_extents, encode_put, parse_accumulate_arg, parse_extents,
+    parse_get_reply, parse_message, parse_put,
 };
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -40,6 +41,22 @@ pub fn frame(data: &[u8]) {
             let pages = table.len() / 8;
             if parse_get_reply(&header, table, pages, false, &mut entries).is_ok() {
                 assert!(entries.iter().all(|e| e.len == 0 || e.len == 4096));
+            }
+        }
+        Opcode::Gather | Opcode::Scatter | Opcode::Accumulate if !header.is_reply() => {
+            if let Ok(window) = Window::parse_with(table, &mut Vec::new()) {
+                assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
+                assert_eq!(window.blocks().iter().map(|block| block.len).sum::<u32>(), window.len);
+            }
+            let _ = parse_accumulate_arg(header.arg);
+        }
+        Opcode::Scan if !header.is_reply() => _ = ScanRequest::parse(&header, table),
+        Opcode::FetchOp => _ = FetchOp::parse(&header, table).map(|op| op.apply(header.request)),
+        Opcode::Copy => {
+            if let Ok(copy) = CopyRequest::parse(table) {
+                let mut again = Vec::new();
+                copy.encode(&mut again);
+                assert_eq!(CopyRequest::parse(&again), Ok(copy));
             }
         }
         opcode => {

@@ -28,8 +28,8 @@ pub use data::{
 };
 
 pub use direct::{
-    Block, Change, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_PIECES, MAX_PROGRAM_BYTES, Piece, Pieces, ScanRequest, Window, accumulate_arg,
-    encode_reduced, parse_accumulate_arg, parse_crcs, parse_reduced, patched_crc,
+    Block, Change, CopyRequest, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_PIECES, MAX_PROGRAM_BYTES, Piece, Pieces, ScanRequest, Window,
+    accumulate_arg, encode_reduced, parse_accumulate_arg, parse_crcs, parse_reduced, patched_crc,
 };
 
 use crate::units::PageIndex;
@@ -105,11 +105,13 @@ pub enum Opcode {
     FetchOp = 19,
     /// Filter and reduce the elements of a layout. Table and `arg`: [`ScanRequest`]. Reply: count and value; bulk: positions or elements.
     Scan = 20,
+    /// Copy the bytes of a layout to another server. Table: [`CopyRequest`].
+    Copy = 21,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 20] = [
+    pub const ALL: [Opcode; 21] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -130,6 +132,7 @@ impl Opcode {
         Opcode::Accumulate,
         Opcode::FetchOp,
         Opcode::Scan,
+        Opcode::Copy,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
@@ -163,11 +166,13 @@ pub enum Status {
     LimitReached = 9,
     /// The member was given up after its grace time; its regions are gone.
     MemberGone = 10,
+    /// Another server, which the request needs, does not answer or does not let this one in; the text names it.
+    PeerLost = 11,
 }
 
 impl Status {
     /// Every status, for tests and tables.
-    pub const ALL: [Status; 11] = [
+    pub const ALL: [Status; 12] = [
         Status::Ok,
         Status::PoolFull,
         Status::LeaseRefused,
@@ -179,6 +184,7 @@ impl Status {
         Status::OverCredit,
         Status::LimitReached,
         Status::MemberGone,
+        Status::PeerLost,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
@@ -552,7 +558,7 @@ mod tests {
         assert_eq!(change(0, b'X'), Err(WireError::BadMagic));
         assert_eq!(change(4, 9), Err(WireError::BadVersion(9)));
         assert_eq!(change(5, 0), Err(WireError::UnknownOpcode(0)));
-        assert_eq!(change(5, 21), Err(WireError::UnknownOpcode(21)));
+        assert_eq!(change(5, 22), Err(WireError::UnknownOpcode(22)));
         assert_eq!(change(6, 200), Err(WireError::UnknownStatus(200)));
         assert_eq!(change(7, 2), Err(WireError::UnknownFlags(2)));
         assert_eq!(change(35, 1), Err(WireError::TableTooLong(1 << 24)));

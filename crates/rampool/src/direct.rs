@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!   get, put            bytes, or a layout there and a layout here
+//!   copy                a layout there to another there, from server to server
 //!   accumulate          sum, min, max, and, or, xor of elements into a layout
 //!   fetch_op            one element: update it and learn what it was; fetch_add, compare_swap
 //!   reduce, select      count, sum, least, greatest of a column's elements that match; which they are
@@ -476,6 +477,48 @@ impl Direct {
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.under_way.len()
+    }
+
+    /// Copies what `source` selects from `from_offset` of one region on to what `target` selects from `to_offset` of another (or the same), byte for byte in the layouts'
+    /// order. The bytes go from server to server: this client only orders it.
+    ///
+    /// A copy has no place in the order of operations: wait for those that it is to come after. If the connection to a server breaks, what was ordered there may be
+    /// copied twice.
+    ///
+    /// # Errors
+    /// [`DirectError`]. [`LayoutError::Overlap`] if `target` selects a byte twice. The layouts must not meet in one region: what is copied is then either.
+    pub fn copy(
+        &mut self,
+        (from, from_offset, source): (DirectRegion, u64, &Layout),
+        (to, to_offset, target): (DirectRegion, u64, &Layout),
+    ) -> Result<(), DirectError> {
+        let token = self.begin_copy((from, from_offset, source), (to, to_offset, target))?;
+        self.finish(token)
+    }
+
+    /// Begins to copy; [`Direct::wait`] gives an empty vector.
+    ///
+    /// # Errors
+    /// [`DirectError::Layout`] or [`DirectError::Lengths`].
+    pub fn start_copy(&mut self, from: (DirectRegion, u64, &Layout), to: (DirectRegion, u64, &Layout)) -> Result<Pending, DirectError> {
+        let token = self.begin_copy(from, to)?;
+        self.buffers.insert(token, Vec::new());
+        Ok(Pending { token })
+    }
+
+    fn begin_copy(
+        &mut self,
+        (from, from_offset, source): (DirectRegion, u64, &Layout),
+        (to, to_offset, target): (DirectRegion, u64, &Layout),
+    ) -> Result<u64, DirectError> {
+        if source.size() != target.size() {
+            return Err(DirectError::Lengths { there: source.size(), here: target.size() });
+        }
+        let (source, target) = (source.placed(from_offset, from.bytes)?, target.placed(to_offset, to.bytes)?);
+        apart(&target)?;
+        let token = self.token(Operation::Copy(from_offset));
+        self.pool.copy_bytes(token, (from.region, &source), (to.region, &target));
+        Ok(token)
     }
 
     // --- elements -----------------------------------------------------------------------------------------------------------------------

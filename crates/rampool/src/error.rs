@@ -99,6 +99,7 @@ pub enum Operation {
     Accumulate(u64),
     FetchOp(u64),
     Scan(u64),
+    Copy(u64),
     Heartbeat,
     Leave,
     /// Nothing was outstanding.
@@ -125,6 +126,7 @@ impl fmt::Display for Operation {
             Self::Accumulate(byte) => write!(f, "the update from byte {byte} on"),
             Self::FetchOp(byte) => write!(f, "the update of byte {byte}"),
             Self::Scan(byte) => write!(f, "the scan from byte {byte} on"),
+            Self::Copy(byte) => write!(f, "the copy to another server from byte {byte} on"),
             Self::Heartbeat => f.write_str("a heartbeat"),
             Self::Leave => f.write_str("the goodbye"),
             Self::Idle => f.write_str("something to do"),

@@ -282,30 +282,37 @@ impl Collector {
     /// Takes one more run; false, and nothing taken, if the program might get too long. The first run always fits.
     #[must_use]
     pub fn push(&mut self, run: Run) -> bool {
-        let (low, high) = (self.low.min(run.offset), self.high.max(run.offset));
-        let (alike, runs) = match self.runs.last_mut() {
+        if !self.may_push(run) {
+            return false;
+        }
+        let one = self.runs.len() == 1;
+        match self.runs.last_mut() {
             Some(last) if last.end() == run.offset => {
-                // The joined run counts as one of another length.
-                let alike = self.runs.len() == 1;
-                let runs = self.runs.len();
-                if !fits(runs, alike, low, high, self.max_coded) {
-                    return false;
-                }
-                self.runs[runs - 1].len += run.len;
-                self.alike = alike;
-                self.bytes += run.len;
-                return true;
+                // The joined run may be of another length than those before it.
+                last.len += run.len;
+                self.alike = one;
             }
+            Some(last) => {
+                self.alike &= last.len == run.len;
+                self.runs.push(run);
+            }
+            None => self.runs.push(run),
+        }
+        (self.low, self.high) = (self.low.min(run.offset), self.high.max(run.offset));
+        self.bytes += run.len;
+        true
+    }
+
+    /// Whether [`Collector::push`] would take this run.
+    #[must_use]
+    pub fn may_push(&self, run: Run) -> bool {
+        let (low, high) = (self.low.min(run.offset), self.high.max(run.offset));
+        let (alike, runs) = match self.runs.last() {
+            Some(last) if last.end() == run.offset => (self.runs.len() == 1, self.runs.len()),
             Some(last) => (self.alike && last.len == run.len, self.runs.len() + 1),
             None => (true, 1),
         };
-        if !fits(runs, alike, low, high, self.max_coded) {
-            return false;
-        }
-        self.runs.push(run);
-        (self.low, self.high, self.alike) = (low, high, alike);
-        self.bytes += run.len;
-        true
+        fits(runs, alike, low, high, self.max_coded)
     }
 
     #[must_use]

@@ -7,6 +7,8 @@
 //!   FetchOp       offset u64, operand u64, compare u64         reply: the element before
 //!   Scan          window, low u64, high u64, program           reply: count u64, value 16 bytes; bulk: positions or elements
 //!   OpenRegion    name
+//!   Copy          window, lease u64, token 16, region u64, length of the name u16, length of the first program u16,
+//!                 name of the other server, program here, program there
 //!   window        from u64, len u32, number of CRCs u32
 //! ```
 //! A program ([`crate::layout::Program`]) says which bytes in which order; the *window* is the part of them that this request is about, so that a long operation is
@@ -15,7 +17,7 @@
 //! Their checksums are those of *blocks* ([`Window::blocks`]): a whole page is a block, and so is everything between two of them. A whole page's is the one that was made
 //! when it was stored, and is kept as such when it is stored: end to end, as in the paged view.
 
-use super::{Header, MAX_TABLE_BYTES, Reader, WireError};
+use super::{Header, LeaseId, LeaseToken, MAX_TABLE_BYTES, Reader, RegionId, WireError};
 use crate::elements::{Combine, Kind, Reduced, Test, Want};
 use crate::layout::{Program, Runs};
 use crate::units::{OS_PAGE_BYTES, PageIndex};
@@ -327,6 +329,69 @@ impl ScanRequest {
     }
 }
 
+/// A copy from one server to another: bytes `from..from + len` of what either program selects.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CopyRequest {
+    pub source: Window,
+    pub target: Window,
+    /// The other server, as its own clients name it.
+    pub endpoint: String,
+    /// The lease there, and the proof that the asker may use it.
+    pub lease: LeaseId,
+    pub token: LeaseToken,
+    pub region: RegionId,
+}
+
+impl CopyRequest {
+    /// The longest name of a server.
+    pub const MAX_ENDPOINT_BYTES: usize = 300;
+    /// Bytes that either program may have, coded.
+    pub const MAX_PROGRAM_BYTES: usize = (MAX_PROGRAM_BYTES - 400) / 2;
+
+    /// Appends the table.
+    ///
+    /// # Panics
+    /// If the two windows are different ones of their programs, or something is too long.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        assert_eq!((self.source.from, self.source.len), (self.target.from, self.target.len), "one window");
+        assert!(self.endpoint.len() <= Self::MAX_ENDPOINT_BYTES, "a server's name of {} bytes", self.endpoint.len());
+        let mut program = Vec::new();
+        self.source.program.encode(&mut program);
+        self.source.push_head(0, out);
+        out.extend_from_slice(&self.lease.0.to_le_bytes());
+        out.extend_from_slice(&self.token.0);
+        out.extend_from_slice(&self.region.0.to_le_bytes());
+        for len in [self.endpoint.len(), program.len()] {
+            out.extend_from_slice(&u16::try_from(len).expect("bounded by the table").to_le_bytes());
+        }
+        out.extend_from_slice(self.endpoint.as_bytes());
+        out.extend_from_slice(&program);
+        self.target.program.encode(out);
+    }
+
+    /// # Errors
+    /// [`WireError`].
+    pub fn parse(table: &[u8]) -> Result<Self, WireError> {
+        let mut reader = Reader::new(table);
+        let (from, len, zero) = read_head(&mut reader)?;
+        if zero != 0 {
+            return Err(WireError::Reserved);
+        }
+        let (lease, token, region) = (LeaseId(reader.u64()?), LeaseToken(reader.array()?), RegionId(reader.u64()?));
+        let (endpoint, program) = (usize::from(reader.u16()?), usize::from(reader.u16()?));
+        if endpoint > Self::MAX_ENDPOINT_BYTES {
+            return Err(WireError::BadName);
+        }
+        let endpoint = std::str::from_utf8(reader.take(endpoint)?).map_err(|_| WireError::BadName)?.to_owned();
+        if endpoint.chars().any(char::is_control) {
+            return Err(WireError::BadName);
+        }
+        let source = Window::finish(from, len, Reader::new(reader.take(program)?))?;
+        let target = Window::finish(from, len, reader)?;
+        Ok(Self { source, target, endpoint, lease, token, region })
+    }
+}
+
 /// Appends the table of a reply to `Scan`.
 pub fn encode_reduced(reduced: &Reduced, out: &mut Vec<u8>) {
     out.extend_from_slice(&reduced.count.to_le_bytes());
@@ -441,6 +506,18 @@ mod tests {
             prop_assert_eq!(Window::parse(&out).is_ok(), crcs.is_empty());
             let blocks = window.blocks();
             prop_assert_eq!(blocks, vec![Block { len, whole: false }]);
+            let copy = CopyRequest {
+                source: window.clone(),
+                target: Window { program: Program::run(5, 1 << 20).unwrap(), ..window.clone() },
+                endpoint: "unix:/run/x".to_owned(),
+                lease: LeaseId(from),
+                token: LeaseToken([3; 16]),
+                region: RegionId(7),
+            };
+            let mut table = Vec::new();
+            copy.encode(&mut table);
+            prop_assert_eq!(CopyRequest::parse(&table), Ok(copy));
+            prop_assert!(CopyRequest::parse(&table[..table.len() - 1]).is_err());
             let mut scan = Vec::new();
             ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
             let header = Header::request(Opcode::Scan, 1).with_arg(ScanRequest::arg(Kind::I64, Test::Between, Want::Sum));
@@ -457,7 +534,7 @@ mod tests {
             if let Ok(window) = Window::parse_with(&bytes, &mut Vec::new()) {
                 prop_assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
             }
-            let _ = (ScanRequest::parse(&header, &bytes), FetchOp::parse(&header, &bytes), parse_reduced(&bytes));
+            let _ = (CopyRequest::parse(&bytes), ScanRequest::parse(&header, &bytes), FetchOp::parse(&header, &bytes), parse_reduced(&bytes));
         }
     }
 

@@ -11,7 +11,8 @@ use rampool_proto::elements::{Combine, Kind, Test, Want};
 use rampool_proto::layout::{Collector, Program, Run, Runs};
 use rampool_proto::placement::{Placement, ServerIndex};
 use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
-use rampool_proto::wire::{Block, FetchOp, MAX_PROGRAM_BYTES, Opcode, RegionId, ScanRequest, Status, Window, accumulate_arg};
+use rampool_proto::wire::{Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, Opcode, RegionId, ScanRequest, Status, Window, accumulate_arg};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::RegionTicket;
@@ -186,6 +187,81 @@ impl Pool {
         });
         work.built(op);
         parts
+    }
+
+    /// Copies what `source` selects in one region to what `target` selects in another, in order, from server to server. Ends in an event with `token`. Does not block.
+    pub(crate) fn copy_bytes(&mut self, token: u64, (from, source): (PoolRegion, &Program), (to, target): (PoolRegion, &Program)) {
+        assert_eq!(source.bytes(), target.bytes(), "both sides select as many bytes");
+        let Self { lanes, work, regions, placement, ticket, .. } = self;
+        let (from_names, to_names) = (names(regions, from), names(regions, to));
+        let (op, now, lanes_count) = (work.op(token, true), Instant::now(), lanes.len());
+        let mut order = |here: ServerIndex, there: ServerIndex, source: Window, target: Window| {
+            let part = &ticket.parts[there.as_usize()];
+            let slot = work.request(here, Opcode::Copy, Class::Demand, from_names[here.as_usize()], Some(op), now);
+            let request = work.get(slot);
+            let (low, high) = source.program.bounds();
+            (request.offset, request.reach) = (low.cast_unsigned(), high.cast_unsigned());
+            let endpoint = part.server.endpoint.to_string();
+            CopyRequest { source, target, endpoint, lease: part.lease, token: part.token, region: to_names[there.as_usize()] }
+                .encode(&mut request.table);
+            lanes[here.as_usize()].enqueue(work, slot);
+            lanes[here.as_usize()].send(work, now);
+        };
+        let window =
+            |program: Program, from: u64, len: u64| Window { program, from, len: u32::try_from(len).expect("at most REQUEST_BYTES") };
+        let whole = only_holder(placement, lanes_count, source).zip(only_holder(placement, lanes_count, target));
+        let short = |program: &Program| program.coded_bytes() <= CopyRequest::MAX_PROGRAM_BYTES;
+        if source.bytes() > 0
+            && let Some((here, there)) = whole
+            && short(source)
+            && short(target)
+        {
+            let most = REQUEST_BYTES.min(REQUEST_RUNS.saturating_mul(source.shortest_run().min(target.shortest_run())));
+            for from in (0..source.bytes()).step_by(usize::try_from(most).expect("at most REQUEST_BYTES")) {
+                let len = most.min(source.bytes() - from);
+                order(here, there, window(source.clone(), from, len), window(target.clone(), from, len));
+            }
+            work.built(op);
+            return;
+        }
+        let mut open: BTreeMap<(ServerIndex, ServerIndex), [Collector; 2]> = BTreeMap::new();
+        let collectors = || [(); 2].map(|()| Collector::new(CopyRequest::MAX_PROGRAM_BYTES));
+        let mut finish = |(here, there): (ServerIndex, ServerIndex), [mut source, mut target]: [Collector; 2]| {
+            let len = source.bytes();
+            let programs = [&mut source, &mut target].map(|side| side.finish().expect("the runs come out of a program"));
+            let [source, target] = programs.map(|program| window(program, 0, len));
+            order(here, there, source, target);
+        };
+        let stripe_bytes = u64::from(placement.stripe_pages()) * OS_PAGE_BYTES as u64;
+        let holder = |offset: i64| placement.holder(PageIndex(offset.cast_unsigned() / OS_PAGE_BYTES as u64));
+        let in_stripe = |offset: i64| stripe_bytes - offset.cast_unsigned() % stripe_bytes;
+        let mut targets = target.runs();
+        let mut to = Run { offset: 0, len: 0 };
+        for mut from in source.runs() {
+            while from.len > 0 {
+                if to.len == 0 {
+                    to = targets.next().expect("both sides select as many bytes");
+                }
+                let pair = (holder(from.offset), holder(to.offset));
+                let sides = open.entry(pair).or_insert_with(collectors);
+                let room = REQUEST_BYTES - sides[0].bytes();
+                let len = from.len.min(to.len).min(in_stripe(from.offset)).min(in_stripe(to.offset)).min(room);
+                let [here, there] = sides;
+                let fits = len > 0 && here.may_push(Run { offset: from.offset, len }) && there.may_push(Run { offset: to.offset, len });
+                if !fits {
+                    let sides = open.remove(&pair).expect("it was there a moment ago");
+                    finish(pair, sides);
+                    continue;
+                }
+                assert!(here.push(Run { offset: from.offset, len }) && there.push(Run { offset: to.offset, len }), "they fit");
+                from = Run { offset: from.offset + len.cast_signed(), len: from.len - len };
+                to = Run { offset: to.offset + len.cast_signed(), len: to.len - len };
+            }
+        }
+        for (pair, sides) in open {
+            finish(pair, sides);
+        }
+        work.built(op);
     }
 
     /// The reply of this number, if it has come: argument, table, bulk.

@@ -113,6 +113,7 @@ impl Request {
             Opcode::Accumulate => Operation::Accumulate(self.offset),
             Opcode::FetchOp => Operation::FetchOp(self.offset),
             Opcode::Scan => Operation::Scan(self.offset),
+            Opcode::Copy => Operation::Copy(self.offset),
             Opcode::Heartbeat => Operation::Heartbeat,
             Opcode::Goodbye => Operation::Leave,
             _ => Operation::Idle,

@@ -187,6 +187,10 @@ pub(super) struct Connection {
     parked: Option<Parked>,
     arriving: Arriving,
     arena: usize,
+    /// What its shard knows it by.
+    token: u64,
+    /// Copies that the courier has.
+    copies: usize,
     /// When the client was heard of last.
     pub(super) heard: Instant,
     /// When it last took something of what is queued for it, or nothing was queued.
@@ -195,14 +199,14 @@ pub(super) struct Connection {
 }
 
 /// A refused request: what to tell the client.
-struct Refused {
-    status: Status,
-    arg: u64,
-    message: String,
+pub(super) struct Refused {
+    pub(super) status: Status,
+    pub(super) arg: u64,
+    pub(super) message: String,
 }
 
 impl Refused {
-    fn new(status: Status, message: impl ToString) -> Self {
+    pub(super) fn new(status: Status, message: impl ToString) -> Self {
         Self { status, arg: 0, message: message.to_string() }
     }
 }
@@ -226,8 +230,9 @@ fn count(counter: &AtomicU64, n: u64) {
 }
 
 impl Connection {
-    pub(super) fn new(link: Link<Held>, arena: usize, now: Instant) -> Self {
-        Self { link, seat: None, parked: None, arriving: Arriving::default(), arena, heard: now, took: now, said_draining: false }
+    pub(super) fn new(link: Link<Held>, arena: usize, token: u64, now: Instant) -> Self {
+        let arriving = Arriving::default();
+        Self { link, seat: None, parked: None, arriving, arena, token, copies: 0, heard: now, took: now, said_draining: false }
     }
 
     pub(super) fn link(&self) -> &Link<Held> {
@@ -272,7 +277,7 @@ impl Connection {
                     if header.is_reply() || header.status != Status::Ok {
                         return Err(End::Protocol("a reply where a request was expected".to_owned()));
                     }
-                    if self.link.queued_frames() > shared.config.max_requests as usize {
+                    if self.link.queued_frames() + self.copies > shared.config.max_requests as usize {
                         self.refuse(
                             bench,
                             header,
@@ -337,6 +342,7 @@ impl Connection {
                     Opcode::Gather => self.gather(shared, bench, header),
                     Opcode::FetchOp => self.fetch_op(shared, bench, header),
                     Opcode::Scan => self.scan(shared, bench, header),
+                    Opcode::Copy => self.copy(shared, bench, header),
                     _ => self.control(shared, bench, header),
                 };
             }

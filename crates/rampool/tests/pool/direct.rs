@@ -526,3 +526,84 @@ fn a_region_is_handed_from_pages_to_bytes_and_back() {
     reader.pool().leave();
     all_gone(&[&server]);
 }
+
+#[test]
+fn bytes_go_from_server_to_server_without_the_client() {
+    for count in [1, 3] {
+        let servers: Vec<RunningServer> = (0..count).map(|_| serve(64 * MIB)).collect();
+        let list: Vec<&RunningServer> = servers.iter().collect();
+        let mut direct = Direct::connect(&config(&list, 48 * MIB)).unwrap();
+        let mut random = Random(70 + count);
+        let regions = [direct.create(REGION_BYTES).unwrap(), direct.create(REGION_BYTES).unwrap()];
+        let mut models = [random.bytes(REGION_BYTES as usize), vec![0; REGION_BYTES as usize]];
+        direct.put(regions[0], 0, &models[0]).unwrap();
+        let place = |random: &mut Random, layout: &Layout| random.below(REGION_BYTES - layout.program().bounds().1 as u64 + 1);
+        for round in 0..40 {
+            let (from, to) = (round % 2, 1 - round % 2);
+            let unit = [1, 8][random.below(2) as usize];
+            let source = random.layout(unit);
+            // The same, or one of the same size: contiguous, or spread.
+            let target = match random.below(3) {
+                0 => source.clone(),
+                1 => Layout::bytes(source.size()).unwrap(),
+                _ if source.size() < 20_000 => Layout::bytes(1).unwrap().hvector(source.size(), 1, 3).unwrap(),
+                _ => Layout::bytes(source.size()).unwrap(),
+            };
+            let (source_at, target_at) = (place(&mut random, &source), place(&mut random, &target));
+            let bytes: Vec<u8> = selected(&source, source_at).map(|at| models[from][at]).collect();
+            selected(&target, target_at).zip(bytes).for_each(|(at, byte)| models[to][at] = byte);
+            direct.copy((regions[from], source_at, &source), (regions[to], target_at, &target)).unwrap();
+        }
+        for (region, model) in regions.iter().zip(&models) {
+            let mut bytes = vec![0; model.len()];
+            direct.get(*region, 0, &mut bytes).unwrap();
+            assert!(bytes == *model);
+        }
+        // Eight megabytes, of which the client sees nothing.
+        let (one, two) = (direct.create(8 * MIB).unwrap(), direct.create(8 * MIB).unwrap());
+        let content = random.bytes(MIB as usize);
+        (0..8).for_each(|n| direct.put(one, n * MIB, &content).unwrap());
+        let traffic = |direct: &mut Direct| direct.pool().stats().servers.iter().map(|s| s.sent_bytes + s.received_bytes).sum::<u64>();
+        let before = traffic(&mut direct);
+        let all = Layout::bytes(8 * MIB).unwrap();
+        let copy = direct.start_copy((one, 0, &all), (two, 0, &all)).unwrap();
+        direct.wait(copy).unwrap();
+        let travelled = traffic(&mut direct) - before;
+        assert!(travelled < MIB / 2, "{travelled} bytes through the client");
+        let mut bytes = vec![0; MIB as usize];
+        direct.get(two, 5 * MIB, &mut bytes).unwrap();
+        assert!(bytes == content);
+        let short = Layout::bytes(7).unwrap();
+        assert!(matches!(direct.copy((one, 0, &all), (two, 0, &short)), Err(DirectError::Lengths { .. })));
+        direct.pool().leave();
+        all_gone(&list);
+    }
+}
+
+#[test]
+fn a_copy_to_a_server_that_is_gone_ends_with_its_name_and_the_source_goes_on() {
+    let [source, target] = [serve(32 * MIB), serve(32 * MIB)];
+    let mut direct = Direct::connect(&config(&[&source, &target], 32 * MIB)).unwrap();
+    let region = direct.create(MIB).unwrap();
+    let mut page_of = |server: u16| (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == server).unwrap() * 4096;
+    let (here, there) = (page_of(0), page_of(1));
+    direct.put(region, here, &[4; 4096]).unwrap();
+    let page = Layout::bytes(4096).unwrap();
+    direct.copy((region, here, &page), (region, there, &page)).unwrap();
+    let name = target.addr().to_string();
+    target.stop();
+    for _ in 0..3 {
+        match direct.copy((region, here, &page), (region, there, &page)) {
+            Err(DirectError::Pool(PoolError::Denied { server, operation: Operation::Copy(_), message })) => {
+                assert_eq!(server, source.addr().to_string());
+                assert!(message.contains(&name), "{message}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut bytes = [0; 4096];
+    direct.get(region, here, &mut bytes).unwrap();
+    assert_eq!(bytes, [4; 4096]);
+    direct.pool().leave();
+    all_gone(&[&source]);
+}

@@ -5,15 +5,18 @@
 //! is being sent stays as it was.
 
 use super::{Connection, End, Held, Refused, Seat, Workbench, count};
+use crate::server::courier::{Delivered, Order};
 use crate::server::shared::Shared;
 use crate::transport::{Piece as Place, PieceMut, Urgency};
 use rampool_proto::elements::{Combine, Kind, Scan, Want, combine};
 use rampool_proto::server::{Door, FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use rampool_proto::wire::{
-    FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest, Status, Window, WireError, ZERO_PAGE_CRC,
-    encode_frame, encode_reduced, parse_accumulate_arg, patched_crc,
+    CopyRequest, FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest, Status, Window, WireError,
+    ZERO_PAGE_CRC, encode_frame, encode_reduced, parse_accumulate_arg, patched_crc,
 };
+
+use std::sync::Arc;
 
 /// A piece at least this long leaves from its frame.
 const FROM_FRAME_BYTES: usize = 1024;
@@ -304,6 +307,29 @@ impl Connection {
             Err(refused) => self.refuse(bench, header, &refused, shared),
         }
         Ok(())
+    }
+
+    /// Orders a copy to another server; the answer comes when it has arrived there.
+    pub(super) fn copy(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let copy = match CopyRequest::parse(self.link.table()) {
+            Ok(copy) => copy,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        match self.seat() {
+            Ok(Seat { lease, member, connection }) => {
+                let (lease, member, connection) = (Arc::clone(lease), *member, *connection);
+                shared.order(Order { shard: self.arena, token: self.token, header, lease, member, connection, copy });
+                self.copies += 1;
+            }
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+        Ok(())
+    }
+
+    /// A copy has ended.
+    pub(in crate::server) fn delivered(&mut self, shared: &Shared, bench: &mut Workbench, done: Delivered) {
+        self.copies -= 1;
+        self.answer(shared, bench, done.header, done.result);
     }
 
     pub(super) fn open_region(&mut self, header: Header) -> Result<(RegionId, u64), Refused> {

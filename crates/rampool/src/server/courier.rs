@@ -1,0 +1,244 @@
+//! Copies from this server to another, without the client in between (DIMMnet-3's VCOPY, and from layout to layout, VDDC).
+//!
+//! One thread carries out the copies that clients order. It joins the other server's lease with the token that the client has for it, writes as any member does, and
+//! leaves when nothing was to be copied for a while. What it reads it reads under the lease's lock, a request at a time; several are on their way at once.
+//! A server without a key only goes to addresses of its own machine, as it is only reached from there.
+
+use super::connection::Refused;
+use super::shared::{Lease, Shared, lock};
+use crate::transport::{Endpoint, Link, LocalPolicy, Piece, Received, Urgency, connect};
+use rampool_proto::server::ConnectionNumber;
+use rampool_proto::units::OS_PAGE_BYTES;
+use rampool_proto::wire::{
+    AttachLease, CopyRequest, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame, page_crc, parse_message,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// The longest sleep: stopping is noticed within this time.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+/// Less than clients wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long a connection that is not used stays.
+const IDLE: Duration = Duration::from_millis(500);
+/// How long a server that did not answer is not asked again: nobody's copy waits for it once more.
+const DOWN: Duration = Duration::from_secs(5);
+/// Copies on their way at a time.
+const AT_ONCE: usize = 8;
+
+/// A copy, and who is to be told.
+pub(super) struct Order {
+    pub shard: usize,
+    pub token: u64,
+    pub header: Header,
+    pub lease: Arc<Lease>,
+    pub member: MemberId,
+    pub connection: ConnectionNumber,
+    pub copy: CopyRequest,
+}
+
+/// What came of a copy, for the shard of its connection.
+pub(super) struct Delivered {
+    pub token: u64,
+    pub header: Header,
+    pub result: Result<u64, Refused>,
+}
+
+/// The way to another server's lease.
+struct Way {
+    link: Link<Vec<u8>>,
+    next: u64,
+    used: Instant,
+    /// Orders whose bytes are on their way.
+    waiting: BTreeMap<u64, Order>,
+}
+
+#[derive(Default)]
+struct Ways {
+    open: BTreeMap<(String, LeaseId), Way>,
+    /// Servers that did not answer, since when, and why.
+    down: BTreeMap<String, (Instant, String)>,
+}
+
+pub(super) fn run(shared: &Shared, orders: &Receiver<Order>) {
+    let mut ways = Ways::default();
+    while !shared.stopping() {
+        match orders.recv_timeout(LONGEST_SLEEP) {
+            Ok(order) => {
+                send_off(shared, &mut ways, order);
+                for order in orders.try_iter().take(AT_ONCE - 1) {
+                    send_off(shared, &mut ways, order);
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let now = Instant::now();
+        let Ways { open, down } = &mut ways;
+        down.retain(|_, (since, _)| now.duration_since(*since) < DOWN);
+        open.retain(|(name, _), way| {
+            if let Err(message) = collect(shared, way, Instant::now() + PATIENCE) {
+                fail(shared, way, name, &message);
+                down.insert(name.clone(), (Instant::now(), message));
+                return false;
+            }
+            let stays = now.duration_since(way.used) < IDLE;
+            if !stays {
+                way.link.send_head(Urgency::Demand, &Header::request(Opcode::Goodbye, u64::MAX).encode(), Vec::new());
+                // A goodbye that is lost is the grace time's business.
+                let _ = way.link.flush();
+            }
+            stays
+        });
+    }
+}
+
+fn tell(shared: &Shared, order: Order, result: Result<u64, Refused>) {
+    let mailbox = &shared.shards[order.shard];
+    lock(&mailbox.delivered).push(Delivered { token: order.token, header: order.header, result });
+    mailbox.ring();
+}
+
+fn lost(name: &str, message: &str) -> Refused {
+    Refused::new(Status::PeerLost, format!("memory server {name}: {message}"))
+}
+
+fn fail(shared: &Shared, way: &mut Way, name: &str, message: &str) {
+    tracing::warn!(peer = name, message, "copies to another server failed");
+    for order in std::mem::take(&mut way.waiting).into_values() {
+        tell(shared, order, Err(lost(name, message)));
+    }
+}
+
+/// Reads what is to be copied and sends it.
+fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
+    let bytes = match read(shared, &order) {
+        Ok(bytes) => bytes,
+        Err(refused) => return tell(shared, order, Err(refused)),
+    };
+    let key = (order.copy.endpoint.clone(), order.copy.lease);
+    if !ways.open.contains_key(&key) {
+        let gone = match ways.down.get(&key.0) {
+            Some((_, message)) => Err(message.clone()),
+            None => go(shared, &order.copy).inspect_err(|message| _ = ways.down.insert(key.0.clone(), (Instant::now(), message.clone()))),
+        };
+        match gone {
+            Ok(way) => _ = ways.open.insert(key.clone(), way),
+            Err(message) => {
+                let refused = lost(&order.copy.endpoint, &message);
+                return tell(shared, order, Err(refused));
+            }
+        }
+    }
+    let way = ways.open.get_mut(&key).expect("there is a way now");
+    way.next += 1;
+    way.used = Instant::now();
+    let blocks = order.copy.target.blocks();
+    let mut rest = &bytes[..];
+    let mut crcs = Vec::with_capacity(blocks.len());
+    for block in blocks {
+        let (block, tail) = rest.split_at(block.len as usize);
+        rest = tail;
+        crcs.push(crc32c::crc32c(block));
+    }
+    let (mut table, mut head) = (Vec::new(), Vec::new());
+    order.copy.target.encode_with(&crcs, &mut table);
+    encode_frame(&mut head, Header::request(Opcode::Scatter, way.next).with_region(order.copy.region), &table, bytes.len());
+    let piece = [Piece { ptr: bytes.as_ptr(), len: bytes.len() }];
+    // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
+    unsafe { way.link.send(Urgency::Demand, &head, &piece, bytes) };
+    // What does not leave now leaves when answers are collected.
+    let _ = way.link.flush();
+    way.waiting.insert(way.next, order);
+}
+
+/// The bytes to copy, checked where they are whole pages.
+fn read(shared: &Shared, order: &Order) -> Result<Vec<u8>, Refused> {
+    let source = &order.copy.source;
+    let mut bytes = Vec::with_capacity(source.len as usize);
+    let space = order.lease.space();
+    space.admit(order.member, order.connection)?;
+    let mut view = space.view(order.member, RegionId(order.header.region))?;
+    view.reaches(source.program.bounds().1.cast_unsigned())?;
+    for piece in source.pieces() {
+        let Some(page) = view.page(piece.page) else {
+            bytes.resize(bytes.len() + piece.len, 0);
+            continue;
+        };
+        let presented = shared.store.present(order.shard, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
+        let (frame, _) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
+        // SAFETY: the piece is within the page; the frame is held, and nobody writes to one that is.
+        let content = unsafe { std::slice::from_raw_parts(shared.store.memory(frame).add(piece.within), piece.len) };
+        let whole = content.len() < OS_PAGE_BYTES || page_crc(content) == page.crc;
+        bytes.extend_from_slice(content);
+        shared.store.release(&[frame]);
+        if !whole {
+            return Err(Refused::new(Status::BadRequest, format!("{} is damaged (checksum differs)", piece.page)));
+        }
+    }
+    Ok(bytes)
+}
+
+/// Connects to the other server and joins the lease there.
+fn go(shared: &Shared, copy: &CopyRequest) -> Result<Way, String> {
+    let config = &shared.config;
+    let endpoint: Endpoint = copy.endpoint.parse().map_err(|error| format!("{error}"))?;
+    if config.key.is_none() && !endpoint.is_local().map_err(|error| error.to_string())? {
+        return Err("a server without a key copies to its own machine only".to_owned());
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: 0 };
+    let link = connect::<Vec<u8>>(&endpoint, local, deadline).map_err(|error| error.to_string())?;
+    let mut way = Way { link, next: 0, used: Instant::now(), waiting: BTreeMap::new() };
+    let attach = AttachLease {
+        lease: copy.lease,
+        token: copy.token,
+        member: MemberId(0),
+        pid: std::process::id(),
+        name: "copy from another server".to_owned(),
+        host: String::new(),
+    };
+    let mut head = Vec::new();
+    encode_frame(&mut head, Header::request(Opcode::AttachLease, 0), &attach.encode(), 0);
+    way.link.send_head(Urgency::Demand, &head, Vec::new());
+    let (header, table) = reply(&mut way, deadline)?;
+    if header.status == Status::Ok { Ok(way) } else { Err(parse_message(&table)) }
+}
+
+/// Waits for the answers to everything that is on its way.
+fn collect(shared: &Shared, way: &mut Way, deadline: Instant) -> Result<(), String> {
+    while !way.waiting.is_empty() {
+        let (header, table) = reply(way, deadline)?;
+        let order = way.waiting.remove(&header.request).ok_or("it answers what nobody asked")?;
+        let result = if header.status == Status::Ok {
+            Ok(0)
+        } else {
+            // For the client it is the other server that has no room, or no such region.
+            Err(Refused {
+                status: header.status,
+                arg: header.arg,
+                message: format!("memory server {}: {}", order.copy.endpoint, parse_message(&table)),
+            })
+        };
+        tell(shared, order, result);
+    }
+    Ok(())
+}
+
+fn reply(way: &mut Way, deadline: Instant) -> Result<(Header, Vec<u8>), String> {
+    loop {
+        way.link.flush().map_err(|error| error.to_string())?;
+        match way.link.receive().map_err(|error| error.to_string())? {
+            Received::Blocked => {
+                if !way.link.wait(deadline).map_err(|error| error.to_string())? {
+                    return Err(format!("no answer within {PATIENCE:?}"));
+                }
+            }
+            Received::Head(header) if header.opcode == Opcode::Draining => {}
+            Received::Head(header) if header.is_reply() && header.bulk_len == 0 => return Ok((header, way.link.table().to_vec())),
+            Received::Head(_) | Received::Bulk(_) => return Err("it says what nobody asked".to_owned()),
+        }
+    }
+}
