@@ -6,6 +6,7 @@
 //! $ cargo run --release -p rampool --example direct -- halo
 //! ```
 //! Without servers named, two are started in this process.
+#![allow(clippy::cast_possible_truncation)]
 
 mod halo;
 mod scan;

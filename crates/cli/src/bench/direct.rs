@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let peer = Service::raw_peer(&place, SPIN)?;
     let mut direct = connect(&server, 2 * bytes + rows * 4096)?;
     let region = direct.create(bytes)?;
-    for at in (0..bytes).step_by(MIB as usize) {
+    for at in (0..bytes).step_by(index(MIB)) {
         direct.put(region, at, &content(at, MIB))?;
     }
     small(&mut report, &mut direct, region, &peer, rounds, common)?;
@@ -69,9 +69,13 @@ fn connect(server: &Service, bytes: u64) -> Result<Direct> {
     Ok(direct)
 }
 
+fn index(n: u64) -> usize {
+    usize::try_from(n).expect("a 64-bit machine")
+}
+
 /// What a region holds from `at` on, a multiple of 8.
 fn content(at: u64, len: u64) -> Vec<u8> {
-    (at / 8..(at + len).div_ceil(8)).flat_map(|n| word(SEED, n).to_le_bytes()).take(len as usize).collect()
+    (at / 8..(at + len).div_ceil(8)).flat_map(|n| word(SEED, n).to_le_bytes()).take(index(len)).collect()
 }
 
 /// What a layout at byte 0 selects of it.
@@ -133,7 +137,7 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
     let places = region.bytes() / MIB;
     let (mut gets, mut puts, mut raw) = (Vec::new(), Vec::new(), Vec::new());
     let contents: Vec<Vec<u8>> = (0..places).map(|n| content(n * MIB, MIB)).collect();
-    let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; MIB as usize]).collect();
+    let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
     for round in 0..=rounds {
         let mut under_way = std::collections::VecDeque::new();
         let started = Instant::now();
@@ -144,7 +148,7 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
                 let bytes = direct.wait(get)?;
                 // Comparing is not part of a get.
                 let checking = Instant::now();
-                if n % 16 == 0 && bytes != contents[at as usize] {
+                if n % 16 == 0 && bytes != contents[index(at)] {
                     bail!("WRONG CONTENT in block {at}");
                 }
                 unchecked += checking.elapsed();
@@ -156,7 +160,7 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
         }
         for (at, get) in under_way {
             let bytes = direct.wait(get)?;
-            if bytes != contents[at as usize] {
+            if bytes != contents[index(at)] {
                 bail!("WRONG CONTENT in block {at}");
             }
             buffers.push(bytes);
@@ -178,7 +182,7 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
             direct.wait(put)?;
         }
         let put = (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9;
-        let plain = stream(&peer.address, SPIN, (times * MIB) as usize)?;
+        let plain = stream(&peer.address, SPIN, index(times * MIB))?;
         if round > 0 {
             gets.push(got);
             puts.push(put);
@@ -186,7 +190,7 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
         }
     }
     for (n, want) in contents.iter().enumerate().take(4) {
-        let mut bytes = vec![0; MIB as usize];
+        let mut bytes = vec![0; index(MIB)];
         direct.get(region, n as u64 * MIB, &mut bytes)?;
         if bytes != *want {
             bail!("WRONG CONTENT in block {n} after it was put");
@@ -205,8 +209,8 @@ fn layouts(report: &mut Report, direct: &mut Direct, region: DirectRegion, round
     let element = Layout::bytes(8)?;
     let sparse = common.pick(16_384, 4096);
     let dense = bytes / 64;
-    let order = permutation(SEED, (bytes / 8) as usize);
-    let list: Vec<(u64, i64)> = order.iter().take(dense as usize).map(|n| (1, *n as i64)).collect();
+    let order = permutation(SEED, index(bytes / 8));
+    let list: Vec<(u64, i64)> = order.iter().take(index(dense)).map(|n| (1, i64::try_from(*n).expect("far below"))).collect();
     let random = element.indexed(&list)?;
     let face = |dimension: usize, start: u64| {
         let (mut part, mut at) = ([SIDE; 4], [0; 4]);
@@ -295,7 +299,7 @@ fn layouts(report: &mut Report, direct: &mut Direct, region: DirectRegion, round
 fn column(report: &mut Report, direct: &mut Direct, server: &Service, rows: u64, rounds: usize) -> Result<()> {
     let bytes = rows * 4096;
     let table = direct.create(bytes)?;
-    for at in (0..bytes).step_by(MIB as usize) {
+    for at in (0..bytes).step_by(index(MIB)) {
         direct.put(table, at, &content(at, MIB.min(bytes - at)))?;
     }
     let want: i128 = (0..rows).map(|row| i128::from(word(SEED, row * 512 + 2).cast_signed())).sum();
@@ -311,7 +315,7 @@ fn column(report: &mut Report, direct: &mut Direct, server: &Service, rows: u64,
         install_by: InstallBy::Auto,
     }
     .open()?;
-    let region = memory.alloc(bytes as usize)?;
+    let region = memory.alloc(index(bytes))?;
     let words = Words::new(&region);
     words.fill(SEED);
     let (mut at_server, mut gathered, mut paged) = (Vec::new(), Vec::new(), Vec::new());
@@ -327,7 +331,7 @@ fn column(report: &mut Report, direct: &mut Direct, server: &Service, rows: u64,
         let here: i128 = column.iter().map(|value| i128::from(*value)).sum();
         let got = started.elapsed().as_secs_f64() * 1e3;
         let started = Instant::now();
-        let through_pages: i128 = (0..rows as usize).map(|row| i128::from(words.read(row * 512 + 2).cast_signed())).sum();
+        let through_pages: i128 = (0..index(rows)).map(|row| i128::from(words.read(row * 512 + 2).cast_signed())).sum();
         let scanned = started.elapsed().as_secs_f64() * 1e3;
         if sum != (rows, Total::Integer(want)) || here != want || through_pages != want {
             bail!("WRONG SUM of the column");

@@ -200,7 +200,7 @@ impl Program {
     pub fn window(&self, from: u64, len: u64) -> Runs<'_> {
         let mut runs = Runs { stack: Vec::new(), pending: None, left: len.min(self.bytes().saturating_sub(from)) };
         if let Some(root) = self.root.as_ref().filter(|_| runs.left > 0) {
-            runs.stack.reserve_exact(usize::from(root.depth));
+            runs.stack.reserve_exact(usize::from(root.depth) - 1);
             runs.seek(root, from);
         }
         runs
@@ -465,16 +465,6 @@ impl Node {
         if offsets.windows(2).all(|pair| pair[1].checked_sub(pair[0]) == Some(stride)) {
             self.shift(offsets[0])?;
             return self.repeat(offsets.len() as u64, stride);
-        }
-        if self.is_run() {
-            let joins = |pair: &[i64]| i128::from(pair[0]) + i128::from(self.bytes) == i128::from(pair[1]);
-            if offsets.windows(2).any(joins) {
-                let runs = offsets.iter().map(|offset| {
-                    let offset = offset.checked_add(self.low).ok_or(LayoutError::TooFar)?;
-                    Self::run(offset, self.bytes)
-                });
-                return Self::sequence(runs.collect::<Result<_, _>>()?).map(|program| program.root.expect("there are runs"));
-            }
         }
         self.bare_list(offsets)
     }

@@ -52,7 +52,7 @@ impl Random {
             1 => {
                 let block = self.below(20) + 1;
                 let stride = (block + self.below(700)) as i64;
-                element.vector(self.below(300 * 1024 / (stride as u64 * unit) + 1) + 1, block, stride).unwrap()
+                element.vector(self.below(300 * 1024 / (stride.unsigned_abs() * unit) + 1) + 1, block, stride).unwrap()
             }
             2 => {
                 let sizes = [self.below(8) + 1, self.below(20) + 1, self.below(100) + 1];
@@ -89,7 +89,8 @@ impl Random {
 }
 
 fn selected(layout: &Layout, offset: u64) -> impl Iterator<Item = usize> + use<> {
-    let bytes: Vec<usize> = layout.program().runs().flat_map(|run| run.offset..run.end()).map(|b| b as usize + offset as usize).collect();
+    let bytes: Vec<usize> =
+        layout.program().runs().flat_map(|run| run.offset..run.end()).map(|b| b.unsigned_abs() as usize + offset as usize).collect();
     bytes.into_iter()
 }
 
@@ -111,7 +112,7 @@ fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
     for step in 0..steps {
         let unit = [1, 4, 8][random.below(3) as usize];
         let there = random.layout(unit);
-        let room = REGION_BYTES - there.program().bounds().1 as u64;
+        let room = REGION_BYTES - there.program().bounds().1.unsigned_abs();
         let offset = random.below(room / unit + 1) * unit;
         let size = there.size() as usize;
         match random.below(8) {
@@ -151,7 +152,7 @@ fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
             _ => {
                 // Layouts on both sides.
                 let Some(here) = (0..20).map(|_| random.layout(unit)).find(|here| here.size() >= there.size()) else { continue };
-                let cut = random.bytes(here.program().bounds().1 as usize);
+                let cut = random.bytes(here.program().bounds().1.unsigned_abs() as usize);
                 let from: Vec<usize> = selected(&here, 0).collect();
                 if from.len() != size {
                     continue;
@@ -338,7 +339,8 @@ fn columns_are_filtered_and_added_up_at_the_servers() {
         let values: Vec<i64> = (0..ROWS).map(|_| random.below(2001) as i64 - 1000).collect();
         let column = Layout::bytes(8).unwrap().hvector(ROWS, 1, 40).unwrap();
         direct.put_values(region, 16, &column, &values).unwrap();
-        let filters: [(Filter<i64>, fn(i64) -> bool); 4] = [
+        type Case = (Filter<i64>, fn(i64) -> bool);
+        let filters: [Case; 4] = [
             (Filter::all(), |_| true),
             (Filter::between(-10, 10), |v| (-10..=10).contains(&v)),
             (Filter::greater(990), |v| v > 990),
@@ -537,7 +539,7 @@ fn bytes_go_from_server_to_server_without_the_client() {
         let regions = [direct.create(REGION_BYTES).unwrap(), direct.create(REGION_BYTES).unwrap()];
         let mut models = [random.bytes(REGION_BYTES as usize), vec![0; REGION_BYTES as usize]];
         direct.put(regions[0], 0, &models[0]).unwrap();
-        let place = |random: &mut Random, layout: &Layout| random.below(REGION_BYTES - layout.program().bounds().1 as u64 + 1);
+        let place = |random: &mut Random, layout: &Layout| random.below(REGION_BYTES - layout.program().bounds().1.unsigned_abs() + 1);
         for round in 0..40 {
             let (from, to) = (round % 2, 1 - round % 2);
             let unit = [1, 8][random.below(2) as usize];

@@ -74,14 +74,22 @@ impl Connection {
             view.reaches(window.program.bounds().1.cast_unsigned())?;
             // It never grows after this: pieces point into it.
             buffer.reserve_exact(window.len as usize);
-            let start = buffer.as_ptr();
+            let mut ahead = Ahead::default();
+            // Most pieces lie in the page of the one before.
+            let mut near: Option<(PageIndex, *const u8)> = None;
             for piece in window.pieces() {
-                let page = view.page(piece.page);
                 let from_frame = piece.len >= FROM_FRAME_BYTES;
-                if piece.is_whole() {
-                    blocks.end_block(&buffer);
-                    blocks.crcs.push(page.map_or(ZERO_PAGE_CRC, |page| page.crc));
+                if !from_frame
+                    && let Some((page, memory)) = near
+                    && page == piece.page
+                {
+                    if ahead.is_full() {
+                        ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
+                    }
+                    ahead.push(memory.wrapping_add(piece.within), piece.len);
+                    continue;
                 }
+                let page = view.page(piece.page);
                 let (frame, memory) = match page {
                     None => (None, ZEROES.as_ptr()),
                     // Under the lock nobody changes it.
@@ -94,33 +102,34 @@ impl Connection {
                         (Some(frame), shared.store.memory(frame).cast_const())
                     }
                 };
-                // SAFETY: a page is 4096 bytes, and a piece is within one.
-                let memory = unsafe { memory.add(piece.within) };
-                if from_frame {
-                    bench.frames.extend(frame);
-                    if !piece.is_whole() {
-                        blocks.catch_up(&buffer);
-                        blocks.between = true;
-                        // SAFETY: the frame is held, and is not written while it is.
-                        blocks.crc = crc32c::crc32c_append(blocks.crc, unsafe { std::slice::from_raw_parts(memory, piece.len) });
+                let from = memory.wrapping_add(piece.within);
+                if !from_frame {
+                    if ahead.is_full() || frame.is_some() {
+                        ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
                     }
-                    bench.pieces.push(Place { ptr: memory, len: piece.len });
+                    ahead.push(from, piece.len);
+                    near = Some((piece.page, memory));
+                    if let Some(frame) = frame {
+                        ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
+                        shared.store.release(&[frame]);
+                        near = None;
+                    }
                     continue;
                 }
-                let at = start.wrapping_add(buffer.len());
-                match bench.pieces.last_mut() {
-                    Some(last) if last.ptr.wrapping_add(last.len) == at => last.len += piece.len,
-                    _ => bench.pieces.push(Place { ptr: at, len: piece.len }),
+                ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
+                bench.frames.extend(frame);
+                if piece.is_whole() {
+                    blocks.end_block(&buffer);
+                    blocks.crcs.push(page.map_or(ZERO_PAGE_CRC, |page| page.crc));
+                } else {
+                    blocks.catch_up(&buffer);
+                    blocks.between = true;
+                    // SAFETY: the piece is within its page; the frame is held, and is not written while it is.
+                    blocks.crc = crc32c::crc32c_append(blocks.crc, unsafe { std::slice::from_raw_parts(from, piece.len) });
                 }
-                // SAFETY: there is room for the whole window, which this piece is a part of; the source is within a page that is not written
-                // meanwhile, and elsewhere.
-                unsafe { append(&mut buffer, memory, piece.len) };
-                blocks.uncounted += piece.len;
-                blocks.between = true;
-                if let Some(frame) = frame {
-                    shared.store.release(&[frame]);
-                }
+                bench.pieces.push(Place { ptr: from, len: piece.len });
             }
+            ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
             drop(space);
             blocks.end_block(&buffer);
             for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
@@ -560,6 +569,59 @@ fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
     Ok(part)
 }
 
+/// Small pieces to copy, whose memory is on its way into the cache: pieces lie anywhere, and waiting for one after the other takes most of the time.
+///
+/// Invariant: every piece is readable memory, which nobody writes until it was copied.
+struct Ahead {
+    pieces: [(*const u8, usize); AHEAD],
+    count: usize,
+}
+
+const AHEAD: usize = 32;
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self { pieces: [(std::ptr::null(), 0); AHEAD], count: 0 }
+    }
+}
+
+impl Ahead {
+    fn is_full(&self) -> bool {
+        self.count == AHEAD
+    }
+
+    fn push(&mut self, from: *const u8, len: usize) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, for any address.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast());
+        }
+        self.pieces[self.count] = (from, len);
+        self.count += 1;
+    }
+
+    /// Copies them behind what is in the buffer, which has room for the whole window they are a part of.
+    fn copy(&mut self, buffer: &mut Vec<u8>, places: &mut Vec<Place>, blocks: &mut Blocks) {
+        if self.count == 0 {
+            return;
+        }
+        let start = buffer.len();
+        for (from, len) in &self.pieces[..self.count] {
+            // SAFETY: the invariant; there is room.
+            unsafe { append(buffer, *from, *len) };
+        }
+        self.count = 0;
+        let at = buffer.as_ptr().wrapping_add(start);
+        let bytes = buffer.len() - start;
+        match places.last_mut() {
+            Some(last) if last.ptr.wrapping_add(last.len) == at => last.len += bytes,
+            _ => places.push(Place { ptr: at, len: bytes }),
+        }
+        blocks.uncounted += bytes;
+        blocks.between = true;
+    }
+}
+
 /// Appends bytes without a call for the usual lengths.
 ///
 /// # Safety
@@ -573,6 +635,7 @@ unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, len: usize) {
         match len {
             8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
             4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
+            64 => to.cast::<[u64; 8]>().write_unaligned(from.cast::<[u64; 8]>().read_unaligned()),
             _ => std::ptr::copy_nonoverlapping(from, to, len),
         }
         buffer.set_len(end + len);
