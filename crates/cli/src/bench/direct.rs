@@ -10,6 +10,7 @@ use rampool::pool::PoolConfig;
 use rampool_proto::layout::{Layout, Order};
 use rampool_proto::session::Encryption;
 use rampool_proto::units::ByteLen;
+use rampool_sys::thread::allowed_cpus;
 use serde_json::json;
 
 use super::Common;
@@ -39,6 +40,8 @@ const SIDE: u64 = 32;
 pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
     let rounds = common.pick(args.rounds, 2);
+    // Before this thread keeps to one of them.
+    let cpus = allowed_cpus();
     let place = Place::loopback();
     let mut report = Report::start("direct", common.quick);
     report.note(format!("loopback TCP, one connection, both sides spin; {}", place.describe()));
@@ -57,6 +60,7 @@ pub fn run(args: &Args) -> Result<i32> {
     layouts(&mut report, &mut direct, region, rounds, common)?;
     direct.free(region);
     column(&mut report, &mut direct, &server, rows, rounds)?;
+    copies(&mut report, &cpus, rounds, common)?;
     direct.pool().leave();
     report.finish(common.json.as_deref())
 }
@@ -352,5 +356,83 @@ fn column(report: &mut Report, direct: &mut Direct, server: &Service, rows: u64,
     report.ratio("paged scan / scan at the server", &paged, &at_server, Some(Reach::AtLeast(20.0)));
     report.ratio("paged scan / gathered", &paged, &gathered, Some(Reach::AtLeast(20.0)));
     direct.free(table);
+    Ok(())
+}
+
+/// From one server to another, by the servers themselves and through the client.
+fn copies(report: &mut Report, cpus: &[usize], rounds: usize, common: &Common) -> Result<()> {
+    let bytes = common.pick(64 * MIB, 8 * MIB);
+    let place = |cpu: Option<&usize>| Place { host: "127.0.0.1", server_cpu: cpu.copied(), namespace: None, key: None };
+    // The client has nothing to do while the servers copy: the second server runs beside it.
+    let servers = [
+        Service::memory_server(&place(cpus.last()), 3 * bytes, Duration::ZERO)?,
+        Service::memory_server(&place(cpus.first()), 3 * bytes, Duration::ZERO)?,
+    ];
+    report.note(format!("copies: the source on CPU {:?}, target and client on CPU {:?}, nobody spins", cpus.last(), cpus.first()));
+    let mut config = PoolConfig::new(
+        servers.iter().map(|server| server.address.parse()).collect::<Result<_, _>>()?,
+        ByteLen(4 * bytes),
+        "rampool bench direct",
+    );
+    config.encryption = Encryption::Off;
+    // One stripe on each server.
+    config.stripe_pages = u32::try_from(bytes / 4096)?;
+    let mut direct = Direct::connect(&config)?;
+    let region = direct.create(2 * bytes)?;
+    let block = Layout::bytes(MIB)?;
+    let whole = Layout::bytes(bytes)?;
+    let (mut by_servers, mut by_client) = (Vec::new(), Vec::new());
+    let mut buffers: Vec<Vec<u8>> = Vec::new();
+    let mut control = 0;
+    for round in 0..=rounds as u64 {
+        for at in (0..bytes).step_by(index(MIB)) {
+            direct.put(region, at, &content(round * bytes + at, MIB))?;
+        }
+        for by_the_servers in [true, false] {
+            let traffic = |direct: &mut Direct| direct.pool().stats().servers.iter().map(|s| s.sent_bytes + s.received_bytes).sum::<u64>();
+            let before = traffic(&mut direct);
+            let started = Instant::now();
+            if by_the_servers {
+                direct.copy((region, 0, &whole), (region, bytes, &whole))?;
+                control = traffic(&mut direct) - before;
+            } else {
+                let mut gets = std::collections::VecDeque::new();
+                let mut puts = std::collections::VecDeque::new();
+                for at in (0..bytes + 4 * MIB).step_by(index(MIB)) {
+                    if at < bytes {
+                        gets.push_back(direct.start_get_into(region, at, &block, buffers.pop().unwrap_or_default())?);
+                    }
+                    if at >= 4 * MIB {
+                        let got = direct.wait(gets.pop_front().expect("four are under way"))?;
+                        puts.push_back(direct.start_put(region, bytes + at - 4 * MIB, &block, got)?);
+                    }
+                    if puts.len() > 4 {
+                        buffers.push(direct.wait(puts.pop_front().expect("more than four"))?);
+                    }
+                }
+                for put in puts {
+                    buffers.push(direct.wait(put)?);
+                }
+            }
+            let rate = bytes as f64 / started.elapsed().as_secs_f64() / 1e9;
+            for at in (0..bytes).step_by(index(MIB)) {
+                let mut found = vec![0; index(MIB)];
+                direct.get(region, bytes + at, &mut found)?;
+                if found != content(round * bytes + at, MIB) {
+                    bail!("WRONG CONTENT {at} bytes into the copy");
+                }
+                // So that the next copy has something to do.
+                direct.put(region, bytes + at, &found[..8].iter().map(|byte| !byte).collect::<Vec<u8>>())?;
+            }
+            if round > 0 {
+                if by_the_servers { &mut by_servers } else { &mut by_client }.push(rate);
+            }
+        }
+    }
+    report.note(format!("{control} bytes travelled between the client and the servers for a copy of {bytes}"));
+    report.series("copy from server to server", "GB/s", json!({ "what": "copy" }), &by_servers);
+    report.series("get and put, four of each under way", "GB/s", json!({ "what": "get and put" }), &by_client);
+    report.ratio("copy / get and put", &by_servers, &by_client, Some(Reach::AtLeast(1.8)));
+    direct.pool().leave();
     Ok(())
 }
