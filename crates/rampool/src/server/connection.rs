@@ -1,6 +1,6 @@
 //! One client's connection: requests in, replies out.
 
-mod direct;
+pub(super) mod direct;
 
 use super::shared::{Counts, Lease, Shared};
 use crate::key::random_bytes;
@@ -74,7 +74,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    fn nothing() -> Self {
+    pub(super) fn nothing() -> Self {
         Self::bytes(Vec::new())
     }
 
@@ -86,7 +86,7 @@ impl Held {
         Self::frames_and_bytes(store, frames, Vec::new())
     }
 
-    fn frames_and_bytes(store: &Arc<dyn PageStore>, frames: &[FrameIndex], bytes: Vec<u8>) -> Self {
+    pub(super) fn frames_and_bytes(store: &Arc<dyn PageStore>, frames: &[FrameIndex], bytes: Vec<u8>) -> Self {
         match frames {
             [] => Self::bytes(bytes),
             // The usual reply, one page, allocates nothing.

@@ -4,14 +4,12 @@
 //! leaves when nothing was to be copied for a while. What it reads it reads under the lease's lock, a request at a time; several are on their way at once.
 //! A server without a key only goes to addresses of its own machine, as it is only reached from there.
 
-use super::connection::Refused;
+use super::connection::direct::Gathered;
+use super::connection::{Held, Refused};
 use super::shared::{Lease, Shared, lock};
 use crate::transport::{Endpoint, Link, LocalPolicy, Piece, Received, Urgency, connect};
 use rampool_proto::server::ConnectionNumber;
-use rampool_proto::units::OS_PAGE_BYTES;
-use rampool_proto::wire::{
-    AttachLease, CopyRequest, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame, page_crc, parse_message,
-};
+use rampool_proto::wire::{AttachLease, CopyRequest, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame, parse_message};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -48,7 +46,7 @@ pub(super) struct Delivered {
 
 /// The way to another server's lease.
 struct Way {
-    link: Link<Vec<u8>>,
+    link: Link<Held>,
     next: u64,
     used: Instant,
     /// Orders whose bytes are on their way.
@@ -64,29 +62,34 @@ struct Ways {
 
 pub(super) fn run(shared: &Shared, orders: &Receiver<Order>) {
     let mut ways = Ways::default();
+    let mut next = None;
     while !shared.stopping() {
-        match orders.recv_timeout(LONGEST_SLEEP) {
-            Ok(order) => {
-                send_off(shared, &mut ways, order);
-                for order in orders.try_iter().take(AT_ONCE - 1) {
-                    send_off(shared, &mut ways, order);
-                }
-            }
+        match next.take().map_or_else(|| orders.recv_timeout(LONGEST_SLEEP), Ok) {
+            Ok(order) => send_off(shared, &mut ways, order),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        while let Ok(order) = orders.try_recv() {
+            if ways.open.values().map(|way| way.waiting.len()).sum::<usize>() >= AT_ONCE {
+                next = Some(order);
+                break;
+            }
+            send_off(shared, &mut ways, order);
+        }
+        // Half of them stay on their way while more is sent.
+        let keep = if next.is_some() { AT_ONCE / 2 } else { 0 };
         let now = Instant::now();
         let Ways { open, down } = &mut ways;
         down.retain(|_, (since, _)| now.duration_since(*since) < DOWN);
         open.retain(|(name, _), way| {
-            if let Err(message) = collect(shared, way, Instant::now() + PATIENCE) {
+            if let Err(message) = collect(shared, way, keep, Instant::now() + PATIENCE) {
                 fail(shared, way, name, &message);
                 down.insert(name.clone(), (Instant::now(), message));
                 return false;
             }
-            let stays = now.duration_since(way.used) < IDLE;
+            let stays = !way.waiting.is_empty() || now.duration_since(way.used) < IDLE;
             if !stays {
-                way.link.send_head(Urgency::Demand, &Header::request(Opcode::Goodbye, u64::MAX).encode(), Vec::new());
+                way.link.send_head(Urgency::Demand, &Header::request(Opcode::Goodbye, u64::MAX).encode(), Held::nothing());
                 // A goodbye that is lost is the grace time's business.
                 let _ = way.link.flush();
             }
@@ -114,8 +117,8 @@ fn fail(shared: &Shared, way: &mut Way, name: &str, message: &str) {
 
 /// Reads what is to be copied and sends it.
 fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
-    let bytes = match read(shared, &order) {
-        Ok(bytes) => bytes,
+    let (gathered, held) = match read(shared, &order) {
+        Ok(read) => read,
         Err(refused) => return tell(shared, order, Err(refused)),
     };
     let key = (order.copy.endpoint.clone(), order.copy.lease);
@@ -135,50 +138,65 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
     let way = ways.open.get_mut(&key).expect("there is a way now");
     way.next += 1;
     way.used = Instant::now();
-    let blocks = order.copy.target.blocks();
-    let mut rest = &bytes[..];
-    let mut crcs = Vec::with_capacity(blocks.len());
-    for block in blocks {
-        let (block, tail) = rest.split_at(block.len as usize);
-        rest = tail;
-        crcs.push(crc32c::crc32c(block));
-    }
+    // SAFETY: frames and buffer are held; nobody writes to a frame that is.
+    let crcs = unsafe { crcs_there(&order.copy, &gathered) };
     let (mut table, mut head) = (Vec::new(), Vec::new());
     order.copy.target.encode_with(&crcs, &mut table);
-    encode_frame(&mut head, Header::request(Opcode::Scatter, way.next).with_region(order.copy.region), &table, bytes.len());
-    let piece = [Piece { ptr: bytes.as_ptr(), len: bytes.len() }];
-    // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
-    unsafe { way.link.send(Urgency::Demand, &head, &piece, bytes) };
+    encode_frame(
+        &mut head,
+        Header::request(Opcode::Scatter, way.next).with_region(order.copy.region),
+        &table,
+        order.copy.target.len as usize,
+    );
+    // SAFETY: the guard keeps the buffer and a reference to every frame until the frame has left.
+    unsafe { way.link.send(Urgency::Demand, &head, &gathered.pieces, held) };
     // What does not leave now leaves when answers are collected.
     let _ = way.link.flush();
     way.waiting.insert(way.next, order);
 }
 
-/// The bytes to copy, checked where they are whole pages.
-fn read(shared: &Shared, order: &Order) -> Result<Vec<u8>, Refused> {
-    let source = &order.copy.source;
-    let mut bytes = Vec::with_capacity(source.len as usize);
-    let space = order.lease.space();
-    space.admit(order.member, order.connection)?;
-    let mut view = space.view(order.member, RegionId(order.header.region))?;
-    view.reaches(source.program.bounds().1.cast_unsigned())?;
-    for piece in source.pieces() {
-        let Some(page) = view.page(piece.page) else {
-            bytes.resize(bytes.len() + piece.len, 0);
-            continue;
-        };
-        let presented = shared.store.present(order.shard, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
-        let (frame, _) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
-        // SAFETY: the piece is within the page; the frame is held, and nobody writes to one that is.
-        let content = unsafe { std::slice::from_raw_parts(shared.store.memory(frame).add(piece.within), piece.len) };
-        let whole = content.len() < OS_PAGE_BYTES || page_crc(content) == page.crc;
-        bytes.extend_from_slice(content);
-        shared.store.release(&[frame]);
-        if !whole {
-            return Err(Refused::new(Status::BadRequest, format!("{} is damaged (checksum differs)", piece.page)));
-        }
+/// The bytes to copy. With an error, nothing is held.
+fn read(shared: &Shared, order: &Order) -> Result<(Gathered, Held), Refused> {
+    let mut gathered = Gathered::default();
+    let result = (|| {
+        let space = order.lease.space();
+        space.admit(order.member, order.connection)?;
+        let mut view = space.view(order.member, RegionId(order.header.region))?;
+        gathered.collect(shared, order.shard, &mut view, &order.copy.source)
+    })();
+    // The buffer's bytes do not move with it.
+    let held = Held::frames_and_bytes(&shared.store, &gathered.frames, std::mem::take(&mut gathered.buffer));
+    result.map(|()| (gathered, held))
+}
+
+/// The checksums of the target's blocks: those of the source where both are cut alike, so that a page keeps the one that was made when it was stored.
+///
+/// # Safety
+/// The pieces are readable memory that nobody writes.
+unsafe fn crcs_there(copy: &CopyRequest, gathered: &Gathered) -> Vec<u32> {
+    let blocks = copy.target.blocks();
+    if blocks == copy.source.blocks() {
+        return gathered.crcs.clone();
     }
-    Ok(bytes)
+    let mut pieces = gathered.pieces.iter().copied();
+    let mut piece = Piece { ptr: std::ptr::null(), len: 0 };
+    let mut crcs = Vec::with_capacity(blocks.len());
+    for block in blocks {
+        let (mut left, mut crc) = (block.len as usize, 0);
+        while left > 0 {
+            if piece.len == 0 {
+                piece = pieces.next().expect("the pieces are as long as the blocks");
+                continue;
+            }
+            let len = left.min(piece.len);
+            // SAFETY: within the piece.
+            crc = crc32c::crc32c_append(crc, unsafe { std::slice::from_raw_parts(piece.ptr, len) });
+            piece = Piece { ptr: piece.ptr.wrapping_add(len), len: piece.len - len };
+            left -= len;
+        }
+        crcs.push(crc);
+    }
+    crcs
 }
 
 /// Connects to the other server and joins the lease there.
@@ -190,7 +208,7 @@ fn go(shared: &Shared, copy: &CopyRequest) -> Result<Way, String> {
     }
     let deadline = Instant::now() + PATIENCE;
     let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: 0 };
-    let link = connect::<Vec<u8>>(&endpoint, local, deadline).map_err(|error| error.to_string())?;
+    let link = connect::<Held>(&endpoint, local, deadline).map_err(|error| error.to_string())?;
     let mut way = Way { link, next: 0, used: Instant::now(), waiting: BTreeMap::new() };
     let attach = AttachLease {
         lease: copy.lease,
@@ -202,14 +220,14 @@ fn go(shared: &Shared, copy: &CopyRequest) -> Result<Way, String> {
     };
     let mut head = Vec::new();
     encode_frame(&mut head, Header::request(Opcode::AttachLease, 0), &attach.encode(), 0);
-    way.link.send_head(Urgency::Demand, &head, Vec::new());
+    way.link.send_head(Urgency::Demand, &head, Held::nothing());
     let (header, table) = reply(&mut way, deadline)?;
     if header.status == Status::Ok { Ok(way) } else { Err(parse_message(&table)) }
 }
 
-/// Waits for the answers to everything that is on its way.
-fn collect(shared: &Shared, way: &mut Way, deadline: Instant) -> Result<(), String> {
-    while !way.waiting.is_empty() {
+/// Waits for answers until `keep` copies are on their way.
+fn collect(shared: &Shared, way: &mut Way, keep: usize, deadline: Instant) -> Result<(), String> {
+    while way.waiting.len() > keep {
         let (header, table) = reply(way, deadline)?;
         let order = way.waiting.remove(&header.request).ok_or("it answers what nobody asked")?;
         let result = if header.status == Status::Ok {

@@ -9,7 +9,7 @@ use crate::server::courier::{Delivered, Order};
 use crate::server::shared::Shared;
 use crate::transport::{Piece as Place, PieceMut, Urgency};
 use rampool_proto::elements::{Combine, Kind, Scan, Want, combine};
-use rampool_proto::server::{Door, FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage};
+use rampool_proto::server::{Door, FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage, View};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use rampool_proto::wire::{
     CopyRequest, FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest, Status, Window, WireError,
@@ -64,85 +64,28 @@ impl Connection {
             Ok(window) => window,
             Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
         };
-        bench.frames.clear();
-        bench.pieces.clear();
-        let mut buffer: Vec<u8> = Vec::new();
-        let mut blocks = Blocks::default();
+        let mut gathered =
+            Gathered { frames: std::mem::take(&mut bench.frames), pieces: std::mem::take(&mut bench.pieces), ..Gathered::default() };
+        gathered.frames.clear();
+        gathered.pieces.clear();
         let result = self.seat().and_then(|seat| {
             let space = seat.space()?;
             let mut view = space.view(seat.member, RegionId(header.region))?;
-            view.reaches(window.program.bounds().1.cast_unsigned())?;
-            // It never grows after this: pieces point into it.
-            buffer.reserve_exact(window.len as usize);
-            let mut ahead = Ahead::default();
-            // Most pieces lie in the page of the one before.
-            let mut near: Option<(PageIndex, *const u8)> = None;
-            for piece in window.pieces() {
-                let from_frame = piece.len >= FROM_FRAME_BYTES;
-                if !from_frame
-                    && let Some((page, memory)) = near
-                    && page == piece.page
-                {
-                    if ahead.is_full() {
-                        ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
-                    }
-                    ahead.push(memory.wrapping_add(piece.within), piece.len);
-                    continue;
-                }
-                let page = view.page(piece.page);
-                let (frame, memory) = match page {
-                    None => (None, ZEROES.as_ptr()),
-                    // Under the lock nobody changes it.
-                    Some(page) if !from_frame && usize::from(page.len) == OS_PAGE_BYTES => {
-                        (None, shared.store.memory(page.frame).cast_const())
-                    }
-                    Some(page) => {
-                        let presented = shared.store.present(self.arena, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
-                        let (frame, _) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
-                        (Some(frame), shared.store.memory(frame).cast_const())
-                    }
-                };
-                let from = memory.wrapping_add(piece.within);
-                if !from_frame {
-                    if ahead.is_full() || frame.is_some() {
-                        ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
-                    }
-                    ahead.push(from, piece.len);
-                    near = Some((piece.page, memory));
-                    if let Some(frame) = frame {
-                        ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
-                        shared.store.release(&[frame]);
-                        near = None;
-                    }
-                    continue;
-                }
-                ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
-                bench.frames.extend(frame);
-                if piece.is_whole() {
-                    blocks.end_block(&buffer);
-                    blocks.crcs.push(page.map_or(ZERO_PAGE_CRC, |page| page.crc));
-                } else {
-                    blocks.catch_up(&buffer);
-                    blocks.between = true;
-                    // SAFETY: the piece is within its page; the frame is held, and is not written while it is.
-                    blocks.crc = crc32c::crc32c_append(blocks.crc, unsafe { std::slice::from_raw_parts(from, piece.len) });
-                }
-                bench.pieces.push(Place { ptr: from, len: piece.len });
-            }
-            ahead.copy(&mut buffer, &mut bench.pieces, &mut blocks);
+            gathered.collect(shared, self.arena, &mut view, &window)?;
             drop(space);
-            blocks.end_block(&buffer);
             for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
                 count(&counts.gets, 1);
                 count(&counts.bytes_out, window.len.into());
             }
             Ok(())
         });
+        let Gathered { frames, pieces, buffer, crcs } = gathered;
+        (bench.frames, bench.pieces) = (frames, pieces);
         let held = Held::frames_and_bytes(&shared.store, &bench.frames, buffer);
         match result {
             Ok(()) => {
                 bench.head.clear();
-                let table: Vec<u8> = blocks.crcs.iter().flat_map(|crc| crc.to_le_bytes()).collect();
+                let table: Vec<u8> = crcs.iter().flat_map(|crc| crc.to_le_bytes()).collect();
                 encode_frame(&mut bench.head, header.reply(Status::Ok), &table, window.len as usize);
                 // SAFETY: `held` keeps the buffer and a reference to every frame until the reply has left; frames are not written while anybody but a
                 // page table refers to them.
@@ -567,6 +510,89 @@ fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
     }
     part.staging = vec![0; staged];
     Ok(part)
+}
+
+/// The bytes of a window, ready to be sent: in frames that are held, and in a buffer.
+#[derive(Default)]
+pub(in crate::server) struct Gathered {
+    pub(in crate::server) frames: Vec<FrameIndex>,
+    pub(in crate::server) pieces: Vec<Place>,
+    pub(in crate::server) buffer: Vec<u8>,
+    /// Of each block.
+    pub(in crate::server) crcs: Vec<u32>,
+}
+
+impl Gathered {
+    /// Collects a window while the lease is locked. With an error, the frames so far are held.
+    pub(in crate::server) fn collect(
+        &mut self,
+        shared: &Shared,
+        arena: usize,
+        view: &mut View<'_>,
+        window: &Window,
+    ) -> Result<(), Refused> {
+        view.reaches(window.program.bounds().1.cast_unsigned())?;
+        // It never grows after this: pieces point into it.
+        self.buffer.reserve_exact(window.len as usize);
+        let mut blocks = Blocks::default();
+        let mut ahead = Ahead::default();
+        // Most pieces lie in the page of the one before.
+        let mut near: Option<(PageIndex, *const u8)> = None;
+        for piece in window.pieces() {
+            let from_frame = piece.len >= FROM_FRAME_BYTES;
+            if !from_frame
+                && let Some((page, memory)) = near
+                && page == piece.page
+            {
+                if ahead.is_full() {
+                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                }
+                ahead.push(memory.wrapping_add(piece.within), piece.len);
+                continue;
+            }
+            let page = view.page(piece.page);
+            let (frame, memory) = match page {
+                None => (None, ZEROES.as_ptr()),
+                // Under the lock nobody changes it.
+                Some(page) if !from_frame && usize::from(page.len) == OS_PAGE_BYTES => (None, shared.store.memory(page.frame).cast_const()),
+                Some(page) => {
+                    let presented = shared.store.present(arena, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
+                    let (frame, _) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
+                    (Some(frame), shared.store.memory(frame).cast_const())
+                }
+            };
+            let from = memory.wrapping_add(piece.within);
+            if !from_frame {
+                if ahead.is_full() || frame.is_some() {
+                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                }
+                ahead.push(from, piece.len);
+                near = Some((piece.page, memory));
+                if let Some(frame) = frame {
+                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                    shared.store.release(&[frame]);
+                    near = None;
+                }
+                continue;
+            }
+            ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+            self.frames.extend(frame);
+            if piece.is_whole() {
+                blocks.end_block(&self.buffer);
+                blocks.crcs.push(page.map_or(ZERO_PAGE_CRC, |page| page.crc));
+            } else {
+                blocks.catch_up(&self.buffer);
+                blocks.between = true;
+                // SAFETY: the piece is within its page; the frame is held, and is not written while it is.
+                blocks.crc = crc32c::crc32c_append(blocks.crc, unsafe { std::slice::from_raw_parts(from, piece.len) });
+            }
+            self.pieces.push(Place { ptr: from, len: piece.len });
+        }
+        ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+        blocks.end_block(&self.buffer);
+        self.crcs = blocks.crcs;
+        Ok(())
+    }
 }
 
 /// Small pieces to copy, whose memory is on its way into the cache: pieces lie anywhere, and waiting for one after the other takes most of the time.
