@@ -231,12 +231,19 @@ impl Connection {
                     scan.feed(&ZEROES[..piece.len], &mut found);
                     continue;
                 };
-                let presented = shared.store.present(self.arena, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
-                let (frame, _) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
-                // SAFETY: the piece is within the page; the frame is held, and nobody writes to one that is.
+                let plain = usize::from(page.len) == OS_PAGE_BYTES;
+                let frame = if plain {
+                    page.frame
+                } else {
+                    let presented = shared.store.present(self.arena, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
+                    presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?.0
+                };
+                // SAFETY: the piece is within the page, which nobody writes while the lease is locked.
                 let bytes = unsafe { std::slice::from_raw_parts(shared.store.memory(frame).add(piece.within), piece.len) };
                 scan.feed(bytes, &mut found);
-                shared.store.release(&[frame]);
+                if !plain {
+                    shared.store.release(&[frame]);
+                }
             }
             drop(space);
             for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
