@@ -236,6 +236,7 @@ fn an_update_is_made_once_however_often_the_connection_breaks() {
         for round in 0..60u64 {
             relay.lose_answer();
             assert_eq!(direct.fetch_add(region, 64, 1u64).unwrap(), round + adds);
+            relay.lose_answer();
             let updates: Vec<Pending> = (0..20)
                 .map(|_| direct.start_accumulate(region, 64, &word, Kind::U64, Combine::Sum, 1u64.to_le_bytes().to_vec()).unwrap())
                 .collect();
