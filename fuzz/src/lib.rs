@@ -6,13 +6,15 @@
 
 use rampool::key::Key;
 use rampool::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
+use rampool_proto::layout::Program;
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
 use rampool_proto::share::channel::{Channel, ChannelConfig};
 use rampool_proto::share::message::Message;
 use rampool_proto::units::ByteLen;
 use rampool_proto::wire::{
-    AttachLease, Granted, HEADER_BYTES, Header, MAX_BULK_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_TABLE_BYTES, Opcode,
-    OpenLease, encode_extents, encode_put, parse_extents, parse_get_reply, parse_message, parse_put,
+    AttachLease, CopyRequest, FetchOp, Granted, HEADER_BYTES, Header, MAX_BULK_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES,
+    MAX_TABLE_BYTES, Opcode, OpenLease, ScanRequest, Window, encode_extents, encode_put, parse_accumulate_arg, parse_extents,
+    parse_get_reply, parse_message, parse_put,
 };
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -43,6 +45,22 @@ pub fn frame(data: &[u8]) {
                 assert!(entries.iter().all(|e| e.len == 0 || e.len == 4096));
             }
         }
+        Opcode::Gather | Opcode::Scatter | Opcode::Accumulate if !header.is_reply() => {
+            if let Ok(window) = Window::parse_with(table, &mut Vec::new()) {
+                assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
+                assert_eq!(window.blocks().iter().map(|block| block.len).sum::<u32>(), window.len);
+            }
+            let _ = parse_accumulate_arg(header.arg);
+        }
+        Opcode::Scan if !header.is_reply() => _ = ScanRequest::parse(&header, table),
+        Opcode::FetchOp => _ = FetchOp::parse(&header, table).map(|op| op.apply(header.request)),
+        Opcode::Copy => {
+            if let Ok(copy) = CopyRequest::parse(table) {
+                let mut again = Vec::new();
+                copy.encode(&mut again);
+                assert_eq!(CopyRequest::parse(&again), Ok(copy));
+            }
+        }
         opcode => {
             if parse_extents(&header, table, &mut extents).is_ok() {
                 assert!(extents.iter().all(|e| e.count > 0 && e.end().0 <= MAX_PAGE_INDEX));
@@ -54,6 +72,29 @@ pub fn frame(data: &[u8]) {
             }
             assert!(parse_message(table).chars().count() <= MAX_MESSAGE_BYTES);
         }
+    }
+}
+
+/// A layout's coded form: what is accepted is within its bounds, codes to what means the same, and gives the same bytes in pieces as at once.
+pub fn layout(data: &[u8]) {
+    const MOST: u64 = 20_000;
+    let Ok(program) = Program::decode(data) else { return };
+    let mut again = Vec::new();
+    program.encode(&mut again);
+    assert_eq!(Program::decode(&again).as_ref(), Ok(&program));
+    let (low, high) = program.bounds();
+    let bytes = |from: u64, len: u64| program.window(from, len).flat_map(|run| run.offset..run.end());
+    let whole: Vec<i64> = bytes(0, MOST).collect();
+    assert_eq!(whole.len() as u64, program.bytes().min(MOST));
+    assert!(whole.iter().all(|byte| (low..high).contains(byte)));
+    let step = whole.len() as u64 / 3 + 1;
+    assert!((0..3).flat_map(|piece| bytes(piece * step, step)).take(whole.len()).eq(whole.iter().copied()));
+    // Whatever it says, it says so soon.
+    let _ = (program.overlaps(), program.is_aligned(8));
+    if let Ok(shifted) = program.clone().shifted(64)
+        && program.bytes() > 0
+    {
+        assert_eq!(shifted.bounds(), (low + 64, high + 64));
     }
 }
 

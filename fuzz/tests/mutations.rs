@@ -1,12 +1,13 @@
 //! Every target, driven by mutations of valid input from a fixed seed, for a bounded number of rounds.
 
+use rampool_proto::layout::{Layout, Order};
 use rampool_proto::session::{Encryption, Preface};
 use rampool_proto::share::channel::{Channel, ChannelConfig};
 use rampool_proto::share::message::{Body, Message};
 use rampool_proto::units::{Extent, PageIndex};
 use rampool_proto::wire::{
-    AttachLease, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, PageEntry, Status, encode_error, encode_extents,
-    encode_frame, encode_get_reply, encode_put,
+    AttachLease, CopyRequest, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, PageEntry, RegionId, ScanRequest, Status,
+    Window, encode_error, encode_extents, encode_frame, encode_get_reply, encode_put,
 };
 
 /// xorshift64*: enough to choose mutations, and the same in every run.
@@ -78,6 +79,14 @@ fn frames() -> Vec<Vec<u8>> {
         write(&mut bytes);
         bytes
     };
+    let column = Layout::bytes(8).unwrap().hvector(700, 1, 400).unwrap().program().clone();
+    let window = Window { program: column, from: 80, len: 4096 };
+    let (mut scatter, mut scan, mut copy) = (Vec::new(), Vec::new(), Vec::new());
+    window.encode_with(&[7], &mut scatter);
+    ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
+    let (lease, token) = (LeaseId(3), LeaseToken([9; 16]));
+    let endpoint = "127.0.0.1:7117".to_owned();
+    CopyRequest { source: window.clone(), target: window, endpoint, lease, token, region: RegionId(1) }.encode(&mut copy);
     let get = Header::request(Opcode::Get, 1);
     vec![
         frame(&|out| encode_extents(out, get, &extents)),
@@ -86,12 +95,36 @@ fn frames() -> Vec<Vec<u8>> {
         frame(&|out| _ = encode_get_reply(out, get.reply(Status::Ok), &entries)),
         frame(&|out| encode_error(out, get.reply(Status::PoolFull).with_arg(9), "no")),
         frame(&|out| encode_frame(out, Header::request(Opcode::Heartbeat, 4), &[], 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::Scatter, 5), &scatter, 4096)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::Scan, 6).with_arg(0x07_0504), &scan, 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::FetchOp, 7).with_arg(0x204), &[8; 24], 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::Copy, 8), &copy, 0)),
     ]
 }
 
 #[test]
 fn frames_and_tables() {
     drive(rampool_fuzz::frame, &frames(), 100_000);
+}
+
+#[test]
+fn layouts() {
+    let word = Layout::bytes(8).unwrap();
+    let row = word.subarray(&[9, 7, 5], &[3, 4, 2], &[1, 1, 1], Order::C).unwrap();
+    let list = word.hindexed(&[(1, 40), (2, -9), (1, 100), (1, 1 << 33)]).unwrap();
+    let all = [
+        Layout::bytes(100).unwrap(),
+        word.vector(50, 2, 5).unwrap(),
+        row.clone(),
+        list.clone(),
+        Layout::structure(&[(1, 0, row), (2, 3000, list), (3, 7, word)]).unwrap().hvector(3, 1, 9000).unwrap(),
+    ];
+    let coded = |layout: &Layout| {
+        let mut out = Vec::new();
+        layout.program().encode(&mut out);
+        out
+    };
+    drive(rampool_fuzz::layout, &all.iter().map(coded).collect::<Vec<_>>(), 20_000);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //!   sequential   cold remote memory read in order beside a plain TCP stream
 //!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
 //!   fit          programs that fit their budget beside the same programs natively
+//!   direct       the direct view beside raw round trips, streams, single gets and the paged view
 //!   server       reads of 4 KiB by many connections beside redis
 //!   programs     programs at a quarter of their memory beside native and kernel swap
 //!   report       rounds, medians, ratios; text and JSON
@@ -16,6 +17,7 @@
 //! A and B always take turns in one run (A B A B ...), and a ratio is the median of the ratios of neighbours: what disturbs the machine for
 //! longer than a round disturbs both. Answers are verified. No benchmark leaves anything behind.
 
+mod direct;
 mod fault;
 mod fit;
 mod link;
@@ -48,6 +50,7 @@ enum Bench {
     Fit(fit::Args),
     Programs(programs::Args),
     Server(server::Args),
+    Direct(direct::Args),
     #[command(hide = true)]
     Peer(peer::Args),
     #[command(hide = true)]
@@ -81,6 +84,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Fit(args) => fit::run(&args),
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),
+        Bench::Direct(args) => direct::run(&args),
         Bench::Peer(args) => peer::run(&args),
         Bench::StreamClient(args) => stream::clients::run(&args),
     }

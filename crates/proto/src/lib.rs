@@ -1,6 +1,8 @@
 //! Every decision rampool takes, without any I/O.
 //!
 //! ```text
+//!   elements       updates and scans that a memory server carries out on what it holds
+//!   layout         which bytes, in MPI's terms: loops, lists, runs
 //!   units          numbers with units: PageIndex, Extent, NodeId ...
 //!   wire           the bytes that travel: headers, page tables, control messages
 //!   session        who may talk: preface, versions, credits, deadlines
@@ -16,6 +18,8 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod elements;
+pub mod layout;
 pub mod placement;
 pub mod pointers;
 pub mod server;

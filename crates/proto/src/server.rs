@@ -16,7 +16,7 @@ mod table;
 pub use lease::{
     AttachError, ConnectionNumber, Departed, Directory, LeaseSummary, Limits, MemberSummary, OpenError, ResizeError, resize_lease,
 };
-pub use space::{LeaseSpace, SpaceError, SpaceUsage};
+pub use space::{Door, LeaseSpace, PageState, REMEMBERED, SpaceError, SpaceUsage, View};
 pub use table::StoredPage;
 
 /// Names a frame of the store. What the number means is the store's business.

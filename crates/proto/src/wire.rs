@@ -20,10 +20,16 @@
 
 mod control;
 mod data;
+mod direct;
 
 pub use control::{AttachLease, Granted, LeaseId, LeaseToken, MAX_NAME_BYTES, MemberId, OpenLease, RegionId};
 pub use data::{
     MAX_EXTENTS, MAX_PAGES, PageEntry, encode_extents, encode_get_reply, encode_put, parse_extents, parse_get_reply, parse_put,
+};
+
+pub use direct::{
+    Block, Change, CopyRequest, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_PIECES, MAX_PROGRAM_BYTES, Piece, Pieces, ScanRequest, Window,
+    accumulate_arg, encode_reduced, parse_accumulate_arg, parse_crcs, parse_reduced, patched_crc,
 };
 
 use crate::units::PageIndex;
@@ -86,11 +92,26 @@ pub enum Opcode {
     Goodbye = 13,
     /// Server to client, unasked: the server stops in `arg` milliseconds.
     Draining = 14,
+    /// Open a region for every member of the lease: `region`, or the one whose name is the table. `arg`: its bytes, if it is to be made, or has no length
+    /// yet. The reply's `region` names it, `arg` is its length.
+    OpenRegion = 15,
+    /// Read the bytes of a layout. Table: [`Window`]. Reply: a checksum for each block, then the bytes.
+    Gather = 16,
+    /// Write the bytes of a layout. Table: [`Window`] and checksums; bulk: the bytes.
+    Scatter = 17,
+    /// Update the elements of a layout ([`accumulate_arg`]). As `Scatter`; the bulk are the operands.
+    Accumulate = 18,
+    /// Update one element and tell what it was. Table and `arg`: [`FetchOp`]; the reply's `arg`: the element's bits before.
+    FetchOp = 19,
+    /// Filter and reduce the elements of a layout. Table and `arg`: [`ScanRequest`]. Reply: count and value; bulk: positions or elements.
+    Scan = 20,
+    /// Copy the bytes of a layout to another server. Table: [`CopyRequest`].
+    Copy = 21,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 14] = [
+    pub const ALL: [Opcode; 21] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -105,6 +126,13 @@ impl Opcode {
         Opcode::Status,
         Opcode::Goodbye,
         Opcode::Draining,
+        Opcode::OpenRegion,
+        Opcode::Gather,
+        Opcode::Scatter,
+        Opcode::Accumulate,
+        Opcode::FetchOp,
+        Opcode::Scan,
+        Opcode::Copy,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
@@ -138,11 +166,13 @@ pub enum Status {
     LimitReached = 9,
     /// The member was given up after its grace time; its regions are gone.
     MemberGone = 10,
+    /// Another server, which the request needs, does not answer or does not let this one in; the text names it.
+    PeerLost = 11,
 }
 
 impl Status {
     /// Every status, for tests and tables.
-    pub const ALL: [Status; 11] = [
+    pub const ALL: [Status; 12] = [
         Status::Ok,
         Status::PoolFull,
         Status::LeaseRefused,
@@ -154,6 +184,7 @@ impl Status {
         Status::OverCredit,
         Status::LimitReached,
         Status::MemberGone,
+        Status::PeerLost,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
@@ -199,6 +230,14 @@ pub enum WireError {
     BulkLength,
     #[error("a name that is too long or not UTF-8")]
     BadName,
+    #[error("a layout that is malformed, or reaches below byte 0")]
+    BadLayout,
+    #[error("a part of a layout that is empty, too long, cuts an element in two, or reaches beyond its end")]
+    WindowRange,
+    #[error("more than {MAX_DIRECT_PIECES} separate pieces in one request")]
+    TooManyPieces,
+    #[error("no such kind of element, or nothing that can be done with it")]
+    BadElement,
 }
 
 /// A frame header, parsed.
@@ -367,6 +406,9 @@ pub fn table_crc(table: &[u8]) -> u32 {
     if table.is_empty() { 0 } else { crc32c::crc32c(table) }
 }
 
+/// The checksum of 4096 zeroes.
+pub const ZERO_PAGE_CRC: u32 = 0x98f9_4189;
+
 /// The checksum of a page as tables carry it: CRC-32C of its 4096 plain bytes; the zero page, which does not travel, has 0.
 #[must_use]
 pub fn page_crc(page: &[u8]) -> u32 {
@@ -446,6 +488,10 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
     pub(crate) fn end(&self) -> Result<(), WireError> {
         if self.rest.is_empty() { Ok(()) } else { Err(WireError::TableLength) }
     }
@@ -512,7 +558,7 @@ mod tests {
         assert_eq!(change(0, b'X'), Err(WireError::BadMagic));
         assert_eq!(change(4, 9), Err(WireError::BadVersion(9)));
         assert_eq!(change(5, 0), Err(WireError::UnknownOpcode(0)));
-        assert_eq!(change(5, 15), Err(WireError::UnknownOpcode(15)));
+        assert_eq!(change(5, 22), Err(WireError::UnknownOpcode(22)));
         assert_eq!(change(6, 200), Err(WireError::UnknownStatus(200)));
         assert_eq!(change(7, 2), Err(WireError::UnknownFlags(2)));
         assert_eq!(change(35, 1), Err(WireError::TableTooLong(1 << 24)));

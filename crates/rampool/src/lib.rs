@@ -6,6 +6,7 @@
 //!   space      which page is where in this process
 //!   pager      kernel events in, kernel calls out; decisions are rampool_proto::cache's
 //!   fault      how faults are caught: the ladder of userfaultfd, its user-mode kind, SIGSEGV
+//!   direct     bytes of regions, read and changed where they lie
 //!   frames     the pager's own memory: eviction batches and fetches
 //!   backing    what stands behind a pager
 //!   pool       the client's side of many memory servers: pages fetched, stored, checked
@@ -23,6 +24,7 @@
 
 pub mod backing;
 pub mod builder;
+pub mod direct;
 pub mod error;
 pub mod fault;
 pub mod fork;

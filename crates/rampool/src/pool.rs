@@ -15,12 +15,14 @@
 
 mod comeback;
 mod config;
+mod direct;
 mod lane;
 mod request;
 mod stats;
 mod ticket;
 
 pub use config::{LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
+pub(crate) use direct::{Job, ScanPart};
 pub use stats::{Histogram, PoolStats, ServerStats};
 pub use ticket::{LeaseTicket, Membership, RegionTicket, TicketError};
 
@@ -348,7 +350,7 @@ impl Pool {
         if ticket.regions.len() != self.lanes.len() {
             return Err(PoolError::NoSuchRegion);
         }
-        let replies = self.ask_all(Opcode::AdoptRegion, &ticket.regions, &vec![0; self.lanes.len()])?;
+        let replies = self.ask_all(Opcode::AdoptRegion, &ticket.regions, &vec![0; self.lanes.len()], &[])?;
         self.each_ok(&replies, Operation::AdoptRegion)?;
         Ok(self.remember(ticket.regions.clone()))
     }
@@ -378,14 +380,14 @@ impl Pool {
         let shares: Vec<u64> =
             apportion(bytes.pages(), &self.ticket.weights()).into_iter().map(|pages| ByteLen::from_pages(pages).0).collect();
         let nothing = vec![RegionId(0); self.lanes.len()];
-        let replies = self.ask_all(Opcode::ResizeLease, &nothing, &shares)?;
+        let replies = self.ask_all(Opcode::ResizeLease, &nothing, &shares, &[])?;
         let Err(error) = self.each_ok(&replies, Operation::ResizeLease) else {
             self.leased = shares;
             return Ok(());
         };
         // Whoever agreed goes back; that is always possible for a server that grew, and was possible a moment ago for one that shrank.
         let before = self.leased.clone();
-        let replies = self.ask_all(Opcode::ResizeLease, &nothing, &before)?;
+        let replies = self.ask_all(Opcode::ResizeLease, &nothing, &before, &[])?;
         self.each_ok(&replies, Operation::ResizeLease)?;
         Err(match error {
             PoolError::Refused { server, free, .. } => PoolError::Refused { server, wanted: bytes, free },
@@ -562,7 +564,7 @@ impl Pool {
         let deadline = Instant::now() + LEAVE_DEADLINE;
         self.lanes.iter_mut().for_each(Lane::stay_away);
         let nothing = vec![RegionId(0); self.lanes.len()];
-        let ids = self.start(Opcode::Goodbye, &nothing, &vec![0; self.lanes.len()]);
+        let ids = self.start(Opcode::Goodbye, &nothing, &vec![0; self.lanes.len()], &[]);
         while Instant::now() < deadline && ids.iter().flatten().any(|id| self.work.find(*id).is_some()) {
             self.step(Instant::now());
             // A socket that cannot be watched ends the courtesy, no more.
@@ -660,7 +662,7 @@ impl Pool {
 
     fn new_region(&mut self, opcode: Opcode, from: &[RegionId]) -> Result<PoolRegion, PoolError> {
         let operation = if opcode == Opcode::CloneRegion { Operation::CloneRegion } else { Operation::CreateRegion };
-        let replies = self.ask_all(opcode, from, &vec![0; self.lanes.len()])?;
+        let replies = self.ask_all(opcode, from, &vec![0; self.lanes.len()], &[])?;
         if let Err(error) = self.each_ok(&replies, operation) {
             let made: Vec<_> = replies.iter().map(|r| r.as_ref().ok().filter(|r| r.status == Status::Ok).map(|r| r.region)).collect();
             self.give_back(made.into_iter(), Instant::now());
@@ -671,7 +673,7 @@ impl Pool {
     }
 
     /// Queues one control request to every server; the numbers of those whose answers can be waited for.
-    fn start(&mut self, opcode: Opcode, regions: &[RegionId], args: &[u64]) -> Vec<Option<u64>> {
+    fn start(&mut self, opcode: Opcode, regions: &[RegionId], args: &[u64], table: &[u8]) -> Vec<Option<u64>> {
         let now = Instant::now();
         let mut ids = Vec::with_capacity(self.lanes.len());
         for (lane, (region, arg)) in self.lanes.iter_mut().zip(regions.iter().zip(args)) {
@@ -682,6 +684,7 @@ impl Pool {
             let slot = self.work.request(lane.server, opcode, Class::Demand, *region, None, now);
             let request = self.work.get(slot);
             request.arg = *arg;
+            request.table.extend_from_slice(table);
             request.wanted = true;
             ids.push(Some(self.work.id(slot)));
             lane.enqueue(&mut self.work, slot);
@@ -691,8 +694,14 @@ impl Pool {
 
     /// One control request to every server; returns when each has answered or is lost, which takes one deadline at most (a server that sends other
     /// things meanwhile: a few).
-    fn ask_all(&mut self, opcode: Opcode, regions: &[RegionId], args: &[u64]) -> Result<Vec<Result<Reply, PoolError>>, PoolError> {
-        let ids = self.start(opcode, regions, args);
+    fn ask_all(
+        &mut self,
+        opcode: Opcode,
+        regions: &[RegionId],
+        args: &[u64],
+        table: &[u8],
+    ) -> Result<Vec<Result<Reply, PoolError>>, PoolError> {
+        let ids = self.start(opcode, regions, args, table);
         let mut replies: Vec<Option<Result<Reply, PoolError>>> = ids.iter().map(|_| None).collect();
         loop {
             self.step(Instant::now());
@@ -778,11 +787,6 @@ fn check_range(extent: Extent) {
     assert!(extent.first.0 < MAX_PAGE_INDEX && extent.end().0 <= MAX_PAGE_INDEX, "{} is beyond the end of a region", extent.first);
 }
 
-/// CRC-32C of a page of zeroes.
-fn zero_page_checksum() -> u32 {
-    0x98f9_4189
-}
-
 fn operation_of(opcode: Opcode) -> Operation {
     match opcode {
         Opcode::OpenLease => Operation::OpenLease,
@@ -792,6 +796,7 @@ fn operation_of(opcode: Opcode) -> Operation {
         Opcode::CloneRegion => Operation::CloneRegion,
         Opcode::AdoptRegion => Operation::AdoptRegion,
         Opcode::FreeRegion => Operation::FreeRegion,
+        Opcode::OpenRegion => Operation::OpenRegion,
         Opcode::Heartbeat => Operation::Heartbeat,
         Opcode::Goodbye => Operation::Leave,
         _ => Operation::Idle,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   shard threads     each polls its connections, spins a little before it sleeps, and answers what came in batches
+//!   courier thread    copies to other servers, for clients that order it
 //!   steward thread    frees the memory of members that left or were given up, off the shards' time
 //!   Shared            the directory of leases, one space per lease, the store of frames, counters
 //! ```
@@ -12,6 +13,7 @@
 //! did not come back within the grace time.
 
 mod connection;
+mod courier;
 mod query;
 mod shard;
 mod shared;
@@ -180,12 +182,16 @@ impl Server {
             StoreKind::Compressed => Arc::new(CompressedStore::new(&store_config)),
         };
         let shards = config.shards;
-        let (shared, orders) = Shared::new(config, store).map_err(StartError::Poll)?;
+        let (shared, orders, copies) = Shared::new(config, store).map_err(StartError::Poll)?;
         let shared = Arc::new(shared);
         let mut running = RunningServer { shared: Arc::clone(&shared), endpoints, threads: Vec::new() };
         running.spawn("rampool-steward", {
             let shared = Arc::clone(&shared);
             move || steward::run(&shared, &orders)
+        })?;
+        running.spawn("rampool-courier", {
+            let shared = Arc::clone(&shared);
+            move || courier::run(&shared, &copies)
         })?;
         let mut listeners = Some(listeners);
         for index in 0..shards {

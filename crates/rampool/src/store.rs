@@ -1,7 +1,8 @@
 //! Where a memory server keeps pages: frames in locked memory, taken from the kernel as pages arrive and given back when they are free.
 //!
-//! A frame has a count of references: one for the page tables that name it and one for every send that reads it. It can be written only
-//! between [`PageStore::take`] and [`PageStore::settle`], by whoever took it, and never changes after. Its bytes are gone for everybody with
+//! A frame has a count of references: one for the page tables that name it and one for every send that reads it. It is written between [`PageStore::take`]
+//! and [`PageStore::settle`], by whoever took it; after that only in place of a part of a page, while the page tables that name it are locked and theirs is
+//! the only reference ([`PageStore::is_writable`]). Its bytes are gone for everybody with
 //! the last reference: what is read of a frame is never more than was written into it since it was taken, so no tenant ever sees what another
 //! left behind.
 //!
@@ -75,6 +76,13 @@ pub trait PageStore: Send + Sync {
     /// # Errors
     /// [`Unpackable`].
     fn present(&self, arena: usize, page: &StoredPage, compressed: bool) -> Result<Option<(FrameIndex, u32)>, Unpackable>;
+
+    /// Enters a page of 4096 plain bytes as it is, for somebody who goes on changing it.
+    fn settle_plain(&self, frame: FrameIndex, crc: u32) -> StoredPage;
+
+    /// Whether a page may be changed where it is: it is plain, and nobody but its page table refers to its frame. To be asked, and made use of, while that table
+    /// is locked.
+    fn is_writable(&self, page: &StoredPage) -> bool;
 
     /// Gives back one reference of each frame.
     fn release(&self, frames: &[FrameIndex]);

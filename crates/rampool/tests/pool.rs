@@ -1,6 +1,8 @@
 //! The client's side of a pool against real memory servers in this process.
 #![allow(clippy::cast_possible_truncation)]
 
+#[path = "pool/direct.rs"]
+mod direct;
 #[path = "pool/relay.rs"]
 mod relay;
 

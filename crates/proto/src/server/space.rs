@@ -1,20 +1,24 @@
 //! One lease's regions and pages.
 //!
 //! Regions belong to members; only the owner uses one, until another member of the lease adopts it (a fork child takes over the copy its parent
-//! made for it). A lease pays for frames, each once however many regions share it. Page tables are free up to a 64th of the lease, four times
+//! made for it), or its owner opens it for all members: then it belongs to the lease, and stays until a member frees it or the lease closes. A lease pays for frames, each once however many regions share it. Page tables are free up to a 64th of the lease, four times
 //! what densely used regions need; beyond that they are paid for, so that nobody can make a server hold tables for pages it does not hold.
 //!
 //! Invariant: `used_bytes + paid_metadata_bytes <= limit_bytes`.
 
 use super::FrameIndex;
 use super::lease::ConnectionNumber;
-use super::table::{CHUNK_BYTES, Root, StoredPage, Tables};
-use crate::units::Extent;
-use crate::wire::{MemberId, RegionId};
-use std::collections::BTreeMap;
+use super::table::{CHUNK_BYTES, Chunk, Root, StoredPage, Tables, chunk_of, slot_of};
+use crate::units::{Extent, OS_PAGE_BYTES, PageIndex};
+use crate::wire::{MAX_PAGE_INDEX, MemberId, RegionId};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Regions of one lease.
 const MAX_REGIONS: usize = 16 * 1024;
+/// Regions of one lease that have a name.
+const MAX_NAMES: usize = 1024;
+/// Answers to updates that are remembered for each member: the most that may be unanswered when its connection breaks.
+pub const REMEMBERED: usize = 256;
 /// Page tables every lease has for free, so that a small lease can do anything at all.
 const FREE_METADATA_BYTES: u64 = 16 * CHUNK_BYTES;
 
@@ -30,6 +34,12 @@ pub enum SpaceError {
     NotOwner,
     #[error("a lease can have {MAX_REGIONS} regions")]
     TooManyRegions,
+    #[error("a lease can have {MAX_NAMES} regions with a name")]
+    TooManyNames,
+    #[error("a region has from 1 byte to 4 PiB")]
+    RegionLength,
+    #[error("the region has {bytes} bytes, the request reaches up to {reach}")]
+    BeyondRegion { bytes: u64, reach: u64 },
     #[error("the member has left the lease")]
     MemberGone,
     #[error("the member has come back on another connection")]
@@ -56,6 +66,7 @@ pub struct LeaseSpace {
     limit_bytes: u64,
     members: BTreeMap<MemberId, Member>,
     regions: BTreeMap<RegionId, Region>,
+    names: BTreeMap<String, RegionId>,
     tables: Tables,
     next_region: u64,
 }
@@ -65,18 +76,95 @@ struct Member {
     connection: ConnectionNumber,
     /// The latest request that made a region, and the region: a repetition after a broken connection gets the same answer.
     made: Option<(u64, RegionId)>,
+    /// The latest updates and their answers, likewise.
+    done: VecDeque<(u64, u64)>,
 }
 
 #[derive(Debug)]
 struct Region {
-    owner: MemberId,
+    /// `None`: every member's.
+    owner: Option<MemberId>,
     root: Root,
+    /// 0: as many as a region can have.
+    bytes: u64,
+}
+
+/// Which region to open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Door<'a> {
+    Name(&'a str),
+    Region(RegionId),
+}
+
+/// The pages of a region, for reading.
+pub struct View<'a> {
+    tables: &'a Tables,
+    root: &'a Root,
+    bytes: u64,
+    /// The chunk looked at last.
+    last: Option<(u64, Option<&'a Chunk>)>,
+    /// Others that were, by the lowest bits of their numbers: for whoever goes to and fro.
+    seen: Vec<Option<(u64, Option<&'a Chunk>)>>,
+}
+
+const SEEN: usize = 256;
+
+impl View<'_> {
+    /// An error if the region ends before `reach`.
+    ///
+    /// # Errors
+    /// [`SpaceError::BeyondRegion`].
+    pub fn reaches(&self, reach: u64) -> Result<(), SpaceError> {
+        if reach <= self.bytes { Ok(()) } else { Err(SpaceError::BeyondRegion { bytes: self.bytes, reach }) }
+    }
+
+    /// What the page is; `None` is a zero page.
+    pub fn page(&mut self, page: PageIndex) -> Option<StoredPage> {
+        let number = chunk_of(page);
+        let chunk = match self.last {
+            Some((last, chunk)) if last == number => chunk,
+            _ => {
+                if self.seen.is_empty() && self.last.is_some() {
+                    self.seen.resize(SEEN, None);
+                }
+                let chunk = match self.seen.get_mut(usize::try_from(number % SEEN as u64).expect("below SEEN")) {
+                    Some(Some((seen, chunk))) if *seen == number => *chunk,
+                    place => {
+                        let chunk = self.tables.chunk_at(self.root, number);
+                        if let Some(place) = place {
+                            *place = Some((number, chunk));
+                        }
+                        chunk
+                    }
+                };
+                self.last = Some((number, chunk));
+                chunk
+            }
+        };
+        chunk?.page(slot_of(page))
+    }
+}
+
+/// What a page is, for somebody who wants to change a part of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageState {
+    Zero,
+    /// Another region names the frame as well.
+    Shared(StoredPage),
+    Own(StoredPage),
 }
 
 impl LeaseSpace {
     #[must_use]
     pub fn new(limit_bytes: u64) -> Self {
-        Self { limit_bytes, members: BTreeMap::new(), regions: BTreeMap::new(), tables: Tables::default(), next_region: 1 }
+        Self {
+            limit_bytes,
+            members: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            names: BTreeMap::new(),
+            tables: Tables::default(),
+            next_region: 1,
+        }
     }
 
     #[must_use]
@@ -106,7 +194,7 @@ impl LeaseSpace {
 
     /// A member has joined the lease, or come back: from now on it may have regions, and uses this connection.
     pub fn member_joined(&mut self, member: MemberId, connection: ConnectionNumber) {
-        self.members.entry(member).or_insert(Member { connection, made: None }).connection = connection;
+        self.members.entry(member).or_insert(Member { connection, made: None, done: VecDeque::new() }).connection = connection;
     }
 
     /// Whether what comes over this connection of the member counts. To be asked under the same lock as what it asks for: a request that was under way
@@ -141,6 +229,88 @@ impl LeaseSpace {
         Ok(region)
     }
 
+    /// The answer to an update that this very request has made already.
+    #[must_use]
+    pub fn answered(&self, member: MemberId, request: u64) -> Option<u64> {
+        self.members.get(&member)?.done.iter().find(|(number, _)| *number == request).map(|(_, answer)| *answer)
+    }
+
+    /// Remembers the answer to an update, in place of the oldest one: an update is made once, however often a broken connection lets it be asked for.
+    pub fn remember(&mut self, member: MemberId, request: u64, answer: u64) {
+        if let Some(member) = self.members.get_mut(&member) {
+            if member.done.len() == REMEMBERED {
+                member.done.pop_front();
+            }
+            member.done.push_back((request, answer));
+        }
+    }
+
+    /// Opens a region for every member: one of the member's own, one that is open already, or one with a name. `bytes`: the length of a region that has
+    /// none yet; a name without a region gets one if this is not 0. Returns the region and its length. To repeat it is harmless.
+    ///
+    /// # Errors
+    /// [`SpaceError`].
+    pub fn open_region(&mut self, member: MemberId, door: Door<'_>, bytes: u64) -> Result<(RegionId, u64), SpaceError> {
+        if bytes > MAX_PAGE_INDEX * OS_PAGE_BYTES as u64 {
+            return Err(SpaceError::RegionLength);
+        }
+        let id = match door {
+            Door::Region(id) => id,
+            Door::Name(name) => match self.names.get(name) {
+                Some(id) => *id,
+                None if bytes == 0 => return Err(SpaceError::NoSuchRegion),
+                None if self.names.len() >= MAX_NAMES => return Err(SpaceError::TooManyNames),
+                None => {
+                    let id = self.add_region(member, Root::default())?;
+                    self.names.insert(name.to_owned(), id);
+                    id
+                }
+            },
+        };
+        self.owned(member, id)?;
+        let region = self.regions.get_mut(&id).expect("seen above");
+        if region.bytes == 0 {
+            region.bytes = bytes;
+        }
+        if region.bytes == 0 {
+            return Err(SpaceError::RegionLength);
+        }
+        region.owner = None;
+        Ok((id, region.bytes))
+    }
+
+    /// The pages of a region, for reading.
+    ///
+    /// # Errors
+    /// [`SpaceError`].
+    pub fn view(&self, member: MemberId, region: RegionId) -> Result<View<'_>, SpaceError> {
+        let region = self.owned(member, region)?;
+        let bytes = if region.bytes == 0 { MAX_PAGE_INDEX * OS_PAGE_BYTES as u64 } else { region.bytes };
+        Ok(View { tables: &self.tables, root: &region.root, bytes, last: None, seen: Vec::new() })
+    }
+
+    /// Whether the frame of a page is named by this page alone.
+    ///
+    /// # Errors
+    /// [`SpaceError`].
+    pub fn page_state(&self, member: MemberId, region: RegionId, page: PageIndex) -> Result<PageState, SpaceError> {
+        Ok(self.tables.state(&self.owned(member, region)?.root, page))
+    }
+
+    /// The bytes of a page that is its region's own have changed, and this is their checksum now.
+    ///
+    /// # Errors
+    /// [`SpaceError`].
+    ///
+    /// # Panics
+    /// If the page is not [`PageState::Own`].
+    pub fn page_changed(&mut self, member: MemberId, region: RegionId, page: PageIndex, crc: u32) -> Result<(), SpaceError> {
+        self.owned(member, region)?;
+        let root = &self.regions[&region].root;
+        self.tables.set_crc(root, page, crc);
+        Ok(())
+    }
+
     /// An empty region.
     ///
     /// # Errors
@@ -171,7 +341,7 @@ impl LeaseSpace {
         if !self.members.contains_key(&member) {
             return Err(SpaceError::MemberGone);
         }
-        self.regions.get_mut(&region).ok_or(SpaceError::NoSuchRegion)?.owner = member;
+        self.regions.get_mut(&region).ok_or(SpaceError::NoSuchRegion)?.owner = Some(member);
         Ok(())
     }
 
@@ -181,6 +351,7 @@ impl LeaseSpace {
     /// [`SpaceError`].
     pub fn free_region(&mut self, member: MemberId, region: RegionId, released: &mut Vec<FrameIndex>) -> Result<(), SpaceError> {
         self.owned(member, region)?;
+        self.names.retain(|_, named| *named != region);
         let region = self.regions.remove(&region).expect("seen above");
         self.tables.drop_root(region.root, released);
         Ok(())
@@ -269,7 +440,8 @@ impl LeaseSpace {
     /// Frees every region of a member that is gone; it can have no more.
     pub fn member_gone(&mut self, member: MemberId, released: &mut Vec<FrameIndex>) {
         self.members.remove(&member);
-        let gone: Vec<RegionId> = self.regions.iter().filter(|(_, r)| r.owner == member).map(|(id, _)| *id).collect();
+        let gone: Vec<RegionId> = self.regions.iter().filter(|(_, r)| r.owner == Some(member)).map(|(id, _)| *id).collect();
+        self.names.retain(|_, named| !gone.contains(named));
         for id in gone {
             let region = self.regions.remove(&id).expect("listed above");
             self.tables.drop_root(region.root, released);
@@ -279,6 +451,7 @@ impl LeaseSpace {
     /// Frees everything: the lease closes, and nobody can put anything into it any more.
     pub fn close(&mut self, released: &mut Vec<FrameIndex>) {
         self.members.clear();
+        self.names.clear();
         for region in std::mem::take(&mut self.regions).into_values() {
             self.tables.drop_root(region.root, released);
         }
@@ -292,12 +465,19 @@ impl LeaseSpace {
         assert!(self.used_bytes(self.tables.used_bytes(), self.tables.metadata_bytes()) <= self.limit_bytes);
         assert!(self.regions.len() <= MAX_REGIONS);
         assert!(self.regions.keys().all(|id| id.0 < self.next_region));
-        assert!(self.regions.values().all(|r| self.members.contains_key(&r.owner)), "a region of a member that is gone");
+        let owners = self.regions.values().filter_map(|r| r.owner);
+        assert!({ owners }.all(|owner| self.members.contains_key(&owner)), "a region of a member that is gone");
+        assert!(self.names.len() <= MAX_NAMES && self.names.values().all(|id| self.regions.contains_key(id)));
+        assert!(self.members.values().all(|member| member.done.len() <= REMEMBERED));
     }
 
     fn owned(&self, member: MemberId, region: RegionId) -> Result<&Region, SpaceError> {
         let region = self.regions.get(&region).ok_or(SpaceError::NoSuchRegion)?;
-        if region.owner == member { Ok(region) } else { Err(SpaceError::NotOwner) }
+        match region.owner {
+            Some(owner) if owner != member => Err(SpaceError::NotOwner),
+            None if !self.members.contains_key(&member) => Err(SpaceError::MemberGone),
+            _ => Ok(region),
+        }
     }
 
     fn add_region(&mut self, owner: MemberId, root: Root) -> Result<RegionId, SpaceError> {
@@ -309,7 +489,7 @@ impl LeaseSpace {
         }
         let id = RegionId(self.next_region);
         self.next_region += 1;
-        self.regions.insert(id, Region { owner, root });
+        self.regions.insert(id, Region { owner: Some(owner), root, bytes: 0 });
         Ok(id)
     }
 

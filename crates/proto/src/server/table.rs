@@ -5,6 +5,7 @@
 //! once.
 
 use super::FrameIndex;
+use super::space::PageState;
 use crate::units::{Extent, PageIndex};
 use std::collections::BTreeMap;
 
@@ -33,7 +34,7 @@ const EMPTY: Slot = StoredPage { frame: FrameIndex(0), crc: 0, len: 0, charge: 0
 const _: () = assert!(size_of::<Slot>() as u64 * CHUNK_PAGES == CHUNK_BYTES);
 
 #[derive(Debug)]
-struct Chunk {
+pub(super) struct Chunk {
     slots: Box<[Slot]>,
     live: u32,
     owners: u32,
@@ -61,11 +62,18 @@ pub(super) struct Tables {
     root_entries: u64,
 }
 
-fn chunk_of(page: PageIndex) -> u64 {
+impl Chunk {
+    pub(super) fn page(&self, slot: usize) -> Option<StoredPage> {
+        let page = self.slots[slot];
+        (page.len != 0).then_some(page)
+    }
+}
+
+pub(super) fn chunk_of(page: PageIndex) -> u64 {
     page.0 / CHUNK_PAGES
 }
 
-fn slot_of(page: PageIndex) -> usize {
+pub(super) fn slot_of(page: PageIndex) -> usize {
     usize::try_from(page.0 % CHUNK_PAGES).expect("below CHUNK_PAGES")
 }
 
@@ -104,6 +112,33 @@ impl Tables {
             }
             page = page.offset(in_chunk);
         }
+    }
+
+    /// The chunk of this number.
+    pub(super) fn chunk_at(&self, root: &Root, number: u64) -> Option<&Chunk> {
+        root.chunks.get(&number).map(|id| self.chunk(*id))
+    }
+
+    /// Whether the page's frame is named here alone.
+    pub(super) fn state(&self, root: &Root, page: PageIndex) -> PageState {
+        let Some(chunk) = self.chunk_at(root, chunk_of(page)) else { return PageState::Zero };
+        match chunk.page(slot_of(page)) {
+            None => PageState::Zero,
+            Some(page) if chunk.owners > 1 || self.shares.contains_key(&page.frame) => PageState::Shared(page),
+            Some(page) => PageState::Own(page),
+        }
+    }
+
+    /// The page has another checksum.
+    ///
+    /// # Panics
+    /// If another root sees the page as well.
+    pub(super) fn set_crc(&mut self, root: &Root, page: PageIndex, crc: u32) {
+        let id = root.chunks.get(&chunk_of(page)).expect("the page is stored");
+        let chunk = self.chunks[id.0].as_mut().expect("a named chunk exists");
+        let slot = &mut chunk.slots[slot_of(page)];
+        assert!(chunk.owners == 1 && slot.len != 0 && !self.shares.contains_key(&slot.frame), "only what is a region's own changes");
+        slot.crc = crc;
     }
 
     /// The most that writing `charge` bytes here (0: making it zero) can add to frames and metadata.

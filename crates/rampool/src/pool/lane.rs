@@ -18,14 +18,15 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rampool_proto::placement::ServerIndex;
+use rampool_proto::server::REMEMBERED;
 use rampool_proto::session::{Credits, features};
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES, PageIndex};
-use rampool_proto::wire::{self, Header, Opcode, PageEntry, Status};
+use rampool_proto::wire::{self, Block, Header, Opcode, PageEntry, Status};
 
+use super::PoolEvent;
 use super::comeback::{Came, Comeback, Place};
-use super::request::{CLASSES, Class, Reply, Work, lost};
+use super::request::{CLASSES, Class, Reply, Request, Work, lost};
 use super::stats::LaneStats;
-use super::{PoolEvent, zero_page_checksum};
 use crate::error::{LostReason, Operation, PoolError};
 use crate::transport::{Flush, Link, LinkError, Piece, PieceMut, Received, Urgency};
 
@@ -91,6 +92,9 @@ pub(super) struct Lane {
     // The answer that is arriving: its entries, and its compressed pages.
     entries: Vec<PageEntry>,
     packed: Vec<u8>,
+    // Or its checksums; and the table of a scan's.
+    crcs: Vec<u32>,
+    scan_table: Vec<u8>,
     drained: bool,
     compressed: bool,
     pub stats: LaneStats,
@@ -127,6 +131,8 @@ impl Lane {
             out_entries: Vec::new(),
             entries: Vec::new(),
             packed: Vec::new(),
+            crcs: Vec::new(),
+            scan_table: Vec::new(),
             drained: true,
             compressed,
             stats: LaneStats::default(),
@@ -136,9 +142,10 @@ impl Lane {
     /// What the server allows from now on; nothing may be outstanding.
     pub fn granted(&mut self, granted: &wire::Granted) {
         self.member = granted.member;
-        self.max_requests = granted.max_requests;
+        // No more than the server remembers the answers to.
+        self.max_requests = granted.max_requests.min(u32::try_from(REMEMBERED).expect("a few hundred"));
         self.max_bytes = u64::from(granted.max_bytes);
-        self.credits = Credits::new(granted.max_requests, granted.max_bytes);
+        self.credits = Credits::new(self.max_requests, granted.max_bytes);
         if granted.heartbeat_ms > 0 {
             // Half the interval: a beat that is late still is in time.
             self.heartbeat = Some(Duration::from_millis(u64::from(granted.heartbeat_ms.div_ceil(2))));
@@ -371,8 +378,16 @@ impl Lane {
         for class in 0..CLASSES {
             let Some(slot) = self.queues[class].front().copied() else { continue };
             let request = work.get(slot);
-            let bytes = credit_bytes(request.opcode, request.pages);
+            let bytes = request.credit_bytes();
             if request.class == Class::Demand {
+                let carries = matches!(request.opcode, Opcode::Scatter | Opcode::Accumulate);
+                if carries && in_link >= LINK_QUEUE_BYTES {
+                    return None;
+                }
+                let changes = request.changes_bytes().then_some((request.region, request.offset, request.reach));
+                if changes.is_some_and(|changes| self.is_being_read(work, changes)) {
+                    return None;
+                }
                 if !self.credits.take(bytes) {
                     return None;
                 }
@@ -395,6 +410,16 @@ impl Lane {
             return Some(slot);
         }
         None
+    }
+
+    /// Whether somebody still waits to read some of these bytes as they are: a connection that breaks has him ask again, and he would read what was written since.
+    fn is_being_read(&self, work: &mut Work, (region, low, high): (wire::RegionId, u64, u64)) -> bool {
+        self.outstanding.iter().any(|(id, _)| {
+            work.find(*id).is_some_and(|slot| {
+                let request = work.get(slot);
+                request.reads_bytes() && request.region == region && request.offset < high && low < request.reach
+            })
+        })
     }
 
     /// Makes the frame of a request and gives it to the link.
@@ -425,6 +450,19 @@ impl Lane {
                 wire::encode_put(&mut self.head, header, &request.extents, &self.out_entries);
                 departure = Some(Departure { request: id, departed: self.departed.clone() });
                 self.stats.stored_pages += u64::from(request.pages);
+            }
+            Opcode::Gather => {
+                request.table.clear();
+                request.window.as_ref().expect("a gather has a window").encode(&mut request.table);
+                wire::encode_frame(&mut self.head, header, &request.table, 0);
+            }
+            Opcode::Scatter | Opcode::Accumulate => {
+                // SAFETY: the places are memory of a put, readable and unchanged until its operation ends.
+                unsafe { outgoing(request, &mut self.pieces, &mut self.crcs) };
+                request.table.clear();
+                request.window.as_ref().expect("a scatter has a window").encode_with(&self.crcs, &mut request.table);
+                wire::encode_frame(&mut self.head, header, &request.table, request.bytes as usize);
+                departure = Some(Departure { request: id, departed: self.departed.clone() });
             }
             _ => wire::encode_frame(&mut self.head, header, &request.table, 0),
         }
@@ -462,7 +500,11 @@ impl Lane {
                 Received::Bulk(header) => {
                     self.last_progress = now;
                     let slot = work.find(header.request).expect("the request of an answer lives until its pages are here");
-                    self.pages_came(work, slot, now);
+                    match header.opcode {
+                        Opcode::Gather => self.bytes_came(work, slot, now),
+                        Opcode::Scan => self.scan_came(work, slot, &header)?,
+                        _ => self.pages_came(work, slot, now),
+                    }
                 }
             }
             // A head without its pages leaves the link waiting for them, whatever comes first.
@@ -491,7 +533,8 @@ impl Lane {
         if request.opcode != header.opcode {
             return Err(LostReason::Protocol(format!("an answer to {:?}, asked was {:?}", header.opcode, request.opcode)));
         }
-        if header.bulk_len > 0 && (header.status != Status::Ok || header.opcode != Opcode::Get) {
+        let may_carry = header.status == Status::Ok && matches!(header.opcode, Opcode::Get | Opcode::Gather | Opcode::Scan);
+        if header.bulk_len > 0 && !may_carry {
             return Err(LostReason::Protocol(format!("an answer to {:?} that carries pages", header.opcode)));
         }
         let link = self.link.as_mut().expect("a head came from it");
@@ -509,17 +552,50 @@ impl Lane {
             unsafe { link.place(&self.places) };
             return Ok(());
         }
-        if header.opcode == Opcode::Put && !self.has_departed(work, slot) {
+        if header.opcode == Opcode::Gather && header.status == Status::Ok {
+            let request = work.get(slot);
+            wire::parse_crcs(link.table(), request.blocks.len(), &mut self.crcs)?;
+            if header.bulk_len != request.bytes {
+                return Err(LostReason::Wire(wire::WireError::BulkLength));
+            }
+            self.places.clear();
+            if request.is_staged() {
+                request.staging.resize(request.bytes as usize, 0);
+                self.places.push(PieceMut { ptr: request.staging.as_mut_ptr(), len: request.staging.len() });
+            } else {
+                self.places.extend_from_slice(&request.places);
+            }
+            // SAFETY: the places are memory of a get, writable and nobody else's until its operation ends, which it does not before the bulk is in or the link
+            // is dropped; or they are the request's staging, which is not touched meanwhile.
+            unsafe { link.place(&self.places) };
+            return Ok(());
+        }
+        if header.opcode == Opcode::Scan && header.status == Status::Ok && header.bulk_len > 0 {
+            let request = work.get(slot);
+            if header.bulk_len > request.bytes {
+                return Err(LostReason::Wire(wire::WireError::BulkLength));
+            }
+            self.scan_table.clear();
+            self.scan_table.extend_from_slice(link.table());
+            request.staging.resize(header.bulk_len as usize, 0);
+            // SAFETY: the request's staging is not touched before the bulk is in or the link is dropped.
+            unsafe { link.place(&[PieceMut { ptr: request.staging.as_mut_ptr(), len: request.staging.len() }]) };
+            return Ok(());
+        }
+        let carried = matches!(header.opcode, Opcode::Put | Opcode::Scatter | Opcode::Accumulate);
+        if carried && !self.has_departed(work, slot) {
             return Err(LostReason::Protocol("an answer to a store before all of it was sent".into()));
         }
         let link = self.link.as_ref().expect("a head came from it");
-        if work.get(slot).wanted {
+        let request = work.get(slot);
+        if request.wanted && (header.status == Status::Ok || request.op.is_none()) {
             let reply = Reply {
                 request: header.request,
                 status: header.status,
                 region: wire::RegionId(header.region),
                 arg: header.arg,
                 table: link.table().to_vec(),
+                bulk: Vec::new(),
             };
             work.replies.push(reply);
         } else if header.status != Status::Ok {
@@ -612,6 +688,66 @@ impl Lane {
         self.end_request(work, slot);
     }
 
+    /// All bytes of a gather are here: check them, and take them to their places.
+    fn bytes_came(&mut self, work: &mut Work, slot: u32, now: Instant) {
+        let request = work.get(slot);
+        let staged = request.is_staged();
+        // SAFETY: the places are memory of a get, writable and nobody else's until its operation ends.
+        let whole = unsafe {
+            if staged {
+                let whole = are_whole(&request.blocks, &self.crcs, &[Piece { ptr: request.staging.as_ptr(), len: request.staging.len() }]);
+                let mut at = request.staging.as_ptr();
+                for place in &request.places {
+                    copy(at, place.ptr, place.len);
+                    at = at.add(place.len);
+                }
+                whole
+            } else {
+                self.pieces.clear();
+                self.pieces.extend(request.places.iter().map(|place| Piece { ptr: place.ptr, len: place.len }));
+                are_whole(&request.blocks, &self.crcs, &self.pieces)
+            }
+        };
+        let (op, made_at, page) = (request.op, request.made_at, PageIndex(request.offset / OS_PAGE_BYTES as u64));
+        if !whole {
+            self.stats.damaged += 1;
+            if !request.retried {
+                self.ask_again(work, slot);
+                return;
+            }
+            if let Some(op) = op {
+                work.op_corrupt(op, self.server, &self.name, page);
+            }
+        } else {
+            self.stats.latency.record(now.saturating_duration_since(made_at));
+        }
+        self.end_request(work, slot);
+    }
+
+    /// What a scan found is here.
+    fn scan_came(&mut self, work: &mut Work, slot: u32, header: &Header) -> Result<(), LostReason> {
+        let request = work.get(slot);
+        if u64::from(crc32c::crc32c(&request.staging)) != header.arg {
+            self.stats.damaged += 1;
+            if !request.retried {
+                self.ask_again(work, slot);
+                return Ok(());
+            }
+            return Err(LostReason::Protocol("what it found came damaged twice".into()));
+        }
+        let reply = Reply {
+            request: header.request,
+            status: header.status,
+            region: wire::RegionId(header.region),
+            arg: header.arg,
+            table: self.scan_table.clone(),
+            bulk: std::mem::take(&mut request.staging),
+        };
+        work.replies.push(reply);
+        self.end_request(work, slot);
+        Ok(())
+    }
+
     /// Puts a request back to the front of its queue, under a new number: the answer to come is another one.
     fn ask_again(&mut self, work: &mut Work, slot: u32) {
         let old = work.id(slot);
@@ -639,7 +775,7 @@ impl Lane {
         };
         let operation = request.operation();
         match header.status {
-            Status::PoolFull | Status::LimitReached if header.opcode == Opcode::Put => {
+            Status::PoolFull | Status::LimitReached if is_store(header.opcode) => {
                 work.op_full(op, self.server, &self.name, ByteLen(header.arg));
             }
             status => {
@@ -662,7 +798,7 @@ impl Lane {
 
     fn give_back(&mut self, work: &mut Work, slot: u32) {
         let request = work.get(slot);
-        let bytes = credit_bytes(request.opcode, request.pages);
+        let bytes = request.credit_bytes();
         self.credits.give_back(bytes);
         if request.class != Class::Demand {
             self.bulk_bytes[request.class as usize] -= bytes;
@@ -670,15 +806,91 @@ impl Lane {
     }
 }
 
-/// Bytes of page data a request takes of the credits.
-fn credit_bytes(opcode: Opcode, pages: u32) -> u64 {
-    if matches!(opcode, Opcode::Get | Opcode::Put) { u64::from(pages) * OS_PAGE_BYTES as u64 } else { 0 }
+/// Whether a request takes room at its server.
+fn is_store(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::Put | Opcode::Scatter | Opcode::Accumulate | Opcode::FetchOp)
+}
+
+/// The pieces to send a window from, and its checksums.
+///
+/// # Safety
+/// The request's places are readable memory that nobody changes.
+unsafe fn outgoing(request: &mut Request, pieces: &mut Vec<Piece>, crcs: &mut Vec<u32>) {
+    if request.is_staged() {
+        if request.staging.is_empty() {
+            request.staging.reserve_exact(request.bytes as usize);
+            for place in &request.places {
+                let end = request.staging.len();
+                // SAFETY: the caller's promise; there is room for all places, and the length covers what was written.
+                unsafe {
+                    copy(place.ptr, request.staging.as_mut_ptr().add(end), place.len);
+                    request.staging.set_len(end + place.len);
+                }
+            }
+        }
+        pieces.push(Piece { ptr: request.staging.as_ptr(), len: request.staging.len() });
+    } else {
+        pieces.extend(request.places.iter().map(|place| Piece { ptr: place.ptr, len: place.len }));
+    }
+    crcs.clear();
+    // SAFETY: the caller's promise, or the request's own staging.
+    unsafe { block_crcs(&request.blocks, pieces, |crc| crcs.push(crc)) };
+}
+
+/// Whether the bytes of all blocks have these checksums.
+///
+/// # Safety
+/// The pieces are readable memory that nobody changes, as long as the blocks.
+unsafe fn are_whole(blocks: &[Block], crcs: &[u32], pieces: &[Piece]) -> bool {
+    let (mut crcs, mut whole) = (crcs.iter(), true);
+    // SAFETY: the caller's promise.
+    unsafe { block_crcs(blocks, pieces, |crc| whole &= crcs.next() == Some(&crc)) };
+    whole
+}
+
+/// The checksum of each block of what lies in the pieces, one after the other.
+///
+/// # Safety
+/// As [`are_whole`].
+unsafe fn block_crcs(blocks: &[Block], pieces: &[Piece], mut tell: impl FnMut(u32)) {
+    let mut pieces = pieces.iter().copied();
+    let mut piece = Piece { ptr: std::ptr::null(), len: 0 };
+    for block in blocks {
+        let (mut left, mut crc) = (block.len as usize, 0);
+        while left > 0 {
+            if piece.len == 0 {
+                piece = pieces.next().expect("the pieces are as long as the blocks");
+                continue;
+            }
+            let len = left.min(piece.len);
+            // SAFETY: within the piece, which is readable and unchanged.
+            crc = crc32c::crc32c_append(crc, unsafe { std::slice::from_raw_parts(piece.ptr, len) });
+            piece = Piece { ptr: piece.ptr.wrapping_add(len), len: piece.len - len };
+            left -= len;
+        }
+        tell(crc);
+    }
+}
+
+/// Copies without a call for the usual lengths.
+///
+/// # Safety
+/// As `copy_nonoverlapping`.
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match len {
+            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
+            4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
+            _ => std::ptr::copy_nonoverlapping(from, to, len),
+        }
+    }
 }
 
 /// The table entry of a page to store.
 fn entry_of(page: &[u8]) -> PageEntry {
     let crc = wire::page_crc(page);
-    if crc == zero_page_checksum() && page.iter().all(|b| *b == 0) {
+    if crc == wire::ZERO_PAGE_CRC && page.iter().all(|b| *b == 0) {
         return PageEntry::ZERO;
     }
     const LEN: u32 = {

@@ -8,11 +8,12 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rampool_proto::placement::ServerIndex;
-use rampool_proto::units::{ByteLen, Extent, PageIndex};
-use rampool_proto::wire::{Opcode, RegionId, Status};
+use rampool_proto::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
+use rampool_proto::wire::{Block, Opcode, RegionId, Status, Window};
 
 use super::PoolEvent;
 use crate::error::{LostReason, Operation, PoolError};
+use crate::transport::PieceMut;
 
 /// What goes first. Within a class, requests to one server leave in the order in which they were made.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -41,8 +42,22 @@ pub(super) struct Request {
     pub extents: Vec<Extent>,
     pub memory: Vec<*mut u8>,
     pub pages: u32,
-    /// The table of a control request.
+    /// The table of a control request, a `FetchOp` or a `Scan`.
     pub table: Vec<u8>,
+    /// For Gather, Scatter and Accumulate.
+    pub window: Option<Window>,
+    /// The blocks of a Gather or Scatter that have a checksum each.
+    pub blocks: Vec<Block>,
+    /// Where the bytes of a window lie, or will, one after the other.
+    pub places: Vec<PieceMut>,
+    /// The bytes themselves, where the places are too many to be sent from or received into; or the answer to a scan.
+    pub staging: Vec<u8>,
+    /// Bytes of a window, or the most that a scan answers with.
+    pub bytes: u32,
+    /// Where in the region a window, an element or a column begins, for error texts.
+    pub offset: u64,
+    /// The byte after the last of them.
+    pub reach: u64,
     /// Someone waits for the reply itself.
     pub wanted: bool,
     pub made_at: Instant,
@@ -54,6 +69,30 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Whether the bytes of a window take the way through the staging: the places are too many, and too small, for the kernel.
+    pub fn is_staged(&self) -> bool {
+        self.places.len() > 1 && self.places.len() * 1024 > self.bytes as usize
+    }
+
+    /// Whether it reads bytes of the direct view.
+    pub fn reads_bytes(&self) -> bool {
+        matches!(self.opcode, Opcode::Gather | Opcode::Scan)
+    }
+
+    /// Whether it changes bytes of the direct view.
+    pub fn changes_bytes(&self) -> bool {
+        matches!(self.opcode, Opcode::Scatter | Opcode::Accumulate | Opcode::FetchOp)
+    }
+
+    /// Bytes of credit it takes: of pages or of a window, sent or asked for.
+    pub fn credit_bytes(&self) -> u64 {
+        match self.opcode {
+            Opcode::Get | Opcode::Put => u64::from(self.pages) * OS_PAGE_BYTES as u64,
+            Opcode::Gather | Opcode::Scatter | Opcode::Accumulate | Opcode::Scan => self.bytes.into(),
+            _ => 0,
+        }
+    }
+
     /// For error texts.
     pub fn operation(&self) -> Operation {
         let first = self.extents.first().map_or(PageIndex(0), |e| e.first);
@@ -68,6 +107,13 @@ impl Request {
             Opcode::Get => Operation::Fetch(first),
             Opcode::Put => Operation::Store(first),
             Opcode::Discard => Operation::Discard(first),
+            Opcode::OpenRegion => Operation::OpenRegion,
+            Opcode::Gather => Operation::Gather(self.offset),
+            Opcode::Scatter => Operation::Scatter(self.offset),
+            Opcode::Accumulate => Operation::Accumulate(self.offset),
+            Opcode::FetchOp => Operation::FetchOp(self.offset),
+            Opcode::Scan => Operation::Scan(self.offset),
+            Opcode::Copy => Operation::Copy(self.offset),
             Opcode::Heartbeat => Operation::Heartbeat,
             Opcode::Goodbye => Operation::Leave,
             _ => Operation::Idle,
@@ -98,6 +144,7 @@ pub(super) struct Reply {
     pub region: RegionId,
     pub arg: u64,
     pub table: Vec<u8>,
+    pub bulk: Vec<u8>,
 }
 
 /// Everything under way, shared by all lanes of a pool.
@@ -131,6 +178,9 @@ impl Work {
             request.arg = 0;
             request.op = op;
             request.pages = 0;
+            request.bytes = 0;
+            request.offset = 0;
+            request.reach = 0;
             request.wanted = false;
             request.made_at = now;
             request.sent = false;
@@ -152,6 +202,13 @@ impl Work {
             memory: Vec::new(),
             pages: 0,
             table: Vec::new(),
+            window: None,
+            blocks: Vec::new(),
+            places: Vec::new(),
+            staging: Vec::new(),
+            bytes: 0,
+            offset: 0,
+            reach: 0,
             wanted: false,
             made_at: now,
             sent: false,
@@ -195,6 +252,10 @@ impl Work {
         request.extents.clear();
         request.memory.clear();
         request.table.clear();
+        request.window = None;
+        request.blocks.clear();
+        request.places.clear();
+        request.staging.clear();
         let op = request.op;
         self.free_requests.push(slot);
         if let Some(op) = op {

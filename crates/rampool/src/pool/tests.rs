@@ -84,7 +84,7 @@ fn pages_come_back_as_they_were_stored_and_zero_where_they_never_were() {
 
 #[test]
 fn the_checksum_of_a_zero_page_is_known_and_zero_pages_do_not_travel() {
-    assert_eq!(rampool_proto::wire::page_crc(&[0; OS_PAGE_BYTES]), zero_page_checksum());
+    assert_eq!(rampool_proto::wire::page_crc(&[0; OS_PAGE_BYTES]), rampool_proto::wire::ZERO_PAGE_CRC);
     let fake = Fake::start(16 * MIB);
     let mut pool = pool(&[&fake]);
     let region = pool.create_region().unwrap();

@@ -1,5 +1,7 @@
 //! One client's connection: requests in, replies out.
 
+pub(super) mod direct;
+
 use super::shared::{Counts, Lease, Shared};
 use crate::key::random_bytes;
 use crate::store::{PageStore, Scratch};
@@ -21,6 +23,8 @@ use std::time::{Duration, Instant};
 const LEASE_WAIT: Duration = Duration::from_secs(4);
 /// Frames answered before another connection has its turn.
 const FRAMES_A_TURN: usize = 64;
+/// As many of them a request of the direct view counts for: it may move a megabyte, and touch many pages.
+const DIRECT_COUNTS_FOR: usize = 8;
 /// Where the bytes of a refused `Put` go.
 const SINK_BYTES: usize = 64 * 1024;
 
@@ -70,7 +74,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    fn nothing() -> Self {
+    pub(super) fn nothing() -> Self {
         Self::bytes(Vec::new())
     }
 
@@ -79,11 +83,15 @@ impl Held {
     }
 
     fn frames(store: &Arc<dyn PageStore>, frames: &[FrameIndex]) -> Self {
+        Self::frames_and_bytes(store, frames, Vec::new())
+    }
+
+    pub(super) fn frames_and_bytes(store: &Arc<dyn PageStore>, frames: &[FrameIndex], bytes: Vec<u8>) -> Self {
         match frames {
-            [] => Self::nothing(),
+            [] => Self::bytes(bytes),
             // The usual reply, one page, allocates nothing.
-            [one] => Self { store: Some(Arc::clone(store)), one: [*one], many: Vec::new(), _bytes: Vec::new() },
-            many => Self { store: Some(Arc::clone(store)), one: [FrameIndex(0)], many: many.to_vec(), _bytes: Vec::new() },
+            [one] => Self { store: Some(Arc::clone(store)), one: [*one], many: Vec::new(), _bytes: bytes },
+            many => Self { store: Some(Arc::clone(store)), one: [FrameIndex(0)], many: many.to_vec(), _bytes: bytes },
         }
     }
 }
@@ -112,6 +120,19 @@ pub(super) struct Workbench {
     sink: Vec<u8>,
 }
 
+impl Workbench {
+    /// Places for bytes that nobody wants: all of them are the same memory.
+    fn lay_out_sink(&mut self, bytes: usize) {
+        self.sink.resize(SINK_BYTES, 0);
+        let mut left = bytes;
+        while left > 0 {
+            let len = left.min(SINK_BYTES);
+            self.places.push(PieceMut { ptr: self.sink.as_mut_ptr(), len });
+            left -= len;
+        }
+    }
+}
+
 /// The lease a connection works with, and as whom.
 struct Seat {
     lease: Arc<Lease>,
@@ -128,12 +149,13 @@ impl Seat {
     }
 }
 
-/// The `Put` whose pages are on their way into frames.
+/// The `Put`, or `Scatter` or `Accumulate`, whose bytes are on their way.
 #[derive(Default)]
 struct Arriving {
     extents: Vec<Extent>,
     entries: Vec<PageEntry>,
     frames: Vec<FrameIndex>,
+    part: Option<direct::Part>,
     /// The reply is known already: the pages go to the sink.
     refused: Option<(Status, u64, String)>,
 }
@@ -165,6 +187,10 @@ pub(super) struct Connection {
     parked: Option<Parked>,
     arriving: Arriving,
     arena: usize,
+    /// What its shard knows it by.
+    token: u64,
+    /// Copies that the courier has.
+    copies: usize,
     /// When the client was heard of last.
     pub(super) heard: Instant,
     /// When it last took something of what is queued for it, or nothing was queued.
@@ -173,14 +199,14 @@ pub(super) struct Connection {
 }
 
 /// A refused request: what to tell the client.
-struct Refused {
-    status: Status,
-    arg: u64,
-    message: String,
+pub(super) struct Refused {
+    pub(super) status: Status,
+    pub(super) arg: u64,
+    pub(super) message: String,
 }
 
 impl Refused {
-    fn new(status: Status, message: impl ToString) -> Self {
+    pub(super) fn new(status: Status, message: impl ToString) -> Self {
         Self { status, arg: 0, message: message.to_string() }
     }
 }
@@ -192,6 +218,7 @@ impl From<SpaceError> for Refused {
             SpaceError::NoSuchRegion => (Status::NoSuchRegion, 0),
             SpaceError::NotOwner => (Status::NotAllowed, 0),
             SpaceError::MemberGone | SpaceError::Replaced => (Status::MemberGone, 0),
+            SpaceError::BeyondRegion { .. } | SpaceError::RegionLength => (Status::BadRequest, 0),
             _ => (Status::LimitReached, 0),
         };
         Self { status, arg, message: error.to_string() }
@@ -203,8 +230,9 @@ fn count(counter: &AtomicU64, n: u64) {
 }
 
 impl Connection {
-    pub(super) fn new(link: Link<Held>, arena: usize, now: Instant) -> Self {
-        Self { link, seat: None, parked: None, arriving: Arriving::default(), arena, heard: now, took: now, said_draining: false }
+    pub(super) fn new(link: Link<Held>, arena: usize, token: u64, now: Instant) -> Self {
+        let arriving = Arriving::default();
+        Self { link, seat: None, parked: None, arriving, arena, token, copies: 0, heard: now, took: now, said_draining: false }
     }
 
     pub(super) fn link(&self) -> &Link<Held> {
@@ -237,7 +265,8 @@ impl Connection {
     }
 
     fn receive(&mut self, shared: &Shared, bench: &mut Workbench, now: Instant) -> Result<Turn, End> {
-        for _ in 0..FRAMES_A_TURN {
+        let mut frames = 0;
+        while frames < FRAMES_A_TURN {
             if self.is_full(shared) {
                 return Ok(Turn::Full);
             }
@@ -248,7 +277,7 @@ impl Connection {
                     if header.is_reply() || header.status != Status::Ok {
                         return Err(End::Protocol("a reply where a request was expected".to_owned()));
                     }
-                    if self.link.queued_frames() > shared.config.max_requests as usize {
+                    if self.link.queued_frames() + self.copies > shared.config.max_requests as usize {
                         self.refuse(
                             bench,
                             header,
@@ -257,11 +286,16 @@ impl Connection {
                         );
                         return Err(End::Protocol("more requests outstanding than were granted".to_owned()));
                     }
+                    frames += if is_direct(header.opcode) { DIRECT_COUNTS_FOR } else { 1 };
                     self.request(shared, bench, header)?;
                 }
                 Received::Bulk(header) => {
                     self.heard = now;
-                    self.finish_put(shared, bench, header);
+                    if self.arriving.part.is_some() {
+                        self.finish_part(shared, bench, header);
+                    } else {
+                        self.finish_put(shared, bench, header);
+                    }
                 }
             }
         }
@@ -279,6 +313,7 @@ impl Connection {
                 }
             }
             Opcode::Put => return self.begin_put(shared, bench, header),
+            Opcode::Scatter | Opcode::Accumulate => return self.begin_part(shared, bench, header),
             Opcode::Discard => {
                 let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
                 if let Err(error) = pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
@@ -303,7 +338,13 @@ impl Connection {
                 if let Some(seat) = &self.seat {
                     count(&seat.lease.counts.control, 1);
                 }
-                return self.control(shared, bench, header);
+                return match header.opcode {
+                    Opcode::Gather => self.gather(shared, bench, header),
+                    Opcode::FetchOp => self.fetch_op(shared, bench, header),
+                    Opcode::Scan => self.scan(shared, bench, header),
+                    Opcode::Copy => self.copy(shared, bench, header),
+                    _ => self.control(shared, bench, header),
+                };
             }
         }
         Ok(())
@@ -374,14 +415,7 @@ impl Connection {
         }
         bench.places.clear();
         if self.arriving.refused.is_some() {
-            bench.sink.resize(SINK_BYTES, 0);
-            let mut left = header.bulk_len as usize;
-            while left > 0 {
-                let len = left.min(SINK_BYTES);
-                // Every place is the same memory: nobody reads it.
-                bench.places.push(PieceMut { ptr: bench.sink.as_mut_ptr(), len });
-                left -= len;
-            }
+            bench.lay_out_sink(header.bulk_len as usize);
         } else {
             let lens = self.arriving.entries.iter().map(|e| e.len as usize).filter(|len| *len > 0);
             for (frame, len) in self.arriving.frames.iter().zip(lens) {
@@ -470,6 +504,14 @@ impl Connection {
                 Ok(made?.0)
             }),
             Opcode::AdoptRegion => self.seat().and_then(|seat| Ok(seat.space()?.adopt_region(seat.member, region).map(|()| region.0)?)),
+            Opcode::OpenRegion => {
+                let opened = self.open_region(header);
+                match opened {
+                    Ok((region, bytes)) => self.answer(shared, bench, Header { region: region.0, ..header }, Ok(bytes)),
+                    Err(refused) => self.refuse(bench, header, &refused, shared),
+                }
+                return Ok(());
+            }
             Opcode::FreeRegion => {
                 bench.released.clear();
                 let result = self.seat().and_then(|seat| {
@@ -746,6 +788,10 @@ impl Connection {
 }
 
 const NO_LEASE: &str = "this connection has no lease";
+
+fn is_direct(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::Gather | Opcode::Scatter | Opcode::Accumulate | Opcode::Scan)
+}
 
 fn no_bulk(header: &Header) -> Result<(), End> {
     if header.bulk_len == 0 { Ok(()) } else { Err(End::Protocol("pages where none belong".to_owned())) }

@@ -202,6 +202,17 @@ impl Shard {
         for handshake in arrivals {
             self.add(handshake, now);
         }
+        let delivered = std::mem::take(&mut *lock(&self.shared.shards[self.index].delivered));
+        for done in delivered {
+            let index = slot_of(done.token);
+            let Some(slot) = self.slots.get_mut(index) else { continue };
+            let State::Connected(connection) = &mut slot.state else { continue };
+            if u64::from(slot.generation) == done.token >> 32 {
+                connection.delivered(&self.shared, &mut self.bench, done);
+                let flushed = connection.flush(now);
+                self.after(index, flushed.map(|_| Turn::Idle));
+            }
+        }
         let draining = self.shared.draining();
         for index in 0..self.slots.len() {
             let State::Connected(connection) = &mut self.slots[index].state else { continue };
@@ -256,7 +267,7 @@ impl Shard {
                 }
                 Ok(Some(link)) => {
                     tracing::debug!(peer = %link.peer(), security = ?link.security(), "connected");
-                    let mut connection = Connection::new(link, self.index, now);
+                    let mut connection = Connection::new(link, self.index, token, now);
                     // It was accepted before: its requests are answered, if only with the reason.
                     if self.shared.draining() {
                         connection.say_draining(&self.shared);

@@ -1,5 +1,6 @@
 //! What all threads of a server share.
 
+use super::courier::{Delivered, Order};
 use super::{ServerConfig, ServerStatus};
 use crate::key::random_bytes;
 use crate::store::PageStore;
@@ -29,6 +30,7 @@ pub(super) struct Shared {
     directory: Mutex<Directory>,
     leases: RwLock<BTreeMap<LeaseId, Arc<Lease>>>,
     steward: Mutex<Sender<Departed>>,
+    courier: Mutex<Sender<Order>>,
 }
 
 /// One lease as connections see it. Locked after the directory where both are needed.
@@ -56,6 +58,8 @@ pub(super) struct Counts {
 /// How others reach a shard.
 pub(super) struct Mailbox {
     pub(super) arrivals: Mutex<Vec<Handshake>>,
+    /// Copies that have ended.
+    pub(super) delivered: Mutex<Vec<Delivered>>,
     pub(super) doorbell: OwnedFd,
     pub(super) counts: Counts,
     pub(super) protocol_errors: AtomicU64,
@@ -86,7 +90,7 @@ impl Mailbox {
 }
 
 impl Shared {
-    pub(super) fn new(config: ServerConfig, store: Arc<dyn PageStore>) -> io::Result<(Self, Receiver<Departed>)> {
+    pub(super) fn new(config: ServerConfig, store: Arc<dyn PageStore>) -> io::Result<(Self, Receiver<Departed>, Receiver<Order>)> {
         let limits = Limits {
             memory_bytes: config.memory_bytes,
             grace_ms: u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX),
@@ -96,6 +100,7 @@ impl Shared {
         let mailbox = || -> io::Result<Mailbox> {
             Ok(Mailbox {
                 arrivals: Mutex::default(),
+                delivered: Mutex::default(),
                 doorbell: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
                 counts: Counts::default(),
                 protocol_errors: AtomicU64::new(0),
@@ -105,6 +110,7 @@ impl Shared {
         };
         let shards = (0..config.shards).map(|_| mailbox()).collect::<io::Result<_>>()?;
         let (steward, orders) = channel();
+        let (courier, copies) = channel();
         let shared = Self {
             config,
             store,
@@ -117,8 +123,9 @@ impl Shared {
             directory: Mutex::new(Directory::new(limits)),
             leases: RwLock::default(),
             steward: Mutex::new(steward),
+            courier: Mutex::new(courier),
         };
-        Ok((shared, orders))
+        Ok((shared, orders, copies))
     }
 
     pub(super) fn directory(&self) -> MutexGuard<'_, Directory> {
@@ -150,6 +157,14 @@ impl Shared {
         if lock(&self.steward).send(departed).is_err() {
             // The steward only ends with the server, and then all memory goes.
             tracing::debug!("a member left while the server stopped");
+        }
+    }
+
+    /// Hands a copy to the courier.
+    pub(super) fn order(&self, order: Order) {
+        if lock(&self.courier).send(order).is_err() {
+            // The courier only ends with the server.
+            tracing::debug!("a copy was ordered while the server stopped");
         }
     }
 

@@ -3,11 +3,13 @@
 mod client;
 
 use super::*;
+use crate::transport::{LinkError, Piece, Urgency};
 use client::{Client, DEADLINE, No, open_policy, policy};
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{TestRng, TestRunner};
+use rampool_proto::layout::Layout;
 use rampool_proto::units::OS_PAGE_BYTES;
-use rampool_proto::wire::{Header, MemberId, Opcode, RegionId, Status, encode_frame};
+use rampool_proto::wire::{Header, MemberId, Opcode, RegionId, ScanRequest, Status, Window, encode_frame};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
@@ -381,7 +383,7 @@ fn random_bytes_after_the_handshake_hurt_nobody() {
         let mut bytes = vec![0; usize::try_from(below(&mut rng, 300) + 1).unwrap()];
         rng.fill_bytes(&mut bytes);
         if round % 2 == 0 {
-            let opcode = Opcode::ALL[usize::try_from(below(&mut rng, 14)).unwrap()];
+            let opcode = Opcode::ALL[usize::try_from(below(&mut rng, Opcode::ALL.len() as u64)).unwrap()];
             let header = Header::request(opcode, round).with_arg(below(&mut rng, 4)).with_region(RegionId(below(&mut rng, 3)));
             let bulk = usize::try_from(below(&mut rng, 9000)).unwrap();
             let noise = std::mem::take(&mut bytes);
@@ -397,6 +399,98 @@ fn random_bytes_after_the_handshake_hurt_nobody() {
     assert!(!server.is_broken());
     drop(bystander);
     idle(&server);
+}
+
+/// A request of the direct view with these bytes behind its table.
+fn direct(
+    client: &mut Client,
+    opcode: Opcode,
+    region: RegionId,
+    arg: u64,
+    table: &[u8],
+    bulk: &[u8],
+) -> Result<Result<client::Reply, No>, LinkError> {
+    let request = client.number();
+    let mut head = Vec::new();
+    encode_frame(&mut head, Header::request(opcode, request).with_region(region).with_arg(arg), table, bulk.len());
+    // SAFETY: `bulk` lives until the reply has come, which is after the frame has left, or the link has ended.
+    unsafe { client.link.send(Urgency::Demand, &head, &[Piece { ptr: bulk.as_ptr(), len: bulk.len() }], ()) };
+    client.reply(request)
+}
+
+#[test]
+fn damaged_and_hostile_requests_for_bytes_change_nothing() {
+    for store in [StoreKind::Raw, StoreKind::Compressed] {
+        let server = Server::start(ServerConfig { store, ..config(64 * MIB) }).unwrap();
+        let mut client = Client::with_lease(server.addr(), open_policy(), 4 * MIB);
+        let open = client.call(Opcode::OpenRegion, |h| h.with_arg(40_000), b"all").unwrap();
+        let region = RegionId(open.header.region);
+        let parts = Layout::bytes(64).unwrap().hvector(100, 1, 400).unwrap();
+        let window = |layout: &Layout, len: u32| Window { program: layout.program().clone(), from: 0, len };
+        let put = |client: &mut Client, window: &Window, crcs: &[u32], bytes: &[u8]| {
+            let mut table = Vec::new();
+            window.encode_with(crcs, &mut table);
+            direct(client, Opcode::Scatter, region, 0, &table, bytes)
+        };
+        let good = vec![5; 6400];
+        put(&mut client, &window(&parts, 6400), &[crc32c::crc32c(&good)], &good).unwrap().unwrap();
+        // Damaged on the way: refused as a whole.
+        let no = put(&mut client, &window(&parts, 6400), &[1], &vec![6; 6400]).unwrap().err().unwrap();
+        assert_eq!((no.status, no.message.as_str()), (Status::BadRequest, "the bytes came damaged (checksum differs)"));
+        // Beyond the region's end.
+        let far = Layout::bytes(8).unwrap().hvector(2, 1, 39_993).unwrap();
+        let no = put(&mut client, &window(&far, 16), &[crc32c::crc32c(&[6; 16])], &[6; 16]).unwrap().err().unwrap();
+        assert_eq!(no.status, Status::BadRequest);
+        let mut update = Vec::new();
+        for word in [40_000u64, 1, 0] {
+            update.extend_from_slice(&word.to_le_bytes());
+        }
+        assert_eq!(direct(&mut client, Opcode::FetchOp, region, 0x204, &update, &[]).unwrap().err().unwrap().status, Status::BadRequest);
+        assert_eq!(
+            direct(&mut client, Opcode::FetchOp, RegionId(99), 0x204, &update, &[]).unwrap().err().unwrap().status,
+            Status::NoSuchRegion
+        );
+        // A page as a whole and in part.
+        let both = Layout::structure(&[(4096, 0, Layout::bytes(1).unwrap()), (8, 16, Layout::bytes(1).unwrap())]).unwrap();
+        let mut attacker = Client::new(server.addr(), open_policy());
+        attacker.attach(client.granted(), MemberId(0)).unwrap();
+        let refused = put(&mut attacker, &window(&both, 4104), &[7, 7], &[6; 4104]);
+        assert_eq!(refused.unwrap().err().unwrap().status, Status::BadRequest);
+        attacker.wait_closed();
+        // Whatever a mutation makes of good requests.
+        let mut rng = TestRunner::deterministic().new_rng();
+        let mut column = Vec::new();
+        ScanRequest::encode_table(&window(&Layout::bytes(8).unwrap().hvector(90, 1, 400).unwrap(), 720), [0; 8], [9; 8], &mut column);
+        let mut gather = Vec::new();
+        window(&parts, 6400).encode(&mut gather);
+        let mut scatter = Vec::new();
+        window(&parts, 6400).encode_with(&[crc32c::crc32c(&good)], &mut scatter);
+        let requests = [
+            (Opcode::Gather, 0, &gather),
+            (Opcode::Scatter, 0, &scatter),
+            (Opcode::Accumulate, 0x604, &scatter),
+            (Opcode::Scan, 0x07_0504, &column),
+        ];
+        for round in 0..200 {
+            let (opcode, arg, table) = requests[round % requests.len()];
+            let mut table = table.clone();
+            for _ in 0..=below(&mut rng, 3) {
+                let at = usize::try_from(below(&mut rng, table.len() as u64)).unwrap();
+                table[at] = u8::try_from(below(&mut rng, 256)).unwrap();
+            }
+            let mut attacker = Client::new(server.addr(), open_policy());
+            attacker.attach(client.granted(), MemberId(0)).unwrap();
+            let carries = matches!(opcode, Opcode::Scatter | Opcode::Accumulate);
+            // It may well go through, somewhere else: what is there is the same bytes then, or was zero, and a bit-wise or leaves that so where it counts.
+            let _ = direct(&mut attacker, opcode, region, arg, &table, if carries { &good } else { &[] });
+            let _ = direct(&mut attacker, Opcode::Goodbye, RegionId(0), 0, &[], &[]);
+        }
+        let reply = direct(&mut client, Opcode::Gather, region, 0, &gather, &[]).unwrap().unwrap();
+        assert_eq!(reply.bulk, good);
+        assert!(!server.is_broken());
+        drop(client);
+        idle(&server);
+    }
 }
 
 #[test]

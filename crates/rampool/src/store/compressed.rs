@@ -101,6 +101,14 @@ impl PageStore for CompressedStore {
         Ok(Some((frame[0], page_bytes)))
     }
 
+    fn settle_plain(&self, frame: FrameIndex, crc: u32) -> StoredPage {
+        self.slabs.plain_page(frame, crc)
+    }
+
+    fn is_writable(&self, page: &StoredPage) -> bool {
+        usize::from(page.len) == OS_PAGE_BYTES && self.slabs.is_held_once(page.frame)
+    }
+
     fn release(&self, frames: &[FrameIndex]) {
         self.slabs.release(frames);
     }

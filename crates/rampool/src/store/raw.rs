@@ -47,6 +47,14 @@ impl PageStore for RawStore {
         Ok(Some((page.frame, page.len.into())))
     }
 
+    fn settle_plain(&self, frame: FrameIndex, crc: u32) -> StoredPage {
+        self.slabs.plain_page(frame, crc)
+    }
+
+    fn is_writable(&self, page: &StoredPage) -> bool {
+        usize::from(page.len) == OS_PAGE_BYTES && self.slabs.is_held_once(page.frame)
+    }
+
     fn release(&self, frames: &[FrameIndex]) {
         self.slabs.release(frames);
     }

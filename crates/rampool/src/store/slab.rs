@@ -8,7 +8,8 @@
 //! sizes of frames with references.
 
 use super::StoreUsage;
-use rampool_proto::server::FrameIndex;
+use rampool_proto::server::{FrameIndex, StoredPage};
+use rampool_proto::units::OS_PAGE_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munmap};
 use std::collections::{BTreeSet, HashMap};
 use std::ptr::null_mut;
@@ -135,6 +136,21 @@ impl Slabs {
         let (number, slot) = split(frame);
         let old = self.slab(number).references[slot].fetch_add(1, Ordering::Relaxed);
         assert!(old > 0, "only a frame in use can be held");
+    }
+
+    /// Whether there is one reference to the frame; the caller knows that there is.
+    pub(super) fn is_held_once(&self, frame: FrameIndex) -> bool {
+        let (number, slot) = split(frame);
+        // Acquire, so that whoever writes does so after everybody has read.
+        self.slab(number).references[slot].load(Ordering::Acquire) == 1
+    }
+
+    /// The entry of a page of 4096 plain bytes.
+    pub(super) fn plain_page(&self, frame: FrameIndex, crc: u32) -> StoredPage {
+        let charge = self.size(frame);
+        let len = u16::try_from(OS_PAGE_BYTES).expect("4096");
+        assert!(len <= charge, "a frame for a whole page");
+        StoredPage { frame, crc, len, charge }
     }
 
     /// One reference less of each frame.

@@ -10,6 +10,7 @@ enum Step {
     Create { member: u64 },
     Clone { member: u64, region: usize },
     Adopt { member: u64, region: usize },
+    Open { member: u64, region: usize },
     Free { member: u64, region: usize },
     Put { member: u64, region: usize, extents: Vec<(u64, u32)>, zero_bits: u64, charge: u16 },
     Discard { member: u64, region: usize, extents: Vec<(u64, u32)> },
@@ -35,6 +36,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => member().prop_map(|member| Step::Create { member }),
         2 => (member(), region()).prop_map(|(member, region)| Step::Clone { member, region }),
         1 => (member(), region()).prop_map(|(member, region)| Step::Adopt { member, region }),
+        1 => (member(), region()).prop_map(|(member, region)| Step::Open { member, region }),
         1 => (member(), region()).prop_map(|(member, region)| Step::Free { member, region }),
         8 => (member(), region(), extents(), any::<u64>(), charge)
             .prop_map(|(member, region, extents, zero_bits, charge)| Step::Put { member, region, extents, zero_bits, charge }),
@@ -47,7 +49,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// What the pages should be: every region holds its own map.
 #[derive(Default)]
 struct Model {
-    regions: BTreeMap<RegionId, (MemberId, BTreeMap<PageIndex, StoredPage>)>,
+    regions: BTreeMap<RegionId, (Option<MemberId>, BTreeMap<PageIndex, StoredPage>)>,
     live: BTreeSet<FrameIndex>,
     next_frame: u64,
 }
@@ -81,13 +83,13 @@ fn run(steps: Vec<Step>, limit: u64) {
         let pick = |model: &Model, index: usize| model.regions.keys().nth(index).copied().unwrap_or(RegionId(999_999));
         let may = |model: &Model, member: u64, region: RegionId| match model.regions.get(&region) {
             None => Err(SpaceError::NoSuchRegion),
-            Some((owner, _)) if *owner != MemberId(member) => Err(SpaceError::NotOwner),
+            Some((Some(owner), _)) if *owner != MemberId(member) => Err(SpaceError::NotOwner),
             Some(_) => Ok(()),
         };
         match step {
             Step::Create { member } => {
                 let id = space.create_region(MemberId(member)).unwrap();
-                assert!(model.regions.insert(id, (MemberId(member), BTreeMap::new())).is_none());
+                assert!(model.regions.insert(id, (Some(MemberId(member)), BTreeMap::new())).is_none());
             }
             Step::Clone { member, region } => {
                 let region = pick(&model, region);
@@ -95,7 +97,7 @@ fn run(steps: Vec<Step>, limit: u64) {
                     Ok(id) => {
                         may(&model, member, region).unwrap();
                         let pages = model.regions[&region].1.clone();
-                        model.regions.insert(id, (MemberId(member), pages));
+                        model.regions.insert(id, (Some(MemberId(member)), pages));
                     }
                     Err(SpaceError::Full { .. }) => {}
                     Err(error) => assert_eq!(Err(error), may(&model, member, region)),
@@ -107,9 +109,20 @@ fn run(steps: Vec<Step>, limit: u64) {
                 match model.regions.get_mut(&region) {
                     Some((owner, _)) => {
                         result.unwrap();
-                        *owner = MemberId(member);
+                        *owner = Some(MemberId(member));
                     }
                     None => assert_eq!(result, Err(SpaceError::NoSuchRegion)),
+                }
+            }
+            Step::Open { member, region } => {
+                let region = pick(&model, region);
+                match space.open_region(MemberId(member), Door::Region(region), 1 << 20) {
+                    Ok(opened) => {
+                        assert_eq!(opened, (region, 1 << 20));
+                        may(&model, member, region).unwrap();
+                        model.regions.get_mut(&region).unwrap().0 = None;
+                    }
+                    Err(error) => assert_eq!(Err(error), may(&model, member, region)),
                 }
             }
             Step::Free { member, region } => {
@@ -169,7 +182,7 @@ fn run(steps: Vec<Step>, limit: u64) {
             }
             Step::Gone { member } => {
                 space.member_gone(MemberId(member), &mut released);
-                model.regions.retain(|_, (owner, _)| *owner != MemberId(member));
+                model.regions.retain(|_, (owner, _)| *owner != Some(MemberId(member)));
                 assert_eq!(space.create_region(MemberId(member)), Err(SpaceError::MemberGone));
                 space.member_joined(MemberId(member), ConnectionNumber::FIRST);
             }
@@ -187,7 +200,24 @@ fn run(steps: Vec<Step>, limit: u64) {
         for (region, (owner, pages)) in &model.regions {
             let window = [Extent::new(PageIndex(0), 1040), Extent::new(PageIndex((1 << 40) - 8), 8)];
             let mut found = Vec::new();
-            space.look_up(*owner, *region, &window, &mut found).unwrap();
+            let reader = owner.unwrap_or(MemberId(2));
+            space.look_up(reader, *region, &window, &mut found).unwrap();
+            let mut view = space.view(reader, *region).unwrap();
+            let viewed: Vec<_> = window.iter().flat_map(Extent::pages).map(|p| view.page(p)).collect();
+            assert_eq!(viewed, found);
+            for number in window.iter().flat_map(Extent::pages) {
+                let state = space.page_state(reader, *region, number).unwrap();
+                match (pages.get(&number), state) {
+                    (None, PageState::Zero) => {}
+                    (Some(page), PageState::Own(found)) => {
+                        assert_eq!(found, *page);
+                        let names = model.regions.values().filter(|(_, pages)| pages.values().any(|p| p.frame == page.frame));
+                        assert_eq!(names.count(), 1, "another region names it");
+                    }
+                    (Some(page), PageState::Shared(found)) => assert_eq!(found, *page),
+                    other => panic!("{other:?}"),
+                }
+            }
             let want: Vec<_> = window.iter().flat_map(Extent::pages).map(|p| pages.get(&p).copied()).collect();
             assert_eq!(found, want);
         }
@@ -327,5 +357,50 @@ fn what_comes_over_a_replaced_connection_is_told_apart_and_a_repeated_request_ma
     assert_ne!(space.make_once(member, 8, |space| space.clone_region(member, region)), Ok(copy));
     space.member_gone(member, &mut Vec::new());
     assert_eq!(space.make_once(member, 9, |space| space.create_region(member)), Err(SpaceError::MemberGone));
+    space.check();
+}
+
+#[test]
+fn a_region_with_a_name_is_one_region_for_all_members_and_outlives_them() {
+    let mut space = LeaseSpace::new(1 << 20);
+    let you = MemberId(2);
+    for member in [ME, you] {
+        space.member_joined(member, ConnectionNumber::FIRST);
+    }
+    assert_eq!(space.open_region(you, Door::Name("orders"), 0), Err(SpaceError::NoSuchRegion));
+    let (orders, bytes) = space.open_region(ME, Door::Name("orders"), 10_000).unwrap();
+    assert_eq!((space.open_region(you, Door::Name("orders"), 0), bytes), (Ok((orders, 10_000)), 10_000));
+    assert_eq!(space.open_region(you, Door::Name("orders"), 5), Ok((orders, 10_000)), "it has its length");
+    assert_eq!(space.view(you, orders).unwrap().reaches(10_001), Err(SpaceError::BeyondRegion { bytes: 10_000, reach: 10_001 }));
+    let own = space.create_region(ME).unwrap();
+    assert_eq!(space.open_region(you, Door::Region(own), 1), Err(SpaceError::NotOwner));
+    assert_eq!(space.open_region(ME, Door::Region(own), 0), Err(SpaceError::RegionLength));
+    assert_eq!(space.open_region(ME, Door::Region(own), u64::MAX), Err(SpaceError::RegionLength));
+    space.open_region(ME, Door::Region(own), 4096).unwrap();
+    space.put(you, own, &[Extent::page(PageIndex(0))], &[page(1)], &mut Vec::new()).unwrap();
+    let mut released = Vec::new();
+    space.member_gone(ME, &mut released);
+    assert_eq!(released, []);
+    assert_eq!(space.open_region(ME, Door::Name("orders"), 0), Err(SpaceError::MemberGone));
+    // Whoever adopts it has it alone again.
+    space.adopt_region(you, own).unwrap();
+    space.member_gone(you, &mut released);
+    assert_eq!(released, [FrameIndex(1)]);
+    space.check();
+    space.close(&mut released);
+    space.check();
+}
+
+#[test]
+fn an_update_is_remembered_as_long_as_it_may_be_asked_for_again() {
+    let mut space = LeaseSpace::new(1 << 20);
+    space.member_joined(ME, ConnectionNumber::FIRST);
+    for request in 0..REMEMBERED as u64 + 1 {
+        assert_eq!(space.answered(ME, request), None);
+        space.remember(ME, request, request * 2);
+    }
+    assert_eq!(space.answered(ME, 0), None);
+    assert!((1..=REMEMBERED as u64).all(|request| space.answered(ME, request) == Some(request * 2)));
+    assert_eq!(space.answered(MemberId(2), 5), None);
     space.check();
 }

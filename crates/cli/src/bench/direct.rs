@@ -1,0 +1,438 @@
+//! The direct view: small gets beside raw round trips, long ones beside a plain stream, layouts beside one get for each element, and a column scan beside the
+//! paged view.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use rampool::direct::{Direct, DirectRegion, Filter, Total};
+use rampool::pager::InstallBy;
+use rampool::pool::PoolConfig;
+use rampool_proto::layout::{Layout, Order};
+use rampool_proto::session::Encryption;
+use rampool_proto::units::ByteLen;
+use rampool_sys::thread::allowed_cpus;
+use serde_json::json;
+
+use super::Common;
+use super::peer::{self, RawStream};
+use super::report::{Reach, Report};
+use super::sequential::stream;
+use super::service::{Paged, Place, Service, Words};
+use super::workload::{permutation, word};
+
+/// Bytes read, changed and added up where they lie, beside round trips, streams, single gets and the paged view
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    /// Rounds of each
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+}
+
+const SEED: u64 = 5;
+const SPIN: Duration = Duration::from_millis(2);
+const MIB: u64 = 1 << 20;
+/// The lattice of the halo exchange: its side, in four dimensions.
+const SIDE: u64 = 32;
+
+pub fn run(args: &Args) -> Result<i32> {
+    let common = &args.common;
+    let rounds = common.pick(args.rounds, 2);
+    // Before this thread keeps to one of them.
+    let cpus = allowed_cpus();
+    let place = Place::loopback();
+    let mut report = Report::start("direct", common.quick);
+    report.note(format!("loopback TCP, one connection, both sides spin; {}", place.describe()));
+    report.note("content is random, and every byte of every answer is compared");
+    let bytes = common.pick(64 * MIB, 16 * MIB);
+    let rows = common.pick(64 * 1024, 2048);
+    let server = Service::memory_server(&place, 4 * bytes + rows * 2 * 4096, SPIN)?;
+    let peer = Service::raw_peer(&place, SPIN)?;
+    let mut direct = connect(&server, 2 * bytes + rows * 4096)?;
+    let region = direct.create(bytes)?;
+    for at in (0..bytes).step_by(index(MIB)) {
+        direct.put(region, at, &content(at, MIB))?;
+    }
+    small(&mut report, &mut direct, region, &peer, rounds, common)?;
+    long(&mut report, &mut direct, region, &peer, rounds, common)?;
+    layouts(&mut report, &mut direct, region, rounds, common)?;
+    direct.free(region);
+    column(&mut report, &mut direct, &server, rows, rounds)?;
+    copies(&mut report, &cpus, rounds, common)?;
+    direct.pool().leave();
+    report.finish(common.json.as_deref())
+}
+
+fn connect(server: &Service, bytes: u64) -> Result<Direct> {
+    let mut config = PoolConfig::new(vec![server.address.parse()?], ByteLen(bytes), "rampool bench direct");
+    config.encryption = Encryption::Off;
+    let mut direct = Direct::connect(&config)?;
+    direct.spin_for(SPIN);
+    Ok(direct)
+}
+
+fn index(n: u64) -> usize {
+    usize::try_from(n).expect("a 64-bit machine")
+}
+
+/// What a region holds from `at` on, a multiple of 8.
+fn content(at: u64, len: u64) -> Vec<u8> {
+    (at / 8..(at + len).div_ceil(8)).flat_map(|n| word(SEED, n).to_le_bytes()).take(index(len)).collect()
+}
+
+/// What a layout at byte 0 selects of it.
+fn selected(layout: &Layout) -> Vec<u8> {
+    layout.program().runs().flat_map(|run| content(run.offset.cast_unsigned(), run.len)).collect()
+}
+
+fn small(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &Service, rounds: usize, common: &Common) -> Result<()> {
+    let samples = common.pick(20_000, 500);
+    for (bytes, name) in [(8usize, "8 B"), (4096, "4 KiB")] {
+        let mut raw = RawStream::connect(&peer.address, SPIN)?;
+        let peer_content = peer::content();
+        let mut buffer = vec![0u8; bytes];
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let pages = region.bytes() / 4096;
+        for round in 0..=rounds {
+            let mut times = Vec::with_capacity(samples);
+            for n in 0..samples as u64 {
+                let at = word(SEED + 1, n) % pages * 4096;
+                let started = Instant::now();
+                direct.get(region, at, &mut buffer)?;
+                times.push(started.elapsed());
+                if buffer != content(at, bytes as u64) {
+                    bail!("WRONG CONTENT at byte {at}");
+                }
+            }
+            let mut raw_times = Vec::with_capacity(samples);
+            for _ in 0..samples {
+                let started = Instant::now();
+                raw.request(bytes as u64)?;
+                raw.read_exactly(&mut buffer)?;
+                raw_times.push(started.elapsed());
+                if buffer != peer_content[..bytes] {
+                    bail!("WRONG CONTENT from the raw peer");
+                }
+            }
+            // The first round warms both up.
+            if round > 0 {
+                ours.push(p50(times));
+                theirs.push(p50(raw_times));
+            }
+        }
+        report.series(&format!("get of {name}, p50"), "us", json!({ "what": "get", "bytes": bytes }), &ours);
+        report.series(&format!("raw round trip with {name}, p50"), "us", json!({ "what": "raw", "bytes": bytes }), &theirs);
+        report.ratio(&format!("get of {name} / raw round trip"), &ours, &theirs, Some(Reach::AtMost(1.15)));
+    }
+    Ok(())
+}
+
+fn p50(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e6
+}
+
+/// 1 MiB at a time, four under way.
+fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &Service, rounds: usize, common: &Common) -> Result<()> {
+    let times = common.pick(512u64, 32);
+    let block = Layout::bytes(MIB)?;
+    let places = region.bytes() / MIB;
+    let (mut gets, mut puts, mut raw) = (Vec::new(), Vec::new(), Vec::new());
+    let contents: Vec<Vec<u8>> = (0..places).map(|n| content(n * MIB, MIB)).collect();
+    let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
+    for round in 0..=rounds {
+        let mut under_way = std::collections::VecDeque::new();
+        let started = Instant::now();
+        let mut unchecked = Duration::ZERO;
+        for n in 0..times {
+            if under_way.len() == 4 {
+                let (at, get): (u64, _) = under_way.pop_front().expect("four of them");
+                let bytes = direct.wait(get)?;
+                // Comparing is not part of a get.
+                let checking = Instant::now();
+                if n % 16 == 0 && bytes != contents[index(at)] {
+                    bail!("WRONG CONTENT in block {at}");
+                }
+                unchecked += checking.elapsed();
+                buffers.push(bytes);
+            }
+            let at = n % places;
+            let buffer = buffers.pop().unwrap_or_default();
+            under_way.push_back((at, direct.start_get_into(region, at * MIB, &block, buffer)?));
+        }
+        for (at, get) in under_way {
+            let bytes = direct.wait(get)?;
+            if bytes != contents[index(at)] {
+                bail!("WRONG CONTENT in block {at}");
+            }
+            buffers.push(bytes);
+        }
+        let got = (times * MIB) as f64 / (started.elapsed() - unchecked).as_secs_f64() / 1e9;
+        let mut under_way = std::collections::VecDeque::new();
+        let mut ready: Vec<Vec<u8>> = (0..4).map(|n| contents[n].clone()).collect();
+        let started = Instant::now();
+        for n in 0..times {
+            let bytes =
+                if under_way.len() == 4 { direct.wait(under_way.pop_front().expect("four of them"))? } else { ready.pop().expect("four") };
+            // Each vector has the content of one block, and goes there again and again.
+            let first = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+            let at = (0..4).find(|at| word(SEED, at * MIB / 8) == first).expect("one of the four");
+            under_way.push_back(direct.start_put(region, at * MIB, &block, bytes)?);
+            let _ = n;
+        }
+        for put in under_way {
+            direct.wait(put)?;
+        }
+        let put = (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9;
+        let plain = stream(&peer.address, SPIN, index(times * MIB))?;
+        if round > 0 {
+            gets.push(got);
+            puts.push(put);
+            raw.push(plain);
+        }
+    }
+    for (n, want) in contents.iter().enumerate().take(4) {
+        let mut bytes = vec![0; index(MIB)];
+        direct.get(region, n as u64 * MIB, &mut bytes)?;
+        if bytes != *want {
+            bail!("WRONG CONTENT in block {n} after it was put");
+        }
+    }
+    report.series("get of 1 MiB, four under way", "GB/s", json!({ "what": "get 1 MiB" }), &gets);
+    report.series("put of 1 MiB, four under way", "GB/s", json!({ "what": "put 1 MiB" }), &puts);
+    report.series("plain TCP stream", "GB/s", json!({ "what": "stream" }), &raw);
+    report.ratio("get of 1 MiB / stream", &gets, &raw, Some(Reach::AtLeast(0.9)));
+    report.ratio("put of 1 MiB / stream", &puts, &raw, Some(Reach::AtLeast(0.9)));
+    Ok(())
+}
+
+fn layouts(report: &mut Report, direct: &mut Direct, region: DirectRegion, rounds: usize, common: &Common) -> Result<()> {
+    let bytes = region.bytes();
+    let element = Layout::bytes(8)?;
+    let sparse = common.pick(16_384, 4096);
+    let dense = bytes / 64;
+    let order = permutation(SEED, index(bytes / 8));
+    let list: Vec<(u64, i64)> = order.iter().take(index(dense)).map(|n| (1, i64::try_from(*n).expect("far below"))).collect();
+    let random = element.indexed(&list)?;
+    let face = |dimension: usize, start: u64| {
+        let (mut part, mut at) = ([SIDE; 4], [0; 4]);
+        (part[dimension], at[dimension]) = (1, start);
+        element.subarray(&[SIDE; 4], &part, &at, Order::C)
+    };
+    let faces = (0..4).flat_map(|dimension| [face(dimension, 0), face(dimension, SIDE - 1)]).collect::<Result<Vec<_>, _>>()?;
+    let cells = [
+        (format!("strided get, {sparse} x 8 B, stride 4 KiB"), vec![element.hvector(sparse, 1, 4096)?]),
+        (format!("strided get, {dense} x 8 B, stride 64 B"), vec![element.hvector(dense, 1, 64)?]),
+        (format!("random gather, {dense} x 8 B"), vec![random]),
+        ("8 faces of a 32^4 lattice of 8 B".to_owned(), faces),
+    ];
+    for (name, layouts) in &cells {
+        let want: Vec<Vec<u8>> = layouts.iter().map(selected).collect();
+        let mut buffers = vec![Vec::new(); layouts.len()];
+        let mut took = Vec::new();
+        for round in 0..=rounds {
+            let started = Instant::now();
+            let mut gets = Vec::new();
+            for (layout, buffer) in layouts.iter().zip(&mut buffers) {
+                gets.push(direct.start_get_into(region, 0, layout, std::mem::take(buffer))?);
+            }
+            for (get, buffer) in gets.into_iter().zip(&mut buffers) {
+                *buffer = direct.wait(get)?;
+            }
+            let time = started.elapsed().as_secs_f64() * 1e3;
+            if buffers != want {
+                bail!("WRONG CONTENT: {name}");
+            }
+            if round > 0 {
+                took.push(time);
+            }
+        }
+        report.series(name, "ms", json!({ "what": name }), &took);
+    }
+    // One get for each element, of the first of them.
+    let singles = common.pick(4096, 256);
+    let strided = element.hvector(dense, 1, 64)?;
+    let (mut one_by_one, mut at_once) = (Vec::new(), Vec::new());
+    let mut buffer = Vec::new();
+    for _ in 0..rounds {
+        let mut bytes = [0; 8];
+        let started = Instant::now();
+        for n in 0..singles {
+            direct.get(region, n * 64, &mut bytes)?;
+            if bytes != word(SEED, n * 8).to_le_bytes() {
+                bail!("WRONG CONTENT of element {n}");
+            }
+        }
+        one_by_one.push(started.elapsed().as_secs_f64() * 1e9 / singles as f64);
+        let started = Instant::now();
+        let get = direct.start_get_into(region, 0, &strided, buffer)?;
+        buffer = direct.wait(get)?;
+        at_once.push(started.elapsed().as_secs_f64() * 1e9 / dense as f64);
+    }
+    report.series("one get for each element", "ns an element", json!({ "what": "single gets" }), &one_by_one);
+    report.series("one get of all elements", "ns an element", json!({ "what": "one get" }), &at_once);
+    report.ratio("one get for each element / one of all", &one_by_one, &at_once, Some(Reach::AtLeast(100.0)));
+    // 64-byte elements beside the same bytes in one piece.
+    let count = bytes / 256;
+    let (spread, dense) = (Layout::bytes(64)?.hvector(count, 1, 256)?, Layout::bytes(count * 64)?);
+    let want = selected(&spread);
+    let (mut gathered, mut contiguous) = (Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        for (layout, samples) in [(&spread, &mut gathered), (&dense, &mut contiguous)] {
+            let started = Instant::now();
+            let get = direct.start_get_into(region, 0, layout, buffer)?;
+            buffer = direct.wait(get)?;
+            let rate = (count * 64) as f64 / started.elapsed().as_secs_f64() / 1e9;
+            if samples.len() == round.saturating_sub(1) && std::ptr::eq(layout, &raw const spread) && buffer != want {
+                bail!("WRONG CONTENT of 64-byte elements");
+            }
+            if round > 0 {
+                samples.push(rate);
+            }
+        }
+    }
+    report.series("gather of 64-byte elements, stride 256 B", "GB/s", json!({ "what": "gather 64 B" }), &gathered);
+    report.series("the same bytes in one piece", "GB/s", json!({ "what": "contiguous" }), &contiguous);
+    report.ratio("gather of 64-byte elements / contiguous", &gathered, &contiguous, Some(Reach::AtLeast(0.75)));
+    Ok(())
+}
+
+/// The sum of 8 bytes of every row of 4 KiB.
+fn column(report: &mut Report, direct: &mut Direct, server: &Service, rows: u64, rounds: usize) -> Result<()> {
+    let bytes = rows * 4096;
+    let table = direct.create(bytes)?;
+    for at in (0..bytes).step_by(index(MIB)) {
+        direct.put(table, at, &content(at, MIB.min(bytes - at)))?;
+    }
+    let want: i128 = (0..rows).map(|row| i128::from(word(SEED, row * 512 + 2).cast_signed())).sum();
+    let layout = Layout::bytes(8)?.hvector(rows, 1, 4096)?;
+    let memory = Paged {
+        server: &server.address,
+        key: None,
+        memory_bytes: bytes * 9 / 8,
+        local_bytes: bytes / 8,
+        page_bytes: 4096,
+        prefetch_bytes: 2 << 20,
+        spin: SPIN,
+        install_by: InstallBy::Auto,
+    }
+    .open()?;
+    let region = memory.alloc(index(bytes))?;
+    let words = Words::new(&region);
+    words.fill(SEED);
+    let (mut at_server, mut gathered, mut paged) = (Vec::new(), Vec::new(), Vec::new());
+    let mut wire = 0;
+    for round in 0..=rounds {
+        let before = direct.pool().stats().servers[0].received_bytes;
+        let started = Instant::now();
+        let sum = direct.sum(table, 16, &layout, Filter::<i64>::all())?;
+        let summed = started.elapsed().as_secs_f64() * 1e3;
+        wire = direct.pool().stats().servers[0].received_bytes - before;
+        let started = Instant::now();
+        let column = direct.get_values::<i64>(table, 16, &layout)?;
+        let here: i128 = column.iter().map(|value| i128::from(*value)).sum();
+        let got = started.elapsed().as_secs_f64() * 1e3;
+        let started = Instant::now();
+        let through_pages: i128 = (0..index(rows)).map(|row| i128::from(words.read(row * 512 + 2).cast_signed())).sum();
+        let scanned = started.elapsed().as_secs_f64() * 1e3;
+        if sum != (rows, Total::Integer(want)) || here != want || through_pages != want {
+            bail!("WRONG SUM of the column");
+        }
+        if round > 0 {
+            at_server.push(summed);
+            gathered.push(got);
+            paged.push(scanned);
+        }
+    }
+    report.note(format!(
+        "column scan: {rows} rows of 4 KiB; added up at the server {wire} bytes came back, gathered {} bytes, of {bytes}",
+        rows * 8
+    ));
+    report.series("column scan, added up at the server", "ms", json!({ "what": "sum" }), &at_server);
+    report.series("column scan, gathered and added up here", "ms", json!({ "what": "gathered" }), &gathered);
+    report.series("column scan, paged, an eighth local", "ms", json!({ "what": "paged" }), &paged);
+    report.ratio("paged scan / scan at the server", &paged, &at_server, Some(Reach::AtLeast(20.0)));
+    report.ratio("paged scan / gathered", &paged, &gathered, Some(Reach::AtLeast(20.0)));
+    direct.free(table);
+    Ok(())
+}
+
+/// From one server to another, by the servers themselves and through the client.
+fn copies(report: &mut Report, cpus: &[usize], rounds: usize, common: &Common) -> Result<()> {
+    let bytes = common.pick(64 * MIB, 8 * MIB);
+    let place = |cpu: Option<&usize>| Place { host: "127.0.0.1", server_cpu: cpu.copied(), namespace: None, key: None };
+    // The client has nothing to do while the servers copy: the second server runs beside it.
+    let servers = [
+        Service::memory_server(&place(cpus.last()), 3 * bytes, Duration::ZERO)?,
+        Service::memory_server(&place(cpus.first()), 3 * bytes, Duration::ZERO)?,
+    ];
+    report.note(format!("copies: the source on CPU {:?}, target and client on CPU {:?}, nobody spins", cpus.last(), cpus.first()));
+    let mut config = PoolConfig::new(
+        servers.iter().map(|server| server.address.parse()).collect::<Result<_, _>>()?,
+        ByteLen(4 * bytes),
+        "rampool bench direct",
+    );
+    config.encryption = Encryption::Off;
+    // One stripe on each server.
+    config.stripe_pages = u32::try_from(bytes / 4096)?;
+    let mut direct = Direct::connect(&config)?;
+    let region = direct.create(2 * bytes)?;
+    let block = Layout::bytes(MIB)?;
+    let whole = Layout::bytes(bytes)?;
+    let (mut by_servers, mut by_client) = (Vec::new(), Vec::new());
+    let mut buffers: Vec<Vec<u8>> = Vec::new();
+    let mut control = 0;
+    for round in 0..=rounds as u64 {
+        for at in (0..bytes).step_by(index(MIB)) {
+            direct.put(region, at, &content(round * bytes + at, MIB))?;
+        }
+        for by_the_servers in [true, false] {
+            let traffic = |direct: &mut Direct| direct.pool().stats().servers.iter().map(|s| s.sent_bytes + s.received_bytes).sum::<u64>();
+            let before = traffic(&mut direct);
+            let started = Instant::now();
+            if by_the_servers {
+                direct.copy((region, 0, &whole), (region, bytes, &whole))?;
+                control = traffic(&mut direct) - before;
+            } else {
+                let mut gets = std::collections::VecDeque::new();
+                let mut puts = std::collections::VecDeque::new();
+                for at in (0..bytes + 4 * MIB).step_by(index(MIB)) {
+                    if at < bytes {
+                        gets.push_back(direct.start_get_into(region, at, &block, buffers.pop().unwrap_or_default())?);
+                    }
+                    if at >= 4 * MIB {
+                        let got = direct.wait(gets.pop_front().expect("four are under way"))?;
+                        puts.push_back(direct.start_put(region, bytes + at - 4 * MIB, &block, got)?);
+                    }
+                    if puts.len() > 4 {
+                        buffers.push(direct.wait(puts.pop_front().expect("more than four"))?);
+                    }
+                }
+                for put in puts {
+                    buffers.push(direct.wait(put)?);
+                }
+            }
+            let rate = bytes as f64 / started.elapsed().as_secs_f64() / 1e9;
+            for at in (0..bytes).step_by(index(MIB)) {
+                let mut found = vec![0; index(MIB)];
+                direct.get(region, bytes + at, &mut found)?;
+                if found != content(round * bytes + at, MIB) {
+                    bail!("WRONG CONTENT {at} bytes into the copy");
+                }
+                // So that the next copy has something to do.
+                direct.put(region, bytes + at, &found[..8].iter().map(|byte| !byte).collect::<Vec<u8>>())?;
+            }
+            if round > 0 {
+                if by_the_servers { &mut by_servers } else { &mut by_client }.push(rate);
+            }
+        }
+    }
+    report.note(format!("{control} bytes travelled between the client and the servers for a copy of {bytes}"));
+    report.series("copy from server to server", "GB/s", json!({ "what": "copy" }), &by_servers);
+    report.series("get and put, four of each under way", "GB/s", json!({ "what": "get and put" }), &by_client);
+    report.ratio("copy / get and put", &by_servers, &by_client, Some(Reach::AtLeast(1.8)));
+    direct.pool().leave();
+    Ok(())
+}

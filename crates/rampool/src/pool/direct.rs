@@ -1,0 +1,419 @@
+//! The direct view's part of a pool: layouts cut into requests to the servers that hold their bytes.
+//!
+//! Where one server holds all of it and its program is short, the program travels whole, and each request is a window of it. Otherwise the runs are dealt out to
+//! their servers, and each request carries a program of its own.
+
+use super::request::{Class, Request};
+use super::{Pool, PoolRegion, names};
+use crate::error::{LostReason, PoolError};
+use crate::transport::PieceMut;
+use rampool_proto::elements::{Combine, Kind, Test, Want};
+use rampool_proto::layout::{Collector, Program, Run, Runs};
+use rampool_proto::placement::{Placement, ServerIndex};
+use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
+use rampool_proto::wire::{Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, Opcode, RegionId, ScanRequest, Status, Window, accumulate_arg};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::RegionTicket;
+use super::request::Reply;
+use crate::error::Operation;
+
+/// Bytes one request moves at most: as pages do.
+const REQUEST_BYTES: u64 = 256 << 10;
+/// Runs of one request, so that its pieces stay below the wire's limit however they lie.
+const REQUEST_RUNS: u64 = 30_000;
+
+/// Bytes for the offsets of a list in one request.
+const LIST_BYTES: usize = MAX_PROGRAM_BYTES - 128;
+
+/// What becomes of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Job {
+    Gather,
+    Scatter,
+    Accumulate(Kind, Combine),
+}
+
+/// One request of a scan: its number, and which of the selected bytes it is about, as (first, count).
+pub(crate) struct ScanPart {
+    pub request: u64,
+    pub spans: Vec<(u64, u64)>,
+}
+
+/// A request in the making.
+struct Open {
+    collector: Collector,
+    runs: u64,
+    places: Vec<PieceMut>,
+    spans: Vec<(u64, u64)>,
+}
+
+/// What a request is made of.
+struct Chunk {
+    server: ServerIndex,
+    window: Window,
+    places: Vec<PieceMut>,
+    spans: Vec<(u64, u64)>,
+}
+
+impl Job {
+    fn opcode(self) -> Opcode {
+        match self {
+            Self::Gather => Opcode::Gather,
+            Self::Scatter => Opcode::Scatter,
+            Self::Accumulate(..) => Opcode::Accumulate,
+        }
+    }
+}
+
+impl Pool {
+    /// Opens a region for every member of the lease: by name, or by its numbers. Blocks until all servers have answered. Returns its length.
+    pub(crate) fn open_region(&mut self, door: Result<&str, &[RegionId]>, bytes: u64) -> Result<(PoolRegion, u64), PoolError> {
+        let nothing = vec![RegionId(0); self.lanes.len()];
+        let (regions, name) = match door {
+            Ok(name) => (&nothing[..], name),
+            Err(regions) => (regions, ""),
+        };
+        if regions.len() != self.lanes.len() {
+            return Err(PoolError::NoSuchRegion);
+        }
+        let replies = self.ask_all(Opcode::OpenRegion, regions, &vec![bytes; self.lanes.len()], name.as_bytes())?;
+        if replies.iter().flatten().any(|reply| reply.status == Status::NoSuchRegion) {
+            return Err(PoolError::NoSuchRegion);
+        }
+        self.each_ok(&replies, Operation::OpenRegion)?;
+        let replies: Vec<Reply> = replies.into_iter().flatten().collect();
+        let length = replies[0].arg;
+        if let Some(odd) = replies.iter().position(|reply| reply.arg != length) {
+            let message = format!("its part of the region is of {} bytes, another server's of {length}", replies[odd].arg);
+            let server = self.lanes[odd].name.clone();
+            return Err(PoolError::Denied { server, operation: Operation::OpenRegion, message });
+        }
+        Ok((self.remember(replies.iter().map(|reply| reply.region).collect()), length))
+    }
+
+    /// The numbers in a ticket.
+    pub(crate) fn ticket_regions(ticket: &RegionTicket) -> &[RegionId] {
+        &ticket.regions
+    }
+
+    /// Moves the bytes that `remote` selects in the region to or from those that `local` selects from `memory` on, in order. Ends in an event with `token`. Does not
+    /// block. Requests to one server leave, and are carried out, in the order in which they were made.
+    ///
+    /// # Safety
+    /// What `local` selects is memory (writable, for `Gather`, and used by nobody else; else readable and unchanged) until the operation's event was returned by
+    /// [`Pool::poll`] or the pool was dropped.
+    pub(crate) unsafe fn move_bytes(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        job: Job,
+        remote: &Program,
+        local: &Program,
+        memory: *mut u8,
+    ) {
+        assert_eq!(remote.bytes(), local.bytes(), "both sides select as many bytes");
+        let Self { lanes, work, regions, placement, .. } = self;
+        let region_names = names(regions, region);
+        let op = work.op(token, job != Job::Gather);
+        let now = Instant::now();
+        cut_up(placement, lanes.len(), remote, Some((local.runs(), memory)), REQUEST_BYTES, |chunk| {
+            let lane = &mut lanes[chunk.server.as_usize()];
+            let name = region_names[chunk.server.as_usize()];
+            let slot = work.request(chunk.server, job.opcode(), Class::Demand, name, Some(op), now);
+            let request = work.get(slot);
+            fill(request, chunk.window, chunk.places);
+            if let Job::Accumulate(kind, how) = job {
+                request.arg = accumulate_arg(kind, how);
+                request.blocks = vec![Block { len: request.bytes, whole: false }];
+            }
+            lane.enqueue(work, slot);
+            // The server works on it while the next one is made.
+            lane.send(work, now);
+        });
+        work.built(op);
+    }
+
+    /// Updates one element; the reply with the number that is returned has its bits before.
+    pub(crate) fn fetch_op(&mut self, region: PoolRegion, token: u64, update: &FetchOp) -> u64 {
+        let server = self.placement.holder(PageIndex(update.offset / OS_PAGE_BYTES as u64));
+        let name = names(&self.regions, region)[server.as_usize()];
+        let (op, now) = (self.work.op(token, false), Instant::now());
+        let slot = self.work.request(server, Opcode::FetchOp, Class::Demand, name, Some(op), now);
+        let id = self.work.id(slot);
+        let request = self.work.get(slot);
+        (request.arg, request.table) = update.encode();
+        request.offset = update.offset;
+        request.reach = update.offset + update.kind.bytes() as u64;
+        request.wanted = true;
+        self.lanes[server.as_usize()].enqueue(&mut self.work, slot);
+        self.lanes[server.as_usize()].send(&mut self.work, now);
+        self.work.built(op);
+        id
+    }
+
+    /// Filters and reduces a column, at the servers.
+    pub(crate) fn scan(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        (kind, test, want): (Kind, Test, Want),
+        (low, high): ([u8; 8], [u8; 8]),
+        column: &Program,
+    ) -> Vec<ScanPart> {
+        let Self { lanes, work, regions, placement, .. } = self;
+        let region_names = names(regions, region);
+        let (op, now) = (work.op(token, false), Instant::now());
+        let mut parts = Vec::new();
+        cut_up(placement, lanes.len(), column, None, REQUEST_BYTES / 8 * kind.bytes() as u64, |chunk| {
+            let server = chunk.server.as_usize();
+            let slot = work.request(chunk.server, Opcode::Scan, Class::Demand, region_names[server], Some(op), now);
+            let request = work.get(slot);
+            let elements = chunk.window.len / u32::try_from(kind.bytes()).expect("4 or 8");
+            request.bytes = match want {
+                Want::Positions => elements * 4,
+                Want::Values => chunk.window.len,
+                _ => 0,
+            };
+            request.arg = ScanRequest::arg(kind, test, want);
+            let (first, end) = chunk.window.program.bounds();
+            (request.offset, request.reach) = (first.cast_unsigned(), end.cast_unsigned());
+            request.wanted = true;
+            ScanRequest::encode_table(&chunk.window, low, high, &mut request.table);
+            parts.push(ScanPart { request: work.id(slot), spans: chunk.spans });
+            lanes[server].enqueue(work, slot);
+            lanes[server].send(work, now);
+        });
+        work.built(op);
+        parts
+    }
+
+    /// Copies what `source` selects in one region to what `target` selects in another, in order, from server to server. Ends in an event with `token`. Does not block.
+    pub(crate) fn copy_bytes(&mut self, token: u64, (from, source): (PoolRegion, &Program), (to, target): (PoolRegion, &Program)) {
+        assert_eq!(source.bytes(), target.bytes(), "both sides select as many bytes");
+        let Self { lanes, work, regions, placement, ticket, .. } = self;
+        let (from_names, to_names) = (names(regions, from), names(regions, to));
+        let (op, now, lanes_count) = (work.op(token, true), Instant::now(), lanes.len());
+        let mut order = |here: ServerIndex, there: ServerIndex, source: Window, target: Window| {
+            let part = &ticket.parts[there.as_usize()];
+            let slot = work.request(here, Opcode::Copy, Class::Demand, from_names[here.as_usize()], Some(op), now);
+            let request = work.get(slot);
+            let (low, high) = source.program.bounds();
+            (request.offset, request.reach) = (low.cast_unsigned(), high.cast_unsigned());
+            let endpoint = part.server.endpoint.to_string();
+            CopyRequest { source, target, endpoint, lease: part.lease, token: part.token, region: to_names[there.as_usize()] }
+                .encode(&mut request.table);
+            lanes[here.as_usize()].enqueue(work, slot);
+            lanes[here.as_usize()].send(work, now);
+        };
+        let window =
+            |program: Program, from: u64, len: u64| Window { program, from, len: u32::try_from(len).expect("at most REQUEST_BYTES") };
+        let whole = only_holder(placement, lanes_count, source).zip(only_holder(placement, lanes_count, target));
+        let short = |program: &Program| program.coded_bytes() <= CopyRequest::MAX_PROGRAM_BYTES;
+        if source.bytes() > 0
+            && let Some((here, there)) = whole
+            && short(source)
+            && short(target)
+        {
+            let most = REQUEST_BYTES.min(REQUEST_RUNS.saturating_mul(source.shortest_run().min(target.shortest_run())));
+            for from in (0..source.bytes()).step_by(usize::try_from(most).expect("at most REQUEST_BYTES")) {
+                let len = most.min(source.bytes() - from);
+                order(here, there, window(source.clone(), from, len), window(target.clone(), from, len));
+            }
+            work.built(op);
+            return;
+        }
+        let mut open: BTreeMap<(ServerIndex, ServerIndex), [Collector; 2]> = BTreeMap::new();
+        let collectors = || [(); 2].map(|()| Collector::new(CopyRequest::MAX_PROGRAM_BYTES));
+        let mut finish = |(here, there): (ServerIndex, ServerIndex), [mut source, mut target]: [Collector; 2]| {
+            let len = source.bytes();
+            let programs = [&mut source, &mut target].map(|side| side.finish().expect("the runs come out of a program"));
+            let [source, target] = programs.map(|program| window(program, 0, len));
+            order(here, there, source, target);
+        };
+        let stripe_bytes = u64::from(placement.stripe_pages()) * OS_PAGE_BYTES as u64;
+        let holder = |offset: i64| placement.holder(PageIndex(offset.cast_unsigned() / OS_PAGE_BYTES as u64));
+        let in_stripe = |offset: i64| stripe_bytes - offset.cast_unsigned() % stripe_bytes;
+        let mut targets = target.runs();
+        let mut to = Run { offset: 0, len: 0 };
+        for mut from in source.runs() {
+            while from.len > 0 {
+                if to.len == 0 {
+                    to = targets.next().expect("both sides select as many bytes");
+                }
+                let pair = (holder(from.offset), holder(to.offset));
+                let sides = open.entry(pair).or_insert_with(collectors);
+                let room = REQUEST_BYTES - sides[0].bytes();
+                let len = from.len.min(to.len).min(in_stripe(from.offset)).min(in_stripe(to.offset)).min(room);
+                let [here, there] = sides;
+                let fits = len > 0 && here.may_push(Run { offset: from.offset, len }) && there.may_push(Run { offset: to.offset, len });
+                if !fits {
+                    let sides = open.remove(&pair).expect("it was there a moment ago");
+                    finish(pair, sides);
+                    continue;
+                }
+                assert!(here.push(Run { offset: from.offset, len }) && there.push(Run { offset: to.offset, len }), "they fit");
+                from = Run { offset: from.offset + len.cast_signed(), len: from.len - len };
+                to = Run { offset: to.offset + len.cast_signed(), len: to.len - len };
+            }
+        }
+        for (pair, sides) in open {
+            finish(pair, sides);
+        }
+        work.built(op);
+    }
+
+    /// The reply of this number, if it has come: argument, table, bulk.
+    pub(crate) fn reply(&mut self, request: u64) -> Option<(u64, Vec<u8>, Vec<u8>)> {
+        self.work.take_reply(request).map(|reply| (reply.arg, reply.table, reply.bulk))
+    }
+
+    /// Gives every server up: everything under way ends.
+    pub(crate) fn give_up(&mut self, reason: &LostReason) {
+        for lane in &mut self.lanes {
+            lane.lose(&mut self.work, reason.clone());
+        }
+    }
+}
+
+/// Cuts what a program selects into requests of at most `most` bytes to the servers that hold it.
+fn cut_up(
+    placement: &Placement,
+    servers: usize,
+    remote: &Program,
+    local: Option<(Runs<'_>, *mut u8)>,
+    most: u64,
+    mut emit: impl FnMut(Chunk),
+) {
+    let mut local = Local::new(local);
+    if remote.bytes() == 0 {
+        return;
+    }
+    if let Some(server) = only_holder(placement, servers, remote) {
+        let mut window = |program: Program, from: u64, len: u64, at: u64| {
+            let mut places = Vec::new();
+            local.take(len, &mut places);
+            let window = Window { program, from, len: u32::try_from(len).expect("at most REQUEST_BYTES") };
+            emit(Chunk { server, window, places, spans: vec![(at, len)] });
+        };
+        if remote.coded_bytes() <= MAX_PROGRAM_BYTES {
+            let most = most.min(REQUEST_RUNS.saturating_mul(remote.shortest_run()));
+            let mut from = 0;
+            while from < remote.bytes() {
+                let len = most.min(remote.bytes() - from);
+                window(remote.clone(), from, len, from);
+                from += len;
+            }
+            return;
+        }
+        let (low, high) = remote.bounds();
+        let width = if high - low <= i64::from(u32::MAX) { 4 } else { 8 };
+        let fit = LIST_BYTES / width;
+        if let Some((each, members)) = remote.as_list()
+            && each * fit as u64 <= most
+            && remote.shortest_run() == each
+        {
+            for first in (0..members).step_by(fit) {
+                let end = members.min(first + fit);
+                let part = remote.members(first..end).expect("a part of a list is shorter");
+                let len = part.bytes();
+                window(part, 0, len, first as u64 * each);
+            }
+            return;
+        }
+    }
+    let mut open: Vec<Option<Open>> = (0..servers).map(|_| None).collect();
+    let stripe_bytes = u64::from(placement.stripe_pages()) * OS_PAGE_BYTES as u64;
+    let mut at = 0;
+    for mut run in remote.runs() {
+        while run.len > 0 {
+            let start = run.offset.cast_unsigned();
+            let server = placement.holder(PageIndex(start / OS_PAGE_BYTES as u64));
+            let slot = &mut open[server.as_usize()];
+            let chunk = slot.get_or_insert_with(Open::new);
+            let room = most - chunk.collector.bytes();
+            let len = run.len.min(stripe_bytes - start % stripe_bytes).min(room);
+            let fits = len > 0 && chunk.runs < REQUEST_RUNS / 2 && chunk.collector.push(Run { offset: run.offset, len });
+            if !fits {
+                if let Some(chunk) = slot.take() {
+                    emit(chunk.finish(server));
+                }
+                continue;
+            }
+            chunk.runs += 1;
+            local.take(len, &mut chunk.places);
+            match chunk.spans.last_mut() {
+                Some((first, count)) if *first + *count == at => *count += len,
+                _ => chunk.spans.push((at, len)),
+            }
+            at += len;
+            run = Run { offset: run.offset + len.cast_signed(), len: run.len - len };
+        }
+    }
+    for (server, chunk) in (0..).zip(open) {
+        if let Some(chunk) = chunk {
+            emit(chunk.finish(ServerIndex(server)));
+        }
+    }
+}
+
+/// The server that holds all of these bytes, where that is plain to see.
+fn only_holder(placement: &Placement, servers: usize, program: &Program) -> Option<ServerIndex> {
+    let (low, high) = program.bounds();
+    let stripe_bytes = (u64::from(placement.stripe_pages()) * OS_PAGE_BYTES as u64).cast_signed();
+    let holder = placement.holder(PageIndex(low.cast_unsigned() / OS_PAGE_BYTES as u64));
+    (servers == 1 || low / stripe_bytes == (high - 1) / stripe_bytes).then_some(holder)
+}
+
+impl Open {
+    fn new() -> Self {
+        Self { collector: Collector::new(MAX_PROGRAM_BYTES), runs: 0, places: Vec::new(), spans: Vec::new() }
+    }
+
+    fn finish(mut self, server: ServerIndex) -> Chunk {
+        let len = u32::try_from(self.collector.bytes()).expect("at most REQUEST_BYTES");
+        let program = self.collector.finish().expect("the runs come out of a program");
+        Chunk { server, window: Window { program, from: 0, len }, places: self.places, spans: self.spans }
+    }
+}
+
+/// This side's bytes, taken from the front.
+struct Local<'a> {
+    runs: Option<(Runs<'a>, *mut u8)>,
+    rest: Run,
+}
+
+impl<'a> Local<'a> {
+    fn new(runs: Option<(Runs<'a>, *mut u8)>) -> Self {
+        Self { runs, rest: Run { offset: 0, len: 0 } }
+    }
+
+    /// Appends the places of the next `len` bytes.
+    fn take(&mut self, mut len: u64, places: &mut Vec<PieceMut>) {
+        let Some((runs, memory)) = &mut self.runs else { return };
+        while len > 0 {
+            if self.rest.len == 0 {
+                self.rest = runs.next().expect("both sides select as many bytes");
+            }
+            let part = len.min(self.rest.len);
+            let in_memory = |n: u64| usize::try_from(n).expect("a 64-bit machine");
+            let ptr = memory.wrapping_add(in_memory(self.rest.offset.cast_unsigned()));
+            match places.last_mut() {
+                Some(last) if last.ptr.wrapping_add(last.len) == ptr => last.len += in_memory(part),
+                _ => places.push(PieceMut { ptr, len: in_memory(part) }),
+            }
+            self.rest = Run { offset: self.rest.offset + part.cast_signed(), len: self.rest.len - part };
+            len -= part;
+        }
+    }
+}
+
+fn fill(request: &mut Request, window: Window, places: Vec<PieceMut>) {
+    request.bytes = window.len;
+    let (low, high) = window.program.bounds();
+    (request.offset, request.reach) = (low.cast_unsigned(), high.cast_unsigned());
+    request.blocks = window.blocks();
+    request.places = places;
+    request.window = Some(window);
+}

@@ -1,0 +1,676 @@
+//! The direct view: bytes of layouts, gathered and changed where they lie.
+//!
+//! A request works on a region while its lease is locked, so it happens at once for every other request of the lease. Small pieces are copied, large ones
+//! leave from their frames as pages do. Bytes are changed in place where nobody else refers to the frame, and else in a copy that takes the page's place: whatever
+//! is being sent stays as it was.
+
+use super::{Connection, End, Held, Refused, Seat, Workbench, count};
+use crate::server::courier::{Delivered, Order};
+use crate::server::shared::Shared;
+use crate::transport::{Piece as Place, PieceMut, Urgency};
+use rampool_proto::elements::{Combine, Kind, Scan, Want, combine};
+use rampool_proto::server::{Door, FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage, View};
+use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
+use rampool_proto::wire::{
+    CopyRequest, FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest, Status, Window, WireError,
+    ZERO_PAGE_CRC, encode_frame, encode_reduced, parse_accumulate_arg, patched_crc,
+};
+
+use std::sync::Arc;
+
+/// A piece at least this long leaves from its frame.
+const FROM_FRAME_BYTES: usize = 1024;
+static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
+
+/// A `Scatter` or `Accumulate` whose bytes are on their way: whole pages into frames, the rest into `staging`.
+pub(super) struct Part {
+    window: Window,
+    crcs: Vec<u32>,
+    staging: Vec<u8>,
+    whole: Vec<PageIndex>,
+    update: Option<(Kind, Combine)>,
+}
+
+/// The checksums of what is gathered, block by block.
+#[derive(Default)]
+struct Blocks {
+    crcs: Vec<u32>,
+    /// Of the block between two pages, as far as it is counted.
+    crc: u32,
+    /// Bytes at the end of the buffer that are not.
+    uncounted: usize,
+    between: bool,
+}
+
+impl Blocks {
+    fn catch_up(&mut self, buffer: &[u8]) {
+        if self.uncounted > 0 {
+            self.crc = crc32c::crc32c_append(self.crc, &buffer[buffer.len() - self.uncounted..]);
+            self.uncounted = 0;
+        }
+    }
+
+    fn end_block(&mut self, buffer: &[u8]) {
+        if std::mem::take(&mut self.between) {
+            self.catch_up(buffer);
+            self.crcs.push(std::mem::take(&mut self.crc));
+        }
+    }
+}
+
+impl Connection {
+    pub(super) fn gather(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let window = match Window::parse(self.link.table()) {
+            Ok(window) => window,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        let mut gathered =
+            Gathered { frames: std::mem::take(&mut bench.frames), pieces: std::mem::take(&mut bench.pieces), ..Gathered::default() };
+        gathered.frames.clear();
+        gathered.pieces.clear();
+        let result = self.seat().and_then(|seat| {
+            let space = seat.space()?;
+            let mut view = space.view(seat.member, RegionId(header.region))?;
+            gathered.collect(shared, self.arena, &mut view, &window)?;
+            drop(space);
+            for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+                count(&counts.gets, 1);
+                count(&counts.bytes_out, window.len.into());
+            }
+            Ok(())
+        });
+        let Gathered { frames, pieces, buffer, crcs } = gathered;
+        (bench.frames, bench.pieces) = (frames, pieces);
+        let held = Held::frames_and_bytes(&shared.store, &bench.frames, buffer);
+        match result {
+            Ok(()) => {
+                bench.head.clear();
+                let table: Vec<u8> = crcs.iter().flat_map(|crc| crc.to_le_bytes()).collect();
+                encode_frame(&mut bench.head, header.reply(Status::Ok), &table, window.len as usize);
+                // SAFETY: `held` keeps the buffer and a reference to every frame until the reply has left; frames are not written while anybody but a
+                // page table refers to them.
+                unsafe { self.link.send(Urgency::Demand, &bench.head, &bench.pieces, held) };
+            }
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+        Ok(())
+    }
+
+    /// The table of a `Scatter` or `Accumulate`: says where the bytes go.
+    pub(super) fn begin_part(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let mut part = match parse_part(&header, self.link.table()) {
+            Ok(part) => part,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        assert!(self.arriving.frames.is_empty() && self.arriving.part.is_none(), "one put arrives at a time");
+        self.arriving.refused = None;
+        bench.lens.clear();
+        bench.lens.resize(part.whole.len(), u32::try_from(OS_PAGE_BYTES).expect("4096"));
+        if self.seat.is_none() {
+            self.arriving.refused = Some((Status::NotAllowed, 0, super::NO_LEASE.to_owned()));
+        } else if !shared.store.take(self.arena, &bench.lens, &mut self.arriving.frames) {
+            self.arriving.refused = Some((Status::PoolFull, 0, "the server's memory is full of pages on their way".to_owned()));
+        }
+        bench.places.clear();
+        if self.arriving.refused.is_some() {
+            bench.lay_out_sink(header.bulk_len as usize);
+        } else {
+            let staging = part.staging.as_mut_ptr();
+            let (mut at, mut frames) = (0, self.arriving.frames.iter());
+            let mut places = Vec::with_capacity(2 * part.whole.len() + 1);
+            for piece in part.pieces() {
+                if part.update.is_none() && piece.is_whole() {
+                    let frame = frames.next().expect("a frame for each whole page");
+                    places.push(PieceMut { ptr: shared.store.memory(*frame), len: OS_PAGE_BYTES });
+                    continue;
+                }
+                let ptr = staging.wrapping_add(at);
+                at += piece.len;
+                match places.last_mut() {
+                    Some(PieceMut { ptr: last, len }) if last.wrapping_add(*len) == ptr => *len += piece.len,
+                    _ => places.push(PieceMut { ptr, len: piece.len }),
+                }
+            }
+            bench.places = places;
+        }
+        self.arriving.part = Some(part);
+        // SAFETY: frames just taken and the staging belong to `arriving` until `Bulk`, and are released only with or after the link; the sink belongs to
+        // the shard, is never read, and outlives its connections.
+        unsafe { self.link.place(&bench.places) };
+        Ok(())
+    }
+
+    /// All bytes of a `Scatter` or `Accumulate` are here: enters them, all or none.
+    pub(super) fn finish_part(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        let part = self.arriving.part.take().expect("its bytes were arriving");
+        let mut frames = std::mem::take(&mut self.arriving.frames);
+        if let Some((status, arg, message)) = self.arriving.refused.take() {
+            return self.refuse(bench, header, &Refused { status, arg, message }, shared);
+        }
+        let whole_pages = part.whole.len();
+        bench.released.clear();
+        let result = self.seat().and_then(|seat| {
+            part.check_bytes()?;
+            let mut space = seat.space()?;
+            if space.answered(seat.member, header.request).is_some() {
+                return Ok(0);
+            }
+            let region = RegionId(header.region);
+            space.view(seat.member, region)?.reaches(part.window.program.bounds().1.cast_unsigned())?;
+            let mut edit = Edit { shared, arena: self.arena, seat, region, space: &mut space };
+            edit.own(part.pieces().filter(|piece| part.in_place(piece)).map(|piece| piece.page), &part, &mut frames, &mut bench.released)?;
+            edit.change(&part);
+            space.remember(seat.member, header.request, 0);
+            drop(space);
+            for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+                count(&counts.puts, 1);
+                count(&counts.put_pages, whole_pages as u64);
+                count(&counts.bytes_in, header.bulk_len.into());
+            }
+            Ok(0)
+        });
+        // Frames that no page table took.
+        shared.store.release(&frames);
+        shared.store.release(&bench.released);
+        bench.released.clear();
+        frames.clear();
+        self.arriving.frames = frames;
+        self.answer(shared, bench, header, result);
+    }
+
+    pub(super) fn fetch_op(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let op = match FetchOp::parse(&header, self.link.table()) {
+            Ok(op) => op,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        let result = self.seat().and_then(|seat| {
+            let mut space = seat.space()?;
+            if let Some(answer) = space.answered(seat.member, header.request) {
+                return Ok(answer);
+            }
+            let region = RegionId(header.region);
+            let bytes = op.kind.bytes();
+            space.view(seat.member, region)?.reaches(op.offset + bytes as u64)?;
+            let within = usize::try_from(op.offset % OS_PAGE_BYTES as u64).expect("within a page");
+            let page = PageIndex(op.offset / OS_PAGE_BYTES as u64);
+            let mut edit = Edit { shared, arena: self.arena, seat, region, space: &mut space };
+            let mut frames = Vec::new();
+            if let Err(refused) = edit.own_pages(vec![page], &mut frames, &mut bench.released) {
+                shared.store.release(&frames);
+                return Err(refused);
+            }
+            let mut old = [0; 8];
+            edit.patch(Piece { page, within, len: bytes }, |bytes| {
+                old[..bytes.len()].copy_from_slice(bytes);
+                let new = op.apply(u64::from_le_bytes(old)).to_le_bytes();
+                bytes.copy_from_slice(&new[..bytes.len()]);
+            });
+            let old = u64::from_le_bytes(old);
+            space.remember(seat.member, header.request, old);
+            Ok(old)
+        });
+        shared.store.release(&bench.released);
+        bench.released.clear();
+        self.answer(shared, bench, header, result);
+        Ok(())
+    }
+
+    pub(super) fn scan(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let request = match ScanRequest::parse(&header, self.link.table()) {
+            Ok(request) => request,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        let mut scan = Scan::new(request.kind, request.test, request.want, request.low, request.high);
+        let mut found = Vec::new();
+        let result = self.seat().and_then(|seat| {
+            let space = seat.space()?;
+            let mut view = space.view(seat.member, RegionId(header.region))?;
+            view.reaches(request.window.program.bounds().1.cast_unsigned())?;
+            for piece in request.window.pieces() {
+                let Some(page) = view.page(piece.page) else {
+                    scan.feed(&ZEROES[..piece.len], &mut found);
+                    continue;
+                };
+                let plain = usize::from(page.len) == OS_PAGE_BYTES;
+                let frame = if plain {
+                    page.frame
+                } else {
+                    let presented = shared.store.present(self.arena, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
+                    presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?.0
+                };
+                // SAFETY: the piece is within the page, which nobody writes while the lease is locked.
+                let bytes = unsafe { std::slice::from_raw_parts(shared.store.memory(frame).add(piece.within), piece.len) };
+                scan.feed(bytes, &mut found);
+                if !plain {
+                    shared.store.release(&[frame]);
+                }
+            }
+            drop(space);
+            for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+                count(&counts.gets, 1);
+                count(&counts.bytes_out, found.len() as u64);
+            }
+            Ok(())
+        });
+        match result {
+            Ok(()) => {
+                bench.head.clear();
+                let mut table = Vec::with_capacity(24);
+                encode_reduced(&scan.reduced(), &mut table);
+                let crc = if matches!(request.want, Want::Positions | Want::Values) { crc32c::crc32c(&found) } else { 0 };
+                encode_frame(&mut bench.head, header.reply(Status::Ok).with_arg(crc.into()), &table, found.len());
+                let piece = [Place { ptr: found.as_ptr(), len: found.len() }];
+                // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
+                unsafe { self.link.send(Urgency::Demand, &bench.head, &piece, Held::bytes(found)) };
+            }
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+        Ok(())
+    }
+
+    /// Orders a copy to another server; the answer comes when it has arrived there.
+    pub(super) fn copy(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let copy = match CopyRequest::parse(self.link.table()) {
+            Ok(copy) => copy,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        match self.seat() {
+            Ok(Seat { lease, member, connection }) => {
+                let (lease, member, connection) = (Arc::clone(lease), *member, *connection);
+                shared.order(Order { shard: self.arena, token: self.token, header, lease, member, connection, copy });
+                self.copies += 1;
+            }
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+        Ok(())
+    }
+
+    /// A copy has ended.
+    pub(in crate::server) fn delivered(&mut self, shared: &Shared, bench: &mut Workbench, done: Delivered) {
+        self.copies -= 1;
+        self.answer(shared, bench, done.header, done.result);
+    }
+
+    pub(super) fn open_region(&mut self, header: Header) -> Result<(RegionId, u64), Refused> {
+        let table = self.link.table();
+        let seat = self.seat()?;
+        let door = if header.region != 0 {
+            if !table.is_empty() {
+                return Err(Refused::new(Status::BadRequest, "a region is opened by its name or by its number"));
+            }
+            Door::Region(RegionId(header.region))
+        } else {
+            let name = std::str::from_utf8(table).ok().filter(|name| !name.is_empty() && name.len() <= MAX_NAME_BYTES);
+            Door::Name(name.ok_or_else(|| Refused::new(Status::BadRequest, "a region's name has 1 to 255 bytes of UTF-8"))?)
+        };
+        Ok(seat.space()?.open_region(seat.member, door, header.arg)?)
+    }
+}
+
+/// Changes pages of one region while its lease is locked.
+struct Edit<'a> {
+    shared: &'a Shared,
+    arena: usize,
+    seat: &'a Seat,
+    region: RegionId,
+    space: &'a mut LeaseSpace,
+}
+
+impl Edit<'_> {
+    /// Makes pages ready to be changed in part, and enters the whole pages of `part`, whose `frames` they take: all or nothing.
+    fn own(
+        &mut self,
+        in_part: impl Iterator<Item = PageIndex>,
+        part: &Part,
+        frames: &mut Vec<FrameIndex>,
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), Refused> {
+        let mut pages = Vec::new();
+        for page in in_part {
+            if pages.last() != Some(&page) && !self.is_ready(page)? {
+                pages.push(page);
+            }
+        }
+        if part.whole.is_empty() {
+            return self.own_pages(pages, frames, released);
+        }
+        let mut made = Vec::new();
+        let mut list = self.copies(pages, &mut made)?;
+        let whole = part.whole.iter().zip(frames.iter()).zip(part.whole_crcs());
+        list.extend(whole.map(|((page, frame), crc)| {
+            let entry = PageEntry { crc, len: u32::try_from(OS_PAGE_BYTES).expect("4096") };
+            (*page, self.shared.store.settle(self.arena, *frame, entry, &mut crate::store::Scratch::default()))
+        }));
+        // From here on the frames are those of `list`: packing may have put others in their place.
+        frames.clear();
+        self.enter(&list, frames, released)
+    }
+
+    /// Makes pages ready to be changed in part.
+    fn own_pages(&mut self, pages: Vec<PageIndex>, frames: &mut Vec<FrameIndex>, released: &mut Vec<FrameIndex>) -> Result<(), Refused> {
+        let mut wanting = Vec::new();
+        for page in pages {
+            if !self.is_ready(page)? {
+                wanting.push(page);
+            }
+        }
+        if wanting.is_empty() {
+            return Ok(());
+        }
+        let list = self.copies(wanting, &mut Vec::new())?;
+        self.enter(&list, frames, released)
+    }
+
+    fn is_ready(&self, page: PageIndex) -> Result<bool, SpaceError> {
+        let state = self.space.page_state(self.seat.member, self.region, page)?;
+        Ok(matches!(state, PageState::Own(page) if self.shared.store.is_writable(&page)))
+    }
+
+    /// A copy of each page, in a frame that is nobody else's.
+    fn copies(&self, mut pages: Vec<PageIndex>, frames: &mut Vec<FrameIndex>) -> Result<Vec<(PageIndex, StoredPage)>, Refused> {
+        pages.sort_unstable();
+        pages.dedup();
+        let lens = vec![u32::try_from(OS_PAGE_BYTES).expect("4096"); pages.len()];
+        let full = || Refused::new(Status::PoolFull, "the server's memory is full of pages on their way");
+        if !self.shared.store.take(self.arena, &lens, frames) {
+            return Err(full());
+        }
+        let store = &self.shared.store;
+        let mut list = Vec::with_capacity(pages.len());
+        for (page, frame) in pages.iter().zip(frames.iter()) {
+            let target = store.memory(*frame);
+            let fill = |from: *const u8| {
+                // SAFETY: a frame that was just taken, of 4096 bytes; the source is another page, which nobody writes: the lease is locked.
+                unsafe { std::ptr::copy_nonoverlapping(from, target, OS_PAGE_BYTES) };
+            };
+            let state = self.space.page_state(self.seat.member, self.region, *page).expect("the region was there a moment ago");
+            let (PageState::Own(old) | PageState::Shared(old)) = state else {
+                fill(ZEROES.as_ptr());
+                list.push((*page, store.settle_plain(*frame, ZERO_PAGE_CRC)));
+                continue;
+            };
+            let presented = match store.present(self.arena, &old, false) {
+                Ok(Some((source, _))) => source,
+                other => {
+                    store.release(frames);
+                    return Err(other.err().map_or_else(full, |error| Refused::new(Status::BadRequest, error)));
+                }
+            };
+            fill(store.memory(presented));
+            store.release(&[presented]);
+            list.push((*page, store.settle_plain(*frame, old.crc)));
+        }
+        Ok(list)
+    }
+
+    /// Enters pages into the tables; with an error none, and then their frames are appended to `frames`.
+    fn enter(
+        &mut self,
+        list: &[(PageIndex, StoredPage)],
+        frames: &mut Vec<FrameIndex>,
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), Refused> {
+        let extents: Vec<Extent> = list.iter().map(|(page, _)| Extent::page(*page)).collect();
+        let pages: Vec<Option<StoredPage>> = list.iter().map(|(_, page)| Some(*page)).collect();
+        self.space.put(self.seat.member, self.region, &extents, &pages, released).map_err(|error| {
+            frames.extend(list.iter().map(|(_, page)| page.frame));
+            error.into()
+        })
+    }
+
+    /// Carries out what arrived in the staging.
+    fn change(&mut self, part: &Part) {
+        let mut at = 0;
+        for piece in part.pieces().filter(|piece| part.in_place(piece)) {
+            let bytes = &part.staging[at..at + piece.len];
+            at += piece.len;
+            self.patch(piece, |target| match part.update {
+                None => target.copy_from_slice(bytes),
+                Some((kind, how)) => combine(kind, how, target, bytes),
+            });
+        }
+    }
+
+    /// Changes a part of a page that is ready for it.
+    fn patch(&mut self, piece: Piece, change: impl FnOnce(&mut [u8])) {
+        let state = self.space.page_state(self.seat.member, self.region, piece.page).expect("the region was there a moment ago");
+        let PageState::Own(page) = state else { panic!("a page that is to be changed is its region's own") };
+        assert!(self.shared.store.is_writable(&page), "nobody else refers to a page that is changed");
+        let mut room = [0; OS_PAGE_BYTES];
+        let (old, new) = (&mut [0; OS_PAGE_BYTES][..piece.len], &mut room[..piece.len]);
+        // SAFETY: the piece is within the page; only its page table refers to the frame, and that is locked: nobody else reads or writes it.
+        let target = unsafe { std::slice::from_raw_parts_mut(self.shared.store.memory(page.frame).add(piece.within), piece.len) };
+        old.copy_from_slice(target);
+        new.copy_from_slice(target);
+        change(new);
+        target.copy_from_slice(new);
+        let crc = patched_crc(page.crc, old, new, OS_PAGE_BYTES - piece.within - piece.len);
+        self.space.page_changed(self.seat.member, self.region, piece.page, crc).expect("the region was there a moment ago");
+    }
+}
+
+impl Part {
+    fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.window.pieces()
+    }
+
+    /// Whether a piece changes its page rather than replacing it.
+    fn in_place(&self, piece: &Piece) -> bool {
+        self.update.is_some() || !piece.is_whole()
+    }
+
+    /// The checksums of the whole pages.
+    fn whole_crcs(&self) -> impl Iterator<Item = u32> {
+        self.window.blocks().into_iter().zip(self.crcs.clone()).filter(|(block, _)| block.whole).map(|(_, crc)| crc)
+    }
+
+    /// Compares what is in the staging with its checksums. Whole pages keep theirs, for whoever reads them.
+    fn check_bytes(&self) -> Result<(), Refused> {
+        let damaged = || Refused::new(Status::BadRequest, "the bytes came damaged (checksum differs)");
+        if self.update.is_some() {
+            return if crc32c::crc32c(&self.staging) == self.crcs[0] { Ok(()) } else { Err(damaged()) };
+        }
+        let mut rest = &self.staging[..];
+        for (block, crc) in self.window.blocks().into_iter().zip(&self.crcs).filter(|(block, _)| !block.whole) {
+            let (bytes, tail) = rest.split_at(block.len as usize);
+            rest = tail;
+            if crc32c::crc32c(bytes) != *crc {
+                return Err(damaged());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
+    let mut crcs = Vec::new();
+    let window = Window::parse_with(table, &mut crcs)?;
+    if window.len != header.bulk_len {
+        return Err(WireError::BulkLength);
+    }
+    let mut part = Part { window, crcs, staging: Vec::new(), whole: Vec::new(), update: None };
+    let mut staged = part.window.len as usize;
+    if header.opcode == Opcode::Accumulate {
+        let (kind, how) = parse_accumulate_arg(header.arg)?;
+        let bytes = kind.bytes() as u64;
+        let whole_elements = part.window.program.is_aligned(bytes)
+            && part.window.from.is_multiple_of(bytes)
+            && u64::from(part.window.len).is_multiple_of(bytes);
+        if !whole_elements || part.crcs.len() != 1 {
+            return Err(WireError::WindowRange);
+        }
+        part.update = Some((kind, how));
+    } else {
+        if part.window.blocks().len() != part.crcs.len() {
+            return Err(WireError::TableLength);
+        }
+        part.whole = part.window.pieces().filter(Piece::is_whole).map(|piece| piece.page).collect();
+        staged -= part.whole.len() * OS_PAGE_BYTES;
+        if staged > 0 && !part.whole.is_empty() {
+            // Nobody who means well writes a page as a whole and in part at once.
+            let mut whole = part.whole.clone();
+            whole.sort_unstable();
+            if part.window.pieces().any(|piece| !piece.is_whole() && whole.binary_search(&piece.page).is_ok()) {
+                return Err(WireError::BadLayout);
+            }
+        }
+    }
+    part.staging = vec![0; staged];
+    Ok(part)
+}
+
+/// The bytes of a window, ready to be sent: in frames that are held, and in a buffer.
+#[derive(Default)]
+pub(in crate::server) struct Gathered {
+    pub(in crate::server) frames: Vec<FrameIndex>,
+    pub(in crate::server) pieces: Vec<Place>,
+    pub(in crate::server) buffer: Vec<u8>,
+    /// Of each block.
+    pub(in crate::server) crcs: Vec<u32>,
+}
+
+impl Gathered {
+    /// Collects a window while the lease is locked. With an error, the frames so far are held.
+    pub(in crate::server) fn collect(
+        &mut self,
+        shared: &Shared,
+        arena: usize,
+        view: &mut View<'_>,
+        window: &Window,
+    ) -> Result<(), Refused> {
+        view.reaches(window.program.bounds().1.cast_unsigned())?;
+        // It never grows after this: pieces point into it.
+        self.buffer.reserve_exact(window.len as usize);
+        let mut blocks = Blocks::default();
+        let mut ahead = Ahead::default();
+        // Most pieces lie in the page of the one before.
+        let mut near: Option<(PageIndex, *const u8)> = None;
+        for piece in window.pieces() {
+            let from_frame = piece.len >= FROM_FRAME_BYTES;
+            if !from_frame
+                && let Some((page, memory)) = near
+                && page == piece.page
+            {
+                if ahead.is_full() {
+                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                }
+                ahead.push(memory.wrapping_add(piece.within), piece.len);
+                continue;
+            }
+            let page = view.page(piece.page);
+            let (frame, memory) = match page {
+                None => (None, ZEROES.as_ptr()),
+                // Under the lock nobody changes it.
+                Some(page) if !from_frame && usize::from(page.len) == OS_PAGE_BYTES => (None, shared.store.memory(page.frame).cast_const()),
+                Some(page) => {
+                    let presented = shared.store.present(arena, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
+                    let (frame, _) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
+                    (Some(frame), shared.store.memory(frame).cast_const())
+                }
+            };
+            let from = memory.wrapping_add(piece.within);
+            if !from_frame {
+                if ahead.is_full() || frame.is_some() {
+                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                }
+                ahead.push(from, piece.len);
+                near = Some((piece.page, memory));
+                if let Some(frame) = frame {
+                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                    shared.store.release(&[frame]);
+                    near = None;
+                }
+                continue;
+            }
+            ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+            self.frames.extend(frame);
+            if piece.is_whole() {
+                blocks.end_block(&self.buffer);
+                blocks.crcs.push(page.map_or(ZERO_PAGE_CRC, |page| page.crc));
+            } else {
+                blocks.catch_up(&self.buffer);
+                blocks.between = true;
+                // SAFETY: the piece is within its page; the frame is held, and is not written while it is.
+                blocks.crc = crc32c::crc32c_append(blocks.crc, unsafe { std::slice::from_raw_parts(from, piece.len) });
+            }
+            self.pieces.push(Place { ptr: from, len: piece.len });
+        }
+        ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+        blocks.end_block(&self.buffer);
+        self.crcs = blocks.crcs;
+        Ok(())
+    }
+}
+
+/// Small pieces to copy, whose memory is on its way into the cache: pieces lie anywhere, and waiting for one after the other takes most of the time.
+///
+/// Invariant: every piece is readable memory, which nobody writes until it was copied.
+struct Ahead {
+    pieces: [(*const u8, usize); AHEAD],
+    count: usize,
+}
+
+const AHEAD: usize = 32;
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self { pieces: [(std::ptr::null(), 0); AHEAD], count: 0 }
+    }
+}
+
+impl Ahead {
+    fn is_full(&self) -> bool {
+        self.count == AHEAD
+    }
+
+    fn push(&mut self, from: *const u8, len: usize) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, for any address.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast());
+        }
+        self.pieces[self.count] = (from, len);
+        self.count += 1;
+    }
+
+    /// Copies them behind what is in the buffer, which has room for the whole window they are a part of.
+    fn copy(&mut self, buffer: &mut Vec<u8>, places: &mut Vec<Place>, blocks: &mut Blocks) {
+        if self.count == 0 {
+            return;
+        }
+        let start = buffer.len();
+        for (from, len) in &self.pieces[..self.count] {
+            // SAFETY: the invariant; there is room.
+            unsafe { append(buffer, *from, *len) };
+        }
+        self.count = 0;
+        let at = buffer.as_ptr().wrapping_add(start);
+        let bytes = buffer.len() - start;
+        match places.last_mut() {
+            Some(last) if last.ptr.wrapping_add(last.len) == at => last.len += bytes,
+            _ => places.push(Place { ptr: at, len: bytes }),
+        }
+        blocks.uncounted += bytes;
+        blocks.between = true;
+    }
+}
+
+/// Appends bytes without a call for the usual lengths.
+///
+/// # Safety
+/// `from` is readable for `len` bytes that nobody writes meanwhile, outside of `buffer`, which has room for as many more.
+unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, len: usize) {
+    let end = buffer.len();
+    debug_assert!(buffer.capacity() - end >= len);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let to = buffer.as_mut_ptr().add(end);
+        match len {
+            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
+            4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
+            64 => to.cast::<[u64; 8]>().write_unaligned(from.cast::<[u64; 8]>().read_unaligned()),
+            _ => std::ptr::copy_nonoverlapping(from, to, len),
+        }
+        buffer.set_len(end + len);
+    }
+}

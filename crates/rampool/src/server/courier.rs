@@ -1,0 +1,262 @@
+//! Copies from this server to another, without the client in between (DIMMnet-3's VCOPY, and from layout to layout, VDDC).
+//!
+//! One thread carries out the copies that clients order. It joins the other server's lease with the token that the client has for it, writes as any member does, and
+//! leaves when nothing was to be copied for a while. What it reads it reads under the lease's lock, a request at a time; several are on their way at once.
+//! A server without a key only goes to addresses of its own machine, as it is only reached from there.
+
+use super::connection::direct::Gathered;
+use super::connection::{Held, Refused};
+use super::shared::{Lease, Shared, lock};
+use crate::transport::{Endpoint, Link, LocalPolicy, Piece, Received, Urgency, connect};
+use rampool_proto::server::ConnectionNumber;
+use rampool_proto::wire::{AttachLease, CopyRequest, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame, parse_message};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// The longest sleep: stopping is noticed within this time.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+/// Less than clients wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long a connection that is not used stays.
+const IDLE: Duration = Duration::from_millis(500);
+/// How long a server that did not answer is not asked again: nobody's copy waits for it once more.
+const DOWN: Duration = Duration::from_secs(5);
+/// Copies on their way at a time.
+const AT_ONCE: usize = 8;
+
+/// A copy, and who is to be told.
+pub(super) struct Order {
+    pub shard: usize,
+    pub token: u64,
+    pub header: Header,
+    pub lease: Arc<Lease>,
+    pub member: MemberId,
+    pub connection: ConnectionNumber,
+    pub copy: CopyRequest,
+}
+
+/// What came of a copy, for the shard of its connection.
+pub(super) struct Delivered {
+    pub token: u64,
+    pub header: Header,
+    pub result: Result<u64, Refused>,
+}
+
+/// The way to another server's lease.
+struct Way {
+    link: Link<Held>,
+    next: u64,
+    used: Instant,
+    /// Orders whose bytes are on their way.
+    waiting: BTreeMap<u64, Order>,
+}
+
+#[derive(Default)]
+struct Ways {
+    open: BTreeMap<(String, LeaseId), Way>,
+    /// Servers that did not answer, since when, and why.
+    down: BTreeMap<String, (Instant, String)>,
+}
+
+pub(super) fn run(shared: &Shared, orders: &Receiver<Order>) {
+    let mut ways = Ways::default();
+    let mut next = None;
+    while !shared.stopping() {
+        match next.take().map_or_else(|| orders.recv_timeout(LONGEST_SLEEP), Ok) {
+            Ok(order) => send_off(shared, &mut ways, order),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        while let Ok(order) = orders.try_recv() {
+            if ways.open.values().map(|way| way.waiting.len()).sum::<usize>() >= AT_ONCE {
+                next = Some(order);
+                break;
+            }
+            send_off(shared, &mut ways, order);
+        }
+        // Half of them stay on their way while more is sent.
+        let keep = if next.is_some() { AT_ONCE / 2 } else { 0 };
+        let now = Instant::now();
+        let Ways { open, down } = &mut ways;
+        down.retain(|_, (since, _)| now.duration_since(*since) < DOWN);
+        open.retain(|(name, _), way| {
+            if let Err(message) = collect(shared, way, keep, Instant::now() + PATIENCE) {
+                fail(shared, way, name, &message);
+                down.insert(name.clone(), (Instant::now(), message));
+                return false;
+            }
+            let stays = !way.waiting.is_empty() || now.duration_since(way.used) < IDLE;
+            if !stays {
+                way.link.send_head(Urgency::Demand, &Header::request(Opcode::Goodbye, u64::MAX).encode(), Held::nothing());
+                // A goodbye that is lost is the grace time's business.
+                let _ = way.link.flush();
+            }
+            stays
+        });
+    }
+}
+
+fn tell(shared: &Shared, order: Order, result: Result<u64, Refused>) {
+    let mailbox = &shared.shards[order.shard];
+    lock(&mailbox.delivered).push(Delivered { token: order.token, header: order.header, result });
+    mailbox.ring();
+}
+
+fn lost(name: &str, message: &str) -> Refused {
+    Refused::new(Status::PeerLost, format!("memory server {name}: {message}"))
+}
+
+fn fail(shared: &Shared, way: &mut Way, name: &str, message: &str) {
+    tracing::warn!(peer = name, message, "copies to another server failed");
+    for order in std::mem::take(&mut way.waiting).into_values() {
+        tell(shared, order, Err(lost(name, message)));
+    }
+}
+
+/// Reads what is to be copied and sends it.
+fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
+    let (gathered, held) = match read(shared, &order) {
+        Ok(read) => read,
+        Err(refused) => return tell(shared, order, Err(refused)),
+    };
+    let key = (order.copy.endpoint.clone(), order.copy.lease);
+    if !ways.open.contains_key(&key) {
+        let gone = match ways.down.get(&key.0) {
+            Some((_, message)) => Err(message.clone()),
+            None => go(shared, &order.copy).inspect_err(|message| _ = ways.down.insert(key.0.clone(), (Instant::now(), message.clone()))),
+        };
+        match gone {
+            Ok(way) => _ = ways.open.insert(key.clone(), way),
+            Err(message) => {
+                let refused = lost(&order.copy.endpoint, &message);
+                return tell(shared, order, Err(refused));
+            }
+        }
+    }
+    let way = ways.open.get_mut(&key).expect("there is a way now");
+    way.next += 1;
+    way.used = Instant::now();
+    // SAFETY: frames and buffer are held; nobody writes to a frame that is.
+    let crcs = unsafe { crcs_there(&order.copy, &gathered) };
+    let (mut table, mut head) = (Vec::new(), Vec::new());
+    order.copy.target.encode_with(&crcs, &mut table);
+    encode_frame(
+        &mut head,
+        Header::request(Opcode::Scatter, way.next).with_region(order.copy.region),
+        &table,
+        order.copy.target.len as usize,
+    );
+    // SAFETY: the guard keeps the buffer and a reference to every frame until the frame has left.
+    unsafe { way.link.send(Urgency::Demand, &head, &gathered.pieces, held) };
+    // What does not leave now leaves when answers are collected.
+    let _ = way.link.flush();
+    way.waiting.insert(way.next, order);
+}
+
+/// The bytes to copy. With an error, nothing is held.
+fn read(shared: &Shared, order: &Order) -> Result<(Gathered, Held), Refused> {
+    let mut gathered = Gathered::default();
+    let result = (|| {
+        let space = order.lease.space();
+        space.admit(order.member, order.connection)?;
+        let mut view = space.view(order.member, RegionId(order.header.region))?;
+        gathered.collect(shared, order.shard, &mut view, &order.copy.source)
+    })();
+    // The buffer's bytes do not move with it.
+    let held = Held::frames_and_bytes(&shared.store, &gathered.frames, std::mem::take(&mut gathered.buffer));
+    result.map(|()| (gathered, held))
+}
+
+/// The checksums of the target's blocks: those of the source where both are cut alike, so that a page keeps the one that was made when it was stored.
+///
+/// # Safety
+/// The pieces are readable memory that nobody writes.
+unsafe fn crcs_there(copy: &CopyRequest, gathered: &Gathered) -> Vec<u32> {
+    let blocks = copy.target.blocks();
+    if blocks == copy.source.blocks() {
+        return gathered.crcs.clone();
+    }
+    let mut pieces = gathered.pieces.iter().copied();
+    let mut piece = Piece { ptr: std::ptr::null(), len: 0 };
+    let mut crcs = Vec::with_capacity(blocks.len());
+    for block in blocks {
+        let (mut left, mut crc) = (block.len as usize, 0);
+        while left > 0 {
+            if piece.len == 0 {
+                piece = pieces.next().expect("the pieces are as long as the blocks");
+                continue;
+            }
+            let len = left.min(piece.len);
+            // SAFETY: within the piece.
+            crc = crc32c::crc32c_append(crc, unsafe { std::slice::from_raw_parts(piece.ptr, len) });
+            piece = Piece { ptr: piece.ptr.wrapping_add(len), len: piece.len - len };
+            left -= len;
+        }
+        crcs.push(crc);
+    }
+    crcs
+}
+
+/// Connects to the other server and joins the lease there.
+fn go(shared: &Shared, copy: &CopyRequest) -> Result<Way, String> {
+    let config = &shared.config;
+    let endpoint: Endpoint = copy.endpoint.parse().map_err(|error| format!("{error}"))?;
+    if config.key.is_none() && !endpoint.is_local().map_err(|error| error.to_string())? {
+        return Err("a server without a key copies to its own machine only".to_owned());
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: 0 };
+    let link = connect::<Held>(&endpoint, local, deadline).map_err(|error| error.to_string())?;
+    let mut way = Way { link, next: 0, used: Instant::now(), waiting: BTreeMap::new() };
+    let attach = AttachLease {
+        lease: copy.lease,
+        token: copy.token,
+        member: MemberId(0),
+        pid: std::process::id(),
+        name: "copy from another server".to_owned(),
+        host: String::new(),
+    };
+    let mut head = Vec::new();
+    encode_frame(&mut head, Header::request(Opcode::AttachLease, 0), &attach.encode(), 0);
+    way.link.send_head(Urgency::Demand, &head, Held::nothing());
+    let (header, table) = reply(&mut way, deadline)?;
+    if header.status == Status::Ok { Ok(way) } else { Err(parse_message(&table)) }
+}
+
+/// Waits for answers until `keep` copies are on their way.
+fn collect(shared: &Shared, way: &mut Way, keep: usize, deadline: Instant) -> Result<(), String> {
+    while way.waiting.len() > keep {
+        let (header, table) = reply(way, deadline)?;
+        let order = way.waiting.remove(&header.request).ok_or("it answers what nobody asked")?;
+        let result = if header.status == Status::Ok {
+            Ok(0)
+        } else {
+            // For the client it is the other server that has no room, or no such region.
+            Err(Refused {
+                status: header.status,
+                arg: header.arg,
+                message: format!("memory server {}: {}", order.copy.endpoint, parse_message(&table)),
+            })
+        };
+        tell(shared, order, result);
+    }
+    Ok(())
+}
+
+fn reply(way: &mut Way, deadline: Instant) -> Result<(Header, Vec<u8>), String> {
+    loop {
+        way.link.flush().map_err(|error| error.to_string())?;
+        match way.link.receive().map_err(|error| error.to_string())? {
+            Received::Blocked => {
+                if !way.link.wait(deadline).map_err(|error| error.to_string())? {
+                    return Err(format!("no answer within {PATIENCE:?}"));
+                }
+            }
+            Received::Head(header) if header.opcode == Opcode::Draining => {}
+            Received::Head(header) if header.is_reply() && header.bulk_len == 0 => return Ok((header, way.link.table().to_vec())),
+            Received::Head(_) | Received::Bulk(_) => return Err("it says what nobody asked".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Three programs on the direct view, each of which checks what it computes. See docs/direct.md.
+//!
+//! ```console
+//! $ cargo run --release -p rampool --example direct -- scan
+//! $ cargo run --release -p rampool --example direct -- store memhost1 memhost2
+//! $ cargo run --release -p rampool --example direct -- halo
+//! ```
+//! Without servers named, two are started in this process.
+#![allow(clippy::cast_possible_truncation)]
+
+mod halo;
+mod scan;
+mod store;
+
+use rampool::direct::Direct;
+use rampool::pool::{PoolConfig, ServerSpec};
+use rampool::proto::units::ByteLen;
+use rampool::server::{RunningServer, Server, ServerConfig};
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let run = match arguments.first().map(String::as_str) {
+        Some("scan") => |direct: &mut Direct| scan::run(direct, 16 * 1024),
+        Some("store") => |direct: &mut Direct| store::run(direct, 4, 5_000),
+        Some("halo") => |direct: &mut Direct| halo::run(direct, 32),
+        _ => return Err("say which: scan, store or halo; then, perhaps, memory servers".into()),
+    };
+    let mut servers: Vec<ServerSpec> = arguments[1..].iter().map(|server| server.parse()).collect::<Result<_, _>>()?;
+    let mut own: Vec<RunningServer> = Vec::new();
+    if servers.is_empty() {
+        for _ in 0..2 {
+            own.push(Server::start(ServerConfig::new(256 << 20, "127.0.0.1:0".parse()?))?);
+        }
+        servers = own.iter().map(|server| ServerSpec { endpoint: server.addr().clone(), memory: None }).collect();
+    }
+    let mut direct = Direct::connect(&PoolConfig::new(servers, ByteLen(256 << 20), "direct example"))?;
+    println!("{}", run(&mut direct)?);
+    direct.pool().leave();
+    Ok(())
+}
