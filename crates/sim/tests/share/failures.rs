@@ -115,11 +115,11 @@ fn a_run_that_ended_answers_at_once() {
     let (mut memory, mut out) = (Plain(vec![0; 32]), Vec::new());
     let wait = SyncOp::Lock { lock: LockId(0), mode: LockMode::Exclusive, wait: true };
     engine.handle(Event::Sync { thread: ThreadId(0), op: wait }, &mut memory, &mut out);
-    engine.handle(Event::PeerLost(Rank(0)), &mut memory, &mut out);
+    engine.handle(Event::PeerLost { peer: Rank(0), how: "it is silent" }, &mut memory, &mut out);
     engine.handle(Event::Sync { thread: ThreadId(1), op: wait }, &mut memory, &mut out);
     for id in [ThreadId(0), ThreadId(1)] {
         let told = out.iter().any(|action| {
-            matches!(action, Action::Done { thread, result: OpResult::Failed(OpError::Stopped(Reason::PeerLost { peer: Rank(0) })) } if *thread == id)
+            matches!(action, Action::Done { thread, result: OpResult::Failed(OpError::Stopped(Reason::PeerLost { peer: Rank(0), .. })) } if *thread == id)
         });
         assert!(told, "{id} is told");
     }

@@ -106,6 +106,17 @@ impl Engine {
         }
     }
 
+    /// Who has not come to the barrier that somebody waits at: ranks below this one in the tree whose subtrees are not complete, and this one.
+    /// Empty if this rank waits for those above it, or for nothing.
+    #[must_use]
+    pub fn absent(&self) -> Vec<Rank> {
+        if self.barrier.name.is_none() || !matches!(self.barrier.stage, Stage::Open | Stage::Releasing | Stage::Arrived) {
+            return Vec::new();
+        }
+        let own = (self.barrier.stage == Stage::Open).then_some(self.shared.rank);
+        own.into_iter().chain(self.children().filter(|child| !self.barrier.arrived.contains(child))).collect()
+    }
+
     /// Everyone has to mean the same barrier.
     fn name_barrier(&mut self, rank: Rank, barrier: BarrierId, kind: BarrierKind) -> Result<(), Reason> {
         match self.barrier.name {
@@ -131,11 +142,8 @@ impl Engine {
     /// Merges what a rank or a subtree brings.
     fn join(&mut self, parts: &[Part]) -> Checked {
         for part in parts {
-            let plugin = self
-                .plugins
-                .iter()
-                .find(|plugin| plugin.kind() == part.protocol)
-                .ok_or_else(|| Violation::new("a payload for a protocol that no region has"))?;
+            self.add_protocol(part.protocol);
+            let plugin = self.plugins.iter().find(|plugin| plugin.kind() == part.protocol).expect("it is there now");
             match self.barrier.parts.iter_mut().find(|known| known.protocol == part.protocol) {
                 Some(known) => plugin.get().merge(&mut known.payload, &part.payload)?,
                 None => self.barrier.parts.push(part.clone()),
