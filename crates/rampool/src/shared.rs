@@ -97,8 +97,8 @@ struct Inner {
     config: SharedConfig,
     host: Mutex<Host>,
     bell: OwnedFd,
-    /// Threads that wait in an operation.
-    waiting: AtomicUsize,
+    /// Threads that wait in an operation and have stopped looking for its end themselves.
+    asleep: AtomicUsize,
     threads: AtomicU16,
     finished: AtomicBool,
     semaphores: Region,
@@ -229,7 +229,7 @@ impl Shared {
             threads: AtomicU16::new(config.threads),
             host: Mutex::new(host),
             bell,
-            waiting: AtomicUsize::new(0),
+            asleep: AtomicUsize::new(0),
             finished: AtomicBool::new(false),
             semaphores,
             instance: INSTANCES.fetch_add(1, Ordering::Relaxed),
@@ -684,17 +684,17 @@ impl Shared {
         if ring {
             service::ring(&inner.bell);
         }
-        if !slot.is_ready() {
-            inner.waiting.fetch_add(1, Ordering::Relaxed);
-            let outcome = self.wait_for(&slot, thread, &what);
-            inner.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Ok(outcome);
+        self.look_for(&slot);
+        if slot.is_ready() {
+            return Ok(self.wait_for(&slot, thread, &what));
         }
-        Ok(self.wait_for(&slot, thread, &what))
+        inner.asleep.fetch_add(1, Ordering::Relaxed);
+        let outcome = self.wait_for(&slot, thread, &what);
+        inner.asleep.fetch_sub(1, Ordering::Relaxed);
+        Ok(outcome)
     }
 
     fn wait_for(&self, slot: &Slot, thread: ThreadId, what: &Waiting) -> Outcome {
-        self.look_for(slot);
         let Some(limit) = self.inner.config.deadline else {
             return slot.wait(None).expect("without a deadline it waits for the outcome");
         };
@@ -730,6 +730,8 @@ impl Shared {
                 }
                 Err(_) => std::hint::spin_loop(),
             }
+            // The rank that it waits for may want this CPU.
+            std::thread::yield_now();
         }
     }
 
