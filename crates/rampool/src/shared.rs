@@ -208,7 +208,7 @@ impl Shared {
             tuning: config.tuning,
         };
         let bytes = usize::try_from(config.range_bytes).expect("64-bit addresses");
-        let memory = SharedMemory::new(config.base, bytes, config.user_faults)?;
+        let memory = SharedMemory::new(Rank(config.rank), config.base, bytes, config.user_faults)?;
         let reach = memory.reach();
         let Mesh { lines, datagrams } = Mesh::meet(&config)?;
         let datagrams = datagrams.map(|(socket, addresses)| {

@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -395,8 +396,14 @@ impl Host {
 
     fn take_message(&mut self, from: Rank, message: &Message) {
         self.stats.received_messages += 1;
-        if self.stopped.is_none() {
-            self.handle(Event::Receive { from, message });
+        if self.stopped.is_some() {
+            return;
+        }
+        // The engine refuses what makes no sense. Should a lie be so good that it breaks one of its invariants, the liar is named all the same.
+        let handled = catch_unwind(AssertUnwindSafe(|| self.handle(Event::Receive { from, message })));
+        if handled.is_err() {
+            self.actions.clear();
+            self.lose(from, "after a message of it this rank's state made no sense any more");
         }
     }
 
