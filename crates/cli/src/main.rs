@@ -5,10 +5,12 @@ mod dlmm_server;
 mod doctor;
 mod generate;
 mod key;
+mod launch;
 mod program;
 mod run;
 mod rundir;
 mod serve;
+mod signals;
 mod status;
 mod summary;
 mod top;
@@ -29,6 +31,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Serve(serve::Args),
+    Launch(launch::Args),
     Status(status::Args),
     Top(top::Args),
     Doctor(doctor::Args),
@@ -44,6 +47,7 @@ fn main() {
     let result = match Cli::parse_from(arguments).command {
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(args),
+        Command::Launch(args) => launch::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -20,6 +20,7 @@ use rampool_proto::units::ByteLen;
 use rampool_sys::probe::{Capabilities, Rung};
 
 use crate::rundir::RunDir;
+use crate::signals::Signals;
 use crate::{program, summary};
 
 /// Run a program, unchanged, in more memory than this machine lends it.
@@ -231,7 +232,7 @@ fn start(program: &Path, command: &[OsString], libraries: &[PathBuf], run_dir: &
         preload.push(":");
         preload.push(others);
     }
-    let mask = signals.before;
+    let mask = signals.before();
     let mut child = Command::new(program);
     child.arg0(&command[0]).args(&command[1..]).env("LD_PRELOAD", preload).env(RUN_DIR_VARIABLE, run_dir);
     // SAFETY: between fork and exec only sigprocmask is called, which is async-signal-safe.
@@ -296,57 +297,6 @@ fn wait(
             // SAFETY: our own child.
             unsafe { libc::kill(pid, signal) };
         });
-    }
-}
-
-/// Signals are taken one by one instead of interrupting us.
-struct Signals {
-    before: libc::sigset_t,
-    taken: libc::sigset_t,
-}
-
-impl Signals {
-    fn block() -> Result<Self> {
-        // SAFETY: the sets are initialised by the calls that fill them.
-        unsafe {
-            let mut taken = std::mem::zeroed::<libc::sigset_t>();
-            let mut before = std::mem::zeroed::<libc::sigset_t>();
-            libc::sigemptyset(&raw mut taken);
-            for signal in [
-                libc::SIGCHLD,
-                libc::SIGINT,
-                libc::SIGQUIT,
-                libc::SIGTERM,
-                libc::SIGHUP,
-                libc::SIGUSR1,
-                libc::SIGUSR2,
-                libc::SIGTSTP,
-                libc::SIGCONT,
-                libc::SIGWINCH,
-                libc::SIGALRM,
-            ] {
-                libc::sigaddset(&raw mut taken, signal);
-            }
-            if libc::sigprocmask(libc::SIG_BLOCK, &raw const taken, &raw mut before) != 0 {
-                bail!("signals cannot be blocked");
-            }
-            Ok(Self { before, taken })
-        }
-    }
-
-    /// Waits for a signal at most `time`; `pass` gets those that the program must have from us. What the terminal sends reaches the whole
-    /// foreground group, the program included, and is not passed twice.
-    fn wait(&self, time: Duration, pass: impl Fn(i32)) {
-        let time = libc::timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
-        // SAFETY: the set, the information and the time live across the call.
-        let (signal, info) = unsafe {
-            let mut info = std::mem::zeroed::<libc::siginfo_t>();
-            (libc::sigtimedwait(&raw const self.taken, &raw mut info, &raw const time), info)
-        };
-        const FROM_KERNEL: i32 = 0x80;
-        if signal > 0 && signal != libc::SIGCHLD && info.si_code != FROM_KERNEL {
-            pass(signal);
-        }
     }
 }
 

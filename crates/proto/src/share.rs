@@ -37,6 +37,8 @@
 
 pub mod channel;
 pub mod config;
+pub mod control;
+pub mod desk;
 pub mod diff;
 mod engine;
 mod home;
@@ -145,8 +147,10 @@ pub enum Event<'a> {
     Timer(TimerId),
     /// The rank has time and the network room for about this many bytes.
     Idle { budget_bytes: u32 },
-    /// The session gave this rank up.
-    PeerLost(Rank),
+    /// This rank cannot be reached any more, and how that was seen.
+    PeerLost { peer: Rank, how: &'a str },
+    /// The host ends the run.
+    Stop { why: &'a str },
 }
 
 /// What a thread may ask for.
@@ -241,8 +245,10 @@ pub enum OpError {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
-    #[error("{peer} is lost")]
-    PeerLost { peer: Rank },
+    #[error("{peer} is lost: {how}")]
+    PeerLost { peer: Rank, how: String },
+    #[error("{why}")]
+    Stopped { why: String },
     #[error("{peer} ended the run: {why}")]
     Aborted { peer: Rank, why: String },
     #[error("{peer} sent a message that makes no sense here: {what}")]

@@ -16,6 +16,7 @@
 //!   guardian   answers a child's faults when the parent that served it is gone
 //!   server     lends this machine's memory: connections in shards, pages in a store
 //!   store      where a server keeps pages: locked frames, raw or compressed
+//!   shared     the shared view: one address range for the processes of a parallel program
 //!   settings   what `rampool run` tells the agent in the programs it starts
 //!   roll       which processes of a run live
 //!   error      what can go wrong between a program and its servers
@@ -37,6 +38,7 @@ pub mod region;
 pub mod roll;
 pub mod server;
 pub mod settings;
+pub mod shared;
 pub mod space;
 pub mod stats;
 pub mod store;

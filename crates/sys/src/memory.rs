@@ -2,7 +2,7 @@
 
 use crate::OS_PAGE_BYTES;
 
-/// An anonymous private mapping that we own. Dropping it unmaps it. No reference into it is ever handed out: others may write it.
+/// A mapping that we own. Dropping it unmaps it. No reference into it is ever handed out: others may write it.
 #[derive(Debug)]
 pub struct Mapping {
     start: usize,
@@ -70,6 +70,64 @@ impl Mapping {
         Ok(Self { start, bytes })
     }
 
+    /// All of `object`, readable and writable, at an address of the kernel's choice.
+    ///
+    /// # Errors
+    /// When the address space is exhausted.
+    pub fn shared(object: &SharedObject) -> Result<Self, MapError> {
+        Self::map_shared(object, 0, libc::PROT_READ | libc::PROT_WRITE, 0)
+    }
+
+    /// All of `object` at exactly this address, so far without any access ([`Mapping::allow`]).
+    ///
+    /// # Errors
+    /// EEXIST: something is mapped there.
+    pub fn shared_at(object: &SharedObject, address: usize) -> Result<Self, MapError> {
+        let mapping = Self::map_shared(object, address, libc::PROT_NONE, libc::MAP_FIXED_NOREPLACE)?;
+        // Kernels before 4.17 take the address as a hint.
+        if mapping.start == address { Ok(mapping) } else { Err(MapError { bytes: object.bytes, errno: libc::EEXIST }) }
+    }
+
+    fn map_shared(object: &SharedObject, address: usize, protection: i32, flags: i32) -> Result<Self, MapError> {
+        use std::os::fd::AsRawFd;
+        let bytes = object.bytes;
+        // SAFETY: a new mapping at an address of the kernel's choice, or at one where the kernel makes sure that nothing is, disturbs nothing.
+        let p = unsafe {
+            let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | flags;
+            libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, object.fd.as_raw_fd(), 0usize)
+        };
+        if p == -1 {
+            return Err(MapError { bytes, errno: crate::last_errno() });
+        }
+        let start = usize::try_from(p).expect("a user address");
+        own::add(start, bytes);
+        Ok(Self { start, bytes })
+    }
+
+    /// Lets the program read and write this part of the mapping.
+    ///
+    /// # Errors
+    /// The errno.
+    ///
+    /// # Panics
+    /// If the range is not whole pages of this mapping.
+    pub fn allow(&self, start: usize, bytes: usize) -> Result<(), i32> {
+        assert!(start >= self.start && start + bytes <= self.end() && start.is_multiple_of(OS_PAGE_BYTES));
+        // SAFETY: inside of our own mapping, to which more access is given.
+        let rc = unsafe { libc::syscall(libc::SYS_mprotect, start, bytes, libc::PROT_READ | libc::PROT_WRITE) };
+        if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
+    }
+
+    /// From now on every access to the mapping is a fault that kills.
+    ///
+    /// # Errors
+    /// The errno.
+    pub fn forbid(&self) -> Result<(), i32> {
+        // SAFETY: our own mapping; no reference into it exists.
+        let rc = unsafe { libc::syscall(libc::SYS_mprotect, self.start, self.bytes, libc::PROT_NONE) };
+        if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
+    }
+
     /// Gives back what lies behind the first `bytes` bytes, rounded up to whole pages.
     pub fn shorten(&mut self, bytes: usize) {
         let Some(bytes) = bytes.checked_next_multiple_of(OS_PAGE_BYTES).filter(|b| *b < self.bytes) else { return };
@@ -103,6 +161,37 @@ impl Mapping {
     pub fn leak(self) -> (usize, usize) {
         let this = std::mem::ManuallyDrop::new(self);
         (this.start, this.bytes)
+    }
+}
+
+/// Memory that can be mapped more than once.
+#[derive(Debug)]
+pub struct SharedObject {
+    fd: std::os::fd::OwnedFd,
+    bytes: usize,
+}
+
+impl SharedObject {
+    /// A new one, all zeroes; pages are taken when they are touched.
+    ///
+    /// # Errors
+    /// When the kernel refuses the descriptor or the size.
+    pub fn new(name: &std::ffi::CStr, bytes: usize) -> Result<Self, MapError> {
+        use std::os::fd::{AsRawFd, FromRawFd};
+        let error = || MapError { bytes, errno: crate::last_errno() };
+        // SAFETY: a terminated name.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(error());
+        }
+        // SAFETY: the descriptor is new and owned by nobody else.
+        let fd = unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) };
+        let len = libc::off_t::try_from(bytes).map_err(|_| MapError { bytes, errno: libc::EFBIG })?;
+        // SAFETY: changes the size of an object that nobody has mapped.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), len) } != 0 {
+            return Err(error());
+        }
+        Ok(Self { fd, bytes })
     }
 }
 

@@ -11,6 +11,8 @@ use linux_raw_sys::general as k;
 const MOVE_MODE_DONTWAKE: u64 = 1;
 const MOVE_MODE_ALLOW_SRC_HOLES: u64 = 2;
 const WP_MODE_WP: u64 = 1;
+/// Linux 6.4.
+const CONTINUE_MODE_WP: u64 = 2;
 
 /// Below this address no program has memory of its own.
 const LOWEST: usize = 1 << 16;
@@ -286,10 +288,22 @@ impl Uffd {
         reply(result, arg.updated)
     }
 
-    /// Maps pages that are in the page cache of a shared mapping already (MINOR faults).
+    /// As [`register`](Self::register) for a mapping of shared memory: faults on pages that its object has, but that are not mapped here, come
+    /// to this context as well.
+    ///
+    /// # Errors
+    /// The errno.
+    pub fn register_shared(&self, start: usize, bytes: usize) -> Result<(), i32> {
+        let mode = k::UFFDIO_REGISTER_MODE_MISSING | k::UFFDIO_REGISTER_MODE_MINOR | k::UFFDIO_REGISTER_MODE_WP;
+        let mut arg = k::uffdio_register { range: range(start, bytes), mode: u64::from(mode), ioctls: 0 };
+        self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_REGISTER), &mut arg)
+    }
+
+    /// Maps pages that the object of a shared mapping has already, and wakes who waits for them.
     #[must_use]
-    pub fn continue_pages(&self, start: usize, bytes: usize) -> Reply {
-        let mut arg = k::uffdio_continue { range: range(start, bytes), mode: 0, mapped: 0 };
+    pub fn continue_pages(&self, start: usize, bytes: usize, write_protect: bool) -> Reply {
+        let mode = if write_protect { CONTINUE_MODE_WP } else { 0 };
+        let mut arg = k::uffdio_continue { range: range(start, bytes), mode, mapped: 0 };
         let result = self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_CONTINUE), &mut arg);
         reply(result, arg.mapped)
     }

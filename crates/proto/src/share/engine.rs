@@ -144,11 +144,16 @@ impl Engine {
     /// If the region is not well-formed or overlaps another.
     pub fn add_region(&mut self, region: RegionConfig) -> Result<(), ConfigError> {
         self.shared.regions.add(region, self.shared.ranks)?;
-        if self.plugins.iter().all(|plugin| plugin.kind() != region.protocol) {
-            self.plugins.push(Plugin::new(region.protocol));
+        self.add_protocol(region.protocol);
+        Ok(())
+    }
+
+    /// Has this protocol from now on. Another rank may know of a region before this one does, and say so in what it sends.
+    pub(crate) fn add_protocol(&mut self, kind: ProtocolKind) {
+        if self.plugins.iter().all(|plugin| plugin.kind() != kind) {
+            self.plugins.push(Plugin::new(kind));
             self.plugins.sort_by_key(Plugin::kind);
         }
-        Ok(())
     }
 
     /// Leaves one rule out.
@@ -185,6 +190,12 @@ impl Engine {
         self.shared.tables.home(&self.shared.regions, page)
     }
 
+    /// Who manages the lock in this epoch.
+    #[must_use]
+    pub fn lock_manager(&self, lock: LockId) -> Rank {
+        self.shared.tables.manager(&self.shared.regions, lock)
+    }
+
     /// What the engine believes the application may do with the page.
     #[must_use]
     pub fn access(&self, page: PageIndex) -> Option<super::Protection> {
@@ -203,7 +214,8 @@ impl Engine {
         let io = &mut Io { mem, out };
         match event {
             Event::Sync { thread, op } => self.begin(io, thread, op),
-            Event::PeerLost(peer) => self.fail(io, Reason::PeerLost { peer }),
+            Event::PeerLost { peer, how } => self.fail(io, Reason::PeerLost { peer, how: how.to_owned() }),
+            Event::Stop { why } => self.fail(io, Reason::Stopped { why: why.to_owned() }),
             _ if self.failed.is_some() => {}
             Event::Fault { thread, page, write } => self.fault(io, thread, page, write),
             Event::Receive { from, message } => self.receive(io, from, message),
@@ -321,7 +333,7 @@ impl Engine {
             io.out.push(Action::Done { thread, result });
         }
         let lost = match reason {
-            Reason::PeerLost { peer } => Some(peer),
+            Reason::PeerLost { peer, .. } => Some(peer),
             _ => None,
         };
         if !matches!(reason, Reason::Aborted { .. }) {

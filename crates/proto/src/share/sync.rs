@@ -13,7 +13,6 @@ use super::protocol::Scope;
 use super::rule::Rule;
 use super::{
     AtomicOp, Body, Checked, CondId, Diff, Io, LockId, LockMode, OpError, OpResult, Protection, ProtocolKind, Rank, SyncOp, ThreadId,
-    Violation,
 };
 use crate::units::PageIndex;
 
@@ -239,8 +238,8 @@ impl Engine {
             return Ok(());
         }
         for part in parts {
-            let at = self.plugins.iter_mut().find(|plugin| plugin.kind() == part.protocol);
-            let plugin = at.ok_or_else(|| Violation::new("a payload for a protocol that no region has"))?;
+            self.add_protocol(part.protocol);
+            let plugin = self.plugins.iter_mut().find(|plugin| plugin.kind() == part.protocol).expect("it is there now");
             let mut cx = super::protocol::Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out };
             take(plugin.get_mut(), &mut cx, &part.payload)?;
         }

@@ -127,6 +127,11 @@ impl Handshake {
         self.stream().peer()
     }
 
+    /// Blocks until the socket is ready for the next [`Handshake::advance`]. False at the deadline.
+    pub(crate) fn wait(&self, write: bool, deadline: Instant) -> Result<bool, HandshakeError> {
+        self.stream().wait(write, deadline).map_err(HandshakeError::Io)
+    }
+
     /// What to wait for before the next [`Handshake::advance`].
     #[must_use]
     pub fn wants(&self) -> Wants {
@@ -310,7 +315,7 @@ pub fn connect<G>(endpoint: &Endpoint, local: LocalPolicy, deadline: Instant) ->
             return Ok(link);
         }
         let write = handshake.wants() == Wants::Write;
-        if !handshake.stream().wait(write, deadline).map_err(HandshakeError::Io)? {
+        if !handshake.wait(write, deadline)? {
             return Err(HandshakeError::TimedOut);
         }
     }

@@ -173,6 +173,11 @@ impl<G> Link<G> {
         Self { stream, security, features, seal, incoming, outgoing }
     }
 
+    /// The socket and its keys, for another kind of frames. Only right after the handshake: nothing has been sent or received.
+    pub(crate) fn into_parts(self) -> (Stream, Option<Seal>) {
+        (self.stream, self.seal.map(|sealing| sealing.seal))
+    }
+
     #[must_use]
     pub fn peer(&self) -> &Peer {
         self.stream.peer()

@@ -7,15 +7,15 @@ use snow::{Builder, HandshakeState, TransportState};
 const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 
 /// The longest Noise message.
-pub(super) const MAX_MESSAGE_BYTES: usize = 65_535;
+pub(crate) const MAX_MESSAGE_BYTES: usize = 65_535;
 /// Bytes each message grows by.
-pub(super) const TAG_BYTES: usize = 16;
+pub(crate) const TAG_BYTES: usize = 16;
 /// The most plain bytes in one message.
-pub(super) const MAX_PLAIN_BYTES: usize = MAX_MESSAGE_BYTES - TAG_BYTES;
+pub(crate) const MAX_PLAIN_BYTES: usize = MAX_MESSAGE_BYTES - TAG_BYTES;
 
 /// A message did not open: another key, an altered, replayed or reordered stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct NotAuthentic;
+pub(crate) struct NotAuthentic;
 
 /// The handshake, either side.
 pub(super) struct Proof(Box<HandshakeState>);
@@ -50,11 +50,11 @@ impl Proof {
 }
 
 /// The keys of a connection, one per direction, each with its message counter.
-pub(super) struct Seal(Box<TransportState>);
+pub(crate) struct Seal(Box<TransportState>);
 
 impl Seal {
     /// Appends `plain` (at most [`MAX_PLAIN_BYTES`]) as one message.
-    pub(super) fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
+    pub(crate) fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + 2 + plain.len() + TAG_BYTES, 0);
         let len = self.0.write_message(plain, &mut out[start + 2..]).expect("a message within the limits, and fewer than 2^64 of them");
@@ -63,7 +63,7 @@ impl Seal {
     }
 
     /// Opens one message (without its length) into `out`, which has room for it. Returns the plain length.
-    pub(super) fn open(&mut self, message: &[u8], out: &mut [u8]) -> Result<usize, NotAuthentic> {
+    pub(crate) fn open(&mut self, message: &[u8], out: &mut [u8]) -> Result<usize, NotAuthentic> {
         self.0.read_message(message, out).map_err(|_| NotAuthentic)
     }
 }

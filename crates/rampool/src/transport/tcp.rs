@@ -375,6 +375,17 @@ impl Listener {
         }
     }
 
+    /// Takes over a TCP socket that listens already.
+    ///
+    /// # Errors
+    /// Where it cannot be made non-blocking, or has no address.
+    pub(crate) fn adopt(listener: TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let at = listener.local_addr()?;
+        let endpoint = Endpoint::Tcp { host: at.ip().to_string(), port: at.port() };
+        Ok(Self { socket: ListenSocket::Tcp(listener), endpoint })
+    }
+
     /// Where it listens, with the port the kernel chose.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {

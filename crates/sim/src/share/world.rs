@@ -218,7 +218,7 @@ impl World {
             }
             Happening::Timer { rank, timer } => self.handle(rank, Event::Timer(timer)),
             Happening::Lost { rank, peer } if !self.dead[rank] => {
-                self.handle(rank, Event::PeerLost(Rank(u16::try_from(peer).expect("few"))))
+                self.handle(rank, Event::PeerLost { peer: Rank(u16::try_from(peer).expect("few")), how: "it is silent" })
             }
             Happening::Lost { .. } => Ok(()),
             Happening::Deliver { from, to } => {
@@ -410,7 +410,7 @@ impl World {
         }
         for (rank, peer) in lost {
             if !self.dead[rank] {
-                self.handle(rank, Event::PeerLost(Rank(u16::try_from(peer).expect("few"))))?;
+                self.handle(rank, Event::PeerLost { peer: Rank(u16::try_from(peer).expect("few")), how: "it is silent" })?;
             }
         }
         self.network_soon();

@@ -106,6 +106,17 @@ impl Engine {
         }
     }
 
+    /// Who has not come to the barrier that somebody waits at: ranks below this one in the tree whose subtrees are not complete, and this one.
+    /// Empty if this rank waits for those above it, or for nothing.
+    #[must_use]
+    pub fn absent(&self) -> Vec<Rank> {
+        if self.barrier.name.is_none() || !matches!(self.barrier.stage, Stage::Open | Stage::Releasing | Stage::Arrived) {
+            return Vec::new();
+        }
+        let own = (self.barrier.stage == Stage::Open).then_some(self.shared.rank);
+        own.into_iter().chain(self.children().filter(|child| !self.barrier.arrived.contains(child))).collect()
+    }
+
     /// Everyone has to mean the same barrier.
     fn name_barrier(&mut self, rank: Rank, barrier: BarrierId, kind: BarrierKind) -> Result<(), Reason> {
         match self.barrier.name {
@@ -125,17 +136,22 @@ impl Engine {
         self.barrier.stage = Stage::Arrived;
         let parts = self.make_parts(io, |plugin, cx, _| Ok(plugin.arrive(cx)));
         let joined = parts.and_then(|parts| self.join(&parts)).and_then(|()| self.barrier_up(io));
-        joined.expect("what this rank makes by itself is well-formed");
+        self.blame_below(io, joined);
+    }
+
+    /// What this rank brings is well-formed; what it was joined with need not be.
+    fn blame_below(&mut self, io: &mut Io<'_>, joined: Checked) {
+        if let Err(Violation(what)) = joined {
+            let ranks: Vec<String> = self.children().map(|child| child.to_string()).collect();
+            self.fail(io, Reason::Stopped { why: format!("what {} brought to the barrier makes no sense: {what}", ranks.join(", ")) });
+        }
     }
 
     /// Merges what a rank or a subtree brings.
     fn join(&mut self, parts: &[Part]) -> Checked {
         for part in parts {
-            let plugin = self
-                .plugins
-                .iter()
-                .find(|plugin| plugin.kind() == part.protocol)
-                .ok_or_else(|| Violation::new("a payload for a protocol that no region has"))?;
+            self.add_protocol(part.protocol);
+            let plugin = self.plugins.iter().find(|plugin| plugin.kind() == part.protocol).expect("it is there now");
             match self.barrier.parts.iter_mut().find(|known| known.protocol == part.protocol) {
                 Some(known) => plugin.get().merge(&mut known.payload, &part.payload)?,
                 None => self.barrier.parts.push(part.clone()),
@@ -205,7 +221,7 @@ impl Engine {
         self.barrier.stage = Stage::Flushed;
         let parts = self.make_parts(io, |plugin, cx, _| Ok(plugin.flushed(cx)));
         let joined = parts.and_then(|parts| self.join(&parts)).and_then(|()| self.barrier_up(io));
-        joined.expect("what this rank makes by itself is well-formed");
+        self.blame_below(io, joined);
         true
     }
 

@@ -1,0 +1,250 @@
+//! `rampool launch`: a parallel program on shared memory, as several processes on one or many machines.
+
+mod hosts;
+mod verdict;
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rampool::shared::environment::variable;
+
+use crate::signals::Signals;
+use hosts::Hosts;
+use verdict::{End, verdict};
+
+/// Start a parallel program on shared memory: several processes, on this machine or on many.
+///
+/// Each process finds the others by what is in its environment, so a program that calls rampool's library joins by itself. Standard input goes to
+/// rank 0; standard output and error pass through untouched. When a process ends with an error, or is lost, all others are ended, and one message says
+/// which it was and why.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// How many processes
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    ranks: u16,
+
+    /// The consistency protocol of memory that names none: sc, lrc, hlrc, aurc or ibec [default: hlrc]
+    #[arg(long, env = "RAMPOOL_PROTOCOL", value_name = "NAME", value_parser = ["sc", "lrc", "hlrc", "aurc", "ibec"])]
+    protocol: Option<String>,
+
+    /// What carries the processes' messages: tcp or udp [default: tcp]
+    #[arg(long, env = "RAMPOOL_TRANSPORT", value_name = "NAME", value_parser = ["tcp", "udp"])]
+    transport: Option<String>,
+
+    /// Start the processes over ssh on the machines that FILE names, one a line, perhaps with `slots=N`. The first one must be reachable from all
+    /// others by its name; beyond one machine every process needs the key file (RAMPOOL_KEY_FILE)
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+
+    /// With --hosts: what runs a command on another machine, as `COMMAND HOST SHELL-COMMAND`
+    #[arg(long, env = "RAMPOOL_SSH", default_value = "ssh", value_name = "COMMAND")]
+    ssh: String,
+
+    /// With --hosts: the port on which rank 0 listens
+    #[arg(long, default_value_t = 7118, value_name = "PORT")]
+    port: u16,
+
+    /// The pool's key file, at the same path on all machines (see `rampool key`)
+    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
+    key_file: Option<PathBuf>,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// After the first bad end the others have this long to notice by themselves: their messages may say more than their end would.
+const GRACE: Duration = Duration::from_secs(1);
+/// After SIGTERM comes SIGKILL.
+const MERCY: Duration = Duration::from_secs(1);
+
+/// A process of the run.
+struct Rank {
+    child: Child,
+    end: Option<End>,
+}
+
+/// Returns the exit code of the run: that of the process that ended it, or 0.
+pub fn run(args: &Args) -> Result<i32> {
+    let hosts = args.hosts.as_deref().map(Hosts::read).transpose()?;
+    let signals = Signals::block()?;
+    let (mut reports, report_to) = std::io::pipe().context("no pipe")?;
+    let mut ranks = match &hosts {
+        None => start_here(args, report_to.into(), &signals)?,
+        Some(hosts) => {
+            drop(report_to);
+            start_there(args, hosts, &signals)?
+        }
+    };
+    let ends = wait(&mut ranks, &signals)?;
+    rustix::fs::fcntl_setfl(&reports, rustix::fs::OFlags::NONBLOCK)?;
+    let mut said = Vec::new();
+    // Nothing more can come; what cannot be read is not told.
+    let _ = reports.read_to_end(&mut said);
+    match verdict(&ends, &String::from_utf8_lossy(&said)) {
+        None => Ok(0),
+        Some((message, code)) => {
+            eprintln!("rampool: {message}");
+            Ok(code)
+        }
+    }
+}
+
+/// What only the processes of this run know.
+fn run_name() -> Result<String> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).context("no random numbers")?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The environment of one rank.
+fn environment(args: &Args, rank: u16, rendezvous: &str, run: &str, local_ranks: u16) -> Vec<(&'static str, OsString)> {
+    let mut variables: Vec<(&'static str, OsString)> = vec![
+        (variable::RANK, rank.to_string().into()),
+        (variable::RANKS, args.ranks.to_string().into()),
+        (variable::RENDEZVOUS, rendezvous.into()),
+        (variable::RUN, run.into()),
+        (variable::LOCAL_RANKS, local_ranks.to_string().into()),
+    ];
+    if let Some(protocol) = &args.protocol {
+        variables.push(("RAMPOOL_PROTOCOL", protocol.into()));
+    }
+    if let Some(transport) = &args.transport {
+        variables.push(("RAMPOOL_TRANSPORT", transport.into()));
+    }
+    if let Some(path) = &args.key_file {
+        variables.push(("RAMPOOL_KEY_FILE", path.into()));
+    }
+    variables
+}
+
+/// All ranks on this machine. Rank 0 inherits the socket that it listens on, so nobody else can have its port.
+fn start_here(args: &Args, report_to: OwnedFd, signals: &Signals) -> Result<Vec<Rank>> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port for the ranks to meet at")?;
+    let rendezvous = listener.local_addr()?.to_string();
+    let run = run_name()?;
+    // Copies that programs inherit; they are closed here before the next rank starts.
+    let mut listener = Some(rustix::io::dup(&listener)?);
+    let report_to = rustix::io::dup(&report_to)?;
+    let mut ranks = Vec::new();
+    for rank in 0..args.ranks {
+        let mut command = program(&args.command, signals);
+        command.envs(environment(args, rank, &rendezvous, &run, args.ranks));
+        command.env(variable::REPORT_FD, report_to.as_raw_fd().to_string());
+        match listener.take() {
+            Some(listener) => {
+                command.env(variable::RENDEZVOUS_FD, listener.as_raw_fd().to_string());
+                start(&mut command, rank, &mut ranks, &args.command[0].to_string_lossy())?;
+            }
+            None => {
+                command.env_remove(variable::RENDEZVOUS_FD).stdin(std::process::Stdio::null());
+                start(&mut command, rank, &mut ranks, &args.command[0].to_string_lossy())?;
+            }
+        }
+    }
+    Ok(ranks)
+}
+
+/// Ranks on other machines, through a shell there.
+fn start_there(args: &Args, hosts: &Hosts, signals: &Signals) -> Result<Vec<Rank>> {
+    let run = run_name()?;
+    let places = hosts.places(args.ranks);
+    let rendezvous = format!("{}:{}", places[0], args.port);
+    let directory = std::env::current_dir().context("the current directory is gone")?;
+    let mut ranks = Vec::new();
+    for (rank, host) in (0..).zip(&places) {
+        let local = places.iter().filter(|other| *other == host).count();
+        let variables = environment(args, rank, &rendezvous, &run, u16::try_from(local).unwrap_or(u16::MAX));
+        let mut words = args.ssh.split_whitespace().map(OsString::from).collect::<Vec<_>>();
+        if words.is_empty() {
+            bail!("--ssh names no command");
+        }
+        words.push(host.into());
+        words.push(hosts::shell_command(&directory, &variables, &args.command)?.into());
+        let mut command = program(&words, signals);
+        if rank != 0 {
+            command.stdin(std::process::Stdio::null());
+        }
+        start(&mut command, rank, &mut ranks, &args.ssh)?;
+    }
+    Ok(ranks)
+}
+
+/// A process that ends with this one.
+fn program(words: &[OsString], signals: &Signals) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    let mask = signals.before();
+    // SAFETY: between fork and exec only sigprocmask and prctl are called, which are async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut());
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    command
+}
+
+fn start(command: &mut Command, rank: u16, ranks: &mut Vec<Rank>, name: &str) -> Result<()> {
+    match command.spawn() {
+        Ok(child) => {
+            ranks.push(Rank { child, end: None });
+            Ok(())
+        }
+        Err(error) => {
+            for rank in ranks.iter_mut() {
+                let _ = rank.child.kill();
+                let _ = rank.child.wait();
+            }
+            Err(error).with_context(|| format!("rank {rank}: {} cannot be started", Path::new(name).display()))
+        }
+    }
+}
+
+/// Waits until all have ended. Once one has ended badly, the others are made to.
+fn wait(ranks: &mut [Rank], signals: &Signals) -> Result<Vec<End>> {
+    let mut bad: Option<Instant> = None;
+    let mut order = 0;
+    loop {
+        for (number, rank) in ranks.iter_mut().enumerate().filter(|(_, rank)| rank.end.is_none()) {
+            let Some(status) = rank.child.try_wait().context("waiting for a rank failed")? else { continue };
+            let ended_by_us = bad.is_some_and(|since| since.elapsed() >= GRACE);
+            rank.end = Some(End { rank: number, status, order, ended_by_us });
+            order += 1;
+            if !status.success() {
+                bad.get_or_insert_with(Instant::now);
+            }
+        }
+        if ranks.iter().all(|rank| rank.end.is_some()) {
+            return Ok(ranks.iter_mut().filter_map(|rank| rank.end.take()).collect());
+        }
+        let mut pause = Duration::from_millis(500);
+        if let Some(since) = bad {
+            pause = Duration::from_millis(10);
+            if since.elapsed() >= GRACE + MERCY {
+                send(ranks, libc::SIGKILL);
+            } else if since.elapsed() >= GRACE {
+                send(ranks, libc::SIGTERM);
+                // Who is stopped does not see it otherwise.
+                send(ranks, libc::SIGCONT);
+            }
+        }
+        signals.wait(pause, |signal| send(ranks, signal));
+    }
+}
+
+fn send(ranks: &[Rank], signal: i32) {
+    for rank in ranks.iter().filter(|rank| rank.end.is_none()) {
+        let pid = i32::try_from(rank.child.id()).expect("a process id");
+        // SAFETY: our own child, which has not been waited for.
+        unsafe { libc::kill(pid, signal) };
+    }
+}

@@ -1,0 +1,106 @@
+//! Which rank ended a run, and why: of many that end at about the same time, the one that the others followed.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use rampool::shared::{EXIT_FAILED, EXIT_FOLLOWED};
+
+/// How a rank ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct End {
+    pub rank: usize,
+    pub status: ExitStatus,
+    /// The how-manieth it was.
+    pub order: usize,
+    /// The launcher had begun to end the others.
+    pub ended_by_us: bool,
+}
+
+/// What to say, and the exit code of the run. `None`: all went well.
+///
+/// `reports` has a line `rank N: why` from each rank whose library saw the run fail.
+pub fn verdict(ends: &[End], reports: &str) -> Option<(String, i32)> {
+    // Ranks that ended by themselves say more than those that followed.
+    let weight = |end: &&End| match (end.status.signal(), end.status.code()) {
+        _ if end.ended_by_us => 3,
+        (None, Some(EXIT_FOLLOWED)) => 2,
+        (None, Some(EXIT_FAILED)) => 1,
+        _ => 0,
+    };
+    let cause = ends.iter().filter(|end| !end.status.success()).min_by_key(|end| (weight(end), end.order))?;
+    let own = format!("rank {}: ", cause.rank);
+    let why = match (cause.status.signal(), cause.status.code()) {
+        (Some(signal), _) => format!("rank {} was killed by signal {signal}{}", cause.rank, name(signal)),
+        (None, Some(code @ (EXIT_FAILED | EXIT_FOLLOWED))) => {
+            let said = reports.lines().find(|line| line.starts_with(&own));
+            said.map_or_else(|| format!("rank {} ended the run (exit code {code})", cause.rank), str::to_owned)
+        }
+        (None, code) => format!("rank {} ended with exit code {}", cause.rank, code.unwrap_or(1)),
+    };
+    let others = match ends.len() - 1 {
+        0 => String::new(),
+        1 => "; so the other rank was ended".to_owned(),
+        count => format!("; so the {count} other ranks were ended"),
+    };
+    let code = cause.status.code().unwrap_or_else(|| 128 + cause.status.signal().unwrap_or(0));
+    Some((format!("{why}{others}"), code))
+}
+
+fn name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGKILL => " (SIGKILL)",
+        libc::SIGSEGV => " (SIGSEGV)",
+        libc::SIGBUS => " (SIGBUS)",
+        libc::SIGABRT => " (SIGABRT)",
+        libc::SIGTERM => " (SIGTERM)",
+        libc::SIGINT => " (SIGINT)",
+        libc::SIGILL => " (SIGILL)",
+        libc::SIGFPE => " (SIGFPE)",
+        libc::SIGPIPE => " (SIGPIPE)",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(rank: usize, raw: i32, order: usize) -> End {
+        End { rank, status: ExitStatus::from_raw(raw), order, ended_by_us: false }
+    }
+
+    #[test]
+    fn nobody_is_blamed_when_all_go_well() {
+        assert_eq!(verdict(&[end(0, 0, 1), end(1, 0, 0)], ""), None);
+    }
+
+    #[test]
+    fn the_rank_that_was_killed_is_named_even_if_those_that_followed_ended_first() {
+        let ends = [end(0, EXIT_FOLLOWED << 8, 0), end(1, libc::SIGKILL, 2), end(2, EXIT_FOLLOWED << 8, 1)];
+        let (message, code) = verdict(&ends, "rank 0: rank 1 is lost: x\n").unwrap();
+        assert_eq!(message, "rank 1 was killed by signal 9 (SIGKILL); so the 2 other ranks were ended");
+        assert_eq!(code, 137);
+    }
+
+    #[test]
+    fn what_a_rank_saw_is_told_in_its_words() {
+        let ends = [end(0, EXIT_FOLLOWED << 8, 0), end(1, EXIT_FAILED << 8, 1)];
+        let reports = "rank 0: rank 1 ended the run: y\nrank 1: ranks meet at different barriers\n";
+        assert_eq!(verdict(&ends, reports).unwrap().0, "rank 1: ranks meet at different barriers; so the other rank was ended");
+        assert_eq!(verdict(&ends, "").unwrap().0, "rank 1 ended the run (exit code 86); so the other rank was ended");
+    }
+
+    #[test]
+    fn a_rank_that_the_launcher_ended_is_not_to_blame() {
+        let mut hung = end(1, libc::SIGTERM, 1);
+        hung.ended_by_us = true;
+        let (message, code) = verdict(&[end(0, EXIT_FOLLOWED << 8, 0), hung], "rank 0: rank 1 is lost: silent\n").unwrap();
+        assert_eq!((message.as_str(), code), ("rank 0: rank 1 is lost: silent; so the other rank was ended", EXIT_FOLLOWED));
+    }
+
+    #[test]
+    fn an_exit_code_passes_through() {
+        let (message, code) = verdict(&[end(0, 3 << 8, 0), end(1, EXIT_FOLLOWED << 8, 1)], "").unwrap();
+        assert_eq!((message.as_str(), code), ("rank 0 ended with exit code 3; so the other rank was ended", 3));
+    }
+}

@@ -1,0 +1,957 @@
+//! Parallel programs on shared memory, as people start them: `rampool launch`, real processes, the real kernel.
+//!
+//! The programs are in this binary too: the launcher starts it again, once for each rank, with the name of a program in the environment.
+
+use std::io::Write;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rampool::shared::{AllocOptions, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
+
+const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The launcher with this binary as the program to start.
+struct Launch {
+    command: Command,
+}
+
+impl Launch {
+    fn new(ranks: u16, program: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
+            command.env_remove(name);
+        }
+        command.arg("launch").arg("-n").arg(ranks.to_string()).env(PROGRAM, program);
+        Self { command }
+    }
+
+    fn arg(mut self, argument: &str) -> Self {
+        self.command.arg(argument);
+        self
+    }
+
+    fn args(mut self, arguments: &[&str]) -> Self {
+        self.command.args(arguments);
+        self
+    }
+
+    fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Runs it to its end.
+    fn run(mut self) -> Output {
+        let me = std::env::current_exe().unwrap();
+        // A run that hangs says so before the harness loses patience.
+        self.command.env("RAMPOOL_JOIN_S", "60");
+        if !self.command.get_envs().any(|(name, _)| name == "RAMPOOL_DEADLINE_S") {
+            self.command.env("RAMPOOL_DEADLINE_S", "60");
+        }
+        self.command.arg(me).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
+        let mut child = self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
+        let started = Instant::now();
+        // Its output is small: it fits the pipes.
+        while child.try_wait().unwrap().is_none() {
+            if started.elapsed() > DEADLINE {
+                let _ = child.kill();
+                panic!("the run does not end: {:?}", child.wait_with_output());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.wait_with_output().unwrap()
+    }
+
+    fn succeeds(self) {
+        let output = self.run();
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Runs it to its bad end. Returns what it said, and its exit code.
+    fn fails(self) -> (String, Option<i32>) {
+        let output = self.run();
+        assert!(!output.status.success(), "{output:?}");
+        (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
+    }
+}
+
+/// What the launcher starts. By itself, under the test harness, it is one rank alone.
+#[test]
+fn this_binary_is_a_rank() {
+    let program = std::env::var(PROGRAM).unwrap_or_else(|_| "counter".to_owned());
+    let mut config = SharedConfig::from_env().unwrap_or_else(|error| panic!("{error}"));
+    if program == "versions" && config.rank == 1 {
+        config.build = "0.0.9".to_owned();
+    }
+    if program == "settings" && config.rank == 1 {
+        config.protocol = ProtocolKind::Lrc;
+    }
+    if program == "returns errors" {
+        config.on_failure = OnFailure::ReturnError;
+    }
+    let shared = match Shared::join(config) {
+        Ok(shared) => shared,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::exit(9);
+        }
+    };
+    match program.as_str() {
+        "counter" => counter(&shared),
+        "false sharing" => false_sharing(&shared),
+        "bounded buffer" => bounded_buffer(&shared),
+        "sor" => sor(&shared),
+        "words" => words(&shared),
+        "allocations" => allocations(&shared),
+        "protocols" => protocols(&shared),
+        "litmus" => litmus(&shared),
+        "placement" => placement(&shared),
+        "vanishing mappings" => vanishing_mappings(&shared),
+        "mistakes" => mistakes(&shared),
+        "system call" => system_call(&shared),
+        other => fail(&shared, other),
+    }
+    shared.finish().unwrap_or_else(|error| panic!("{error}"));
+}
+
+// --- programs -----------------------------------------------------------------------------------------------------------------------------
+
+/// # Safety
+/// Nobody else uses the word meanwhile.
+unsafe fn add(region: Region, index: usize, value: u64) {
+    let word = region.at::<u64>(index);
+    // SAFETY: by the caller.
+    unsafe { word.write_volatile(word.read_volatile() + value) };
+}
+
+/// # Safety
+/// Nobody writes the value meanwhile.
+unsafe fn get<T>(region: Region, index: usize) -> T {
+    // SAFETY: by the caller.
+    unsafe { region.at::<T>(index).read_volatile() }
+}
+
+/// # Safety
+/// Nobody else uses the value meanwhile.
+unsafe fn put<T>(region: Region, index: usize, value: T) {
+    // SAFETY: by the caller.
+    unsafe { region.at::<T>(index).write_volatile(value) };
+}
+
+/// Runs `body` in this many threads of this rank, with their numbers among all threads.
+fn threads(shared: &Shared, count: u16, body: impl Fn(usize) + Sync) {
+    shared.set_threads(count);
+    std::thread::scope(|scope| {
+        for thread in 0..usize::from(count) {
+            let body = &body;
+            scope.spawn(move || body(usize::from(shared.rank()) * usize::from(count) + thread));
+        }
+    });
+    shared.set_threads(1);
+}
+
+/// Every thread of every rank adds to one word under a lock.
+fn counter(shared: &Shared) {
+    const ROUNDS: u64 = 40;
+    let region = shared.alloc(8192, AllocOptions::new()).unwrap();
+    threads(shared, 2, |_| {
+        for _ in 0..ROUNDS {
+            shared.lock(7).unwrap();
+            // SAFETY: the lock orders all accesses.
+            unsafe { add(region, 3, 1) };
+            shared.unlock(7).unwrap();
+        }
+    });
+    shared.barrier(1).unwrap();
+    // SAFETY: the barrier orders it behind all writes.
+    assert_eq!(unsafe { get::<u64>(region, 3) }, ROUNDS * 2 * u64::from(shared.ranks()));
+}
+
+/// Threads of all ranks write neighbouring bytes of the same pages, and read each other's after a barrier.
+fn false_sharing(shared: &Shared) {
+    const BYTES: usize = 12_000;
+    let region = shared.alloc(BYTES, AllocOptions::new()).unwrap();
+    let all = usize::from(shared.ranks()) * 2;
+    threads(shared, 2, |me| {
+        for round in 0..6_usize {
+            let value = |at: usize| u8::try_from((at * 7 + round * 13) % 251).unwrap();
+            for at in (me..BYTES).step_by(all) {
+                // SAFETY: this byte is this thread's between two barriers.
+                unsafe { put(region, at, value(at)) };
+            }
+            shared.barrier(2).unwrap();
+            for at in (0..BYTES).step_by(17) {
+                // SAFETY: nobody writes between these barriers.
+                assert_eq!(unsafe { get::<u8>(region, at) }, value(at), "byte {at} in round {round}");
+            }
+            shared.barrier(3).unwrap();
+        }
+    });
+}
+
+/// Producers and consumers on different ranks, through a buffer of a few places.
+fn bounded_buffer(shared: &Shared) {
+    const PLACES: u64 = 4;
+    const ITEMS: u64 = 60;
+    const FULL: u32 = 0;
+    const EMPTY: u32 = 1;
+    // 0: put so far, 1: taken so far, 2: sum of what was taken, 8..: places.
+    let region = shared.alloc(4096, AllocOptions::new()).unwrap();
+    let at = |index: u64| usize::try_from(8 + index % PLACES).unwrap();
+    let total = ITEMS * u64::from(shared.ranks());
+    // SAFETY: in this function the lock orders all accesses, and the barrier the last ones.
+    threads(shared, 2, |me| unsafe {
+        for item in 0..ITEMS {
+            shared.lock(1).unwrap();
+            if me % 2 == 0 {
+                while get::<u64>(region, 0) - get::<u64>(region, 1) == PLACES {
+                    shared.wait(FULL, 1).unwrap();
+                }
+                let index = get::<u64>(region, 0);
+                put(region, at(index), (me as u64) << 32 | item);
+                put(region, 0, index + 1);
+                shared.signal(EMPTY, 1).unwrap();
+            } else {
+                while get::<u64>(region, 0) == get::<u64>(region, 1) {
+                    shared.wait(EMPTY, 1).unwrap();
+                }
+                let index = get::<u64>(region, 1);
+                add(region, 2, get::<u64>(region, at(index)));
+                put(region, 1, index + 1);
+                shared.broadcast(FULL, 1).unwrap();
+            }
+            shared.unlock(1).unwrap();
+        }
+    });
+    shared.barrier(4).unwrap();
+    let expected: u64 = (0..u64::from(shared.ranks())).map(|rank| ((rank * 2) << 32) * ITEMS + ITEMS * (ITEMS - 1) / 2).sum();
+    // SAFETY: nobody writes after the barrier.
+    assert_eq!(unsafe { (get::<u64>(region, 0), get::<u64>(region, 1), get::<u64>(region, 2)) }, (total, total, expected));
+}
+
+const ROWS: usize = 50;
+const COLUMNS: usize = 130;
+
+/// One half-sweep of red-black successive over-relaxation over `rows`.
+fn relax(rows: std::ops::Range<usize>, colour: usize, mut read: impl FnMut(usize) -> f64, mut write: impl FnMut(usize, f64)) {
+    for row in rows {
+        for column in (1 + (row + colour) % 2..COLUMNS - 1).step_by(2) {
+            let at = row * COLUMNS + column;
+            let around = read(at - 1) + read(at + 1) + read(at - COLUMNS) + read(at + COLUMNS);
+            let old = read(at);
+            write(at, old + 1.25 * (around / 4.0 - old));
+        }
+    }
+}
+
+fn start_value(at: usize) -> f64 {
+    ((at * 37) % 101) as f64
+}
+
+/// Successive over-relaxation by rows, against the same done by one thread.
+fn sor(shared: &Shared) {
+    const SWEEPS: usize = 6;
+    let region = shared.alloc(ROWS * COLUMNS * 8, AllocOptions::new().homes(Homes::Blocked)).unwrap();
+    let all = usize::from(shared.ranks()) * 2;
+    // SAFETY: in this function a cell is written by one thread, between barriers in which nobody else uses it.
+    threads(shared, 2, |me| unsafe {
+        let share = (ROWS - 2).div_ceil(all);
+        let rows = 1 + me * share..(1 + (me + 1) * share).min(ROWS - 1);
+        if me == 0 {
+            for at in 0..ROWS * COLUMNS {
+                put(region, at, start_value(at));
+            }
+        }
+        shared.barrier(0).unwrap();
+        for sweep in 0..2 * SWEEPS {
+            relax(rows.clone(), sweep % 2, |at| get(region, at), |at, value| put(region, at, value));
+            shared.barrier_keep(1).unwrap();
+        }
+    });
+    let alone = std::cell::RefCell::new((0..ROWS * COLUMNS).map(start_value).collect::<Vec<f64>>());
+    for sweep in 0..2 * SWEEPS {
+        relax(1..ROWS - 1, sweep % 2, |at| alone.borrow()[at], |at, value| alone.borrow_mut()[at] = value);
+    }
+    for (at, value) in alone.into_inner().into_iter().enumerate() {
+        // SAFETY: nobody writes any more.
+        assert_eq!(unsafe { get::<f64>(region, at) }.to_bits(), value.to_bits(), "cell {at}");
+    }
+    shared.barrier(2).unwrap();
+}
+
+/// Atomic words of all kinds, and semaphores.
+fn words(shared: &Shared) {
+    const ROUNDS: u64 = 20;
+    let region = shared.alloc(4096, AllocOptions::new()).unwrap();
+    let ranks = u64::from(shared.ranks());
+    if shared.rank() == 0 {
+        shared.semaphore_set(0, 1).unwrap();
+    }
+    shared.barrier(5).unwrap();
+    threads(shared, 2, |_| {
+        for _ in 0..ROUNDS {
+            shared.fetch_add(region.at(0), 3).unwrap();
+            shared.fetch_add_f64(region.at(1), 0.5).unwrap();
+            let mut seen = shared.load(region.at(2)).unwrap();
+            loop {
+                let before = shared.compare_exchange(region.at(2), seen, seen + 1).unwrap();
+                if before == seen {
+                    break;
+                }
+                seen = before;
+            }
+            // A baton goes round all ranks.
+            shared.semaphore_wait(shared.rank().into()).unwrap();
+            shared.semaphore_post(u32::from((shared.rank() + 1) % shared.ranks())).unwrap();
+        }
+    });
+    shared.barrier(6).unwrap();
+    let value = |index| shared.load(region.at(index)).unwrap();
+    let times = 2 * ROUNDS * ranks;
+    assert_eq!((value(0), value(2)), (3 * times, times));
+    assert!((f64::from_bits(value(1)) - 0.5 * times as f64).abs() < 1e-9);
+    shared.barrier(7).unwrap();
+}
+
+/// Memory of all kinds: by all ranks, by one; freed and taken again; much more than there is.
+fn allocations(shared: &Shared) {
+    let mail = shared.alloc(4096, AllocOptions::new()).unwrap();
+    let large = shared.alloc(16 << 30, AllocOptions::new().page_bytes(16384)).unwrap();
+    assert!(large.bytes() >= 16 << 30 && large.address() > mail.address());
+    let rank = usize::from(shared.rank());
+    let last = large.bytes() / 8 - 1 - rank * 4096;
+    // SAFETY: each rank has its own words; barriers order the rest.
+    unsafe {
+        assert_eq!(get::<u64>(large, last), 0);
+        put(large, last, 77 + rank as u64);
+        shared.barrier(0).unwrap();
+        let next = (rank + 1) % usize::from(shared.ranks());
+        assert_eq!(get::<u64>(large, large.bytes() / 8 - 1 - next * 4096), 77 + next as u64);
+    }
+    // One rank allocates, and the others find it by its address.
+    if rank == usize::from(shared.ranks()) - 1 {
+        let own = shared.alloc_alone(20_000, AllocOptions::new().protocol(ProtocolKind::Sc)).unwrap();
+        // SAFETY: read after the barrier.
+        unsafe { put(mail, 0, own.address()) };
+        // SAFETY: as above.
+        unsafe { put(own, 2000, 5_u64) };
+    }
+    shared.barrier(1).unwrap();
+    // SAFETY: nobody writes it any more.
+    let address = unsafe { get::<usize>(mail, 0) };
+    let word: *mut u64 = std::ptr::with_exposed_provenance_mut(address + 16_000);
+    shared.fetch_add(word, 1).unwrap();
+    shared.barrier(2).unwrap();
+    // SAFETY: nobody writes it after the barrier.
+    assert_eq!(unsafe { word.read_volatile() }, 5 + u64::from(shared.ranks()));
+    shared.barrier(3).unwrap();
+    if rank == 0 {
+        shared.free_alone(address).unwrap();
+        let again = shared.alloc_alone(20_000, AllocOptions::new().protocol(ProtocolKind::Sc)).unwrap();
+        assert_eq!(again.address(), address, "freed memory is used again");
+        assert!(matches!(shared.free_alone(address + 4096), Err(SharedError::Refused { .. })));
+        assert!(matches!(shared.free_alone(0x1000), Err(SharedError::NotShared { .. })));
+    }
+    shared.free(large).unwrap();
+    let again = shared.alloc(1 << 20, AllocOptions::new().page_bytes(16384)).unwrap();
+    assert_eq!(again.address(), large.address());
+    let error = shared.alloc(1 << 50, AllocOptions::new()).unwrap_err();
+    assert!(error.to_string().contains("are left"), "{error}");
+    shared.barrier(4).unwrap();
+}
+
+/// Regions of all protocols side by side.
+fn protocols(shared: &Shared) {
+    let all = ProtocolKind::ALL.map(|kind| shared.alloc(8192, AllocOptions::new().protocol(kind)).unwrap());
+    for _ in 0..10 {
+        for region in all {
+            shared.lock(3).unwrap();
+            // SAFETY: the lock orders all accesses.
+            unsafe { add(region, 700, 1) };
+            shared.unlock(3).unwrap();
+        }
+    }
+    shared.barrier(0).unwrap();
+    for region in all {
+        // SAFETY: nobody writes after the barrier.
+        assert_eq!(unsafe { get::<u64>(region, 700) }, 10 * u64::from(shared.ranks()));
+    }
+    shared.barrier(1).unwrap();
+}
+
+/// What must never be seen, often enough to be seen if it can be.
+fn litmus(shared: &Shared) {
+    const ROUNDS: u64 = 60;
+    let protocol = shared.config().protocol;
+    let region = shared.alloc(8 * 4096, AllocOptions::new()).unwrap();
+    let word = |page: usize| page * 512;
+    let (me, ranks) = (shared.rank(), u64::from(shared.ranks()));
+    for round in 1..=ROUNDS {
+        // Transitive causality: what rank 0 wrote before its lock is known to whoever got it through another rank's lock.
+        // SAFETY: locks and barriers order all accesses, or the region is `sc`.
+        unsafe {
+            match me {
+                0 => {
+                    shared.lock(1).unwrap();
+                    put(region, word(0), round);
+                    put(region, word(1), round);
+                    shared.unlock(1).unwrap();
+                }
+                1 => {
+                    shared.lock(1).unwrap();
+                    let seen: u64 = get(region, word(1));
+                    assert!(get::<u64>(region, word(0)) >= seen, "both were written under the lock");
+                    shared.unlock(1).unwrap();
+                    shared.lock(2).unwrap();
+                    put(region, word(2), seen);
+                    shared.unlock(2).unwrap();
+                }
+                _ => {
+                    shared.lock(2).unwrap();
+                    let seen: u64 = get(region, word(2));
+                    shared.unlock(2).unwrap();
+                    // Entry consistency promises this only under the first lock.
+                    if protocol != ProtocolKind::Ibec {
+                        assert!(get::<u64>(region, word(0)) >= seen, "round {round}");
+                    }
+                }
+            }
+        }
+        shared.barrier(0).unwrap();
+        if protocol == ProtocolKind::Sc {
+            // Store buffering: each of two ranks writes its word and reads the other's. One of them sees the other's write.
+            // SAFETY: valid aligned words, which are only used as atomics meanwhile.
+            let cell = |page: usize| unsafe { AtomicU64::from_ptr(region.at(word(page))) };
+            if me < 2 {
+                cell(3 + usize::from(me)).store(round, Ordering::SeqCst);
+                let other = cell(4 - usize::from(me)).load(Ordering::SeqCst);
+                cell(5 + usize::from(me)).store(other, Ordering::SeqCst);
+            }
+            shared.barrier(1).unwrap();
+            if ranks > 1 {
+                let seen = [5, 6].map(|page| cell(page).load(Ordering::SeqCst));
+                assert!(seen.contains(&round), "both read the old value in round {round}: {seen:?}");
+            }
+            shared.barrier(2).unwrap();
+        }
+    }
+}
+
+/// The kernel may take mappings away at any time, with or without write protection: the content stays, and so does the protection.
+fn vanishing_mappings(shared: &Shared) {
+    const PAGES: usize = 6;
+    let region = shared.alloc(PAGES * 4096, AllocOptions::new()).unwrap();
+    let (me, ranks) = (usize::from(shared.rank()), usize::from(shared.ranks()));
+    let vanish = |page: usize| {
+        // SAFETY: pages of a shared mapping keep their content in its object.
+        let done = unsafe { libc::madvise(region.at::<u8>(page * 4096).cast(), 4096, libc::MADV_DONTNEED) };
+        assert_eq!(done, 0);
+    };
+    for round in 0..20_usize {
+        let value = |page: usize, rank: usize| (round * 1000 + page * 10 + rank) as u64;
+        for page in 0..PAGES {
+            // SAFETY: this word is this rank's between two barriers.
+            unsafe { put(region, page * 512 + me, value(page, me)) };
+            if (page + round) % 3 == 0 {
+                vanish(page);
+            }
+            // SAFETY: as above.
+            assert_eq!(unsafe { get::<u64>(region, page * 512 + me) }, value(page, me));
+            // SAFETY: as above.
+            unsafe { put(region, page * 512 + 100 + me, value(page, me)) };
+        }
+        shared.barrier(0).unwrap();
+        for page in 0..PAGES {
+            vanish((page + round) % PAGES);
+            for rank in 0..ranks {
+                for at in [rank, 100 + rank] {
+                    // SAFETY: nobody writes between these barriers.
+                    assert_eq!(unsafe { get::<u64>(region, page * 512 + at) }, value(page, rank), "round {round}");
+                }
+            }
+        }
+        shared.barrier(1).unwrap();
+    }
+}
+
+/// Homes and managers that are set by hand.
+fn placement(shared: &Shared) {
+    let region = shared.alloc(64 * 4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(0)))).unwrap();
+    let last = shared.ranks() - 1;
+    assert_eq!(shared.home(region.address()).unwrap(), 0);
+    if shared.rank() == 0 {
+        shared.set_home(region.address() + 4096, 8 * 4096, last).unwrap();
+        shared.set_lock_manager(11, last).unwrap();
+        assert!(matches!(shared.set_lock_manager(11, 99), Err(SharedError::Operation { .. })));
+    }
+    shared.barrier(0).unwrap();
+    for (page, home) in [(0, 0), (1, last), (8, last), (9, 0)] {
+        assert_eq!(shared.home(region.address() + page * 4096).unwrap(), home, "page {page}");
+    }
+    for _ in 0..20 {
+        shared.lock(11).unwrap();
+        // SAFETY: the lock orders all accesses.
+        unsafe { add(region, 512, 1) };
+        shared.unlock(11).unwrap();
+    }
+    shared.barrier(1).unwrap();
+    // SAFETY: nobody writes after the barrier.
+    assert_eq!(unsafe { get::<u64>(region, 512) }, 20 * u64::from(shared.ranks()));
+    let stats = shared.stats();
+    assert!(stats.engine.lock_acquires >= 20 && stats.engine.barriers == 2, "{stats:?}");
+    assert!(shared.ranks() == 1 || stats.sent_messages > 0, "{stats:?}");
+    shared.barrier(2).unwrap();
+}
+
+/// Mistakes that end a call, not the run.
+fn mistakes(shared: &Shared) {
+    let region = shared.alloc(4096, AllocOptions::new()).unwrap();
+    let rank = format!("rank {}", shared.rank());
+    shared.lock(5 + u64::from(shared.rank())).unwrap();
+    let errors = [
+        (shared.unlock(99).unwrap_err(), "lock 99"),
+        (shared.lock(5 + u64::from(shared.rank())).unwrap_err(), "holds already"),
+        (shared.wait(0, 98).unwrap_err(), "lock 98"),
+        (shared.lock(1 << 62).unwrap_err(), "belong to the runtime"),
+        (shared.semaphore_post(1 << 20).unwrap_err(), "semaphore"),
+        (shared.atomic(region.address() + 1, 8, rampool::shared::AtomicOp::Load).unwrap_err(), "aligned"),
+        (shared.fetch_add(std::ptr::with_exposed_provenance_mut(0x7000), 1).unwrap_err(), "0x7000"),
+        (shared.set_home(region.address(), 1, 4000).unwrap_err(), "rank 4000"),
+        (shared.alloc_alone(8, AllocOptions::new().page_bytes(5000)).unwrap_err(), "5000"),
+    ];
+    for (error, words) in errors {
+        let text = error.to_string();
+        assert!(text.contains(words) && text.contains(&rank), "{text}");
+    }
+    assert!(!shared.try_lock(5 + u64::from(shared.rank())).is_ok_and(|got| got));
+    shared.unlock(5 + u64::from(shared.rank())).unwrap();
+    assert!(shared.try_lock(50 + u64::from(shared.rank())).unwrap());
+    shared.unlock(50 + u64::from(shared.rank())).unwrap();
+    shared.lock_shared(40).unwrap();
+    shared.unlock(40).unwrap();
+    shared.barrier(0).unwrap();
+}
+
+/// `write(2)` from a page that is at another rank.
+fn system_call(shared: &Shared) {
+    use std::os::fd::AsRawFd;
+    let region = shared.alloc(4096 * 4, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(0)))).unwrap();
+    if shared.rank() == 0 {
+        // SAFETY: nobody reads before the barrier.
+        unsafe { put(region, 512, u64::from_ne_bytes(*b"from far")) };
+    }
+    shared.barrier(0).unwrap();
+    let (mut read_end, write_end) = std::io::pipe().unwrap();
+    // SAFETY: eight bytes of our own region; the kernel reads them.
+    let written = unsafe { libc::write(write_end.as_raw_fd(), region.at::<u64>(512).cast(), 8) };
+    let expected = match shared.reach() {
+        rampool::shared::Reach::SystemCalls => 8,
+        rampool::shared::Reach::UserCode if shared.rank() == 0 => 8,
+        rampool::shared::Reach::UserCode => -1,
+    };
+    assert_eq!(written, expected, "{}", std::io::Error::last_os_error());
+    if written == 8 {
+        let mut text = [0; 8];
+        std::io::Read::read_exact(&mut read_end, &mut text).unwrap();
+        assert_eq!(&text, b"from far");
+    }
+    // SAFETY: nobody writes any more. The program's own access always works.
+    assert_eq!(unsafe { get::<u64>(region, 512) }, u64::from_ne_bytes(*b"from far"));
+    shared.barrier(1).unwrap();
+}
+
+/// Runs that end badly. Rank 1 is the one that does it.
+fn fail(shared: &Shared, how: &str) {
+    let culprit = shared.rank() == 1;
+    let region = shared.alloc(64 * 4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(1)))).unwrap();
+    shared.barrier(0).unwrap();
+    let raise = |signal| {
+        // SAFETY: a signal to this process.
+        unsafe { libc::raise(signal) };
+    };
+    // A reader of pages that rank 1 has, for as long as they come.
+    let read_for_ever = || {
+        for round in 0_u64.. {
+            for page in 0..64 {
+                // SAFETY: nobody writes.
+                let _ = unsafe { get::<u64>(region, page * 512) };
+            }
+            shared.lock(round % 16).unwrap();
+            shared.unlock(round % 16).unwrap();
+        }
+    };
+    match how {
+        "killed" => {
+            if culprit {
+                shared.lock(3).unwrap();
+                raise(libc::SIGKILL);
+            }
+            if shared.rank() == 0 {
+                read_for_ever();
+            }
+            shared.barrier(1).unwrap();
+        }
+        "hung" => {
+            if culprit {
+                raise(libc::SIGSTOP);
+            }
+            shared.barrier(1).unwrap();
+        }
+        "exits" => {
+            if culprit {
+                std::process::exit(0);
+            }
+            shared.barrier(1).unwrap();
+        }
+        "exit code" => {
+            if culprit {
+                std::process::exit(3);
+            }
+            shared.barrier(1).unwrap();
+        }
+        "panics" => {
+            assert!(!culprit, "rank 1 has a mistake");
+            shared.barrier(1).unwrap();
+        }
+        "finishes early" => {
+            if !culprit {
+                shared.barrier(17).unwrap();
+            }
+        }
+        "other barrier" => shared.barrier(if culprit { 2 } else { 1 }).unwrap(),
+        "other allocation" => {
+            shared.alloc(if culprit { 4096 } else { 8192 }, AllocOptions::new()).unwrap();
+        }
+        "absent" => {
+            if culprit {
+                // Waits for what does not come, but not at the barrier.
+                loop {
+                    std::thread::park();
+                }
+            }
+            shared.barrier(5).unwrap();
+        }
+        "keeps a lock" => {
+            if culprit {
+                shared.lock(6).unwrap();
+            }
+            shared.barrier(5).unwrap();
+            if culprit {
+                loop {
+                    std::thread::park();
+                }
+            }
+            shared.lock(6).unwrap();
+        }
+        "stray" => {
+            if culprit {
+                let outside: *mut u8 = std::ptr::with_exposed_provenance_mut(region.address() + (1 << 30));
+                // SAFETY: none: this access is the mistake, and it ends the process.
+                unsafe { outside.write_volatile(1) };
+            }
+            shared.barrier(1).unwrap();
+        }
+        "returns errors" => {
+            let error = shared.barrier(if culprit { 2 } else { 1 }).unwrap_err();
+            assert!(matches!(error, SharedError::Stopped { .. }) && error.to_string().contains("different barriers"), "{error}");
+            assert_eq!(shared.lock(1).unwrap_err().to_string(), error.to_string());
+            assert!(matches!(shared.alloc(1, AllocOptions::new()), Err(SharedError::Stopped { .. })));
+            assert!(matches!(shared.finish(), Err(SharedError::Stopped { .. })));
+            std::process::exit(0);
+        }
+        "gives up" => {
+            if culprit {
+                shared.abort("the input is wrong");
+            }
+            shared.barrier(1).unwrap();
+        }
+        other => panic!("no program {other}"),
+    }
+}
+
+// --- tests --------------------------------------------------------------------------------------------------------------------------------
+
+const PROTOCOLS: [&str; 5] = ["sc", "lrc", "hlrc", "aurc", "ibec"];
+
+/// Under every protocol, on 2 and 4 ranks.
+fn everywhere(program: &str) {
+    for protocol in PROTOCOLS {
+        for ranks in [2, 4] {
+            Launch::new(ranks, program).arg("--protocol").arg(protocol).succeeds();
+        }
+    }
+}
+
+#[test]
+fn a_counter_under_a_lock_counts_everything() {
+    everywhere("counter");
+}
+
+#[test]
+fn threads_of_all_ranks_share_pages_falsely() {
+    everywhere("false sharing");
+}
+
+#[test]
+fn a_bounded_buffer_passes_everything_on_once() {
+    everywhere("bounded buffer");
+}
+
+#[test]
+fn over_relaxation_gives_what_one_thread_gives() {
+    everywhere("sor");
+}
+
+#[test]
+fn atomic_words_and_semaphores_count() {
+    everywhere("words");
+}
+
+#[test]
+fn litmus_tests_hold_between_processes() {
+    for protocol in PROTOCOLS {
+        Launch::new(3, "litmus").arg("--protocol").arg(protocol).succeeds();
+    }
+}
+
+#[test]
+fn memory_is_allocated_and_freed_by_all_and_by_one() {
+    for ranks in [1, 2, 3] {
+        Launch::new(ranks, "allocations").succeeds();
+    }
+}
+
+#[test]
+fn protocols_live_side_by_side() {
+    Launch::new(3, "protocols").succeeds();
+    Launch::new(2, "protocols").arg("--protocol").arg("ibec").succeeds();
+}
+
+#[test]
+fn homes_and_managers_are_set_by_hand() {
+    for protocol in ["sc", "hlrc", "ibec"] {
+        Launch::new(3, "placement").arg("--protocol").arg(protocol).succeeds();
+    }
+}
+
+#[test]
+fn mappings_that_the_kernel_takes_away_come_back_with_their_protection() {
+    everywhere("vanishing mappings");
+}
+
+#[test]
+fn a_mistake_ends_the_call_and_says_who_and_what() {
+    Launch::new(2, "mistakes").succeeds();
+}
+
+#[test]
+fn system_calls_reach_pages_of_other_ranks_where_the_kernel_allows_it() {
+    Launch::new(2, "system call").succeeds();
+    Launch::new(2, "system call").env("RAMPOOL_SHARED_USER_FAULTS", "1").succeeds();
+}
+
+#[test]
+fn datagrams_that_are_lost_come_again() {
+    for (program, protocol) in [("counter", "lrc"), ("sor", "hlrc"), ("bounded buffer", "ibec"), ("false sharing", "aurc"), ("words", "sc")]
+    {
+        Launch::new(3, program).args(&["--protocol", protocol, "--transport", "udp"]).env("RAMPOOL_DROP_PERCENT", "5").succeeds();
+    }
+}
+
+#[test]
+fn a_key_seals_what_travels() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("one.key");
+    rampool::key::Key::generate().save_new(&key).unwrap();
+    let sealed = |program| Launch::new(3, program).arg("--key-file").arg(key.to_str().unwrap()).env("RAMPOOL_ENCRYPTION", "on");
+    sealed("sor").succeeds();
+    sealed("bounded buffer").succeeds();
+}
+
+/// This binary as one rank, started by nobody but the test.
+fn rank(program: &str, rank: u16, ranks: u16, port: u16) -> Command {
+    let mut command = alone(program);
+    command.env("RAMPOOL_RANK", rank.to_string()).env("RAMPOOL_RANKS", ranks.to_string());
+    command.env("RAMPOOL_RENDEZVOUS", format!("127.0.0.1:{port}")).env("RAMPOOL_JOIN_S", "60");
+    command
+}
+
+/// This binary, with nothing in its environment that says which rank it is.
+fn alone(program: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
+        command.env_remove(name);
+    }
+    command.args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]).env(PROGRAM, program);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).stdin(Stdio::null());
+    command
+}
+
+/// Waits for its end. Returns what it said.
+fn end(mut child: Child) -> (String, Option<i32>) {
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if started.elapsed() > DEADLINE {
+            let _ = child.kill();
+            panic!("a rank does not end: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn strangers_are_sent_away_and_the_ranks_meet() {
+    let port = free_port();
+    let first = rank("counter", 0, 2, port).env("RAMPOOL_RUN", "ours").spawn().unwrap();
+    let stranger = loop {
+        match std::net::TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stranger) => break stranger,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    (&stranger).write_all(&[0xa5; 500]).unwrap();
+    let (said, code) = end(rank("counter", 1, 2, port).env("RAMPOOL_RUN", "theirs").spawn().unwrap());
+    assert!(said.contains("another run"), "{said}");
+    assert_eq!(code, Some(9));
+    let second = rank("counter", 1, 2, port).env("RAMPOOL_RUN", "ours").spawn().unwrap();
+    for child in [first, second] {
+        let (said, code) = end(child);
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
+#[test]
+fn ranks_with_different_keys_do_not_meet() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let start = |number: u16| {
+        let path = dir.path().join(number.to_string());
+        rampool::key::Key::generate().save_new(&path).unwrap();
+        rank("counter", number, 2, port).env("RAMPOOL_KEY_FILE", path).env("RAMPOOL_JOIN_S", "6").spawn().unwrap()
+    };
+    let ranks = [start(0), start(1)];
+    let said = ranks.map(|child| end(child).0);
+    assert!(said[0].contains("rank 1 did not come within 6 s"), "{}", said[0]);
+    assert!(said[1].contains("different keys"), "{}", said[1]);
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named() {
+    let port = free_port();
+    let ranks = [0, 2].map(|number| rank("counter", number, 4, port).env("RAMPOOL_JOIN_S", "6").spawn().unwrap());
+    let said = ranks.map(|child| end(child).0);
+    assert!(said[0].contains("rank 1, rank 3 did not come within 6 s"), "{}", said[0]);
+    assert!(said[1].contains("did not come within 6 s"), "{}", said[1]);
+}
+
+#[test]
+fn ranks_meet_over_a_remote_shell() {
+    let dir = tempfile::tempdir().unwrap();
+    let shell = dir.path().join("shell");
+    // Stands for ssh: runs the command here, and remembers the machine's name.
+    std::fs::write(&shell, format!("echo \"$1\" >> {0}/names; exec sh -c \"$2\"\n", dir.path().display())).unwrap();
+    let hosts = dir.path().join("hosts");
+    std::fs::write(&hosts, "127.0.0.1 slots=2 # this machine\nlocalhost\n").unwrap();
+    let port = free_port();
+    Launch::new(3, "counter")
+        .args(&["--hosts", hosts.to_str().unwrap(), "--ssh", &format!("sh {}", shell.display()), "--port", &port.to_string()])
+        .succeeds();
+    let mut names: Vec<String> = std::fs::read_to_string(dir.path().join("names")).unwrap().lines().map(str::to_owned).collect();
+    names.sort();
+    assert_eq!(names, ["127.0.0.1", "127.0.0.1", "localhost"]);
+}
+
+#[test]
+fn ranks_meet_under_other_launchers() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let job = dir.path().to_str().unwrap();
+    for names in [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE")] {
+        let start = |rank: u16| {
+            let mut command = alone("counter");
+            command.env(names.0, rank.to_string()).env(names.1, "2").env("OMPI_COMM_WORLD_LOCAL_SIZE", "2").env("PMIX_NAMESPACE", job);
+            command.env("SLURM_JOB_ID", port.to_string()).env("SLURM_STEP_ID", "0").env("SLURM_NNODES", "1");
+            if names.0 == "RANK" {
+                command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+            }
+            command.spawn().unwrap()
+        };
+        for child in [start(1), start(0)] {
+            let (said, code) = end(child);
+            assert_eq!(code, Some(0), "{names:?}: {said}");
+        }
+    }
+}
+
+/// How each run of `fail` must be told, and its exit code.
+#[test]
+fn a_run_that_fails_is_told_in_one_message_that_names_the_rank_and_why() {
+    let cases: [(&str, &[&str], i32); 12] = [
+        ("killed", &["rank 1 was killed by signal 9 (SIGKILL)"], 137),
+        ("exits", &["rank 1 is lost: its process ended without finishing"], 87),
+        ("exit code", &["rank 1 ended with exit code 3"], 3),
+        ("panics", &["rank 1 ended with exit code 101"], 101),
+        ("finishes early", &["waits at barrier 17", "rank 1 has finished"], 86),
+        ("other barrier", &["different barriers", "barrier 1", "barrier 2", "rank 1"], 86),
+        ("other allocation", &["do not agree", "8192 bytes", "4096 bytes", "rank 1"], 86),
+        ("stray", &["rank 1 was killed by signal 11 (SIGSEGV)"], 139),
+        ("gives up", &["rank 1 gave up: the input is wrong"], 86),
+        ("hung", &["rank 1 is lost: it has said nothing for 6 s"], 87),
+        ("absent", &["has waited 5 s at barrier 5", "not there: rank 1"], 86),
+        ("keeps a lock", &["has waited 5 s for lock 6"], 86),
+    ];
+    for (how, words, code) in cases {
+        let mut launch = Launch::new(3, how);
+        match how {
+            "hung" => launch = launch.env("RAMPOOL_SILENCE_S", "6"),
+            "absent" | "keeps a lock" => launch = launch.env("RAMPOOL_DEADLINE_S", "5"),
+            _ => {}
+        }
+        let (said, got) = launch.fails();
+        let messages: Vec<&str> = said.lines().filter(|line| line.starts_with("rampool: ")).collect();
+        assert_eq!(messages.len(), 1, "{how}: {said}");
+        assert!(words.iter().all(|word| messages[0].contains(word)), "{how}: {said}");
+        assert!(messages[0].contains("so the 2 other ranks were ended"), "{how}: {said}");
+        assert_eq!(got, Some(code), "{how}: {said}");
+    }
+}
+
+#[test]
+fn calls_return_the_error_where_the_program_asks_for_that() {
+    Launch::new(3, "returns errors").succeeds();
+}
+
+#[test]
+fn ranks_that_do_not_fit_together_refuse_each_other_by_name() {
+    for (how, words) in
+        [("versions", ["rank 1 is rampool 0.0.9", "rank 0 is rampool"]), ("settings", ["rank 1 has lrc", "rank 0 has hlrc"])]
+    {
+        let (said, code) = Launch::new(2, how).fails();
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        assert_eq!(code, Some(9), "{said}");
+    }
+}
+
+#[test]
+fn a_signal_to_the_launcher_reaches_the_ranks() {
+    let mut launch = Launch::new(2, "absent");
+    launch.command.arg(std::env::current_exe().unwrap()).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
+    let mut child = launch.command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // SAFETY: our own child.
+    unsafe { libc::kill(i32::try_from(child.id()).unwrap(), libc::SIGTERM) };
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(started.elapsed() < DEADLINE, "the launcher does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+}

@@ -1,0 +1,369 @@
+//! What the hosts of ranks say to each other beside the engines' messages: who they are, what is allocated, that they live, that they are done.
+//!
+//! ```text
+//! frame      length u32 (of what follows) | kind u8: 0 an engine's message, 1 a control message | bytes
+//! ```
+//! Little-endian. The first frame of a connection is [`Control::Hello`], from the side that connected.
+
+use super::wire::{Malformed, Reader, Wire, wire_enum, wire_struct};
+use super::{Homes, ProtocolKind, Rank, RegionConfig};
+use crate::units::{Extent, PageIndex};
+
+/// What two ranks must have in common to understand each other, beside the version of the program.
+pub const SHARE_WIRE_VERSION: u32 = 1;
+/// The longest frame that a rank takes.
+pub const MOST_FRAME_BYTES: usize = 64 << 20;
+/// Bytes before a frame's content: its length and its kind.
+pub const FRAME_HEADER_BYTES: usize = 5;
+
+/// What is in a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrameKind {
+    Message,
+    Control,
+}
+
+/// The beginning of what a connection brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Framed<'a> {
+    /// More bytes are needed.
+    Partial,
+    /// A frame: its kind, its content, and the bytes it took.
+    Whole { kind: FrameKind, content: &'a [u8], taken: usize },
+}
+
+/// Looks for a frame at the beginning of `bytes`.
+///
+/// # Errors
+/// If what is there is no frame; the connection is of no use then.
+pub fn deframe(bytes: &[u8]) -> Result<Framed<'_>, Malformed> {
+    let Some((head, rest)) = bytes.split_at_checked(FRAME_HEADER_BYTES) else { return Ok(Framed::Partial) };
+    let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+    if len == 0 || len > MOST_FRAME_BYTES {
+        return Err(Malformed { what: "a frame's length is impossible", at: 0 });
+    }
+    let kind = match head[4] {
+        0 => FrameKind::Message,
+        1 => FrameKind::Control,
+        _ => return Err(Malformed { what: "an unknown kind of frame", at: 4 }),
+    };
+    match rest.get(..len - 1) {
+        Some(content) => Ok(Framed::Whole { kind, content, taken: 4 + len }),
+        None => Ok(Framed::Partial),
+    }
+}
+
+/// Appends a frame whose content `write` appends.
+///
+/// # Panics
+/// If the content is longer than [`MOST_FRAME_BYTES`].
+pub fn frame(kind: FrameKind, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; FRAME_HEADER_BYTES]);
+    write(out);
+    let len = out.len() - start - 4;
+    assert!(len <= MOST_FRAME_BYTES, "a frame of {len} bytes");
+    out[start..start + 4].copy_from_slice(&u32::try_from(len).expect("checked").to_le_bytes());
+    out[start + 4] = u8::from(kind == FrameKind::Control);
+}
+
+/// Who connects.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// [`SHARE_WIRE_VERSION`].
+    pub wire: u32,
+    /// The version of rampool.
+    pub build: String,
+    /// What the ranks of one run have in common, and nobody else knows.
+    pub run: String,
+    /// The settings that have to be the same everywhere, as text.
+    pub settings: String,
+    pub rank: Rank,
+    pub ranks: u16,
+    /// Where this rank listens, and where it receives datagrams (0: nowhere).
+    pub port: u16,
+    pub datagram_port: u16,
+}
+wire_struct!(Hello { wire, build, run, settings, rank, ranks, port, datagram_port });
+
+impl Hello {
+    /// Whether the rank that says this can run together with one that says `mine`; if not, why, naming both.
+    ///
+    /// # Errors
+    /// What is different.
+    pub fn compatible(&self, mine: &Self) -> Result<(), String> {
+        let (one, other) = (mine.rank, self.rank);
+        if self.wire != mine.wire || self.build != mine.build {
+            return Err(format!(
+                "{one} is rampool {} (sharing protocol {}), {other} is rampool {} (sharing protocol {}): all ranks must have the same version",
+                mine.build, mine.wire, self.build, self.wire
+            ));
+        }
+        if self.ranks != mine.ranks {
+            return Err(format!("{one} says that there are {} ranks, {other} says {}", mine.ranks, self.ranks));
+        }
+        if self.rank.0 >= mine.ranks || self.rank == mine.rank {
+            return Err(format!("{one} of {} ranks met one that says it is {other}", mine.ranks));
+        }
+        if self.settings != mine.settings {
+            return Err(format!("ranks have different settings: {one} has {}; {other} has {}", mine.settings, self.settings));
+        }
+        Ok(())
+    }
+}
+
+/// How a new region is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wish {
+    pub bytes: u64,
+    pub page_bytes: u32,
+    pub protocol: ProtocolKind,
+    pub homes: Homes,
+}
+wire_struct!(Wish { bytes, page_bytes, protocol, homes });
+
+/// A change of what is allocated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Demand {
+    Alloc {
+        wish: Wish,
+    },
+    /// By the first page of what was allocated.
+    Free {
+        first: PageIndex,
+    },
+}
+wire_enum!(Demand { 0 => Alloc { wish }, 1 => Free { first } });
+
+/// What came of a demand.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// Pages for it, known to all ranks.
+    Region {
+        region: RegionConfig,
+    },
+    Freed {},
+    Refused {
+        why: String,
+    },
+}
+wire_enum!(Answer { 0 => Region { region }, 1 => Freed {}, 2 => Refused { why } });
+
+/// A control message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Control {
+    Hello {
+        hello: Hello,
+    },
+    /// From rank 0, when all are there: where each rank listens, and where it receives datagrams.
+    Table {
+        addresses: Vec<String>,
+        datagrams: Vec<String>,
+    },
+    /// The sender does not run together with the receiver.
+    Refused {
+        why: String,
+    },
+    /// From the side that was connected to, after `Hello`.
+    Welcome {},
+    Heartbeat {},
+    /// To rank 0. `turn`: all ranks make this demand together; it is their n-th of that kind.
+    Ask {
+        ticket: u64,
+        turn: Option<u32>,
+        demand: Demand,
+    },
+    /// From rank 0: this region exists from now on.
+    Add {
+        serial: u64,
+        region: RegionConfig,
+    },
+    /// To rank 0: the region is known here.
+    Added {
+        serial: u64,
+    },
+    /// From rank 0.
+    Given {
+        ticket: u64,
+        answer: Answer,
+    },
+    /// The sender is done, and has left that many barriers.
+    Bye {
+        epoch: u32,
+    },
+    /// To rank 0: the sender waits at a barrier for longer than it is willing to.
+    Stuck {
+        what: String,
+    },
+}
+wire_enum!(Control {
+    1 => Hello { hello },
+    2 => Table { addresses, datagrams },
+    3 => Refused { why },
+    4 => Welcome {},
+    5 => Heartbeat {},
+    6 => Ask { ticket, turn, demand },
+    7 => Add { serial, region },
+    8 => Added { serial },
+    9 => Given { ticket, answer },
+    10 => Bye { epoch },
+    11 => Stuck { what },
+});
+
+impl Control {
+    /// Appends the message's bytes to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        self.put(out);
+    }
+
+    /// Reads a message that fills `bytes` exactly.
+    ///
+    /// # Errors
+    /// If the bytes are no control message.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut from = Reader::new(bytes);
+        let message = Wire::take(&mut from)?;
+        if from.left() > 0 {
+            return from.fail("there is more than one message");
+        }
+        Ok(message)
+    }
+}
+
+impl Wire for Homes {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Cyclic => out.push(0),
+            Self::Blocked => out.push(1),
+            Self::At(rank) => {
+                out.push(2);
+                rank.put(out);
+            }
+        }
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        match from.bytes(1)?[0] {
+            0 => Ok(Self::Cyclic),
+            1 => Ok(Self::Blocked),
+            2 => Ok(Self::At(Wire::take(from)?)),
+            _ => from.fail("an unknown placement of homes"),
+        }
+    }
+}
+
+impl Wire for RegionConfig {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.pages.first.put(out);
+        self.pages.count.put(out);
+        self.page_bytes.put(out);
+        self.protocol.put(out);
+        self.homes.put(out);
+    }
+    fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let pages = Extent::new(Wire::take(from)?, Wire::take(from)?);
+        Ok(Self { pages, page_bytes: Wire::take(from)?, protocol: Wire::take(from)?, homes: Wire::take(from)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn examples() -> Vec<Control> {
+        let wish = Wish { bytes: 1 << 33, page_bytes: 4096, protocol: ProtocolKind::Hlrc, homes: Homes::At(Rank(3)) };
+        let region =
+            RegionConfig { pages: Extent::new(PageIndex(7), 9), page_bytes: 8192, protocol: ProtocolKind::Ibec, homes: Homes::Blocked };
+        vec![
+            Control::Hello {
+                hello: Hello {
+                    wire: 1,
+                    build: "0.1.0".into(),
+                    run: "r".into(),
+                    settings: "s".into(),
+                    rank: Rank(1),
+                    ranks: 4,
+                    port: 5,
+                    datagram_port: 6,
+                },
+            },
+            Control::Table { addresses: vec!["a:1".into(), "b:2".into()], datagrams: vec![] },
+            Control::Refused { why: "no".into() },
+            Control::Welcome {},
+            Control::Heartbeat {},
+            Control::Ask { ticket: 1, turn: Some(2), demand: Demand::Alloc { wish } },
+            Control::Ask { ticket: 1, turn: None, demand: Demand::Free { first: PageIndex(3) } },
+            Control::Add { serial: 5, region },
+            Control::Added { serial: 5 },
+            Control::Given { ticket: 1, answer: Answer::Region { region } },
+            Control::Given { ticket: 1, answer: Answer::Freed {} },
+            Control::Given { ticket: 1, answer: Answer::Refused { why: "full".into() } },
+            Control::Bye { epoch: 9 },
+            Control::Stuck { what: "x".into() },
+        ]
+    }
+
+    #[test]
+    fn a_control_message_survives_its_bytes_and_its_frame() {
+        let mut stream = Vec::new();
+        for control in examples() {
+            frame(FrameKind::Control, &mut stream, |out| control.encode(out));
+        }
+        let mut rest = &stream[..];
+        for control in examples() {
+            for cut in 0..rest.len().min(5) {
+                assert_eq!(deframe(&rest[..cut]), Ok(Framed::Partial));
+            }
+            let Ok(Framed::Whole { kind: FrameKind::Control, content, taken }) = deframe(rest) else { panic!("no frame") };
+            assert_eq!(Control::decode(content), Ok(control));
+            rest = &rest[taken..];
+        }
+        assert!(rest.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_taken_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Control::decode(&bytes);
+            let _ = deframe(&bytes);
+        }
+
+        #[test]
+        fn a_changed_message_is_refused_or_another(which in 0_usize..14, at in any::<usize>(), bit in 0_u8..8) {
+            let mut bytes = Vec::new();
+            examples()[which].encode(&mut bytes);
+            let at = at % bytes.len();
+            bytes[at] ^= 1 << bit;
+            if let Ok(control) = Control::decode(&bytes) {
+                let mut again = Vec::new();
+                control.encode(&mut again);
+                prop_assert_eq!(Control::decode(&again), Ok(control));
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_differ_are_told_apart_by_name() {
+        let hello = |rank, build: &str, settings: &str| Hello {
+            wire: 1,
+            build: build.into(),
+            run: "r".into(),
+            settings: settings.into(),
+            rank: Rank(rank),
+            ranks: 4,
+            port: 0,
+            datagram_port: 0,
+        };
+        let mine = hello(0, "1.0", "a");
+        assert_eq!(hello(1, "1.0", "a").compatible(&mine), Ok(()));
+        for (other, words) in [
+            (hello(1, "1.1", "a"), ["rank 0", "rank 1", "1.0", "1.1"]),
+            (hello(2, "1.0", "b"), ["rank 0", "rank 2", "has a", "has b"]),
+            (hello(0, "1.0", "a"), ["rank 0", "rank 0", "4 ranks", "met"]),
+            (hello(9, "1.0", "a"), ["rank 0", "rank 9", "4 ranks", "met"]),
+        ] {
+            let why = other.compatible(&mine).unwrap_err();
+            assert!(words.iter().all(|word| why.contains(word)), "{why}");
+        }
+    }
+}

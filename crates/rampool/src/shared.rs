@@ -1,0 +1,763 @@
+//! The shared view: processes on one or many machines map one address range and use it as memory.
+//!
+//! Each *region* of the range is kept consistent by a protocol that is chosen when it is allocated (`docs/sharing.md` says which for what). The
+//! protocols are state machines in [`rampool_proto::share`]; this module is their host: it maps memory, catches faults, carries messages, and
+//! lets threads wait.
+//!
+//! ```text
+//!   program's threads                  one lock                       one service thread a rank
+//!   load, store ----- page fault ------------------------------------> userfaultfd ---+
+//!   lock, barrier --> Host::begin --> Engine --> Mem: SharedMemory                    v
+//!        sleep <----- Slot <--------- Action::Done      Engine <------------------ Host::serve <--- connections, timers
+//!
+//!   shared.rs     what programs call                  memory    one object mapped twice: the program's view, the runtime's alias
+//!   config        how to join, how to allocate        host      the engine and everything it needs, behind one lock
+//!   environment   which rank this is, by launcher     service   the thread that serves
+//!   mesh          how ranks meet                      line      one TCP connection;  datagrams: UDP instead
+//!   error, stats  what can go wrong, what happened    failure   how a process ends when its run does
+//! ```
+//!
+//! # What a program does
+//!
+//! ```no_run
+//! use rampool::shared::{AllocOptions, Shared};
+//!
+//! let shared = Shared::join_from_env()?;               // started by `rampool launch -n 4 ./program`, or mpirun, srun, torchrun
+//! let table = shared.alloc(1 << 20, AllocOptions::new())?; // all ranks together; at the same address everywhere
+//! let counter = table.at::<u64>(0);
+//! shared.lock(7)?;
+//! // SAFETY: the lock orders every access to the counter.
+//! unsafe { *counter += 1 };
+//! shared.unlock(7)?;
+//! shared.barrier(0)?;
+//! shared.finish()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Rules
+//!
+//! * Accesses by different threads, at least one of them writing, must be ordered by a lock, a barrier, a condition variable, a semaphore or an
+//!   atomic operation of this module, unless the region's protocol is `sc`. Bytes are the unit.
+//! * Memory of regions is memory that other processes write: use raw pointers, or references only while nothing else can write what they cover.
+//! * Every thread that runs takes part in each barrier; [`Shared::set_threads`] says how many there are.
+//! * A forked child does not have the shared range. `exec` ends a rank like `exit` does.
+//! * System calls on shared memory work where userfaultfd serves the kernel too ([`Shared::reach`]); else they fail with EFAULT on pages that
+//!   are not here, and the program touches each page before.
+//! * Every call blocks at most as long as [`SharedConfig::deadline`] says. What makes data wrong or keeps others waiting for ever ends the run
+//!   on every rank, with one reason ([`OnFailure`]).
+
+mod config;
+mod datagrams;
+pub mod environment;
+mod error;
+mod failure;
+mod host;
+mod line;
+mod memory;
+mod mesh;
+mod service;
+mod stats;
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Instant;
+
+pub use config::{AllocOptions, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, OnFailure, SharedConfig, Transport};
+pub use error::{JoinError, SharedError};
+pub use line::LineError;
+pub use memory::{MemoryError, Reach};
+pub use rampool_proto::share::{AtomicOp, Homes, LockPath, Managers, OpError, ProtocolKind, Rank, Reason, Stats, Tuning};
+pub use stats::SharedStats;
+
+use datagrams::Datagrams;
+use host::{Host, Outcome, Slot, Waiting};
+use memory::SharedMemory;
+use mesh::Mesh;
+use rampool_proto::share::control::{Answer, Demand};
+use rampool_proto::share::{BarrierId, BarrierKind, CondId, Config, LockId, LockMode, OpResult, RegionConfig, SyncOp, ThreadId};
+
+/// Semaphores there are: `0 .. SEMAPHORES`.
+pub const SEMAPHORES: u32 = 1 << 16;
+/// Threads that wait look at the connections themselves while there are at most this many ranks.
+const MOST_LOOKED_AT: u16 = 8;
+/// The runtime's own locks begin here.
+const OWN_LOCKS: u64 = 1 << 62;
+
+/// This process as one rank of a run. Clones are the same rank.
+///
+/// Any thread may use it. Invariant: a thread has one operation at a time, since each call returns when it is over.
+#[derive(Clone)]
+pub struct Shared {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: SharedConfig,
+    host: Mutex<Host>,
+    bell: OwnedFd,
+    /// Threads that wait in an operation and have stopped looking for its end themselves.
+    asleep: AtomicUsize,
+    threads: AtomicU16,
+    finished: AtomicBool,
+    semaphores: Region,
+    /// Tells this rank from others that the process was.
+    instance: u64,
+    reach: Reach,
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Host> {
+        self.host.lock().expect("the rank's state is whole: nobody panicked while changing it")
+    }
+}
+
+/// Shared memory that was allocated. It lies at the same address on every rank; the value may be sent to other ranks as an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Region {
+    start: usize,
+    bytes: usize,
+}
+
+impl Region {
+    /// Its first byte.
+    #[must_use]
+    pub fn address(self) -> usize {
+        self.start
+    }
+
+    /// Bytes in it: what was asked for, in whole pages.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        self.bytes
+    }
+
+    /// Its first byte, as a pointer.
+    #[must_use]
+    pub fn as_ptr(self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.start)
+    }
+
+    /// The `index`-th `T` in it.
+    ///
+    /// # Panics
+    /// If it is not wholly inside.
+    #[must_use]
+    pub fn at<T>(self, index: usize) -> *mut T {
+        let end = index.checked_add(1).and_then(|count| count.checked_mul(size_of::<T>()));
+        assert!(
+            end.is_some_and(|end| end <= self.bytes),
+            "element {index} of {} bytes each is outside of {} bytes",
+            size_of::<T>(),
+            self.bytes
+        );
+        std::ptr::with_exposed_provenance_mut(self.start + index * size_of::<T>())
+    }
+}
+
+/// A thread of this process as a rank knows it. Gone with the thread.
+struct Member {
+    inner: Weak<Inner>,
+    instance: u64,
+    thread: ThreadId,
+    slot: Arc<Slot>,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.upgrade() {
+            inner.lock().dismiss(self.thread);
+        }
+    }
+}
+
+thread_local! {
+    static MEMBER: RefCell<Vec<Member>> = const { RefCell::new(Vec::new()) };
+}
+
+static INSTANCES: AtomicU64 = AtomicU64::new(0);
+
+impl Shared {
+    /// Joins the run that the environment describes ([`SharedConfig::from_env`]); by itself the process is the only rank.
+    ///
+    /// # Errors
+    /// As [`Shared::join`].
+    pub fn join_from_env() -> Result<Self, JoinError> {
+        Self::join(SharedConfig::from_env()?)
+    }
+
+    /// Joins a run. Blocks until all ranks have come, at most [`SharedConfig::join_deadline`].
+    ///
+    /// # Errors
+    /// What is missing on this machine, who did not come, or which ranks do not fit together.
+    ///
+    /// # Panics
+    /// If the kernel refuses a descriptor for waking the service thread.
+    pub fn join(config: SharedConfig) -> Result<Self, JoinError> {
+        if config.rank >= config.ranks {
+            return Err(JoinError::Rank { rank: config.rank, ranks: config.ranks });
+        }
+        let natural = if config.protocol == ProtocolKind::Ibec { LockPath::Central } else { LockPath::Forward };
+        let engine = Config {
+            rank: Rank(config.rank),
+            ranks: config.ranks,
+            regions: Vec::new(),
+            managers: config.managers,
+            lock_path: Some(config.lock_path.unwrap_or(natural)),
+            tuning: config.tuning,
+        };
+        let bytes = usize::try_from(config.range_bytes).expect("64-bit addresses");
+        let memory = SharedMemory::new(Rank(config.rank), config.base, bytes, config.user_faults)?;
+        let reach = memory.reach();
+        let Mesh { lines, datagrams } = Mesh::meet(&config)?;
+        let datagrams = datagrams.map(|(socket, addresses)| {
+            let mut channel = config.channel;
+            // A rank that merely gets no CPU for a while is not lost: its silence counts, as on TCP.
+            let tries = config.silence.as_micros() / u128::from(channel.most_timeout_us.max(1));
+            channel.tries = channel.tries.max(u32::try_from(tries).unwrap_or(u32::MAX));
+            Datagrams::new(socket, &addresses, channel, config.drop_percent)
+        });
+        let mut host = Host::new(&config, &engine, memory, lines, datagrams)?;
+        let wish = AllocOptions::new().wish(u64::from(SEMAPHORES) * 8, &config);
+        let semaphores = host.open_first(Demand::Alloc { wish }).map(|region| place(&host, &region));
+        let semaphores = semaphores.ok_or(MemoryError::Kernel { operation: "opening the first region", errno: 0 })?;
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
+        let bell = bell.map_err(|error| JoinError::Socket(error.into()))?;
+        let descriptors = host.descriptors().map_err(JoinError::Socket)?;
+        let inner = Arc::new(Inner {
+            threads: AtomicU16::new(config.threads),
+            host: Mutex::new(host),
+            bell,
+            asleep: AtomicUsize::new(0),
+            finished: AtomicBool::new(false),
+            semaphores,
+            instance: INSTANCES.fetch_add(1, Ordering::Relaxed),
+            reach,
+            config,
+        });
+        let served = Arc::clone(&inner);
+        let thread = std::thread::Builder::new().name("rampool-share".to_owned());
+        thread.spawn(move || service::run(&served, &descriptors, served.config.spin)).map_err(JoinError::Thread)?;
+        Ok(Self { inner })
+    }
+
+    /// This rank, `0 .. ranks`.
+    #[must_use]
+    pub fn rank(&self) -> u16 {
+        self.inner.config.rank
+    }
+
+    #[must_use]
+    pub fn ranks(&self) -> u16 {
+        self.inner.config.ranks
+    }
+
+    /// What it joined with.
+    #[must_use]
+    pub fn config(&self) -> &SharedConfig {
+        &self.inner.config
+    }
+
+    /// Whether system calls may be given shared memory that is not here.
+    #[must_use]
+    pub fn reach(&self) -> Reach {
+        self.inner.reach
+    }
+
+    /// From now on `threads` threads of this rank meet at barriers. At the start it is one.
+    pub fn set_threads(&self, threads: u16) {
+        self.inner.threads.store(threads.max(1), Ordering::Relaxed);
+    }
+
+    // --- memory -------------------------------------------------------------------------------------------------------------------------
+
+    /// Allocates shared memory; every rank makes the same call, in the same order among such calls, by one thread. It reads as zeroes unless
+    /// it was freed before. Only addresses are taken: pages take memory when they are touched. Blocks until all ranks have called.
+    ///
+    /// # Errors
+    /// If there is no room. Ranks that ask for different things end the run.
+    pub fn alloc(&self, bytes: usize, options: AllocOptions) -> Result<Region, SharedError> {
+        self.allocate(bytes, options, true)
+    }
+
+    /// Allocates shared memory for all ranks by a call of this one alone. Blocks until all ranks know of it, which needs nothing of their
+    /// programs; how they learn the address is the program's business.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub fn alloc_alone(&self, bytes: usize, options: AllocOptions) -> Result<Region, SharedError> {
+        self.allocate(bytes, options, false)
+    }
+
+    fn allocate(&self, bytes: usize, options: AllocOptions, collective: bool) -> Result<Region, SharedError> {
+        let wish = options.wish(bytes as u64, &self.inner.config);
+        match self.demand(Demand::Alloc { wish }, collective)? {
+            Answer::Region { region } => Ok(place(&self.inner.lock(), &region)),
+            other => Err(self.odd(&other)),
+        }
+    }
+
+    /// Frees an allocation; every rank makes the same call. Nobody uses the memory any more. Later allocations of the same kind may get it,
+    /// with what is in it; until then it stays taken.
+    ///
+    /// # Errors
+    /// If nothing that was allocated begins there.
+    pub fn free(&self, region: Region) -> Result<(), SharedError> {
+        self.release(region.start, true)
+    }
+
+    /// As [`Shared::free`], by one rank for all, and by address.
+    ///
+    /// # Errors
+    /// As [`Shared::free`].
+    pub fn free_alone(&self, address: usize) -> Result<(), SharedError> {
+        self.release(address, false)
+    }
+
+    fn release(&self, address: usize, collective: bool) -> Result<(), SharedError> {
+        let (page, offset) = self.locate(address)?;
+        if offset != 0 || address == self.inner.semaphores.start {
+            return Err(SharedError::NotShared { rank: self.rank(), address });
+        }
+        match self.demand(Demand::Free { first: page }, collective)? {
+            Answer::Freed {} => Ok(()),
+            other => Err(self.odd(&other)),
+        }
+    }
+
+    fn demand(&self, demand: Demand, collective: bool) -> Result<Answer, SharedError> {
+        match self.run(Waiting::Allocation, |host, thread| host.demand(thread, collective, demand))? {
+            Outcome::Answer(answer) => Ok(answer),
+            other => Err(self.ended(other)),
+        }
+    }
+
+    fn odd(&self, answer: &Answer) -> SharedError {
+        let why = match answer {
+            Answer::Refused { why } => why.clone(),
+            other => format!("rank 0 answers {other:?}"),
+        };
+        SharedError::Refused { rank: self.rank(), why }
+    }
+
+    fn locate(&self, address: usize) -> Result<(rampool_proto::units::PageIndex, u32), SharedError> {
+        self.inner.lock().memory.locate(address).ok_or(SharedError::NotShared { rank: self.rank(), address })
+    }
+
+    // --- locks --------------------------------------------------------------------------------------------------------------------------
+
+    /// Takes the lock, which any number below 2^62 names. Blocks until this thread has it. Everything that was written before earlier
+    /// releases is visible then (`ibec`: what was written under this lock).
+    ///
+    /// # Errors
+    /// If this thread holds it already.
+    pub fn lock(&self, lock: u64) -> Result<(), SharedError> {
+        self.lock_in(self.user_lock(lock)?, LockMode::Exclusive, true).map(drop)
+    }
+
+    /// As [`Shared::lock`], without waiting: false if it is held.
+    ///
+    /// # Errors
+    /// As [`Shared::lock`].
+    pub fn try_lock(&self, lock: u64) -> Result<bool, SharedError> {
+        self.lock_in(self.user_lock(lock)?, LockMode::Exclusive, false)
+    }
+
+    /// Takes the lock together with other readers, while nobody has it alone.
+    ///
+    /// # Errors
+    /// As [`Shared::lock`].
+    pub fn lock_shared(&self, lock: u64) -> Result<(), SharedError> {
+        self.lock_in(self.user_lock(lock)?, LockMode::Shared, true).map(drop)
+    }
+
+    /// As [`Shared::lock_shared`], without waiting: false if somebody has it alone.
+    ///
+    /// # Errors
+    /// As [`Shared::lock`].
+    pub fn try_lock_shared(&self, lock: u64) -> Result<bool, SharedError> {
+        self.lock_in(self.user_lock(lock)?, LockMode::Shared, false)
+    }
+
+    /// Takes S5's non-exclusive lock: the newest released data, after which nobody is kept out. Only where everything is `ibec`; elsewhere as
+    /// [`Shared::lock_shared`].
+    ///
+    /// # Errors
+    /// As [`Shared::lock`].
+    pub fn lock_snapshot(&self, lock: u64) -> Result<(), SharedError> {
+        self.lock_in(self.user_lock(lock)?, LockMode::Snapshot, true).map(drop)
+    }
+
+    /// Gives a lock back, however it was taken. Blocks until what this rank wrote can be had by the next holder.
+    ///
+    /// # Errors
+    /// If this thread does not hold it.
+    pub fn unlock(&self, lock: u64) -> Result<(), SharedError> {
+        self.unlock_any(self.user_lock(lock)?)
+    }
+
+    fn user_lock(&self, lock: u64) -> Result<LockId, SharedError> {
+        if lock < OWN_LOCKS { Ok(LockId(lock)) } else { Err(SharedError::LockNumber { rank: self.rank(), lock: OWN_LOCKS }) }
+    }
+
+    fn lock_in(&self, lock: LockId, mode: LockMode, wait: bool) -> Result<bool, SharedError> {
+        let began = Instant::now();
+        let result = self.operate(SyncOp::Lock { lock, mode, wait }, Waiting::Lock(lock))?;
+        self.inner.lock().stats_mut().lock_wait += began.elapsed();
+        Ok(result != OpResult::Busy)
+    }
+
+    fn unlock_any(&self, lock: LockId) -> Result<(), SharedError> {
+        let began = Instant::now();
+        self.operate(SyncOp::Unlock { lock }, Waiting::Other(format!("the release of {lock}")))?;
+        self.inner.lock().stats_mut().unlock_wait += began.elapsed();
+        Ok(())
+    }
+
+    // --- barriers, conditions, semaphores -----------------------------------------------------------------------------------------------
+
+    /// Waits for all threads of all ranks ([`Shared::set_threads`]). Everything that anyone wrote is visible to everyone then. All name the same
+    /// barrier, or the run ends with an error that names who did not.
+    ///
+    /// # Errors
+    /// Only those that end the run.
+    pub fn barrier(&self, barrier: u32) -> Result<(), SharedError> {
+        self.meet(barrier, BarrierKind::Normal)
+    }
+
+    /// As [`Shared::barrier`]; pages that one rank alone wrote become that rank's own, and cost it nothing until another reads them (S5's
+    /// barrier for single-writer data).
+    ///
+    /// # Errors
+    /// As [`Shared::barrier`].
+    pub fn barrier_keep(&self, barrier: u32) -> Result<(), SharedError> {
+        self.meet(barrier, BarrierKind::KeepReadWrite)
+    }
+
+    fn meet(&self, barrier: u32, kind: BarrierKind) -> Result<(), SharedError> {
+        let began = Instant::now();
+        let threads = self.inner.threads.load(Ordering::Relaxed);
+        let barrier = BarrierId(barrier);
+        self.operate(SyncOp::Barrier { barrier, kind, threads }, Waiting::Barrier(barrier))?;
+        self.inner.lock().stats_mut().barrier_wait += began.elapsed();
+        Ok(())
+    }
+
+    /// Gives `lock` (which this thread has alone) back, waits for a signal, takes the lock again. A signal given while the lock is held is
+    /// never lost. Nothing wakes a waiter without a signal, but what it waits for may be gone again: check in a loop.
+    ///
+    /// # Errors
+    /// If this thread does not have the lock alone.
+    pub fn wait(&self, condition: u32, lock: u64) -> Result<(), SharedError> {
+        self.wait_any(CondId(condition), self.user_lock(lock)?)
+    }
+
+    fn wait_any(&self, cond: CondId, lock: LockId) -> Result<(), SharedError> {
+        let what = format!("a signal of {cond} of {lock}");
+        self.operate(SyncOp::Wait { cond, lock }, Waiting::Other(what)).map(drop)
+    }
+
+    /// Wakes one thread that waits for the condition of this lock.
+    ///
+    /// # Errors
+    /// Only those that end the run.
+    pub fn signal(&self, condition: u32, lock: u64) -> Result<(), SharedError> {
+        self.signal_any(CondId(condition), self.user_lock(lock)?, false)
+    }
+
+    /// Wakes all threads that wait for the condition of this lock.
+    ///
+    /// # Errors
+    /// Only those that end the run.
+    pub fn broadcast(&self, condition: u32, lock: u64) -> Result<(), SharedError> {
+        self.signal_any(CondId(condition), self.user_lock(lock)?, true)
+    }
+
+    fn signal_any(&self, cond: CondId, lock: LockId, all: bool) -> Result<(), SharedError> {
+        self.operate(SyncOp::Signal { cond, lock, all }, Waiting::Other(format!("the signal of {cond}"))).map(drop)
+    }
+
+    /// A semaphore's lock and its count, which only the lock's holder touches.
+    fn semaphore(&self, semaphore: u32) -> Result<(LockId, *mut u64), SharedError> {
+        if semaphore >= SEMAPHORES {
+            return Err(SharedError::SemaphoreNumber { rank: self.rank(), semaphore });
+        }
+        Ok((LockId(OWN_LOCKS + u64::from(semaphore)), self.inner.semaphores.at(semaphore as usize)))
+    }
+
+    /// Sets semaphore `semaphore` (`0 .. SEMAPHORES`); all are 0 at the start. Nobody waits for it meanwhile.
+    ///
+    /// # Errors
+    /// If there is no such semaphore.
+    pub fn semaphore_set(&self, semaphore: u32, count: u64) -> Result<(), SharedError> {
+        let (lock, at) = self.semaphore(semaphore)?;
+        self.lock_in(lock, LockMode::Exclusive, true)?;
+        // SAFETY: inside of the runtime's own region, aligned; the lock orders all accesses.
+        unsafe { at.write_volatile(count) };
+        self.unlock_any(lock)
+    }
+
+    /// Takes one from the semaphore; waits while it is 0.
+    ///
+    /// # Errors
+    /// If there is no such semaphore.
+    pub fn semaphore_wait(&self, semaphore: u32) -> Result<(), SharedError> {
+        let (lock, at) = self.semaphore(semaphore)?;
+        self.lock_in(lock, LockMode::Exclusive, true)?;
+        // SAFETY: as in `semaphore_set`.
+        while unsafe { at.read_volatile() } == 0 {
+            self.wait_any(CondId(0), lock)?;
+        }
+        // SAFETY: as above.
+        unsafe { at.write_volatile(at.read_volatile() - 1) };
+        self.unlock_any(lock)
+    }
+
+    /// Adds one to the semaphore and wakes one who waits.
+    ///
+    /// # Errors
+    /// If there is no such semaphore.
+    pub fn semaphore_post(&self, semaphore: u32) -> Result<(), SharedError> {
+        let (lock, at) = self.semaphore(semaphore)?;
+        self.lock_in(lock, LockMode::Exclusive, true)?;
+        // SAFETY: as in `semaphore_set`.
+        unsafe { at.write_volatile(at.read_volatile().wrapping_add(1)) };
+        self.signal_any(CondId(0), lock, false)?;
+        self.unlock_any(lock)
+    }
+
+    /// Makes this thread's writes available to whoever synchronises with it later, without giving anything back.
+    ///
+    /// # Errors
+    /// Only those that end the run.
+    pub fn fence(&self) -> Result<(), SharedError> {
+        self.operate(SyncOp::Fence, Waiting::Other("a fence".to_owned())).map(drop)
+    }
+
+    // --- atomic words -------------------------------------------------------------------------------------------------------------------
+
+    /// Reads and changes the naturally aligned word of `width` (1, 2, 4, 8) bytes at `address` as one step of all ranks, ordered like a lock of
+    /// that word: what was written before it is visible to whoever operates on the word later. Returns the word's value before. Blocks. Other
+    /// accesses to the word must not race with it, unless the region is `sc`.
+    ///
+    /// # Errors
+    /// If no such word is in shared memory.
+    pub fn atomic(&self, address: usize, width: u8, op: AtomicOp) -> Result<u64, SharedError> {
+        let (page, offset) = self.locate(address)?;
+        let what = Waiting::Other(format!("the word at {address:#x}"));
+        match self.operate(SyncOp::Atomic { page, offset, width, op }, what)? {
+            OpResult::Value(before) => Ok(before),
+            _ => Ok(0),
+        }
+    }
+
+    /// Adds to a word; returns its value before. Wraps.
+    ///
+    /// # Errors
+    /// As [`Shared::atomic`].
+    pub fn fetch_add(&self, word: *mut u64, value: u64) -> Result<u64, SharedError> {
+        self.atomic(word.expose_provenance(), 8, AtomicOp::Add(value))
+    }
+
+    /// Adds to a double; returns its value before.
+    ///
+    /// # Errors
+    /// As [`Shared::atomic`].
+    pub fn fetch_add_f64(&self, word: *mut f64, value: f64) -> Result<f64, SharedError> {
+        self.atomic(word.expose_provenance(), 8, AtomicOp::AddDouble(value.to_bits())).map(f64::from_bits)
+    }
+
+    /// Stores `new` if the word is `expect`; returns the word's value before.
+    ///
+    /// # Errors
+    /// As [`Shared::atomic`].
+    pub fn compare_exchange(&self, word: *mut u64, expect: u64, new: u64) -> Result<u64, SharedError> {
+        self.atomic(word.expose_provenance(), 8, AtomicOp::CompareExchange { expect, new })
+    }
+
+    /// Reads a word.
+    ///
+    /// # Errors
+    /// As [`Shared::atomic`].
+    pub fn load(&self, word: *const u64) -> Result<u64, SharedError> {
+        self.atomic(word.expose_provenance(), 8, AtomicOp::Load)
+    }
+
+    /// Writes a word.
+    ///
+    /// # Errors
+    /// As [`Shared::atomic`].
+    pub fn store(&self, word: *mut u64, value: u64) -> Result<(), SharedError> {
+        self.atomic(word.expose_provenance(), 8, AtomicOp::Store(value)).map(drop)
+    }
+
+    // --- placement, statistics, the end -------------------------------------------------------------------------------------------------
+
+    /// From the next barrier on, `manager` manages the lock.
+    ///
+    /// # Errors
+    /// If there is no such rank.
+    pub fn set_lock_manager(&self, lock: u64, manager: u16) -> Result<(), SharedError> {
+        let lock = self.user_lock(lock)?;
+        self.operate(SyncOp::SetLockManager { lock, manager: Rank(manager) }, Waiting::Other("a proposal".to_owned())).map(drop)
+    }
+
+    /// From the next barrier on, `home` is the home of every page that holds one of these bytes.
+    ///
+    /// # Errors
+    /// If there is no such rank, or a byte is not shared.
+    pub fn set_home(&self, address: usize, bytes: usize, home: u16) -> Result<(), SharedError> {
+        let mut at = address;
+        while at < address.saturating_add(bytes.max(1)) {
+            let (page, _) = self.locate(at)?;
+            let (start, page_bytes) = self.inner.lock().memory.place(page);
+            self.operate(SyncOp::SetHome { page, home: Rank(home) }, Waiting::Other("a proposal".to_owned()))?;
+            at = start + page_bytes;
+        }
+        Ok(())
+    }
+
+    /// The home, in this epoch, of the page at `address`.
+    ///
+    /// # Errors
+    /// If it is not shared.
+    pub fn home(&self, address: usize) -> Result<u16, SharedError> {
+        let (page, _) = self.locate(address)?;
+        Ok(self.inner.lock().home(page).0)
+    }
+
+    #[must_use]
+    pub fn stats(&self) -> SharedStats {
+        self.inner.lock().stats()
+    }
+
+    /// Leaves the run. Every rank calls it once, by one thread, when none of its threads uses shared memory any more. Blocks until all have.
+    /// Afterwards a touch of shared memory ends the process, and every call fails. Ranks that still wait at a barrier learn that this one will
+    /// not come.
+    ///
+    /// # Errors
+    /// If the run has ended, or ends meanwhile.
+    pub fn finish(&self) -> Result<(), SharedError> {
+        match self.run(Waiting::Finish, Host::leave)? {
+            Outcome::Finished => {
+                self.inner.finished.store(true, Ordering::Release);
+                Ok(())
+            }
+            other => Err(self.ended(other)),
+        }
+    }
+
+    /// Ends the run on every rank, with this reason.
+    pub fn abort(&self, why: &str) {
+        self.inner.lock().stop(&format!("rank {} gave up: {why}", self.rank()));
+    }
+
+    fn operate(&self, op: SyncOp, what: Waiting) -> Result<OpResult, SharedError> {
+        match self.run(what, |host, thread| host.begin(thread, op))? {
+            Outcome::Operation(OpResult::Failed(OpError::Stopped(reason))) => Err(SharedError::Stopped { rank: self.rank(), reason }),
+            Outcome::Operation(OpResult::Failed(error)) => Err(SharedError::Operation { rank: self.rank(), error }),
+            Outcome::Operation(result) => Ok(result),
+            other => Err(self.ended(other)),
+        }
+    }
+
+    fn ended(&self, outcome: Outcome) -> SharedError {
+        match outcome {
+            Outcome::Stopped(reason) => SharedError::Stopped { rank: self.rank(), reason },
+            other => SharedError::Refused { rank: self.rank(), why: format!("an answer of another kind: {other:?}") },
+        }
+    }
+
+    /// Begins an operation of this thread and waits until it is over.
+    fn run(&self, what: Waiting, begin: impl FnOnce(&mut Host, ThreadId)) -> Result<Outcome, SharedError> {
+        let inner = &*self.inner;
+        let (thread, slot) = self.member()?;
+        let ring = {
+            let mut host = inner.lock();
+            if host.is_leaving() {
+                return Err(SharedError::Finished { rank: self.rank() });
+            }
+            begin(&mut host, thread);
+            host.wants_service()
+        };
+        if ring {
+            service::ring(&inner.bell);
+        }
+        self.look_for(&slot);
+        if slot.is_ready() {
+            return Ok(self.wait_for(&slot, thread, &what));
+        }
+        inner.asleep.fetch_add(1, Ordering::Relaxed);
+        let outcome = self.wait_for(&slot, thread, &what);
+        inner.asleep.fetch_sub(1, Ordering::Relaxed);
+        Ok(outcome)
+    }
+
+    fn wait_for(&self, slot: &Slot, thread: ThreadId, what: &Waiting) -> Outcome {
+        let Some(limit) = self.inner.config.deadline else {
+            return slot.wait(None).expect("without a deadline it waits for the outcome");
+        };
+        let began = Instant::now();
+        loop {
+            if let Some(outcome) = slot.wait(Some(Instant::now() + limit)) {
+                return outcome;
+            }
+            let mut host = self.inner.lock();
+            if !slot.is_ready() {
+                host.give_up(thread, began.elapsed(), what);
+            }
+            drop(host);
+            service::ring(&self.inner.bell);
+        }
+    }
+
+    /// Before this thread sleeps it looks itself for what it waits for: waking it later costs more than a message takes.
+    fn look_for(&self, slot: &Slot) {
+        let inner = &*self.inner;
+        if inner.config.spin.is_zero() || inner.config.ranks > MOST_LOOKED_AT {
+            return;
+        }
+        let began = Instant::now();
+        while !slot.is_ready() && began.elapsed() < inner.config.spin {
+            match inner.host.try_lock() {
+                Ok(mut host) => {
+                    host.look();
+                    if host.wants_service() {
+                        drop(host);
+                        service::ring(&inner.bell);
+                    }
+                }
+                Err(_) => std::hint::spin_loop(),
+            }
+            // The rank that it waits for may want this CPU.
+            std::thread::yield_now();
+        }
+    }
+
+    /// This thread's number and slot at this rank.
+    fn member(&self) -> Result<(ThreadId, Arc<Slot>), SharedError> {
+        let inner = &self.inner;
+        MEMBER.with_borrow_mut(|members| {
+            if let Some(member) = members.iter().find(|member| member.instance == inner.instance) {
+                return Ok((member.thread, Arc::clone(&member.slot)));
+            }
+            let (thread, slot) = inner.lock().admit().ok_or(SharedError::TooManyThreads { rank: self.rank() })?;
+            let member = Member { inner: Arc::downgrade(inner), instance: inner.instance, thread, slot: Arc::clone(&slot) };
+            members.retain(|member| member.inner.strong_count() > 0);
+            members.push(member);
+            Ok((thread, slot))
+        })
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("rank", &self.rank()).field("ranks", &self.ranks()).finish_non_exhaustive()
+    }
+}
+
+fn place(host: &Host, region: &RegionConfig) -> Region {
+    let (start, page_bytes) = host.memory.place(region.pages.first);
+    Region { start, bytes: region.pages.count as usize * page_bytes }
+}

@@ -1,0 +1,274 @@
+//! How a rank joins a run, and how its regions are kept.
+
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use rampool_proto::session::Encryption;
+use rampool_proto::share::channel::ChannelConfig;
+use rampool_proto::share::control::Wish;
+use rampool_proto::share::{Homes, LockPath, Managers, ProtocolKind, Tuning};
+use rampool_proto::units::{ByteLen, OS_PAGE_BYTES};
+
+use super::environment::{EnvironmentError, Place};
+use crate::key::{Key, KeyError};
+
+/// What carries the ranks' messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Transport {
+    #[default]
+    Tcp,
+    /// Datagrams, repeated until they are acknowledged. They are not sealed, so beyond one machine only with encryption off. The ranks
+    /// still keep a TCP connection each, by which they notice each other's end.
+    Udp,
+}
+
+impl Transport {
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// What happens in this process when the run cannot go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OnFailure {
+    /// Says why on standard error and ends the process, with [`EXIT_FAILED`] or [`EXIT_FOLLOWED`]. A thread that waits for a page that will
+    /// never come can be told in no other way.
+    #[default]
+    EndProcess,
+    /// Calls return the error. A thread that touches a page that is not here still ends the process.
+    ReturnError,
+}
+
+/// A process that ended because *it* saw the run fail, or failed itself.
+pub const EXIT_FAILED: i32 = 86;
+/// A process that ended because another rank ended or was lost.
+pub const EXIT_FOLLOWED: i32 = 87;
+
+/// How a rank joins. [`SharedConfig::from_env`] fills it from the environment, [`SharedConfig::new`] by hand.
+#[derive(Clone, Debug)]
+pub struct SharedConfig {
+    pub rank: u16,
+    pub ranks: u16,
+    /// `HOST:PORT` where rank 0 listens. Not used by a single rank.
+    pub rendezvous: String,
+    /// What the ranks of one run have in common. Who does not know it is not let in.
+    pub run: String,
+    /// The version that this rank says it has; ranks of different versions refuse each other.
+    #[doc(hidden)]
+    pub build: String,
+    /// The protocol of regions that name none.
+    pub protocol: ProtocolKind,
+    pub page_bytes: u32,
+    pub homes: Homes,
+    pub managers: Managers,
+    /// `None`: by the default protocol.
+    pub lock_path: Option<LockPath>,
+    pub tuning: Tuning,
+    /// Where shared memory lies, on every rank.
+    pub base: usize,
+    /// How much of it there can be: addresses, not memory.
+    pub range_bytes: u64,
+    pub transport: Transport,
+    pub channel: ChannelConfig,
+    /// Drops this many percent of the datagrams that are sent (for tests).
+    pub drop_percent: u8,
+    /// Without a key, only ranks on this machine are accepted.
+    pub key: Option<Key>,
+    pub encryption: Encryption,
+    /// All ranks must have come within this time.
+    pub join_deadline: Duration,
+    /// A lock, a barrier, an allocation or a page that takes longer ends the run. `None`: never.
+    pub deadline: Option<Duration>,
+    /// A rank that is silent for this long is lost.
+    pub silence: Duration,
+    /// How long the runtime asks again and again before it sleeps, while somebody waits.
+    pub spin: Duration,
+    pub on_failure: OnFailure,
+    /// Catches only the faults of the program's own code, as a user without rights must: see [`Reach`](super::Reach).
+    pub user_faults: bool,
+    /// Threads of this rank that take part in barriers ([`Shared::set_threads`](super::Shared::set_threads)).
+    pub threads: u16,
+}
+
+/// A setting in the environment that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    #[error("{name}={value:?} is not {wanted}")]
+    Value { name: &'static str, value: String, wanted: &'static str },
+    #[error(transparent)]
+    Key(#[from] KeyError),
+}
+
+impl SharedConfig {
+    /// Rank `rank` of `ranks`, which meet at `rendezvous`, with the defaults for the rest.
+    #[must_use]
+    pub fn new(rank: u16, ranks: u16, rendezvous: &str) -> Self {
+        Self {
+            rank,
+            ranks,
+            rendezvous: rendezvous.to_owned(),
+            run: String::new(),
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol: ProtocolKind::Hlrc,
+            page_bytes: 4096,
+            homes: Homes::Cyclic,
+            managers: Managers::Cyclic,
+            lock_path: None,
+            tuning: Tuning::default(),
+            base: 0x2000_0000_0000,
+            range_bytes: 256 << 30,
+            transport: Transport::Tcp,
+            channel: ChannelConfig::default(),
+            drop_percent: 0,
+            key: None,
+            encryption: Encryption::Auto,
+            join_deadline: Duration::from_secs(60),
+            deadline: Some(Duration::from_secs(600)),
+            silence: Duration::from_secs(30),
+            spin: default_spin(ranks),
+            on_failure: OnFailure::default(),
+            user_faults: false,
+            threads: 1,
+        }
+    }
+
+    /// The place in the run from whatever launcher started this process ([`Place::detect`]); the rest from
+    /// `RAMPOOL_PROTOCOL` (sc, lrc, hlrc, aurc, ibec), `RAMPOOL_TRANSPORT` (tcp, udp), `RAMPOOL_KEY_FILE`, `RAMPOOL_ENCRYPTION`,
+    /// `RAMPOOL_SHARED_BASE` (hexadecimal), `RAMPOOL_SHARED_RANGE` (bytes, such as 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none),
+    /// `RAMPOOL_SILENCE_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_SHARED_USER_FAULTS` (1) and `RAMPOOL_DROP_PERCENT`.
+    ///
+    /// # Errors
+    /// A variable that says too little or nonsense.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        let place = Place::detect()?;
+        let mut config = Self::new(place.rank, place.ranks, place.rendezvous.as_deref().unwrap_or_default());
+        config.run = place.run;
+        config.spin = default_spin(place.local_ranks.unwrap_or(1));
+        if let Some(kind) = setting("RAMPOOL_PROTOCOL", "sc, lrc, hlrc, aurc or ibec", ProtocolKind::from_name)? {
+            config.protocol = kind;
+        }
+        let transport = |name: &str| [Transport::Tcp, Transport::Udp].into_iter().find(|kind| kind.name() == name);
+        if let Some(kind) = setting("RAMPOOL_TRANSPORT", "tcp or udp", transport)? {
+            config.transport = kind;
+        }
+        if let Some(path) = std::env::var_os("RAMPOOL_KEY_FILE") {
+            config.key = Some(Key::load(Path::new(&path))?);
+        }
+        if let Some(encryption) = setting("RAMPOOL_ENCRYPTION", "auto, on or off", |text| text.parse().ok())? {
+            config.encryption = encryption;
+        }
+        let address = |text: &str| usize::from_str_radix(text.trim_start_matches("0x"), 16).ok().filter(|base| base % (1 << 21) == 0);
+        if let Some(base) = setting("RAMPOOL_SHARED_BASE", "a hexadecimal address, a multiple of 2 MiB", address)? {
+            config.base = base;
+        }
+        let size = |text: &str| ByteLen::from_str(text).ok().map(|bytes| bytes.0).filter(|&bytes| bytes >= 1 << 20);
+        if let Some(bytes) = setting("RAMPOOL_SHARED_RANGE", "a size of at least 1M", size)? {
+            config.range_bytes = bytes.next_multiple_of(OS_PAGE_BYTES as u64);
+        }
+        let seconds = |text: &str| text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        if let Some(time) = setting("RAMPOOL_JOIN_S", "a number of seconds", seconds)? {
+            config.join_deadline = time;
+        }
+        if let Some(time) = setting("RAMPOOL_DEADLINE_S", "a number of seconds", seconds)? {
+            config.deadline = Some(time).filter(|time| !time.is_zero());
+        }
+        if let Some(time) = setting("RAMPOOL_SILENCE_S", "a number of seconds", seconds)? {
+            config.silence = time;
+        }
+        if let Some(spin) = setting("RAMPOOL_SPIN_US", "a number of microseconds", |text| text.parse().ok())? {
+            config.spin = Duration::from_micros(spin);
+        }
+        if let Some(percent) = setting("RAMPOOL_DROP_PERCENT", "a number from 0 to 90", |text| text.parse().ok().filter(|&p: &u8| p <= 90))?
+        {
+            config.drop_percent = percent;
+        }
+        config.user_faults =
+            setting("RAMPOOL_SHARED_USER_FAULTS", "0 or 1", |text| ["0", "1"].iter().position(|known| *known == text))? == Some(1);
+        Ok(config)
+    }
+
+    /// What all ranks must have alike.
+    pub(super) fn common(&self) -> String {
+        let Self { protocol, page_bytes, homes, managers, lock_path, tuning, base, range_bytes, transport, .. } = self;
+        format!(
+            "{} by default, pages of {page_bytes}, homes {homes:?}, managers {managers:?}, locks {lock_path:?}, {range_bytes} bytes at {base:#x}, {}, {tuning:?}",
+            protocol.name(),
+            transport.name(),
+        )
+    }
+}
+
+/// Spinning helps where there is a CPU for it: each rank has a thread that computes and one that answers.
+fn default_spin(local_ranks: u16) -> Duration {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    if cpus >= usize::from(local_ranks).max(2) { Duration::from_micros(50) } else { Duration::ZERO }
+}
+
+fn setting<T>(name: &'static str, wanted: &'static str, parse: impl FnOnce(&str) -> Option<T>) -> Result<Option<T>, ConfigError> {
+    match std::env::var(name) {
+        Ok(value) if !value.is_empty() => match parse(&value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(ConfigError::Value { name, value, wanted }),
+        },
+        _ => Ok(None),
+    }
+}
+
+/// How an allocation is kept. Starts from the run's defaults.
+///
+/// ```
+/// use rampool::shared::{AllocOptions, Homes, ProtocolKind};
+/// let options = AllocOptions::new().protocol(ProtocolKind::Ibec).homes(Homes::Blocked).page_bytes(16384);
+/// # let _ = options;
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AllocOptions {
+    protocol: Option<ProtocolKind>,
+    homes: Option<Homes>,
+    page_bytes: Option<u32>,
+}
+
+impl AllocOptions {
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The consistency protocol of the memory.
+    #[must_use]
+    pub fn protocol(mut self, protocol: ProtocolKind) -> Self {
+        self.protocol = Some(protocol);
+        self
+    }
+
+    /// Where the pages' homes are at the start.
+    #[must_use]
+    pub fn homes(mut self, homes: Homes) -> Self {
+        self.homes = Some(homes);
+        self
+    }
+
+    /// The unit in which memory is kept consistent: 4096 to 65536, a power of two.
+    #[must_use]
+    pub fn page_bytes(mut self, page_bytes: u32) -> Self {
+        self.page_bytes = Some(page_bytes);
+        self
+    }
+
+    pub(super) fn wish(self, bytes: u64, config: &SharedConfig) -> Wish {
+        Wish {
+            bytes,
+            page_bytes: self.page_bytes.unwrap_or(config.page_bytes),
+            protocol: self.protocol.unwrap_or(config.protocol),
+            homes: self.homes.unwrap_or(config.homes),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! How a process ends when its run does.
+
+use std::io::Write;
+use std::os::fd::FromRawFd;
+
+use rampool_proto::share::{Rank, Reason};
+
+use super::config::{EXIT_FAILED, EXIT_FOLLOWED};
+use super::environment::variable;
+
+/// Ends the process because the run is over.
+pub(super) fn end(rank: Rank, reason: &Reason) -> ! {
+    let code = match reason {
+        Reason::Aborted { .. } | Reason::PeerLost { .. } => EXIT_FOLLOWED,
+        _ => EXIT_FAILED,
+    };
+    say(&format!("{rank}: {reason}"));
+    exit(code)
+}
+
+/// Ends the process because one of its threads cannot go on, nor be told.
+pub(super) fn die(rank: Rank, why: &str) -> ! {
+    say(&format!("{rank}: {why}"));
+    exit(EXIT_FAILED)
+}
+
+/// Tells the launcher, which has one message for all ranks, or else standard error.
+fn say(what: &str) {
+    let fd = std::env::var(variable::REPORT_FD).ok().and_then(|fd| fd.parse::<i32>().ok()).filter(|&fd| fd > 2);
+    if let Some(fd) = fd {
+        // SAFETY: a number from the environment may name no descriptor, or another: writing fails then, or one line goes astray in a process that
+        // ends. It is never closed here.
+        let mut pipe = std::mem::ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) });
+        if pipe.write_all(format!("{what}\n").as_bytes()).is_ok() {
+            return;
+        }
+    }
+    let _ = writeln!(std::io::stderr(), "rampool: {what}");
+}
+
+/// At once: threads of the program may be anywhere, so nothing of it is run any more.
+fn exit(code: i32) -> ! {
+    // SAFETY: ends the process; no preconditions.
+    unsafe { libc::_exit(code) }
+}

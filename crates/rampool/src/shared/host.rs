@@ -1,0 +1,811 @@
+//! One rank: its engine, its pages, its connections, and the threads that wait. Whoever has the lock around it drives it: the service thread
+//! with faults, messages and time, the program's threads with what they ask for.
+//!
+//! The engine decides; this carries out. See the driving contract in [`rampool_proto::share`].
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rampool_proto::share::control::{Answer, Control, Demand};
+use rampool_proto::share::desk::{Desk, Order};
+use rampool_proto::share::{
+    Action, BarrierId, Config, Engine, Event, Message, OpResult, ProtocolKind, Rank, Reason, RegionConfig, SyncOp, ThreadId, TimerId,
+};
+use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
+
+use super::config::{OnFailure, SharedConfig};
+use super::datagrams::Datagrams;
+use super::failure;
+use super::line::{Incoming, Line, LineError};
+use super::memory::{FaultAt, SharedMemory};
+use super::stats::SharedStats;
+
+/// What ended a thread's wait.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Operation(OpResult),
+    Answer(Answer),
+    /// All ranks have finished.
+    Finished,
+    Stopped(Reason),
+}
+
+/// Where a thread waits for its one outstanding operation.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    ready: AtomicBool,
+    outcome: Mutex<Option<Outcome>>,
+    bell: Condvar,
+}
+
+impl Slot {
+    fn complete(&self, outcome: Outcome) {
+        *self.outcome.lock().expect("nobody panics holding it") = Some(outcome);
+        self.ready.store(true, Ordering::Release);
+        self.bell.notify_one();
+    }
+
+    /// Whether the outcome is there.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// Waits for the outcome until `deadline`.
+    pub fn wait(&self, deadline: Option<Instant>) -> Option<Outcome> {
+        let mut outcome = self.outcome.lock().expect("nobody panics holding it");
+        loop {
+            if let Some(outcome) = outcome.take() {
+                self.ready.store(false, Ordering::Release);
+                return Some(outcome);
+            }
+            outcome = match deadline {
+                None => self.bell.wait(outcome).expect("nobody panics holding it"),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    self.bell.wait_timeout(outcome, left).expect("nobody panics holding it").0
+                }
+            };
+        }
+    }
+}
+
+/// Another rank.
+struct Peer {
+    line: Line,
+    heard: Instant,
+    /// The last heartbeat to it.
+    beat: Instant,
+    /// It is done, and had left that many barriers.
+    bye: Option<u32>,
+    closed: bool,
+}
+
+/// A rank. See the module.
+pub(super) struct Host {
+    rank: Rank,
+    ranks: u16,
+    on_failure: OnFailure,
+    deadline: Option<Duration>,
+    silence: Duration,
+    engine: Engine,
+    pub memory: SharedMemory,
+    peers: Vec<Option<Peer>>,
+    datagrams: Option<Datagrams>,
+    slots: Vec<Arc<Slot>>,
+    idle_threads: VecDeque<ThreadId>,
+    timers: BinaryHeap<Reverse<(Instant, TimerId)>>,
+    actions: Vec<Action>,
+    faults: Vec<FaultAt>,
+    /// Pages that threads wait for, since when.
+    awaited: BTreeMap<PageIndex, Instant>,
+    last_fault: Instant,
+    /// Barriers that threads wait in.
+    in_barrier: BTreeMap<ThreadId, BarrierId>,
+    /// Rank 0's.
+    desk: Option<Desk>,
+    /// Allocations that threads wait for.
+    tickets: BTreeMap<u64, ThreadId>,
+    next_ticket: u64,
+    turn: u32,
+    stopped: Option<Reason>,
+    leaving: Leaving,
+    /// `aurc`: when to offer idle time next, and how long to wait after that.
+    offer: Option<(Instant, Duration)>,
+    /// The service thread has to look again: something was left to do, or is due before it looks by itself.
+    needs_service: bool,
+    /// When it looks by itself.
+    planned: Instant,
+    stats: SharedStats,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Leaving {
+    No,
+    /// This thread waits in `finish`; the other ranks are told when nothing of this one is under way.
+    Wanted(ThreadId),
+    Told(ThreadId),
+    Done,
+}
+
+/// What the service thread waits for next.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub until: Option<Instant>,
+    /// By rank: whether the connection has something left to send.
+    pub backlog: Vec<bool>,
+    /// By rank: whether the connection is there.
+    pub open: Vec<bool>,
+    /// A thread of this rank waits: what comes next is wanted soon.
+    pub urgent: bool,
+    pub stop: bool,
+}
+
+/// What the service thread saw.
+#[derive(Debug, Default)]
+pub(super) struct Ready {
+    pub faults: bool,
+    pub datagrams: bool,
+    /// By rank.
+    pub lines: Vec<bool>,
+}
+
+/// Idle time is offered at most this often, and at least (for `aurc`).
+const OFFER_LEAST: Duration = Duration::from_millis(1);
+const OFFER_MOST: Duration = Duration::from_millis(64);
+const OFFER_BYTES: u32 = 16 << 10;
+/// So often the others hear from this rank, whatever else is said.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long the last words of a failing rank may take.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// After a fault the next one is looked for, for as long.
+const FAULTS_COME_TOGETHER: Duration = Duration::from_micros(100);
+/// A fault does not say whose it is, and no protocol asks.
+const SOMEONE: ThreadId = ThreadId(u16::MAX);
+
+impl Host {
+    pub fn new(
+        config: &SharedConfig,
+        engine: &Config,
+        memory: SharedMemory,
+        lines: Vec<Option<Line>>,
+        datagrams: Option<Datagrams>,
+    ) -> Result<Self, rampool_proto::share::ConfigError> {
+        let now = Instant::now();
+        let peer = |line| Peer { line, heard: now, beat: now, bye: None, closed: false };
+        let rank = Rank(config.rank);
+        Ok(Self {
+            rank,
+            ranks: config.ranks,
+            on_failure: config.on_failure,
+            deadline: config.deadline,
+            silence: config.silence,
+            engine: Engine::new(engine)?,
+            memory,
+            peers: lines.into_iter().map(|line| line.map(peer)).collect(),
+            datagrams,
+            slots: Vec::new(),
+            idle_threads: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            actions: Vec::new(),
+            faults: Vec::new(),
+            awaited: BTreeMap::new(),
+            last_fault: now,
+            in_barrier: BTreeMap::new(),
+            desk: (rank == Rank(0)).then(|| Desk::new(config.ranks, config.range_bytes / OS_PAGE_BYTES as u64 - 1)),
+            tickets: BTreeMap::new(),
+            next_ticket: 0,
+            turn: 0,
+            stopped: None,
+            leaving: Leaving::No,
+            offer: None,
+            needs_service: false,
+            planned: now,
+            stats: SharedStats::default(),
+        })
+    }
+
+    // --- threads of the program ---------------------------------------------------------------------------------------------------------
+
+    /// A number for a thread, and where it waits. `None`: there are too many.
+    pub fn admit(&mut self) -> Option<(ThreadId, Arc<Slot>)> {
+        if let Some(thread) = self.idle_threads.pop_front() {
+            let slot = Arc::new(Slot::default());
+            self.slots[usize::from(thread.0)] = Arc::clone(&slot);
+            return Some((thread, slot));
+        }
+        let thread = ThreadId(u16::try_from(self.slots.len()).ok().filter(|&number| number < SOMEONE.0)?);
+        let slot = Arc::new(Slot::default());
+        self.slots.push(Arc::clone(&slot));
+        Some((thread, slot))
+    }
+
+    /// The thread has ended.
+    pub fn dismiss(&mut self, thread: ThreadId) {
+        self.idle_threads.push_back(thread);
+    }
+
+    /// Begins an operation; its outcome comes to the thread's slot, perhaps before this returns.
+    pub fn begin(&mut self, thread: ThreadId, op: SyncOp) {
+        if let SyncOp::Barrier { barrier, .. } = op {
+            self.in_barrier.insert(thread, barrier);
+            self.look_for_absent();
+        }
+        self.handle(Event::Sync { thread, op });
+        self.flush();
+    }
+
+    /// Begins a change of what is allocated.
+    pub fn demand(&mut self, thread: ThreadId, collective: bool, demand: Demand) {
+        if let Some(reason) = &self.stopped {
+            self.slots[usize::from(thread.0)].complete(Outcome::Stopped(reason.clone()));
+            return;
+        }
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.tickets.insert(ticket, thread);
+        let turn = collective.then_some(self.turn);
+        self.turn += u32::from(collective);
+        if self.desk.is_some() {
+            self.desk_ask(self.rank, ticket, turn, demand);
+        } else {
+            self.tell(Rank(0), &Control::Ask { ticket, turn, demand });
+        }
+        self.flush();
+    }
+
+    /// Begins to leave the run. The outcome comes when all ranks leave.
+    pub fn leave(&mut self, thread: ThreadId) {
+        if let Some(reason) = &self.stopped {
+            self.slots[usize::from(thread.0)].complete(Outcome::Stopped(reason.clone()));
+            return;
+        }
+        self.leaving = Leaving::Wanted(thread);
+        self.look_for_end();
+        self.flush();
+        self.needs_service = true;
+    }
+
+    /// Whether operations are possible at all.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving != Leaving::No
+    }
+
+    /// A thread has waited for too long.
+    pub fn give_up(&mut self, thread: ThreadId, waited: Duration, what: &Waiting) {
+        let why = match what {
+            Waiting::Barrier(barrier) => {
+                let stuck = format!("{} has waited {} s at {barrier}", self.rank, waited.as_secs());
+                if self.rank != Rank(0) {
+                    // Rank 0 knows who is missing. It gets some time to say so.
+                    self.tell(Rank(0), &Control::Stuck { what: stuck });
+                    self.flush();
+                    return;
+                }
+                self.with_absent(&stuck)
+            }
+            Waiting::Lock(lock) => {
+                let manager = self.engine.lock_manager(*lock);
+                format!("{} ({thread}) has waited {} s for {lock}, which {manager} manages", self.rank, waited.as_secs())
+            }
+            Waiting::Finish => {
+                let missing: Vec<String> = self.present_peers().map(|rank| rank.to_string()).collect();
+                format!("{} has waited {} s to finish; not finished: {}", self.rank, waited.as_secs(), missing.join(", "))
+            }
+            Waiting::Allocation => {
+                let absent = self.desk.as_ref().and_then(Desk::absent);
+                let names: Vec<String> = absent.unwrap_or_default().iter().map(ToString::to_string).collect();
+                let missing = if names.is_empty() { String::new() } else { format!("; {} did not make the same call", names.join(", ")) };
+                format!("{} has waited {} s for an allocation{missing}", self.rank, waited.as_secs())
+            }
+            Waiting::Other(what) => format!("{} ({thread}) has waited {} s for {what}", self.rank, waited.as_secs()),
+        };
+        self.stop(&why);
+        self.flush();
+    }
+
+    fn with_absent(&self, stuck: &str) -> String {
+        let absent: Vec<String> = self.engine.absent().iter().map(ToString::to_string).collect();
+        if absent.is_empty() { stuck.to_owned() } else { format!("{stuck}; not there: {}", absent.join(", ")) }
+    }
+
+    fn present_peers(&self) -> impl Iterator<Item = Rank> + '_ {
+        let peers = self.peers.iter().zip(0..).filter(|(peer, _)| peer.as_ref().is_some_and(|peer| peer.bye.is_none()));
+        peers.map(|(_, rank)| Rank(rank))
+    }
+
+    // --- the service thread -------------------------------------------------------------------------------------------------------------
+
+    /// Takes what is there, and says what to wait for next.
+    pub fn serve(&mut self, ready: &Ready, plan: &mut Plan) {
+        self.needs_service = false;
+        let now = Instant::now();
+        if ready.faults {
+            self.take_faults(now);
+        }
+        for rank in 0..self.ranks {
+            if ready.lines.get(usize::from(rank)).is_some_and(|&is| is) {
+                self.take_frames(Rank(rank), now);
+            }
+        }
+        if ready.datagrams || self.datagrams.is_some() {
+            self.take_datagrams();
+        }
+        self.take_timers(now);
+        self.offer_idle(now);
+        self.look_after_peers(now);
+        self.look_for_end();
+        self.flush();
+        self.plan(now, plan);
+    }
+
+    /// Takes what the other ranks have sent, for a thread of the program that waits and looks for itself. Only worth it while there are few.
+    pub fn look(&mut self) {
+        let now = Instant::now();
+        for rank in 0..self.ranks {
+            self.take_frames(Rank(rank), now);
+        }
+        self.take_datagrams();
+        self.flush();
+    }
+
+    fn take_faults(&mut self, now: Instant) {
+        let mut faults = std::mem::take(&mut self.faults);
+        self.memory.read_faults(&mut faults);
+        for FaultAt { address, write } in faults.drain(..) {
+            let Some((page, _)) = self.memory.locate(address) else {
+                failure::die(self.rank, &format!("a thread touches {address:#x}, which is not allocated"));
+            };
+            if let Some(reason) = &self.stopped {
+                failure::die(self.rank, &format!("a thread waits for {page}, which cannot come: {reason}"));
+            }
+            self.awaited.entry(page).or_insert(now);
+            self.last_fault = now;
+            self.handle(Event::Fault { thread: SOMEONE, page, write });
+        }
+        self.faults = faults;
+    }
+
+    fn take_frames(&mut self, from: Rank, now: Instant) {
+        let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) else { return };
+        let received = peer.line.receive();
+        if !matches!(received, Ok(false)) {
+            peer.heard = now;
+        }
+        // What came before the connection broke counts.
+        while let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) {
+            match peer.line.next() {
+                Ok(Some(Incoming::Message(message))) => self.take_message(from, &message),
+                Ok(Some(Incoming::Control(control))) => self.take_control(from, control),
+                Ok(None) => break,
+                Err(error) => return self.lose(from, &error.to_string()),
+            }
+        }
+        match received {
+            Ok(_) => {}
+            Err(LineError::Closed) => self.closed(from, "its process ended without finishing"),
+            Err(error) => self.closed(from, &error.to_string()),
+        }
+    }
+
+    fn take_message(&mut self, from: Rank, message: &Message) {
+        self.stats.received_messages += 1;
+        if self.stopped.is_some() {
+            return;
+        }
+        // The engine refuses what makes no sense. Should a lie be so good that it breaks one of its invariants, the liar is named all the same.
+        let handled = catch_unwind(AssertUnwindSafe(|| self.handle(Event::Receive { from, message })));
+        if handled.is_err() {
+            self.actions.clear();
+            self.lose(from, "after a message of it this rank's state made no sense any more");
+        }
+    }
+
+    fn take_datagrams(&mut self) {
+        let Some(datagrams) = &mut self.datagrams else { return };
+        let mut arrived = Vec::new();
+        let lost = datagrams.receive(&mut arrived);
+        for (from, message) in arrived {
+            match Message::decode(&message) {
+                Ok(message) => self.take_message(from, &message),
+                Err(error) => self.lose(from, &error.to_string()),
+            }
+        }
+        for rank in lost {
+            self.lose(rank, "it does not acknowledge datagrams");
+        }
+    }
+
+    fn take_timers(&mut self, now: Instant) {
+        while let Some(&Reverse((due, timer))) = self.timers.peek()
+            && due <= now
+        {
+            self.timers.pop();
+            self.handle(Event::Timer(timer));
+        }
+    }
+
+    fn offer_idle(&mut self, now: Instant) {
+        let Some((due, every)) = self.offer.filter(|&(due, _)| due <= now && self.stopped.is_none()) else { return };
+        debug_assert!(due <= now);
+        let busy = self.peers.iter().flatten().any(|peer| peer.line.has_backlog());
+        let before = self.stats.sent_messages;
+        if !busy {
+            self.handle(Event::Idle { budget_bytes: OFFER_BYTES });
+        }
+        let useful = self.stats.sent_messages > before;
+        let every = if useful { OFFER_LEAST } else { (every * 2).min(OFFER_MOST) };
+        self.offer = Some((now + every, every));
+    }
+
+    /// Lets the others hear from this rank now and then, and gives up those who have said nothing for too long.
+    fn look_after_peers(&mut self, now: Instant) {
+        if self.stopped.is_some() || self.leaving == Leaving::Done {
+            return;
+        }
+        let mut silent = None;
+        for (peer, rank) in self.peers.iter_mut().zip(0..) {
+            let Some(peer) = peer.as_mut().filter(|peer| !peer.closed) else { continue };
+            if now.saturating_duration_since(peer.beat) >= HEARTBEAT {
+                peer.line.queue_control(&Control::Heartbeat {});
+                peer.beat = now;
+            }
+            if now.saturating_duration_since(peer.heard) >= self.silence {
+                silent = Some(Rank(rank));
+            }
+        }
+        if let Some(rank) = silent {
+            self.lose(rank, &format!("it has said nothing for {} s: it hangs, or the network is cut", self.silence.as_secs()));
+        }
+        if let Some(deadline) = self.deadline
+            && let Some((&page, &since)) = self.awaited.iter().find(|&(_, &since)| now.saturating_duration_since(since) >= deadline)
+        {
+            let home = self.engine.home(page);
+            let why =
+                format!("{} has waited {} s for {page}, whose home is {home}", self.rank, now.saturating_duration_since(since).as_secs());
+            self.stop(&why);
+        }
+    }
+
+    fn plan(&mut self, now: Instant, plan: &mut Plan) {
+        let mut until = now + HEARTBEAT.min(self.silence / 4).max(Duration::from_millis(1));
+        if let Some(Reverse((due, _))) = self.timers.peek() {
+            until = until.min(*due);
+        }
+        if let Some((due, _)) = self.offer {
+            until = until.min(due);
+        }
+        if let Some(due) = self.datagrams.as_ref().and_then(Datagrams::due) {
+            until = until.min(due);
+        }
+        plan.until = Some(until);
+        self.planned = until;
+        plan.backlog.clear();
+        plan.backlog.extend(self.peers.iter().map(|peer| peer.as_ref().is_some_and(|peer| !peer.closed && peer.line.has_backlog())));
+        plan.open.clear();
+        plan.open.extend(self.peers.iter().map(|peer| peer.as_ref().is_some_and(|peer| !peer.closed)));
+        // Who has just waited for a page often wants the next one.
+        plan.urgent = !self.awaited.is_empty() || now.saturating_duration_since(self.last_fault) < FAULTS_COME_TOGETHER;
+        plan.stop = self.leaving == Leaving::Done;
+    }
+
+    // --- what the engine wants ----------------------------------------------------------------------------------------------------------
+
+    fn handle(&mut self, event: Event<'_>) {
+        self.engine.handle(event, &mut self.memory, &mut self.actions);
+        let mut actions = std::mem::take(&mut self.actions);
+        for action in actions.drain(..) {
+            self.act(action);
+        }
+        self.actions = actions;
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Send { to, message } => {
+                self.stats.sent_messages += 1;
+                match &mut self.datagrams {
+                    Some(datagrams) => datagrams.send(to, &message),
+                    None => {
+                        if let Some(peer) = self.peers[usize::from(to.0)].as_mut().filter(|peer| !peer.closed) {
+                            peer.line.queue_message(&message);
+                        }
+                    }
+                }
+            }
+            Action::Done { thread, result } => {
+                self.in_barrier.remove(&thread);
+                self.slots[usize::from(thread.0)].complete(Outcome::Operation(result));
+            }
+            Action::Retry { page } => {
+                if let Some(since) = self.awaited.remove(&page) {
+                    self.stats.fault_wait += since.elapsed();
+                }
+                self.memory.wake(page);
+            }
+            Action::SetTimer { timer, after_us } => {
+                let due = Instant::now() + Duration::from_micros(after_us.into());
+                self.timers.push(Reverse((due, timer)));
+                self.expect(due);
+            }
+            Action::Fatal(reason) => self.fatal(reason),
+        }
+    }
+
+    /// The run is over. The other ranks' messages are queued already.
+    fn fatal(&mut self, reason: Reason) {
+        let deadline = Instant::now() + LAST_WORDS;
+        for peer in self.peers.iter_mut().flatten().filter(|peer| !peer.closed) {
+            // Whoever does not take it notices by itself.
+            let _ = peer.line.flush_until(deadline);
+        }
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.flush();
+        }
+        if self.on_failure == OnFailure::EndProcess {
+            failure::end(self.rank, &reason);
+        }
+        for thread in std::mem::take(&mut self.tickets).into_values() {
+            self.slots[usize::from(thread.0)].complete(Outcome::Stopped(reason.clone()));
+        }
+        if let Leaving::Wanted(thread) | Leaving::Told(thread) = self.leaving {
+            self.slots[usize::from(thread.0)].complete(Outcome::Stopped(reason.clone()));
+            self.leaving = Leaving::No;
+        }
+        if let Some(page) = self.awaited.keys().next() {
+            failure::die(self.rank, &format!("a thread waits for {page}, which cannot come: {reason}"));
+        }
+        self.in_barrier.clear();
+        self.stopped = Some(reason);
+    }
+
+    /// Ends the run for a reason of this rank's own.
+    pub fn stop(&mut self, why: &str) {
+        self.handle(Event::Stop { why });
+    }
+
+    fn lose(&mut self, peer: Rank, how: &str) {
+        if let Some(gone) = &mut self.peers[usize::from(peer.0)] {
+            gone.closed = true;
+        }
+        self.handle(Event::PeerLost { peer, how });
+    }
+
+    /// A connection ended: the peer is lost, unless it was done.
+    fn closed(&mut self, from: Rank, how: &str) {
+        let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) else { return };
+        peer.closed = true;
+        // Who has finished goes when all others have, too, and this rank knows that it has.
+        let done = peer.bye.is_some() && matches!(self.leaving, Leaving::Told(_) | Leaving::Done);
+        if !done {
+            self.lose(from, how);
+        }
+    }
+
+    /// Sends what is queued.
+    fn flush(&mut self) {
+        let mut failed = Vec::new();
+        for (peer, rank) in self.peers.iter_mut().zip(0..) {
+            let Some(peer) = peer.as_mut().filter(|peer| !peer.closed && peer.line.has_backlog()) else { continue };
+            match peer.line.flush() {
+                Ok(true) => {}
+                Ok(false) => self.needs_service = true,
+                Err(error) => failed.push((Rank(rank), error)),
+            }
+        }
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.flush();
+            if let Some(due) = datagrams.due() {
+                self.expect(due);
+            }
+        }
+        for (rank, error) in failed {
+            // What the peer said before it went may tell why.
+            self.take_frames(rank, Instant::now());
+            if self.peers[usize::from(rank.0)].as_ref().is_some_and(|peer| !peer.closed) {
+                self.closed(rank, &error.to_string());
+            }
+        }
+    }
+
+    /// Something has to be done then.
+    fn expect(&mut self, due: Instant) {
+        if due < self.planned {
+            self.planned = due;
+            self.needs_service = true;
+        }
+    }
+
+    /// Whether the service thread has to be rung for. Once.
+    pub fn wants_service(&mut self) -> bool {
+        std::mem::take(&mut self.needs_service)
+    }
+
+    fn tell(&mut self, to: Rank, control: &Control) {
+        if let Some(peer) = self.peers[usize::from(to.0)].as_mut().filter(|peer| !peer.closed) {
+            peer.line.queue_control(control);
+        }
+    }
+
+    // --- beside the engine --------------------------------------------------------------------------------------------------------------
+
+    fn take_control(&mut self, from: Rank, control: Control) {
+        if self.stopped.is_some() {
+            return;
+        }
+        match control {
+            Control::Heartbeat {} => {}
+            Control::Ask { ticket, turn, demand } if self.desk.is_some() => self.desk_ask(from, ticket, turn, demand),
+            Control::Added { serial } if self.desk.is_some() => self.desk_added(from, serial),
+            Control::Add { serial, region } if from == Rank(0) => {
+                if self.open(region) {
+                    self.tell(from, &Control::Added { serial });
+                }
+            }
+            Control::Given { ticket, answer } if from == Rank(0) => self.given(ticket, answer),
+            Control::Bye { epoch } => {
+                let peer = self.peers[usize::from(from.0)].as_mut().expect("it is connected");
+                peer.bye = Some(epoch);
+                self.look_for_absent();
+            }
+            Control::Stuck { what } if self.desk.is_some() => {
+                let why = self.with_absent(&what);
+                self.stop(&why);
+            }
+            other => self.lose(from, &format!("it sent what makes no sense here: {other:?}")),
+        }
+    }
+
+    /// A region exists from now on. False: it cannot be had, and the run is over.
+    fn open(&mut self, region: RegionConfig) -> bool {
+        let opened = self.memory.open_region(region).map_err(|error| error.to_string());
+        let added = opened.and_then(|()| self.engine.add_region(region).map_err(|error| error.to_string()));
+        if let Err(error) = added {
+            let why = format!("{} cannot have the new shared region: {error}", self.rank);
+            self.stop(&why);
+            return false;
+        }
+        if region.protocol == ProtocolKind::Aurc && self.offer.is_none() {
+            self.offer = Some((Instant::now(), OFFER_LEAST));
+            self.needs_service = true;
+        }
+        true
+    }
+
+    /// Adds a region that every rank adds by itself, before anything is sent.
+    pub fn open_first(&mut self, demand: Demand) -> Option<RegionConfig> {
+        let mut desk = Desk::new(1, u64::from(u32::MAX));
+        let of_all = self.desk.as_mut().unwrap_or(&mut desk);
+        of_all.ask(self.rank, 0, None, demand);
+        let mut found = None;
+        while let Some(order) = of_all.poll() {
+            if let Order::Add { serial, region } = order {
+                for rank in 0..self.ranks {
+                    let _ = of_all.added(Rank(rank), serial);
+                }
+                found = Some(region);
+            }
+        }
+        found.filter(|&region| self.open(region))
+    }
+
+    fn desk_ask(&mut self, from: Rank, ticket: u64, turn: Option<u32>, demand: Demand) {
+        self.desk.as_mut().expect("rank 0").ask(from, ticket, turn, demand);
+        self.desk_orders();
+    }
+
+    fn desk_added(&mut self, from: Rank, serial: u64) {
+        if self.desk.as_mut().expect("rank 0").added(from, serial) {
+            self.desk_orders();
+        } else {
+            self.lose(from, "it knows of a region that it was not told of");
+        }
+    }
+
+    fn desk_orders(&mut self) {
+        while self.stopped.is_none()
+            && let Some(order) = self.desk.as_mut().expect("rank 0").poll()
+        {
+            match order {
+                Order::Add { serial, region } => {
+                    for rank in 1..self.ranks {
+                        self.tell(Rank(rank), &Control::Add { serial, region });
+                    }
+                    if self.open(region) {
+                        let _ = self.desk.as_mut().expect("rank 0").added(self.rank, serial);
+                    }
+                }
+                Order::Give { to, ticket, answer } if to == self.rank => self.given(ticket, answer),
+                Order::Give { to, ticket, answer } => self.tell(to, &Control::Given { ticket, answer }),
+                Order::Mismatch { why } => self.stop(&why),
+            }
+        }
+    }
+
+    fn given(&mut self, ticket: u64, answer: Answer) {
+        match self.tickets.remove(&ticket) {
+            Some(thread) => self.slots[usize::from(thread.0)].complete(Outcome::Answer(answer)),
+            None => self.lose(Rank(0), "it answers what was not asked"),
+        }
+    }
+
+    /// A rank that has finished comes to no barrier any more.
+    fn look_for_absent(&mut self) {
+        let Some(&barrier) = self.in_barrier.values().next() else { return };
+        let epoch = self.engine.epoch();
+        let gone = self.peers.iter().zip(0..).find(|(peer, _)| peer.as_ref().and_then(|peer| peer.bye).is_some_and(|left| left <= epoch));
+        if let Some((_, gone)) = gone {
+            let why = format!("{} waits at {barrier}, but {} has finished", self.rank, Rank(gone));
+            self.stop(&why);
+        }
+    }
+
+    /// Goes on with leaving.
+    fn look_for_end(&mut self) {
+        if let Leaving::Wanted(thread) = self.leaving
+            && self.engine.is_quiescent()
+            && self.datagrams.as_ref().is_none_or(Datagrams::is_settled)
+        {
+            let epoch = self.engine.epoch();
+            for rank in 0..self.ranks {
+                self.tell(Rank(rank), &Control::Bye { epoch });
+            }
+            self.leaving = Leaving::Told(thread);
+        }
+        if let Leaving::Told(thread) = self.leaving
+            && self.present_peers().next().is_none()
+        {
+            self.flush();
+            if self.peers.iter().flatten().all(|peer| peer.closed || !peer.line.has_backlog()) {
+                self.leaving = Leaving::Done;
+                self.memory.close();
+                self.slots[usize::from(thread.0)].complete(Outcome::Finished);
+            }
+        }
+    }
+
+    pub fn stats(&self) -> SharedStats {
+        SharedStats { engine: self.engine.stats().clone(), overhead_bytes: self.engine.overhead_bytes() as u64, ..self.stats.clone() }
+    }
+
+    pub fn stats_mut(&mut self) -> &mut SharedStats {
+        &mut self.stats
+    }
+
+    pub fn home(&self, page: PageIndex) -> Rank {
+        self.engine.home(page)
+    }
+
+    /// Descriptors to wait on: faults, datagrams, and the connections by rank.
+    pub fn descriptors(&self) -> std::io::Result<Descriptors> {
+        use std::os::fd::{AsFd, BorrowedFd};
+        // SAFETY: the descriptor is open as long as `memory` is, and is only copied here.
+        let faults = unsafe { BorrowedFd::borrow_raw(self.memory.raw_fd()) }.try_clone_to_owned()?;
+        let datagrams = self.datagrams.as_ref().map(|datagrams| datagrams.as_fd().try_clone_to_owned()).transpose()?;
+        let line = |peer: &Option<Peer>| peer.as_ref().map(|peer| peer.line.as_fd().try_clone_to_owned()).transpose();
+        Ok(Descriptors { faults, datagrams, lines: self.peers.iter().map(line).collect::<Result<_, _>>()? })
+    }
+}
+
+/// What a thread waits for, to be named when it takes too long.
+#[derive(Clone, Debug)]
+pub(super) enum Waiting {
+    Lock(rampool_proto::share::LockId),
+    Barrier(BarrierId),
+    Allocation,
+    Finish,
+    Other(String),
+}
+
+/// Copies of the descriptors that the service thread waits on.
+pub(super) struct Descriptors {
+    pub faults: std::os::fd::OwnedFd,
+    pub datagrams: Option<std::os::fd::OwnedFd>,
+    pub lines: Vec<Option<std::os::fd::OwnedFd>>,
+}

@@ -1,0 +1,384 @@
+//! A rank's copy of the shared pages: one object in memory, mapped twice.
+//!
+//! ```text
+//!   view    at the same address on every rank, for the program. Registered with userfaultfd: what is not mapped or is
+//!           write-protected faults. Absent protection is an absent page table entry; the content stays in the object.
+//!   alias   anywhere, for the runtime: always readable and writable, never registered. All content moves through it.
+//! ```
+//! A page comes by filling it through the alias and then mapping it in the view (UFFDIO_CONTINUE): threads see all of it or nothing. It
+//! goes by `madvise(MADV_DONTNEED)` on the view. Both mappings stay out of forked children and of huge pages. Nothing here decides anything.
+
+use std::collections::BTreeMap;
+
+use rampool_proto::share::{Diff, Mem, Protection, Rank, RegionConfig};
+use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
+use rampool_sys::memory::{Advice, MapError, Mapping, SharedObject, advise, dont_fork};
+use rampool_sys::uffd::{Event, Features, OpenError, Reply, Scope, Uffd};
+
+use super::failure;
+
+/// What the kernel must offer: write protection and minor faults on shared memory (Linux 5.19).
+const NEEDED: Features = Features::WP.with(Features::WP_SHMEM).with(Features::MINOR_SHMEM);
+
+/// Why this machine cannot hold shared pages.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    #[error("userfaultfd is needed: {0} (see `rampool doctor`)")]
+    Userfault(#[from] OpenError),
+    #[error("this kernel's userfaultfd lacks {what}, which needs Linux {since} or later (features {features:#x})")]
+    Features { what: &'static str, since: &'static str, features: u64 },
+    #[error(
+        "the shared range of {bytes} bytes at {base:#x} cannot be mapped (errno {errno}); every rank needs it free: choose another with RAMPOOL_SHARED_BASE"
+    )]
+    Place { base: usize, bytes: usize, errno: i32 },
+    #[error(transparent)]
+    Map(#[from] MapError),
+    #[error("{operation} on shared pages failed (errno {errno})")]
+    Kernel { operation: &'static str, errno: i32 },
+}
+
+/// Whether system calls on pages that are absent wait for them too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// Yes.
+    SystemCalls,
+    /// No: this user may only have faults of its own code caught. A system call into an absent page fails with EFAULT; touch the memory first.
+    UserCode,
+}
+
+/// A thread of this process that waits for a page.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultAt {
+    pub address: usize,
+    pub write: bool,
+}
+
+/// The pages, and what the view of each allows.
+///
+/// Invariant: `state` of a page is the protection that the engine gave it last. The kernel may drop a page table entry by itself; the next
+/// access faults, and [`Mem::reassert`] maps it again.
+#[derive(Debug)]
+pub struct SharedMemory {
+    rank: Rank,
+    uffd: Uffd,
+    reach: Reach,
+    view: Mapping,
+    alias: Mapping,
+    regions: BTreeMap<PageIndex, Region>,
+    events: Vec<Event>,
+}
+
+#[derive(Debug)]
+struct Region {
+    config: RegionConfig,
+    /// Of its first page, from the beginning of the mappings.
+    offset: usize,
+    state: Vec<Protection>,
+}
+
+impl Region {
+    fn page_bytes(&self) -> usize {
+        self.config.page_bytes as usize
+    }
+
+    fn offset_of(&self, page: PageIndex) -> usize {
+        self.offset + index(page, self.config.pages.first) * self.page_bytes()
+    }
+}
+
+/// How far `page` is behind `first`.
+fn index(page: PageIndex, first: PageIndex) -> usize {
+    usize::try_from(page.0 - first.0).expect("page numbers fit an address")
+}
+
+impl SharedMemory {
+    /// Maps an object of `bytes` bytes with its view at `base`. Regions are opened later. `user_faults`: only faults of user code are caught.
+    ///
+    /// # Errors
+    /// What is missing or in the way.
+    pub fn new(rank: Rank, base: usize, bytes: usize, user_faults: bool) -> Result<Self, MemoryError> {
+        let (uffd, reach) = match Uffd::open(Scope::Everything, NEEDED) {
+            _ if user_faults => (Self::open(Scope::UserMode)?, Reach::UserCode),
+            Ok(uffd) => (uffd, Reach::SystemCalls),
+            Err(OpenError::NotPermitted) => (Self::open(Scope::UserMode)?, Reach::UserCode),
+            Err(_) => (Self::open(Scope::Everything)?, Reach::SystemCalls),
+        };
+        let object = SharedObject::new(c"rampool-shared", bytes)?;
+        let alias = Mapping::shared(&object)?;
+        let view = Mapping::shared_at(&object, base).map_err(|error| MemoryError::Place { base, bytes, errno: error.errno })?;
+        for mapping in [&alias, &view] {
+            dont_fork(mapping);
+            // SAFETY: changes no content. Kernels without huge pages refuse it, and need it not.
+            let _ = unsafe { advise(mapping.start(), mapping.bytes(), Advice::NoHugePage) };
+        }
+        let memory = Self { rank, uffd, reach, view, alias, regions: BTreeMap::new(), events: Vec::new() };
+        memory.try_write_protected_install()?;
+        Ok(memory)
+    }
+
+    /// Opens a context, or says which of the features is missing.
+    fn open(scope: Scope) -> Result<Uffd, MemoryError> {
+        let offered = Uffd::probe(scope)?;
+        let wanted = [
+            (Features::WP, "write protection", "5.7"),
+            (Features::MINOR_SHMEM, "minor faults on shared memory", "5.14"),
+            (Features::WP_SHMEM, "write protection of shared memory", "5.19"),
+        ];
+        for (feature, what, since) in wanted {
+            if !offered.has(feature) {
+                return Err(MemoryError::Features { what, since, features: offered.0 });
+            }
+        }
+        Ok(Uffd::open(scope, NEEDED)?)
+    }
+
+    /// No feature bit tells of installing a page write-protected: it is tried once, on the last page of the mapping.
+    fn try_write_protected_install(&self) -> Result<(), MemoryError> {
+        let offset = self.view.bytes() - OS_PAGE_BYTES;
+        let page = self.view.start() + offset;
+        self.make_visible(offset, OS_PAGE_BYTES)?;
+        populate(self.rank, self.alias.start() + offset, OS_PAGE_BYTES);
+        let reply = self.uffd.continue_pages(page, OS_PAGE_BYTES, true);
+        drop_pages(page, OS_PAGE_BYTES);
+        match reply {
+            Reply::Done => Ok(()),
+            _ => Err(MemoryError::Features { what: "installing pages write-protected", since: "6.4", features: NEEDED.0 }),
+        }
+    }
+
+    fn make_visible(&self, offset: usize, bytes: usize) -> Result<(), MemoryError> {
+        let start = self.view.start() + offset;
+        self.uffd.register_shared(start, bytes).map_err(|errno| MemoryError::Kernel { operation: "userfaultfd registration", errno })?;
+        self.view.allow(start, bytes).map_err(|errno| MemoryError::Kernel { operation: "mprotect", errno })
+    }
+
+    #[must_use]
+    pub fn reach(&self) -> Reach {
+        self.reach
+    }
+
+    #[must_use]
+    pub fn raw_fd(&self) -> std::os::fd::RawFd {
+        self.uffd.raw_fd()
+    }
+
+    /// The program may use the region's pages from now on; all are absent.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or the region does not fit.
+    pub fn open_region(&mut self, config: RegionConfig) -> Result<(), MemoryError> {
+        let no_room = MemoryError::Kernel { operation: "placing a region", errno: libc::ENOMEM };
+        let offset = usize::try_from(config.pages.first.0).ok().and_then(|first| first.checked_mul(OS_PAGE_BYTES));
+        let bytes = (config.pages.count as usize).checked_mul(config.page_bytes as usize);
+        let (Some(offset), Some(bytes)) = (offset, bytes) else { return Err(no_room) };
+        // The last page is where installing was tried.
+        if offset.checked_add(bytes).is_none_or(|end| end > self.view.bytes() - OS_PAGE_BYTES) {
+            return Err(no_room);
+        }
+        self.make_visible(offset, bytes)?;
+        let state = vec![Protection::None; config.pages.count as usize];
+        self.regions.insert(config.pages.first, Region { config, offset, state });
+        Ok(())
+    }
+
+    fn region(&self, page: PageIndex) -> &Region {
+        let found = self.regions.range(..=page).next_back().map(|(_, region)| region);
+        found.filter(|region| region.config.pages.contains(page)).expect("the engine names pages of its regions")
+    }
+
+    /// The page that holds this address, and where in it.
+    #[must_use]
+    pub fn locate(&self, address: usize) -> Option<(PageIndex, u32)> {
+        let offset = address.checked_sub(self.view.start()).filter(|&offset| offset < self.view.bytes())?;
+        // A region's pages may be larger than those it is numbered by, so its numbers end early; its first one counts.
+        let at = PageIndex((offset / OS_PAGE_BYTES) as u64);
+        let (_, region) = self.regions.range(..=at).next_back()?;
+        let inside = offset - region.offset;
+        let index = (inside / region.page_bytes()) as u64;
+        if index >= u64::from(region.config.pages.count) {
+            return None;
+        }
+        let rest = u32::try_from(inside % region.page_bytes()).expect("a page is small");
+        Some((region.config.pages.first.offset(index), rest))
+    }
+
+    /// The address of a page in the view, and its bytes.
+    #[must_use]
+    pub fn place(&self, page: PageIndex) -> (usize, usize) {
+        let region = self.region(page);
+        (self.view.start() + region.offset_of(page), region.page_bytes())
+    }
+
+    /// Appends the threads that have begun to wait. Does not block.
+    pub fn read_faults(&mut self, out: &mut Vec<FaultAt>) {
+        while self.uffd.read_events::<32>(&mut self.events) == 32 {}
+        for event in self.events.drain(..) {
+            if let Event::Fault { address, write, write_protected, .. } = event {
+                out.push(FaultAt { address, write: write || write_protected });
+            }
+        }
+    }
+
+    /// No access to shared pages is possible any more: it ends the process.
+    pub fn close(&self) {
+        let closed = self.view.forbid();
+        assert!(closed.is_ok(), "mprotect of our own mapping failed");
+    }
+
+    /// Lets every thread that waits for the page try again.
+    pub fn wake(&self, page: PageIndex) {
+        let (start, bytes) = self.place(page);
+        self.uffd.wake(start, bytes);
+    }
+
+    fn alias_of(&self, page: PageIndex) -> (*mut u8, usize) {
+        let region = self.region(page);
+        (self.alias.at(region.offset_of(page)), region.page_bytes())
+    }
+
+    /// Changes pages `first .. first + count` of one region, which all have the protection `from`.
+    fn change(&self, region: &Region, first: PageIndex, count: usize, from: Protection, to: Protection) {
+        let offset = region.offset_of(first);
+        let (start, bytes) = (self.view.start() + offset, count * region.page_bytes());
+        match (from, to) {
+            (Protection::None, Protection::None) => {}
+            (_, Protection::None) => drop_pages(start, bytes),
+            (Protection::None, _) => {
+                populate(self.rank, self.alias.start() + offset, bytes);
+                self.map(start, bytes, to);
+            }
+            _ => {
+                let reply = self.uffd.write_protect(start, bytes, to == Protection::Read);
+                assert!(reply == Reply::Done, "changing the protection of shared pages failed: {reply:?}");
+            }
+        }
+    }
+
+    /// Maps pages whose content is in the object.
+    fn map(&self, start: usize, bytes: usize, to: Protection) {
+        let mut done = 0;
+        while done < bytes {
+            match self.uffd.continue_pages(start + done, bytes - done, to == Protection::Read) {
+                Reply::Done => return,
+                Reply::Partial(some) => done += some,
+                // Mapped already, perhaps with another protection.
+                Reply::AlreadyMapped => {
+                    let reply = self.uffd.write_protect(start + done, OS_PAGE_BYTES, to == Protection::Read);
+                    assert!(reply == Reply::Done, "changing the protection of a shared page failed: {reply:?}");
+                    done += OS_PAGE_BYTES;
+                }
+                // Somebody changes mappings of this process.
+                Reply::MapChanging => {}
+                // The kernel has taken the page out of the object's memory, to swap.
+                Reply::Busy => populate(self.rank, self.alias.start() + (start - self.view.start()) + done, bytes - done),
+                Reply::Exiting => return,
+                other => panic!("mapping a shared page failed: {other:?}"),
+            }
+        }
+    }
+}
+
+/// Makes pages of the object present. `start` is in the alias.
+fn populate(rank: Rank, start: usize, bytes: usize) {
+    // SAFETY: changes no content.
+    let done = unsafe { advise(start, bytes, Advice::PopulateWrite) };
+    if let Err(errno) = done {
+        failure::die(rank, &format!("no memory for {bytes} bytes of shared pages (errno {errno})"));
+    }
+}
+
+/// Takes pages out of the view. Their content stays in the object.
+fn drop_pages(start: usize, bytes: usize) {
+    // SAFETY: pages of a shared mapping stay in their object.
+    let done = unsafe { advise(start, bytes, Advice::DontNeed) };
+    assert!(done.is_ok(), "taking shared pages away failed (errno {})", done.expect_err("checked"));
+}
+
+impl Mem for SharedMemory {
+    fn protect(&mut self, runs: &[Extent], to: Protection) {
+        for run in runs {
+            let mut page = run.first;
+            while page < run.end() {
+                let region = self.region(page);
+                let at = index(page, region.config.pages.first);
+                let most = index(run.end().min(region.config.pages.end()), region.config.pages.first);
+                let from = region.state[at];
+                let end = (at..most).find(|&next| region.state[next] != from).unwrap_or(most);
+                if from != to {
+                    self.change(region, page, end - at, from, to);
+                    let first = region.config.pages.first;
+                    self.regions.get_mut(&first).expect("it is there").state[at..end].fill(to);
+                }
+                page = page.offset((end - at) as u64);
+            }
+        }
+    }
+
+    fn reassert(&mut self, page: PageIndex) {
+        let region = self.region(page);
+        let to = region.state[index(page, region.config.pages.first)];
+        if to != Protection::None {
+            let start = self.view.start() + region.offset_of(page);
+            self.map(start, region.page_bytes(), to);
+        }
+    }
+
+    fn snapshot(&mut self, page: PageIndex, into: &mut [u8]) {
+        let (from, bytes) = self.alias_of(page);
+        assert_eq!(into.len(), bytes);
+        let from = from.cast::<u64>();
+        for (index, word) in into.chunks_exact_mut(8).enumerate() {
+            // SAFETY: inside of the page, which lies in the alias, is aligned, and stays mapped; other threads may write it, so the read is
+            // volatile and no reference is made.
+            let value = unsafe { from.add(index).read_volatile() };
+            word.copy_from_slice(&value.to_ne_bytes());
+        }
+    }
+
+    fn store(&mut self, page: PageIndex, diff: &Diff) {
+        let (to, bytes) = self.alias_of(page);
+        assert!(diff.end() as usize <= bytes);
+        for (offset, bytes) in diff.iter() {
+            // SAFETY: inside of the page.
+            let mut to = unsafe { to.add(offset) };
+            let mut rest = bytes;
+            while let Some((&byte, behind)) = rest.split_first() {
+                if to.addr().is_multiple_of(8)
+                    && let Some((word, behind)) = rest.split_first_chunk::<8>()
+                {
+                    // SAFETY: eight bytes of the diff, aligned, inside of the page; volatile as in `snapshot`.
+                    unsafe { to.cast::<u64>().write_volatile(u64::from_ne_bytes(*word)) };
+                    rest = behind;
+                    // SAFETY: at most one behind the page.
+                    to = unsafe { to.add(8) };
+                } else {
+                    // SAFETY: one byte of the diff.
+                    unsafe { to.write_volatile(byte) };
+                    rest = behind;
+                    // SAFETY: at most one behind the page.
+                    to = unsafe { to.add(1) };
+                }
+            }
+        }
+    }
+
+    fn install(&mut self, page: PageIndex, bytes: &[u8], to: Protection) {
+        let (into, len) = self.alias_of(page);
+        assert_eq!(bytes.len(), len);
+        // SAFETY: the page lies in the alias; the view does not map it, so nobody else reads or writes it now.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, len) };
+        let region = self.region(page);
+        let (first, at) = (region.config.pages.first, index(page, region.config.pages.first));
+        assert!(region.state[at] == Protection::None, "{page} is installed over a mapping");
+        if to != Protection::None {
+            let start = self.view.start() + region.offset_of(page);
+            self.map(start, len, to);
+            self.regions.get_mut(&first).expect("it is there").state[at] = to;
+        }
+    }
+
+    fn discard(&mut self, _page: PageIndex) {
+        // The bytes stay until the page comes again: giving single pages back costs more than a fault.
+    }
+}

@@ -1,0 +1,377 @@
+//! How ranks meet: rank 0 listens where everybody knows, hears where the others listen, and tells all. Then each connects to those below it.
+//!
+//! ```text
+//!   rank 0   <-- Hello --   every other rank, which listens somewhere by then
+//!   rank 0   --- Table -->  all of them
+//!   rank i   -- Hello -->   rank j, for 0 < j < i, which answers Welcome
+//! ```
+//! Each connection begins with the handshake of [`crate::transport`]: beyond this machine both ends prove a key, and what follows is sealed.
+//! Who does not know the run's name, has another version or other settings is refused, with both named.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rampool_proto::session::Encryption;
+use rampool_proto::share::Rank;
+use rampool_proto::share::control::{Control, Hello, SHARE_WIRE_VERSION};
+
+use super::config::{SharedConfig, Transport};
+use super::environment::variable;
+use super::error::JoinError;
+use super::line::{Line, LineError};
+use crate::transport::{Endpoint, Handshake, HandshakeError, Listener, LocalPolicy, Peer, Stream, Wants};
+
+/// All ranks, connected.
+pub(super) struct Mesh {
+    /// By rank; none for this one.
+    pub lines: Vec<Option<Line>>,
+    /// Where datagrams go, by rank, and the socket that they leave from.
+    pub datagrams: Option<(UdpSocket, Vec<Option<SocketAddr>>)>,
+}
+
+/// A stranger may not keep the others waiting for longer than this.
+const STRANGER_S: u64 = 10;
+/// Only rank 0 knows who is missing, and has this long to say so.
+const TO_SAY_WHO: Duration = Duration::from_secs(5);
+/// A rank whose program starts late is tried again after this.
+const RETRY: Duration = Duration::from_millis(20);
+
+impl Mesh {
+    /// Meets the other ranks. Blocks until all are connected, or an error, or the deadline.
+    pub fn meet(config: &SharedConfig) -> Result<Self, JoinError> {
+        let ranks = usize::from(config.ranks);
+        let mut lines: Vec<Option<Line>> = std::iter::repeat_with(|| None).take(ranks).collect();
+        if ranks == 1 {
+            return Ok(Self { lines, datagrams: None });
+        }
+        let deadline = Instant::now() + config.join_deadline;
+        let mut meeting = Meeting { config, deadline, hello: hello(config), socket: None };
+        let addresses = if config.rank == 0 { meeting.receive_all(&mut lines)? } else { meeting.go_to_first(&mut lines)? };
+        if lines.iter().flatten().any(|line| !line.stream().is_local())
+            && config.transport == Transport::Udp
+            && config.encryption != Encryption::Off
+        {
+            return Err(JoinError::OpenDatagrams);
+        }
+        Ok(Self { lines, datagrams: meeting.socket.map(|socket| (socket, addresses)) })
+    }
+}
+
+fn hello(config: &SharedConfig) -> Hello {
+    Hello {
+        wire: SHARE_WIRE_VERSION,
+        build: config.build.clone(),
+        run: config.run.clone(),
+        settings: config.common(),
+        rank: Rank(config.rank),
+        ranks: config.ranks,
+        port: 0,
+        datagram_port: 0,
+    }
+}
+
+struct Meeting<'a> {
+    config: &'a SharedConfig,
+    deadline: Instant,
+    hello: Hello,
+    socket: Option<UdpSocket>,
+}
+
+/// Somebody who connected and said who it is.
+struct Guest {
+    line: Line,
+    hello: Hello,
+}
+
+impl Meeting<'_> {
+    fn policy(&self) -> LocalPolicy {
+        LocalPolicy { key: self.config.key.clone(), encryption: self.config.encryption, features: 0 }
+    }
+
+    /// Rank 0: waits for all others, then tells them where they are.
+    fn receive_all(&mut self, lines: &mut [Option<Line>]) -> Result<Vec<Option<SocketAddr>>, JoinError> {
+        let listener = self.rendezvous()?;
+        let everywhere = Ipv4Addr::UNSPECIFIED.into();
+        self.open_datagrams(if listener_is_ipv6(&listener) { Ipv6Addr::UNSPECIFIED.into() } else { everywhere })?;
+        let mut hellos: Vec<Option<(Hello, IpAddr)>> = vec![None; lines.len()];
+        while lines[1..].iter().any(Option::is_none) {
+            let guest = match self.accept(&listener, || missing(lines)) {
+                Ok(Some(guest)) => guest,
+                Ok(None) => continue,
+                Err(error) => {
+                    for line in lines.iter_mut().flatten() {
+                        self.refuse(line, &error.to_string());
+                    }
+                    return Err(error);
+                }
+            };
+            let rank = usize::from(guest.hello.rank.0);
+            let why = match guest.hello.compatible(&self.hello) {
+                Ok(()) if lines[rank].is_some() => Some(format!("two processes say that they are {}", guest.hello.rank)),
+                Ok(()) => None,
+                Err(why) => Some(why),
+            };
+            if let Some(why) = why {
+                for line in lines.iter_mut().flatten().chain([&mut { guest }.line]) {
+                    self.refuse(line, &why);
+                }
+                return Err(JoinError::Refused { why });
+            }
+            let Peer::Tcp(peer) = *guest.line.stream().peer() else { unreachable!("rank 0 listens on TCP") };
+            hellos[rank] = Some((guest.hello, peer.ip().to_canonical()));
+            lines[rank] = Some(guest.line);
+        }
+        let at = |port: fn(&Hello) -> u16| {
+            let text = |entry: &Option<(Hello, IpAddr)>| entry.as_ref().map(|(hello, ip)| SocketAddr::new(*ip, port(hello)));
+            hellos.iter().map(text).collect::<Vec<_>>()
+        };
+        let own = self.socket.as_ref().map_or(Ok(0), |socket| socket.local_addr().map(|at| at.port())).map_err(JoinError::Socket)?;
+        let (addresses, mut datagrams) = (at(|hello| hello.port), at(|hello| hello.datagram_port));
+        let table = Control::Table { addresses: texts(&addresses, 0), datagrams: texts(&datagrams, own) };
+        for (rank, line) in lines.iter_mut().enumerate().skip(1) {
+            let line = line.as_mut().expect("all have come");
+            line.queue_control(&table);
+            self.sent(line, rank)?;
+        }
+        datagrams[0] = None;
+        Ok(datagrams)
+    }
+
+    /// Any other rank: connects to rank 0, then to those between, then waits for those above.
+    fn go_to_first(&mut self, lines: &mut [Option<Line>]) -> Result<Vec<Option<SocketAddr>>, JoinError> {
+        let endpoint: Endpoint = self.config.rendezvous.parse().map_err(|error| JoinError::Address(Box::new(error)))?;
+        let stream = self.reach(&endpoint, 0)?;
+        let here = local_address(&stream)?;
+        let Peer::Tcp(first) = *stream.peer() else { return Err(JoinError::NotTcp { address: endpoint.to_string() }) };
+        let above = Endpoint::Tcp { host: here.ip().to_string(), port: 0 };
+        let listener = Listener::bind(&above).map_err(|source| JoinError::Listen { address: above.to_string(), source })?;
+        let Endpoint::Tcp { port, .. } = *listener.endpoint() else { unreachable!("bound to TCP") };
+        self.hello.port = port;
+        self.hello.datagram_port = self.open_datagrams(here.ip())?;
+        let mut line = self.introduce(stream, 0)?;
+        let (addresses, datagrams) = match line.wait_control(self.deadline + TO_SAY_WHO).map_err(|error| self.trouble(0, error))? {
+            Some(Control::Table { addresses, datagrams }) if addresses.len() == lines.len() && datagrams.len() == lines.len() => {
+                (addresses, datagrams)
+            }
+            Some(Control::Refused { why }) => return Err(JoinError::Refused { why }),
+            Some(_) => return Err(self.trouble(0, unexpected())),
+            None => return Err(JoinError::Missing { ranks: "other ranks".into(), seconds: self.config.join_deadline.as_secs() }),
+        };
+        lines[0] = Some(line);
+        for rank in 1..usize::from(self.config.rank) {
+            let endpoint: Endpoint = addresses[rank].parse().map_err(|_| self.trouble(rank, unexpected()))?;
+            let stream = self.reach(&endpoint, rank)?;
+            let mut line = self.introduce(stream, rank)?;
+            match line.wait_control(self.deadline).map_err(|error| self.trouble(rank, error))? {
+                Some(Control::Welcome {}) => lines[rank] = Some(line),
+                Some(Control::Refused { why }) => return Err(JoinError::Refused { why }),
+                Some(_) => return Err(self.trouble(rank, unexpected())),
+                None => {
+                    return Err(JoinError::Missing { ranks: Rank(number(rank)).to_string(), seconds: self.config.join_deadline.as_secs() });
+                }
+            }
+        }
+        while lines[usize::from(self.config.rank) + 1..].iter().any(Option::is_none) {
+            let mut awaited = vec![false; lines.len()];
+            for rank in usize::from(self.config.rank) + 1..lines.len() {
+                awaited[rank] = lines[rank].is_none();
+            }
+            let names = || list(awaited.iter().enumerate().filter(|&(_, &is)| is).map(|(rank, _)| rank));
+            let Some(mut guest) = self.accept(&listener, names)? else { continue };
+            let rank = usize::from(guest.hello.rank.0);
+            if let Err(why) = guest.hello.compatible(&self.hello) {
+                self.refuse(&mut guest.line, &why);
+                return Err(JoinError::Refused { why });
+            }
+            if !awaited[rank] {
+                self.refuse(&mut guest.line, &format!("{} is here already", guest.hello.rank));
+                continue;
+            }
+            guest.line.queue_control(&Control::Welcome {});
+            self.sent(&mut guest.line, rank)?;
+            lines[rank] = Some(guest.line);
+        }
+        let mut places = Vec::new();
+        for (rank, text) in datagrams.iter().enumerate() {
+            let at: Option<SocketAddr> = text.parse().ok();
+            // Rank 0 does not know by which of its addresses this rank reaches it.
+            places.push(if rank == 0 { at.map(|at| SocketAddr::new(first.ip(), at.port())) } else { at });
+        }
+        if self.socket.is_some() && places.iter().any(|place| place.is_none_or(|at| at.port() == 0)) {
+            return Err(self.trouble(0, unexpected()));
+        }
+        places[usize::from(self.config.rank)] = None;
+        Ok(places)
+    }
+
+    /// The socket that rank 0 was given, or one at the rendezvous.
+    fn rendezvous(&self) -> Result<Listener, JoinError> {
+        let address = &self.config.rendezvous;
+        if let Some(listener) = inherited(address) {
+            return Ok(listener);
+        }
+        let endpoint: Endpoint = address.parse().map_err(|error| JoinError::Address(Box::new(error)))?;
+        Listener::bind(&endpoint).map_err(|source| JoinError::Listen { address: address.clone(), source })
+    }
+
+    fn open_datagrams(&mut self, at: IpAddr) -> Result<u16, JoinError> {
+        if self.config.transport != Transport::Udp {
+            return Ok(0);
+        }
+        let socket = UdpSocket::bind((at, 0)).map_err(JoinError::Socket)?;
+        socket.set_nonblocking(true).map_err(JoinError::Socket)?;
+        let sock = socket2::SockRef::from(&socket);
+        // Best effort: the kernel caps it, and what does not fit is sent again.
+        let _ = sock.set_recv_buffer_size(4 << 20);
+        let _ = sock.set_send_buffer_size(4 << 20);
+        let port = socket.local_addr().map_err(JoinError::Socket)?.port();
+        self.socket = Some(socket);
+        Ok(port)
+    }
+
+    /// Connects, again and again until somebody listens there.
+    fn reach(&self, endpoint: &Endpoint, rank: usize) -> Result<Stream, JoinError> {
+        loop {
+            match Stream::connect(endpoint, self.deadline) {
+                Ok(stream) => return Ok(stream),
+                Err(source) if Instant::now() + RETRY >= self.deadline => {
+                    return Err(JoinError::Unreachable { rank: Rank(number(rank)), address: endpoint.to_string(), source });
+                }
+                // Not started yet, or its name is not known yet. Nothing tells when that changes.
+                Err(_) => std::thread::sleep(RETRY),
+            }
+        }
+    }
+
+    /// As the side that connected: shakes hands, then says who this is.
+    fn introduce(&self, stream: Stream, rank: usize) -> Result<Line, JoinError> {
+        let handshake = Handshake::client(stream, self.policy());
+        let mut line = shake(handshake, self.deadline).map_err(|source| JoinError::Handshake { rank: Rank(number(rank)), source })?;
+        line.queue_control(&Control::Hello { hello: self.hello.clone() });
+        self.sent(&mut line, rank)?;
+        Ok(line)
+    }
+
+    /// Waits for somebody who knows the run. `None`: somebody came and was sent away.
+    fn accept(&self, listener: &Listener, missing: impl Fn() -> String) -> Result<Option<Guest>, JoinError> {
+        let stream = loop {
+            if let Ok(Some(stream)) = listener.accept() {
+                break stream;
+            }
+            if !readable(listener, self.deadline) {
+                return Err(JoinError::Missing { ranks: missing(), seconds: self.config.join_deadline.as_secs() });
+            }
+        };
+        let deadline = self.deadline.min(Instant::now() + Duration::from_secs(STRANGER_S));
+        let from = stream.peer().to_string();
+        let mut line = match shake(Handshake::server(stream, self.policy(), None), deadline) {
+            Ok(line) => line,
+            Err(error) => {
+                tracing::warn!("somebody at {from} was sent away: {error}");
+                return Ok(None);
+            }
+        };
+        match line.wait_control(deadline) {
+            Ok(Some(Control::Hello { hello })) if hello.run == self.hello.run => Ok(Some(Guest { line, hello })),
+            Ok(Some(Control::Hello { .. })) => {
+                self.refuse(&mut line, "it belongs to another run");
+                tracing::warn!("a process of another run at {from} was sent away");
+                Ok(None)
+            }
+            other => {
+                tracing::warn!("somebody at {from} was sent away: {other:?}");
+                Ok(None)
+            }
+        }
+    }
+
+    fn refuse(&self, line: &mut Line, why: &str) {
+        line.queue_control(&Control::Refused { why: why.to_owned() });
+        if let Err(error) = line.flush_until(Instant::now() + Duration::from_secs(1)) {
+            tracing::debug!("the refusal could not be sent: {error}");
+        }
+    }
+
+    fn sent(&self, line: &mut Line, rank: usize) -> Result<(), JoinError> {
+        match line.flush_until(self.deadline) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(JoinError::Missing { ranks: Rank(number(rank)).to_string(), seconds: self.config.join_deadline.as_secs() }),
+            Err(error) => Err(self.trouble(rank, error)),
+        }
+    }
+
+    fn trouble(&self, rank: usize, source: LineError) -> JoinError {
+        JoinError::Line { rank: Rank(number(rank)), source }
+    }
+}
+
+fn unexpected() -> LineError {
+    rampool_proto::share::Malformed { what: "it answers what was not asked", at: 0 }.into()
+}
+
+fn number(rank: usize) -> u16 {
+    u16::try_from(rank).expect("there are at most 65535 ranks")
+}
+
+fn missing(lines: &[Option<Line>]) -> String {
+    list(lines.iter().enumerate().skip(1).filter(|(_, line)| line.is_none()).map(|(rank, _)| rank))
+}
+
+fn list(ranks: impl Iterator<Item = usize>) -> String {
+    let names: Vec<String> = ranks.map(|rank| format!("rank {rank}")).collect();
+    names.join(", ")
+}
+
+fn texts(addresses: &[Option<SocketAddr>], own_port: u16) -> Vec<String> {
+    let own = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), own_port);
+    addresses.iter().map(|address| address.unwrap_or(own).to_string()).collect()
+}
+
+fn local_address(stream: &Stream) -> Result<SocketAddr, JoinError> {
+    let name = rustix::net::getsockname(stream.as_fd()).map_err(|error| JoinError::Socket(error.into()))?;
+    let name: SocketAddr = name.try_into().map_err(|_| JoinError::Socket(std::io::ErrorKind::AddrNotAvailable.into()))?;
+    Ok(SocketAddr::new(name.ip().to_canonical(), name.port()))
+}
+
+fn listener_is_ipv6(listener: &Listener) -> bool {
+    let name = rustix::net::getsockname(listener.as_fd()).ok();
+    name.and_then(|name| SocketAddr::try_from(name).ok()).is_some_and(|at| at.is_ipv6())
+}
+
+/// The listening socket that the launcher passed on, if it is the one at `address`.
+fn inherited(address: &str) -> Option<Listener> {
+    let fd: i32 = std::env::var(variable::RENDEZVOUS_FD).ok()?.parse().ok().filter(|&fd| fd > 2)?;
+    // SAFETY: the descriptor may be any, or none: it is only looked at, and copied.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let socket = socket2::SockRef::from(&fd);
+    if !socket.is_listener().ok()? || socket.local_addr().ok()?.as_socket()?.to_string() != address {
+        return None;
+    }
+    // SAFETY: it is the socket that the launcher made for this process, and nobody else here knows of it.
+    let owned = unsafe { OwnedFd::from_raw_fd(fd.as_raw_fd()) };
+    Listener::adopt(owned.into()).ok()
+}
+
+fn readable(listener: &Listener, deadline: Instant) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return false;
+    }
+    let timeout = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(left.subsec_nanos()) };
+    let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout));
+    true
+}
+
+fn shake(mut handshake: Handshake, deadline: Instant) -> Result<Line, HandshakeError> {
+    loop {
+        if let Some(link) = handshake.advance::<()>()? {
+            let (stream, seal) = link.into_parts();
+            return Ok(Line::new(stream, seal));
+        }
+        if !handshake.wait(handshake.wants() == Wants::Write, deadline)? {
+            return Err(HandshakeError::TimedOut);
+        }
+    }
+}
