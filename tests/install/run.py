@@ -68,6 +68,7 @@ def everything_in_its_place(world, scale):
     version = must([TARGET / "release/rampool", "--version"]).split()[1]
     for wanted in (
         "bin/rampool", "bin/dlmm_server", "lib/rampool/librampool_agent.so", "lib/rampool/librampool_agent_io.so", "include/rampool.h", "include/dlmm.h",
+        "include/tsm.h", "include/rampool_parmacs.h", "share/rampool/rampool.m4",
         "lib/librampool.so", f"lib/librampool.so.{version}", "lib/librampool.a", "lib/pkgconfig/rampool.pc", "lib/cmake/rampool/rampool-config.cmake",
         "lib/cmake/rampool/rampool-config-version.cmake", "share/man/man1/rampool.1", "share/man/man1/rampool-run.1", "share/man/man1/rampool-serve.1",
         "share/bash-completion/completions/rampool.bash", "share/zsh/site-functions/_rampool", "share/fish/vendor_completions.d/rampool.fish",
@@ -113,9 +114,9 @@ def pkg_config_and_cmake(world, scale):
     for source in sorted(examples.glob("*.c")):
         must(["cc", "-std=c99", "-Wall", "-Wextra", "-Werror", source, "-o", world.dir / source.stem, *flags])
         check(os.path.exists(world.dir / source.stem), f"{source.name} gives no program")
-    # Both headers are C++ as well, and what C was when the paper was written.
+    # The headers are C++ as well, and what C was when the paper was written.
     both = world.dir / "both.cpp"
-    both.write_text("#include <rampool.h>\n#include <dlmm.h>\nint main() { return rampool_version() == nullptr; }\n")
+    both.write_text("#include <rampool.h>\n#include <dlmm.h>\n#include <tsm.h>\nint main() { return rampool_version() == nullptr; }\n")
     must(["c++", "-Wall", "-Wextra", "-Werror", both, "-o", world.dir / "both", *flags])
     must([world.dir / "both"], env={"LD_LIBRARY_PATH": str(prefix / "lib")})
     must(["cc", "-std=c89", "-pedantic", "-Wall", "-Wextra", "-Werror", HERE / "paper.c", "-o", world.dir / "paper", *flags])
@@ -124,6 +125,24 @@ def pkg_config_and_cmake(world, scale):
         must(["cmake", "--build", world.dir / "cmake"])
     else:
         scale.note("there is no cmake on this machine")
+
+
+@suite.test()
+def parallel_programs(world, scale):
+    """Installed as they say: a program for tsm.h, and one with the PARMACS macros that pkg-config names."""
+    prefix = installed(world)
+    flags = library_flags(prefix)
+    env = {"PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig"), "LD_LIBRARY_PATH": str(prefix / "lib")}
+    examples = ROOT / "crates/capi/examples"
+    launch = [prefix / "bin/rampool", "launch", "-n", "2"]
+    must(["cc", "-std=c99", examples / "c/tsm_sum.c", "-o", world.dir / "tsm_sum", *flags])
+    out = must([*launch, world.dir / "tsm_sum", "1000"], env=env)
+    check(out == "sum of 1000 numbers on 2 nodes: 499500\n", f"it says {out!r}")
+    macros = must(["pkg-config", "--variable=parmacs", "rampool"], env=env).strip()
+    (world.dir / "tasks.c").write_text(must(["m4", macros, examples / "parmacs/tasks.C"]))
+    must(["cc", world.dir / "tasks.c", "-o", world.dir / "tasks", *flags])
+    out = must([*launch, world.dir / "tasks", "2", "9"], env=env)
+    check(out == "511 moves, 2 tickets, 2, 99, 1\n", f"it says {out!r}")
 
 
 # ---- DLM-M

@@ -9,6 +9,10 @@
  * memory at a fixed address, larger than this machine may hold: what does not fit the pool's local memory lives on the
  * memory servers. Functions that can fail return a status; rampool_error_message() says more.
  *
+ * Or several processes share memory: `rampool launch -n 4 ./program` starts them, each joins with rampool_shared_join() and
+ * is one rank of the run. Accesses of one byte by different threads, at least one of them a write, must be ordered by the
+ * locks, barriers, condition variables, semaphores or atomic operations of this library. Any thread may use them.
+ *
  * Threads: a builder belongs to one thread at a time. Pools and regions may be used by any threads at once; only
  * freeing or closing one must not meet another use of the same. Regions keep their content across fork() as long as the
  * parent lives; the child must not call functions of this library.
@@ -29,6 +33,23 @@
  * Advice: the range is needed now; the call returns when it has been brought here.
  */
 #define RAMPOOL_ADVICE_WILL_NEED 1
+
+/**
+ * Atomic operations, for rampool_shared_atomic(). LOAD ignores the operand.
+ */
+#define RAMPOOL_ATOMIC_LOAD 0
+
+#define RAMPOOL_ATOMIC_STORE 1
+
+#define RAMPOOL_ATOMIC_SWAP 2
+
+#define RAMPOOL_ATOMIC_ADD 3
+
+#define RAMPOOL_ATOMIC_AND 4
+
+#define RAMPOOL_ATOMIC_OR 5
+
+#define RAMPOOL_ATOMIC_XOR 6
 
 /**
  * How a call ended.
@@ -52,9 +73,13 @@ typedef enum {
    */
   RAMPOOL_STATUS_SYSTEM = 4,
   /**
-   * The pool still has regions.
+   * The pool still has regions; or somebody has the lock.
    */
   RAMPOOL_STATUS_BUSY = 5,
+  /**
+   * The ranks of a run did not come together, or the run is over.
+   */
+  RAMPOOL_STATUS_RUN = 6,
 } rampool_status;
 
 /**
@@ -73,6 +98,11 @@ typedef struct rampool_pool rampool_pool;
  * A piece of memory in a pool.
  */
 typedef struct rampool_region rampool_region;
+
+/**
+ * This process as one rank of a run: processes that use one address range as memory.
+ */
+typedef struct rampool_shared rampool_shared;
 
 /**
  * Counters of a pool since it was opened. Pages are of 4096 bytes.
@@ -115,6 +145,44 @@ typedef struct {
    */
   uint64_t pool_full_events;
 } rampool_stats;
+
+/**
+ * Counts of a rank since it joined; times are sums over its threads.
+ */
+typedef struct {
+  uint64_t sent_messages;
+  uint64_t received_messages;
+  uint64_t read_faults;
+  uint64_t write_faults;
+  uint64_t pages_fetched;
+  uint64_t invalidations;
+  uint64_t twins;
+  uint64_t diffs;
+  /**
+   * Bytes in diffs that were made.
+   */
+  uint64_t diff_bytes;
+  uint64_t lock_acquires;
+  /**
+   * Of them, those that needed no message.
+   */
+  uint64_t local_acquires;
+  uint64_t barriers;
+  /**
+   * Nanoseconds that pages were waited for.
+   */
+  uint64_t fault_wait_ns;
+  /**
+   * Nanoseconds in lock, unlock and barrier calls.
+   */
+  uint64_t lock_wait_ns;
+  uint64_t unlock_wait_ns;
+  uint64_t barrier_wait_ns;
+  /**
+   * Bytes of twins, diffs and logs that this rank holds now.
+   */
+  uint64_t overhead_bytes;
+} rampool_shared_stats;
 
 #ifdef __cplusplus
 extern "C" {
@@ -228,6 +296,632 @@ void rampool_region_free(rampool_region *region);
 rampool_status rampool_pool_stats(const rampool_pool *pool,
                                   rampool_stats *stats,
                                   size_t size);
+
+/**
+ * Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a Kubernetes job; without any, a run of this
+ * process alone. Blocks until all ranks have come. On success, `*shared` is for rampool_shared_finish(); otherwise it is null.
+ *
+ * When the run fails later, on whichever rank, every process of it ends with one reason, on standard error or with `rampool launch`.
+ *
+ * # Safety
+ * `shared` is null or can be written.
+ */
+rampool_status rampool_shared_join(rampool_shared **shared);
+
+/**
+ * Leaves the run and frees the handle. Every rank calls it once, by one thread, when nothing of it uses shared memory any more; blocks until all
+ * have. Afterwards a touch of shared memory ends the process. Null does nothing.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; no other call uses it meanwhile.
+ */
+rampool_status rampool_shared_finish(rampool_shared *shared);
+
+/**
+ * This rank, from 0 on; 0 for null.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+uint32_t rampool_shared_rank(const rampool_shared *shared);
+
+/**
+ * How many ranks there are; 0 for null.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+uint32_t rampool_shared_ranks(const rampool_shared *shared);
+
+/**
+ * From now on, `threads` threads of this rank meet at barriers. At the start it is one.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_set_threads(const rampool_shared *shared, uint32_t threads);
+
+/**
+ * Allocates `bytes` bytes, in whole pages, at the same address on every rank. Every rank makes the same call, in the same order among such calls.
+ * It reads as zeroes, unless it was freed before. Only addresses are taken: pages take memory when they are touched.
+ *
+ * `options` is null or words like "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc, aurc or ibec (the run's, unless given);
+ * homes cyclic, blocked or the number of one rank (cyclic); page-size from 4K to 64K, a power of two (4K).
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `options` is null or ends with a zero byte; `address` is null or can
+ * be written.
+ */
+rampool_status rampool_shared_alloc(const rampool_shared *shared,
+                                    size_t bytes,
+                                    const char *options,
+                                    void **address);
+
+/**
+ * As rampool_shared_alloc(), for all ranks by a call of this one alone. How the others learn the address is the program's business.
+ *
+ * # Safety
+ * As rampool_shared_alloc().
+ */
+rampool_status rampool_shared_alloc_alone(const rampool_shared *shared,
+                                          size_t bytes,
+                                          const char *options,
+                                          void **address);
+
+/**
+ * Frees what rampool_shared_alloc() gave; every rank makes the same call. Nobody uses the memory any more.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_free(const rampool_shared *shared,
+                                   void *address);
+
+/**
+ * Frees, for all ranks, what rampool_shared_alloc_alone() gave to this rank or another. Nobody uses the memory any more.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_free_alone(const rampool_shared *shared,
+                                         void *address);
+
+/**
+ * Takes the lock, which any number below 2^62 names, for this thread alone. What was written before earlier releases is visible then (protocol
+ * ibec: what was written under this lock).
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_lock(const rampool_shared *shared,
+                                   uint64_t lock);
+
+/**
+ * As rampool_shared_lock(), without waiting: RAMPOOL_STATUS_BUSY if it is held.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_try_lock(const rampool_shared *shared, uint64_t lock);
+
+/**
+ * Takes the lock together with other readers, while nobody has it alone.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_lock_shared(const rampool_shared *shared, uint64_t lock);
+
+/**
+ * As rampool_shared_lock_shared(), without waiting: RAMPOOL_STATUS_BUSY if somebody has it alone.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_try_lock_shared(const rampool_shared *shared, uint64_t lock);
+
+/**
+ * Takes S5's non-exclusive lock: the newest released data, after which nobody is kept out. Only where everything is ibec; elsewhere as
+ * rampool_shared_lock_shared().
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_lock_snapshot(const rampool_shared *shared,
+                                            uint64_t lock);
+
+/**
+ * Gives a lock back, however it was taken. RAMPOOL_STATUS_INVALID if this thread does not hold it.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_unlock(const rampool_shared *shared, uint64_t lock);
+
+/**
+ * Waits for all threads of all ranks (rampool_shared_set_threads()). Everything that anyone wrote is visible to everyone then. All name the same
+ * barrier.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_barrier(const rampool_shared *shared,
+                                      uint32_t barrier);
+
+/**
+ * As rampool_shared_barrier(); pages that one rank alone wrote become that rank's own, and cost it nothing until another reads them.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_barrier_keep(const rampool_shared *shared,
+                                           uint32_t barrier);
+
+/**
+ * Gives `lock` (which this thread has alone) back, waits for a signal of this condition of the lock, takes the lock again. Check what is waited for
+ * in a loop.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_wait(const rampool_shared *shared,
+                                   uint32_t condition,
+                                   uint64_t lock);
+
+/**
+ * Wakes one thread that waits for this condition of the lock.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_signal(const rampool_shared *shared,
+                                     uint32_t condition,
+                                     uint64_t lock);
+
+/**
+ * Wakes all threads that wait for this condition of the lock.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_broadcast(const rampool_shared *shared,
+                                        uint32_t condition,
+                                        uint64_t lock);
+
+/**
+ * Sets a semaphore, of which there are 65536, numbered from 0 on; all are 0 at the start. Nobody waits for it meanwhile.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_semaphore_set(const rampool_shared *shared,
+                                            uint32_t semaphore,
+                                            uint64_t count);
+
+/**
+ * Takes one from the semaphore; waits while it is 0.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_semaphore_wait(const rampool_shared *shared, uint32_t semaphore);
+
+/**
+ * Adds one to the semaphore and wakes one who waits.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_semaphore_post(const rampool_shared *shared, uint32_t semaphore);
+
+/**
+ * Makes this thread's writes available to whoever synchronises with it later, without giving anything back.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_fence(const rampool_shared *shared);
+
+/**
+ * Reads and changes (RAMPOOL_ATOMIC_...) the naturally aligned word of `width` bytes (1, 2, 4 or 8) at `word`, in shared memory, as one step of all
+ * ranks, ordered like a lock of that word. `*before`, unless null, is the word's value before.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `before` is null or can be written.
+ */
+rampool_status rampool_shared_atomic(const rampool_shared *shared,
+                                     void *word,
+                                     size_t width,
+                                     uint32_t operation,
+                                     uint64_t operand,
+                                     uint64_t *before);
+
+/**
+ * Stores `desired` in the word if it is `expected`, as rampool_shared_atomic(); it was if `*before` is `expected` afterwards.
+ *
+ * # Safety
+ * As rampool_shared_atomic().
+ */
+rampool_status rampool_shared_compare_exchange(const rampool_shared *shared,
+                                               void *word,
+                                               size_t width,
+                                               uint64_t expected,
+                                               uint64_t desired,
+                                               uint64_t *before);
+
+/**
+ * Adds to a double, as rampool_shared_atomic(). `*before`, unless null, is its value before.
+ *
+ * # Safety
+ * As rampool_shared_atomic().
+ */
+rampool_status rampool_shared_add_double(const rampool_shared *shared,
+                                         double *word,
+                                         double value,
+                                         double *before);
+
+/**
+ * From the next barrier on, rank `manager` manages the lock.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_set_lock_manager(const rampool_shared *shared,
+                                               uint64_t lock,
+                                               uint32_t manager);
+
+/**
+ * From the next barrier on, rank `home` is the home of every page that holds one of these bytes.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_set_home(const rampool_shared *shared,
+                                       const void *address,
+                                       size_t bytes,
+                                       uint32_t home);
+
+/**
+ * Writes to `*home` which rank is now the home of the page at `address`.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `home` is null or can be written.
+ */
+rampool_status rampool_shared_home(const rampool_shared *shared,
+                                   const void *address,
+                                   uint32_t *home);
+
+/**
+ * Writes the rank's counts to `*stats`, as many of them as `size` (pass sizeof(rampool_shared_stats)) has room for.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `stats` is null or `size` bytes can be written there.
+ */
+rampool_status rampool_shared_count(const rampool_shared *shared,
+                                    rampool_shared_stats *stats,
+                                    size_t size);
+
+/**
+ * Ends the run on every rank, this one too, and says why.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `why` is null or ends with a zero byte.
+ */
+rampool_status rampool_shared_abort(const rampool_shared *shared,
+                                    const char *why);
+
+/**
+ * Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a Kubernetes job; without any, a run of this
+ * process alone. Blocks until all ranks have come. On success, `*shared` is for rampool_shared_finish(); otherwise it is null.
+ *
+ * When the run fails later, on whichever rank, every process of it ends with one reason, on standard error or with `rampool launch`.
+ *
+ * # Safety
+ * `shared` is null or can be written.
+ */
+rampool_status rampool_shared_join(rampool_shared **shared);
+
+/**
+ * Leaves the run and frees the handle. Every rank calls it once, by one thread, when nothing of it uses shared memory any more; blocks until all
+ * have. Afterwards a touch of shared memory ends the process. Null does nothing.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; no other call uses it meanwhile.
+ */
+rampool_status rampool_shared_finish(rampool_shared *shared);
+
+/**
+ * This rank, from 0 on; 0 for null.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+uint32_t rampool_shared_rank(const rampool_shared *shared);
+
+/**
+ * How many ranks there are; 0 for null.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+uint32_t rampool_shared_ranks(const rampool_shared *shared);
+
+/**
+ * From now on, `threads` threads of this rank meet at barriers. At the start it is one.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_set_threads(const rampool_shared *shared, uint32_t threads);
+
+/**
+ * Allocates `bytes` bytes, in whole pages, at the same address on every rank. Every rank makes the same call, in the same order among such calls.
+ * It reads as zeroes, unless it was freed before. Only addresses are taken: pages take memory when they are touched.
+ *
+ * `options` is null or words like "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc, aurc or ibec (the run's, unless given);
+ * homes cyclic, blocked or the number of one rank (cyclic); page-size from 4K to 64K, a power of two (4K).
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `options` is null or ends with a zero byte; `address` is null or can
+ * be written.
+ */
+rampool_status rampool_shared_alloc(const rampool_shared *shared,
+                                    size_t bytes,
+                                    const char *options,
+                                    void **address);
+
+/**
+ * As rampool_shared_alloc(), for all ranks by a call of this one alone. How the others learn the address is the program's business.
+ *
+ * # Safety
+ * As rampool_shared_alloc().
+ */
+rampool_status rampool_shared_alloc_alone(const rampool_shared *shared,
+                                          size_t bytes,
+                                          const char *options,
+                                          void **address);
+
+/**
+ * Frees what rampool_shared_alloc() gave; every rank makes the same call. Nobody uses the memory any more.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_free(const rampool_shared *shared,
+                                   void *address);
+
+/**
+ * Frees, for all ranks, what rampool_shared_alloc_alone() gave to this rank or another. Nobody uses the memory any more.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_free_alone(const rampool_shared *shared,
+                                         void *address);
+
+/**
+ * Takes the lock, which any number below 2^62 names, for this thread alone. What was written before earlier releases is visible then (protocol
+ * ibec: what was written under this lock).
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_lock(const rampool_shared *shared,
+                                   uint64_t lock);
+
+/**
+ * As rampool_shared_lock(), without waiting: RAMPOOL_STATUS_BUSY if it is held.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_try_lock(const rampool_shared *shared, uint64_t lock);
+
+/**
+ * Takes the lock together with other readers, while nobody has it alone.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_lock_shared(const rampool_shared *shared, uint64_t lock);
+
+/**
+ * As rampool_shared_lock_shared(), without waiting: RAMPOOL_STATUS_BUSY if somebody has it alone.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_try_lock_shared(const rampool_shared *shared, uint64_t lock);
+
+/**
+ * Takes S5's non-exclusive lock: the newest released data, after which nobody is kept out. Only where everything is ibec; elsewhere as
+ * rampool_shared_lock_shared().
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_lock_snapshot(const rampool_shared *shared,
+                                            uint64_t lock);
+
+/**
+ * Gives a lock back, however it was taken. RAMPOOL_STATUS_INVALID if this thread does not hold it.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_unlock(const rampool_shared *shared, uint64_t lock);
+
+/**
+ * Waits for all threads of all ranks (rampool_shared_set_threads()). Everything that anyone wrote is visible to everyone then. All name the same
+ * barrier.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_barrier(const rampool_shared *shared,
+                                      uint32_t barrier);
+
+/**
+ * As rampool_shared_barrier(); pages that one rank alone wrote become that rank's own, and cost it nothing until another reads them.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_barrier_keep(const rampool_shared *shared,
+                                           uint32_t barrier);
+
+/**
+ * Gives `lock` (which this thread has alone) back, waits for a signal of this condition of the lock, takes the lock again. Check what is waited for
+ * in a loop.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_wait(const rampool_shared *shared,
+                                   uint32_t condition,
+                                   uint64_t lock);
+
+/**
+ * Wakes one thread that waits for this condition of the lock.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_signal(const rampool_shared *shared,
+                                     uint32_t condition,
+                                     uint64_t lock);
+
+/**
+ * Wakes all threads that wait for this condition of the lock.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_broadcast(const rampool_shared *shared,
+                                        uint32_t condition,
+                                        uint64_t lock);
+
+/**
+ * Sets a semaphore, of which there are 65536, numbered from 0 on; all are 0 at the start. Nobody waits for it meanwhile.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_semaphore_set(const rampool_shared *shared,
+                                            uint32_t semaphore,
+                                            uint64_t count);
+
+/**
+ * Takes one from the semaphore; waits while it is 0.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_semaphore_wait(const rampool_shared *shared, uint32_t semaphore);
+
+/**
+ * Adds one to the semaphore and wakes one who waits.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_semaphore_post(const rampool_shared *shared, uint32_t semaphore);
+
+/**
+ * Makes this thread's writes available to whoever synchronises with it later, without giving anything back.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_fence(const rampool_shared *shared);
+
+/**
+ * Reads and changes (RAMPOOL_ATOMIC_...) the naturally aligned word of `width` bytes (1, 2, 4 or 8) at `word`, in shared memory, as one step of all
+ * ranks, ordered like a lock of that word. `*before`, unless null, is the word's value before.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `before` is null or can be written.
+ */
+rampool_status rampool_shared_atomic(const rampool_shared *shared,
+                                     void *word,
+                                     size_t width,
+                                     uint32_t operation,
+                                     uint64_t operand,
+                                     uint64_t *before);
+
+/**
+ * Stores `desired` in the word if it is `expected`, as rampool_shared_atomic(); it was if `*before` is `expected` afterwards.
+ *
+ * # Safety
+ * As rampool_shared_atomic().
+ */
+rampool_status rampool_shared_compare_exchange(const rampool_shared *shared,
+                                               void *word,
+                                               size_t width,
+                                               uint64_t expected,
+                                               uint64_t desired,
+                                               uint64_t *before);
+
+/**
+ * Adds to a double, as rampool_shared_atomic(). `*before`, unless null, is its value before.
+ *
+ * # Safety
+ * As rampool_shared_atomic().
+ */
+rampool_status rampool_shared_add_double(const rampool_shared *shared,
+                                         double *word,
+                                         double value,
+                                         double *before);
+
+/**
+ * From the next barrier on, rank `manager` manages the lock.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_set_lock_manager(const rampool_shared *shared,
+                                               uint64_t lock,
+                                               uint32_t manager);
+
+/**
+ * From the next barrier on, rank `home` is the home of every page that holds one of these bytes.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished.
+ */
+rampool_status rampool_shared_set_home(const rampool_shared *shared,
+                                       const void *address,
+                                       size_t bytes,
+                                       uint32_t home);
+
+/**
+ * Writes to `*home` which rank is now the home of the page at `address`.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `home` is null or can be written.
+ */
+rampool_status rampool_shared_home(const rampool_shared *shared,
+                                   const void *address,
+                                   uint32_t *home);
+
+/**
+ * Writes the rank's counts to `*stats`, as many of them as `size` (pass sizeof(rampool_shared_stats)) has room for.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `stats` is null or `size` bytes can be written there.
+ */
+rampool_status rampool_shared_count(const rampool_shared *shared,
+                                    rampool_shared_stats *stats,
+                                    size_t size);
+
+/**
+ * Ends the run on every rank, this one too, and says why.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `why` is null or ends with a zero byte.
+ */
+rampool_status rampool_shared_abort(const rampool_shared *shared,
+                                    const char *why);
 
 #ifdef __cplusplus
 }  // extern "C"

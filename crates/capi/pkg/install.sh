@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the C library: headers, librampool.so with its links, librampool.a, pkg-config and CMake files.
+# Installs the C library: headers, the PARMACS macros, librampool.so with its links, librampool.a, pkg-config and CMake files.
 #
 #     install.sh BUILD PREFIX [LIBDIR]
 #
@@ -15,8 +15,9 @@ dest=${DESTDIR:-}
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$here/../../../Cargo.toml")
 soversion=${version%.*}
 
-mkdir -p "$dest$prefix/include" "$dest$libdir/pkgconfig" "$dest$libdir/cmake/rampool"
-cp "$here/../include/rampool.h" "$here/../include/dlmm.h" "$dest$prefix/include/"
+mkdir -p "$dest$prefix/include" "$dest$libdir/pkgconfig" "$dest$libdir/cmake/rampool" "$dest$prefix/share/rampool"
+cp "$here/../include/"*.h "$dest$prefix/include/"
+cp "$here/../m4/rampool.m4" "$dest$prefix/share/rampool/"
 install -m 755 "$build/librampool.so" "$dest$libdir/librampool.so.$version"
 ln -sf "librampool.so.$version" "$dest$libdir/librampool.so.$soversion"
 ln -sf "librampool.so.$soversion" "$dest$libdir/librampool.so"

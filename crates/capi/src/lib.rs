@@ -2,11 +2,21 @@
 //!
 //! ```text
 //!   lib     rampool.h: builder, pool, region, statistics, errors; nothing but conversions around the crate `rampool`
+//!   shared  rampool.h too: the shared view
 //!   dlmm    dlmm.h: the interface of DLM-M (Saito, Midorikawa, Kai), on one pool a process
+//!   tsm     tsm.h: the interface of the software DSM of Barli, Watanabe, Sakai and Tanaka, on one run a process
+//!   parmacs what the macros of m4/rampool.m4 call, for the SPLASH programs
 //! ```
-//! `include/rampool.h` is generated from this file (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
+//! `include/rampool.h` is generated from `lib` and `shared` (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
 
+// The headers of these are written by hand.
+/// cbindgen:ignore
 mod dlmm;
+/// cbindgen:ignore
+mod parmacs;
+mod shared;
+/// cbindgen:ignore
+mod tsm;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -30,8 +40,10 @@ pub enum RampoolStatus {
     NoRoom = 3,
     /// The kernel does not allow what is needed; `rampool doctor` says what to change.
     System = 4,
-    /// The pool still has regions.
+    /// The pool still has regions; or somebody has the lock.
     Busy = 5,
+    /// The ranks of a run did not come together, or the run is over.
+    Run = 6,
 }
 
 /// Advice: the content of the range is not needed any more; it reads as zeroes from now on.

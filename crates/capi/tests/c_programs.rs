@@ -26,7 +26,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Where the library lies: beside the binary that `RAMPOOL_BIN` names, as `make test` does once it has built everything; otherwise it is built here,
+/// Where the library and the command lie: beside the binary that `RAMPOOL_BIN` names, as `make test` does once it has built everything; otherwise it is built here,
 /// since tests of a library that Rust programs cannot link do not build it.
 fn built() -> PathBuf {
     if let Some(binary) = std::env::var_os("RAMPOOL_BIN") {
@@ -36,7 +36,9 @@ fn built() -> PathBuf {
     }
     let profile_dir = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_path_buf();
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--offline", "--package", "rampool-capi", "--lib", "--target-dir"]).arg(profile_dir.parent().unwrap());
+    build
+        .args(["build", "--quiet", "--offline", "--package", "rampool-capi", "--package", "rampool-cli", "--target-dir"])
+        .arg(profile_dir.parent().unwrap());
     if profile_dir.ends_with("release") {
         build.arg("--release");
     }
@@ -177,4 +179,119 @@ fn cmake_finds_the_library_and_a_static_program_needs_none() {
     run(Command::new("cc").arg("-o").arg(&program).arg(source).arg(archive).arg("-I").arg(include).args(libraries));
     let output = Command::new(&program).args([&name, "16", "8"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
+}
+
+// --- shared memory --------------------------------------------------------------------------------------------------------------------------
+
+/// The launcher, which lies where the library was built.
+fn rampool() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(built).join("rampool")
+}
+
+/// Compiles a program for PARMACS, given without its ending `.C`.
+fn parmacs(source: &str, flags: &[&str]) -> PathBuf {
+    let config =
+        |what: &[&str]| run(Command::new("pkg-config").args(what).arg("rampool").env("PKG_CONFIG_PATH", libraries().join("pkgconfig")));
+    let macros = text(&config(&["--variable=parmacs"]).stdout);
+    let mut m4 = Command::new("m4");
+    let expanded = run(m4.args(flags.iter().filter(|flag| **flag == "-P")).arg(macros.trim()).arg(here().join(source).with_extension("C")));
+    let name = Path::new(source).file_name().unwrap();
+    let program = installed().join(name);
+    let file = program.with_extension("c");
+    std::fs::write(&file, &expanded.stdout).unwrap();
+    let libraries = text(&config(&["--cflags", "--libs"]).stdout);
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Werror", "-O1", "-o"]).arg(&program).arg(file).args(flags.iter().filter(|flag| **flag != "-P"));
+    run(cc.args(libraries.split_whitespace()));
+    program
+}
+
+/// Runs a program on so many ranks.
+fn launched(ranks: u32, options: &[&str], program: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(rampool());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
+        command.env_remove(name);
+    }
+    command.args(["launch", "-n", &ranks.to_string()]).args(options).arg(program).args(arguments);
+    command.env("LD_LIBRARY_PATH", libraries()).env("RAMPOOL_DEADLINE_S", "60").output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    text(&output.stdout)
+}
+
+#[test]
+fn ranks_share_memory_in_c() {
+    let program = compile("shared_sum");
+    for ranks in [1, 2, 4] {
+        assert_eq!(said(&launched(ranks, &[], &program, &[])), format!("sum {}\n", 199_990_000 * ranks));
+    }
+    assert_eq!(said(&launched(3, &["--protocol", "ibec"], &program, &[])), "sum 599970000\n");
+}
+
+#[test]
+fn a_program_for_tsm_runs_on_one_two_and_four_nodes() {
+    let program = compile("tsm_sum");
+    for (nodes, protocol) in [(1, "sc"), (2, "sc"), (2, "lrc"), (4, "hlrc")] {
+        let expected = format!("sum of 20000 numbers on {nodes} nodes: 199990000\n");
+        assert_eq!(said(&launched(nodes, &["--protocol", protocol], &program, &["20000"])), expected);
+    }
+    // Nobody else is there to meet.
+    let output =
+        Command::new(program).env("LD_LIBRARY_PATH", libraries()).env("RAMPOOL_RANK", "0").env("RAMPOOL_RANKS", "2").output().unwrap();
+    assert!(text(&output.stderr).starts_with("tsm_startup: "), "{output:?}");
+}
+
+#[test]
+fn programs_for_parmacs_run_unchanged_as_processes() {
+    let histogram = parmacs("examples/parmacs/histogram", &[]);
+    // More ranks than processes too: then no barrier is one of all ranks.
+    for (ranks, processes, protocol) in [(1, "1", "hlrc"), (2, "2", "sc"), (4, "4", "hlrc"), (4, "3", "lrc"), (3, "3", "aurc")] {
+        let output = launched(ranks, &["--protocol", protocol], &histogram, &["-p", processes, "-n", "3000", "-t", "title"]);
+        assert_eq!(said(&output), "title: total 26964\n", "{ranks} {protocol}");
+    }
+    let tasks = parmacs("examples/parmacs/tasks", &["-P", "-no-pie"]);
+    for (ranks, protocol) in [(1, "hlrc"), (2, "lrc"), (4, "hlrc"), (3, "sc")] {
+        let output = launched(ranks, &["--protocol", protocol], &tasks, &[&ranks.to_string(), "9"]);
+        let expected = format!("511 moves, {ranks} tickets, {ranks}, 99, {}\n", f64::from(ranks) / 2.0);
+        assert_eq!(said(&output), expected, "{protocol}");
+    }
+}
+
+#[test]
+fn created_processes_see_private_variables_as_forked_ones_do() {
+    let program = parmacs("tests/private", &[]);
+    let output = said(&launched(4, &[], &program, &["look"]));
+    let mut lines: Vec<&str> = output.lines().collect();
+    // Ranks write when they like.
+    lines.sort_unstable();
+    assert_eq!(lines, ["all is well", "process 0", "process 1", "process 2", "process 3"]);
+    assert_eq!(said(&launched(4, &[], &program, &["turns"])), "turn 4, small -8\n");
+    for (ranks, arguments, code, words) in [
+        (2, &["usage"][..], 4, "rank 0 ended with exit code 4"),
+        (2, &[], 2, "rank 0 ended with exit code 2"),
+        (2, &["leaves"], 5, "rank 1 ended with exit code 5"),
+        (2, &["crash"], 134, "rank 1"),
+        (2, &["nested"], 86, "only the program's first process can create others"),
+        (2, &["outside"], 86, "is not in G_MALLOC memory"),
+        (2, &["double"], 86, "G_FREE: "),
+        (3, &["turns"], 86, "3 more processes are wanted, but the run has 3 and 1 of them are in use: start it with `rampool launch -n 4`"),
+    ] {
+        let output = launched(ranks, &[], &program, arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
+        assert!(text(&output.stderr).contains(words), "{arguments:?}: {output:?}");
+    }
+    let output = launched(2, &[], &program, &["local"]);
+    assert!(output.status.success() && text(&output.stderr).matches("points to a local variable").count() == 1, "{output:?}");
+    let output = launched(2, &["--protocol", "ibec"], &program, &["look"]);
+    assert!(output.status.code() == Some(1) && text(&output.stderr).contains("protocol ibec hands over only"), "{output:?}");
+    let archive = libraries().join("librampool.a");
+    let include = installed().join("include");
+    let linked = installed().join("private-static");
+    let system = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
+    run(Command::new("cc").arg("-o").arg(&linked).arg(installed().join("private.c")).arg(archive).arg("-I").arg(include).args(system));
+    let output = launched(2, &[], &linked, &["look"]);
+    assert!(!output.status.success() && text(&output.stderr).contains("link with the shared library"), "{output:?}");
 }

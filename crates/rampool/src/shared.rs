@@ -453,6 +453,16 @@ impl Shared {
         self.wait_any(CondId(condition), self.user_lock(lock)?)
     }
 
+    /// As [`Shared::wait`], for a thread that has nothing to do until it is told: it waits however long that takes, whatever
+    /// [`SharedConfig::deadline`] says. A rank that is lost ends it all the same.
+    ///
+    /// # Errors
+    /// As [`Shared::wait`].
+    pub fn wait_idle(&self, condition: u32, lock: u64) -> Result<(), SharedError> {
+        let lock = self.user_lock(lock)?;
+        self.operate(SyncOp::Wait { cond: CondId(condition), lock }, Waiting::Idle).map(drop)
+    }
+
     fn wait_any(&self, cond: CondId, lock: LockId) -> Result<(), SharedError> {
         let what = format!("a signal of {cond} of {lock}");
         self.operate(SyncOp::Wait { cond, lock }, Waiting::Other(what)).map(drop)
@@ -695,7 +705,7 @@ impl Shared {
     }
 
     fn wait_for(&self, slot: &Slot, thread: ThreadId, what: &Waiting) -> Outcome {
-        let Some(limit) = self.inner.config.deadline else {
+        let Some(limit) = self.inner.config.deadline.filter(|_| !matches!(what, Waiting::Idle)) else {
             return slot.wait(None).expect("without a deadline it waits for the outcome");
         };
         let began = Instant::now();

@@ -167,6 +167,17 @@ impl Regions {
     pub fn find(&self, page: PageIndex) -> Option<&RegionConfig> {
         self.0.range(..=page).next_back().map(|(_, region)| region).filter(|region| region.pages.contains(page))
     }
+
+    /// Whether each of these pages is in a region.
+    pub fn hold(&self, pages: Extent) -> bool {
+        let Some(end) = pages.first.0.checked_add(u64::from(pages.count)) else { return false };
+        let mut page = pages.first;
+        while page.0 < end {
+            let Some(region) = self.find(page) else { return false };
+            page = region.pages.end();
+        }
+        true
+    }
 }
 
 /// Who is home and who manages, with what barriers changed.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::Rank;
 use super::wire::{Limits, Wire, wire_struct};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
 
 /// A page that changed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,14 +43,14 @@ impl Wire for NoticeRuns {
     fn take(from: &mut super::wire::Reader<'_>) -> Result<Self, super::Malformed> {
         Ok(Self { runs: Wire::take(from)? })
     }
-    /// Runs ascend and lie inside of regions, so there are never more notices than pages.
+    /// Runs ascend and lie inside of regions (one run may go on in the next), so there are never more notices than pages.
     fn sane(&self, limits: &Limits<'_>) -> bool {
         let mut behind = PageIndex(0);
         self.runs.iter().all(|run| {
             let inside = run.count > 0
                 && run.first >= behind
                 && run.writer.sane(limits)
-                && limits.regions.find(run.first).is_some_and(|region| run.first.0 + u64::from(run.count) <= region.pages.end().0);
+                && limits.regions.hold(Extent { first: run.first, count: run.count });
             behind = run.first.offset(u64::from(run.count));
             inside
         })
@@ -121,6 +121,8 @@ impl From<&NoticeRuns> for Notices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share::config::Regions;
+    use crate::share::{Homes, ProtocolKind, RegionConfig};
 
     #[test]
     fn a_strip_of_pages_is_one_run_and_two_writers_are_many() {
@@ -134,5 +136,26 @@ mod tests {
         let back = Notices::from(&notices.runs());
         assert_eq!(back, notices);
         assert_eq!(back.iter().nth(2), Some((PageIndex(12), Notice { version: 3, writer: None })));
+    }
+
+    #[test]
+    fn a_run_may_go_on_in_the_next_region_but_not_behind_the_last() {
+        let mut regions = Regions::new();
+        for (first, count) in [(10, 4), (14, 2), (20, 1)] {
+            let pages = Extent { first: PageIndex(first), count };
+            let region = RegionConfig { pages, page_bytes: 4096, protocol: ProtocolKind::Hlrc, homes: Homes::Cyclic };
+            regions.add(region, 2).unwrap();
+        }
+        let limits = Limits { ranks: 2, regions: &regions };
+        let run = |first: u64, last: u64| {
+            let mut notices = Notices::default();
+            for page in first..=last {
+                notices.add(PageIndex(page), Notice { version: 1, writer: None });
+            }
+            assert_eq!(notices.runs().runs.len(), 1);
+            notices.runs().sane(&limits)
+        };
+        assert!(run(10, 15) && run(13, 14) && run(20, 20));
+        assert!(!run(9, 10) && !run(15, 16) && !run(15, 20) && !run(20, 21));
     }
 }

@@ -304,6 +304,7 @@ impl Host {
                 let missing = if names.is_empty() { String::new() } else { format!("; {} did not make the same call", names.join(", ")) };
                 format!("{} has waited {} s for an allocation{missing}", self.rank, waited.as_secs())
             }
+            Waiting::Idle => return,
             Waiting::Other(what) => format!("{} ({thread}) has waited {} s for {what}", self.rank, waited.as_secs()),
         };
         self.stop(&why);
@@ -800,6 +801,8 @@ pub(super) enum Waiting {
     Barrier(BarrierId),
     Allocation,
     Finish,
+    /// Something to do; however long it takes.
+    Idle,
     Other(String),
 }
 
