@@ -6,6 +6,7 @@
 //!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
 //!   fit          programs that fit their budget beside the same programs natively
 //!   server       reads of 4 KiB by many connections beside redis
+//!   shared       shared memory between processes beside raw requests, and ArgoDSM's figures
 //!   programs     programs at a quarter of their memory beside native and kernel swap
 //!   report       rounds, medians, ratios; text and JSON
 //!   trial        one run of a program, natively or under `rampool run`
@@ -25,6 +26,7 @@ mod report;
 mod sequential;
 mod server;
 mod service;
+mod shared;
 mod stream;
 mod trial;
 mod workload;
@@ -48,8 +50,11 @@ enum Bench {
     Fit(fit::Args),
     Programs(programs::Args),
     Server(server::Args),
+    Shared(shared::Args),
     #[command(hide = true)]
     Peer(peer::Args),
+    #[command(hide = true)]
+    SharedRank(shared::rank::Args),
     #[command(hide = true)]
     StreamClient(stream::clients::Args),
 }
@@ -81,6 +86,8 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Fit(args) => fit::run(&args),
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),
+        Bench::Shared(args) => shared::run(&args),
+        Bench::SharedRank(args) => shared::rank::run(&args),
         Bench::Peer(args) => peer::run(&args),
         Bench::StreamClient(args) => stream::clients::run(&args),
     }
