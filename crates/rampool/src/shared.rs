@@ -66,12 +66,12 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
+pub use account::TimeReport;
 pub use config::{AllocOptions, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, OnFailure, SharedConfig, Transport};
 pub use error::{JoinError, SharedError};
 pub use line::LineError;
 pub use memory::{MemoryError, Reach};
 pub use rampool_proto::share::{AtomicOp, Homes, LockPath, Managers, OpError, ProtocolKind, Rank, Reason, Stats, Tuning};
-pub use account::TimeReport;
 pub use stats::{Kind, SharedStats};
 
 use account::Account;

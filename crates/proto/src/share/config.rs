@@ -164,6 +164,18 @@ impl Regions {
         Ok(())
     }
 
+    /// Whether every page of `first .. end` is in a region.
+    pub fn cover(&self, first: PageIndex, end: PageIndex) -> bool {
+        let mut at = first;
+        while at < end {
+            match self.find(at) {
+                Some(region) => at = region.pages.end(),
+                None => return false,
+            }
+        }
+        true
+    }
+
     pub fn find(&self, page: PageIndex) -> Option<&RegionConfig> {
         self.0.range(..=page).next_back().map(|(_, region)| region).filter(|region| region.pages.contains(page))
     }

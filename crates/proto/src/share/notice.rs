@@ -43,14 +43,14 @@ impl Wire for NoticeRuns {
     fn take(from: &mut super::wire::Reader<'_>) -> Result<Self, super::Malformed> {
         Ok(Self { runs: Wire::take(from)? })
     }
-    /// Runs ascend and lie inside of regions, so there are never more notices than pages.
+    /// Runs ascend and lie inside of regions, so there are never more notices than pages. Regions that touch may share a run.
     fn sane(&self, limits: &Limits<'_>) -> bool {
         let mut behind = PageIndex(0);
         self.runs.iter().all(|run| {
             let inside = run.count > 0
                 && run.first >= behind
                 && run.writer.sane(limits)
-                && limits.regions.find(run.first).is_some_and(|region| run.first.0 + u64::from(run.count) <= region.pages.end().0);
+                && limits.regions.cover(run.first, run.first.offset(u64::from(run.count)));
             behind = run.first.offset(u64::from(run.count));
             inside
         })
@@ -121,6 +121,27 @@ impl From<&NoticeRuns> for Notices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share::config::Regions;
+    use crate::share::{Homes, ProtocolKind, RegionConfig};
+    use crate::units::Extent;
+
+    #[test]
+    fn a_run_may_go_on_in_the_next_region_but_not_beyond_all() {
+        let mut regions = Regions::new();
+        for (first, count) in [(0, 4), (4, 2), (10, 3)] {
+            let pages = Extent::new(PageIndex(first), count);
+            regions.add(RegionConfig { pages, page_bytes: 4096, protocol: ProtocolKind::Hlrc, homes: Homes::Cyclic }, 2).unwrap();
+        }
+        let sane = |first, count| {
+            let mut notices = Notices::default();
+            for page in first..first + count {
+                notices.add(PageIndex(page), Notice { version: 1, writer: None });
+            }
+            notices.runs().sane(&Limits { ranks: 2, regions: &regions })
+        };
+        assert!(sane(0, 4) && sane(0, 6) && sane(3, 2) && sane(10, 3));
+        assert!(!sane(0, 7) && !sane(5, 6) && !sane(6, 1) && !sane(9, 2) && !sane(12, 2));
+    }
 
     #[test]
     fn a_strip_of_pages_is_one_run_and_two_writers_are_many() {

@@ -181,7 +181,8 @@ impl Account {
     fn report(&self, engine: &Stats) -> TimeReport {
         let stats = &self.stats;
         let elapsed = self.began.elapsed();
-        let waits = stats.read_fault_wait + stats.write_fault_wait + stats.lock_wait + stats.unlock_wait + stats.barrier_wait + stats.other_wait;
+        let waits =
+            stats.read_fault_wait + stats.write_fault_wait + stats.lock_wait + stats.unlock_wait + stats.barrier_wait + stats.other_wait;
         let computing = (elapsed * self.threads.into()).saturating_sub(waits + stats.requests);
         let since = |now: u64, base: u64| now.saturating_sub(base);
         let counts = [

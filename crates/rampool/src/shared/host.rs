@@ -453,7 +453,8 @@ impl Host {
             self.lose(rank, &format!("it has said nothing for {} s: it hangs, or the network is cut", self.silence.as_secs()));
         }
         if let Some(deadline) = self.deadline
-            && let Some((&page, &Awaited { since, .. })) = self.awaited.iter().find(|(_, awaited)| now.saturating_duration_since(awaited.since) >= deadline)
+            && let Some((&page, &Awaited { since, .. })) =
+                self.awaited.iter().find(|(_, awaited)| now.saturating_duration_since(awaited.since) >= deadline)
         {
             let home = self.engine.home(page);
             let why =
@@ -742,7 +743,11 @@ impl Host {
     }
 
     pub fn stats(&self) -> SharedStats {
-        SharedStats { engine: self.engine.stats().clone(), overhead_bytes: self.engine.overhead_bytes() as u64, ..self.account.stats.clone() }
+        SharedStats {
+            engine: self.engine.stats().clone(),
+            overhead_bytes: self.engine.overhead_bytes() as u64,
+            ..self.account.stats.clone()
+        }
     }
 
     pub fn start_measuring(&mut self) {
