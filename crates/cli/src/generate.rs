@@ -44,7 +44,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         run(&Args { dir: dir.path().to_owned() }).unwrap();
         let read = |path: &str| std::fs::read_to_string(dir.path().join("share").join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
-        for sub in ["run", "serve", "status", "top", "doctor", "key"] {
+        for sub in ["run", "serve", "launch", "status", "top", "doctor", "key"] {
             assert!(read(&format!("man/man1/rampool-{sub}.1")).contains("rampool"), "{sub}");
             assert!(read("bash-completion/completions/rampool.bash").contains(&format!("rampool__subcmd__{sub}")), "{sub}");
         }

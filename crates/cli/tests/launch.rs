@@ -2,11 +2,12 @@
 //!
 //! The programs are in this binary too: the launcher starts it again, once for each rank, with the name of a program in the environment.
 
-use std::process::{Command, Output, Stdio};
+use std::io::Write;
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rampool::shared::{AllocOptions, Homes, ProtocolKind, Region, Shared, SharedConfig, SharedError};
+use rampool::shared::{AllocOptions, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
 
 const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -86,6 +87,9 @@ fn this_binary_is_a_rank() {
     }
     if program == "settings" && config.rank == 1 {
         config.protocol = ProtocolKind::Lrc;
+    }
+    if program == "returns errors" {
+        config.on_failure = OnFailure::ReturnError;
     }
     let shared = match Shared::join(config) {
         Ok(shared) => shared,
@@ -611,6 +615,14 @@ fn fail(shared: &Shared, how: &str) {
             }
             shared.barrier(1).unwrap();
         }
+        "returns errors" => {
+            let error = shared.barrier(if culprit { 2 } else { 1 }).unwrap_err();
+            assert!(matches!(error, SharedError::Stopped { .. }) && error.to_string().contains("different barriers"), "{error}");
+            assert_eq!(shared.lock(1).unwrap_err().to_string(), error.to_string());
+            assert!(matches!(shared.alloc(1, AllocOptions::new()), Err(SharedError::Stopped { .. })));
+            assert!(matches!(shared.finish(), Err(SharedError::Stopped { .. })));
+            std::process::exit(0);
+        }
         "gives up" => {
             if culprit {
                 shared.abort("the input is wrong");
@@ -708,13 +720,92 @@ fn datagrams_that_are_lost_come_again() {
 #[test]
 fn a_key_seals_what_travels() {
     let dir = tempfile::tempdir().unwrap();
-    let (one, other) = (dir.path().join("one.key"), dir.path().join("other.key"));
-    for path in [&one, &other] {
-        rampool::key::Key::generate().save_new(path).unwrap();
-    }
-    let sealed = |program| Launch::new(3, program).arg("--key-file").arg(one.to_str().unwrap()).env("RAMPOOL_ENCRYPTION", "on");
+    let key = dir.path().join("one.key");
+    rampool::key::Key::generate().save_new(&key).unwrap();
+    let sealed = |program| Launch::new(3, program).arg("--key-file").arg(key.to_str().unwrap()).env("RAMPOOL_ENCRYPTION", "on");
     sealed("sor").succeeds();
     sealed("bounded buffer").succeeds();
+}
+
+/// This binary as one rank, started by nobody but the test.
+fn rank(program: &str, rank: u16, ranks: u16, port: u16) -> Command {
+    let mut command = alone(program);
+    command.env("RAMPOOL_RANK", rank.to_string()).env("RAMPOOL_RANKS", ranks.to_string());
+    command.env("RAMPOOL_RENDEZVOUS", format!("127.0.0.1:{port}")).env("RAMPOOL_JOIN_S", "60");
+    command
+}
+
+/// This binary, with nothing in its environment that says which rank it is.
+fn alone(program: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
+        command.env_remove(name);
+    }
+    command.args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]).env(PROGRAM, program);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).stdin(Stdio::null());
+    command
+}
+
+/// Waits for its end. Returns what it said.
+fn end(mut child: Child) -> (String, Option<i32>) {
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if started.elapsed() > DEADLINE {
+            let _ = child.kill();
+            panic!("a rank does not end: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn strangers_are_sent_away_and_the_ranks_meet() {
+    let port = free_port();
+    let first = rank("counter", 0, 2, port).env("RAMPOOL_RUN", "ours").spawn().unwrap();
+    let stranger = loop {
+        match std::net::TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stranger) => break stranger,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    (&stranger).write_all(&[0xa5; 500]).unwrap();
+    let (said, code) = end(rank("counter", 1, 2, port).env("RAMPOOL_RUN", "theirs").spawn().unwrap());
+    assert!(said.contains("another run"), "{said}");
+    assert_eq!(code, Some(9));
+    let second = rank("counter", 1, 2, port).env("RAMPOOL_RUN", "ours").spawn().unwrap();
+    for child in [first, second] {
+        let (said, code) = end(child);
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
+#[test]
+fn ranks_with_different_keys_do_not_meet() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let start = |number: u16| {
+        let path = dir.path().join(number.to_string());
+        rampool::key::Key::generate().save_new(&path).unwrap();
+        rank("counter", number, 2, port).env("RAMPOOL_KEY_FILE", path).env("RAMPOOL_JOIN_S", "3").spawn().unwrap()
+    };
+    let ranks = [start(0), start(1)];
+    let said = ranks.map(|child| end(child).0);
+    assert!(said[0].contains("rank 1 did not come within 3 s"), "{}", said[0]);
+    assert!(said[1].contains("different keys"), "{}", said[1]);
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named() {
+    let port = free_port();
+    let ranks = [0, 2].map(|number| rank("counter", number, 4, port).env("RAMPOOL_JOIN_S", "3").spawn().unwrap());
+    let said = ranks.map(|child| end(child).0);
+    assert!(said[0].contains("rank 1, rank 3 did not come within 3 s"), "{}", said[0]);
 }
 
 #[test]
@@ -725,7 +816,7 @@ fn ranks_meet_over_a_remote_shell() {
     std::fs::write(&shell, format!("echo \"$1\" >> {0}/names; exec sh -c \"$2\"\n", dir.path().display())).unwrap();
     let hosts = dir.path().join("hosts");
     std::fs::write(&hosts, "127.0.0.1 slots=2 # this machine\nlocalhost\n").unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     Launch::new(3, "counter")
         .args(&["--hosts", hosts.to_str().unwrap(), "--ssh", &format!("sh {}", shell.display()), "--port", &port.to_string()])
         .succeeds();
@@ -737,31 +828,21 @@ fn ranks_meet_over_a_remote_shell() {
 #[test]
 fn ranks_meet_under_other_launchers() {
     let dir = tempfile::tempdir().unwrap();
-    let me = std::env::current_exe().unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let job = dir.path().to_str().unwrap();
     for names in [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE")] {
         let start = |rank: u16| {
-            let mut command = Command::new(&me);
-            for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
-                command.env_remove(name);
-            }
-            command.args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]).env(PROGRAM, "counter");
+            let mut command = alone("counter");
             command.env(names.0, rank.to_string()).env(names.1, "2").env("OMPI_COMM_WORLD_LOCAL_SIZE", "2").env("PMIX_NAMESPACE", job);
             command.env("SLURM_JOB_ID", port.to_string()).env("SLURM_STEP_ID", "0").env("SLURM_NNODES", "1");
             if names.0 == "RANK" {
                 command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
             }
-            command.stdout(Stdio::null()).spawn().unwrap()
+            command.spawn().unwrap()
         };
-        let mut ranks = [start(1), start(0)];
-        for child in &mut ranks {
-            let started = Instant::now();
-            while child.try_wait().unwrap().is_none() {
-                assert!(started.elapsed() < DEADLINE, "{names:?}: a rank does not end");
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            assert!(child.wait().unwrap().success(), "{names:?}");
+        for child in [start(1), start(0)] {
+            let (said, code) = end(child);
+            assert_eq!(code, Some(0), "{names:?}: {said}");
         }
     }
 }
@@ -797,6 +878,11 @@ fn a_run_that_fails_is_told_in_one_message_that_names_the_rank_and_why() {
         assert!(messages[0].contains("so the 2 other ranks were ended"), "{how}: {said}");
         assert_eq!(got, Some(code), "{how}: {said}");
     }
+}
+
+#[test]
+fn calls_return_the_error_where_the_program_asks_for_that() {
+    Launch::new(3, "returns errors").succeeds();
 }
 
 #[test]

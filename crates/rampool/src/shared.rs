@@ -84,6 +84,8 @@ use rampool_proto::share::{BarrierId, BarrierKind, CondId, Config, LockId, LockM
 
 /// Semaphores there are: `0 .. SEMAPHORES`.
 pub const SEMAPHORES: u32 = 1 << 16;
+/// Threads that wait look at the connections themselves while there are at most this many ranks.
+const MOST_LOOKED_AT: u16 = 8;
 /// The runtime's own locks begin here.
 const OWN_LOCKS: u64 = 1 << 62;
 
@@ -687,7 +689,7 @@ impl Shared {
             }
             host.account.enter();
             begin(&mut host, thread);
-            host.needs_service
+            host.wants_service()
         };
         if ring {
             service::ring(&inner.bell);
@@ -703,6 +705,7 @@ impl Shared {
     }
 
     fn wait_for(&self, slot: &Slot, thread: ThreadId, what: &Waiting) -> Outcome {
+        self.look_for(slot);
         let Some(limit) = self.inner.config.deadline else {
             return slot.wait(None).expect("without a deadline it waits for the outcome");
         };
@@ -717,6 +720,27 @@ impl Shared {
             }
             drop(host);
             service::ring(&self.inner.bell);
+        }
+    }
+
+    /// Before this thread sleeps it looks itself for what it waits for: waking it later costs more than a message takes.
+    fn look_for(&self, slot: &Slot) {
+        let inner = &*self.inner;
+        if inner.config.spin.is_zero() || inner.config.ranks > MOST_LOOKED_AT {
+            return;
+        }
+        let began = Instant::now();
+        while !slot.is_ready() && began.elapsed() < inner.config.spin {
+            match inner.host.try_lock() {
+                Ok(mut host) => {
+                    host.look();
+                    if host.wants_service() {
+                        drop(host);
+                        service::ring(&inner.bell);
+                    }
+                }
+                Err(_) => std::hint::spin_loop(),
+            }
         }
     }
 

@@ -17,8 +17,6 @@ pub(super) struct Datagrams {
     scratch: Vec<u8>,
     drop_percent: u8,
     random: u64,
-    /// The kernel took no more.
-    waiting: bool,
 }
 
 struct End {
@@ -40,7 +38,6 @@ impl Datagrams {
             scratch: Vec::new(),
             drop_percent,
             random: 0x9e37_79b9_7f4a_7c15,
-            waiting: false,
         }
     }
 
@@ -85,7 +82,6 @@ impl Datagrams {
     /// Sends what may be sent now.
     pub fn flush(&mut self) {
         let now = self.now_us();
-        self.waiting = false;
         for end in self.ends.iter_mut().flatten() {
             while let Some(datagram) = end.channel.poll(now) {
                 // Marsaglia's xorshift: good enough to lose some.
@@ -96,16 +92,9 @@ impl Datagrams {
                     continue;
                 }
                 // What the kernel does not take is lost like any other datagram, and comes again.
-                if self.socket.send_to(&datagram, end.address).is_err() {
-                    self.waiting = true;
-                }
+                let _ = self.socket.send_to(&datagram, end.address);
             }
         }
-    }
-
-    /// Whether the service thread should look here again by itself.
-    pub fn is_waiting(&self) -> bool {
-        self.waiting || !self.is_settled()
     }
 
     /// Whether everything that was sent is acknowledged.

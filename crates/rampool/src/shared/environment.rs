@@ -215,7 +215,8 @@ mod tests {
 
     #[test]
     fn every_launcher_is_understood() {
-        let cases: &[(&[(&str, &str)], u16, u16, &str)] = &[
+        type Case<'a> = (&'a [(&'a str, &'a str)], u16, u16, &'a str);
+        let cases: &[Case<'_>] = &[
             (&[("RAMPOOL_RANK", "2"), ("RAMPOOL_RANKS", "4"), ("RAMPOOL_RENDEZVOUS", "h:1"), ("SLURM_PROCID", "9")], 2, 4, "h:1"),
             (&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "m"), ("MASTER_PORT", "29500"), ("SLURM_PROCID", "0")], 1, 2, "m:29500"),
             (

@@ -105,6 +105,7 @@ pub(super) struct Host {
     faults: Vec<FaultAt>,
     /// Pages that threads wait for.
     awaited: BTreeMap<PageIndex, Awaited>,
+    last_fault: Instant,
     /// Barriers that threads wait in.
     in_barrier: BTreeMap<ThreadId, BarrierId>,
     /// Rank 0's.
@@ -117,8 +118,10 @@ pub(super) struct Host {
     leaving: Leaving,
     /// `aurc`: when to offer idle time next, and how long to wait after that.
     offer: Option<(Instant, Duration)>,
-    /// The service thread has to look again: something was left to do.
-    pub needs_service: bool,
+    /// The service thread has to look again: something was left to do, or is due before it looks by itself.
+    needs_service: bool,
+    /// When it looks by itself.
+    planned: Instant,
     pub account: Account,
 }
 
@@ -168,6 +171,8 @@ const OFFER_BYTES: u32 = 16 << 10;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long the last words of a failing rank may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// After a fault the next one is looked for, for as long.
+const FAULTS_COME_TOGETHER: Duration = Duration::from_micros(100);
 /// A fault does not say whose it is, and no protocol asks.
 const SOMEONE: ThreadId = ThreadId(u16::MAX);
 
@@ -199,6 +204,7 @@ impl Host {
             actions: Vec::new(),
             faults: Vec::new(),
             awaited: BTreeMap::new(),
+            last_fault: now,
             in_barrier: BTreeMap::new(),
             desk: (rank == Rank(0)).then(|| Desk::new(config.ranks, config.range_bytes / OS_PAGE_BYTES as u64 - 1)),
             tickets: BTreeMap::new(),
@@ -208,6 +214,7 @@ impl Host {
             leaving: Leaving::No,
             offer: None,
             needs_service: false,
+            planned: now,
             account,
         })
     }
@@ -348,6 +355,16 @@ impl Host {
         self.plan(now, plan);
     }
 
+    /// Takes what the other ranks have sent, for a thread of the program that waits and looks for itself. Only worth it while there are few.
+    pub fn look(&mut self) {
+        let now = Instant::now();
+        for rank in 0..self.ranks {
+            self.take_frames(Rank(rank), now);
+        }
+        self.take_datagrams();
+        self.flush();
+    }
+
     fn take_faults(&mut self, now: Instant) {
         let mut faults = std::mem::take(&mut self.faults);
         self.memory.read_faults(&mut faults);
@@ -359,6 +376,7 @@ impl Host {
                 failure::die(self.rank, &format!("a thread waits for {page}, which cannot come: {reason}"));
             }
             self.awaited.entry(page).or_insert(Awaited { since: now, write });
+            self.last_fault = now;
             self.handle(Event::Fault { thread: SOMEONE, page, write });
         }
         self.faults = faults;
@@ -475,11 +493,13 @@ impl Host {
             until = until.min(due);
         }
         plan.until = Some(until);
+        self.planned = until;
         plan.backlog.clear();
         plan.backlog.extend(self.peers.iter().map(|peer| peer.as_ref().is_some_and(|peer| !peer.closed && peer.line.has_backlog())));
         plan.open.clear();
         plan.open.extend(self.peers.iter().map(|peer| peer.as_ref().is_some_and(|peer| !peer.closed)));
-        plan.urgent = !self.awaited.is_empty();
+        // Who has just waited for a page often wants the next one.
+        plan.urgent = !self.awaited.is_empty() || now.saturating_duration_since(self.last_fault) < FAULTS_COME_TOGETHER;
         plan.stop = self.leaving == Leaving::Done;
     }
 
@@ -517,8 +537,9 @@ impl Host {
                 self.memory.wake(page);
             }
             Action::SetTimer { timer, after_us } => {
-                self.timers.push(Reverse((Instant::now() + Duration::from_micros(after_us.into()), timer)));
-                self.needs_service = true;
+                let due = Instant::now() + Duration::from_micros(after_us.into());
+                self.timers.push(Reverse((due, timer)));
+                self.expect(due);
             }
             Action::Fatal(reason) => self.fatal(reason),
         }
@@ -587,7 +608,9 @@ impl Host {
         }
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.flush();
-            self.needs_service |= datagrams.is_waiting();
+            if let Some(due) = datagrams.due() {
+                self.expect(due);
+            }
         }
         for (rank, error) in failed {
             // What the peer said before it went may tell why.
@@ -596,6 +619,19 @@ impl Host {
                 self.closed(rank, &error.to_string());
             }
         }
+    }
+
+    /// Something has to be done then.
+    fn expect(&mut self, due: Instant) {
+        if due < self.planned {
+            self.planned = due;
+            self.needs_service = true;
+        }
+    }
+
+    /// Whether the service thread has to be rung for. Once.
+    pub fn wants_service(&mut self) -> bool {
+        std::mem::take(&mut self.needs_service)
     }
 
     fn tell(&mut self, to: Rank, control: &Control) {

@@ -30,14 +30,14 @@ pub enum Incoming {
     Control(Control),
 }
 
-/// Bytes of which the first `done` are used up.
+/// Bytes to send, of which the first `done` have left.
 #[derive(Debug, Default)]
-struct Buffer {
+struct Outgoing {
     bytes: Vec<u8>,
     done: usize,
 }
 
-impl Buffer {
+impl Outgoing {
     fn rest(&self) -> &[u8] {
         &self.bytes[self.done..]
     }
@@ -48,7 +48,7 @@ impl Buffer {
             self.bytes.clear();
             self.done = 0;
             // One large message must not hold its room for ever.
-            if self.bytes.capacity() > 4 << 20 {
+            if self.bytes.capacity() > MOST_IDLE_BYTES {
                 self.bytes.shrink_to(READ_BYTES);
             }
         }
@@ -63,24 +63,72 @@ impl Buffer {
     }
 }
 
-/// Asked of the kernel at once.
-const READ_BYTES: usize = 128 << 10;
+/// Bytes that came: `bytes[done..filled]` are not used up; what lies behind is room.
+#[derive(Debug, Default)]
+struct Arrived {
+    bytes: Vec<u8>,
+    done: usize,
+    filled: usize,
+}
+
+impl Arrived {
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.done..self.filled]
+    }
+
+    fn take(&mut self, count: usize) {
+        self.done += count;
+        if self.done == self.filled {
+            self.done = 0;
+            self.filled = 0;
+            if self.bytes.len() > MOST_IDLE_BYTES {
+                self.bytes = Vec::new();
+            }
+        }
+    }
+
+    /// Room for at least this many bytes more.
+    fn room(&mut self, wanted: usize) -> &mut [u8] {
+        if self.bytes.len() - self.filled < wanted {
+            self.bytes.copy_within(self.done..self.filled, 0);
+            self.filled -= self.done;
+            self.done = 0;
+            let len = (self.filled + wanted).max(READ_BYTES);
+            if self.bytes.len() < len {
+                self.bytes.resize(len.next_power_of_two(), 0);
+            }
+        }
+        &mut self.bytes[self.filled..]
+    }
+}
+
+/// Asked of the kernel at once, at least.
+const READ_BYTES: usize = 64 << 10;
+/// A buffer that is empty keeps no more.
+const MOST_IDLE_BYTES: usize = 4 << 20;
 
 /// A connection.
 pub(super) struct Line {
     stream: Stream,
     seal: Option<Seal>,
     /// As it came, where the connection is sealed.
-    ciphertext: Buffer,
-    plain: Buffer,
+    ciphertext: Arrived,
+    plain: Arrived,
     /// Frames to send, and, where the connection is sealed, what became of those before them.
-    frames: Buffer,
-    sealed: Buffer,
+    frames: Outgoing,
+    sealed: Outgoing,
 }
 
 impl Line {
     pub fn new(stream: Stream, seal: Option<Seal>) -> Self {
-        Self { stream, seal, ciphertext: Buffer::default(), plain: Buffer::default(), frames: Buffer::default(), sealed: Buffer::default() }
+        Self {
+            stream,
+            seal,
+            ciphertext: Arrived::default(),
+            plain: Arrived::default(),
+            frames: Outgoing::default(),
+            sealed: Outgoing::default(),
+        }
     }
 
     pub fn stream(&self) -> &Stream {
@@ -139,15 +187,10 @@ impl Line {
     /// Takes what has arrived. False if that was nothing. After an error, what came whole before it can still be had.
     pub fn receive(&mut self) -> Result<bool, LineError> {
         let into = if self.seal.is_some() { &mut self.ciphertext } else { &mut self.plain };
-        into.compact();
-        let len = into.bytes.len();
-        into.bytes.resize(len + READ_BYTES, 0);
-        let got = self.stream.receive_into(&mut into.bytes[len..]);
-        into.bytes.truncate(len + got.as_ref().ok().copied().flatten().unwrap_or(0));
-        match got? {
+        match self.stream.receive_into(into.room(READ_BYTES / 2))? {
             None => return Ok(false),
             Some(0) => return Err(LineError::Closed),
-            Some(_) => {}
+            Some(got) => into.filled += got,
         }
         if let Some(seal) = &mut self.seal {
             while let Some((head, rest)) = self.ciphertext.rest().split_first_chunk::<2>() {
@@ -156,9 +199,9 @@ impl Line {
                     return Err(LineError::NotAuthentic);
                 }
                 let Some(message) = rest.get(..len) else { break };
-                let at = self.plain.bytes.len();
-                self.plain.bytes.resize(at + len - TAG_BYTES, 0);
-                seal.open(message, &mut self.plain.bytes[at..]).map_err(|_| LineError::NotAuthentic)?;
+                let plain = &mut self.plain.room(len - TAG_BYTES)[..len - TAG_BYTES];
+                seal.open(message, plain).map_err(|_| LineError::NotAuthentic)?;
+                self.plain.filled += len - TAG_BYTES;
                 self.ciphertext.take(2 + len);
             }
         }
