@@ -66,3 +66,36 @@ fn a_program_is_refused_where_it_is_not_legal() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("tasks relies on what ibec does not promise") && said.contains("sc, lrc, hlrc, aurc"), "{said}");
 }
+
+#[test]
+fn statistics_add_up_and_the_trace_tells_of_every_message() {
+    let dir = tempfile::tempdir().unwrap();
+    let stats = dir.path().join("stats.json");
+    let mut command = rampool();
+    command.args(["launch", "-n", "2", "--protocol", "hlrc"]).arg(format!("--stats={}", stats.display())).arg("--trace").arg(dir.path());
+    let output = command.arg(env!("CARGO_BIN_EXE_rampool")).args(["example", "hash", "--small"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let ranks: Vec<serde_json::Value> = serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();
+    assert_eq!(ranks.len(), 2);
+    let mut sent = 0;
+    for rank in &ranks {
+        let seconds = |name: &str| rank[format!("{name}_s")].as_f64().unwrap();
+        let parts = ["computing", "read_fault", "write_fault", "requests", "lock", "unlock", "barrier", "other"];
+        let sum: f64 = parts.map(seconds).iter().sum();
+        assert!((sum - seconds("elapsed")).abs() < 1e-6, "{rank}");
+        assert!(seconds("lock") > 0.0 && seconds("barrier") > 0.0, "{rank}");
+        assert_eq!(rank["counts"]["lock acquires"], 300, "{rank}");
+        sent += rank["sent"].as_object().unwrap().values().map(|kind| kind["messages"].as_u64().unwrap()).sum::<u64>();
+    }
+    let (mut sends, mut receives) = (0, 0);
+    for rank in 0..2 {
+        let text = std::fs::read_to_string(dir.path().join(format!("rank-{rank}.jsonl"))).unwrap();
+        for line in text.lines() {
+            let event: serde_json::Value = serde_json::from_str(line).unwrap();
+            sends += u64::from(event["event"] == "send");
+            receives += u64::from(event["event"] == "receive");
+        }
+    }
+    // The trace is of the whole run, the statistics of its parallel part.
+    assert!(sent > 0 && sends > sent && sends == receives, "{sent} {sends} {receives}");
+}

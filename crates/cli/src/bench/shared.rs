@@ -9,7 +9,9 @@ use std::hint::black_box;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use rampool::shared::TimeReport;
+use rampool_parallel::PROGRAMS;
 use rampool_proto::share::Diff;
 use serde_json::{Value, json};
 
@@ -28,7 +30,8 @@ pub struct Args {
     #[arg(long, default_value_t = 9)]
     rounds: usize,
 
-    /// Only experiments whose name contains this: page, barrier, dirty, lock, stream, sor, diff; repeatable
+    /// Only experiments whose name contains this: page, barrier, dirty, lock, stream, sor, diff; repeatable. `time` runs only when asked for: where the
+    /// time of every program goes, under every protocol
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
 }
@@ -77,6 +80,9 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     if wanted("diff") {
         diff(&mut report, rounds);
+    }
+    if args.only.iter().any(|part| part == "time") {
+        time(&mut report, common)?;
     }
     report.finish(common.json.as_deref())
 }
@@ -240,6 +246,45 @@ fn diff(report: &mut Report, rounds: usize) {
             Some(Reach::AtMost(1.0)),
         );
     }
+}
+
+/// S4's categories of each program under each protocol: seconds, as the mean of two ranks.
+fn time(report: &mut Report, common: &Common) -> Result<()> {
+    report.note("seconds of a rank, as the mean of two; computing holds what was lost to other processes, too");
+    let file = std::env::temp_dir().join(format!("rampool-bench-{}.time", std::process::id()));
+    for program in &PROGRAMS {
+        for protocol in program.protocols {
+            let me = std::env::current_exe()?;
+            let mut command = Command::new(&me);
+            command.args(["launch", "-n", "2", "--protocol", protocol.name()]).arg(format!("--stats={}", file.display()));
+            command.arg(&me).args(["example", program.name]).args(common.quick.then_some("--small"));
+            output(command)?;
+            let ranks: Vec<TimeReport> = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+            std::fs::remove_file(&file)?;
+            ensure!(ranks.len() == 2, "{} ranks of two say where their time went", ranks.len());
+            let mean = |of: fn(&TimeReport) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;
+            let sent =
+                ranks.iter().flat_map(|rank| rank.sent.values()).fold((0, 0), |sum, kind| (sum.0 + kind.messages, sum.1 + kind.bytes));
+            let categories: [(&str, f64); 8] = [
+                ("computing", mean(|rank| rank.computing_s)),
+                ("read fault", mean(|rank| rank.read_fault_s)),
+                ("write fault", mean(|rank| rank.write_fault_s)),
+                ("requests", mean(|rank| rank.requests_s)),
+                ("lock", mean(|rank| rank.lock_s)),
+                ("unlock", mean(|rank| rank.unlock_s)),
+                ("barrier", mean(|rank| rank.barrier_s)),
+                ("other", mean(|rank| rank.other_s)),
+            ];
+            for (category, seconds) in categories {
+                let parameters = json!({
+                    "experiment": "time", "program": program.name, "protocol": protocol.name(), "category": category,
+                    "messages": sent.0, "bytes": sent.1,
+                });
+                report.series(&format!("{}, {}: {category}", program.name, protocol.name()), "s", parameters, &[seconds]);
+            }
+        }
+    }
+    Ok(())
 }
 
 type Samples = BTreeMap<String, Vec<f64>>;
