@@ -108,6 +108,7 @@ fn this_binary_is_a_rank() {
         "protocols" => protocols(&shared),
         "litmus" => litmus(&shared),
         "placement" => placement(&shared),
+        "vanishing mappings" => vanishing_mappings(&shared),
         "mistakes" => mistakes(&shared),
         "system call" => system_call(&shared),
         other => fail(&shared, other),
@@ -438,6 +439,43 @@ fn litmus(shared: &Shared) {
     }
 }
 
+/// The kernel may take mappings away at any time, with or without write protection: the content stays, and so does the protection.
+fn vanishing_mappings(shared: &Shared) {
+    const PAGES: usize = 6;
+    let region = shared.alloc(PAGES * 4096, AllocOptions::new()).unwrap();
+    let (me, ranks) = (usize::from(shared.rank()), usize::from(shared.ranks()));
+    let vanish = |page: usize| {
+        // SAFETY: pages of a shared mapping keep their content in its object.
+        let done = unsafe { libc::madvise(region.at::<u8>(page * 4096).cast(), 4096, libc::MADV_DONTNEED) };
+        assert_eq!(done, 0);
+    };
+    for round in 0..20_usize {
+        let value = |page: usize, rank: usize| (round * 1000 + page * 10 + rank) as u64;
+        for page in 0..PAGES {
+            // SAFETY: this word is this rank's between two barriers.
+            unsafe { put(region, page * 512 + me, value(page, me)) };
+            if (page + round) % 3 == 0 {
+                vanish(page);
+            }
+            // SAFETY: as above.
+            assert_eq!(unsafe { get::<u64>(region, page * 512 + me) }, value(page, me));
+            // SAFETY: as above.
+            unsafe { put(region, page * 512 + 100 + me, value(page, me)) };
+        }
+        shared.barrier(0).unwrap();
+        for page in 0..PAGES {
+            vanish((page + round) % PAGES);
+            for rank in 0..ranks {
+                for at in [rank, 100 + rank] {
+                    // SAFETY: nobody writes between these barriers.
+                    assert_eq!(unsafe { get::<u64>(region, page * 512 + at) }, value(page, rank), "round {round}");
+                }
+            }
+        }
+        shared.barrier(1).unwrap();
+    }
+}
+
 /// Homes and managers that are set by hand.
 fn placement(shared: &Shared) {
     let region = shared.alloc(64 * 4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(0)))).unwrap();
@@ -699,6 +737,11 @@ fn homes_and_managers_are_set_by_hand() {
 }
 
 #[test]
+fn mappings_that_the_kernel_takes_away_come_back_with_their_protection() {
+    everywhere("vanishing mappings");
+}
+
+#[test]
 fn a_mistake_ends_the_call_and_says_who_and_what() {
     Launch::new(2, "mistakes").succeeds();
 }
@@ -805,7 +848,9 @@ fn ranks_that_do_not_come_are_named() {
     let port = free_port();
     let ranks = [0, 2].map(|number| rank("counter", number, 4, port).env("RAMPOOL_JOIN_S", "3").spawn().unwrap());
     let said = ranks.map(|child| end(child).0);
-    assert!(said[0].contains("rank 1, rank 3 did not come within 3 s"), "{}", said[0]);
+    for said in said {
+        assert!(said.contains("rank 1, rank 3 did not come within 3 s"), "{said}");
+    }
 }
 
 #[test]

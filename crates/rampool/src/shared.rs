@@ -101,8 +101,8 @@ struct Inner {
     config: SharedConfig,
     host: Mutex<Host>,
     bell: OwnedFd,
-    /// Threads that wait in an operation.
-    waiting: AtomicUsize,
+    /// Threads that wait in an operation and have stopped looking for its end themselves.
+    asleep: AtomicUsize,
     threads: AtomicU16,
     finished: AtomicBool,
     semaphores: Region,
@@ -212,7 +212,7 @@ impl Shared {
             tuning: config.tuning,
         };
         let bytes = usize::try_from(config.range_bytes).expect("64-bit addresses");
-        let memory = SharedMemory::new(config.base, bytes, config.user_faults)?;
+        let memory = SharedMemory::new(Rank(config.rank), config.base, bytes, config.user_faults)?;
         let reach = memory.reach();
         let Mesh { lines, datagrams } = Mesh::meet(&config)?;
         let datagrams = datagrams.map(|(socket, addresses)| {
@@ -234,7 +234,7 @@ impl Shared {
             threads: AtomicU16::new(config.threads),
             host: Mutex::new(host),
             bell,
-            waiting: AtomicUsize::new(0),
+            asleep: AtomicUsize::new(0),
             finished: AtomicBool::new(false),
             semaphores,
             instance: INSTANCES.fetch_add(1, Ordering::Relaxed),
@@ -694,10 +694,11 @@ impl Shared {
         if ring {
             service::ring(&inner.bell);
         }
-        let waits = !slot.is_ready();
-        inner.waiting.fetch_add(usize::from(waits), Ordering::Relaxed);
+        self.look_for(&slot);
+        let sleeps = !slot.is_ready();
+        inner.asleep.fetch_add(usize::from(sleeps), Ordering::Relaxed);
         let outcome = self.wait_for(&slot, thread, &what);
-        inner.waiting.fetch_sub(usize::from(waits), Ordering::Relaxed);
+        inner.asleep.fetch_sub(usize::from(sleeps), Ordering::Relaxed);
         let mut host = inner.lock();
         host.account.leave();
         host.account.operation(thread, what.category(), began);
@@ -705,7 +706,6 @@ impl Shared {
     }
 
     fn wait_for(&self, slot: &Slot, thread: ThreadId, what: &Waiting) -> Outcome {
-        self.look_for(slot);
         let Some(limit) = self.inner.config.deadline else {
             return slot.wait(None).expect("without a deadline it waits for the outcome");
         };
@@ -741,6 +741,8 @@ impl Shared {
                 }
                 Err(_) => std::hint::spin_loop(),
             }
+            // The rank that it waits for may want this CPU.
+            std::thread::yield_now();
         }
     }
 

@@ -175,7 +175,7 @@ fn locks(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
 
 fn stream(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
     for page_bytes in [4096, 65536] {
-        let arguments = vec![common.pick(256, 8).to_string(), rounds.min(5).to_string(), page_bytes.to_string()];
+        let arguments = vec![common.pick(256, 8).to_string(), rounds.min(3).to_string(), page_bytes.to_string()];
         let samples = Run { ranks: 2, protocol: "hlrc", spin: SPIN, experiment: "stream", arguments }.measure()?;
         let (ours, raw) = (get(&samples, "stream")?, get(&samples, "raw")?);
         let name = format!("{} KiB pages", page_bytes >> 10);
@@ -201,7 +201,7 @@ fn sor(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
     let sizes = common.pick(["1024", "1536", "200"], ["64", "256", "10"]);
     for protocol in ["hlrc", "sc"] {
         let (mut parallel, mut sequential) = (Vec::new(), Vec::new());
-        for _ in 0..rounds.min(5) {
+        for _ in 0..rounds {
             let file = std::env::temp_dir().join(format!("rampool-bench-{}.sor", std::process::id()));
             let mut command = Command::new(std::env::current_exe()?);
             command.args(["launch", "-n", "2", "--protocol", protocol]).arg(std::env::current_exe()?).args(["example", "sor"]).args(sizes);

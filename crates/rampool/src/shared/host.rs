@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -405,13 +406,19 @@ impl Host {
     }
 
     fn take_message(&mut self, from: Rank, message: &Message) {
+        if self.stopped.is_some() {
+            return;
+        }
         let began = Instant::now();
         // Before it: what comes with this message ends a wait.
         let page_waits = self.awaited.len();
-        if self.stopped.is_none() {
-            self.handle(Event::Receive { from, message });
-        }
+        // The engine refuses what makes no sense. Should a lie be so good that it breaks one of its invariants, the liar is named all the same.
+        let handled = catch_unwind(AssertUnwindSafe(|| self.handle(Event::Receive { from, message })));
         self.account.received(from, message, began, page_waits);
+        if handled.is_err() {
+            self.actions.clear();
+            self.lose(from, "after a message of it this rank's state made no sense any more");
+        }
     }
 
     fn take_datagrams(&mut self) {

@@ -10,10 +10,12 @@
 
 use std::collections::BTreeMap;
 
-use rampool_proto::share::{Diff, Mem, Protection, RegionConfig};
+use rampool_proto::share::{Diff, Mem, Protection, Rank, RegionConfig};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use rampool_sys::memory::{Advice, MapError, Mapping, SharedObject, advise, dont_fork};
 use rampool_sys::uffd::{Event, Features, OpenError, Reply, Scope, Uffd};
+
+use super::failure;
 
 /// What the kernel must offer: write protection and minor faults on shared memory (Linux 5.19).
 const NEEDED: Features = Features::WP.with(Features::WP_SHMEM).with(Features::MINOR_SHMEM);
@@ -58,6 +60,7 @@ pub struct FaultAt {
 /// access faults, and [`Mem::reassert`] maps it again.
 #[derive(Debug)]
 pub struct SharedMemory {
+    rank: Rank,
     uffd: Uffd,
     reach: Reach,
     view: Mapping,
@@ -94,7 +97,7 @@ impl SharedMemory {
     ///
     /// # Errors
     /// What is missing or in the way.
-    pub fn new(base: usize, bytes: usize, user_faults: bool) -> Result<Self, MemoryError> {
+    pub fn new(rank: Rank, base: usize, bytes: usize, user_faults: bool) -> Result<Self, MemoryError> {
         let (uffd, reach) = match Uffd::open(Scope::Everything, NEEDED) {
             _ if user_faults => (Self::open(Scope::UserMode)?, Reach::UserCode),
             Ok(uffd) => (uffd, Reach::SystemCalls),
@@ -109,7 +112,7 @@ impl SharedMemory {
             // SAFETY: changes no content. Kernels without huge pages refuse it, and need it not.
             let _ = unsafe { advise(mapping.start(), mapping.bytes(), Advice::NoHugePage) };
         }
-        let memory = Self { uffd, reach, view, alias, regions: BTreeMap::new(), events: Vec::new() };
+        let memory = Self { rank, uffd, reach, view, alias, regions: BTreeMap::new(), events: Vec::new() };
         memory.try_write_protected_install()?;
         Ok(memory)
     }
@@ -135,7 +138,7 @@ impl SharedMemory {
         let offset = self.view.bytes() - OS_PAGE_BYTES;
         let page = self.view.start() + offset;
         self.make_visible(offset, OS_PAGE_BYTES)?;
-        populate(self.alias.start() + offset, OS_PAGE_BYTES);
+        populate(self.rank, self.alias.start() + offset, OS_PAGE_BYTES);
         let reply = self.uffd.continue_pages(page, OS_PAGE_BYTES, true);
         drop_pages(page, OS_PAGE_BYTES);
         match reply {
@@ -242,7 +245,7 @@ impl SharedMemory {
             (Protection::None, Protection::None) => {}
             (_, Protection::None) => drop_pages(start, bytes),
             (Protection::None, _) => {
-                populate(self.alias.start() + offset, bytes);
+                populate(self.rank, self.alias.start() + offset, bytes);
                 self.map(start, bytes, to);
             }
             _ => {
@@ -268,7 +271,7 @@ impl SharedMemory {
                 // Somebody changes mappings of this process.
                 Reply::MapChanging => {}
                 // The kernel has taken the page out of the object's memory, to swap.
-                Reply::Busy => populate(self.alias.start() + (start - self.view.start()) + done, bytes - done),
+                Reply::Busy => populate(self.rank, self.alias.start() + (start - self.view.start()) + done, bytes - done),
                 Reply::Exiting => return,
                 other => panic!("mapping a shared page failed: {other:?}"),
             }
@@ -277,10 +280,12 @@ impl SharedMemory {
 }
 
 /// Makes pages of the object present. `start` is in the alias.
-fn populate(start: usize, bytes: usize) {
+fn populate(rank: Rank, start: usize, bytes: usize) {
     // SAFETY: changes no content.
     let done = unsafe { advise(start, bytes, Advice::PopulateWrite) };
-    assert!(done.is_ok(), "no memory for {bytes} bytes of shared pages (errno {})", done.expect_err("checked"));
+    if let Err(errno) = done {
+        failure::die(rank, &format!("no memory for {bytes} bytes of shared pages (errno {errno})"));
+    }
 }
 
 /// Takes pages out of the view. Their content stays in the object.

@@ -94,7 +94,16 @@ impl Meeting<'_> {
         self.open_datagrams(if listener_is_ipv6(&listener) { Ipv6Addr::UNSPECIFIED.into() } else { everywhere })?;
         let mut hellos: Vec<Option<(Hello, IpAddr)>> = vec![None; lines.len()];
         while lines[1..].iter().any(Option::is_none) {
-            let Some(guest) = self.accept(&listener, || missing(lines))? else { continue };
+            let guest = match self.accept(&listener, || missing(lines)) {
+                Ok(Some(guest)) => guest,
+                Ok(None) => continue,
+                Err(error) => {
+                    for line in lines.iter_mut().flatten() {
+                        self.refuse(line, &error.to_string());
+                    }
+                    return Err(error);
+                }
+            };
             let rank = usize::from(guest.hello.rank.0);
             let why = match guest.hello.compatible(&self.hello) {
                 Ok(()) if lines[rank].is_some() => Some(format!("two processes say that they are {}", guest.hello.rank)),
@@ -277,8 +286,7 @@ impl Meeting<'_> {
 
     fn refuse(&self, line: &mut Line, why: &str) {
         line.queue_control(&Control::Refused { why: why.to_owned() });
-        let deadline = self.deadline.min(Instant::now() + Duration::from_secs(STRANGER_S));
-        if let Err(error) = line.flush_until(deadline) {
+        if let Err(error) = line.flush_until(Instant::now() + Duration::from_secs(1)) {
             tracing::debug!("the refusal could not be sent: {error}");
         }
     }

@@ -46,7 +46,7 @@ fn wait(inner: &Inner, descriptors: &Descriptors, spin: Duration, plan: &Plan, r
     loop {
         let now = Instant::now();
         let left = plan.until.map(|until| until.saturating_duration_since(now));
-        let spinning = now.duration_since(began) < spin && (plan.urgent || inner.waiting.load(Ordering::Relaxed) > 0);
+        let spinning = now.duration_since(began) < spin && (plan.urgent || inner.asleep.load(Ordering::Relaxed) > 0);
         let timeout = if spinning { Some(Duration::ZERO) } else { left };
         let timeout = timeout
             .map(|time| Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(time.subsec_nanos()) });
