@@ -1,8 +1,9 @@
 //! Ranks that die, and peers that say what makes no sense.
 
+use rampool_proto::share::message::{Ask, Info};
 use rampool_proto::share::{
-    Action, Body, Config, Diff, Engine, Event, Homes, LockId, Managers, Mem, Message, OpError, Protection, ProtocolKind, Rank, Reason,
-    RegionConfig, Tuning,
+    Action, Body, Config, Diff, Engine, Event, Homes, LockId, LockMode, Managers, Mem, Message, OpError, Protection, ProtocolKind, Rank,
+    Reason, RegionConfig, SyncOp, ThreadId, Tuning,
 };
 use rampool_proto::units::{Extent, PageIndex};
 use rampool_sim::rng::Rng;
@@ -76,6 +77,24 @@ fn a_message_about_a_page_that_does_not_exist_ends_the_run_and_names_the_sender(
     assert!(matches!(engine.failure(), Some(Reason::BadMessage { .. })));
     let aborts = out.iter().filter(|action| matches!(action, Action::Send { message, .. } if matches!(message.body, Body::Abort { .. })));
     assert_eq!(aborts.count(), 2, "both peers are told");
+}
+
+/// Found by lying in the messages of generated programs: the lie was only looked at when the lock was given on, and that was thought to be this
+/// rank's own doing.
+#[test]
+fn a_lie_about_what_is_known_is_found_when_the_lock_is_given_on_and_names_the_liar() {
+    let mut engine = alone(ProtocolKind::Hlrc);
+    let mut memory = Plain(vec![0; 32]);
+    let mut out = Vec::new();
+    let (thread, lock) = (ThreadId(0), LockId(1));
+    engine.handle(Event::Sync { thread, op: SyncOp::Lock { lock, mode: LockMode::Exclusive, wait: true } }, &mut memory, &mut out);
+    let infos = vec![(ProtocolKind::Hlrc, Info::Seen { at: 3 })];
+    let ask = Ask { by: Rank(2), mode: LockMode::Exclusive, wait: true, epoch: 0, infos };
+    let message = Message { epoch: 0, body: Body::LockRequest { lock, ask } };
+    engine.handle(Event::Receive { from: Rank(2), message: &message }, &mut memory, &mut out);
+    assert_eq!(engine.failure(), None);
+    engine.handle(Event::Sync { thread, op: SyncOp::Unlock { lock } }, &mut memory, &mut out);
+    assert!(matches!(engine.failure(), Some(Reason::BadMessage { peer: Rank(2), .. })), "{:?}", engine.failure());
 }
 
 #[test]

@@ -136,7 +136,15 @@ impl Engine {
         self.barrier.stage = Stage::Arrived;
         let parts = self.make_parts(io, |plugin, cx, _| Ok(plugin.arrive(cx)));
         let joined = parts.and_then(|parts| self.join(&parts)).and_then(|()| self.barrier_up(io));
-        joined.expect("what this rank makes by itself is well-formed");
+        self.blame_below(io, joined);
+    }
+
+    /// What this rank brings is well-formed; what it was joined with need not be.
+    fn blame_below(&mut self, io: &mut Io<'_>, joined: Checked) {
+        if let Err(Violation(what)) = joined {
+            let ranks: Vec<String> = self.children().map(|child| child.to_string()).collect();
+            self.fail(io, Reason::Stopped { why: format!("what {} brought to the barrier makes no sense: {what}", ranks.join(", ")) });
+        }
     }
 
     /// Merges what a rank or a subtree brings.
@@ -213,7 +221,7 @@ impl Engine {
         self.barrier.stage = Stage::Flushed;
         let parts = self.make_parts(io, |plugin, cx, _| Ok(plugin.flushed(cx)));
         let joined = parts.and_then(|parts| self.join(&parts)).and_then(|()| self.barrier_up(io));
-        joined.expect("what this rank makes by itself is well-formed");
+        self.blame_below(io, joined);
         true
     }
 

@@ -239,7 +239,14 @@ impl Engine {
         node.have = Have::Nothing;
         node.streak = 0;
         let epoch = self.shared.epoch;
-        let parts = self.make_parts(io, |plugin, cx, kind| plugin.grant(cx, lock, info_of(ask, kind, epoch)))?;
+        let parts = match self.make_parts(io, |plugin, cx, kind| plugin.grant(cx, lock, info_of(ask, kind, epoch))) {
+            Ok(parts) => parts,
+            // What the one who asks knows makes no sense. This may be long after it asked.
+            Err(violation) => {
+                self.violated(io, ask.by, violation);
+                return Ok(());
+            }
+        };
         let body = Body::LockGrant { lock, mode: LockMode::Exclusive, central: false, parts };
         self.send(io, ask.by, body);
         Ok(())
@@ -470,7 +477,13 @@ impl Engine {
                 LockMode::Snapshot => {}
             }
             let epoch = self.shared.epoch;
-            let parts = self.make_parts(io, |plugin, cx, kind| plugin.serve(cx, lock, info_of(&ask, kind, epoch)))?;
+            let parts = match self.make_parts(io, |plugin, cx, kind| plugin.serve(cx, lock, info_of(&ask, kind, epoch))) {
+                Ok(parts) => parts,
+                Err(violation) => {
+                    self.violated(io, ask.by, violation);
+                    return Ok(());
+                }
+            };
             self.send(io, ask.by, Body::LockGrant { lock, mode: ask.mode, central: true, parts });
         }
     }
