@@ -131,12 +131,13 @@ impl<'a> Team<'a> {
         self.ask(|shared| shared.barrier_keep(1))
     }
 
-    /// Runs the parallel part and says how long it took, all ranks together. It is also what the run's statistics are about.
+    /// Runs the parallel part and says how long it took, all ranks together. It is also what the run's statistics are about. Pages that one rank alone
+    /// has filled before are that rank's own.
     ///
     /// # Errors
     /// Those of the part.
     pub fn time<E: From<SharedError>>(&self, part: impl FnOnce() -> Result<(), E>) -> Result<Duration, E> {
-        self.barrier()?;
+        self.barrier_keep()?;
         if let Place::Ranks(shared) = self.place {
             shared.start_measuring();
         }

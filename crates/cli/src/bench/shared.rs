@@ -59,6 +59,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut report = Report::start("shared", common.quick);
     let rounds = common.pick(args.rounds, 2);
     report.note("every process on this machine, messages over loopback TCP; what is read is checked; ArgoDSM's figures are of an earlier measurement");
+    report
+        .note("but for SOR and `time`, each rank's threads run on one CPU, the next rank's on the next, and the raw other end on the last");
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part.as_str()));
     if wanted("page") {
         pages(&mut report, common, rounds)?;
