@@ -32,6 +32,8 @@ pub(super) struct Mesh {
 
 /// A stranger may not keep the others waiting for longer than this.
 const STRANGER_S: u64 = 10;
+/// Only rank 0 knows who is missing, and has this long to say so.
+const TO_SAY_WHO: Duration = Duration::from_secs(5);
 /// A rank whose program starts late is tried again after this.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -148,7 +150,7 @@ impl Meeting<'_> {
         self.hello.port = port;
         self.hello.datagram_port = self.open_datagrams(here.ip())?;
         let mut line = self.introduce(stream, 0)?;
-        let (addresses, datagrams) = match line.wait_control(self.deadline).map_err(|error| self.trouble(0, error))? {
+        let (addresses, datagrams) = match line.wait_control(self.deadline + TO_SAY_WHO).map_err(|error| self.trouble(0, error))? {
             Some(Control::Table { addresses, datagrams }) if addresses.len() == lines.len() && datagrams.len() == lines.len() => {
                 (addresses, datagrams)
             }
