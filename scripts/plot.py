@@ -23,6 +23,7 @@ PLOTS_UNDER = {
     "fault": [("fault", "A 4 KiB fault beside a raw request and reply")],
     "stream-1g": [("stream-pages", "STREAM triad against page size"), ("stream-clients", "One to seven clients on one server")],
     "programs": [("programs", "Programs at a quarter of their memory")],
+    "shared-time": [("shared-time", "Where the time of parallel programs goes")],
 }
 
 
@@ -98,15 +99,40 @@ def clients_table(data):
     return rows
 
 
+CATEGORIES = ["computing", "requests", "read fault", "write fault", "lock", "unlock", "barrier", "other"]
+
+
+def time_runs(data):
+    """Runs of `rampool bench shared --only time` in their order: (program, protocol) and the series of each category."""
+    runs = {}
+    for one in data["series"]:
+        if one["parameters"].get("experiment") == "time":
+            runs.setdefault((one["parameters"]["program"], one["parameters"]["protocol"]), {})[one["parameters"]["category"]] = one
+    return runs
+
+
+def time_table(data):
+    runs = time_runs(data)
+    if not runs:
+        return []
+    rows = ["| program | protocol | ms | " + " | ".join(CATEGORIES) + " | messages | KiB |", "|---|---|---|" + "---|" * (len(CATEGORIES) + 2)]
+    for (program, protocol), by in runs.items():
+        total = sum(one["median"] for one in by.values())
+        shares = " | ".join(f"{by[category]['median'] / total * 100:.0f} %" for category in CATEGORIES)
+        sent = by["computing"]["parameters"]
+        rows.append(f"| {program} | {protocol} | {short(total * 1e3)} | {shares} | {sent['messages']} | {sent['bytes'] // 1024} |")
+    return rows
+
+
 def figures(data):
     """What stands on the page for one file."""
-    swept = ("pages", "clients")
+    swept = ("pages", "clients", "time")
     lines = [f"{data['machine']}; load average {data['load_before']} before, {data['load_after']} after.", ""]
     if data["ratios"]:
         lines += [*ratio_table(data), ""]
     plain = [s for s in data["series"] if s["parameters"].get("experiment") not in swept]
     lines += [*series_table(plain), ""] if plain else []
-    for table in (pages_table(data), paper_line(data), clients_table(data)):
+    for table in (pages_table(data), paper_line(data), clients_table(data), time_table(data)):
         lines += [*table, ""] if table else []
     lines += [f"* {note}" for note in data["notes"]]
     return "\n".join(lines).strip()
@@ -195,6 +221,24 @@ def plot(found):
         axes.set(ylabel="times native", title="Programs at a quarter of their memory")
         axes.legend(fontsize=8)
         save(figure, "programs")
+
+    if "shared-time" in found:
+        runs = time_runs(found["shared-time"])
+        programs = list(dict.fromkeys(program for program, _ in runs))
+        figure, grid = pyplot.subplots(3, 3, figsize=(10, 9))
+        for axes, program in zip(grid.flat, programs):
+            protocols = [protocol for name, protocol in runs if name == program]
+            bottom = [0.0] * len(protocols)
+            for color, category in enumerate(CATEGORIES):
+                heights = [runs[program, protocol][category]["median"] * 1e3 for protocol in protocols]
+                axes.bar(protocols, heights, 0.7, bottom, label=category, color=f"C{color}")
+                bottom = [below + height for below, height in zip(bottom, heights)]
+            axes.set(title=program, ylabel="ms")
+        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="lower center", ncols=len(CATEGORIES), fontsize=8)
+        figure.suptitle("Where the time of two ranks goes")
+        figure.tight_layout(rect=(0, 0.03, 1, 1))
+        figure.savefig(PLOTS / "shared-time.svg", metadata={"Date": None})
+        pyplot.close(figure)
 
     if "fault" in found:
         figure, axes = pyplot.subplots(figsize=(6, 3.5))

@@ -551,7 +551,7 @@ pub unsafe extern "C" fn rampool_shared_count(shared: *const SharedHandle, stats
         lock_acquires: now.engine.lock_acquires,
         local_acquires: now.engine.local_acquires,
         barriers: now.engine.barriers,
-        fault_wait_ns: ns(now.fault_wait),
+        fault_wait_ns: ns(now.read_fault_wait + now.write_fault_wait),
         lock_wait_ns: ns(now.lock_wait),
         unlock_wait_ns: ns(now.unlock_wait),
         barrier_wait_ns: ns(now.barrier_wait),

@@ -7,6 +7,7 @@
 //!   fit          programs that fit their budget beside the same programs natively
 //!   direct       the direct view beside raw round trips, streams, single gets and the paged view
 //!   server       reads of 4 KiB by many connections beside redis
+//!   shared       shared memory between processes beside raw requests, and ArgoDSM's figures
 //!   programs     programs at a quarter of their memory beside native and kernel swap
 //!   report       rounds, medians, ratios; text and JSON
 //!   trial        one run of a program, natively or under `rampool run`
@@ -27,6 +28,7 @@ mod report;
 mod sequential;
 mod server;
 mod service;
+mod shared;
 mod stream;
 mod trial;
 mod workload;
@@ -51,8 +53,11 @@ enum Bench {
     Programs(programs::Args),
     Server(server::Args),
     Direct(direct::Args),
+    Shared(shared::Args),
     #[command(hide = true)]
     Peer(peer::Args),
+    #[command(hide = true)]
+    SharedRank(shared::rank::Args),
     #[command(hide = true)]
     StreamClient(stream::clients::Args),
 }
@@ -85,6 +90,8 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),
+        Bench::Shared(args) => shared::run(&args),
+        Bench::SharedRank(args) => shared::rank::run(&args),
         Bench::Peer(args) => peer::run(&args),
         Bench::StreamClient(args) => stream::clients::run(&args),
     }

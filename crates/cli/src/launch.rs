@@ -1,6 +1,7 @@
 //! `rampool launch`: a parallel program on shared memory, as several processes on one or many machines.
 
 mod hosts;
+mod stats;
 mod verdict;
 
 use std::ffi::OsString;
@@ -55,6 +56,15 @@ pub struct Args {
     #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
     key_file: Option<PathBuf>,
 
+    /// Print where the time of each rank went, and what was sent; with =FILE, write it into FILE as JSON. Of a program that says which part is to be
+    /// measured, that part
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with = "hosts")]
+    stats: Option<Option<PathBuf>>,
+
+    /// Write a trace of each rank into DIR/rank-N.jsonl: what it computed, sent, received and waited for
+    #[arg(long, value_name = "DIR", conflicts_with = "hosts")]
+    trace: Option<PathBuf>,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -75,15 +85,26 @@ struct Rank {
 pub fn run(args: &Args) -> Result<i32> {
     let hosts = args.hosts.as_deref().map(Hosts::read).transpose()?;
     let signals = Signals::block()?;
+    let inbox = args.stats.as_ref().map(|_| stats::Inbox::make()).transpose()?;
+    if let Some(dir) = &args.trace {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    }
     let (mut reports, report_to) = std::io::pipe().context("no pipe")?;
     let mut ranks = match &hosts {
-        None => start_here(args, report_to.into(), &signals)?,
+        None => start_here(args, report_to.into(), inbox.as_ref(), &signals)?,
         Some(hosts) => {
             drop(report_to);
             start_there(args, hosts, &signals)?
         }
     };
     let ends = wait(&mut ranks, &signals)?;
+    if let (Some(inbox), Some(file)) = (&inbox, &args.stats) {
+        let found = inbox.reports(args.ranks)?;
+        match file {
+            Some(file) => stats::write(&found, file)?,
+            None => eprint!("{}", stats::table(&found)),
+        }
+    }
     rustix::fs::fcntl_setfl(&reports, rustix::fs::OFlags::NONBLOCK)?;
     let mut said = Vec::new();
     // Nothing more can come; what cannot be read is not told.
@@ -126,18 +147,25 @@ fn environment(args: &Args, rank: u16, rendezvous: &str, run: &str, local_ranks:
 }
 
 /// All ranks on this machine. Rank 0 inherits the socket that it listens on, so nobody else can have its port.
-fn start_here(args: &Args, report_to: OwnedFd, signals: &Signals) -> Result<Vec<Rank>> {
+fn start_here(args: &Args, report_to: OwnedFd, inbox: Option<&stats::Inbox>, signals: &Signals) -> Result<Vec<Rank>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port for the ranks to meet at")?;
     let rendezvous = listener.local_addr()?.to_string();
     let run = run_name()?;
     // Copies that programs inherit; they are closed here before the next rank starts.
     let mut listener = Some(rustix::io::dup(&listener)?);
     let report_to = rustix::io::dup(&report_to)?;
+    let trace = args.trace.as_ref().map(std::path::absolute).transpose()?;
     let mut ranks = Vec::new();
     for rank in 0..args.ranks {
         let mut command = program(&args.command, signals);
         command.envs(environment(args, rank, &rendezvous, &run, args.ranks));
         command.env(variable::REPORT_FD, report_to.as_raw_fd().to_string());
+        for (name, dir) in [(variable::STATS_DIR, inbox.map(stats::Inbox::path)), (variable::TRACE_DIR, trace.clone().map(Into::into))] {
+            match dir {
+                Some(dir) => command.env(name, dir),
+                None => command.env_remove(name),
+            };
+        }
         match listener.take() {
             Some(listener) => {
                 command.env(variable::RENDEZVOUS_FD, listener.as_raw_fd().to_string());

@@ -3,6 +3,7 @@
 mod bench;
 mod dlmm_server;
 mod doctor;
+mod example;
 mod generate;
 mod key;
 mod launch;
@@ -32,6 +33,7 @@ enum Command {
     Run(run::Args),
     Serve(serve::Args),
     Launch(launch::Args),
+    Example(example::Args),
     Status(status::Args),
     Top(top::Args),
     Doctor(doctor::Args),
@@ -48,6 +50,7 @@ fn main() {
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(args),
         Command::Launch(args) => launch::run(&args),
+        Command::Example(args) => example::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),

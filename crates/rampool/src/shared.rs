@@ -15,6 +15,7 @@
 //!   environment   which rank this is, by launcher     service   the thread that serves
 //!   mesh          how ranks meet                      line      one TCP connection;  datagrams: UDP instead
 //!   error, stats  what can go wrong, what happened    failure   how a process ends when its run does
+//!   account       where the time goes, and the trace
 //! ```
 //!
 //! # What a program does
@@ -46,6 +47,7 @@
 //! * Every call blocks at most as long as [`SharedConfig::deadline`] says. What makes data wrong or keeps others waiting for ever ends the run
 //!   on every rank, with one reason ([`OnFailure`]).
 
+mod account;
 mod config;
 mod datagrams;
 pub mod environment;
@@ -64,13 +66,15 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
+pub use account::TimeReport;
 pub use config::{AllocOptions, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, OnFailure, SharedConfig, Transport};
 pub use error::{JoinError, SharedError};
 pub use line::LineError;
 pub use memory::{MemoryError, Reach};
 pub use rampool_proto::share::{AtomicOp, Homes, LockPath, Managers, OpError, ProtocolKind, Rank, Reason, Stats, Tuning};
-pub use stats::SharedStats;
+pub use stats::{Kind, SharedStats};
 
+use account::Account;
 use datagrams::Datagrams;
 use host::{Host, Outcome, Slot, Waiting};
 use memory::SharedMemory;
@@ -218,7 +222,8 @@ impl Shared {
             channel.tries = channel.tries.max(u32::try_from(tries).unwrap_or(u32::MAX));
             Datagrams::new(socket, &addresses, channel, config.drop_percent)
         });
-        let mut host = Host::new(&config, &engine, memory, lines, datagrams)?;
+        let account = Account::new(Rank(config.rank), config.protocol.name(), config.threads).map_err(JoinError::Trace)?;
+        let mut host = Host::new(&config, &engine, memory, lines, datagrams, account)?;
         let wish = AllocOptions::new().wish(u64::from(SEMAPHORES) * 8, &config);
         let semaphores = host.open_first(Demand::Alloc { wish }).map(|region| place(&host, &region));
         let semaphores = semaphores.ok_or(MemoryError::Kernel { operation: "opening the first region", errno: 0 })?;
@@ -268,6 +273,7 @@ impl Shared {
     /// From now on `threads` threads of this rank meet at barriers. At the start it is one.
     pub fn set_threads(&self, threads: u16) {
         self.inner.threads.store(threads.max(1), Ordering::Relaxed);
+        self.inner.lock().account.set_threads(threads.max(1));
     }
 
     // --- memory -------------------------------------------------------------------------------------------------------------------------
@@ -402,17 +408,12 @@ impl Shared {
     }
 
     fn lock_in(&self, lock: LockId, mode: LockMode, wait: bool) -> Result<bool, SharedError> {
-        let began = Instant::now();
         let result = self.operate(SyncOp::Lock { lock, mode, wait }, Waiting::Lock(lock))?;
-        self.inner.lock().stats_mut().lock_wait += began.elapsed();
         Ok(result != OpResult::Busy)
     }
 
     fn unlock_any(&self, lock: LockId) -> Result<(), SharedError> {
-        let began = Instant::now();
-        self.operate(SyncOp::Unlock { lock }, Waiting::Other(format!("the release of {lock}")))?;
-        self.inner.lock().stats_mut().unlock_wait += began.elapsed();
-        Ok(())
+        self.operate(SyncOp::Unlock { lock }, Waiting::Unlock(lock)).map(drop)
     }
 
     // --- barriers, conditions, semaphores -----------------------------------------------------------------------------------------------
@@ -436,12 +437,9 @@ impl Shared {
     }
 
     fn meet(&self, barrier: u32, kind: BarrierKind) -> Result<(), SharedError> {
-        let began = Instant::now();
         let threads = self.inner.threads.load(Ordering::Relaxed);
         let barrier = BarrierId(barrier);
-        self.operate(SyncOp::Barrier { barrier, kind, threads }, Waiting::Barrier(barrier))?;
-        self.inner.lock().stats_mut().barrier_wait += began.elapsed();
-        Ok(())
+        self.operate(SyncOp::Barrier { barrier, kind, threads }, Waiting::Barrier(barrier)).map(drop)
     }
 
     /// Gives `lock` (which this thread has alone) back, waits for a signal, takes the lock again. A signal given while the lock is held is
@@ -642,6 +640,16 @@ impl Shared {
         self.inner.lock().stats()
     }
 
+    /// From here on counts what `rampool launch --stats` shows: [`Shared::stats`] begins at zero again, but for the engine's.
+    pub fn start_measuring(&self) {
+        self.inner.lock().start_measuring();
+    }
+
+    /// `rampool launch --stats` shows what was counted until here, not until the end.
+    pub fn stop_measuring(&self) {
+        self.inner.lock().stop_measuring();
+    }
+
     /// Leaves the run. Every rank calls it once, by one thread, when none of its threads uses shared memory any more. Blocks until all have.
     /// Afterwards a touch of shared memory ends the process, and every call fails. Ranks that still wait at a barrier learn that this one will
     /// not come.
@@ -682,12 +690,14 @@ impl Shared {
     /// Begins an operation of this thread and waits until it is over.
     fn run(&self, what: Waiting, begin: impl FnOnce(&mut Host, ThreadId)) -> Result<Outcome, SharedError> {
         let inner = &*self.inner;
+        let began = Instant::now();
         let (thread, slot) = self.member()?;
         let ring = {
             let mut host = inner.lock();
             if host.is_leaving() {
                 return Err(SharedError::Finished { rank: self.rank() });
             }
+            host.account.enter();
             begin(&mut host, thread);
             host.wants_service()
         };
@@ -695,12 +705,13 @@ impl Shared {
             service::ring(&inner.bell);
         }
         self.look_for(&slot);
-        if slot.is_ready() {
-            return Ok(self.wait_for(&slot, thread, &what));
-        }
-        inner.asleep.fetch_add(1, Ordering::Relaxed);
+        let sleeps = !slot.is_ready();
+        inner.asleep.fetch_add(usize::from(sleeps), Ordering::Relaxed);
         let outcome = self.wait_for(&slot, thread, &what);
-        inner.asleep.fetch_sub(1, Ordering::Relaxed);
+        inner.asleep.fetch_sub(usize::from(sleeps), Ordering::Relaxed);
+        let mut host = inner.lock();
+        host.account.leave();
+        host.account.operation(thread, what.category(), began);
         Ok(outcome)
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use rampool::direct::{Direct, DirectRegion, Filter, Total};
+use rampool::fault::RungChoice;
 use rampool::pager::InstallBy;
 use rampool::pool::PoolConfig;
 use rampool_proto::layout::{Layout, Order};
@@ -317,6 +318,7 @@ fn column(report: &mut Report, direct: &mut Direct, server: &Service, rows: u64,
         prefetch_bytes: 2 << 20,
         spin: SPIN,
         install_by: InstallBy::Auto,
+        rung: RungChoice::Auto,
     }
     .open()?;
     let region = memory.alloc(index(bytes))?;

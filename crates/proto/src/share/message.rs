@@ -68,6 +68,48 @@ impl Message {
         }
     }
 
+    /// What kind of message it is, for people.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match &self.body {
+            Body::ScRequest { .. } => "ScRequest",
+            Body::ScForward { .. } => "ScForward",
+            Body::ScData { .. } => "ScData",
+            Body::ScInvalidate { .. } => "ScInvalidate",
+            Body::ScAck { .. } => "ScAck",
+            Body::ScDone { .. } => "ScDone",
+            Body::ScMove { .. } => "ScMove",
+            Body::GetPage { .. } => "GetPage",
+            Body::Page { .. } => "Page",
+            Body::DiffRequest { .. } => "DiffRequest",
+            Body::Diffs { .. } => "Diffs",
+            Body::Flush { .. } => "Flush",
+            Body::FlushAck { .. } => "FlushAck",
+            Body::Update { .. } => "Update",
+            Body::Log { .. } => "Log",
+            Body::LockRequest { .. } => "LockRequest",
+            Body::LockForward { .. } => "LockForward",
+            Body::LockGrant { .. } => "LockGrant",
+            Body::LockBusy { .. } => "LockBusy",
+            Body::LockRelease { .. } => "LockRelease",
+            Body::LockReleaseAck { .. } => "LockReleaseAck",
+            Body::LockHeld { .. } => "LockHeld",
+            Body::LockReturn { .. } => "LockReturn",
+            Body::CondWait { .. } => "CondWait",
+            Body::CondQueued { .. } => "CondQueued",
+            Body::CondSignal { .. } => "CondSignal",
+            Body::CondWake { .. } => "CondWake",
+            Body::BarrierArrive { .. } => "BarrierArrive",
+            Body::BarrierFlush { .. } => "BarrierFlush",
+            Body::BarrierFlushed { .. } => "BarrierFlushed",
+            Body::BarrierDepart { .. } => "BarrierDepart",
+            Body::ManagerMove { .. } => "ManagerMove",
+            Body::HomePull { .. } => "HomePull",
+            Body::HomeMove { .. } => "HomeMove",
+            Body::Abort { .. } => "Abort",
+        }
+    }
+
     pub(crate) fn sane(&self, limits: &Limits<'_>) -> bool {
         self.body.sane(limits)
     }

@@ -45,12 +45,14 @@ impl Datagrams {
         u64::try_from(self.began.elapsed().as_micros()).expect("a run lasts less than half a million years")
     }
 
-    pub fn send(&mut self, to: Rank, message: &Message) {
+    /// Returns the message's bytes.
+    pub fn send(&mut self, to: Rank, message: &Message) -> usize {
         self.scratch.clear();
         message.encode(&mut self.scratch);
         if let Some(end) = &mut self.ends[usize::from(to.0)] {
             end.channel.send(&self.scratch);
         }
+        self.scratch.len()
     }
 
     /// Takes what has arrived: whole messages, in order. Returns ranks that were given up since the last call.

@@ -16,6 +16,10 @@ pub mod variable {
     pub const LOCAL_RANKS: &str = "RAMPOOL_LOCAL_RANKS";
     /// The number of a descriptor into which a rank writes why it ends the run.
     pub const REPORT_FD: &str = "RAMPOOL_REPORT_FD";
+    /// Where a rank writes its statistics when it has finished.
+    pub const STATS_DIR: &str = "RAMPOOL_STATS_DIR";
+    /// Where a rank writes its trace.
+    pub const TRACE_DIR: &str = "RAMPOOL_TRACE_DIR";
 }
 
 /// A process's place in a run.

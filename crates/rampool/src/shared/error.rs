@@ -42,6 +42,8 @@ pub enum JoinError {
     OpenDatagrams,
     #[error("a socket failed: {0}")]
     Socket(#[source] io::Error),
+    #[error("the trace cannot be written: {0}")]
+    Trace(#[source] io::Error),
     #[error("the kernel refuses a thread: {0}")]
     Thread(#[source] io::Error),
 }

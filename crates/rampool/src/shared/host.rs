@@ -17,6 +17,7 @@ use rampool_proto::share::{
 };
 use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
 
+use super::account::{Account, Category};
 use super::config::{OnFailure, SharedConfig};
 use super::datagrams::Datagrams;
 use super::failure;
@@ -103,8 +104,8 @@ pub(super) struct Host {
     timers: BinaryHeap<Reverse<(Instant, TimerId)>>,
     actions: Vec<Action>,
     faults: Vec<FaultAt>,
-    /// Pages that threads wait for, since when.
-    awaited: BTreeMap<PageIndex, Instant>,
+    /// Pages that threads wait for.
+    awaited: BTreeMap<PageIndex, Awaited>,
     last_fault: Instant,
     /// Barriers that threads wait in.
     in_barrier: BTreeMap<ThreadId, BarrierId>,
@@ -122,7 +123,14 @@ pub(super) struct Host {
     needs_service: bool,
     /// When it looks by itself.
     planned: Instant,
-    stats: SharedStats,
+    pub account: Account,
+}
+
+/// Since when a page is waited for, and whether the first who did wanted to write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Awaited {
+    since: Instant,
+    write: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,6 +184,7 @@ impl Host {
         memory: SharedMemory,
         lines: Vec<Option<Line>>,
         datagrams: Option<Datagrams>,
+        account: Account,
     ) -> Result<Self, rampool_proto::share::ConfigError> {
         let now = Instant::now();
         let peer = |line| Peer { line, heard: now, beat: now, bye: None, closed: false };
@@ -207,7 +216,7 @@ impl Host {
             offer: None,
             needs_service: false,
             planned: now,
-            stats: SharedStats::default(),
+            account,
         })
     }
 
@@ -266,6 +275,7 @@ impl Host {
             self.slots[usize::from(thread.0)].complete(Outcome::Stopped(reason.clone()));
             return;
         }
+        self.account.conclude(self.engine.stats());
         self.leaving = Leaving::Wanted(thread);
         self.look_for_end();
         self.flush();
@@ -294,6 +304,7 @@ impl Host {
                 let manager = self.engine.lock_manager(*lock);
                 format!("{} ({thread}) has waited {} s for {lock}, which {manager} manages", self.rank, waited.as_secs())
             }
+            Waiting::Unlock(lock) => format!("{} ({thread}) has waited {} s for the release of {lock}", self.rank, waited.as_secs()),
             Waiting::Finish => {
                 let missing: Vec<String> = self.present_peers().map(|rank| rank.to_string()).collect();
                 format!("{} has waited {} s to finish; not finished: {}", self.rank, waited.as_secs(), missing.join(", "))
@@ -366,7 +377,7 @@ impl Host {
             if let Some(reason) = &self.stopped {
                 failure::die(self.rank, &format!("a thread waits for {page}, which cannot come: {reason}"));
             }
-            self.awaited.entry(page).or_insert(now);
+            self.awaited.entry(page).or_insert(Awaited { since: now, write });
             self.last_fault = now;
             self.handle(Event::Fault { thread: SOMEONE, page, write });
         }
@@ -396,12 +407,15 @@ impl Host {
     }
 
     fn take_message(&mut self, from: Rank, message: &Message) {
-        self.stats.received_messages += 1;
         if self.stopped.is_some() {
             return;
         }
+        let began = Instant::now();
+        // Before it: what comes with this message ends a wait.
+        let page_waits = self.awaited.len();
         // The engine refuses what makes no sense. Should a lie be so good that it breaks one of its invariants, the liar is named all the same.
         let handled = catch_unwind(AssertUnwindSafe(|| self.handle(Event::Receive { from, message })));
+        self.account.received(from, message, began, page_waits);
         if handled.is_err() {
             self.actions.clear();
             self.lose(from, "after a message of it this rank's state made no sense any more");
@@ -436,11 +450,11 @@ impl Host {
         let Some((due, every)) = self.offer.filter(|&(due, _)| due <= now && self.stopped.is_none()) else { return };
         debug_assert!(due <= now);
         let busy = self.peers.iter().flatten().any(|peer| peer.line.has_backlog());
-        let before = self.stats.sent_messages;
+        let before = self.account.stats.sent_messages;
         if !busy {
             self.handle(Event::Idle { budget_bytes: OFFER_BYTES });
         }
-        let useful = self.stats.sent_messages > before;
+        let useful = self.account.stats.sent_messages > before;
         let every = if useful { OFFER_LEAST } else { (every * 2).min(OFFER_MOST) };
         self.offer = Some((now + every, every));
     }
@@ -465,7 +479,8 @@ impl Host {
             self.lose(rank, &format!("it has said nothing for {} s: it hangs, or the network is cut", self.silence.as_secs()));
         }
         if let Some(deadline) = self.deadline
-            && let Some((&page, &since)) = self.awaited.iter().find(|&(_, &since)| now.saturating_duration_since(since) >= deadline)
+            && let Some((&page, &Awaited { since, .. })) =
+                self.awaited.iter().find(|(_, awaited)| now.saturating_duration_since(awaited.since) >= deadline)
         {
             let home = self.engine.home(page);
             let why =
@@ -510,23 +525,22 @@ impl Host {
     fn act(&mut self, action: Action) {
         match action {
             Action::Send { to, message } => {
-                self.stats.sent_messages += 1;
-                match &mut self.datagrams {
+                let bytes = match &mut self.datagrams {
                     Some(datagrams) => datagrams.send(to, &message),
-                    None => {
-                        if let Some(peer) = self.peers[usize::from(to.0)].as_mut().filter(|peer| !peer.closed) {
-                            peer.line.queue_message(&message);
-                        }
-                    }
-                }
+                    None => match self.peers[usize::from(to.0)].as_mut().filter(|peer| !peer.closed) {
+                        Some(peer) => peer.line.queue_message(&message),
+                        None => 0,
+                    },
+                };
+                self.account.sent(to, &message, bytes);
             }
             Action::Done { thread, result } => {
                 self.in_barrier.remove(&thread);
                 self.slots[usize::from(thread.0)].complete(Outcome::Operation(result));
             }
             Action::Retry { page } => {
-                if let Some(since) = self.awaited.remove(&page) {
-                    self.stats.fault_wait += since.elapsed();
+                if let Some(Awaited { since, write }) = self.awaited.remove(&page) {
+                    self.account.page_came(write, since);
                 }
                 self.memory.wake(page);
             }
@@ -766,17 +780,26 @@ impl Host {
             if self.peers.iter().flatten().all(|peer| peer.closed || !peer.line.has_backlog()) {
                 self.leaving = Leaving::Done;
                 self.memory.close();
+                self.account.write();
                 self.slots[usize::from(thread.0)].complete(Outcome::Finished);
             }
         }
     }
 
     pub fn stats(&self) -> SharedStats {
-        SharedStats { engine: self.engine.stats().clone(), overhead_bytes: self.engine.overhead_bytes() as u64, ..self.stats.clone() }
+        SharedStats {
+            engine: self.engine.stats().clone(),
+            overhead_bytes: self.engine.overhead_bytes() as u64,
+            ..self.account.stats.clone()
+        }
     }
 
-    pub fn stats_mut(&mut self) -> &mut SharedStats {
-        &mut self.stats
+    pub fn start_measuring(&mut self) {
+        self.account.start(self.engine.stats());
+    }
+
+    pub fn stop_measuring(&mut self) {
+        self.account.stop(self.engine.stats());
     }
 
     pub fn home(&self, page: PageIndex) -> Rank {
@@ -799,11 +822,23 @@ impl Host {
 pub(super) enum Waiting {
     Lock(rampool_proto::share::LockId),
     Barrier(BarrierId),
+    Unlock(rampool_proto::share::LockId),
     Allocation,
     Finish,
     /// Something to do; however long it takes.
     Idle,
     Other(String),
+}
+
+impl Waiting {
+    pub fn category(&self) -> Category {
+        match self {
+            Self::Lock(_) => Category::Lock,
+            Self::Unlock(_) => Category::Unlock,
+            Self::Barrier(_) => Category::Barrier,
+            _ => Category::Other,
+        }
+    }
 }
 
 /// Copies of the descriptors that the service thread waits on.

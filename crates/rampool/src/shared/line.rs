@@ -135,8 +135,11 @@ impl Line {
         &self.stream
     }
 
-    pub fn queue_message(&mut self, message: &Message) {
+    /// Returns the frame's bytes.
+    pub fn queue_message(&mut self, message: &Message) -> usize {
+        let before = self.frames.bytes.len();
         frame(FrameKind::Message, &mut self.frames.bytes, |out| message.encode(out));
+        self.frames.bytes.len() - before
     }
 
     pub fn queue_control(&mut self, control: &Control) {

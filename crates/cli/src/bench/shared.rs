@@ -1,0 +1,322 @@
+//! Shared memory between processes: pages, barriers, locks and a stream, beside raw requests and replies in the same run; and what ArgoDSM was measured at.
+//!
+//! Each experiment is one `rampool launch` of this binary; its rank 0 measures both sides in turns, checks what it reads, and prints its samples.
+
+pub mod rank;
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rampool::shared::TimeReport;
+use rampool_parallel::PROGRAMS;
+use rampool_proto::share::Diff;
+use serde_json::{Value, json};
+
+use super::Common;
+use super::report::{Reach, Report};
+use super::service::{Place, Service, before_exec};
+use super::workload::random_bytes;
+
+/// Shared memory between processes: remote pages, barriers, locks, a stream, SOR
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    /// Rounds of each
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+
+    /// Only experiments whose name contains this: page, barrier, dirty, lock, stream, sor, diff; repeatable. `time` runs only when asked for: where the
+    /// time of every program goes, under every protocol
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+}
+
+/// Longer than any wait of a round, shorter than a round: whoever has no round sleeps.
+const SPIN: Duration = Duration::from_millis(2);
+/// ArgoDSM's barriers, by ranks, in us: measured on a machine of two CPUs like this project's, but not in these runs.
+const ARGO_BARRIER_US: [(u16, f64); 3] = [(2, 2.3), (4, 7.7), (8, 28.0)];
+/// ArgoDSM's barriers of 4 ranks, by dirty pages, in us.
+const ARGO_DIRTY_US: [(usize, f64); 4] = [(1, 3500.0), (16, 3600.0), (256, 8200.0), (1024, 13_400.0)];
+/// ArgoDSM's streaming read of remote memory.
+const ARGO_STREAM_GB: f64 = 0.5;
+
+/// One run of ranks.
+struct Run<'a> {
+    ranks: u16,
+    protocol: &'a str,
+    spin: Duration,
+    experiment: &'a str,
+    arguments: Vec<String>,
+}
+
+pub fn run(args: &Args) -> Result<i32> {
+    let common = &args.common;
+    let mut report = Report::start("shared", common.quick);
+    let rounds = common.pick(args.rounds, 2);
+    report.note("every process on this machine, messages over loopback TCP; what is read is checked; ArgoDSM's figures are of an earlier measurement");
+    report
+        .note("but for SOR and `time`, each rank's threads run on one CPU, the next rank's on the next, and the raw other end on the last");
+    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part.as_str()));
+    if wanted("page") {
+        pages(&mut report, common, rounds)?;
+    }
+    if wanted("barrier") {
+        barriers(&mut report, common, rounds)?;
+    }
+    if wanted("dirty") {
+        dirty(&mut report, common, rounds)?;
+    }
+    if wanted("lock") {
+        locks(&mut report, common, rounds)?;
+    }
+    if wanted("stream") {
+        stream(&mut report, common, rounds)?;
+    }
+    if wanted("sor") {
+        sor(&mut report, common, rounds)?;
+    }
+    if wanted("diff") {
+        diff(&mut report, rounds);
+    }
+    if args.only.iter().any(|part| part == "time") {
+        time(&mut report, common)?;
+    }
+    report.finish(common.json.as_deref())
+}
+
+fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    let count = common.pick(4000, 100).to_string();
+    // Two ranks have a CPU each to spin on; three have not.
+    let ways = [
+        ("hlrc, spinning", 2, "hlrc", SPIN, 1, Some(2.2)),
+        ("hlrc, blocking", 2, "hlrc", Duration::ZERO, 1, Some(2.2)),
+        ("sc, spinning", 2, "sc", SPIN, 1, None),
+        ("sc over a third rank, blocking", 3, "sc", Duration::ZERO, 2, Some(3.2)),
+    ];
+    for (name, ranks, protocol, spin, home, reach) in ways {
+        let arguments = vec![count.clone(), rounds.to_string(), home.to_string()];
+        let samples = Run { ranks, protocol, spin, experiment: "page", arguments }.measure()?;
+        report.series(&format!("remote page, {name}: p50"), "us", json!({ "what": "page", "way": name }), get(&samples, "page")?);
+        report.series(
+            &format!("raw request and reply of 4 KiB, {name}: p50"),
+            "us",
+            json!({ "what": "raw", "way": name }),
+            get(&samples, "raw")?,
+        );
+        report.ratio(&format!("remote page / raw, {name}"), get(&samples, "page")?, get(&samples, "raw")?, reach.map(Reach::AtMost));
+    }
+    Ok(())
+}
+
+fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    for (ranks, argo) in ARGO_BARRIER_US {
+        let spin = if ranks == 2 { SPIN } else { Duration::ZERO };
+        let arguments = vec![common.pick(500, 20).to_string(), rounds.to_string()];
+        let samples = Run { ranks, protocol: "hlrc", spin, experiment: "barrier", arguments }.measure()?;
+        let barrier = get(&samples, "barrier")?;
+        report.series(&format!("barrier of {ranks}"), "us", json!({ "what": "barrier", "ranks": ranks }), barrier);
+        report.series(
+            &format!("raw round trip beside {ranks} ranks"),
+            "us",
+            json!({ "what": "raw trip", "ranks": ranks }),
+            get(&samples, "raw")?,
+        );
+        report.ratio(&format!("barrier of {ranks} / raw round trip"), barrier, get(&samples, "raw")?, Some(Reach::AtMost(1.5)));
+        report.ratio(&format!("barrier of {ranks} / ArgoDSM's {argo} us"), barrier, &vec![argo; barrier.len()], Some(Reach::AtMost(1.0)));
+    }
+    Ok(())
+}
+
+fn dirty(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    report.note("dirty pages: a word of each is written away from its home, by one rank or by each of four; the homes' copies are checked after the barrier");
+    for (count, argo) in ARGO_DIRTY_US {
+        let arguments = vec![count.to_string(), common.pick(20, 3).to_string(), rounds.to_string()];
+        let samples = Run { ranks: 4, protocol: "hlrc", spin: Duration::ZERO, experiment: "dirty", arguments }.measure()?;
+        for (way, by) in [("one", "by one rank"), ("each", "by each rank")] {
+            let barrier = get(&samples, way)?;
+            report.series(
+                &format!("barrier after {count} dirty pages {by}"),
+                "us",
+                json!({ "what": "dirty", "by": way, "pages": count }),
+                barrier,
+            );
+            let name = format!("ArgoDSM's {argo} us / barrier after {count} dirty pages {by}");
+            report.ratio(&name, &vec![argo; barrier.len()], barrier, Some(Reach::AtLeast(5.0)));
+        }
+    }
+    Ok(())
+}
+
+fn locks(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    for (path, protocol) in [("forward", "hlrc"), ("central", "ibec")] {
+        let arguments = vec![common.pick(1000, 50).to_string(), rounds.to_string()];
+        let samples = Run { ranks: 2, protocol, spin: SPIN, experiment: "lock", arguments }.measure()?;
+        let lock = get(&samples, "lock")?;
+        report.series(&format!("remote lock, {path}: p50"), "us", json!({ "what": "lock", "path": path }), lock);
+        report.series(
+            &format!("raw round trip beside it, {path}: p50"),
+            "us",
+            json!({ "what": "raw trip", "path": path }),
+            get(&samples, "raw")?,
+        );
+        report.ratio(&format!("remote lock, {path} / raw round trip"), lock, get(&samples, "raw")?, Some(Reach::AtMost(1.2)));
+        let again = get(&samples, "again")?;
+        report.series(&format!("the same lock again, {path}: p50"), "us", json!({ "what": "again", "path": path }), again);
+        let messages = get(&samples, "messages")?;
+        // Central locks belong to their manager; only forwarded ones stay with who had them last.
+        let reach = (path == "forward").then_some(Reach::AtMost(0.0));
+        report.ratio(&format!("messages for the same lock again, {path}"), messages, &vec![1.0; messages.len()], reach);
+    }
+    Ok(())
+}
+
+fn stream(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    for page_bytes in [4096, 65536] {
+        let arguments = vec![common.pick(256, 8).to_string(), rounds.min(3).to_string(), page_bytes.to_string()];
+        let samples = Run { ranks: 2, protocol: "hlrc", spin: SPIN, experiment: "stream", arguments }.measure()?;
+        let (ours, raw) = (get(&samples, "stream")?, get(&samples, "raw")?);
+        let name = format!("{} KiB pages", page_bytes >> 10);
+        report.series(&format!("256 MiB read in order, {name}"), "GB/s", json!({ "what": "stream", "page_bytes": page_bytes }), ours);
+        report.series(
+            &format!("plain TCP stream beside it, {name}"),
+            "GB/s",
+            json!({ "what": "raw stream", "page_bytes": page_bytes }),
+            raw,
+        );
+        report.ratio(
+            &format!("read in order / ArgoDSM's {ARGO_STREAM_GB} GB/s, {name}"),
+            ours,
+            &vec![ARGO_STREAM_GB; ours.len()],
+            Some(Reach::AtLeast(4.0)),
+        );
+        report.ratio(&format!("read in order / plain TCP stream, {name}"), ours, raw, None);
+    }
+    Ok(())
+}
+
+fn sor(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    let sizes = common.pick(["1024", "1536", "200"], ["64", "256", "10"]);
+    for protocol in ["hlrc", "sc"] {
+        let (mut parallel, mut sequential) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let file = std::env::temp_dir().join(format!("rampool-bench-{}.sor", std::process::id()));
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["launch", "-n", "2", "--protocol", protocol]).arg(std::env::current_exe()?).args(["example", "sor"]).args(sizes);
+            command.arg("--json").arg(&file);
+            output(command)?;
+            let line: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+            std::fs::remove_file(&file)?;
+            let seconds = |name: &str| line[name].as_f64().context("the program says no time");
+            parallel.push(seconds("parallel_s")?);
+            sequential.push(seconds("sequential_s")?);
+        }
+        let name = format!("SOR {}, {protocol}", sizes.join(" "));
+        report.series(&format!("{name}: sequentially"), "s", json!({ "what": "sor alone", "protocol": protocol }), &sequential);
+        report.series(&format!("{name}: by two ranks"), "s", json!({ "what": "sor", "protocol": protocol }), &parallel);
+        // ArgoDSM: 1.19.
+        report.ratio(&format!("{name}: sequentially / by two ranks (ArgoDSM: 1.19)"), &sequential, &parallel, Some(Reach::AtLeast(1.6)));
+    }
+    Ok(())
+}
+
+fn diff(report: &mut Report, rounds: usize) {
+    const CALLS: u32 = 20_000;
+    let old = random_bytes(3, 4096);
+    let mut one = old.clone();
+    one[2000..2008].iter_mut().for_each(|byte| *byte ^= 0xff);
+    for (name, new, bytes) in [("identical", &old, 0), ("one word", &one, 8)] {
+        assert_eq!(Diff::between(new, &old).len(), bytes);
+        let samples: Vec<f64> = (0..rounds)
+            .map(|_| {
+                let began = Instant::now();
+                for _ in 0..CALLS {
+                    black_box(Diff::between(black_box(new), black_box(&old)));
+                }
+                began.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS)
+            })
+            .collect();
+        report.series(&format!("diff of 4 KiB, {name}"), "ns", json!({ "what": "diff", "of": name }), &samples);
+        report.ratio(
+            &format!("diff of 4 KiB, {name}, in units of 0.1 us"),
+            &samples,
+            &vec![100.0; samples.len()],
+            Some(Reach::AtMost(1.0)),
+        );
+    }
+}
+
+/// S4's categories of each program under each protocol: seconds, as the mean of two ranks.
+fn time(report: &mut Report, common: &Common) -> Result<()> {
+    report.note("seconds of a rank, as the mean of two; computing holds what was lost to other processes, too");
+    let file = std::env::temp_dir().join(format!("rampool-bench-{}.time", std::process::id()));
+    for program in &PROGRAMS {
+        for protocol in program.protocols {
+            let me = std::env::current_exe()?;
+            let mut command = Command::new(&me);
+            command.args(["launch", "-n", "2", "--protocol", protocol.name()]).arg(format!("--stats={}", file.display()));
+            command.arg(&me).args(["example", program.name]).args(common.quick.then_some("--small"));
+            output(command)?;
+            let ranks: Vec<TimeReport> = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+            std::fs::remove_file(&file)?;
+            ensure!(ranks.len() == 2, "{} ranks of two say where their time went", ranks.len());
+            let mean = |of: fn(&TimeReport) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;
+            let sent =
+                ranks.iter().flat_map(|rank| rank.sent.values()).fold((0, 0), |sum, kind| (sum.0 + kind.messages, sum.1 + kind.bytes));
+            let categories: [(&str, f64); 8] = [
+                ("computing", mean(|rank| rank.computing_s)),
+                ("read fault", mean(|rank| rank.read_fault_s)),
+                ("write fault", mean(|rank| rank.write_fault_s)),
+                ("requests", mean(|rank| rank.requests_s)),
+                ("lock", mean(|rank| rank.lock_s)),
+                ("unlock", mean(|rank| rank.unlock_s)),
+                ("barrier", mean(|rank| rank.barrier_s)),
+                ("other", mean(|rank| rank.other_s)),
+            ];
+            for (category, seconds) in categories {
+                let parameters = json!({
+                    "experiment": "time", "program": program.name, "protocol": protocol.name(), "category": category,
+                    "messages": sent.0, "bytes": sent.1,
+                });
+                report.series(&format!("{}, {}: {category}", program.name, protocol.name()), "s", parameters, &[seconds]);
+            }
+        }
+    }
+    Ok(())
+}
+
+type Samples = BTreeMap<String, Vec<f64>>;
+
+fn get<'a>(samples: &'a Samples, name: &str) -> Result<&'a [f64]> {
+    samples.get(name).map(Vec::as_slice).with_context(|| format!("rank 0 says nothing about `{name}`"))
+}
+
+impl Run<'_> {
+    fn measure(&self) -> Result<Samples> {
+        let place =
+            Place { host: "127.0.0.1", server_cpu: rampool_sys::thread::allowed_cpus().last().copied(), namespace: None, key: None };
+        let peer = Service::raw_peer(&place, self.spin)?;
+        let me = std::env::current_exe()?;
+        let mut command = Command::new(&me);
+        command.args(["launch", "-n", &self.ranks.to_string(), "--protocol", self.protocol]).arg(&me);
+        command.args(["bench", "shared-rank", "--raw", &peer.address, self.experiment]).args(&self.arguments);
+        command.env("RAMPOOL_SPIN_US", self.spin.as_micros().to_string());
+        let text = output(command)?;
+        serde_json::from_str(text.trim()).with_context(|| format!("rank 0 of `{}` printed {text:?}", self.experiment))
+    }
+}
+
+/// What a command that must end well prints.
+fn output(mut command: Command) -> Result<String> {
+    command.stdin(Stdio::null()).stderr(Stdio::inherit()).env("RAMPOOL_DEADLINE_S", "60");
+    before_exec(&mut command, None, None);
+    let done = command.output()?;
+    if !done.status.success() {
+        bail!("a run of ranks ended with {}", done.status);
+    }
+    Ok(String::from_utf8(done.stdout)?)
+}

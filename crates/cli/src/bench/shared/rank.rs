@@ -1,0 +1,269 @@
+//! One rank of an experiment. Rank 0 prints the samples, as one JSON object of lists.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rampool::shared::{AllocOptions, Homes, Rank, Region, Shared};
+use rampool_sys::thread::{allowed_cpus, pin_to_cpu};
+
+use super::Samples;
+use crate::bench::peer::{self, RawStream};
+use crate::bench::report::median;
+use crate::bench::workload::{permutation, word};
+
+/// One rank of a benchmark of shared memory
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The raw other end
+    #[arg(long)]
+    raw: String,
+
+    experiment: String,
+
+    sizes: Vec<usize>,
+}
+
+const PAGE: usize = 4096;
+const SEED: u64 = 6;
+
+struct Bench {
+    shared: Shared,
+    /// Rank 0's.
+    raw: Option<RawStream>,
+    samples: Samples,
+}
+
+pub fn run(args: &Args) -> Result<i32> {
+    // Each rank with its two threads on one CPU, as a node would be; threads started later inherit it.
+    let cpus = allowed_cpus();
+    let rank: usize = std::env::var("RAMPOOL_RANK").ok().and_then(|rank| rank.parse().ok()).unwrap_or(0);
+    if cpus.len() > 1 {
+        pin_to_cpu(cpus[rank % cpus.len()]).map_err(std::io::Error::from_raw_os_error)?;
+    }
+    let shared = Shared::join_from_env()?;
+    let raw = (shared.rank() == 0).then(|| RawStream::connect(&args.raw, shared.config().spin)).transpose()?;
+    let mut bench = Bench { shared, raw, samples: BTreeMap::new() };
+    match (args.experiment.as_str(), &args.sizes[..]) {
+        ("page", &[count, rounds, home]) => bench.pages(count, rounds, home)?,
+        ("barrier", &[count, rounds]) => bench.barriers(count, rounds)?,
+        ("dirty", &[pages, count, rounds]) => bench.dirty(pages, count, rounds)?,
+        ("lock", &[count, rounds]) => bench.locks(count, rounds)?,
+        ("stream", &[mib, rounds, page_bytes]) => bench.stream(mib, rounds, page_bytes)?,
+        (other, sizes) => bail!("there is no experiment {other} with {} sizes", sizes.len()),
+    }
+    bench.shared.barrier(99)?;
+    bench.shared.finish()?;
+    if bench.shared.rank() == 0 {
+        println!("{}", serde_json::to_string(&bench.samples)?);
+    }
+    Ok(0)
+}
+
+/// The `at`-th word of a region.
+///
+/// Which rank writes it when, and that a barrier lies between that and every reading, is each experiment's to see to.
+fn read(region: Region, at: usize) -> u64 {
+    // SAFETY: in the region, aligned; see above.
+    unsafe { region.at::<u64>(at).read_volatile() }
+}
+
+fn write(region: Region, at: usize, value: u64) {
+    // SAFETY: in the region, aligned; see `read`.
+    unsafe { region.at::<u64>(at).write_volatile(value) };
+}
+
+fn us(took: Duration) -> f64 {
+    took.as_secs_f64() * 1e6
+}
+
+impl Bench {
+    fn add(&mut self, name: &str, value: f64) {
+        self.samples.entry(name.to_owned()).or_default().push(value);
+    }
+
+    /// Rank 0: the median time of this many raw requests for `bytes` bytes.
+    fn raw(&mut self, count: usize, bytes: usize) -> Result<()> {
+        let raw = self.raw.as_mut().context("rank 0 has the raw connection")?;
+        let (content, mut buffer, mut times) = (peer::content(), vec![0; bytes], Vec::with_capacity(count));
+        for _ in 0..count {
+            let began = Instant::now();
+            raw.request(bytes as u64)?;
+            raw.read_exactly(&mut buffer)?;
+            times.push(us(began.elapsed()));
+        }
+        ensure!(buffer == content[..bytes], "WRONG CONTENT from the raw peer");
+        let p50 = median(&times);
+        self.add("raw", p50);
+        Ok(())
+    }
+
+    /// Rank 1 writes a page's worth each; rank 0 reads them in random order, each for the first time since. Round 0 warms up.
+    fn pages(&mut self, count: usize, rounds: usize, home: usize) -> Result<()> {
+        let options = AllocOptions::new().homes(Homes::At(Rank(u16::try_from(home)?)));
+        let region = self.shared.alloc(count * PAGE, options)?;
+        for round in 0..=rounds {
+            if self.shared.rank() == 1 {
+                for at in 0..count * PAGE / 8 {
+                    write(region, at, word(SEED + round as u64, at as u64));
+                }
+            }
+            self.shared.barrier(1)?;
+            if self.shared.rank() == 0 {
+                let mut times = Vec::with_capacity(count);
+                for page in permutation(round as u64, count) {
+                    let at = page * PAGE / 8;
+                    let began = Instant::now();
+                    let first = read(region, at);
+                    times.push(us(began.elapsed()));
+                    ensure!(first == word(SEED + round as u64, at as u64), "WRONG CONTENT: page {page} begins with {first:#x}");
+                }
+                if round > 0 {
+                    self.add("page", median(&times));
+                    self.raw(count, PAGE)?;
+                }
+                for at in 0..count * PAGE / 8 {
+                    let value = read(region, at);
+                    ensure!(value == word(SEED + round as u64, at as u64), "WRONG CONTENT: word {at} is {value:#x}");
+                }
+            }
+            self.shared.barrier(2)?;
+        }
+        Ok(())
+    }
+
+    fn barriers(&mut self, count: usize, rounds: usize) -> Result<()> {
+        for round in 0..=rounds {
+            self.shared.barrier(1)?;
+            let began = Instant::now();
+            for _ in 0..count {
+                self.shared.barrier(2)?;
+            }
+            let took = us(began.elapsed()) / count as f64;
+            if self.shared.rank() == 0 && round > 0 {
+                self.add("barrier", took);
+                self.raw(count, 64)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ranks write a word of each of `pages` pages whose home is the next rank, and meet. What is counted is the time of whoever arrives last.
+    fn dirty(&mut self, pages: usize, count: usize, rounds: usize) -> Result<()> {
+        let ranks = usize::from(self.shared.ranks());
+        let mut regions = Vec::new();
+        for rank in 0..self.shared.ranks() {
+            let home = Rank((rank + 1) % self.shared.ranks());
+            regions.push(self.shared.alloc(pages * PAGE, AllocOptions::new().homes(Homes::At(home)))?);
+        }
+        // Each rank's times, in nanoseconds, on pages of its own.
+        let width = (count * 8).next_multiple_of(PAGE) / 8;
+        let times = self.shared.alloc(ranks * width * 8, AllocOptions::new().homes(Homes::Blocked))?;
+        let (me, before) = (usize::from(self.shared.rank()), (usize::from(self.shared.rank()) + ranks - 1) % ranks);
+        for (way, writers) in [("one", 1..2), ("each", 0..ranks)] {
+            for round in 0..=rounds {
+                let mut own = Vec::with_capacity(count);
+                for step in 0..count {
+                    let slot = (round * count + step) % 512;
+                    let value = |page: usize| word(SEED, ((round * count + step) * pages + page) as u64);
+                    if writers.contains(&me) {
+                        for page in 0..pages {
+                            write(regions[me], page * PAGE / 8 + slot, value(page));
+                        }
+                    }
+                    let began = Instant::now();
+                    self.shared.barrier(2)?;
+                    own.push(u64::try_from(began.elapsed().as_nanos())?);
+                    if writers.contains(&before) {
+                        for page in 0..pages {
+                            let found = read(regions[before], page * PAGE / 8 + slot);
+                            ensure!(found == value(page), "WRONG CONTENT: page {page} of rank {before} has {found:#x} in step {step}");
+                        }
+                    }
+                    self.shared.barrier(3)?;
+                }
+                for (step, time) in own.into_iter().enumerate() {
+                    write(times, me * width + step, time);
+                }
+                self.shared.barrier(4)?;
+                if me == 0 && round > 0 {
+                    let last = |step: usize| (0..ranks).map(|rank| read(times, rank * width + step)).min().unwrap_or(0);
+                    let all: Vec<f64> = (0..count).map(|step| last(step) as f64 / 1e3).collect();
+                    self.add(way, median(&all));
+                }
+                self.shared.barrier(5)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rank 0 takes locks that rank 1 manages and nobody has had, and then each once more.
+    fn locks(&mut self, count: usize, rounds: usize) -> Result<()> {
+        if self.shared.rank() == 0 {
+            let mut next = 1_u64;
+            for round in 0..=rounds {
+                let (mut first, mut again, mut messages) = (Vec::new(), Vec::new(), 0);
+                for _ in 0..count {
+                    let began = Instant::now();
+                    self.shared.lock(next)?;
+                    first.push(us(began.elapsed()));
+                    self.shared.unlock(next)?;
+                    let before = self.shared.stats().engine.messages;
+                    let began = Instant::now();
+                    self.shared.lock(next)?;
+                    again.push(us(began.elapsed()));
+                    self.shared.unlock(next)?;
+                    messages += self.shared.stats().engine.messages - before;
+                    next += 2;
+                }
+                if round > 0 {
+                    self.add("lock", median(&first));
+                    self.add("again", median(&again));
+                    self.add("messages", messages as f64 / count as f64);
+                    self.raw(count, 64)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Rank 1 writes, rank 0 reads all of it in order.
+    fn stream(&mut self, mib: usize, rounds: usize, page_bytes: usize) -> Result<()> {
+        let bytes = mib << 20;
+        let options = AllocOptions::new().homes(Homes::At(Rank(1))).page_bytes(u32::try_from(page_bytes)?);
+        let region = self.shared.alloc(bytes, options)?;
+        for round in 0..=rounds {
+            let value = |at: usize| (at as u64).wrapping_mul(round as u64 * 2 + 3);
+            if self.shared.rank() == 1 {
+                for at in 0..bytes / 8 {
+                    write(region, at, value(at));
+                }
+            }
+            self.shared.barrier(1)?;
+            if self.shared.rank() == 0 {
+                let began = Instant::now();
+                // One word of every 64 bytes: it is the coming that is measured.
+                let sum = (0..bytes / 8).step_by(8).fold(0_u64, |sum, at| sum.wrapping_add(read(region, at)));
+                let took = began.elapsed();
+                ensure!(
+                    sum == (0..bytes / 8).step_by(8).fold(0_u64, |sum, at| sum.wrapping_add(value(at))),
+                    "WRONG CONTENT: the sum is {sum:#x}"
+                );
+                let raw = self.raw.as_mut().context("rank 0 has the raw connection")?;
+                let mut buffer = vec![0; 1 << 20];
+                let began = Instant::now();
+                raw.request(bytes as u64)?;
+                for _ in 0..mib {
+                    raw.read_exactly(&mut buffer)?;
+                }
+                let raw_took = began.elapsed();
+                if round > 0 {
+                    self.add("stream", bytes as f64 / took.as_secs_f64() / 1e9);
+                    self.add("raw", bytes as f64 / raw_took.as_secs_f64() / 1e9);
+                }
+            }
+            self.shared.barrier(2)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! Where the time of a run went: what `rampool launch --stats` gathers from its ranks and shows.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rampool::shared::TimeReport;
+
+/// Where the ranks leave their statistics. Gone when dropped.
+pub struct Inbox {
+    dir: PathBuf,
+}
+
+impl Inbox {
+    pub fn make() -> Result<Self> {
+        let dir = std::env::temp_dir().join(format!("rampool-launch-{}", std::process::id()));
+        std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(Self { dir })
+    }
+
+    pub fn path(&self) -> OsString {
+        self.dir.clone().into()
+    }
+
+    /// What came, by rank. A rank that never joined, or did not finish, has left nothing.
+    pub fn reports(&self, ranks: u16) -> Result<Vec<TimeReport>> {
+        let mut reports = Vec::new();
+        for rank in 0..ranks {
+            let path = self.dir.join(format!("rank-{rank}.json"));
+            if let Ok(text) = std::fs::read_to_string(&path) {
+                reports.push(serde_json::from_str(&text).with_context(|| format!("the statistics of rank {rank}"))?);
+            }
+        }
+        Ok(reports)
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Writes them into a file.
+pub fn write(reports: &[TimeReport], file: &Path) -> Result<()> {
+    let text = serde_json::to_string_pretty(reports)?;
+    std::fs::write(file, text + "\n").with_context(|| format!("the statistics cannot be written to {}", file.display()))
+}
+
+/// S4's categories by rank, in milliseconds, then messages and events of all ranks.
+pub fn table(reports: &[TimeReport]) -> String {
+    let names = ["rank", "time", "computing", "read fault", "write fault", "requests", "lock", "unlock", "barrier", "other"];
+    let mut rows = vec![names.map(str::to_owned).to_vec()];
+    for report in reports {
+        let ms = [
+            report.elapsed_s * f64::from(report.threads),
+            report.computing_s,
+            report.read_fault_s,
+            report.write_fault_s,
+            report.requests_s,
+            report.lock_s,
+            report.unlock_s,
+            report.barrier_s,
+            report.other_s,
+        ];
+        rows.push(std::iter::once(report.rank.to_string()).chain(ms.map(|seconds| format!("{:.1}", seconds * 1e3))).collect());
+    }
+    let mut text = format!("where the time went, ms ({})\n{}", reports.first().map_or("", |report| &report.protocol), aligned(&rows));
+    let (mut sent, mut counts) = (BTreeMap::new(), BTreeMap::new());
+    for report in reports {
+        for (name, kind) in &report.sent {
+            let sum: &mut (u64, u64) = sent.entry(name).or_default();
+            *sum = (sum.0 + kind.messages, sum.1 + kind.bytes);
+        }
+        for (name, count) in &report.counts {
+            *counts.entry(name).or_insert(0) += count;
+        }
+    }
+    let mut rows = vec![["messages of all ranks", "count", "bytes"].map(str::to_owned).to_vec()];
+    rows.extend(sent.iter().map(|(name, (count, bytes))| vec![name.to_string(), count.to_string(), bytes.to_string()]));
+    let total = sent.values().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    rows.push(vec!["all".to_owned(), total.0.to_string(), total.1.to_string()]);
+    text += &aligned(&rows);
+    let mut rows = vec![["events of all ranks", "count"].map(str::to_owned).to_vec()];
+    rows.extend(counts.iter().map(|(name, count)| vec![name.to_string(), count.to_string()]));
+    text + &aligned(&rows)
+}
+
+/// Columns of one width; the first to the left, the others to the right.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let line = |row: &Vec<String>| {
+        let cells = (0..columns).map(|column| match column {
+            0 => format!("{:<1$}", row[0], width(0)),
+            _ => format!("  {:>1$}", row[column], width(column)),
+        });
+        format!("  {}\n", cells.collect::<String>())
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rampool::shared::Kind;
+
+    #[test]
+    fn a_table_sums_what_the_ranks_sent() {
+        let one = |rank, messages, bytes| TimeReport {
+            rank,
+            threads: 2,
+            elapsed_s: 0.25,
+            sent: BTreeMap::from([("GetPage".to_owned(), Kind { messages, bytes })]),
+            ..TimeReport::default()
+        };
+        let table = table(&[one(0, 3, 40), one(1, 4, 50)]);
+        let words = |start: &str| -> Vec<String> {
+            let line = table.lines().find(|line| line.trim_start().starts_with(start)).unwrap();
+            line.split_whitespace().map(str::to_owned).collect()
+        };
+        assert_eq!(words("GetPage"), ["GetPage", "7", "90"]);
+        assert_eq!(words("all"), ["all", "7", "90"]);
+        assert_eq!(words("1 ")[..2], ["1", "500.0"]);
+    }
+}

@@ -1,0 +1,276 @@
+//! Where a rank's time goes: S4's categories, messages by type, and the trace.
+//!
+//! A rank's time, times the threads it has, is the sum of its parts: waiting for pages to read and to write, for locks, unlocks, barriers and other
+//! operations; requests of other ranks that were handled while no thread waited (the rest of that work cost nothing: a thread waited anyway); and
+//! computing, which is all that is left, so also what was lost to other processes on the same CPUs.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use rampool_proto::share::{Message, Rank, Stats, ThreadId};
+use serde::{Deserialize, Serialize};
+
+use super::environment::variable;
+use super::stats::{Kind, SharedStats};
+
+/// What a thread waits in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Category {
+    Lock,
+    Unlock,
+    Barrier,
+    Other,
+}
+
+impl Category {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Lock => "lock",
+            Self::Unlock => "unlock",
+            Self::Barrier => "barrier",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// One rank's time and messages, as `rampool launch --stats` gathers them. Seconds are sums over its threads.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct TimeReport {
+    pub rank: u16,
+    pub protocol: String,
+    pub threads: u16,
+    /// What was measured, on the clock.
+    pub elapsed_s: f64,
+    pub computing_s: f64,
+    pub read_fault_s: f64,
+    pub write_fault_s: f64,
+    /// Handling other ranks' messages while no thread of this one waited.
+    pub requests_s: f64,
+    pub lock_s: f64,
+    pub unlock_s: f64,
+    pub barrier_s: f64,
+    /// Waiting in what has no category of its own: atomic words, allocations, conditions.
+    pub other_s: f64,
+    /// Handling other ranks' messages while a thread waited: not part of the sum.
+    pub requests_overlapped_s: f64,
+    /// Messages that this rank sent, by type.
+    pub sent: BTreeMap<String, Kind>,
+    pub counts: BTreeMap<String, u64>,
+}
+
+/// What a rank counts. Part of the host, so whoever has its lock drives it.
+pub(super) struct Account {
+    rank: Rank,
+    protocol: &'static str,
+    threads: u16,
+    began: Instant,
+    /// The engine's counts then.
+    base: Stats,
+    /// Threads that are in an operation.
+    waiting: usize,
+    pub stats: SharedStats,
+    /// Measuring has ended, with this.
+    fixed: Option<TimeReport>,
+    trace: Option<Trace>,
+}
+
+impl Account {
+    pub fn new(rank: Rank, protocol: &'static str, threads: u16) -> std::io::Result<Self> {
+        let trace = std::env::var_os(variable::TRACE_DIR).filter(|dir| !dir.is_empty());
+        Ok(Self {
+            rank,
+            protocol,
+            threads,
+            began: Instant::now(),
+            base: Stats::default(),
+            waiting: 0,
+            stats: SharedStats::default(),
+            fixed: None,
+            trace: trace.map(|dir| Trace::create(Path::new(&dir), rank)).transpose()?,
+        })
+    }
+
+    pub fn set_threads(&mut self, threads: u16) {
+        self.threads = threads;
+    }
+
+    /// From now on counts what `rampool launch --stats` shows.
+    pub fn start(&mut self, engine: &Stats) {
+        self.stats = SharedStats::default();
+        self.base = engine.clone();
+        self.began = Instant::now();
+        self.fixed = None;
+    }
+
+    /// What comes later is not shown.
+    pub fn stop(&mut self, engine: &Stats) {
+        self.fixed = Some(self.report(engine));
+    }
+
+    /// The rank leaves: what it waits for from now on is not its program's.
+    pub fn conclude(&mut self, engine: &Stats) {
+        if self.fixed.is_none() {
+            self.stop(engine);
+        }
+    }
+
+    /// A thread begins to wait.
+    pub fn enter(&mut self) {
+        self.waiting += 1;
+    }
+
+    /// A thread's wait is over.
+    pub fn leave(&mut self) {
+        self.waiting -= 1;
+    }
+
+    /// A thread was in an operation since `began`.
+    pub fn operation(&mut self, thread: ThreadId, category: Category, began: Instant) {
+        let took = began.elapsed();
+        let into = match category {
+            Category::Lock => &mut self.stats.lock_wait,
+            Category::Unlock => &mut self.stats.unlock_wait,
+            Category::Barrier => &mut self.stats.barrier_wait,
+            Category::Other => &mut self.stats.other_wait,
+        };
+        *into += took;
+        if let Some(trace) = &mut self.trace {
+            if let Some(free) = trace.free.insert(thread, began + took) {
+                trace.span("compute", Some(thread), None, free, began.saturating_duration_since(free));
+            }
+            trace.span("wait", Some(thread), Some(category.name()), began, took);
+        }
+    }
+
+    /// A page that a thread had waited for since `since` has come.
+    pub fn page_came(&mut self, write: bool, since: Instant) {
+        let took = since.elapsed();
+        *(if write { &mut self.stats.write_fault_wait } else { &mut self.stats.read_fault_wait }) += took;
+        if let Some(trace) = &mut self.trace {
+            trace.span("wait", None, Some(if write { "write fault" } else { "read fault" }), since, took);
+        }
+    }
+
+    /// `page_waits`: pages that threads wait for.
+    pub fn received(&mut self, from: Rank, message: &Message, began: Instant, page_waits: usize) {
+        self.stats.received_messages += 1;
+        let took = began.elapsed();
+        if self.waiting + page_waits >= usize::from(self.threads) {
+            self.stats.requests_overlapped += took;
+        } else {
+            self.stats.requests += took;
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.message("receive", "from", from, message.name(), None, began, Some(took));
+        }
+    }
+
+    pub fn sent(&mut self, to: Rank, message: &Message, bytes: usize) {
+        self.stats.sent_messages += 1;
+        let kind = self.stats.sent.entry(message.name()).or_default();
+        kind.messages += 1;
+        kind.bytes += bytes as u64;
+        if let Some(trace) = &mut self.trace {
+            trace.message("send", "to", to, message.name(), Some(bytes), Instant::now(), None);
+        }
+    }
+
+    fn report(&self, engine: &Stats) -> TimeReport {
+        let stats = &self.stats;
+        let elapsed = self.began.elapsed();
+        let waits =
+            stats.read_fault_wait + stats.write_fault_wait + stats.lock_wait + stats.unlock_wait + stats.barrier_wait + stats.other_wait;
+        let computing = (elapsed * self.threads.into()).saturating_sub(waits + stats.requests);
+        let since = |now: u64, base: u64| now.saturating_sub(base);
+        let counts = [
+            ("read faults", since(engine.read_faults, self.base.read_faults)),
+            ("write faults", since(engine.write_faults, self.base.write_faults)),
+            ("pages fetched", since(engine.pages_fetched, self.base.pages_fetched)),
+            ("invalidations", since(engine.invalidations, self.base.invalidations)),
+            ("twins", since(engine.twins, self.base.twins)),
+            ("diffs", since(engine.diffs, self.base.diffs)),
+            ("diff bytes", since(engine.diff_bytes, self.base.diff_bytes)),
+            ("lock acquires", since(engine.lock_acquires, self.base.lock_acquires)),
+            ("acquires without a message", since(engine.local_acquires, self.base.local_acquires)),
+            ("barriers", since(engine.barriers, self.base.barriers)),
+        ];
+        TimeReport {
+            rank: self.rank.0,
+            protocol: self.protocol.to_owned(),
+            threads: self.threads,
+            elapsed_s: elapsed.as_secs_f64(),
+            computing_s: computing.as_secs_f64(),
+            read_fault_s: stats.read_fault_wait.as_secs_f64(),
+            write_fault_s: stats.write_fault_wait.as_secs_f64(),
+            requests_s: stats.requests.as_secs_f64(),
+            lock_s: stats.lock_wait.as_secs_f64(),
+            unlock_s: stats.unlock_wait.as_secs_f64(),
+            barrier_s: stats.barrier_wait.as_secs_f64(),
+            other_s: stats.other_wait.as_secs_f64(),
+            requests_overlapped_s: stats.requests_overlapped.as_secs_f64(),
+            sent: stats.sent.iter().map(|(&name, &kind)| (name.to_owned(), kind)).collect(),
+            counts: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+        }
+    }
+
+    /// The rank has finished: writes what `rampool launch` wants to know.
+    pub fn write(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            trace.flush();
+        }
+        let dir = std::env::var_os(variable::STATS_DIR).filter(|dir| !dir.is_empty());
+        if let Some((dir, report)) = dir.zip(self.fixed.as_ref()) {
+            let path = Path::new(&dir).join(format!("rank-{}.json", self.rank.0));
+            let text = serde_json::to_string(report).expect("numbers and names");
+            if let Err(error) = std::fs::write(&path, text) {
+                tracing::warn!(%error, path = %path.display(), "the rank's statistics cannot be written");
+            }
+        }
+    }
+}
+
+/// A file of what happened, one JSON object a line. See `docs/observing.md`.
+struct Trace {
+    out: BufWriter<File>,
+    /// One moment, by two clocks: ranks on one machine have the second in common.
+    started: Instant,
+    started_us: u64,
+    /// Since when threads are in no operation.
+    free: BTreeMap<ThreadId, Instant>,
+}
+
+impl Trace {
+    fn create(dir: &Path, rank: Rank) -> std::io::Result<Self> {
+        let file = File::create(dir.join(format!("rank-{}.jsonl", rank.0)))?;
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let started_us = u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX);
+        Ok(Self { out: BufWriter::new(file), started: Instant::now(), started_us, free: BTreeMap::new() })
+    }
+
+    fn at_us(&self, at: Instant) -> f64 {
+        self.started_us as f64 + at.saturating_duration_since(self.started).as_secs_f64() * 1e6
+    }
+
+    /// A fault does not say whose it is.
+    fn span(&mut self, event: &str, thread: Option<ThreadId>, what: Option<&str>, at: Instant, took: Duration) {
+        let (at, us) = (self.at_us(at), took.as_secs_f64() * 1e6);
+        let thread = thread.map_or(String::new(), |thread| format!(r#","thread":{}"#, thread.0));
+        let what = what.map_or(String::new(), |what| format!(r#","what":"{what}""#));
+        // A disk that is full must not end the run.
+        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}"{thread}{what},"us":{us:.1}}}"#);
+    }
+
+    fn message(&mut self, event: &str, way: &str, peer: Rank, name: &str, bytes: Option<usize>, at: Instant, took: Option<Duration>) {
+        let at = self.at_us(at);
+        let bytes = bytes.map_or(String::new(), |bytes| format!(r#","bytes":{bytes}"#));
+        let us = took.map_or(String::new(), |took| format!(r#","us":{:.1}"#, took.as_secs_f64() * 1e6));
+        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}","{way}":{},"type":"{name}"{bytes}{us}}}"#, peer.0);
+    }
+
+    fn flush(&mut self) {
+        let _ = self.out.flush();
+    }
+}
