@@ -655,7 +655,10 @@ fn fail(shared: &Shared, how: &str) {
         }
         "returns errors" => {
             let error = shared.barrier(if culprit { 2 } else { 1 }).unwrap_err();
-            assert!(matches!(error, SharedError::Stopped { .. }) && error.to_string().contains("different barriers"), "{error}");
+            // Whoever knows the reason already ends, and the news of that can be faster than the reason.
+            let known =
+                ["different barriers", "its process ended without finishing"].iter().any(|reason| error.to_string().contains(reason));
+            assert!(matches!(error, SharedError::Stopped { .. }) && known, "{error}");
             assert_eq!(shared.lock(1).unwrap_err().to_string(), error.to_string());
             assert!(matches!(shared.alloc(1, AllocOptions::new()), Err(SharedError::Stopped { .. })));
             assert!(matches!(shared.finish(), Err(SharedError::Stopped { .. })));

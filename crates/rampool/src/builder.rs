@@ -289,7 +289,7 @@ mod tests {
                 "AMOUNT" => "64K",
                 "NUMBER" => "100",
                 "auto|on|off" | "on|off" => "on",
-                "auto|uffd|uffd-user|segv" => "uffd-user",
+                "auto|uffd|uffd-user|segv|in-thread" => "in-thread",
                 "TEXT" | "PATH" => "x",
                 other => panic!("{other}"),
             };
