@@ -46,7 +46,7 @@ bench: build ## every figure of docs/performance.md, measured again
 
 docs: ## the API documentation, and the book where mdbook is installed
 	@scripts/setup.sh build
-	@$(CARGO) doc --workspace --no-deps --quiet
+	@$(CARGO) doc -p rampool -p rampool-proto -p rampool-sys --no-deps --quiet
 	@echo "API: $(TARGET)/doc/rampool/index.html"
 	@if command -v mdbook >/dev/null; then mdbook build && echo "book: target/book/index.html"; \
 	else echo "book: read docs/ as it is, or: cargo install mdbook && make docs"; fi

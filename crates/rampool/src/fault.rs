@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A [`FaultCatcher`] is all that the pager knows of the kernel. On kernels without UFFDIO_MOVE (before 6.8) the userfaultfd rungs evict by copying
-//! ([`copying`]). Nothing here takes a decision about pages.
+//! (`copying`). Nothing here takes a decision about pages.
 
 mod copying;
 

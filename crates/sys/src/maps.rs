@@ -24,7 +24,7 @@ pub enum VmaKind {
     Anonymous,
     Heap,
     MainStack,
-    /// [vdso], [vvar] and other things of the kernel's.
+    /// `[vdso]`, `[vvar]` and other things of the kernel's.
     Kernel,
     File,
 }
