@@ -17,6 +17,7 @@
 //!   server     lends this machine's memory: connections in shards, pages in a store
 //!   store      where a server keeps pages: locked frames, raw or compressed
 //!   shared     the shared view: one address range for the processes of a parallel program
+//!   blocks     checksums of what the direct view moves
 //!   settings   what `rampool run` tells the agent in the programs it starts
 //!   roll       which processes of a run live
 //!   error      what can go wrong between a program and its servers
@@ -24,6 +25,7 @@
 //! ```
 
 pub mod backing;
+mod blocks;
 pub mod builder;
 pub mod direct;
 pub mod error;

@@ -27,6 +27,7 @@ use super::PoolEvent;
 use super::comeback::{Came, Comeback, Place};
 use super::request::{CLASSES, Class, Reply, Request, Work, lost};
 use super::stats::LaneStats;
+use crate::blocks::block_crcs;
 use crate::error::{LostReason, Operation, PoolError};
 use crate::transport::{Flush, Link, LinkError, Piece, PieceMut, Received, Urgency};
 
@@ -671,9 +672,7 @@ impl Lane {
         }
         let (class, op, made_at, pages) = (request.class, request.op, request.made_at, request.pages);
         if let Some(page) = damaged {
-            self.stats.damaged += 1;
-            if !request.retried {
-                self.ask_again(work, slot);
+            if self.came_damaged(work, slot) {
                 return;
             }
             if let Some(op) = op {
@@ -710,9 +709,7 @@ impl Lane {
         };
         let (op, made_at, page) = (request.op, request.made_at, PageIndex(request.offset / OS_PAGE_BYTES as u64));
         if !whole {
-            self.stats.damaged += 1;
-            if !request.retried {
-                self.ask_again(work, slot);
+            if self.came_damaged(work, slot) {
                 return;
             }
             if let Some(op) = op {
@@ -728,9 +725,7 @@ impl Lane {
     fn scan_came(&mut self, work: &mut Work, slot: u32, header: &Header) -> Result<(), LostReason> {
         let request = work.get(slot);
         if u64::from(crc32c::crc32c(&request.staging)) != header.arg {
-            self.stats.damaged += 1;
-            if !request.retried {
-                self.ask_again(work, slot);
+            if self.came_damaged(work, slot) {
                 return Ok(());
             }
             return Err(LostReason::Protocol("what it found came damaged twice".into()));
@@ -746,6 +741,16 @@ impl Lane {
         work.replies.push(reply);
         self.end_request(work, slot);
         Ok(())
+    }
+
+    /// What came is not what was stored. True if it was the first time: then it is asked for once more.
+    fn came_damaged(&mut self, work: &mut Work, slot: u32) -> bool {
+        self.stats.damaged += 1;
+        let first = !work.get(slot).retried;
+        if first {
+            self.ask_again(work, slot);
+        }
+        first
     }
 
     /// Puts a request back to the front of its queue, under a new number: the answer to come is another one.
@@ -846,30 +851,6 @@ unsafe fn are_whole(blocks: &[Block], crcs: &[u32], pieces: &[Piece]) -> bool {
     // SAFETY: the caller's promise.
     unsafe { block_crcs(blocks, pieces, |crc| whole &= crcs.next() == Some(&crc)) };
     whole
-}
-
-/// The checksum of each block of what lies in the pieces, one after the other.
-///
-/// # Safety
-/// As [`are_whole`].
-unsafe fn block_crcs(blocks: &[Block], pieces: &[Piece], mut tell: impl FnMut(u32)) {
-    let mut pieces = pieces.iter().copied();
-    let mut piece = Piece { ptr: std::ptr::null(), len: 0 };
-    for block in blocks {
-        let (mut left, mut crc) = (block.len as usize, 0);
-        while left > 0 {
-            if piece.len == 0 {
-                piece = pieces.next().expect("the pieces are as long as the blocks");
-                continue;
-            }
-            let len = left.min(piece.len);
-            // SAFETY: within the piece, which is readable and unchanged.
-            crc = crc32c::crc32c_append(crc, unsafe { std::slice::from_raw_parts(piece.ptr, len) });
-            piece = Piece { ptr: piece.ptr.wrapping_add(len), len: piece.len - len };
-            left -= len;
-        }
-        tell(crc);
-    }
 }
 
 /// Copies without a call for the usual lengths.

@@ -7,7 +7,8 @@
 use super::connection::direct::Gathered;
 use super::connection::{Held, Refused};
 use super::shared::{Lease, Shared, lock};
-use crate::transport::{Endpoint, Link, LocalPolicy, Piece, Received, Urgency, connect};
+use crate::blocks::block_crcs;
+use crate::transport::{Endpoint, Link, LocalPolicy, Received, Urgency, connect};
 use rampool_proto::server::ConnectionNumber;
 use rampool_proto::wire::{AttachLease, CopyRequest, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame, parse_message};
 use std::collections::BTreeMap;
@@ -178,24 +179,9 @@ unsafe fn crcs_there(copy: &CopyRequest, gathered: &Gathered) -> Vec<u32> {
     if blocks == copy.source.blocks() {
         return gathered.crcs.clone();
     }
-    let mut pieces = gathered.pieces.iter().copied();
-    let mut piece = Piece { ptr: std::ptr::null(), len: 0 };
     let mut crcs = Vec::with_capacity(blocks.len());
-    for block in blocks {
-        let (mut left, mut crc) = (block.len as usize, 0);
-        while left > 0 {
-            if piece.len == 0 {
-                piece = pieces.next().expect("the pieces are as long as the blocks");
-                continue;
-            }
-            let len = left.min(piece.len);
-            // SAFETY: within the piece.
-            crc = crc32c::crc32c_append(crc, unsafe { std::slice::from_raw_parts(piece.ptr, len) });
-            piece = Piece { ptr: piece.ptr.wrapping_add(len), len: piece.len - len };
-            left -= len;
-        }
-        crcs.push(crc);
-    }
+    // SAFETY: the caller's promise; source and target select as many bytes.
+    unsafe { block_crcs(&blocks, &gathered.pieces, |crc| crcs.push(crc)) };
     crcs
 }
 
