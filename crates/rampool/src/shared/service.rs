@@ -18,20 +18,32 @@ pub(super) fn run(inner: &Arc<Inner>, descriptors: &Descriptors, spin: Duration)
     let _guard = EndWithPanic;
     let mut plan = Plan::default();
     let mut ready = Ready::default();
+    let mut watched = Watched::default();
     loop {
         inner.lock().serve(&ready, &mut plan);
         if plan.stop {
             return;
         }
-        wait(inner, descriptors, spin, &plan, &mut ready);
+        wait(inner, descriptors, spin, &plan, &mut watched, &mut ready);
     }
 }
 
+/// What a wait asks the kernel about; kept, so that waits allocate nothing.
+#[derive(Default)]
+struct Watched<'a> {
+    /// The bell, faults, connections, perhaps datagrams.
+    fds: Vec<PollFd<'a>>,
+    /// Whose the connections are.
+    ranks: Vec<usize>,
+}
+
 /// Waits until something can be served, or it is time.
-fn wait(inner: &Inner, descriptors: &Descriptors, spin: Duration, plan: &Plan, ready: &mut Ready) {
-    let mut fds = vec![PollFd::new(&inner.bell, PollFlags::IN), PollFd::new(&descriptors.faults, PollFlags::IN)];
+fn wait<'a>(inner: &'a Inner, descriptors: &'a Descriptors, spin: Duration, plan: &Plan, watched: &mut Watched<'a>, ready: &mut Ready) {
+    let Watched { fds, ranks } = watched;
+    fds.clear();
+    fds.extend([PollFd::new(&inner.bell, PollFlags::IN), PollFd::new(&descriptors.faults, PollFlags::IN)]);
     let first_line = fds.len();
-    let mut ranks = Vec::new();
+    ranks.clear();
     for (rank, line) in descriptors.lines.iter().enumerate() {
         if let Some(line) = line.as_ref().filter(|_| plan.open.get(rank).is_none_or(|&open| open)) {
             let backlog = plan.backlog.get(rank).is_some_and(|&is| is);
@@ -50,23 +62,23 @@ fn wait(inner: &Inner, descriptors: &Descriptors, spin: Duration, plan: &Plan, r
         let timeout = if spinning { Some(Duration::ZERO) } else { left };
         let timeout = timeout
             .map(|time| Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(time.subsec_nanos()) });
-        match poll(&mut fds, timeout.as_ref()) {
+        match poll(fds, timeout.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) if !spinning || left.is_some_and(|left| left.is_zero()) => break,
             Ok(0) | Err(_) => std::thread::yield_now(),
             Ok(_) => break,
         }
     }
-    let came: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-    if came[0] {
+    let came = |fd: &PollFd<'_>| !fd.revents().is_empty();
+    if came(&fds[0]) {
         let _ = rustix::io::read(&inner.bell, &mut [0; 8]);
     }
-    ready.faults = came[1];
+    ready.faults = came(&fds[1]);
     ready.lines.clear();
     ready.lines.resize(descriptors.lines.len(), false);
-    for (rank, &is) in ranks.iter().zip(&came[first_line..]) {
-        ready.lines[*rank] = is;
+    for (rank, fd) in ranks.iter().zip(&fds[first_line..]) {
+        ready.lines[*rank] = came(fd);
     }
-    ready.datagrams = came.len() > first_line + ranks.len() && came[came.len() - 1];
+    ready.datagrams = fds.get(first_line + ranks.len()).is_some_and(came);
 }
 
 /// Lets the service thread look again.
