@@ -124,15 +124,56 @@ def time_table(data):
     return rows
 
 
+def predict_table(data):
+    """Rows of `rampool bench predict`: what was predicted for a link, and what was measured on it."""
+    cells = {}
+    for one in data["series"]:
+        if one["parameters"].get("experiment") == "predict":
+            key = (one["parameters"]["link"], one["parameters"]["program"], one["parameters"]["protocol"])
+            cells.setdefault(key, {})[one["parameters"]["what"]] = one["median"]
+    if not cells:
+        return []
+    rows = ["| link | program | protocol | measured ms | replayed ms | error | additive ms | error |", "|---|---|---|---|---|---|---|---|"]
+    for (link, program, protocol), by in cells.items():
+        error = lambda what: f"{(by[what] / by['measured'] - 1) * 100:+.0f} %"
+        rows.append(f"| {link} | {program} | {protocol} | {short(by['measured'])} | {short(by['replayed'])} | {error('replayed')} | {short(by['additive'])} | {error('additive')} |")
+    return rows
+
+
+# Barli, Watanabe, Sakai, Tanaka: speed-up on 4 nodes, measured over 100BASE-TX and predicted for a low-overhead network of 1 Gbit/s; SC, LRC, HLRC, AURC.
+S4_SPEED_UPS = {
+    "eth100-1999": {"fft": [0.14, 0.13, 0.19, 0.21], "lu": [2.0, 2.0, 1.5, 2.2], "ocean": [0.07, 0.11, 0.15, 0.20], "water": [1.9, 2.3, 2.5, 3.1]},
+    "loh-hb": {"fft": [0.18, 0.19, 0.30, 0.32], "lu": [2.2, 2.2, 2.1, 2.3], "ocean": [0.09, 0.15, 0.22, 0.28], "water": [2.1, 2.4, 2.8, 3.2]},
+}
+
+
+def papers_table(data):
+    """Speed-ups predicted for S4's nodes beside S4's own."""
+    cells = {}
+    for one in data["series"]:
+        if one["parameters"].get("experiment") == "papers":
+            key = (one["parameters"]["network"], one["parameters"]["program"])
+            cells.setdefault(key, {})[one["parameters"]["protocol"]] = one["median"]
+    if not cells:
+        return []
+    protocols = ["sc", "lrc", "hlrc", "aurc"]
+    rows = ["| network | program | " + " | ".join(f"{p} (S4's)" for p in protocols) + " |", "|---|---|" + "---|" * len(protocols)]
+    for network in S4_SPEED_UPS:
+        for program, theirs in S4_SPEED_UPS[network].items():
+            ours = cells.get((network, program), {})
+            rows.append(f"| {network} | {program} | " + " | ".join(f"{short(ours.get(p))} ({t})" for p, t in zip(protocols, theirs)) + " |")
+    return rows
+
+
 def figures(data):
     """What stands on the page for one file."""
-    swept = ("pages", "clients", "time")
+    swept = ("pages", "clients", "time", "predict", "papers")
     lines = [f"{data['machine']}; load average {data['load_before']} before, {data['load_after']} after.", ""]
     if data["ratios"]:
         lines += [*ratio_table(data), ""]
     plain = [s for s in data["series"] if s["parameters"].get("experiment") not in swept]
     lines += [*series_table(plain), ""] if plain else []
-    for table in (pages_table(data), paper_line(data), clients_table(data), time_table(data)):
+    for table in (pages_table(data), paper_line(data), clients_table(data), time_table(data), predict_table(data), papers_table(data)):
         lines += [*table, ""] if table else []
     lines += [f"* {note}" for note in data["notes"]]
     return "\n".join(lines).strip()

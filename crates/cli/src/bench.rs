@@ -8,6 +8,7 @@
 //!   direct       the direct view beside raw round trips, streams, single gets and the paged view
 //!   server       reads of 4 KiB by many connections beside redis
 //!   shared       shared memory between processes beside raw requests, and ArgoDSM's figures
+//!   predict      parallel programs predicted for a slower link beside the same programs on it
 //!   programs     programs at a quarter of their memory beside native and kernel swap
 //!   report       rounds, medians, ratios; text and JSON
 //!   trial        one run of a program, natively or under `rampool run`
@@ -23,6 +24,7 @@ mod fault;
 mod fit;
 mod link;
 mod peer;
+mod predict;
 mod programs;
 mod report;
 mod sequential;
@@ -54,6 +56,7 @@ enum Bench {
     Server(server::Args),
     Direct(direct::Args),
     Shared(shared::Args),
+    Predict(predict::Args),
     #[command(hide = true)]
     Peer(peer::Args),
     #[command(hide = true)]
@@ -91,6 +94,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),
         Bench::Shared(args) => shared::run(&args),
+        Bench::Predict(args) => predict::run(&args),
         Bench::SharedRank(args) => shared::rank::run(&args),
         Bench::Peer(args) => peer::run(&args),
         Bench::StreamClient(args) => stream::clients::run(&args),

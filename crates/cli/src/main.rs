@@ -7,6 +7,7 @@ mod example;
 mod generate;
 mod key;
 mod launch;
+mod predict;
 mod program;
 mod run;
 mod rundir;
@@ -34,6 +35,7 @@ enum Command {
     Serve(serve::Args),
     Launch(launch::Args),
     Example(example::Args),
+    Predict(predict::Args),
     Status(status::Args),
     Top(top::Args),
     Doctor(doctor::Args),
@@ -51,6 +53,7 @@ fn main() {
         Command::Serve(args) => serve::run(args),
         Command::Launch(args) => launch::run(&args),
         Command::Example(args) => example::run(&args),
+        Command::Predict(args) => predict::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),

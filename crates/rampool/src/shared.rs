@@ -697,7 +697,7 @@ impl Shared {
             if host.is_leaving() {
                 return Err(SharedError::Finished { rank: self.rank() });
             }
-            host.account.enter();
+            host.account.enter(thread);
             begin(&mut host, thread);
             host.wants_service()
         };
@@ -711,7 +711,7 @@ impl Shared {
         inner.asleep.fetch_sub(usize::from(sleeps), Ordering::Relaxed);
         let mut host = inner.lock();
         host.account.leave();
-        host.account.operation(thread, what.category(), began);
+        host.account.operation(thread, what.category(), what.lock(), began);
         Ok(outcome)
     }
 

@@ -14,6 +14,8 @@ use super::service::before_exec;
 /// How fast a link is.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rate {
+    #[value(name = "100m")]
+    HundredMbit,
     #[value(name = "1g")]
     OneGbit,
     #[value(name = "10g")]
@@ -24,12 +26,14 @@ impl Rate {
     /// The nominal rate, in GB/s of bytes on the wire, frames included.
     pub fn line_gb(self) -> f64 {
         match self {
+            Self::HundredMbit => 0.0125,
             Self::OneGbit => 0.125,
             Self::TenGbit => 1.25,
         }
     }
     pub fn name(self) -> &'static str {
         match self {
+            Self::HundredMbit => "100 Mbit/s",
             Self::OneGbit => "1 Gbit/s",
             Self::TenGbit => "10 Gbit/s",
         }
@@ -37,6 +41,7 @@ impl Rate {
     /// The token bucket: as small as the kernel's timers allow, so that a burst does not look like a faster link.
     fn bucket(self) -> [&'static str; 6] {
         match self {
+            Self::HundredMbit => ["rate", "100mbit", "burst", "2kb", "latency", "50ms"],
             Self::OneGbit => ["rate", "1gbit", "burst", "5kb", "latency", "5ms"],
             Self::TenGbit => ["rate", "10gbit", "burst", "256kb", "latency", "5ms"],
         }
@@ -51,7 +56,7 @@ pub struct Link {
 
 impl Link {
     pub const HOST: &'static str = "10.77.0.2";
-    const HERE: &'static str = "10.77.0.1";
+    pub const HERE: &'static str = "10.77.0.1";
 
     /// Makes the link. The calling thread, and what it starts from now on, is at this end of it and reaches nothing else.
     pub fn make(rate: Rate) -> Result<Self> {

@@ -71,42 +71,26 @@ impl Message {
     /// What kind of message it is, for people.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        match &self.body {
-            Body::ScRequest { .. } => "ScRequest",
-            Body::ScForward { .. } => "ScForward",
-            Body::ScData { .. } => "ScData",
-            Body::ScInvalidate { .. } => "ScInvalidate",
-            Body::ScAck { .. } => "ScAck",
-            Body::ScDone { .. } => "ScDone",
-            Body::ScMove { .. } => "ScMove",
-            Body::GetPage { .. } => "GetPage",
-            Body::Page { .. } => "Page",
-            Body::DiffRequest { .. } => "DiffRequest",
-            Body::Diffs { .. } => "Diffs",
-            Body::Flush { .. } => "Flush",
-            Body::FlushAck { .. } => "FlushAck",
-            Body::Update { .. } => "Update",
-            Body::Log { .. } => "Log",
-            Body::LockRequest { .. } => "LockRequest",
-            Body::LockForward { .. } => "LockForward",
-            Body::LockGrant { .. } => "LockGrant",
-            Body::LockBusy { .. } => "LockBusy",
-            Body::LockRelease { .. } => "LockRelease",
-            Body::LockReleaseAck { .. } => "LockReleaseAck",
-            Body::LockHeld { .. } => "LockHeld",
-            Body::LockReturn { .. } => "LockReturn",
-            Body::CondWait { .. } => "CondWait",
-            Body::CondQueued { .. } => "CondQueued",
-            Body::CondSignal { .. } => "CondSignal",
-            Body::CondWake { .. } => "CondWake",
-            Body::BarrierArrive { .. } => "BarrierArrive",
-            Body::BarrierFlush { .. } => "BarrierFlush",
-            Body::BarrierFlushed { .. } => "BarrierFlushed",
-            Body::BarrierDepart { .. } => "BarrierDepart",
-            Body::ManagerMove { .. } => "ManagerMove",
-            Body::HomePull { .. } => "HomePull",
-            Body::HomeMove { .. } => "HomeMove",
-            Body::Abort { .. } => "Abort",
+        self.body.name()
+    }
+
+    /// The lock that it is about.
+    pub fn lock(&self) -> Option<LockId> {
+        match self.body {
+            Body::LockRequest { lock, .. }
+            | Body::LockForward { lock, .. }
+            | Body::LockGrant { lock, .. }
+            | Body::LockBusy { lock }
+            | Body::LockRelease { lock, .. }
+            | Body::LockReleaseAck { lock }
+            | Body::LockHeld { lock }
+            | Body::LockReturn { lock, .. }
+            | Body::CondWait { lock, .. }
+            | Body::CondQueued { lock, .. }
+            | Body::CondSignal { lock, .. }
+            | Body::CondWake { lock, .. }
+            | Body::ManagerMove { lock, .. } => Some(lock),
+            _ => None,
         }
     }
 
@@ -290,6 +274,59 @@ pub enum Body {
         why: String,
     },
 }
+
+/// What kinds there are, as people call them.
+macro_rules! names {
+    ($($variant:ident),* $(,)?) => {
+        impl Body {
+            pub const NAMES: &[&str] = &[$(stringify!($variant)),*];
+
+            fn name(&self) -> &'static str {
+                match self {
+                    $( Self::$variant { .. } => stringify!($variant), )*
+                }
+            }
+        }
+    };
+}
+
+names!(
+    ScRequest,
+    ScForward,
+    ScData,
+    ScInvalidate,
+    ScAck,
+    ScDone,
+    ScMove,
+    GetPage,
+    Page,
+    DiffRequest,
+    Diffs,
+    Flush,
+    FlushAck,
+    Update,
+    Log,
+    LockRequest,
+    LockForward,
+    LockGrant,
+    LockBusy,
+    LockRelease,
+    LockReleaseAck,
+    LockHeld,
+    LockReturn,
+    CondWait,
+    CondQueued,
+    CondSignal,
+    CondWake,
+    BarrierArrive,
+    BarrierFlush,
+    BarrierFlushed,
+    BarrierDepart,
+    ManagerMove,
+    HomePull,
+    HomeMove,
+    Abort,
+);
 
 wire_enum!(Body {
     1 => ScRequest { page, write, by },

@@ -10,7 +10,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use rampool_proto::share::{Message, Rank, Stats, ThreadId};
+use rampool_proto::share::{LockId, Message, Rank, Stats, ThreadId};
 use serde::{Deserialize, Serialize};
 
 use super::environment::variable;
@@ -103,11 +103,17 @@ impl Account {
         self.base = engine.clone();
         self.began = Instant::now();
         self.fixed = None;
+        if let Some(trace) = &mut self.trace {
+            trace.mark("start", self.began);
+        }
     }
 
     /// What comes later is not shown.
     pub fn stop(&mut self, engine: &Stats) {
         self.fixed = Some(self.report(engine));
+        if let Some(trace) = &mut self.trace {
+            trace.mark("stop", Instant::now());
+        }
     }
 
     /// The rank leaves: what it waits for from now on is not its program's.
@@ -117,9 +123,14 @@ impl Account {
         }
     }
 
-    /// A thread begins to wait.
-    pub fn enter(&mut self) {
+    /// The calling thread begins to wait.
+    pub fn enter(&mut self, thread: ThreadId) {
         self.waiting += 1;
+        if let Some(trace) = &mut self.trace
+            && let Some(free) = trace.free.get_mut(&thread)
+        {
+            free.computed = Some(cpu_of_this_thread().saturating_sub(free.cpu));
+        }
     }
 
     /// A thread's wait is over.
@@ -127,8 +138,8 @@ impl Account {
         self.waiting -= 1;
     }
 
-    /// A thread was in an operation since `began`.
-    pub fn operation(&mut self, thread: ThreadId, category: Category, began: Instant) {
+    /// The calling thread was in an operation since `began`; on `lock`, if it was one on a lock.
+    pub fn operation(&mut self, thread: ThreadId, category: Category, lock: Option<LockId>, began: Instant) {
         let took = began.elapsed();
         let into = match category {
             Category::Lock => &mut self.stats.lock_wait,
@@ -138,10 +149,12 @@ impl Account {
         };
         *into += took;
         if let Some(trace) = &mut self.trace {
-            if let Some(free) = trace.free.insert(thread, began + took) {
-                trace.span("compute", Some(thread), None, free, began.saturating_duration_since(free));
+            let now = Free { since: began + took, cpu: cpu_of_this_thread(), computed: None };
+            if let Some(free) = trace.free.insert(thread, now) {
+                let span = Span { thread: Some(thread), cpu: free.computed, ..Span::default() };
+                trace.span("compute", &span, free.since, began.saturating_duration_since(free.since));
             }
-            trace.span("wait", Some(thread), Some(category.name()), began, took);
+            trace.span("wait", &Span { thread: Some(thread), what: Some(category.name()), lock, ..Span::default() }, began, took);
         }
     }
 
@@ -150,7 +163,8 @@ impl Account {
         let took = since.elapsed();
         *(if write { &mut self.stats.write_fault_wait } else { &mut self.stats.read_fault_wait }) += took;
         if let Some(trace) = &mut self.trace {
-            trace.span("wait", None, Some(if write { "write fault" } else { "read fault" }), since, took);
+            let what = if write { "write fault" } else { "read fault" };
+            trace.span("wait", &Span { what: Some(what), ..Span::default() }, since, took);
         }
     }
 
@@ -164,7 +178,7 @@ impl Account {
             self.stats.requests += took;
         }
         if let Some(trace) = &mut self.trace {
-            trace.message("receive", "from", from, message.name(), None, began, Some(took));
+            trace.message("receive", "from", from, message, None, began, Some(took));
         }
     }
 
@@ -174,7 +188,7 @@ impl Account {
         kind.messages += 1;
         kind.bytes += bytes as u64;
         if let Some(trace) = &mut self.trace {
-            trace.message("send", "to", to, message.name(), Some(bytes), Instant::now(), None);
+            trace.message("send", "to", to, message, Some(bytes), Instant::now(), None);
         }
     }
 
@@ -238,8 +252,36 @@ struct Trace {
     /// One moment, by two clocks: ranks on one machine have the second in common.
     started: Instant,
     started_us: u64,
-    /// Since when threads are in no operation.
-    free: BTreeMap<ThreadId, Instant>,
+    /// Threads that are, or were last, in no operation.
+    free: BTreeMap<ThreadId, Free>,
+}
+
+/// A thread after its last operation.
+struct Free {
+    since: Instant,
+    /// What it had used of a CPU then.
+    cpu: Duration,
+    /// What it used from then until its next operation began.
+    computed: Option<Duration>,
+}
+
+/// What is known of a span besides its time.
+#[derive(Default)]
+struct Span {
+    /// A fault does not say whose it is.
+    thread: Option<ThreadId>,
+    what: Option<&'static str>,
+    lock: Option<LockId>,
+    cpu: Option<Duration>,
+}
+
+fn cpu_of_this_thread() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(used.tv_sec.try_into().unwrap_or(0), used.tv_nsec.try_into().unwrap_or(0))
+}
+
+fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }
 
 impl Trace {
@@ -254,20 +296,28 @@ impl Trace {
         self.started_us as f64 + at.saturating_duration_since(self.started).as_secs_f64() * 1e6
     }
 
-    /// A fault does not say whose it is.
-    fn span(&mut self, event: &str, thread: Option<ThreadId>, what: Option<&str>, at: Instant, took: Duration) {
-        let (at, us) = (self.at_us(at), took.as_secs_f64() * 1e6);
-        let thread = thread.map_or(String::new(), |thread| format!(r#","thread":{}"#, thread.0));
-        let what = what.map_or(String::new(), |what| format!(r#","what":"{what}""#));
+    fn span(&mut self, event: &str, span: &Span, at: Instant, took: Duration) {
+        let (at, took) = (self.at_us(at), us(took));
+        let thread = span.thread.map_or(String::new(), |thread| format!(r#","thread":{}"#, thread.0));
+        let what = span.what.map_or(String::new(), |what| format!(r#","what":"{what}""#));
+        let lock = span.lock.map_or(String::new(), |lock| format!(r#","lock":{}"#, lock.0));
+        let cpu = span.cpu.map_or(String::new(), |cpu| format!(r#","cpu_us":{:.1}"#, us(cpu)));
         // A disk that is full must not end the run.
-        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}"{thread}{what},"us":{us:.1}}}"#);
+        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}"{thread}{what}{lock},"us":{took:.1}{cpu}}}"#);
     }
 
-    fn message(&mut self, event: &str, way: &str, peer: Rank, name: &str, bytes: Option<usize>, at: Instant, took: Option<Duration>) {
+    fn message(&mut self, event: &str, way: &str, peer: Rank, message: &Message, bytes: Option<usize>, at: Instant, took: Option<Duration>) {
         let at = self.at_us(at);
         let bytes = bytes.map_or(String::new(), |bytes| format!(r#","bytes":{bytes}"#));
-        let us = took.map_or(String::new(), |took| format!(r#","us":{:.1}"#, took.as_secs_f64() * 1e6));
-        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}","{way}":{},"type":"{name}"{bytes}{us}}}"#, peer.0);
+        let lock = message.lock().map_or(String::new(), |lock| format!(r#","lock":{}"#, lock.0));
+        let took = took.map_or(String::new(), |took| format!(r#","us":{:.1}"#, us(took)));
+        let name = message.name();
+        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}","{way}":{},"type":"{name}"{lock}{bytes}{took}}}"#, peer.0);
+    }
+
+    fn mark(&mut self, event: &str, at: Instant) {
+        let at = self.at_us(at);
+        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}"}}"#);
     }
 
     fn flush(&mut self) {

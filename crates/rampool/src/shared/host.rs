@@ -839,6 +839,13 @@ impl Waiting {
             _ => Category::Other,
         }
     }
+
+    pub fn lock(&self) -> Option<rampool_proto::share::LockId> {
+        match *self {
+            Self::Lock(lock) | Self::Unlock(lock) => Some(lock),
+            _ => None,
+        }
+    }
 }
 
 /// Copies of the descriptors that the service thread waits on.

@@ -1,0 +1,289 @@
+//! How far `rampool predict` can be trusted: programs traced over loopback, predicted for a slower link, and run on that link. And S4's own experiment: its
+//! programs on four of its nodes, over its networks.
+//!
+//! What the link costs beyond loopback comes from raw round trips of several sizes on both; everything else from the trace. Two ranks, one at either end.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rampool::shared::environment::variable;
+use rampool_parallel::PROGRAMS;
+use serde_json::json;
+
+use super::Common;
+use super::link::{Link, Rate};
+use super::peer::RawStream;
+use super::report::{Reach, Report, median};
+use super::service::{KeyFile, Place, Service, before_exec};
+use crate::predict::additive::additive;
+use crate::predict::network::Network;
+use crate::predict::recording::Recording;
+use crate::predict::replay::{Machine, replay};
+
+/// Parallel programs predicted for a slower link, beside the same programs on that link; and on the papers' machines
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    /// The links (needs root); repeatable [default: 100m and 1g]
+    #[arg(long, value_name = "RATE")]
+    link: Vec<Rate>,
+
+    /// Only the papers' machines: four nodes of 75 MHz
+    #[arg(long, conflicts_with = "link")]
+    papers: bool,
+
+    /// Only programs whose name contains this; repeatable [default: those of the papers]
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+
+    /// Runs of each
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+/// Longer than a round trip on any of the links.
+const SPIN: Duration = Duration::from_millis(2);
+const SIZES: [u64; 4] = [64, 1024, 4096, 16384];
+/// The papers' programs.
+const DEFAULT: [&str; 5] = ["sor", "fft", "lu", "ocean", "water"];
+const LIMIT: Duration = Duration::from_secs(120);
+const PORT: u16 = 7118;
+
+pub fn run(args: &Args) -> Result<i32> {
+    let mut report = Report::start("predict", args.common.quick);
+    report.note(
+        "two ranks; recorded over loopback, predicted for a link between two network namespaces, and run there; answers are verified",
+    );
+    report.note("what the link costs beyond loopback comes from raw round trips of 64 B to 16 KiB on both");
+    let links = if args.papers {
+        Vec::new()
+    } else if args.link.is_empty() {
+        vec![Rate::HundredMbit, Rate::OneGbit]
+    } else {
+        args.link.clone()
+    };
+    let dir = tempdir()?;
+    let done = links.into_iter().try_for_each(|rate| {
+        // A namespace of its own for each link: the thread that made it is in it.
+        std::thread::scope(|scope| scope.spawn(|| one_link(&mut report, args, rate, &dir)).join().expect("the benchmark's thread"))
+    });
+    let done = done.and_then(|()| if args.link.is_empty() { papers(&mut report, args, &dir) } else { Ok(()) });
+    let _ = std::fs::remove_dir_all(&dir);
+    done?;
+    report.finish(args.common.json.as_deref())
+}
+
+fn tempdir() -> Result<PathBuf> {
+    let dir = std::env::temp_dir().join(format!("rampool-bench-predict-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    Ok(dir)
+}
+
+/// One program under one protocol.
+struct Cell<'a> {
+    program: &'a str,
+    protocol: &'a str,
+    quick: bool,
+    key: &'a Path,
+}
+
+fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<()> {
+    let link = Link::make(rate)?;
+    let key = KeyFile::make()?;
+    let (loopback, there) = (round_trips("127.0.0.1", None)?, round_trips(Link::HOST, Some(&link.there))?);
+    let beyond: Vec<(u64, f64)> = SIZES.into_iter().zip(there.iter().zip(&loopback).map(|(there, here)| (there - here).max(0.0))).collect();
+    report.note(format!(
+        "{}: raw round trips of {SIZES:?} bytes take {:?} us there, {:?} us over loopback",
+        rate.name(),
+        there.iter().map(|us| us.round()).collect::<Vec<_>>(),
+        loopback.iter().map(|us| us.round()).collect::<Vec<_>>(),
+    ));
+    let mut errors = Vec::new();
+    let mut additive_errors = Vec::new();
+    let mut ranking = (0, 0);
+    for program in &PROGRAMS {
+        let wanted =
+            if args.only.is_empty() { DEFAULT.contains(&program.name) } else { args.only.iter().any(|part| program.name.contains(part)) };
+        if !wanted {
+            continue;
+        }
+        let mut found: Vec<(f64, f64)> = Vec::new();
+        for protocol in program.protocols {
+            let cell = Cell { program: program.name, protocol: protocol.name(), quick: args.common.quick, key: &key.path };
+            let (mut predicted, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..args.common.pick(args.rounds, 1) {
+                let recording = cell.record(None, dir)?;
+                let recorded = Network::recorded(&recording).context("a run of two ranks sends messages")?;
+                let network = recorded.beyond(rate.name(), &beyond);
+                predicted.push(replay(&recording, &network, Machine::SAME)?.elapsed_us() / 1e3);
+                added.push(additive(&recording, &network, Machine::SAME) / 1e3);
+                measured.push(cell.record(Some(&link), dir)?.elapsed_us() / 1e3);
+            }
+            let name = format!("{}, {}, {}", rate.name(), cell.program, cell.protocol);
+            let parameters = |what: &str| json!({ "experiment": "predict", "what": what, "link": rate.name(), "program": cell.program, "protocol": cell.protocol });
+            let (p, m) = (median(&predicted), median(&measured));
+            report.series(&format!("{name}: replayed"), "ms", parameters("replayed"), &predicted);
+            report.series(&format!("{name}: additive"), "ms", parameters("additive"), &added);
+            report.series(&format!("{name}: measured"), "ms", parameters("measured"), &measured);
+            errors.push((p / m - 1.0).abs());
+            additive_errors.push((median(&added) / m - 1.0).abs());
+            found.push((p, m));
+        }
+        // Pairs of protocols whose order is clear in the measurement.
+        for (at, a) in found.iter().enumerate() {
+            for b in &found[at + 1..] {
+                if (a.1 / b.1).max(b.1 / a.1) > 1.1 {
+                    ranking.0 += 1;
+                    ranking.1 += usize::from((a.0 < b.0) == (a.1 < b.1));
+                }
+            }
+        }
+    }
+    ensure!(!errors.is_empty(), "no program has such a name");
+    let cells = errors.len();
+    let within = |errors: &[f64]| errors.iter().filter(|&&error| error <= 0.15).count() as f64 / cells as f64;
+    report.series(
+        &format!("{}: error of the replay", rate.name()),
+        "",
+        json!({ "what": "errors", "method": "replay", "link": rate.name() }),
+        &errors,
+    );
+    report.series(
+        &format!("{}: error of the additive method", rate.name()),
+        "",
+        json!({ "what": "errors", "method": "additive", "link": rate.name() }),
+        &additive_errors,
+    );
+    report.ratio(&format!("{}: share of cells within 15 %, replay", rate.name()), &[within(&errors)], &[1.0], Some(Reach::AtLeast(0.9)));
+    report.ratio(&format!("{}: share of cells within 15 %, additive", rate.name()), &[within(&additive_errors)], &[1.0], None);
+    let (pairs, right) = ranking;
+    report.note(format!(
+        "{}: of {pairs} pairs of protocols that differ by more than 10 %, the replay has {right} in the right order",
+        rate.name()
+    ));
+    Ok(())
+}
+
+/// S4's programs, each with how many times as long a node of 75 MHz computes: estimated from what such a processor does in a second (about 10 million operations
+/// where memory is the limit, 20 where it is not), as the paper does not say what its programs take on one node.
+const PAPERS: [(&str, f64); 4] = [("fft", 100.0), ("lu", 300.0), ("ocean", 100.0), ("water", 300.0)];
+/// The same for the protocol's software and the kernel's part of a fault, which hardly use what made processors fast since.
+const PAPERS_SOFTWARE: f64 = 30.0;
+
+/// Four ranks of each program, recorded here and predicted for S4's nodes and networks. AURC is hlrc whose updates cost no CPU time.
+fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
+    report.note(format!(
+        "papers: 4 ranks recorded over loopback on this machine, undisturbed steps; computing takes {PAPERS:?} times as long, the protocol's software \
+         {PAPERS_SOFTWARE} times; pages of 4 KiB, the paper's have 8"
+    ));
+    for (program, slower) in PAPERS {
+        if !args.only.is_empty() && !args.only.iter().any(|part| program.contains(part.as_str())) {
+            continue;
+        }
+        for (protocol, name, updates_by_hardware) in
+            [("sc", "sc", false), ("lrc", "lrc", false), ("hlrc", "hlrc", false), ("hlrc", "aurc", true)]
+        {
+            let mut found: [Vec<f64>; 2] = Default::default();
+            for _ in 0..args.common.pick(args.rounds, 1) {
+                let (trace, times) = (dir.join("trace"), dir.join("times"));
+                let me = std::env::current_exe()?;
+                let mut command = Command::new(&me);
+                command.args(["launch", "-n", "4", "--protocol", protocol, "--trace"]).arg(&trace).arg(&me).args(["example", program]);
+                command.args(args.common.quick.then_some("--small")).arg("--json").arg(&times);
+                command.stdin(Stdio::null()).stdout(Stdio::null()).env("RAMPOOL_DEADLINE_S", "60");
+                before_exec(&mut command, None, None);
+                let status = command.status()?;
+                ensure!(status.success(), "four ranks of {program} under {protocol} ended with {status}");
+                let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&times)?)?;
+                let alone_us = line["sequential_s"].as_f64().context("the program says no time")? * 1e6 * slower;
+                let recording = Recording::read(&trace)?.undisturbed();
+                let machine = Machine { slower, software_slower: PAPERS_SOFTWARE, updates_by_hardware };
+                for (speed_ups, network) in found.iter_mut().zip(["eth100-1999", "loh-hb"]) {
+                    speed_ups.push(alone_us / replay(&recording, &Network::named(network)?, machine)?.elapsed_us());
+                }
+            }
+            for (speed_ups, network) in found.iter().zip(["eth100-1999", "loh-hb"]) {
+                let parameters = json!({ "experiment": "papers", "program": program, "protocol": name, "network": network });
+                report.series(&format!("4 nodes, {network}, {program}, {name}: speed-up"), "", parameters, speed_ups);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The median of raw round trips with answers of these sizes.
+fn round_trips(host: &str, namespace: Option<&File>) -> Result<Vec<f64>> {
+    let cpu = rampool_sys::thread::allowed_cpus().last().copied();
+    let peer = Service::raw_peer(&Place { host, server_cpu: cpu, namespace, key: None }, SPIN)?;
+    let mut raw = RawStream::connect(&peer.address, SPIN)?;
+    let mut medians = Vec::new();
+    for bytes in SIZES {
+        let mut buffer = vec![0; usize::try_from(bytes)?];
+        let mut times = Vec::new();
+        for _ in 0..300 {
+            let began = Instant::now();
+            raw.request(bytes)?;
+            raw.read_exactly(&mut buffer)?;
+            times.push(began.elapsed().as_secs_f64() * 1e6);
+        }
+        medians.push(median(&times));
+    }
+    Ok(medians)
+}
+
+impl Cell<'_> {
+    /// Runs it as two ranks, over loopback or at the two ends of a link, and reads its trace.
+    fn record(&self, link: Option<&Link>, dir: &Path) -> Result<Recording> {
+        let trace = dir.join("trace");
+        if trace.exists() {
+            std::fs::remove_dir_all(&trace)?;
+        }
+        std::fs::create_dir(&trace)?;
+        let host = if link.is_some() { Link::HERE } else { "127.0.0.1" };
+        // The port is free: nothing else is in this namespace, and it is asked for before the ranks start.
+        drop(TcpListener::bind((host, PORT)).with_context(|| format!("{host}:{PORT} cannot be had"))?);
+        let mut ranks = Vec::new();
+        for rank in 0..2 {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["example", self.program]).args(self.quick.then_some("--small"));
+            command.env(variable::RANK, rank.to_string()).env(variable::RANKS, "2").env(variable::RUN, "bench-predict");
+            command.env(variable::RENDEZVOUS, format!("{host}:{PORT}")).env(variable::TRACE_DIR, &trace);
+            command.env("RAMPOOL_PROTOCOL", self.protocol).env("RAMPOOL_KEY_FILE", self.key).env("RAMPOOL_ENCRYPTION", "off");
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            let there = link.filter(|_| rank == 1).map(|link| link.there.as_raw_fd());
+            before_exec(&mut command, there, None);
+            ranks.push(Running(command.spawn()?));
+        }
+        let deadline = Instant::now() + LIMIT;
+        for (rank, running) in ranks.iter_mut().enumerate() {
+            let status = loop {
+                if let Some(status) = running.0.try_wait()? {
+                    break status;
+                }
+                if Instant::now() >= deadline {
+                    bail!("{} under {} has not ended within {} s", self.program, self.protocol, LIMIT.as_secs());
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            ensure!(status.success(), "rank {rank} of {} under {} ended with {status}", self.program, self.protocol);
+        }
+        Recording::read(&trace).with_context(|| format!("the trace of {} under {}", self.program, self.protocol))
+    }
+}
+
+/// Ended when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,701 @@
+//! What a run's trace says, as a program with waits in it: the input of both methods.
+//!
+//! A rank is one thread that computes and waits in turn, and handlers of messages beside it. Each message that was sent gets its cause: the handler in whose
+//! time it was sent, else the wait, else the computing. Each wait gets the handlers that may have ended it. Nothing here knows about networks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// More than any run has, less than what fills a machine's memory.
+const MOST_EVENTS: usize = 20_000_000;
+const MOST_RANKS: usize = 4096;
+
+/// A trace that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordingError {
+    #[error("{path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path}, line {line}: {why}")]
+    Line { path: PathBuf, line: usize, why: String },
+    #[error("{0} has no rank-0.jsonl: it is not what `rampool launch --trace {0}` writes")]
+    Missing(PathBuf),
+    #[error("rank {rank} has {threads} threads; a wait for a page does not say whose it is, so only ranks of one thread can be predicted")]
+    Threads { rank: usize, threads: usize },
+    #[error("rank {to} handled {received} messages from rank {from}, which sent {sent}: the trace of one of them is not whole")]
+    Unmatched { from: usize, to: usize, sent: usize, received: usize },
+    #[error("there are more than {MOST_EVENTS} events: trace a smaller problem")]
+    TooMany,
+}
+
+/// A line of the file. Unknown fields are those of later versions.
+#[derive(Deserialize)]
+struct Line {
+    at_us: f64,
+    event: String,
+    thread: Option<u16>,
+    what: Option<String>,
+    us: Option<f64>,
+    cpu_us: Option<f64>,
+    to: Option<u16>,
+    from: Option<u16>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    bytes: Option<u64>,
+    lock: Option<u64>,
+}
+
+/// S4's categories.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Category {
+    ReadFault,
+    WriteFault,
+    Lock,
+    Unlock,
+    Barrier,
+    Other,
+}
+
+impl Category {
+    pub const ALL: [Self; 6] = [Self::ReadFault, Self::WriteFault, Self::Lock, Self::Unlock, Self::Barrier, Self::Other];
+
+    /// As the trace calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReadFault => "read fault",
+            Self::WriteFault => "write fault",
+            Self::Lock => "lock",
+            Self::Unlock => "unlock",
+            Self::Barrier => "barrier",
+            Self::Other => "other",
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|category| category.name() == name)
+    }
+
+    /// Its order against others' requests decides who gets a lock, or who is last at a barrier.
+    pub fn synchronizes(self) -> bool {
+        !matches!(self, Self::ReadFault | Self::WriteFault)
+    }
+}
+
+/// What a message does, as far as time is concerned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Asks for something.
+    Request,
+    /// Answers whoever waits.
+    Reply,
+    /// Comes to a barrier: the last one ends everybody's wait.
+    Arrival,
+}
+
+/// Every message type, as the trace names it, with what it does; whether it decides who may go on, and not only what they see; and whether it carries changes of
+/// pages to their home or from there, which hardware that maps memory over the network does without (AURC as its authors meant it).
+const KINDS: [(&str, Role, bool, bool); 35] = [
+    ("ScRequest", Role::Request, false, false),
+    ("ScForward", Role::Request, false, false),
+    ("ScData", Role::Reply, false, false),
+    ("ScInvalidate", Role::Request, false, false),
+    ("ScAck", Role::Reply, false, false),
+    ("ScDone", Role::Request, false, false),
+    ("ScMove", Role::Request, false, false),
+    ("GetPage", Role::Request, false, false),
+    ("Page", Role::Reply, false, false),
+    ("DiffRequest", Role::Request, false, true),
+    ("Diffs", Role::Reply, false, true),
+    ("Flush", Role::Request, false, true),
+    ("FlushAck", Role::Reply, false, true),
+    ("Update", Role::Request, false, true),
+    ("Log", Role::Request, false, true),
+    ("LockRequest", Role::Request, true, false),
+    ("LockForward", Role::Request, true, false),
+    ("LockGrant", Role::Reply, true, false),
+    ("LockBusy", Role::Reply, true, false),
+    ("LockRelease", Role::Request, true, false),
+    ("LockReleaseAck", Role::Reply, true, false),
+    ("LockHeld", Role::Reply, true, false),
+    ("LockReturn", Role::Reply, true, false),
+    ("CondWait", Role::Request, true, false),
+    ("CondQueued", Role::Reply, true, false),
+    ("CondSignal", Role::Request, true, false),
+    ("CondWake", Role::Reply, true, false),
+    ("BarrierArrive", Role::Arrival, true, false),
+    ("BarrierFlush", Role::Reply, true, false),
+    ("BarrierFlushed", Role::Arrival, true, false),
+    ("BarrierDepart", Role::Reply, true, false),
+    ("ManagerMove", Role::Request, true, false),
+    ("HomePull", Role::Request, false, false),
+    ("HomeMove", Role::Reply, false, false),
+    ("Abort", Role::Request, false, false),
+];
+
+/// A message of a later version: it takes its time, and ends nobody's wait.
+const UNKNOWN: (&str, Role, bool, bool) = ("", Role::Request, false, false);
+
+fn known(name: &str) -> Option<(&'static str, Role, bool, bool)> {
+    KINDS.into_iter().find(|kind| kind.0 == name)
+}
+
+/// What made a rank send a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cause {
+    /// The n-th wait's begin.
+    Wait(usize),
+    /// The n-th handled message.
+    Handler(usize),
+    /// The computing before the n-th wait.
+    Computing(usize),
+}
+
+/// A message that was sent. Times in microseconds, by the clock of the trace.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub at_us: f64,
+    pub to: usize,
+    pub bytes: u64,
+    pub cause: Cause,
+    /// After the cause began.
+    pub offset_us: f64,
+    pub carries_changes: bool,
+    kind: &'static str,
+    /// Which of `to`'s handlers it was.
+    pub handler: usize,
+}
+
+/// A message that came.
+#[derive(Clone, Debug)]
+pub struct Handled {
+    pub at_us: f64,
+    pub us: f64,
+    pub from: usize,
+    pub role: Role,
+    pub orders: bool,
+    pub lock: Option<u64>,
+    pub carries_changes: bool,
+    kind: &'static str,
+    /// Which of `from`'s messages it was.
+    pub sent: usize,
+}
+
+/// A wait, and the computing before it.
+#[derive(Clone, Debug)]
+pub struct Wait {
+    pub at_us: f64,
+    pub us: f64,
+    pub category: Category,
+    pub lock: Option<u64>,
+    /// The CPU's time since the wait before.
+    pub computed_us: f64,
+    /// Since the wait before, on the clock.
+    pub between_us: f64,
+    /// Handlers that may have ended it, in the order in which they ran; without any, it ended by itself.
+    pub ended_by: Vec<usize>,
+    /// From the last of these, or from its begin, to its end.
+    pub after_us: f64,
+}
+
+impl Wait {
+    pub fn end_us(&self) -> f64 {
+        self.at_us + self.us
+    }
+}
+
+/// One rank's part.
+#[derive(Clone, Debug, Default)]
+pub struct RankRecord {
+    pub waits: Vec<Wait>,
+    pub handled: Vec<Handled>,
+    pub sent: Vec<Sent>,
+    /// What was measured: from the first of these waits on, before the second.
+    pub measured: (usize, usize),
+    /// What was measured, on the clock.
+    pub elapsed_us: f64,
+}
+
+impl RankRecord {
+    pub fn measured_waits(&self) -> &[Wait] {
+        &self.waits[self.measured.0..self.measured.1]
+    }
+    pub fn computed_us(&self) -> f64 {
+        self.measured_waits().iter().map(|wait| wait.computed_us).sum()
+    }
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    pub ranks: Vec<RankRecord>,
+}
+
+impl Recording {
+    /// Reads `DIR/rank-N.jsonl`, from 0 on.
+    ///
+    /// # Errors
+    /// Files that cannot be read, are cut short or contradict each other; ranks with several threads.
+    pub fn read(dir: &Path) -> Result<Self, RecordingError> {
+        let mut files = Vec::new();
+        let mut events = 0;
+        for rank in 0..MOST_RANKS {
+            let path = dir.join(format!("rank-{rank}.jsonl"));
+            let file = match File::open(&path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => break,
+                Err(source) => return Err(RecordingError::Read { path, source }),
+            };
+            files.push(lines(BufReader::new(file), &path, &mut events)?);
+        }
+        if files.is_empty() {
+            return Err(RecordingError::Missing(dir.to_owned()));
+        }
+        Self::build(files)
+    }
+
+    fn build(files: Vec<Vec<Line>>) -> Result<Self, RecordingError> {
+        let mut ranks = Vec::new();
+        for (rank, lines) in files.into_iter().enumerate() {
+            ranks.push(one_rank(rank, lines)?);
+        }
+        join(&mut ranks)?;
+        Ok(Self { ranks })
+    }
+
+    /// For a trace that was taken on a busy machine, or of more ranks than it has CPUs: what ranks did besides computing counts with the lower quartile of the
+    /// times that such a step took. What is above waited for a CPU.
+    pub fn undisturbed(mut self) -> Self {
+        let mut steps = Steps::default();
+        for pass in [Steps::learn, Steps::apply] {
+            for rank in &mut self.ranks {
+                for wait in &mut rank.waits {
+                    pass(&mut steps, (wait.category.name(), wait.ended_by.is_empty()), &mut wait.after_us);
+                }
+                for handled in &mut rank.handled {
+                    pass(&mut steps, (handled.kind, true), &mut handled.us);
+                }
+                for sent in rank.sent.iter_mut().filter(|sent| !matches!(sent.cause, Cause::Computing(_))) {
+                    pass(&mut steps, (sent.kind, false), &mut sent.offset_us);
+                }
+            }
+        }
+        self
+    }
+
+    pub fn elapsed_us(&self) -> f64 {
+        self.ranks.iter().map(|rank| rank.elapsed_us).fold(0.0, f64::max)
+    }
+
+    /// Computing of all ranks: what one rank alone would do, as far as the work is the same.
+    pub fn computed_us(&self) -> f64 {
+        self.ranks.iter().map(RankRecord::computed_us).sum()
+    }
+
+    /// From sending to handling, of each message that was measured: bytes and microseconds.
+    pub fn latencies(&self) -> impl Iterator<Item = (u64, f64)> + '_ {
+        self.ranks.iter().flat_map(|rank| &rank.sent).map(|sent| (sent.bytes, self.latency_us(sent)))
+    }
+
+    pub fn latency_us(&self, sent: &Sent) -> f64 {
+        (self.ranks[sent.to].handled[sent.handler].at_us - sent.at_us).max(0.0)
+    }
+}
+
+/// What each kind of step took.
+#[derive(Default)]
+struct Steps {
+    times: BTreeMap<(&'static str, bool), Vec<f64>>,
+    sorted: bool,
+}
+
+impl Steps {
+    fn learn(&mut self, kind: (&'static str, bool), us: &mut f64) {
+        self.times.entry(kind).or_default().push(*us);
+    }
+
+    fn apply(&mut self, kind: (&'static str, bool), us: &mut f64) {
+        if !std::mem::replace(&mut self.sorted, true) {
+            self.times.values_mut().for_each(|times| times.sort_by(f64::total_cmp));
+        }
+        if let Some(times) = self.times.get(&kind) {
+            *us = us.min(times[times.len() / 4]);
+        }
+    }
+}
+
+fn lines(reader: impl BufRead, path: &Path, events: &mut usize) -> Result<Vec<Line>, RecordingError> {
+    let mut found = Vec::new();
+    for (number, line) in (1..).zip(reader.lines()) {
+        let bad = |why: String| RecordingError::Line { path: path.to_owned(), line: number, why };
+        let line = line.map_err(|source| RecordingError::Read { path: path.to_owned(), source })?;
+        let line: Line = serde_json::from_str(&line).map_err(|error| bad(error.to_string()))?;
+        let times = [Some(line.at_us), line.us, line.cpu_us];
+        if times.into_iter().flatten().any(|time| !(0.0..1e18).contains(&time)) {
+            return Err(bad("a time that cannot be".to_owned()));
+        }
+        if line.to.into_iter().chain(line.from).any(|rank| usize::from(rank) >= MOST_RANKS) {
+            return Err(bad("a rank that cannot be".to_owned()));
+        }
+        *events += 1;
+        if *events > MOST_EVENTS {
+            return Err(RecordingError::TooMany);
+        }
+        found.push(line);
+    }
+    Ok(found)
+}
+
+/// A time with which the trace is rounded.
+const GRAIN_US: f64 = 0.3;
+
+fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError> {
+    let mut record = RankRecord::default();
+    let mut threads = std::collections::BTreeSet::new();
+    let (mut segments, mut faults, mut marks) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for line in lines {
+        let us = line.us.unwrap_or(0.0);
+        threads.extend(line.thread);
+        match line.event.as_str() {
+            "compute" => segments.push((line.at_us, us, line.cpu_us.unwrap_or(us))),
+            "wait" => {
+                let category = line.what.as_deref().and_then(Category::parse).unwrap_or(Category::Other);
+                let wait = Wait {
+                    at_us: line.at_us,
+                    us,
+                    category,
+                    lock: line.lock,
+                    computed_us: 0.0,
+                    between_us: 0.0,
+                    ended_by: Vec::new(),
+                    after_us: us,
+                };
+                if line.thread.is_some() { record.waits.push(wait) } else { faults.push(wait) }
+            }
+            "send" => {
+                let (kind, _, _, carries_changes) = known(line.kind.as_deref().unwrap_or_default()).unwrap_or(UNKNOWN);
+                record.sent.push(Sent {
+                    at_us: line.at_us,
+                    to: line.to.unwrap_or(0).into(),
+                    bytes: line.bytes.unwrap_or(0),
+                    cause: Cause::Computing(0),
+                    offset_us: 0.0,
+                    carries_changes,
+                    kind,
+                    handler: 0,
+                });
+            }
+            "receive" => {
+                let (kind, role, orders, carries_changes) = known(line.kind.as_deref().unwrap_or_default()).unwrap_or(UNKNOWN);
+                record.handled.push(Handled {
+                    at_us: line.at_us,
+                    us,
+                    from: line.from.unwrap_or(0).into(),
+                    role,
+                    orders,
+                    lock: line.lock,
+                    carries_changes,
+                    kind,
+                    sent: 0,
+                });
+            }
+            "start" | "stop" => {
+                marks.insert(line.event, line.at_us);
+            }
+            _ => {}
+        }
+    }
+    if threads.len() > 1 {
+        return Err(RecordingError::Threads { rank, threads: threads.len() });
+    }
+    let by_time = |a: f64, b: f64| a.total_cmp(&b);
+    // The order of handling and of sending is the file's; what a thread did is written when it is over.
+    record.handled.sort_by(|a, b| by_time(a.at_us, b.at_us));
+    record.waits.sort_by(|a, b| by_time(a.at_us, b.at_us));
+    faults.sort_by(|a, b| by_time(a.at_us, b.at_us));
+    segments.sort_by(|a, b| by_time(a.0, b.0));
+    put_faults(&mut record, faults);
+    spread_computing(&mut record.waits, &segments);
+    let start = marks.get("start").copied().unwrap_or(f64::MIN);
+    let stop = marks.get("stop").copied().filter(|&stop| stop > start).unwrap_or(f64::MAX);
+    let first = record.waits.partition_point(|wait| wait.at_us < start);
+    let after = record.waits.partition_point(|wait| wait.at_us < stop);
+    record.measured = (first, after);
+    record.elapsed_us = match (record.waits.get(first), after.checked_sub(1).map(|last| &record.waits[last])) {
+        (Some(from), Some(to)) => (to.end_us() - (from.at_us - from.between_us)).max(0.0),
+        _ => 0.0,
+    };
+    find_causes(&mut record);
+    find_enders(&mut record);
+    Ok(record)
+}
+
+/// Waits for pages lie in the computing; one that overlaps another wait is part of it.
+fn put_faults(record: &mut RankRecord, faults: Vec<Wait>) {
+    let mut all = Vec::with_capacity(record.waits.len() + faults.len());
+    let mut faults = faults.into_iter().peekable();
+    let mut free_from = f64::MIN;
+    let mut put = |wait: Wait, free_from: &mut f64| {
+        if wait.at_us >= *free_from {
+            *free_from = wait.end_us();
+            all.push(wait);
+        }
+    };
+    for wait in std::mem::take(&mut record.waits) {
+        while let Some(fault) = faults.next_if(|fault| fault.at_us < wait.at_us) {
+            // It cannot have lasted longer than until the thread went on.
+            let us = fault.us.min(wait.at_us - fault.at_us);
+            put(Wait { us, ..fault }, &mut free_from);
+        }
+        free_from = free_from.min(wait.at_us);
+        put(wait, &mut free_from);
+    }
+    for fault in faults {
+        put(fault, &mut free_from);
+    }
+    record.waits = all;
+}
+
+/// A segment's CPU time, spread over what lies between the waits for pages within it.
+fn spread_computing(waits: &mut [Wait], segments: &[(f64, f64, f64)]) {
+    let mut before = None;
+    for wait in &mut *waits {
+        let free_from = before.unwrap_or(wait.at_us);
+        wait.between_us = (wait.at_us - free_from).max(0.0);
+        wait.computed_us = wait.between_us;
+        before = Some(wait.end_us());
+    }
+    let mut at = 0;
+    for &(from, us, cpu) in segments {
+        let first = at + waits[at..].partition_point(|wait| wait.at_us <= from + GRAIN_US);
+        let last = first + waits[first..].partition_point(|wait| wait.at_us <= from + us + GRAIN_US);
+        let between: f64 = waits[first..last].iter().map(|wait| wait.between_us).sum();
+        if between > 0.0 {
+            let share = (cpu / between).min(1.0);
+            for wait in &mut waits[first..last] {
+                wait.computed_us = wait.between_us * share;
+            }
+        }
+        at = first;
+    }
+}
+
+fn find_causes(record: &mut RankRecord) {
+    for sent in &mut record.sent {
+        let at = sent.at_us + GRAIN_US;
+        let handler = record.handled.partition_point(|handled| handled.at_us <= at).checked_sub(1);
+        let wait = record.waits.partition_point(|wait| wait.at_us <= at);
+        let inside = handler.filter(|&handler| {
+            let handled = &record.handled[handler];
+            sent.at_us <= handled.at_us + handled.us + GRAIN_US
+        });
+        let current = wait.checked_sub(1).filter(|&wait| sent.at_us <= record.waits[wait].end_us() + GRAIN_US);
+        let (cause, since) = match (inside, current, handler) {
+            (Some(handler), _, _) => (Cause::Handler(handler), record.handled[handler].at_us),
+            // What a wait's last handler left to do.
+            (None, Some(wait), Some(handler)) if record.handled[handler].at_us > record.waits[wait].at_us => {
+                (Cause::Handler(handler), record.handled[handler].at_us)
+            }
+            (None, Some(wait), _) => (Cause::Wait(wait), record.waits[wait].at_us),
+            (None, None, _) => (Cause::Computing(wait), wait.checked_sub(1).map_or(sent.at_us, |before| record.waits[before].end_us())),
+        };
+        sent.cause = cause;
+        sent.offset_us = (sent.at_us - since).max(0.0);
+    }
+}
+
+fn find_enders(record: &mut RankRecord) {
+    for wait in &mut record.waits {
+        let from = record.handled.partition_point(|handled| handled.at_us < wait.at_us - GRAIN_US);
+        let to = record.handled.partition_point(|handled| handled.at_us <= wait.end_us());
+        let ends = |handled: &Handled| match handled.role {
+            Role::Reply => !handled.orders || (wait.category.synchronizes() && (handled.lock.is_none() || handled.lock == wait.lock)),
+            Role::Arrival => wait.category == Category::Barrier,
+            Role::Request => false,
+        };
+        wait.ended_by = (from..to.max(from)).filter(|&at| ends(&record.handled[at])).collect();
+        let since = wait.ended_by.last().map_or(wait.at_us, |&last| record.handled[last].at_us);
+        wait.after_us = (wait.end_us() - since).max(0.0);
+    }
+}
+
+/// The n-th message from a rank to another is the n-th that the other handled of it.
+fn join(ranks: &mut [RankRecord]) -> Result<(), RecordingError> {
+    let mut queues: BTreeMap<(usize, usize), VecDeque<usize>> = BTreeMap::new();
+    for (from, rank) in ranks.iter().enumerate() {
+        for (number, sent) in rank.sent.iter().enumerate() {
+            queues.entry((from, sent.to)).or_default().push_back(number);
+        }
+    }
+    let mut pairs = Vec::new();
+    for (to, rank) in ranks.iter().enumerate() {
+        for (number, handled) in rank.handled.iter().enumerate() {
+            let from = handled.from;
+            let next = queues.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+            let Some(sent) = next else {
+                let received = rank.handled.iter().filter(|handled| handled.from == from).count();
+                let sent = ranks.get(from).map_or(0, |rank| rank.sent.iter().filter(|sent| sent.to == to).count());
+                return Err(RecordingError::Unmatched { from, to, sent, received });
+            };
+            pairs.push((from, sent, to, number));
+        }
+    }
+    for (from, sent, to, handler) in pairs {
+        ranks[from].sent[sent].handler = handler;
+        ranks[to].handled[handler].sent = sent;
+    }
+    // What was on its way when a rank stopped listening was for nobody.
+    let mut lost: Vec<Vec<bool>> = ranks.iter().map(|rank| vec![false; rank.sent.len()]).collect();
+    for ((from, _), left) in queues {
+        for number in left {
+            lost[from][number] = true;
+        }
+    }
+    drop_lost(ranks, &lost);
+    Ok(())
+}
+
+fn drop_lost(ranks: &mut [RankRecord], lost: &[Vec<bool>]) {
+    let numbers: Vec<Vec<usize>> = lost
+        .iter()
+        .map(|lost| {
+            lost.iter()
+                .scan(0, |next, &gone| {
+                    let this = *next;
+                    *next += usize::from(!gone);
+                    Some(this)
+                })
+                .collect()
+        })
+        .collect();
+    for (rank, lost) in ranks.iter_mut().zip(lost) {
+        let mut gone = lost.iter();
+        rank.sent.retain(|_| !gone.next().copied().unwrap_or(false));
+        for handled in &mut rank.handled {
+            handled.sent = numbers[handled.from][handled.sent];
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Two ranks: rank 1 fetches a page from rank 0 and meets it at a barrier. Rank 0 computes 100 us, rank 1 50 us.
+    pub fn small() -> Recording {
+        let zero = [
+            r#"{"at_us":0,"event":"wait","thread":0,"what":"other","us":1}"#,
+            r#"{"at_us":31,"event":"receive","from":1,"type":"GetPage","us":2}"#,
+            r#"{"at_us":32,"event":"send","to":1,"type":"Page","bytes":4109}"#,
+            r#"{"at_us":1,"event":"compute","thread":0,"us":100,"cpu_us":100}"#,
+            r#"{"at_us":101,"event":"wait","thread":0,"what":"barrier","us":29}"#,
+            r#"{"at_us":120,"event":"receive","from":1,"type":"BarrierArrive","us":1}"#,
+            r#"{"at_us":120.5,"event":"send","to":1,"type":"BarrierDepart","bytes":20}"#,
+        ];
+        let one = [
+            r#"{"at_us":0,"event":"wait","thread":0,"what":"other","us":1}"#,
+            r#"{"at_us":21,"event":"send","to":0,"type":"GetPage","bytes":10}"#,
+            r#"{"at_us":45,"event":"receive","from":0,"type":"Page","us":3}"#,
+            r#"{"at_us":20,"event":"wait","what":"read fault","us":30}"#,
+            r#"{"at_us":1,"event":"compute","thread":0,"us":109,"cpu_us":50}"#,
+            r#"{"at_us":111,"event":"send","to":0,"type":"BarrierArrive","bytes":20}"#,
+            r#"{"at_us":130,"event":"receive","from":0,"type":"BarrierDepart","us":1}"#,
+            r#"{"at_us":110,"event":"wait","thread":0,"what":"barrier","us":25}"#,
+        ];
+        parse(&[&zero, &one]).unwrap()
+    }
+
+    pub fn parse(files: &[&[&str]]) -> Result<Recording, RecordingError> {
+        let mut events = 0;
+        let mut all = Vec::new();
+        for text in files {
+            all.push(lines(text.join("\n").as_bytes(), Path::new("trace"), &mut events)?);
+        }
+        Recording::build(all)
+    }
+
+    #[test]
+    fn messages_have_their_causes_and_waits_what_ended_them() {
+        let found = small();
+        let [zero, one] = &found.ranks[..] else { panic!("two ranks") };
+        assert_eq!(zero.sent.iter().map(|sent| sent.cause).collect::<Vec<_>>(), [Cause::Handler(0), Cause::Handler(1)]);
+        assert_eq!(one.sent.iter().map(|sent| sent.cause).collect::<Vec<_>>(), [Cause::Wait(1), Cause::Wait(2)]);
+        assert_eq!(zero.waits.iter().map(|wait| wait.ended_by.clone()).collect::<Vec<_>>(), [vec![], vec![1]]);
+        assert_eq!(one.waits.iter().map(|wait| wait.ended_by.clone()).collect::<Vec<_>>(), [vec![], vec![0], vec![1]]);
+        assert_eq!(one.waits[1].category, Category::ReadFault);
+    }
+
+    #[test]
+    fn computing_is_the_cpus_time_between_the_waits() {
+        let found = small();
+        let computed: Vec<f64> = found.ranks[1].waits.iter().map(|wait| wait.computed_us.round()).collect();
+        // 19 us and 60 us on the clock share the 50 us.
+        assert_eq!(computed, [0.0, 12.0, 38.0]);
+        assert!((found.computed_us() - 150.0).abs() < 0.01, "{}", found.computed_us());
+    }
+
+    #[test]
+    fn only_what_is_between_start_and_stop_is_measured() {
+        let lines = [
+            r#"{"at_us":0,"event":"wait","thread":0,"what":"barrier","us":10}"#,
+            r#"{"at_us":12,"event":"start"}"#,
+            r#"{"at_us":10,"event":"compute","thread":0,"us":90,"cpu_us":90}"#,
+            r#"{"at_us":100,"event":"wait","thread":0,"what":"barrier","us":10}"#,
+            r#"{"at_us":112,"event":"stop"}"#,
+            r#"{"at_us":110,"event":"compute","thread":0,"us":10,"cpu_us":10}"#,
+            r#"{"at_us":120,"event":"wait","thread":0,"what":"barrier","us":10}"#,
+        ];
+        let found = parse(&[&lines]).unwrap();
+        assert_eq!(found.ranks[0].measured, (1, 2));
+        assert!((found.elapsed_us() - 100.0).abs() < 0.01);
+        assert!((found.computed_us() - 90.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_step_that_waited_for_a_cpu_counts_as_its_like() {
+        let mut text = vec![r#"{"at_us":0,"event":"wait","thread":0,"what":"other","us":1}"#.to_owned()];
+        for (number, us) in (1..).zip([5, 5, 5, 900]) {
+            let at = number * 1000;
+            text.push(format!(r#"{{"at_us":{at},"event":"wait","what":"write fault","us":{us}}}"#));
+        }
+        text.push(r#"{"at_us":9000,"event":"wait","thread":0,"what":"barrier","us":1}"#.to_owned());
+        let found = parse(&[&text.iter().map(String::as_str).collect::<Vec<_>>()]).unwrap();
+        let faults = |found: &Recording| found.ranks[0].waits[1..5].iter().map(|wait| wait.after_us).collect::<Vec<_>>();
+        assert_eq!(faults(&found), [5.0, 5.0, 5.0, 900.0]);
+        assert_eq!(faults(&found.undisturbed()), [5.0; 4]);
+    }
+
+    #[test]
+    fn every_message_type_is_known() {
+        for name in rampool_proto::share::Body::NAMES {
+            assert!(known(name).is_some(), "{name} is not in KINDS");
+        }
+    }
+
+    #[test]
+    fn traces_that_say_nonsense_are_refused() {
+        let error = |files: &[&[&str]]| parse(files).unwrap_err().to_string();
+        assert!(error(&[&["{"]]).contains("trace, line 1"));
+        assert!(error(&[&[r#"{"at_us":-1,"event":"start"}"#]]).contains("a time that cannot be"));
+        assert!(error(&[&[r#"{"at_us":1,"event":"send","to":65000,"type":"Page","bytes":1}"#]]).contains("a rank that cannot be"));
+        let two = [r#"{"at_us":1,"event":"wait","thread":0,"us":1}"#, r#"{"at_us":3,"event":"wait","thread":1,"us":1}"#];
+        assert!(error(&[&two]).contains("2 threads"));
+        let unmatched = [r#"{"at_us":1,"event":"receive","from":7,"type":"Page","us":1}"#];
+        assert!(error(&[&unmatched]).contains("rank 0 handled 1 messages from rank 7, which sent 0"));
+    }
+
+    #[test]
+    fn messages_that_nobody_handled_are_left_out() {
+        let zero = [
+            r#"{"at_us":1,"event":"send","to":1,"type":"Page","bytes":1}"#,
+            r#"{"at_us":2,"event":"send","to":1,"type":"Page","bytes":2}"#,
+        ];
+        let one = [r#"{"at_us":9,"event":"receive","from":0,"type":"Page","us":1}"#];
+        let found = parse(&[&zero, &one]).unwrap();
+        assert_eq!(found.ranks[0].sent.len(), 1);
+        assert_eq!(found.ranks[1].handled[0].sent, 0);
+    }
+}

@@ -1,0 +1,391 @@
+//! The run again, event by event, on another network.
+//!
+//! What the program computed and what handlers did takes as long as it took (times a factor for another CPU); messages take what the target network makes of
+//! them. Links are occupied by one message at a time, at either end; a rank handles one message at a time, in the order in which they come, and what it
+//! handles while its thread computes is taken from the thread. Barriers are joined again: whoever is last in the replay ends the wait. Locks go to ranks in
+//! the order of the record: who would get a lock on another network is not asked again. Whether a page would be asked for on another network is not, either.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::network::Network;
+use super::recording::{Category, Cause, Recording, Role};
+
+/// What else is different there.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Machine {
+    /// Computing takes this many times as long.
+    pub slower: f64,
+    /// The protocol's software does, with the kernel's part of a fault.
+    pub software_slower: f64,
+    /// Changes of pages reach their home by memory-mapped hardware, as AURC's authors meant it: making, sending and applying them costs no CPU time.
+    pub updates_by_hardware: bool,
+}
+
+impl Machine {
+    /// The one on which the trace was taken.
+    pub const SAME: Self = Self { slower: 1.0, software_slower: 1.0, updates_by_hardware: false };
+}
+
+/// A trace in which something happened before its cause.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the trace contradicts itself: {left} of its events wait for each other")]
+pub struct Contradiction {
+    left: usize,
+}
+
+/// What a run would take. Microseconds; of each rank, what was measured.
+#[derive(Clone, Debug)]
+pub struct Prediction {
+    pub ranks: Vec<RankTime>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct RankTime {
+    pub elapsed_us: f64,
+    pub computing_us: f64,
+    pub waits_us: BTreeMap<Category, f64>,
+}
+
+impl Prediction {
+    pub fn elapsed_us(&self) -> f64 {
+        self.ranks.iter().map(|rank| rank.elapsed_us).fold(0.0, f64::max)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    /// The thread of `rank` comes to its `wait`-th wait after computing.
+    Begin {
+        rank: usize,
+        wait: usize,
+    },
+    /// It goes on.
+    End {
+        rank: usize,
+    },
+    Send {
+        rank: usize,
+        sent: usize,
+    },
+    Handle {
+        rank: usize,
+        handled: usize,
+    },
+}
+
+struct Node {
+    kind: Kind,
+    /// Its causes, as far as they have not happened yet.
+    missing: u32,
+    ready_us: f64,
+    at_us: f64,
+    /// What it is the cause of, and how much later that is at least.
+    then: Vec<(usize, f64)>,
+}
+
+/// Where a rank's nodes are.
+struct Places {
+    begins: usize,
+    ends: usize,
+    sends: usize,
+    handles: usize,
+}
+
+struct Graph {
+    nodes: Vec<Node>,
+    places: Vec<Places>,
+}
+
+impl Graph {
+    fn node(&mut self, kind: Kind) {
+        self.nodes.push(Node { kind, missing: 0, ready_us: 0.0, at_us: 0.0, then: Vec::new() });
+    }
+
+    fn edge(&mut self, from: usize, to: usize, lag_us: f64) {
+        self.nodes[to].missing += 1;
+        self.nodes[from].then.push((to, lag_us.max(0.0)));
+    }
+
+    fn build(recording: &Recording, machine: Machine) -> Self {
+        let mut graph = Self { nodes: Vec::new(), places: Vec::new() };
+        for (rank, record) in recording.ranks.iter().enumerate() {
+            let begins = graph.nodes.len();
+            let ends = begins + record.waits.len();
+            let sends = ends + record.waits.len();
+            let handles = sends + record.sent.len();
+            (0..record.waits.len()).for_each(|wait| graph.node(Kind::Begin { rank, wait }));
+            (0..record.waits.len()).for_each(|_| graph.node(Kind::End { rank }));
+            (0..record.sent.len()).for_each(|sent| graph.node(Kind::Send { rank, sent }));
+            (0..record.handled.len()).for_each(|handled| graph.node(Kind::Handle { rank, handled }));
+            graph.places.push(Places { begins, ends, sends, handles });
+        }
+        for rank in 0..recording.ranks.len() {
+            graph.connect(recording, rank, machine);
+        }
+        graph
+    }
+
+    fn connect(&mut self, recording: &Recording, rank: usize, machine: Machine) {
+        let record = &recording.ranks[rank];
+        let Places { begins, ends, sends, handles } = self.places[rank];
+        for (number, wait) in record.waits.iter().enumerate() {
+            if number > 0 {
+                self.edge(ends + number - 1, begins + number, wait.computed_us * machine.slower);
+            }
+            let after = wait.after_us * machine.software_slower;
+            self.edge(begins + number, ends + number, if wait.ended_by.is_empty() { after } else { 0.0 });
+            for &handled in &wait.ended_by {
+                self.edge(handles + handled, ends + number, after);
+            }
+        }
+        for (number, sent) in record.sent.iter().enumerate() {
+            let free = machine.updates_by_hardware && sent.carries_changes;
+            let offset = if free { 0.0 } else { sent.offset_us * machine.software_slower };
+            match sent.cause {
+                Cause::Wait(wait) => self.edge(begins + wait, sends + number, offset),
+                Cause::Handler(handled) => self.edge(handles + handled, sends + number, offset),
+                Cause::Computing(wait) if wait > 0 => self.edge(ends + wait - 1, sends + number, offset),
+                Cause::Computing(_) => {}
+            }
+            self.edge(sends + number, self.places[sent.to].handles + sent.handler, 0.0);
+        }
+        // The order of who asks for a lock, and of who comes to a barrier, is the record's.
+        let mut steps: Vec<(f64, usize, Option<u64>)> = Vec::new();
+        for (number, wait) in record.waits.iter().enumerate().filter(|(_, wait)| wait.category.synchronizes()) {
+            steps.push((wait.at_us, begins + number, wait.lock));
+        }
+        for (number, handled) in record.handled.iter().enumerate() {
+            if handled.orders && handled.role != Role::Reply {
+                steps.push((handled.at_us, handles + number, handled.lock));
+            }
+        }
+        steps.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut before: BTreeMap<Option<u64>, usize> = BTreeMap::new();
+        for (_, node, lock) in steps {
+            if let Some(earlier) = before.insert(lock, node) {
+                self.edge(earlier, node, 0.0);
+            }
+        }
+    }
+}
+
+/// The next node to happen: the earliest; of those at one moment, the first.
+#[derive(PartialEq)]
+struct Next {
+    ready_us: f64,
+    node: usize,
+}
+
+impl Eq for Next {}
+
+impl Ord for Next {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.ready_us.total_cmp(&self.ready_us).then(other.node.cmp(&self.node))
+    }
+}
+
+impl PartialOrd for Next {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// What a rank has one of.
+#[derive(Clone, Default)]
+struct Resources {
+    out_free_us: f64,
+    in_free_us: f64,
+    handler_free_us: f64,
+    /// CPU time of handlers so far.
+    handled_us: f64,
+    /// Of these, what the thread has paid for already, or did not compute during.
+    settled_us: f64,
+}
+
+/// What `recording` would take on `network`.
+///
+/// # Errors
+/// [`Contradiction`].
+pub fn replay(recording: &Recording, network: &Network, machine: Machine) -> Result<Prediction, Contradiction> {
+    let mut graph = Graph::build(recording, machine);
+    let mut resources = vec![Resources::default(); recording.ranks.len()];
+    let mut heap: BinaryHeap<Next> =
+        (0..graph.nodes.len()).filter(|&node| graph.nodes[node].missing == 0).map(|node| Next { ready_us: 0.0, node }).collect();
+    let mut left = graph.nodes.len();
+    while let Some(Next { ready_us, node }) = heap.pop() {
+        let mut happens_us = ready_us;
+        // What follows counts from here.
+        let mut done_us = ready_us;
+        match graph.nodes[node].kind {
+            Kind::Begin { rank, wait } => {
+                let own = &mut resources[rank];
+                let stolen = own.handled_us - own.settled_us;
+                own.settled_us = own.handled_us;
+                if stolen > 0.0 && wait > 0 {
+                    heap.push(Next { ready_us: ready_us + stolen, node });
+                    continue;
+                }
+            }
+            // Whatever was handled meanwhile took nothing from the thread.
+            Kind::End { rank } => resources[rank].settled_us = resources[rank].handled_us,
+            Kind::Send { rank, sent } => {
+                let sent = &recording.ranks[rank].sent[sent];
+                let mut cost = network.cost(sent.bytes);
+                if machine.updates_by_hardware && sent.carries_changes {
+                    cost = cost.by_hardware();
+                }
+                let own = &mut resources[rank];
+                own.handled_us += cost.sending_us;
+                let out_us = (ready_us + cost.sending_us).max(own.out_free_us) + cost.wire_us;
+                own.out_free_us = out_us;
+                let there = &mut resources[sent.to];
+                done_us = (out_us + cost.latency_us).max(there.in_free_us + cost.wire_us);
+                there.in_free_us = done_us;
+            }
+            Kind::Handle { rank, handled } => {
+                let handled = &recording.ranks[rank].handled[handled];
+                let bytes = recording.ranks[handled.from].sent[handled.sent].bytes;
+                let mut cost = network.cost(bytes);
+                let mut takes_us = handled.us * machine.software_slower;
+                if machine.updates_by_hardware && handled.carries_changes {
+                    (cost, takes_us) = (cost.by_hardware(), 0.0);
+                }
+                let own = &mut resources[rank];
+                happens_us = ready_us.max(own.handler_free_us) + cost.receiving_us;
+                own.handler_free_us = happens_us + takes_us;
+                own.handled_us += cost.receiving_us + takes_us;
+                done_us = happens_us;
+            }
+        }
+        graph.nodes[node].at_us = happens_us;
+        left -= 1;
+        for (next, lag_us) in std::mem::take(&mut graph.nodes[node].then) {
+            let following = &mut graph.nodes[next];
+            following.ready_us = following.ready_us.max(done_us + lag_us);
+            following.missing -= 1;
+            if following.missing == 0 {
+                heap.push(Next { ready_us: following.ready_us, node: next });
+            }
+        }
+    }
+    if left > 0 {
+        return Err(Contradiction { left });
+    }
+    Ok(Prediction { ranks: (0..recording.ranks.len()).map(|rank| rank_time(recording, &graph, rank, machine)).collect() })
+}
+
+fn rank_time(recording: &Recording, graph: &Graph, rank: usize, machine: Machine) -> RankTime {
+    let record = &recording.ranks[rank];
+    let Places { begins, ends, .. } = graph.places[rank];
+    let at = |node: usize| graph.nodes[node].at_us;
+    let (first, after) = record.measured;
+    let mut time = RankTime::default();
+    if first == after {
+        return time;
+    }
+    let from = match first {
+        0 => 0.0,
+        first => at(ends + first - 1),
+    };
+    time.elapsed_us = at(ends + after - 1) - from;
+    for number in first..after {
+        let wait = &record.waits[number];
+        *time.waits_us.entry(wait.category).or_default() += at(ends + number) - at(begins + number);
+        time.computing_us += wait.computed_us * machine.slower;
+    }
+    time
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recording::tests::{parse, small};
+    use super::*;
+
+    fn network(latency_us: f64, mb_per_s: f64) -> Network {
+        Network::line("test", latency_us, 1.0 / mb_per_s)
+    }
+
+    #[test]
+    fn what_a_barrier_waits_for_is_found_again() {
+        let found = small();
+        // Rank 0 computes 100 us and handles a request for 2 us meanwhile; rank 1 computes 50 us and fetches a page. With no network at all rank 0 is last, and
+        // its own coming sends the departure: nothing in the record does that but the other's arrival, handled 0.5 us before.
+        let fast = replay(&found, &network(0.0, 1e5), Machine::SAME).unwrap();
+        let zero = fast.ranks[0].elapsed_us;
+        assert!((zero - (1.0 + 100.0 + 2.0 + 10.0)).abs() < 2.0, "{zero}");
+        // With 1000 us for a message, rank 1 is last: a request, a page, its arrival.
+        let slow = replay(&found, &network(1000.0, 1e5), Machine::SAME).unwrap();
+        assert!((slow.ranks[0].elapsed_us - (3000.0 + 50.0)).abs() < 30.0, "{:?}", slow.ranks[0]);
+        assert!((slow.ranks[1].elapsed_us - (4000.0 + 50.0)).abs() < 30.0, "{:?}", slow.ranks[1]);
+        assert!((slow.ranks[1].waits_us[&Category::ReadFault] - 2000.0).abs() < 30.0);
+        assert!((slow.ranks[1].computing_us - 50.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn a_slow_link_counts_bytes() {
+        let found = small();
+        let slow = replay(&found, &network(0.0, 1.0), Machine::SAME).unwrap();
+        // 10 + 4109 bytes at a byte a microsecond.
+        let fault = slow.ranks[1].waits_us[&Category::ReadFault];
+        assert!((fault - 4119.0).abs() < 30.0, "{fault}");
+    }
+
+    #[test]
+    fn a_slower_machine_computes_longer() {
+        let found = small();
+        let there = replay(&found, &network(0.0, 1e5), Machine { slower: 10.0, ..Machine::SAME }).unwrap();
+        assert!((there.ranks[0].computing_us - 1000.0).abs() < 0.1);
+        assert!(there.ranks[0].elapsed_us > 1000.0);
+    }
+
+    #[test]
+    fn a_link_carries_one_message_at_a_time() {
+        // Three ranks ask rank 0 for a page at once; its link is what they share.
+        let zero = |us: f64| {
+            (1..4)
+                .flat_map(|rank| {
+                    let at = us + f64::from(rank) * 10.0;
+                    [
+                        format!(r#"{{"at_us":{at},"event":"receive","from":{rank},"type":"GetPage","us":1}}"#),
+                        format!(r#"{{"at_us":{},"event":"send","to":{rank},"type":"Page","bytes":1000}}"#, at + 0.5),
+                    ]
+                })
+                .collect::<Vec<_>>()
+        };
+        let other = |rank: f64| {
+            vec![
+                r#"{"at_us":0,"event":"wait","thread":0,"what":"other","us":1}"#.to_owned(),
+                r#"{"at_us":2,"event":"send","to":0,"type":"GetPage","bytes":1}"#.to_owned(),
+                format!(r#"{{"at_us":{},"event":"receive","from":0,"type":"Page","us":1}}"#, 60.0 + rank),
+                r#"{"at_us":2,"event":"wait","what":"read fault","us":70}"#.to_owned(),
+                r#"{"at_us":1,"event":"compute","thread":0,"us":79,"cpu_us":9}"#.to_owned(),
+                r#"{"at_us":80,"event":"wait","thread":0,"what":"other","us":1}"#.to_owned(),
+            ]
+        };
+        let files = [zero(20.0), other(1.0), other(2.0), other(3.0)];
+        let texts: Vec<Vec<&str>> = files.iter().map(|file| file.iter().map(String::as_str).collect()).collect();
+        let found = parse(&texts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+        let there = replay(&found, &network(0.0, 1.0), Machine::SAME).unwrap();
+        let mut faults: Vec<f64> = there.ranks[1..].iter().map(|rank| rank.waits_us[&Category::ReadFault]).collect();
+        faults.sort_by(f64::total_cmp);
+        for (fault, pages) in faults.iter().zip([1000.0, 2000.0, 3000.0]) {
+            assert!((fault - pages).abs() < 100.0, "{faults:?}");
+        }
+    }
+
+    #[test]
+    fn a_trace_that_contradicts_itself_is_refused() {
+        // Each answers what the other sends only then.
+        let zero = [
+            r#"{"at_us":5,"event":"receive","from":1,"type":"Page","us":1}"#,
+            r#"{"at_us":5.5,"event":"send","to":1,"type":"Page","bytes":1}"#,
+        ];
+        let one = [
+            r#"{"at_us":5,"event":"receive","from":0,"type":"Page","us":1}"#,
+            r#"{"at_us":5.5,"event":"send","to":0,"type":"Page","bytes":1}"#,
+        ];
+        let found = parse(&[&zero, &one]).unwrap();
+        assert_eq!(replay(&found, &network(1.0, 1.0), Machine::SAME).unwrap_err(), Contradiction { left: 4 });
+    }
+}
