@@ -15,7 +15,7 @@ pub mod replay;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use network::Network;
@@ -88,6 +88,7 @@ struct Row {
 
 pub fn run(args: &Args) -> Result<i32> {
     let mut recording = Recording::read(&args.trace).context("the trace cannot be used")?;
+    ensure!(recording.elapsed_us() > 0.0, "the trace cannot be used: there is nothing in it between start and stop");
     if args.undisturbed {
         recording = recording.undisturbed();
     }
