@@ -3,6 +3,7 @@
 //!
 //! What the link costs beyond loopback comes from raw round trips of several sizes on both; everything else from the trace. Two ranks, one at either end.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
@@ -187,35 +188,47 @@ fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
         if !args.only.is_empty() && !args.only.iter().any(|part| program.contains(part.as_str())) {
             continue;
         }
-        for (protocol, name, updates_by_hardware) in
-            [("sc", "sc", false), ("lrc", "lrc", false), ("hlrc", "hlrc", false), ("hlrc", "aurc", true)]
-        {
-            let mut found: [Vec<f64>; 2] = Default::default();
-            for _ in 0..args.common.pick(args.rounds, 1) {
-                let (trace, times) = (dir.join("trace"), dir.join("times"));
-                let me = std::env::current_exe()?;
-                let mut command = Command::new(&me);
-                command.args(["launch", "-n", "4", "--protocol", protocol, "--trace"]).arg(&trace).arg(&me).args(["example", program]);
-                command.args(args.common.quick.then_some("--small")).arg("--json").arg(&times);
-                command.stdin(Stdio::null()).stdout(Stdio::null()).env("RAMPOOL_DEADLINE_S", "60");
-                before_exec(&mut command, None, None);
-                let status = command.status()?;
-                ensure!(status.success(), "four ranks of {program} under {protocol} ended with {status}");
-                let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&times)?)?;
-                let alone_us = line["sequential_s"].as_f64().context("the program says no time")? * 1e6 * slower;
-                let recording = Recording::read(&trace)?.undisturbed();
-                let machine = Machine { slower, software_slower: PAPERS_SOFTWARE, updates_by_hardware };
-                for (speed_ups, network) in found.iter_mut().zip(["eth100-1999", "loh-hb"]) {
-                    speed_ups.push(alone_us / replay(&recording, &Network::named(network)?, machine)?.elapsed_us());
-                }
+        let mut recordings = BTreeMap::<_, Vec<Recording>>::new();
+        // What else runs makes it longer, never shorter.
+        let mut alone_us = f64::INFINITY;
+        for _ in 0..args.common.pick(args.rounds, 1) {
+            for protocol in ["sc", "lrc", "hlrc"] {
+                let (recording, alone_s) = four_ranks(program, protocol, args.common.quick, dir)?;
+                recordings.entry(protocol).or_default().push(recording);
+                alone_us = alone_us.min(alone_s * 1e6);
             }
-            for (speed_ups, network) in found.iter().zip(["eth100-1999", "loh-hb"]) {
+        }
+        for network in ["eth100-1999", "loh-hb"] {
+            for (protocol, name, updates_by_hardware) in
+                [("sc", "sc", false), ("lrc", "lrc", false), ("hlrc", "hlrc", false), ("hlrc", "aurc", true)]
+            {
+                let machine = Machine { slower, software_slower: PAPERS_SOFTWARE, updates_by_hardware };
+                let mut speed_ups = Vec::new();
+                for recording in &recordings[protocol] {
+                    speed_ups.push(alone_us * slower / replay(recording, &Network::named(network)?, machine)?.elapsed_us());
+                }
                 let parameters = json!({ "experiment": "papers", "program": program, "protocol": name, "network": network });
-                report.series(&format!("4 nodes, {network}, {program}, {name}: speed-up"), "", parameters, speed_ups);
+                report.series(&format!("4 nodes, {network}, {program}, {name}: speed-up"), "", parameters, &speed_ups);
             }
         }
     }
     Ok(())
+}
+
+/// What four ranks on this machine did, without what they waited for a CPU; and the seconds that one takes alone.
+fn four_ranks(program: &str, protocol: &str, quick: bool, dir: &Path) -> Result<(Recording, f64)> {
+    let (trace, times) = (dir.join("trace"), dir.join("times"));
+    let me = std::env::current_exe()?;
+    let mut command = Command::new(&me);
+    command.args(["launch", "-n", "4", "--protocol", protocol, "--trace"]).arg(&trace).arg(&me).args(["example", program]);
+    command.args(quick.then_some("--small")).arg("--json").arg(&times);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).env("RAMPOOL_DEADLINE_S", "60");
+    before_exec(&mut command, None, None);
+    let status = command.status()?;
+    ensure!(status.success(), "four ranks of {program} under {protocol} ended with {status}");
+    let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&times)?)?;
+    let alone_s = line["sequential_s"].as_f64().context("the program says no time")?;
+    Ok((Recording::read(&trace)?.undisturbed(), alone_s))
 }
 
 /// The median of raw round trips with answers of these sizes.
