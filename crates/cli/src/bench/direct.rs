@@ -32,9 +32,9 @@ pub struct Args {
     rounds: usize,
 }
 
-const SEED: u64 = 5;
-const SPIN: Duration = Duration::from_millis(2);
-const MIB: u64 = 1 << 20;
+pub const SEED: u64 = 5;
+pub const SPIN: Duration = Duration::from_millis(2);
+pub const MIB: u64 = 1 << 20;
 /// The lattice of the halo exchange: its side, in four dimensions.
 const SIDE: u64 = 32;
 
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<i32> {
     report.finish(common.json.as_deref())
 }
 
-fn connect(server: &Service, bytes: u64) -> Result<Direct> {
+pub fn connect(server: &Service, bytes: u64) -> Result<Direct> {
     let mut config = PoolConfig::new(vec![server.address.parse()?], ByteLen(bytes), "rampool bench direct");
     config.encryption = Encryption::Off;
     let mut direct = Direct::connect(&config)?;
@@ -79,12 +79,12 @@ fn index(n: u64) -> usize {
 }
 
 /// What a region holds from `at` on, a multiple of 8.
-fn content(at: u64, len: u64) -> Vec<u8> {
+pub fn content(at: u64, len: u64) -> Vec<u8> {
     (at / 8..(at + len).div_ceil(8)).flat_map(|n| word(SEED, n).to_le_bytes()).take(index(len)).collect()
 }
 
 /// What a layout at byte 0 selects of it.
-fn selected(layout: &Layout) -> Vec<u8> {
+pub fn selected(layout: &Layout) -> Vec<u8> {
     layout.program().runs().flat_map(|run| content(run.offset.cast_unsigned(), run.len)).collect()
 }
 
@@ -209,10 +209,9 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
     Ok(())
 }
 
-fn layouts(report: &mut Report, direct: &mut Direct, region: DirectRegion, rounds: usize, common: &Common) -> Result<()> {
-    let bytes = region.bytes();
+/// Layouts with their names: each is one get, or several at once.
+pub fn cells(bytes: u64, sparse: u64) -> Result<Vec<(String, Vec<Layout>)>> {
     let element = Layout::bytes(8)?;
-    let sparse = common.pick(16_384, 4096);
     let dense = bytes / 64;
     let order = permutation(SEED, index(bytes / 8));
     let list: Vec<(u64, i64)> = order.iter().take(index(dense)).map(|n| (1, i64::try_from(*n).expect("far below"))).collect();
@@ -223,26 +222,36 @@ fn layouts(report: &mut Report, direct: &mut Direct, region: DirectRegion, round
         element.subarray(&[SIDE; 4], &part, &at, Order::C)
     };
     let faces = (0..4).flat_map(|dimension| [face(dimension, 0), face(dimension, SIDE - 1)]).collect::<Result<Vec<_>, _>>()?;
-    let cells = [
+    Ok(vec![
         (format!("strided get, {sparse} x 8 B, stride 4 KiB"), vec![element.hvector(sparse, 1, 4096)?]),
         (format!("strided get, {dense} x 8 B, stride 64 B"), vec![element.hvector(dense, 1, 64)?]),
         (format!("random gather, {dense} x 8 B"), vec![random]),
         ("8 faces of a 32^4 lattice of 8 B".to_owned(), faces),
-    ];
+    ])
+}
+
+/// Gets all of them, one under way beside the other, into the buffers.
+pub fn get_all(direct: &mut Direct, region: DirectRegion, layouts: &[Layout], buffers: &mut [Vec<u8>]) -> Result<Duration> {
+    let started = Instant::now();
+    let mut gets = Vec::new();
+    for (layout, buffer) in layouts.iter().zip(&mut *buffers) {
+        gets.push(direct.start_get_into(region, 0, layout, std::mem::take(buffer))?);
+    }
+    for (get, buffer) in gets.into_iter().zip(buffers) {
+        *buffer = direct.wait(get)?;
+    }
+    Ok(started.elapsed())
+}
+
+fn layouts(report: &mut Report, direct: &mut Direct, region: DirectRegion, rounds: usize, common: &Common) -> Result<()> {
+    let bytes = region.bytes();
+    let cells = cells(bytes, common.pick(16_384, 4096))?;
     for (name, layouts) in &cells {
         let want: Vec<Vec<u8>> = layouts.iter().map(selected).collect();
         let mut buffers = vec![Vec::new(); layouts.len()];
         let mut took = Vec::new();
         for round in 0..=rounds {
-            let started = Instant::now();
-            let mut gets = Vec::new();
-            for (layout, buffer) in layouts.iter().zip(&mut buffers) {
-                gets.push(direct.start_get_into(region, 0, layout, std::mem::take(buffer))?);
-            }
-            for (get, buffer) in gets.into_iter().zip(&mut buffers) {
-                *buffer = direct.wait(get)?;
-            }
-            let time = started.elapsed().as_secs_f64() * 1e3;
+            let time = get_all(direct, region, layouts, &mut buffers)?.as_secs_f64() * 1e3;
             if buffers != want {
                 bail!("WRONG CONTENT: {name}");
             }
@@ -253,6 +262,7 @@ fn layouts(report: &mut Report, direct: &mut Direct, region: DirectRegion, round
         report.series(name, "ms", json!({ "what": name }), &took);
     }
     // One get for each element, of the first of them.
+    let (element, dense) = (Layout::bytes(8)?, bytes / 64);
     let singles = common.pick(4096, 256);
     let strided = element.hvector(dense, 1, 64)?;
     let (mut one_by_one, mut at_once) = (Vec::new(), Vec::new());

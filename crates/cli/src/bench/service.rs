@@ -63,11 +63,16 @@ pub struct Service {
 impl Service {
     /// `rampool serve`, one shard, not encrypted, raw pages.
     pub fn memory_server(place: &Place<'_>, memory_bytes: u64, spin: Duration) -> Result<Self> {
+        Self::memory_server_at(place, &format!("{}:0", place.host), memory_bytes, spin)
+    }
+
+    /// The same, listening at an address of one's own choice.
+    pub fn memory_server_at(place: &Place<'_>, listen: &str, memory_bytes: u64, spin: Duration) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["serve", "--shards", "1", "--log-level", "error", "--encryption", "off", "--memory"])
             .arg(memory_bytes.to_string())
-            .args(["--listen", &format!("{}:0", place.host), "--spin-us", &spin.as_micros().to_string()]);
+            .args(["--listen", listen, "--spin-us", &spin.as_micros().to_string()]);
         if let Some(key) = place.key {
             command.arg("--key-file").arg(key);
         }
