@@ -181,6 +181,44 @@ fn cmake_finds_the_library_and_a_static_program_needs_none() {
     assert!(output.status.success(), "{output:?}");
 }
 
+// --- the direct view, and MPI ---------------------------------------------------------------------------------------------------------------
+
+/// Compiles a test with MPI's compiler, unless there is none, which `scripts/test.py` looks for as well.
+fn compile_with_mpi(name: &str) -> Option<PathBuf> {
+    if Command::new("mpicc").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no mpicc on this machine");
+        if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
+            use std::io::Write as _;
+            let mut skips = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+            skips.write_all(b"mpi: there is no mpicc\n").unwrap();
+        }
+        return None;
+    }
+    let flags =
+        run(Command::new("pkg-config").args(["--cflags", "--libs", "rampool"]).env("PKG_CONFIG_PATH", libraries().join("pkgconfig")));
+    let program = installed().join(name);
+    let source = here().join("tests").join(name).with_extension("c");
+    let mut compiler = Command::new("mpicc");
+    compiler.args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(&program).arg(source);
+    run(compiler.args(text(&flags.stdout).split_whitespace()));
+    Some(program)
+}
+
+#[test]
+fn mpi_datatypes_become_layouts_that_select_what_mpi_packs() {
+    let Some(program) = compile_with_mpi("mpi_layouts") else { return };
+    let server = serve(64 * MIB);
+    let name = format!("{}=16M", server.addr());
+    for seed in ["1", "2"] {
+        let mut command = Command::new(&program);
+        // No daemon of MPI's for a process that is alone.
+        command.args([&name, seed, "400"]).env("LD_LIBRARY_PATH", libraries()).env("OMPI_MCA_ess_singleton_isolated", "1");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "seed {seed}: {}{}", text(&output.stdout), text(&output.stderr));
+    }
+    assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+}
+
 // --- shared memory --------------------------------------------------------------------------------------------------------------------------
 
 /// The launcher, which lies where the library was built.

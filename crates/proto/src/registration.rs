@@ -262,7 +262,8 @@ impl PinCache {
         while self.pinned_pages + whole.pages() > allowance_pages || self.live() >= registrations {
             assert!(self.unpin_one(), "what nobody uses can be unpinned");
         }
-        let fresh = Registration { generation: 0, state: State::Registering { wanted: span }, span: whole, reachable: whole.pages(), uses: 0 };
+        let fresh =
+            Registration { generation: 0, state: State::Registering { wanted: span }, span: whole, reachable: whole.pages(), uses: 0 };
         let index = match self.free.pop() {
             Some(index) => {
                 let place = &mut self.registrations[index as usize];

@@ -108,11 +108,8 @@ impl Ring {
     /// # Errors
     /// As `send(2)`.
     pub unsafe fn send(&mut self, socket: BorrowedFd<'_>, memory: *const u8, bytes: usize, place: Option<u16>) -> io::Result<Sent> {
-        if self.under_way >= MOST_UNDER_WAY {
-            self.gather();
-            if self.under_way >= MOST_UNDER_WAY {
-                return Ok(Sent::Blocked);
-            }
+        if self.is_full() {
+            return Ok(Sent::Blocked);
         }
         let number = self.next;
         self.next += 1;
@@ -172,6 +169,14 @@ impl Ring {
     #[must_use]
     pub fn under_way(&self) -> u32 {
         self.under_way
+    }
+
+    /// Whether so many sends are under way that no more can begin.
+    pub fn is_full(&mut self) -> bool {
+        if self.under_way >= MOST_UNDER_WAY {
+            self.gather();
+        }
+        self.under_way >= MOST_UNDER_WAY
     }
 
     /// Waits until one more send has ended, if one is under way.

@@ -88,7 +88,9 @@ pub fn run(args: &Args) -> Result<i32> {
             });
         }
     }
-    report.note("the paper's, at 4096 KB: copy 248.1 Mbit/s, hits 254.5 (1.026 times as much), misses 253.1 (1.020); zero copy wins from 256 KB on");
+    report.note(
+        "the paper's, at 4096 KB: copy 248.1 Mbit/s, hits 254.5 (1.026 times as much), misses 253.1 (1.020); zero copy wins from 256 KB on",
+    );
     report.finish(common.json.as_deref())
 }
 
@@ -96,8 +98,11 @@ pub fn run(args: &Args) -> Result<i32> {
 fn look_ups(report: &mut Report, rounds: usize, common: &Common) -> Result<()> {
     const PAGES: u64 = 16;
     let looks = common.pick(400_000, 10_000);
-    for (name, count, large_first) in [("1", 1u32, false), ("1024", 1024, false), ("16384", 16384, false), ("1024, GreedyDual-Size", 1024, true)] {
-        let policy: Box<dyn UnpinPolicy + Send> = if large_first { Box::<GreedyDualSize>::default() } else { Box::<LeastRecentlyUsed>::default() };
+    for (name, count, large_first) in
+        [("1", 1u32, false), ("1024", 1024, false), ("16384", 16384, false), ("1024, GreedyDual-Size", 1024, true)]
+    {
+        let policy: Box<dyn UnpinPolicy + Send> =
+            if large_first { Box::<GreedyDualSize>::default() } else { Box::<LeastRecentlyUsed>::default() };
         let limits = Limits { allowance_pages: u64::MAX, registration_pages: PAGES, registrations: count };
         let mut cache = PinCache::new(limits, policy);
         let span = |n: u64| {
@@ -224,11 +229,20 @@ impl Bench {
         if matches!(way, Way::RingHit | Way::LockHit) {
             for at in &order {
                 let (start, bytes) = (self.buffers.start() + at, payload);
-                if way == Way::RingHit { self.ring.acquire(start, bytes).map(|held| self.ring.release(held))? } else { self.locks.acquire(start, bytes).map(|held| self.locks.release(held))? }
+                if way == Way::RingHit {
+                    self.ring.acquire(start, bytes).map(|held| self.ring.release(held))?
+                } else {
+                    self.locks.acquire(start, bytes).map(|held| self.locks.release(held))?
+                }
             }
         }
         let expected = compare.then(|| {
-            let content = order.iter().cycle().take(count).flat_map(|at| (*at..at + payload).step_by(8)).flat_map(|at| word(SEED, at as u64).to_le_bytes());
+            let content = order
+                .iter()
+                .cycle()
+                .take(count)
+                .flat_map(|at| (*at..at + payload).step_by(8))
+                .flat_map(|at| word(SEED, at as u64).to_le_bytes());
             content.collect::<Vec<u8>>()
         });
         self.sink.expect(payload * count, expected)?;

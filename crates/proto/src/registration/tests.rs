@@ -328,7 +328,9 @@ fn what_cannot_be_registered_says_why_and_changes_nothing() {
     cache.release(one);
     cache.release(two);
     let id = cache.admit(span(10, 14)).unwrap();
-    assert!(std::iter::from_fn(|| cache.poll()).any(|output| matches!(output, Output::Register { span: whole, .. } if whole == span(10, 14))));
+    assert!(
+        std::iter::from_fn(|| cache.poll()).any(|output| matches!(output, Output::Register { span: whole, .. } if whole == span(10, 14)))
+    );
     cache.refused(id);
     assert_eq!(cache.look_up(span(10, 11)), None, "what the kernel refused is not found");
     cache.check();
