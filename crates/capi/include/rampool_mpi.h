@@ -13,6 +13,7 @@
 #define RAMPOOL_MPI_H
 
 #include <mpi.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -95,22 +96,19 @@ static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_
     case MPI_COMBINER_VECTOR:
         return rampool_layout_vector(element, (uint64_t)count, (uint64_t)i[1], i[2], layout);
     case MPI_COMBINER_HVECTOR:
-    case MPI_COMBINER_HVECTOR_INTEGER:
-        return rampool_layout_hvector(element, (uint64_t)count, (uint64_t)i[1], c->addresses ? (int64_t)c->addresses[0] : i[2], layout);
+        return rampool_layout_hvector(element, (uint64_t)count, (uint64_t)i[1], (int64_t)c->addresses[0], layout);
     case MPI_COMBINER_INDEXED:
     case MPI_COMBINER_INDEXED_BLOCK:
     case MPI_COMBINER_HINDEXED:
-    case MPI_COMBINER_HINDEXED_INTEGER:
     case MPI_COMBINER_HINDEXED_BLOCK:
-    case MPI_COMBINER_STRUCT:
-    case MPI_COMBINER_STRUCT_INTEGER: {
+    case MPI_COMBINER_STRUCT: {
         int one_length = combiner == MPI_COMBINER_INDEXED_BLOCK || combiner == MPI_COMBINER_HINDEXED_BLOCK;
         const int *places = i + (one_length ? 2 : 1 + count);
         for (int n = 0; n < count; n++) {
             c->blocks[n] = (uint64_t)(one_length ? i[1] : i[1 + n]);
             c->places[n] = c->addresses ? (int64_t)c->addresses[n] : places[n];
         }
-        if (combiner == MPI_COMBINER_STRUCT || combiner == MPI_COMBINER_STRUCT_INTEGER)
+        if (combiner == MPI_COMBINER_STRUCT)
             return rampool_layout_struct((size_t)count, c->blocks, c->places, (const rampool_layout *const *)parts, layout);
         if (combiner == MPI_COMBINER_INDEXED || combiner == MPI_COMBINER_INDEXED_BLOCK)
             return rampool_layout_indexed(element, (size_t)count, c->blocks, c->places, layout);
@@ -123,8 +121,6 @@ static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_
         return rampool_layout_subarray(element, (size_t)count, c->blocks, c->blocks + count, starts,
                                        i[1 + 3 * count] == MPI_ORDER_FORTRAN ? RAMPOOL_ORDER_FORTRAN : RAMPOOL_ORDER_C, layout);
     }
-    case MPI_COMBINER_DARRAY:
-        return rampool_mpi_refuse_(why, "datatypes of MPI_Type_create_darray are not understood; make it of MPI_Type_create_subarray, or of blocks");
     default:
         return rampool_mpi_refuse_(why, "a datatype was made by a constructor that is not known here");
     }
@@ -138,8 +134,8 @@ static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, r
         return rampool_mpi_refuse_(why, "a datatype is nested too deeply");
     if (type == MPI_DATATYPE_NULL || MPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS)
         return rampool_mpi_refuse_(why, "MPI does not tell what a datatype was made of");
-    if (combiner == MPI_COMBINER_DARRAY) /* before anything of it is looked at */
-        return rampool_mpi_build_(combiner, &(rampool_mpi_contents_){0}, &(rampool_layout *){NULL}, layout, why);
+    if (combiner == MPI_COMBINER_DARRAY)
+        return rampool_mpi_refuse_(why, "datatypes of MPI_Type_create_darray are not understood; make it of MPI_Type_create_subarray, or of blocks");
 
     rampool_layout *bare = NULL;
     rampool_status status = RAMPOOL_STATUS_OK;
@@ -147,11 +143,12 @@ static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, r
         combiner == MPI_COMBINER_F90_INTEGER) {
         status = rampool_mpi_named_(type, &bare, why);
     } else {
-        rampool_mpi_contents_ c = {0};
-        size_t room = (size_t)(integers > 0 ? integers : 1);
+        rampool_mpi_contents_ c = {NULL, NULL, NULL, 0, NULL, NULL};
+        /* Blocks are counted by integers or by addresses. */
+        size_t room = (size_t)integers + (size_t)addresses + 1;
         rampool_layout **parts = (rampool_layout **)calloc((size_t)types + 1, sizeof *parts);
         c.integers = (int *)calloc(room, sizeof *c.integers);
-        c.addresses = addresses > 0 ? (MPI_Aint *)calloc((size_t)addresses, sizeof *c.addresses) : NULL;
+        c.addresses = addresses > 0 ? (MPI_Aint *)calloc(room, sizeof *c.addresses) : NULL;
         c.types = (MPI_Datatype *)calloc((size_t)types + 1, sizeof *c.types);
         c.blocks = (uint64_t *)calloc(room, sizeof *c.blocks);
         c.places = (int64_t *)calloc(room, sizeof *c.places);

@@ -251,10 +251,11 @@ class Direct:
     def _move(self, function, region, buffer, datatype, count, offset, there, writable):
         from mpi4py import MPI
 
-        memory = MPI.memory.fromaddress if hasattr(MPI, "memory") else None
-        view = MPI.memory.frombuffer(buffer) if memory else MPI.buffer.frombuffer(buffer)
-        if writable and view.readonly:
-            raise RampoolError("the buffer cannot be written")
+        try:
+            # Called `memory` before mpi4py 4.
+            view = (MPI.buffer if hasattr(MPI, "buffer") else MPI.memory).frombuffer(buffer, readonly=not writable)
+        except BufferError as error:
+            raise RampoolError(f"the buffer cannot be used: {error}") from error
         here = Layout.bytes(view.nbytes) if datatype is None else Layout.of(datatype).contiguous(count)
         if datatype is not None:
             lower, extent = datatype.Get_true_extent()

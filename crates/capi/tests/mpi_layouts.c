@@ -21,6 +21,9 @@ static int below(int n)
     return (int)((state >> 33) % (unsigned long long)n);
 }
 
+/* Whether a part of the datatype is empty: of several elements of such a struct, Open MPI 4.1 packs other bytes than lie an extent apart. */
+static int hollow;
+
 static MPI_Datatype random_type(int depth)
 {
     static const int kinds = 13;
@@ -28,7 +31,11 @@ static MPI_Datatype random_type(int depth)
                               MPI_FLOAT_INT, MPI_LONG_INT, MPI_2INT,     MPI_LONG_DOUBLE_INT, MPI_C_DOUBLE_COMPLEX, MPI_BYTE};
     MPI_Datatype type, part[4];
     int lengths[4], places[4], sizes[3], subsizes[3], starts[3], n, count = below(5), block = below(4);
+    int stride = below(9) - 3, far_stride = below(400) - 100;
     MPI_Aint far[4], lower, extent;
+    /* Open MPI 4.1 takes a stride of -1 for none. */
+    stride -= stride == -1;
+    far_stride -= far_stride == -1;
     if (depth == 0 || below(6) == 0)
         return named[below(kinds)];
     part[0] = random_type(depth - 1);
@@ -39,8 +46,8 @@ static MPI_Datatype random_type(int depth)
     }
     switch (below(11)) {
     case 0: MPI_Type_contiguous(count, part[0], &type); break;
-    case 1: MPI_Type_vector(count, block, below(9) - 3, part[0], &type); break;
-    case 2: MPI_Type_create_hvector(count, block, below(400) - 100, part[0], &type); break;
+    case 1: MPI_Type_vector(count, block, stride, part[0], &type); break;
+    case 2: MPI_Type_create_hvector(count, block, far_stride, part[0], &type); break;
     case 3: MPI_Type_indexed(count % 5, lengths, places, part[0], &type); break;
     case 4: MPI_Type_create_hindexed(count % 5, lengths, far, part[0], &type); break;
     case 5: MPI_Type_create_indexed_block(count % 5, block, places, part[0], &type); break;
@@ -65,6 +72,8 @@ static MPI_Datatype random_type(int depth)
         break;
     default: MPI_Type_dup(part[0], &type); break;
     }
+    MPI_Type_size(type, &n);
+    hollow |= n == 0;
     return type;
 }
 
@@ -96,9 +105,10 @@ int main(int argc, char **argv)
     for (n = 0; n < 2 * REACH; n++)
         buffer[n] = (unsigned char)(below(251) + 1);
     for (n = 0; n < count; n++) {
+        hollow = 0;
         MPI_Datatype type = random_type(4);
         MPI_Aint lower, extent;
-        int bytes, position = 0, repeat = 1 + below(3);
+        int bytes, position = 0, repeat = hollow ? 1 : 1 + below(3);
         uint64_t size;
         MPI_Type_commit(&type);
         MPI_Type_get_true_extent(type, &lower, &extent);
