@@ -407,6 +407,9 @@ pub unsafe extern "C" fn rampool_direct_put(
     from: *const c_void,
     bytes: u64,
 ) -> RampoolStatus {
+    if from.is_null() && bytes > 0 {
+        return fail(RampoolStatus::Invalid, "rampool_direct_put: a null pointer");
+    }
     let layout = Layout::bytes(bytes);
     // SAFETY: the caller's promise.
     unsafe { moved(direct, region, layout, |direct, region, all| direct.put_layout_at(region, offset, all, from.cast(), all)) }
@@ -424,6 +427,9 @@ pub unsafe extern "C" fn rampool_direct_get(
     to: *mut c_void,
     bytes: u64,
 ) -> RampoolStatus {
+    if to.is_null() && bytes > 0 {
+        return fail(RampoolStatus::Invalid, "rampool_direct_get: a null pointer");
+    }
     let layout = Layout::bytes(bytes);
     // SAFETY: the caller's promise.
     unsafe { moved(direct, region, layout, |direct, region, all| direct.get_layout_at(region, offset, all, to.cast(), all)) }

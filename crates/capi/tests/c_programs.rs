@@ -214,10 +214,10 @@ fn mpi_datatypes_become_layouts_that_select_what_mpi_packs() {
     let Some(program) = compile_with_mpi("mpi_layouts") else { return };
     let server = serve(64 * MIB);
     let name = format!("{}=16M", server.addr());
-    for seed in ["1", "2"] {
+    for seed in ["1", "2", "3"] {
         let mut command = Command::new(&program);
         // No daemon of MPI's for a process that is alone.
-        command.args([&name, seed, "400"]).env("LD_LIBRARY_PATH", libraries()).env("OMPI_MCA_ess_singleton_isolated", "1");
+        command.args([&name, seed, "800"]).env("LD_LIBRARY_PATH", libraries()).env("OMPI_MCA_ess_singleton_isolated", "1");
         let output = command.output().unwrap();
         assert!(output.status.success(), "seed {seed}: {}{}", text(&output.stdout), text(&output.stderr));
     }
