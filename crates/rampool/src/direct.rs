@@ -232,7 +232,7 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// Connects to the servers, and opens or joins a lease. Where the peers are such that sending without a copy may pay, finding out takes some milliseconds.
+    /// Connects to the servers, and opens or joins a lease. Where the peers are such that sending without a copy may pay, finding out takes some tens of milliseconds.
     ///
     /// # Errors
     /// [`ConnectError`].
