@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let ways = [Way::Plain, Way::RingCopy, Way::RingHit, Way::RingMiss, Way::LockCopy, Way::LockHit, Way::LockMiss];
     let mut figures: Vec<[Vec<f64>; 7]> = Vec::new();
     for payload in &payloads {
-        let transfers = (common.pick(48 << 20, 1 << 20) / payload).clamp(24, 8192);
+        let transfers = (common.pick(16 << 20, 1 << 20) / payload).clamp(8, 2048);
         for way in ways {
             bench.transfers(way, *payload, BUFFERS, true).with_context(|| format!("{way:?} of {payload} bytes"))?;
         }
