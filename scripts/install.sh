@@ -9,7 +9,7 @@ built=${TARGET:-target}/release
 
 if [ "${1:-}" = --remove ]; then
     cd "$dest$prefix"
-    rm -f bin/rampool bin/dlmm_server include/rampool.h include/rampool_parmacs.h include/dlmm.h include/tsm.h lib/librampool.so lib/librampool.so.* lib/librampool.a \
+    rm -f bin/rampool bin/dlmm_server include/rampool.h include/rampool_mpi.h include/rampool_parmacs.h include/dlmm.h include/tsm.h lib/librampool.so lib/librampool.so.* lib/librampool.a \
         lib/pkgconfig/rampool.pc share/man/man1/rampool.1 share/man/man1/rampool-*.1 share/bash-completion/completions/rampool.bash \
         share/zsh/site-functions/_rampool share/fish/vendor_completions.d/rampool.fish
     rm -rf lib/rampool lib/cmake/rampool share/rampool

@@ -23,6 +23,7 @@ PLOTS_UNDER = {
     "fault": [("fault", "A 4 KiB fault beside a raw request and reply")],
     "stream-1g": [("stream-pages", "STREAM triad against page size"), ("stream-clients", "One to seven clients on one server")],
     "programs": [("programs", "Programs at a quarter of their memory")],
+    "register": [("register", "Copies, hits and misses against payload")],
     "shared-time": [("shared-time", "Where the time of parallel programs goes")],
 }
 
@@ -165,15 +166,29 @@ def papers_table(data):
     return rows
 
 
+REGISTER_WAYS = [("none", "plain send"), *((registrar, what) for registrar in ("io_uring", "mlock") for what in ("copy", "hit", "miss"))]
+
+
+def payload_table(data):
+    runs = {(s["parameters"]["payload"], s["parameters"]["registrar"], s["parameters"]["what"]): s for s in data["series"] if s["parameters"].get("experiment") == "payload"}
+    if not runs:
+        return []
+    names = [what if registrar == "none" else f"{registrar}, {what}" for registrar, what in REGISTER_WAYS]
+    rows = ["| payload | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for payload in sorted({payload for payload, _, _ in runs}):
+        rows.append(f"| {payload >> 10} KiB | " + " | ".join(f"{short(runs[payload, *way]['median'])} GB/s" for way in REGISTER_WAYS) + " |")
+    return rows
+
+
 def figures(data):
     """What stands on the page for one file."""
-    swept = ("pages", "clients", "time", "predict", "papers")
+    swept = ("pages", "clients", "time", "predict", "papers", "payload")
     lines = [f"{data['machine']}; load average {data['load_before']} before, {data['load_after']} after.", ""]
     if data["ratios"]:
         lines += [*ratio_table(data), ""]
     plain = [s for s in data["series"] if s["parameters"].get("experiment") not in swept]
     lines += [*series_table(plain), ""] if plain else []
-    for table in (pages_table(data), paper_line(data), clients_table(data), time_table(data), predict_table(data), papers_table(data)):
+    for table in (pages_table(data), paper_line(data), clients_table(data), time_table(data), predict_table(data), papers_table(data), payload_table(data)):
         lines += [*table, ""] if table else []
     lines += [f"* {note}" for note in data["notes"]]
     return "\n".join(lines).strip()
@@ -246,6 +261,24 @@ def plot(found):
         axes.grid(alpha=0.3, which="both")
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
         save(figure, "stream-clients")
+
+    if "register" in found:
+        figure, both = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
+        for axes, registrar in zip(both, ("io_uring", "mlock")):
+            for who, what in REGISTER_WAYS:
+                points = sorted(
+                    (s["parameters"]["payload"] / 1024, s["median"])
+                    for s in found["register"]["series"]
+                    if s["parameters"].get("experiment") == "payload" and (s["parameters"]["registrar"], s["parameters"]["what"]) == (who, what)
+                )
+                if points and who in ("none", registrar):
+                    axes.plot(*zip(*points), "--" if who == "none" else "-", color="gray" if who == "none" else None, marker="o", markersize=3, label=what)
+            axes.set(xlabel="payload, KiB", ylabel="GB/s", title=registrar)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
+            axes.grid(alpha=0.3, which="both")
+            axes.legend(fontsize=8)
+        save(figure, "register")
 
     if "programs" in found:
         programs, ways = [], ["native", "rampool", "kernel swap on zram"]

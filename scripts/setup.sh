@@ -35,6 +35,7 @@ want python3 python3
 # --- to test ------------------------------------------------------------------------------------------------------------------------
 if [ "$goal" != build ]; then
     want m4 m4
+    want mpicc libopenmpi-dev
     if have cargo; then
         for part in fmt:rustfmt clippy:clippy; do
             cargo "${part%%:*}" --version >/dev/null 2>&1 || rustup component add "${part##*:}" >/dev/null 2>&1 ||

@@ -10,6 +10,7 @@ import ctypes
 import os
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -66,6 +67,23 @@ def has_capability(bit):
     return False
 
 
+def io_uring():
+    """Whether a ring can be made."""
+    number = {"x86_64": 425, "aarch64": 425}.get(os.uname().machine)
+    if number is None:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(number, 1, ctypes.create_string_buffer(120))
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
+
+
+def has_mpi4py():
+    tried = [str(ROOT / ".venv/bin/python"), "python3"]
+    return any(os.access(shutil.which(python) or "", os.X_OK) and subprocess.run([python, "-c", "from mpi4py import MPI"], capture_output=True).returncode == 0 for python in tried)
+
+
 def features_here():
     full = uffd_features(False)
     user = uffd_features(True)
@@ -80,6 +98,9 @@ def features_here():
         "netns": has_capability(21) and has_capability(12),
         "root": os.geteuid() == 0,
         "cpus": len(os.sched_getaffinity(0)) >= 2,
+        "io-uring": io_uring(),
+        "mpi": shutil.which("mpicc") is not None,
+        "mpi4py": has_mpi4py(),
     }
 
 

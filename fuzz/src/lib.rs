@@ -202,6 +202,7 @@ pub fn text(data: &[u8]) {
     if let Ok(spec) = text.parse::<rampool::pool::ServerSpec>() {
         assert_eq!(spec.to_string().parse(), Ok(spec));
     }
+    let _ = rampool::transport::zero_copy::parse_wish(text);
     let _ = text.parse::<rampool::pool::LeaseTicket>();
     let _ = text.parse::<rampool::pool::RegionTicket>();
 }

@@ -68,7 +68,7 @@ def everything_in_its_place(world, scale):
     version = must([TARGET / "release/rampool", "--version"]).split()[1]
     for wanted in (
         "bin/rampool", "bin/dlmm_server", "lib/rampool/librampool_agent.so", "lib/rampool/librampool_agent_io.so", "include/rampool.h", "include/dlmm.h",
-        "include/tsm.h", "include/rampool_parmacs.h", "share/rampool/rampool.m4",
+        "include/tsm.h", "include/rampool_parmacs.h", "include/rampool_mpi.h", "share/rampool/rampool.m4", "share/rampool/rampool_mpi.py",
         "lib/librampool.so", f"lib/librampool.so.{version}", "lib/librampool.a", "lib/pkgconfig/rampool.pc", "lib/cmake/rampool/rampool-config.cmake",
         "lib/cmake/rampool/rampool-config-version.cmake", "share/man/man1/rampool.1", "share/man/man1/rampool-run.1", "share/man/man1/rampool-serve.1",
         "share/bash-completion/completions/rampool.bash", "share/zsh/site-functions/_rampool", "share/fish/vendor_completions.d/rampool.fish",

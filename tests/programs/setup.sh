@@ -24,3 +24,5 @@ if ! [ -x .venv/bin/python ] || ! .venv/bin/python -c 'import numpy' 2>/dev/null
     python3 -m venv .venv
     .venv/bin/pip install --quiet --disable-pip-version-check 'numpy>=1.26,<3'
 fi
+# A test of its own decodes its datatypes; where it cannot be had, that test is skipped.
+.venv/bin/python -c 'import mpi4py' 2>/dev/null || .venv/bin/pip install --quiet --disable-pip-version-check 'mpi4py>=4,<5' || true

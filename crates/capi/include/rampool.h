@@ -9,11 +9,14 @@
  * memory at a fixed address, larger than this machine may hold: what does not fit the pool's local memory lives on the
  * memory servers. Functions that can fail return a status; rampool_error_message() says more.
  *
+ * Or bytes are read and changed where they lie, without pages: rampool_direct_open() opens the direct view, rampool_direct_put()
+ * and rampool_direct_get() move bytes, and layouts say which. rampool_mpi.h makes layouts of MPI's datatypes.
+ *
  * Or several processes share memory: `rampool launch -n 4 ./program` starts them, each joins with rampool_shared_join() and
  * is one rank of the run. Accesses of one byte by different threads, at least one of them a write, must be ordered by the
  * locks, barriers, condition variables, semaphores or atomic operations of this library. Any thread may use them.
  *
- * Threads: a builder belongs to one thread at a time. Pools and regions may be used by any threads at once; only
+ * Threads: a builder, and a direct view, belongs to one thread at a time. Pools and regions may be used by any threads at once; only
  * freeing or closing one must not meet another use of the same. Regions keep their content across fork() as long as the
  * parent lives; the child must not call functions of this library.
  */
@@ -33,6 +36,13 @@
  * Advice: the range is needed now; the call returns when it has been brought here.
  */
 #define RAMPOOL_ADVICE_WILL_NEED 1
+
+/**
+ * Orders of the elements of a subarray: the last dimension is the densest, or the first.
+ */
+#define RAMPOOL_ORDER_C 0
+
+#define RAMPOOL_ORDER_FORTRAN 1
 
 /**
  * Atomic operations, for rampool_shared_atomic(). LOAD ignores the operand.
@@ -85,9 +95,24 @@ typedef enum {
 /**
  * Options of a pool, by name. Names, values and defaults are those of the command line without the dashes: "server",
  * "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption", "compression", "stripe",
- * "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
+ * "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
  */
 typedef struct rampool_builder rampool_builder;
+
+/**
+ * One thread's way to the bytes of regions, read and changed where they lie. It belongs to one thread at a time.
+ */
+typedef struct rampool_direct rampool_direct;
+
+/**
+ * A region as the direct view knows it.
+ */
+typedef struct rampool_direct_region rampool_direct_region;
+
+/**
+ * Which bytes, in which order, in the terms of MPI's derived datatypes. Never changes; freed with rampool_layout_free(), also when others were made of it.
+ */
+typedef struct rampool_layout rampool_layout;
 
 /**
  * Local memory, memory servers and the pager between them.
@@ -296,6 +321,277 @@ void rampool_region_free(rampool_region *region);
 rampool_status rampool_pool_stats(const rampool_pool *pool,
                                   rampool_stats *stats,
                                   size_t size);
+
+/**
+ * `bytes` consecutive bytes.
+ *
+ * # Safety
+ * `layout` is null or can be written.
+ */
+rampool_status rampool_layout_bytes(uint64_t bytes, rampool_layout **layout);
+
+/**
+ * `count` elements, one extent apart.
+ *
+ * # Safety
+ * `element` is null or a layout that was not freed; `layout` is null or can be written.
+ */
+rampool_status rampool_layout_contiguous(const rampool_layout *element,
+                                         uint64_t count,
+                                         rampool_layout **layout);
+
+/**
+ * `count` blocks of `block` elements, the blocks `stride` extents apart.
+ *
+ * # Safety
+ * As rampool_layout_contiguous().
+ */
+rampool_status rampool_layout_vector(const rampool_layout *element,
+                                     uint64_t count,
+                                     uint64_t block,
+                                     int64_t stride,
+                                     rampool_layout **layout);
+
+/**
+ * `count` blocks of `block` elements, the blocks `stride` bytes apart.
+ *
+ * # Safety
+ * As rampool_layout_contiguous().
+ */
+rampool_status rampool_layout_hvector(const rampool_layout *element,
+                                      uint64_t count,
+                                      uint64_t block,
+                                      int64_t stride,
+                                      rampool_layout **layout);
+
+/**
+ * `count` blocks of `blocks[i]` elements at `displacements[i]` extents.
+ *
+ * # Safety
+ * As rampool_layout_contiguous(); `blocks` and `displacements` have `count` items.
+ */
+rampool_status rampool_layout_indexed(const rampool_layout *element,
+                                      size_t count,
+                                      const uint64_t *blocks,
+                                      const int64_t *displacements,
+                                      rampool_layout **layout);
+
+/**
+ * `count` blocks of `blocks[i]` elements at `displacements[i]` bytes.
+ *
+ * # Safety
+ * As rampool_layout_indexed().
+ */
+rampool_status rampool_layout_hindexed(const rampool_layout *element,
+                                       size_t count,
+                                       const uint64_t *blocks,
+                                       const int64_t *displacements,
+                                       rampool_layout **layout);
+
+/**
+ * `count` fields, each `counts[i]` of `layouts[i]` at `displacements[i]` bytes.
+ *
+ * # Safety
+ * `counts`, `displacements` and `fields` have `count` items, the last of which are layouts that were not freed; `layout` is null or can be written.
+ */
+rampool_status rampool_layout_struct(size_t count,
+                                     const uint64_t *counts,
+                                     const int64_t *displacements,
+                                     const rampool_layout *const *fields,
+                                     rampool_layout **layout);
+
+/**
+ * A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`. `order` is RAMPOOL_ORDER_....
+ *
+ * # Safety
+ * As rampool_layout_contiguous(); `sizes`, `subsizes` and `starts` have `dimensions` items.
+ */
+rampool_status rampool_layout_subarray(const rampool_layout *element,
+                                       size_t dimensions,
+                                       const uint64_t *sizes,
+                                       const uint64_t *subsizes,
+                                       const uint64_t *starts,
+                                       uint32_t order,
+                                       rampool_layout **layout);
+
+/**
+ * The same bytes with other bounds: from `lower`, `extent` bytes.
+ *
+ * # Safety
+ * As rampool_layout_contiguous().
+ */
+rampool_status rampool_layout_resized(const rampool_layout *element,
+                                      int64_t lower,
+                                      int64_t extent,
+                                      rampool_layout **layout);
+
+/**
+ * Bytes that a layout selects; 0 for null.
+ *
+ * # Safety
+ * `layout` is null or a layout that was not freed.
+ */
+uint64_t rampool_layout_size(const rampool_layout *layout);
+
+/**
+ * By how many bytes repetitions of a layout are apart; 0 for null.
+ *
+ * # Safety
+ * As rampool_layout_size().
+ */
+int64_t rampool_layout_extent(const rampool_layout *layout);
+
+/**
+ * The lower bound of a layout; 0 for null.
+ *
+ * # Safety
+ * As rampool_layout_size().
+ */
+int64_t rampool_layout_lower(const rampool_layout *layout);
+
+/**
+ * Copies what a layout selects from `address` on to `packed`, one byte after the other, rampool_layout_size() of them. Nothing for null.
+ *
+ * # Safety
+ * `layout` is null or a layout that was not freed; what it selects can be read, and `packed` can be written and is apart from it.
+ */
+void rampool_layout_pack(const rampool_layout *layout,
+                         const void *address,
+                         void *packed);
+
+/**
+ * Frees a layout. Null does nothing.
+ *
+ * # Safety
+ * `layout` is null or a layout that was not freed.
+ */
+void rampool_layout_free(rampool_layout *layout);
+
+/**
+ * Connects to the servers and leases memory there, for the direct view: bytes read and changed where they lie. The builder's options for paging do not matter. Blocks, for
+ * each server at most the option "connect-deadline-ms". On success, `*direct` is for rampool_direct_close(); otherwise it is null.
+ *
+ * # Safety
+ * `builder` came from rampool_builder_new() and was not freed; `direct` is null or can be written.
+ */
+rampool_status rampool_direct_open(const rampool_builder *builder,
+                                   rampool_direct **direct);
+
+/**
+ * Leaves the servers. Regions go with the lease's last member. Null does nothing.
+ *
+ * # Safety
+ * `direct` is null or came from rampool_direct_open() and was not closed.
+ */
+void rampool_direct_close(rampool_direct *direct);
+
+/**
+ * Opens the region of this name, or makes one of `bytes` bytes, all zero; a null name makes one without. With 0 bytes, it must be there. On success, `*region` is for
+ * rampool_direct_region_close() or rampool_direct_region_free(); otherwise it is null.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed; `name` is null or ends with a zero byte; `region` is null or can be written.
+ */
+rampool_status rampool_direct_open_region(rampool_direct *direct,
+                                          const char *name,
+                                          uint64_t bytes,
+                                          rampool_direct_region **region);
+
+/**
+ * Bytes of a region; 0 for null.
+ *
+ * # Safety
+ * `region` is null or came from rampool_direct_open_region() and was not closed or freed.
+ */
+uint64_t rampool_direct_region_bytes(const rampool_direct_region *region);
+
+/**
+ * Gives a region's handle up; the region stays. Null does nothing.
+ *
+ * # Safety
+ * As rampool_direct_region_bytes().
+ */
+void rampool_direct_region_close(rampool_direct_region *region);
+
+/**
+ * Frees a region, for every member of the lease, and its handle. Null does nothing.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed; `region` as for rampool_direct_region_bytes().
+ */
+void rampool_direct_region_free(rampool_direct *direct,
+                                rampool_direct_region *region);
+
+/**
+ * Writes `bytes` bytes to the region, from `offset` on. Blocks until every server has them.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed, `region` from rampool_direct_open_region() of it and was not closed or freed; `from` has `bytes` bytes, which nobody
+ * writes meanwhile.
+ */
+rampool_status rampool_direct_put(rampool_direct *direct,
+                                  const rampool_direct_region *region,
+                                  uint64_t offset,
+                                  const void *from,
+                                  uint64_t bytes);
+
+/**
+ * Reads `bytes` bytes of the region, from `offset` on.
+ *
+ * # Safety
+ * As rampool_direct_put(); `to` has room for `bytes` bytes, which nobody uses meanwhile.
+ */
+rampool_status rampool_direct_get(rampool_direct *direct,
+                                  const rampool_direct_region *region,
+                                  uint64_t offset,
+                                  void *to,
+                                  uint64_t bytes);
+
+/**
+ * Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on, byte for byte in the layouts' order. Both select as many bytes.
+ *
+ * # Safety
+ * As rampool_direct_put(); `there` and `here` are layouts that were not freed; what `here` selects can be read, and nobody writes it meanwhile.
+ */
+rampool_status rampool_direct_put_layout(rampool_direct *direct,
+                                         const rampool_direct_region *region,
+                                         uint64_t offset,
+                                         const rampool_layout *there,
+                                         const void *address,
+                                         const rampool_layout *here);
+
+/**
+ * Reads what `there` selects from `offset` of the region on into what `here` selects from `address` on. Both select as many bytes, `here` none twice.
+ *
+ * # Safety
+ * As rampool_direct_put_layout(); what `here` selects can be written, and nobody uses it meanwhile.
+ */
+rampool_status rampool_direct_get_layout(rampool_direct *direct,
+                                         const rampool_direct_region *region,
+                                         uint64_t offset,
+                                         const rampool_layout *there,
+                                         void *address,
+                                         const rampool_layout *here);
+
+/**
+ * Memory whose registrations may be kept for sending without a copy, until it is forgotten. Until then puts from it send the pages that were there first, whatever is mapped there.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed.
+ */
+void rampool_direct_keep(rampool_direct *direct,
+                         const void *address,
+                         size_t bytes);
+
+/**
+ * This memory is about to be unmapped, freed, moved or dropped, or just was. Memory that was never kept does no harm.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed.
+ */
+void rampool_direct_forget(rampool_direct *direct,
+                           const void *address,
+                           size_t bytes);
 
 /**
  * Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a Kubernetes job; without any, a run of this

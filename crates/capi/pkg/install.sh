@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the C library: headers, the PARMACS macros, librampool.so with its links, librampool.a, pkg-config and CMake files.
+# Installs the C library: headers, the PARMACS macros, the Python module for mpi4py, librampool.so with its links, librampool.a, pkg-config and CMake files.
 #
 #     install.sh BUILD PREFIX [LIBDIR]
 #
@@ -17,7 +17,7 @@ soversion=${version%.*}
 
 mkdir -p "$dest$prefix/include" "$dest$libdir/pkgconfig" "$dest$libdir/cmake/rampool" "$dest$prefix/share/rampool"
 cp "$here/../include/"*.h "$dest$prefix/include/"
-cp "$here/../m4/rampool.m4" "$dest$prefix/share/rampool/"
+cp "$here/../m4/rampool.m4" "$here/../python/rampool_mpi.py" "$dest$prefix/share/rampool/"
 install -m 755 "$build/librampool.so" "$dest$libdir/librampool.so.$version"
 ln -sf "librampool.so.$version" "$dest$libdir/librampool.so.$soversion"
 ln -sf "librampool.so.$soversion" "$dest$libdir/librampool.so"

@@ -3,12 +3,14 @@
 //! ```text
 //!   lib     rampool.h: builder, pool, region, statistics, errors; nothing but conversions around the crate `rampool`
 //!   shared  rampool.h too: the shared view
+//!   direct  rampool.h too: the direct view and its layouts
 //!   dlmm    dlmm.h: the interface of DLM-M (Saito, Midorikawa, Kai), on one pool a process
 //!   tsm     tsm.h: the interface of the software DSM of Barli, Watanabe, Sakai and Tanaka, on one run a process
 //!   parmacs what the macros of m4/rampool.m4 call, for the SPLASH programs
 //! ```
-//! `include/rampool.h` is generated from `lib` and `shared` (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
+//! `include/rampool.h` is generated from `lib`, `shared` and `direct` (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
 
+mod direct;
 // The headers of these are written by hand.
 /// cbindgen:ignore
 mod dlmm;
@@ -53,7 +55,7 @@ pub const RAMPOOL_ADVICE_WILL_NEED: u32 = 1;
 
 /// Options of a pool, by name. Names, values and defaults are those of the command line without the dashes: "server",
 /// "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption", "compression", "stripe",
-/// "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
+/// "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
 pub struct Builder(runtime::Builder);
 
 /// Local memory, memory servers and the pager between them.

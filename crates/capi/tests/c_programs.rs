@@ -181,6 +181,65 @@ fn cmake_finds_the_library_and_a_static_program_needs_none() {
     assert!(output.status.success(), "{output:?}");
 }
 
+// --- the direct view, and MPI ---------------------------------------------------------------------------------------------------------------
+
+/// Tells `scripts/test.py`, which looks for itself.
+fn skipped(feature: &str, why: &str) {
+    use std::io::Write as _;
+    eprintln!("skipped: {why}");
+    if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
+        let mut skips = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+        skips.write_all(format!("{feature}: {why}\n").as_bytes()).unwrap();
+    }
+}
+
+/// Compiles a test with MPI's compiler, unless there is none, which `scripts/test.py` looks for as well.
+fn compile_with_mpi(name: &str) -> Option<PathBuf> {
+    if Command::new("mpicc").arg("--version").output().is_err() {
+        skipped("mpi", "there is no mpicc on this machine");
+        return None;
+    }
+    let flags =
+        run(Command::new("pkg-config").args(["--cflags", "--libs", "rampool"]).env("PKG_CONFIG_PATH", libraries().join("pkgconfig")));
+    let program = installed().join(name);
+    let source = here().join("tests").join(name).with_extension("c");
+    let mut compiler = Command::new("mpicc");
+    compiler.args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(&program).arg(source);
+    run(compiler.args(text(&flags.stdout).split_whitespace()));
+    Some(program)
+}
+
+#[test]
+fn mpi_datatypes_become_layouts_that_select_what_mpi_packs() {
+    let Some(program) = compile_with_mpi("mpi_layouts") else { return };
+    let server = serve(64 * MIB);
+    let name = format!("{}=16M", server.addr());
+    for seed in ["1", "2", "3"] {
+        let mut command = Command::new(&program);
+        // No daemon of MPI's for a process that is alone.
+        command.args([&name, seed, "800"]).env("LD_LIBRARY_PATH", libraries()).env("OMPI_MCA_ess_singleton_isolated", "1");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "seed {seed}: {}{}", text(&output.stdout), text(&output.stderr));
+    }
+    assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+}
+
+#[test]
+fn datatypes_of_mpi4py_become_layouts_that_select_what_mpi_packs() {
+    let own = here().join("../../.venv/bin/python");
+    let found = |python: &PathBuf| Command::new(python).args(["-c", "from mpi4py import MPI"]).output().is_ok_and(|o| o.status.success());
+    let Some(python) = [own, "python3".into()].into_iter().find(found) else {
+        return skipped("mpi4py", "no Python here has mpi4py, with an MPI to load");
+    };
+    let server = serve(64 * MIB);
+    let mut command = Command::new(python);
+    command.arg(here().join("tests/mpi_datatypes.py")).args([&server.addr().to_string(), "1", "300"]);
+    command.env("RAMPOOL_LIBRARY", libraries().join("librampool.so")).env("OMPI_MCA_ess_singleton_isolated", "1");
+    let output = command.env("PYTHONDONTWRITEBYTECODE", "1").output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+}
+
 // --- shared memory --------------------------------------------------------------------------------------------------------------------------
 
 /// The launcher, which lies where the library was built.

@@ -7,6 +7,7 @@
 //!   fit          programs that fit their budget beside the same programs natively
 //!   direct       the direct view beside raw round trips, streams, single gets and the paged view
 //!   openmpi      strided gets and gathers beside OpenMPI's one-sided operations
+//!   register     the pin-down cache: look-ups; copies, hits and misses against payload
 //!   server       reads of 4 KiB by many connections beside redis
 //!   shared       shared memory between processes beside raw requests, and ArgoDSM's figures
 //!   predict      parallel programs predicted for a slower link beside the same programs on it
@@ -28,6 +29,7 @@ mod openmpi;
 mod peer;
 mod predict;
 mod programs;
+mod register;
 mod report;
 mod sequential;
 mod server;
@@ -58,6 +60,7 @@ enum Bench {
     Server(server::Args),
     Direct(direct::Args),
     Openmpi(openmpi::Args),
+    Register(register::Args),
     Shared(shared::Args),
     Predict(predict::Args),
     #[command(hide = true)]
@@ -97,6 +100,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),
         Bench::Openmpi(args) => openmpi::run(&args),
+        Bench::Register(args) => register::run(&args),
         Bench::Shared(args) => shared::run(&args),
         Bench::Predict(args) => predict::run(&args),
         Bench::SharedRank(args) => shared::rank::run(&args),

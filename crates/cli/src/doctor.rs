@@ -1,6 +1,8 @@
 //! `rampool doctor`: what this machine allows, and the fix for what it does not.
 
 use anyhow::Result;
+use rampool::transport::zero_copy;
+use rampool_proto::registration::path::crossover;
 use rampool_sys::probe::{Capabilities, Rung};
 use rampool_sys::uffd::{Features, OpenError};
 
@@ -36,6 +38,7 @@ pub fn run(_args: &Args) -> Result<i32> {
     println!("huge pages         {}", found.transparent_hugepages);
     println!("lockable memory    {}", lockable(found.memlock_bytes));
     println!("processors         {}", rampool_sys::thread::allowed_cpus().len());
+    zero_copy();
     println!();
     if best == Rung::Segv && found.segv.is_err() {
         println!("No rung works here: `rampool run` cannot catch page faults.");
@@ -52,6 +55,34 @@ pub fn run(_args: &Args) -> Result<i32> {
     }
     fix(&found);
     Ok(1)
+}
+
+/// Whether bytes can leave without a copy, and from what length on that pays.
+fn zero_copy() {
+    let costs = match zero_copy::measure() {
+        Ok(costs) => costs,
+        Err(error) => return println!("zero copy          no: {error}"),
+    };
+    let from = match crossover(&costs) {
+        Some(bytes) => format!("from {} KiB on pinning costs less than a copy", bytes >> 10),
+        None => "pinning costs more than a copy at every length".to_owned(),
+    };
+    println!("zero copy          io_uring; {from} (RAMPOOL_ZERO_COPY, or the option zero-copy, sets another length)");
+    for cost in costs {
+        let micros = |ns: u64| ns as f64 / 1000.0;
+        println!(
+            "  {:>5} KiB        copied in {:.1} us, pinned and unpinned in {:.1} us",
+            cost.bytes >> 10,
+            micros(cost.copy_ns),
+            micros(cost.zero_copy_ns)
+        );
+    }
+    println!("  to this machine  never: loopback and Unix sockets copy whatever is asked of them");
+    println!("  encrypted        never: bytes are copied as they are sealed");
+    for (library, name) in [(c"libibverbs.so.1", "verbs"), (c"libucp.so.0", "UCX")] {
+        let found = if rampool_sys::probe::has_library(library) { "installed, and not used by this version" } else { "not present" };
+        println!("  {name:<17}{found}");
+    }
 }
 
 /// Why not the best rung.

@@ -9,6 +9,7 @@
 //!   cache          the paged view: page states, which page leaves, which comes early
 //!   pointers       which pages an array of pointers foretells
 //!   placement      which server holds which page
+//!   registration   the pin-down cache: which memory is registered for zero-copy transfers
 //!   share          the shared view: locks, barriers and five consistency protocols
 //!   server         what a memory server does with one request: leases, regions, page tables
 //! ```
@@ -22,6 +23,7 @@ pub mod elements;
 pub mod layout;
 pub mod placement;
 pub mod pointers;
+pub mod registration;
 pub mod server;
 pub mod session;
 pub mod share;

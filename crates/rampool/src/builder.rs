@@ -6,14 +6,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rampool_proto::registration::path::Wish;
 use rampool_proto::session::Encryption;
 use rampool_proto::units::ByteLen;
 
+use crate::direct::Direct;
 use crate::error::{ConnectError, PoolError};
 use crate::fault::RungChoice;
 use crate::key::{Key, KeyError};
 use crate::pool::{Pool, PoolConfig, ServerSpec};
 use crate::region::{PagedConfig, PagedError, PagedMemory};
+use crate::transport::zero_copy::parse_wish;
 
 /// Every option: its name, what it takes, and what it is for.
 pub const OPTIONS: &[(&str, &str, &str)] = &[
@@ -31,6 +34,12 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("key-file", "PATH", "the key shared with the servers"),
     ("encryption", "auto|on|off", "whether page data is encrypted on its way (default auto: off this machine's own addresses)"),
     ("compression", "on|off", "whether page data is compressed on its way (default off)"),
+    (
+        "zero-copy",
+        "auto|off|AMOUNT",
+        "from how many bytes on the direct view sends without a copy (default auto: as measured, never to this machine or encrypted)",
+    ),
+    ("pinned", "AMOUNT", "the most memory that is kept pinned for sending without a copy (default 64M)"),
     ("stripe", "AMOUNT", "consecutive bytes on one server, a power of two (default 256K)"),
     ("connect-deadline-ms", "NUMBER", "how long connecting to one server may take (default 5000)"),
     ("op-deadline-ms", "NUMBER", "how long a server may leave a request unanswered before it counts as lost (default 10000)"),
@@ -48,6 +57,8 @@ pub struct Builder {
     stripe: Option<ByteLen>,
     connect_deadline: Option<Duration>,
     op_deadline: Option<Duration>,
+    zero_copy: Option<Wish>,
+    pinned: Option<ByteLen>,
     paged: PagedConfig,
 }
 
@@ -100,6 +111,8 @@ impl Builder {
             stripe: None,
             connect_deadline: None,
             op_deadline: None,
+            zero_copy: None,
+            pinned: None,
             paged: PagedConfig::default(),
         }
     }
@@ -192,6 +205,20 @@ impl Builder {
         self
     }
 
+    /// From how many bytes on the direct view sends without a copy.
+    #[must_use]
+    pub fn zero_copy(mut self, wish: Wish) -> Self {
+        self.zero_copy = Some(wish);
+        self
+    }
+
+    /// The most memory that is kept pinned for it.
+    #[must_use]
+    pub fn pinned(mut self, bytes: ByteLen) -> Self {
+        self.pinned = Some(bytes);
+        self
+    }
+
     /// Sets an option by its name ([`OPTIONS`]).
     ///
     /// # Errors
@@ -230,6 +257,8 @@ impl Builder {
                     _ => return Err(bad(format!("{value:?} is neither `on` nor `off`"))),
                 }
             }
+            "zero-copy" => self.zero_copy = Some(parse_wish(value).map_err(bad)?),
+            "pinned" => self.pinned = Some(amount()?),
             "stripe" => self.stripe = Some(amount()?),
             "connect-deadline-ms" => self.connect_deadline = Some(millis()?),
             "op-deadline-ms" => self.op_deadline = Some(millis()?),
@@ -243,13 +272,30 @@ impl Builder {
     /// # Errors
     /// [`OpenError`], which names the server or the setting.
     pub fn open(&self) -> Result<PagedMemory, OpenError> {
+        self.paged.cache_config()?;
+        let mut pool = Pool::connect(&self.pool_config()?)?;
+        let region = pool.create_region()?;
+        // What is local need not be at a server, so regions may be as large as both together.
+        let capacity = pool.lease_bytes().0.saturating_add(self.paged.local_bytes);
+        let paged = PagedConfig { capacity_bytes: Some(capacity), ..self.paged.clone() };
+        Ok(PagedMemory::start(&paged, pool, region)?)
+    }
+
+    /// Connects, and leases, for the direct view. Blocks, for each server at most the connect deadline. What concerns paging is of no concern here.
+    ///
+    /// # Errors
+    /// [`OpenError`], which names the server or the setting.
+    pub fn open_direct(&self) -> Result<Direct, OpenError> {
+        Ok(Direct::connect(&self.pool_config()?)?)
+    }
+
+    fn pool_config(&self) -> Result<PoolConfig, OpenError> {
         if self.servers.is_empty() {
             return Err(OpenError::NoServers);
         }
         if self.memory.0 == 0 && self.servers.iter().all(|s| s.memory.is_none()) {
             return Err(OpenError::NoMemory);
         }
-        self.paged.cache_config()?;
         let stripe_pages = self.stripe.map(stripe_pages).transpose()?;
         let mut config = PoolConfig::new(self.servers.clone(), self.memory, self.name.clone());
         config.key = self.key_file.as_deref().map(Key::load).transpose()?;
@@ -258,12 +304,9 @@ impl Builder {
         config.stripe_pages = stripe_pages.unwrap_or(config.stripe_pages);
         config.connect_deadline = self.connect_deadline.unwrap_or(config.connect_deadline);
         config.op_deadline = self.op_deadline.unwrap_or(config.op_deadline);
-        let mut pool = Pool::connect(&config)?;
-        let region = pool.create_region()?;
-        // What is local need not be at a server, so regions may be as large as both together.
-        let capacity = pool.lease_bytes().0.saturating_add(self.paged.local_bytes);
-        let paged = PagedConfig { capacity_bytes: Some(capacity), ..self.paged.clone() };
-        Ok(PagedMemory::start(&paged, pool, region)?)
+        config.zero_copy = self.zero_copy;
+        config.pinned = self.pinned.unwrap_or(config.pinned);
+        Ok(config)
     }
 }
 
@@ -289,6 +332,7 @@ mod tests {
                 "AMOUNT" => "64K",
                 "NUMBER" => "100",
                 "auto|on|off" | "on|off" => "on",
+                "auto|off|AMOUNT" => "64K",
                 "auto|uffd|uffd-user|segv|in-thread" => "in-thread",
                 "TEXT" | "PATH" => "x",
                 other => panic!("{other}"),

@@ -35,11 +35,14 @@
 
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
 use crate::pool::{Job, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ScanPart};
+use crate::transport::zero_copy::{self, SharedZeroCopy, ZeroCopyStats};
 use rampool_proto::elements::{Combine, Kind, Reduced, Scan, Test, Want};
 use rampool_proto::layout::{Layout, LayoutError, Program};
+use rampool_proto::registration::path::Always;
 use rampool_proto::units::ByteLen;
 use rampool_proto::wire::{Change, FetchOp, MAX_NAME_BYTES, parse_reduced};
 use std::collections::BTreeMap;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// A region as the direct view knows it: a number of bytes, zero where never written.
@@ -225,30 +228,76 @@ pub struct Direct {
     under_way: BTreeMap<u64, Operation>,
     next: u64,
     spin: Duration,
+    zero_copy: Option<SharedZeroCopy>,
 }
 
 impl Direct {
-    /// Connects to the servers, and opens or joins a lease.
+    /// Connects to the servers, and opens or joins a lease. Where the peers are such that sending without a copy may pay, finding out takes some tens of milliseconds.
     ///
     /// # Errors
     /// [`ConnectError`].
     pub fn connect(config: &PoolConfig) -> Result<Self, ConnectError> {
-        Pool::connect(config).map(Self::new)
+        let mut direct = Self::new(Pool::connect(config)?);
+        let variable = || std::env::var(zero_copy::VARIABLE).ok().and_then(|text| zero_copy::parse_wish(&text).ok());
+        let wish = config.zero_copy.or_else(variable).unwrap_or_default();
+        direct.zero_copy = direct.pool.send_without_copies(wish, config.pinned.0);
+        Ok(direct)
     }
 
-    /// Works on a pool that nobody else uses.
+    /// Works on a pool that nobody else uses. Everything is sent by copying.
     ///
     /// # Panics
     /// If operations of the pool are under way.
     #[must_use]
     pub fn new(pool: Pool) -> Self {
         assert_eq!(pool.operations_under_way(), 0, "the pool's operations end before another view of it begins");
-        Self { pool, buffers: BTreeMap::new(), ended: BTreeMap::new(), under_way: BTreeMap::new(), next: 0, spin: Duration::ZERO }
+        Self {
+            pool,
+            buffers: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            under_way: BTreeMap::new(),
+            next: 0,
+            spin: Duration::ZERO,
+            zero_copy: None,
+        }
     }
 
     /// How long a wait looks for answers before it sleeps; not at all unless told otherwise. Waking a thread costs more than a small operation does.
     pub fn spin_for(&mut self, spin: Duration) {
         self.spin = spin;
+    }
+
+    /// Memory whose registrations may be kept: what is put from it without a copy stays registered, so that the next put from it finds it so. Whoever says this says as
+    /// well when the memory goes ([`Direct::forget`]): until then puts send the pages that were there when they were first sent, whatever is mapped there by then. Memory
+    /// that nobody kept is pinned for each transfer, and needs no word.
+    pub fn keep(&mut self, memory: &[u8]) {
+        self.keep_at(memory.as_ptr(), memory.len());
+    }
+
+    /// As [`Direct::keep`], of memory at an address.
+    pub fn keep_at(&mut self, start: *const u8, bytes: usize) {
+        if let Some(engine) = &self.zero_copy {
+            engine.lock().unwrap_or_else(PoisonError::into_inner).keep(start.addr()..start.addr().saturating_add(bytes));
+        }
+    }
+
+    /// This memory is about to be unmapped (freed), moved or dropped (`munmap`, `mremap`, `madvise`), or just was. Part of what was kept is enough; what was never kept does no harm.
+    pub fn forget(&mut self, start: *const u8, bytes: usize) {
+        if let Some(engine) = &self.zero_copy {
+            engine.lock().unwrap_or_else(PoisonError::into_inner).forget(start.addr()..start.addr().saturating_add(bytes));
+        }
+    }
+
+    /// For each server, in the pool's order, from how many bytes on pieces of a put leave without a copy, or why they never do.
+    #[must_use]
+    pub fn zero_copy_from(&self) -> Vec<Result<u64, Always>> {
+        self.pool.zero_copy_from()
+    }
+
+    /// What was sent without a copy.
+    #[must_use]
+    pub fn zero_copy_stats(&self) -> ZeroCopyStats {
+        self.zero_copy.as_ref().map(|engine| engine.lock().unwrap_or_else(PoisonError::into_inner).stats()).unwrap_or_default()
     }
 
     /// For tickets, statistics and other things of the pool's. Its operations that bring events are only to be used while none is under way here.
@@ -375,6 +424,52 @@ impl Direct {
         apart(&there)?;
         // SAFETY: the layout is within the bytes, which are borrowed until the operation has ended, and only read.
         let token = unsafe { self.begin(region, Job::Scatter, &there, &here, bytes.as_ptr().cast_mut()) };
+        self.finish(token)
+    }
+
+    /// As [`Direct::get_layout`], into what `here` selects from an address on, also before it.
+    ///
+    /// # Safety
+    /// What `here` selects is memory that can be written and that nobody else uses during the call.
+    ///
+    /// # Errors
+    /// As [`Direct::get_layout`].
+    pub unsafe fn get_layout_at(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        there: &Layout,
+        address: *mut u8,
+        here: &Layout,
+    ) -> Result<(), DirectError> {
+        let (memory, here, bytes) = from_first(address, here)?;
+        let (there, here) = both(region, offset, there, bytes, &here)?;
+        apart(&here)?;
+        // SAFETY: the caller's promise.
+        let token = unsafe { self.begin(region, Job::Gather, &there, &here, memory) };
+        self.finish(token)
+    }
+
+    /// As [`Direct::put_layout`], of what `here` selects from an address on, also before it.
+    ///
+    /// # Safety
+    /// What `here` selects is memory that can be read and that nobody writes during the call.
+    ///
+    /// # Errors
+    /// As [`Direct::put_layout`].
+    pub unsafe fn put_layout_at(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        there: &Layout,
+        address: *const u8,
+        here: &Layout,
+    ) -> Result<(), DirectError> {
+        let (memory, here, bytes) = from_first(address.cast_mut(), here)?;
+        let (there, here) = both(region, offset, there, bytes, &here)?;
+        apart(&there)?;
+        // SAFETY: the caller's promise; the memory is only read.
+        let token = unsafe { self.begin(region, Job::Scatter, &there, &here, memory) };
         self.finish(token)
     }
 
@@ -875,6 +970,13 @@ fn both(region: DirectRegion, offset: u64, there: &Layout, bytes: u64, here: &La
         return Err(DirectError::Lengths { there: there.size(), here: here.size() });
     }
     Ok((there.placed(offset, region.bytes)?, here.placed(0, bytes)?))
+}
+
+/// The first byte that a layout selects from an address on, the layout as seen from there, and how far it reaches.
+fn from_first(address: *mut u8, layout: &Layout) -> Result<(*mut u8, Layout, u64), LayoutError> {
+    let (low, high) = layout.program().bounds();
+    let first = address.wrapping_offset(isize::try_from(low).map_err(|_| LayoutError::TooFar)?);
+    Ok((first, layout.hindexed(&[(1, -low)])?, (high - low).cast_unsigned()))
 }
 
 fn apart(program: &Program) -> Result<(), DirectError> {

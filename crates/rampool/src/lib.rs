@@ -11,6 +11,7 @@
 //!   backing    what stands behind a pager
 //!   pool       the client's side of many memory servers: pages fetched, stored, checked
 //!   transport  frames over TCP or a Unix socket, plain or sealed
+//!   registration  pinned memory: the pin-down cache, and who registers
 //!   key        the secret that both ends prove to have
 //!   fork       a forked child, served by its parent until it serves itself
 //!   guardian   answers a child's faults when the parent that served it is gone
@@ -37,6 +38,7 @@ pub mod key;
 pub mod pager;
 pub mod pool;
 pub mod region;
+pub mod registration;
 pub mod roll;
 pub mod server;
 pub mod settings;

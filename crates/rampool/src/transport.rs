@@ -10,6 +10,7 @@ mod handshake;
 mod link;
 mod seal;
 mod tcp;
+pub mod zero_copy;
 
 pub use handshake::{Handshake, HandshakeError, LocalPolicy, Wants, connect};
 pub use link::{Flush, Link, LinkError, Received, Urgency};

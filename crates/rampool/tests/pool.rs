@@ -5,6 +5,8 @@
 mod direct;
 #[path = "pool/relay.rs"]
 mod relay;
+#[path = "pool/zero_copy.rs"]
+mod zero_copy;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

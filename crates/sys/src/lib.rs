@@ -11,6 +11,7 @@
 //!   pagetable one byte per page of the address space, readable in signal handlers
 //!   bell      a bell that threads with other descriptors, and signal handlers, can ring
 //!   guard     ranges that system calls are using, which must stay
+//!   ring      io_uring: registered buffers, sends without a copy
 //!   selfmem   memory of this process read and filled through /proc/self/mem
 //!   probe     what this machine allows, and the fix for what it does not
 //! ```
@@ -26,6 +27,7 @@ pub mod maps;
 pub mod memory;
 pub mod pagetable;
 pub mod probe;
+pub mod ring;
 pub mod segv;
 pub mod selfmem;
 pub mod sigbus;

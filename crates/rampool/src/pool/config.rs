@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use rampool_proto::placement::DEFAULT_STRIPE_PAGES;
+use rampool_proto::registration::path::Wish;
 use rampool_proto::session::Encryption;
 use rampool_proto::units::{ByteLen, ByteLenError};
 
@@ -28,6 +29,10 @@ pub struct PoolConfig {
     pub stripe_pages: u32,
     /// Whether pages may travel compressed where the server agrees.
     pub compression: bool,
+    /// From how many bytes on the direct view sends without a copy; none: as the variable `RAMPOOL_ZERO_COPY` says, or by itself.
+    pub zero_copy: Option<Wish>,
+    /// The most memory that is kept pinned for it.
+    pub pinned: ByteLen,
 }
 
 /// A new lease, or one that exists.
@@ -67,6 +72,8 @@ impl PoolConfig {
             op_deadline: Duration::from_secs(10),
             stripe_pages: DEFAULT_STRIPE_PAGES,
             compression: false,
+            zero_copy: None,
+            pinned: ByteLen(64 << 20),
         }
     }
 }

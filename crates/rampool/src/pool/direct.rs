@@ -3,16 +3,21 @@
 //! Where one server holds all of it and its program is short, the program travels whole, and each request is a window of it. Otherwise the runs are dealt out to
 //! their servers, and each request carries a program of its own.
 
+use super::lane::ZeroCopyWish;
 use super::request::{Class, Request};
 use super::{Pool, PoolRegion, names};
 use crate::error::{LostReason, PoolError};
-use crate::transport::PieceMut;
+use crate::transport::zero_copy::{SharedZeroCopy, ZeroCopy, measured_crossover};
+use crate::transport::{Link, PieceMut};
 use rampool_proto::elements::{Combine, Kind, Test, Want};
 use rampool_proto::layout::{Collector, Program, Run, Runs};
 use rampool_proto::placement::{Placement, ServerIndex};
+use rampool_proto::registration::path::{Always, Wish};
+use rampool_proto::session::Security;
 use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
 use rampool_proto::wire::{Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, Opcode, RegionId, ScanRequest, Status, Window, accumulate_arg};
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::RegionTicket;
@@ -267,6 +272,27 @@ impl Pool {
     /// The reply of this number, if it has come: argument, table, bulk.
     pub(crate) fn reply(&mut self, request: u64) -> Option<(u64, Vec<u8>, Vec<u8>)> {
         self.work.take_reply(request).map(|reply| (reply.arg, reply.table, reply.bulk))
+    }
+
+    /// From now on large pieces leave without a copy where that pays. Their memory stays as it is until the operation has ended. None where nothing leaves that way, or cannot.
+    pub(crate) fn send_without_copies(&mut self, wish: Wish, allowance_bytes: u64) -> Option<SharedZeroCopy> {
+        let worth = |link: &Link<_>| match wish {
+            Wish::Never => false,
+            Wish::Auto => link.security() != Security::Sealed && !link.is_local(),
+            Wish::From(_) => link.security() != Security::Sealed,
+        };
+        let any = self.lanes.iter().any(|lane| lane.link().is_some_and(worth));
+        let engine = if any { ZeroCopy::open(allowance_bytes).ok().map(|engine| Arc::new(Mutex::new(engine))) } else { None };
+        let measured = if wish == Wish::Auto && engine.is_some() { measured_crossover() } else { None };
+        for lane in &mut self.lanes {
+            lane.send_without_copies(ZeroCopyWish { engine: engine.clone(), wish, measured });
+        }
+        engine
+    }
+
+    /// For each server, from how many bytes on pieces leave without a copy, or why they never do.
+    pub(crate) fn zero_copy_from(&self) -> Vec<Result<u64, Always>> {
+        self.lanes.iter().map(|lane| lane.link().map_or(Err(Always::Off), Link::zero_copy_from)).collect()
     }
 
     /// Gives every server up: everything under way ends.

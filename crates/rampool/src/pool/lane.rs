@@ -18,6 +18,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rampool_proto::placement::ServerIndex;
+use rampool_proto::registration::path::Wish;
 use rampool_proto::server::REMEMBERED;
 use rampool_proto::session::{Credits, features};
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES, PageIndex};
@@ -29,6 +30,7 @@ use super::request::{CLASSES, Class, Reply, Request, Work, lost};
 use super::stats::LaneStats;
 use crate::blocks::block_crcs;
 use crate::error::{LostReason, Operation, PoolError};
+use crate::transport::zero_copy::SharedZeroCopy;
 use crate::transport::{Flush, Link, LinkError, Piece, PieceMut, Received, Urgency};
 
 /// Bytes of page data that each of the two lower classes may have outstanding: what a demand request, or its answer, may have to wait behind. A window
@@ -98,7 +100,17 @@ pub(super) struct Lane {
     scan_table: Vec<u8>,
     drained: bool,
     compressed: bool,
+    zero_copy: Option<ZeroCopyWish>,
     pub stats: LaneStats,
+}
+
+/// How large pieces leave: from how many bytes on it was measured to pay.
+#[derive(Clone, Debug)]
+pub(super) struct ZeroCopyWish {
+    /// None where there is nobody to send that way, or the kernel cannot.
+    pub engine: Option<SharedZeroCopy>,
+    pub wish: Wish,
+    pub measured: Option<u64>,
 }
 
 impl Lane {
@@ -136,6 +148,7 @@ impl Lane {
             scan_table: Vec::new(),
             drained: true,
             compressed,
+            zero_copy: None,
             stats: LaneStats::default(),
         }
     }
@@ -157,6 +170,14 @@ impl Lane {
     pub fn max_pages(&self, limit: u32) -> u32 {
         let by_credit = u32::try_from(self.max_bytes / OS_PAGE_BYTES as u64).unwrap_or(u32::MAX);
         limit.min(by_credit).max(1)
+    }
+
+    /// From now on large pieces leave without a copy, over this connection and those that take its place. What they are read from stays as it is until the server has answered.
+    pub fn send_without_copies(&mut self, zero_copy: ZeroCopyWish) {
+        if let Some(link) = &mut self.link {
+            link.send_without_copies(zero_copy.engine.as_ref(), zero_copy.wish, zero_copy.measured);
+        }
+        self.zero_copy = Some(zero_copy);
     }
 
     pub fn link(&self) -> Option<&Link<Option<Departure>>> {
@@ -339,6 +360,9 @@ impl Lane {
                 self.overdue = None;
                 self.compressed = link.features() & features::LZ4 != 0;
                 self.link = Some(*link);
+                if let Some(zero_copy) = self.zero_copy.take() {
+                    self.send_without_copies(zero_copy);
+                }
                 self.bulk_bytes = [0; CLASSES];
                 self.granted(&granted);
                 self.drained = true;

@@ -2,9 +2,12 @@
 
 use super::seal::{MAX_PLAIN_BYTES, NotAuthentic, Seal};
 use super::tcp::{Peer, Stream, iovec, iovec_mut};
+use super::zero_copy::{Sender, SharedZeroCopy};
 use super::{Piece, PieceMut};
+use rampool_proto::registration::path::{Always, PathChoice, Wish};
 use rampool_proto::session::Security;
 use rampool_proto::wire::{HEADER_BYTES, Header, MAX_TABLE_BYTES, WireError};
+use rampool_sys::ring::Sent;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -81,12 +84,30 @@ const MAX_CALL_BYTES: usize = 4 * 1024 * 1024;
 ///
 /// Not for sharing: one thread drives it.
 pub struct Link<G = ()> {
+    // Dropped before the socket, whose last bytes it may hold back.
+    zero_copy: Result<ZeroCopySender, Always>,
     stream: Stream,
     security: Security,
     features: u32,
     seal: Option<Sealing>,
     incoming: Incoming,
     outgoing: Outgoing<G>,
+}
+
+/// Large pieces leave without a copy.
+struct ZeroCopySender {
+    sender: Sender,
+    socket: std::os::fd::OwnedFd,
+}
+
+impl Drop for ZeroCopySender {
+    fn drop(&mut self) {
+        // Whose memory the kernel still reads has it back now: what has not left by now never leaves.
+        if self.sender.is_reading() {
+            // Best effort: it fails where the connection is over.
+            let _ = socket2::SockRef::from(&self.socket).set_linger(Some(std::time::Duration::ZERO));
+        }
+    }
 }
 
 /// Both directions' buffers of ciphertext.
@@ -170,7 +191,7 @@ impl<G> Link<G> {
             calls: Vec::new(),
             queued_bytes: 0,
         };
-        Self { stream, security, features, seal, incoming, outgoing }
+        Self { zero_copy: Err(Always::Off), stream, security, features, seal, incoming, outgoing }
     }
 
     /// The socket and its keys, for another kind of frames. Only right after the handshake: nothing has been sent or received.
@@ -192,6 +213,30 @@ impl<G> Link<G> {
     #[must_use]
     pub fn features(&self) -> u32 {
         self.features
+    }
+
+    /// From now on large pieces leave without a copy, where that pays: `measured` is from how many bytes on. Nothing of them is to be written before the peer has answered that it
+    /// has them.
+    pub(crate) fn send_without_copies(&mut self, engine: Option<&SharedZeroCopy>, wish: Wish, measured: Option<u64>) {
+        let choice = PathChoice::new(wish, self.seal.is_some(), self.is_local(), measured);
+        let attach = |engine| {
+            let socket = self.stream.as_fd().try_clone_to_owned().ok()?;
+            Some(ZeroCopySender { sender: Sender::attach(engine, choice), socket })
+        };
+        self.zero_copy = choice.from().and_then(|_| engine.and_then(attach).ok_or(Always::Missing));
+    }
+
+    /// From how many bytes on pieces leave without a copy.
+    ///
+    /// # Errors
+    /// Why they never do.
+    pub(crate) fn zero_copy_from(&self) -> Result<u64, Always> {
+        self.zero_copy.as_ref().map_err(|why| *why)?.sender.choice().from()
+    }
+
+    /// Whether the peer is on this machine, by its address.
+    pub(crate) fn is_local(&self) -> bool {
+        self.stream.is_local()
     }
 
     /// Queues a frame: `head` (an encoded header and table), then the pieces. Nothing leaves before [`Link::flush`].
@@ -235,7 +280,7 @@ impl<G> Link<G> {
     /// [`LinkError::Closed`] or [`LinkError::Io`].
     pub fn flush(&mut self) -> Result<Flush, LinkError> {
         match &mut self.seal {
-            None => self.outgoing.flush_plain(&self.stream),
+            None => self.outgoing.flush_plain(&self.stream, self.zero_copy.as_ref().ok().map(|zero_copy| &zero_copy.sender)),
             Some(sealing) => self.outgoing.flush_sealed(&self.stream, sealing),
         }
     }
@@ -512,8 +557,9 @@ impl<G> Outgoing<G> {
         self.started.or_else(|| ALL.into_iter().find(|u| !self.queues[*u as usize].is_empty()))
     }
 
-    fn flush_plain(&mut self, stream: &Stream) -> Result<Flush, LinkError> {
+    fn flush_plain(&mut self, stream: &Stream, zero_copy: Option<&Sender>) -> Result<Flush, LinkError> {
         while self.queued_bytes > 0 {
+            let mut without_copy = None;
             let mut calls = std::mem::take(&mut self.calls);
             calls.clear();
             let mut bytes = 0;
@@ -531,10 +577,32 @@ impl<G> Outgoing<G> {
                     // SAFETY: `skip` is within the piece.
                     let ptr = unsafe { piece.ptr.add(skip) };
                     let len = piece.len - skip;
+                    // A head is used again as soon as it has left.
+                    let is_head = std::ptr::eq(piece, &raw const head);
+                    if !is_head && zero_copy.is_some_and(|sender| sender.takes(len)) {
+                        without_copy = Some(Piece { ptr, len }).filter(|_| calls.is_empty());
+                        break 'gather;
+                    }
                     push_merged(&mut calls, Piece { ptr, len });
                     bytes += piece.len - skip;
                     skip = 0;
                 }
+            }
+            if let Some((piece, sender)) = without_copy.zip(zero_copy) {
+                self.calls = calls;
+                // SAFETY: the piece is readable by `send`'s contract, and stays so, and as it is, until the peer has all of it, by that of `send_without_copies`.
+                match unsafe { sender.send(stream.as_fd(), piece) }.map_err(closed_or_io)? {
+                    Sent::Taken { bytes, .. } => {
+                        self.left(bytes);
+                        if bytes < piece.len {
+                            return Ok(Flush::Blocked);
+                        }
+                    }
+                    Sent::Blocked => return Ok(Flush::Blocked),
+                    // Not this one, or not here: the next round copies.
+                    Sent::Unsupported => {}
+                }
+                continue;
             }
             // SAFETY: heads belong to queued frames, pieces are readable by `send`'s contract.
             let sent = unsafe { stream.send(&calls) };

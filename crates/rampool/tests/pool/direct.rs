@@ -97,7 +97,7 @@ fn selected(layout: &Layout, offset: u64) -> impl Iterator<Item = usize> + use<>
 const REGION_BYTES: u64 = 700_000;
 
 /// Random operations of two clients of one region, many under way, against a model; then every page as the paged view has it.
-fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
+pub fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
     let mut random = Random(seed);
     let mut one = Direct::connect(config).unwrap();
     let mut attach = PoolConfig::attach(one.pool().lease_ticket(), "second");

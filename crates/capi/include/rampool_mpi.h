@@ -1,0 +1,229 @@
+/*
+ * rampool_mpi.h: MPI's datatypes as layouts of the direct view, by decoding them, not by packing.
+ *
+ *     mpicc program.c $(pkg-config --cflags --libs rampool)
+ *
+ * An MPI_Datatype says which bytes of a buffer; a rampool_layout says the same to a memory server, which then gathers and scatters them itself. What a datatype was
+ * made of is asked of MPI (MPI_Type_get_envelope, MPI_Type_get_contents), constructor by constructor, so any MPI will do. The datatype need not be committed.
+ *
+ * Every constructor is understood but MPI_Type_create_darray (HPF's distributions). Lower bound and extent of each level are MPI's own, with the padding that MPI gives a struct.
+ * Nothing here communicates; MPI must have been initialized. Everything is `static inline`: there is no library to link but rampool's and MPI's.
+ */
+#ifndef RAMPOOL_MPI_H
+#define RAMPOOL_MPI_H
+
+#include <mpi.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "rampool.h"
+
+/* Constructors inside of each other, at most. */
+#define RAMPOOL_MPI_DEPTH 64
+
+/* Why a datatype is no layout: a sentence that lives as long as the program. Null where rampool_error_message() says it. */
+static inline rampool_status rampool_mpi_refuse_(const char **why, const char *reason)
+{
+    if (why)
+        *why = reason;
+    return RAMPOOL_STATUS_INVALID;
+}
+
+static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, rampool_layout **layout, const char **why);
+
+/* A datatype that MPI made itself. */
+static inline rampool_status rampool_mpi_named_(MPI_Datatype type, rampool_layout **layout, const char **why)
+{
+    int size;
+    MPI_Aint lower, extent;
+    if (MPI_Type_size(type, &size) != MPI_SUCCESS || size < 0 || MPI_Type_get_extent(type, &lower, &extent) != MPI_SUCCESS)
+        return rampool_mpi_refuse_(why, "MPI does not tell the size of a predefined datatype");
+    if (type == MPI_SHORT_INT) {
+        /* The only pair with a hole inside. */
+        struct pair { short value; int index; };
+        uint64_t blocks[2] = {sizeof(short), sizeof(int)};
+        int64_t at[2] = {0, offsetof(struct pair, index)};
+        rampool_layout *byte;
+        rampool_status status = rampool_layout_bytes(1, &byte);
+        if (status != RAMPOOL_STATUS_OK)
+            return status;
+        status = rampool_layout_hindexed(byte, 2, blocks, at, layout);
+        rampool_layout_free(byte);
+        return status;
+    }
+    return rampool_layout_bytes((uint64_t)size, layout);
+}
+
+/* What MPI_Type_get_contents gives, and its end. */
+typedef struct rampool_mpi_contents_ {
+    int *integers;
+    MPI_Aint *addresses;
+    MPI_Datatype *types;
+    int type_count;
+    uint64_t *blocks;
+    int64_t *places;
+} rampool_mpi_contents_;
+
+static inline void rampool_mpi_free_contents_(rampool_mpi_contents_ *c)
+{
+    for (int n = 0; n < c->type_count; n++) {
+        int integers, addresses, types, combiner;
+        /* What is predefined is not freed; everything else is a handle of our own. */
+        if (MPI_Type_get_envelope(c->types[n], &integers, &addresses, &types, &combiner) == MPI_SUCCESS && combiner != MPI_COMBINER_NAMED &&
+            combiner != MPI_COMBINER_F90_REAL && combiner != MPI_COMBINER_F90_COMPLEX && combiner != MPI_COMBINER_F90_INTEGER)
+            MPI_Type_free(&c->types[n]);
+    }
+    free(c->integers);
+    free(c->addresses);
+    free(c->types);
+    free(c->blocks);
+    free(c->places);
+}
+
+/* One constructor, its element or its fields being layouts already. */
+static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_contents_ *c, rampool_layout **parts, rampool_layout **layout, const char **why)
+{
+    const int *i = c->integers;
+    int count = i ? i[0] : 0;
+    const rampool_layout *element = parts[0];
+    switch (combiner) {
+    case MPI_COMBINER_DUP:
+    case MPI_COMBINER_RESIZED: /* its bounds are set for every constructor alike */
+        return rampool_layout_contiguous(element, 1, layout);
+    case MPI_COMBINER_CONTIGUOUS:
+        return rampool_layout_contiguous(element, (uint64_t)count, layout);
+    case MPI_COMBINER_VECTOR:
+        return rampool_layout_vector(element, (uint64_t)count, (uint64_t)i[1], i[2], layout);
+    case MPI_COMBINER_HVECTOR:
+        return rampool_layout_hvector(element, (uint64_t)count, (uint64_t)i[1], (int64_t)c->addresses[0], layout);
+    case MPI_COMBINER_INDEXED:
+    case MPI_COMBINER_INDEXED_BLOCK:
+    case MPI_COMBINER_HINDEXED:
+    case MPI_COMBINER_HINDEXED_BLOCK:
+    case MPI_COMBINER_STRUCT: {
+        int one_length = combiner == MPI_COMBINER_INDEXED_BLOCK || combiner == MPI_COMBINER_HINDEXED_BLOCK;
+        const int *places = i + (one_length ? 2 : 1 + count);
+        for (int n = 0; n < count; n++) {
+            c->blocks[n] = (uint64_t)(one_length ? i[1] : i[1 + n]);
+            c->places[n] = c->addresses ? (int64_t)c->addresses[n] : places[n];
+        }
+        if (combiner == MPI_COMBINER_STRUCT)
+            return rampool_layout_struct((size_t)count, c->blocks, c->places, (const rampool_layout *const *)parts, layout);
+        if (combiner == MPI_COMBINER_INDEXED || combiner == MPI_COMBINER_INDEXED_BLOCK)
+            return rampool_layout_indexed(element, (size_t)count, c->blocks, c->places, layout);
+        return rampool_layout_hindexed(element, (size_t)count, c->blocks, c->places, layout);
+    }
+    case MPI_COMBINER_SUBARRAY: {
+        uint64_t *starts = c->blocks + 2 * count;
+        for (int n = 0; n < 3 * count; n++)
+            c->blocks[n] = (uint64_t)i[1 + n];
+        return rampool_layout_subarray(element, (size_t)count, c->blocks, c->blocks + count, starts,
+                                       i[1 + 3 * count] == MPI_ORDER_FORTRAN ? RAMPOOL_ORDER_FORTRAN : RAMPOOL_ORDER_C, layout);
+    }
+    default:
+        return rampool_mpi_refuse_(why, "a datatype was made by a constructor that is not known here");
+    }
+}
+
+static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, rampool_layout **layout, const char **why)
+{
+    int integers, addresses, types, combiner;
+    *layout = NULL;
+    if (depth >= RAMPOOL_MPI_DEPTH)
+        return rampool_mpi_refuse_(why, "a datatype is nested too deeply");
+    if (type == MPI_DATATYPE_NULL || MPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS)
+        return rampool_mpi_refuse_(why, "MPI does not tell what a datatype was made of");
+    if (combiner == MPI_COMBINER_DARRAY)
+        return rampool_mpi_refuse_(why, "datatypes of MPI_Type_create_darray are not understood; make it of MPI_Type_create_subarray, or of blocks");
+
+    rampool_layout *bare = NULL;
+    rampool_status status = RAMPOOL_STATUS_OK;
+    if (combiner == MPI_COMBINER_NAMED || combiner == MPI_COMBINER_F90_REAL || combiner == MPI_COMBINER_F90_COMPLEX ||
+        combiner == MPI_COMBINER_F90_INTEGER) {
+        status = rampool_mpi_named_(type, &bare, why);
+    } else {
+        rampool_mpi_contents_ c = {NULL, NULL, NULL, 0, NULL, NULL};
+        /* Blocks are counted by integers or by addresses. */
+        size_t room = (size_t)integers + (size_t)addresses + 1;
+        rampool_layout **parts = (rampool_layout **)calloc((size_t)types + 1, sizeof *parts);
+        c.integers = (int *)calloc(room, sizeof *c.integers);
+        c.addresses = addresses > 0 ? (MPI_Aint *)calloc(room, sizeof *c.addresses) : NULL;
+        c.types = (MPI_Datatype *)calloc((size_t)types + 1, sizeof *c.types);
+        c.blocks = (uint64_t *)calloc(room, sizeof *c.blocks);
+        c.places = (int64_t *)calloc(room, sizeof *c.places);
+        if (!parts || !c.integers || (addresses > 0 && !c.addresses) || !c.types || !c.blocks || !c.places)
+            status = rampool_mpi_refuse_(why, "there is no memory to decode a datatype in");
+        else if (MPI_Type_get_contents(type, integers, addresses, types, c.integers, c.addresses, c.types) != MPI_SUCCESS)
+            status = rampool_mpi_refuse_(why, "MPI does not tell what a datatype was made of");
+        else
+            c.type_count = types;
+        for (int n = 0; status == RAMPOOL_STATUS_OK && n < types; n++)
+            status = rampool_mpi_decode_(c.types[n], depth + 1, &parts[n], why);
+        if (status == RAMPOOL_STATUS_OK)
+            status = rampool_mpi_build_(combiner, &c, parts, &bare, why);
+        for (int n = 0; parts && n < types; n++)
+            rampool_layout_free(parts[n]);
+        free(parts);
+        rampool_mpi_free_contents_(&c);
+    }
+    MPI_Aint lower, extent;
+    if (status == RAMPOOL_STATUS_OK && MPI_Type_get_extent(type, &lower, &extent) != MPI_SUCCESS)
+        status = rampool_mpi_refuse_(why, "MPI does not tell the extent of a datatype");
+    if (status == RAMPOOL_STATUS_OK)
+        status = rampool_layout_resized(bare, (int64_t)lower, (int64_t)extent, layout);
+    rampool_layout_free(bare);
+    return status;
+}
+
+/*
+ * The layout of `count` elements of a datatype. On success, `*layout` is for rampool_layout_free(). Otherwise it is null, and `*why`, unless `why` is null, says why, or is
+ * null where rampool_error_message() does.
+ */
+static inline rampool_status rampool_mpi_layout(MPI_Datatype type, uint64_t count, rampool_layout **layout, const char **why)
+{
+    rampool_layout *element;
+    if (why)
+        *why = NULL;
+    *layout = NULL;
+    rampool_status status = rampool_mpi_decode_(type, 0, &element, why);
+    if (status == RAMPOOL_STATUS_OK)
+        status = rampool_layout_contiguous(element, count, layout);
+    rampool_layout_free(element);
+    return status;
+}
+
+/*
+ * Writes `count` elements of a datatype from `buffer`, as MPI_Put would take them, to what `target_count` elements of `target_type` select from `offset` of the region on. Both
+ * select as many bytes; nothing is packed here.
+ */
+static inline rampool_status rampool_mpi_put(rampool_direct *direct, const rampool_direct_region *region, const void *buffer, uint64_t count,
+                                             MPI_Datatype type, uint64_t offset, uint64_t target_count, MPI_Datatype target_type, const char **why)
+{
+    rampool_layout *here, *there = NULL;
+    rampool_status status = rampool_mpi_layout(type, count, &here, why);
+    if (status == RAMPOOL_STATUS_OK)
+        status = rampool_mpi_layout(target_type, target_count, &there, why);
+    if (status == RAMPOOL_STATUS_OK)
+        status = rampool_direct_put_layout(direct, region, offset, there, buffer, here);
+    rampool_layout_free(here);
+    rampool_layout_free(there);
+    return status;
+}
+
+/* Reads into `count` elements of a datatype in `buffer` what `target_count` elements of `target_type` select from `offset` of the region on. */
+static inline rampool_status rampool_mpi_get(rampool_direct *direct, const rampool_direct_region *region, void *buffer, uint64_t count, MPI_Datatype type,
+                                             uint64_t offset, uint64_t target_count, MPI_Datatype target_type, const char **why)
+{
+    rampool_layout *here, *there = NULL;
+    rampool_status status = rampool_mpi_layout(type, count, &here, why);
+    if (status == RAMPOOL_STATUS_OK)
+        status = rampool_mpi_layout(target_type, target_count, &there, why);
+    if (status == RAMPOOL_STATUS_OK)
+        status = rampool_direct_get_layout(direct, region, offset, there, buffer, here);
+    rampool_layout_free(here);
+    rampool_layout_free(there);
+    return status;
+}
+
+#endif /* RAMPOOL_MPI_H */

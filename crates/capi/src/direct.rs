@@ -1,0 +1,537 @@
+//! The direct view in C: conversions around [`runtime::direct`] and [`runtime::proto::layout`].
+
+use std::ffi::{c_char, c_void};
+use std::slice;
+
+use runtime::direct::{Direct, DirectError, DirectRegion};
+use runtime::proto::layout::{Layout, LayoutError, Order};
+
+use crate::{Builder, RampoolStatus, fail, status_of, text};
+
+/// Orders of the elements of a subarray: the last dimension is the densest, or the first.
+pub const RAMPOOL_ORDER_C: u32 = 0;
+pub const RAMPOOL_ORDER_FORTRAN: u32 = 1;
+
+/// Which bytes, in which order, in the terms of MPI's derived datatypes. Never changes; freed with rampool_layout_free(), also when others were made of it.
+pub struct LayoutHandle(Layout);
+
+/// One thread's way to the bytes of regions, read and changed where they lie. It belongs to one thread at a time.
+pub struct DirectHandle(Direct);
+
+/// A region as the direct view knows it.
+pub struct DirectRegionHandle(DirectRegion);
+
+/// # Safety
+/// `out` is null or can be written.
+unsafe fn give(out: *mut *mut LayoutHandle, layout: Result<Layout, LayoutError>) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let Some(out) = (unsafe { out.as_mut() }) else { return fail(RampoolStatus::Invalid, "rampool_layout: a null pointer") };
+    *out = std::ptr::null_mut();
+    match layout {
+        Ok(layout) => {
+            *out = Box::into_raw(Box::new(LayoutHandle(layout)));
+            RampoolStatus::Ok
+        }
+        Err(error) => fail(RampoolStatus::Invalid, error),
+    }
+}
+
+/// # Safety
+/// `layout` is null or a layout that was not freed; `out` is null or can be written.
+unsafe fn made(
+    layout: *const LayoutHandle,
+    out: *mut *mut LayoutHandle,
+    make: impl FnOnce(&Layout) -> Result<Layout, LayoutError>,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    match unsafe { layout.as_ref() } {
+        // SAFETY: as above.
+        Some(layout) => unsafe { give(out, make(&layout.0)) },
+        None => fail(RampoolStatus::Invalid, "rampool_layout: a null pointer"),
+    }
+}
+
+/// Items of a caller's array, and none where there are none.
+///
+/// # Safety
+/// `count` is 0, or `items` is null or has that many.
+unsafe fn array<'a, T>(items: *const T, count: usize) -> Option<&'a [T]> {
+    match (count, items.is_null()) {
+        (0, _) => Some(&[]),
+        (_, true) => None,
+        // SAFETY: the caller's promise.
+        (_, false) => Some(unsafe { slice::from_raw_parts(items, count) }),
+    }
+}
+
+/// `bytes` consecutive bytes.
+///
+/// # Safety
+/// `layout` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_bytes(bytes: u64, layout: *mut *mut LayoutHandle) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    unsafe { give(layout, Layout::bytes(bytes)) }
+}
+
+/// `count` elements, one extent apart.
+///
+/// # Safety
+/// `element` is null or a layout that was not freed; `layout` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_contiguous(
+    element: *const LayoutHandle,
+    count: u64,
+    layout: *mut *mut LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    unsafe { made(element, layout, |element| element.contiguous(count)) }
+}
+
+/// `count` blocks of `block` elements, the blocks `stride` extents apart.
+///
+/// # Safety
+/// As rampool_layout_contiguous().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_vector(
+    element: *const LayoutHandle,
+    count: u64,
+    block: u64,
+    stride: i64,
+    layout: *mut *mut LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    unsafe { made(element, layout, |element| element.vector(count, block, stride)) }
+}
+
+/// `count` blocks of `block` elements, the blocks `stride` bytes apart.
+///
+/// # Safety
+/// As rampool_layout_contiguous().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_hvector(
+    element: *const LayoutHandle,
+    count: u64,
+    block: u64,
+    stride: i64,
+    layout: *mut *mut LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    unsafe { made(element, layout, |element| element.hvector(count, block, stride)) }
+}
+
+/// `count` blocks of `blocks[i]` elements at `displacements[i]` extents.
+///
+/// # Safety
+/// As rampool_layout_contiguous(); `blocks` and `displacements` have `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_indexed(
+    element: *const LayoutHandle,
+    count: usize,
+    blocks: *const u64,
+    displacements: *const i64,
+    layout: *mut *mut LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    let Some((blocks, at)) = (unsafe { array(blocks, count).zip(array(displacements, count)) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_layout_indexed: a null pointer");
+    };
+    let blocks: Vec<(u64, i64)> = blocks.iter().copied().zip(at.iter().copied()).collect();
+    // SAFETY: the caller's promise.
+    unsafe { made(element, layout, |element| element.indexed(&blocks)) }
+}
+
+/// `count` blocks of `blocks[i]` elements at `displacements[i]` bytes.
+///
+/// # Safety
+/// As rampool_layout_indexed().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_hindexed(
+    element: *const LayoutHandle,
+    count: usize,
+    blocks: *const u64,
+    displacements: *const i64,
+    layout: *mut *mut LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    let Some((blocks, at)) = (unsafe { array(blocks, count).zip(array(displacements, count)) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_layout_hindexed: a null pointer");
+    };
+    let blocks: Vec<(u64, i64)> = blocks.iter().copied().zip(at.iter().copied()).collect();
+    // SAFETY: the caller's promise.
+    unsafe { made(element, layout, |element| element.hindexed(&blocks)) }
+}
+
+/// `count` fields, each `counts[i]` of `layouts[i]` at `displacements[i]` bytes.
+///
+/// # Safety
+/// `counts`, `displacements` and `fields` have `count` items, the last of which are layouts that were not freed; `layout` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_struct(
+    count: usize,
+    counts: *const u64,
+    displacements: *const i64,
+    fields: *const *const LayoutHandle,
+    layout: *mut *mut LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    let Some(((counts, at), fields)) = (unsafe { array(counts, count).zip(array(displacements, count)).zip(array(fields, count)) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_layout_struct: a null pointer");
+    };
+    let mut parts = Vec::with_capacity(count);
+    for ((count, at), field) in counts.iter().zip(at).zip(fields) {
+        // SAFETY: null or valid, as the caller promises.
+        let Some(field) = (unsafe { field.as_ref() }) else { return fail(RampoolStatus::Invalid, "rampool_layout_struct: a null field") };
+        parts.push((*count, *at, field.0.clone()));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { give(layout, Layout::structure(&parts)) }
+}
+
+/// A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`. `order` is RAMPOOL_ORDER_....
+///
+/// # Safety
+/// As rampool_layout_contiguous(); `sizes`, `subsizes` and `starts` have `dimensions` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_subarray(
+    element: *const LayoutHandle,
+    dimensions: usize,
+    sizes: *const u64,
+    subsizes: *const u64,
+    starts: *const u64,
+    order: u32,
+    layout: *mut *mut LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    let arrays = unsafe { array(sizes, dimensions).zip(array(subsizes, dimensions)).zip(array(starts, dimensions)) };
+    let Some(((sizes, subsizes), starts)) = arrays else {
+        return fail(RampoolStatus::Invalid, "rampool_layout_subarray: a null pointer");
+    };
+    let order = match order {
+        RAMPOOL_ORDER_C => Order::C,
+        RAMPOOL_ORDER_FORTRAN => Order::Fortran,
+        other => return fail(RampoolStatus::Invalid, format_args!("rampool_layout_subarray: there is no order {other}")),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { made(element, layout, |element| element.subarray(sizes, subsizes, starts, order)) }
+}
+
+/// The same bytes with other bounds: from `lower`, `extent` bytes.
+///
+/// # Safety
+/// As rampool_layout_contiguous().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_resized(
+    element: *const LayoutHandle,
+    lower: i64,
+    extent: i64,
+    layout: *mut *mut LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    unsafe { made(element, layout, |element| element.resized(lower, extent)) }
+}
+
+/// Bytes that a layout selects; 0 for null.
+///
+/// # Safety
+/// `layout` is null or a layout that was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_size(layout: *const LayoutHandle) -> u64 {
+    // SAFETY: null or valid, as the caller promises.
+    unsafe { layout.as_ref() }.map_or(0, |layout| layout.0.size())
+}
+
+/// By how many bytes repetitions of a layout are apart; 0 for null.
+///
+/// # Safety
+/// As rampool_layout_size().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_extent(layout: *const LayoutHandle) -> i64 {
+    // SAFETY: null or valid, as the caller promises.
+    unsafe { layout.as_ref() }.map_or(0, |layout| layout.0.extent())
+}
+
+/// The lower bound of a layout; 0 for null.
+///
+/// # Safety
+/// As rampool_layout_size().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_lower(layout: *const LayoutHandle) -> i64 {
+    // SAFETY: null or valid, as the caller promises.
+    unsafe { layout.as_ref() }.map_or(0, |layout| layout.0.bounds().0)
+}
+
+/// Copies what a layout selects from `address` on to `packed`, one byte after the other, rampool_layout_size() of them. Nothing for null.
+///
+/// # Safety
+/// `layout` is null or a layout that was not freed; what it selects can be read, and `packed` can be written and is apart from it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_pack(layout: *const LayoutHandle, address: *const c_void, packed: *mut c_void) {
+    // SAFETY: null or valid, as the caller promises.
+    let Some(layout) = (unsafe { layout.as_ref() }) else { return };
+    let mut to = packed.cast::<u8>();
+    for run in layout.0.program().runs() {
+        let len = usize::try_from(run.len).expect("a 64-bit machine");
+        let offset = isize::try_from(run.offset).expect("a 64-bit machine");
+        // SAFETY: the run is one of those that the caller vouches for, and `to` has room for as many bytes as all runs have.
+        unsafe {
+            std::ptr::copy_nonoverlapping(address.cast::<u8>().wrapping_offset(offset), to, len);
+            to = to.add(len);
+        }
+    }
+}
+
+/// Frees a layout. Null does nothing.
+///
+/// # Safety
+/// `layout` is null or a layout that was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_layout_free(layout: *mut LayoutHandle) {
+    if !layout.is_null() {
+        // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
+        drop(unsafe { Box::from_raw(layout) });
+    }
+}
+
+/// Connects to the servers and leases memory there, for the direct view: bytes read and changed where they lie. The builder's options for paging do not matter. Blocks, for
+/// each server at most the option "connect-deadline-ms". On success, `*direct` is for rampool_direct_close(); otherwise it is null.
+///
+/// # Safety
+/// `builder` came from rampool_builder_new() and was not freed; `direct` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_open(builder: *const Builder, direct: *mut *mut DirectHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(builder), Some(out)) = (unsafe { (builder.as_ref(), direct.as_mut()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_open: a null pointer");
+    };
+    *out = std::ptr::null_mut();
+    match builder.0.open_direct() {
+        Ok(direct) => {
+            *out = Box::into_raw(Box::new(DirectHandle(direct)));
+            RampoolStatus::Ok
+        }
+        Err(error) => fail(status_of(&error), error),
+    }
+}
+
+/// Leaves the servers. Regions go with the lease's last member. Null does nothing.
+///
+/// # Safety
+/// `direct` is null or came from rampool_direct_open() and was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_close(direct: *mut DirectHandle) {
+    if !direct.is_null() {
+        // SAFETY: made by `Box::into_raw`, and closed once, as the caller promises.
+        unsafe { Box::from_raw(direct) }.0.pool().leave();
+    }
+}
+
+/// Opens the region of this name, or makes one of `bytes` bytes, all zero; a null name makes one without. With 0 bytes, it must be there. On success, `*region` is for
+/// rampool_direct_region_close() or rampool_direct_region_free(); otherwise it is null.
+///
+/// # Safety
+/// `direct` came from rampool_direct_open() and was not closed; `name` is null or ends with a zero byte; `region` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_open_region(
+    direct: *mut DirectHandle,
+    name: *const c_char,
+    bytes: u64,
+    region: *mut *mut DirectRegionHandle,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(direct), Some(out)) = (unsafe { (direct.as_mut(), region.as_mut()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_open_region: a null pointer");
+    };
+    *out = std::ptr::null_mut();
+    // SAFETY: as above.
+    let found = match (name.is_null(), unsafe { text(name) }) {
+        (true, _) => direct.0.create(bytes),
+        (false, None) => return fail(RampoolStatus::Invalid, "rampool_direct_open_region: a name that is not UTF-8"),
+        (false, Some(name)) if bytes == 0 => direct.0.open(name),
+        (false, Some(name)) => direct.0.open_or_create(name, bytes),
+    };
+    match found {
+        Ok(found) => {
+            *out = Box::into_raw(Box::new(DirectRegionHandle(found)));
+            RampoolStatus::Ok
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+/// Bytes of a region; 0 for null.
+///
+/// # Safety
+/// `region` is null or came from rampool_direct_open_region() and was not closed or freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_region_bytes(region: *const DirectRegionHandle) -> u64 {
+    // SAFETY: null or valid, as the caller promises.
+    unsafe { region.as_ref() }.map_or(0, |region| region.0.bytes())
+}
+
+/// Gives a region's handle up; the region stays. Null does nothing.
+///
+/// # Safety
+/// As rampool_direct_region_bytes().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_region_close(region: *mut DirectRegionHandle) {
+    if !region.is_null() {
+        // SAFETY: made by `Box::into_raw`, and given up once, as the caller promises.
+        drop(unsafe { Box::from_raw(region) });
+    }
+}
+
+/// Frees a region, for every member of the lease, and its handle. Null does nothing.
+///
+/// # Safety
+/// `direct` came from rampool_direct_open() and was not closed; `region` as for rampool_direct_region_bytes().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_region_free(direct: *mut DirectHandle, region: *mut DirectRegionHandle) {
+    // SAFETY: null or valid, as the caller promises.
+    if let (Some(direct), false) = (unsafe { direct.as_mut() }, region.is_null()) {
+        // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
+        direct.0.free(unsafe { Box::from_raw(region) }.0);
+    }
+}
+
+/// Writes `bytes` bytes to the region, from `offset` on. Blocks until every server has them.
+///
+/// # Safety
+/// `direct` came from rampool_direct_open() and was not closed, `region` from rampool_direct_open_region() of it and was not closed or freed; `from` has `bytes` bytes, which nobody
+/// writes meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_put(
+    direct: *mut DirectHandle,
+    region: *const DirectRegionHandle,
+    offset: u64,
+    from: *const c_void,
+    bytes: u64,
+) -> RampoolStatus {
+    if from.is_null() && bytes > 0 {
+        return fail(RampoolStatus::Invalid, "rampool_direct_put: a null pointer");
+    }
+    let layout = Layout::bytes(bytes);
+    // SAFETY: the caller's promise.
+    unsafe { moved(direct, region, layout, |direct, region, all| direct.put_layout_at(region, offset, all, from.cast(), all)) }
+}
+
+/// Reads `bytes` bytes of the region, from `offset` on.
+///
+/// # Safety
+/// As rampool_direct_put(); `to` has room for `bytes` bytes, which nobody uses meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_get(
+    direct: *mut DirectHandle,
+    region: *const DirectRegionHandle,
+    offset: u64,
+    to: *mut c_void,
+    bytes: u64,
+) -> RampoolStatus {
+    if to.is_null() && bytes > 0 {
+        return fail(RampoolStatus::Invalid, "rampool_direct_get: a null pointer");
+    }
+    let layout = Layout::bytes(bytes);
+    // SAFETY: the caller's promise.
+    unsafe { moved(direct, region, layout, |direct, region, all| direct.get_layout_at(region, offset, all, to.cast(), all)) }
+}
+
+/// Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on, byte for byte in the layouts' order. Both select as many bytes.
+///
+/// # Safety
+/// As rampool_direct_put(); `there` and `here` are layouts that were not freed; what `here` selects can be read, and nobody writes it meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_put_layout(
+    direct: *mut DirectHandle,
+    region: *const DirectRegionHandle,
+    offset: u64,
+    there: *const LayoutHandle,
+    address: *const c_void,
+    here: *const LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(there), Some(here)) = (unsafe { (there.as_ref(), here.as_ref()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_put_layout: a null pointer");
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        moved(direct, region, Ok(here.0.clone()), |direct, region, here| {
+            direct.put_layout_at(region, offset, &there.0, address.cast(), here)
+        })
+    }
+}
+
+/// Reads what `there` selects from `offset` of the region on into what `here` selects from `address` on. Both select as many bytes, `here` none twice.
+///
+/// # Safety
+/// As rampool_direct_put_layout(); what `here` selects can be written, and nobody uses it meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_get_layout(
+    direct: *mut DirectHandle,
+    region: *const DirectRegionHandle,
+    offset: u64,
+    there: *const LayoutHandle,
+    address: *mut c_void,
+    here: *const LayoutHandle,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(there), Some(here)) = (unsafe { (there.as_ref(), here.as_ref()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_get_layout: a null pointer");
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        moved(direct, region, Ok(here.0.clone()), |direct, region, here| {
+            direct.get_layout_at(region, offset, &there.0, address.cast(), here)
+        })
+    }
+}
+
+/// Memory whose registrations may be kept for sending without a copy, until it is forgotten. Until then puts from it send the pages that were there first, whatever is mapped there.
+///
+/// # Safety
+/// `direct` came from rampool_direct_open() and was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_keep(direct: *mut DirectHandle, address: *const c_void, bytes: usize) {
+    // SAFETY: null or valid, as the caller promises.
+    if let Some(direct) = unsafe { direct.as_mut() } {
+        direct.0.keep_at(address.cast(), bytes);
+    }
+}
+
+/// This memory is about to be unmapped, freed, moved or dropped, or just was. Memory that was never kept does no harm.
+///
+/// # Safety
+/// `direct` came from rampool_direct_open() and was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_forget(direct: *mut DirectHandle, address: *const c_void, bytes: usize) {
+    // SAFETY: null or valid, as the caller promises.
+    if let Some(direct) = unsafe { direct.as_mut() } {
+        direct.0.forget(address.cast(), bytes);
+    }
+}
+
+/// # Safety
+/// The handles are null or valid.
+unsafe fn moved(
+    direct: *mut DirectHandle,
+    region: *const DirectRegionHandle,
+    layout: Result<Layout, LayoutError>,
+    run: impl FnOnce(&mut Direct, DirectRegion, &Layout) -> Result<(), DirectError>,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    let (Some(direct), Some(region)) = (unsafe { (direct.as_mut(), region.as_ref()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct: a null pointer");
+    };
+    match layout.map_err(DirectError::from).and_then(|layout| run(&mut direct.0, region.0, &layout)) {
+        Ok(()) => RampoolStatus::Ok,
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &DirectError) -> RampoolStatus {
+    let status = match error {
+        DirectError::Full { .. } => RampoolStatus::NoRoom,
+        DirectError::Damaged { .. } | DirectError::Pool(_) => RampoolStatus::Server,
+        _ => RampoolStatus::Invalid,
+    };
+    fail(status, error)
+}

@@ -1,0 +1,178 @@
+//! The direct view sending without a copy, over connections of this machine, where the network copies after all.
+
+use super::{MIB, config, serve, server_config};
+use rampool::direct::Direct;
+use rampool::key::Key;
+use rampool::proto::layout::Layout;
+use rampool::proto::registration::path::{Always, BELIEVED, Wish};
+use rampool::proto::session::Encryption;
+use rampool::proto::units::{ByteLen, OS_PAGE_BYTES};
+use rampool::server::Server;
+use rampool_sys::memory::{Advice, Mapping, advise};
+use rampool_sys::ring::Ring;
+use std::io::Write;
+
+/// Whether this kernel lets us; `scripts/test.py` asks it as well.
+fn possible() -> bool {
+    let Err(error) = Ring::open(1) else { return true };
+    eprintln!("skipped: {error}");
+    if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
+        let mut skips = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+        skips.write_all(format!("io-uring: {}\n", error.to_string().replace('\n', " ")).as_bytes()).unwrap();
+    }
+    false
+}
+
+fn bytes_of(mapping: &Mapping) -> &[u8] {
+    // SAFETY: a mapping of the test's own, changed only while no such slice is in use.
+    unsafe { std::slice::from_raw_parts(mapping.at(0), mapping.bytes()) }
+}
+
+fn fill(mapping: &Mapping, byte: u8) {
+    // SAFETY: as above.
+    unsafe { mapping.at(0).write_bytes(byte, mapping.bytes()) };
+}
+
+#[test]
+fn operations_mean_the_same_without_copies() {
+    if !possible() {
+        return;
+    }
+    let servers = [serve(64 * MIB), serve(64 * MIB)];
+    let mut config = config(&[&servers[0], &servers[1]], 32 * MIB);
+    config.zero_copy = Some(Wish::From(1));
+    super::direct::exercise(&config, 77, 150);
+}
+
+#[test]
+fn large_puts_go_without_a_copy_and_small_ones_with_one() {
+    if !possible() {
+        return;
+    }
+    let server = serve(64 * MIB);
+    let mut config = config(&[&server], 32 * MIB);
+    config.zero_copy = Some(Wish::From(64 << 10));
+    let mut direct = Direct::connect(&config).unwrap();
+    assert_eq!(direct.zero_copy_from(), [Ok(64 << 10)]);
+    let region = direct.create(8 * MIB).unwrap();
+    let memory = Mapping::anonymous(1 << 20).unwrap();
+    fill(&memory, 1);
+    direct.put(region, 0, &bytes_of(&memory)[..60 << 10]).unwrap();
+    assert_eq!(direct.zero_copy_stats().sends, 0);
+    direct.put(region, 5, bytes_of(&memory)).unwrap();
+    let stats = direct.zero_copy_stats();
+    assert!(stats.bytes >= (1 << 20) - (64 << 10) && stats.registered == 0, "{stats:?}");
+    // Kept memory is registered once, and found so by later puts.
+    direct.keep(bytes_of(&memory));
+    for _ in 0..3 {
+        direct.put(region, MIB, bytes_of(&memory)).unwrap();
+    }
+    let registered = direct.zero_copy_stats().registered;
+    assert!(registered >= 9, "{registered}");
+    let mut got = vec![0; 1 << 20];
+    direct.get(region, MIB, &mut got).unwrap();
+    assert!(got == bytes_of(&memory));
+    // Read-only memory, which cannot be registered, is sent all the same.
+    static CONSTANT: [u8; 256 << 10] = [7; 256 << 10];
+    direct.keep(&CONSTANT);
+    direct.put(region, 0, &CONSTANT).unwrap();
+    direct.get(region, 0, &mut got[..CONSTANT.len()]).unwrap();
+    assert!(got[..CONSTANT.len()] == CONSTANT && direct.zero_copy_stats().registered == registered);
+}
+
+#[test]
+fn kept_memory_that_changes_its_pages_is_sent_right_if_it_is_forgotten_in_time() {
+    if !possible() {
+        return;
+    }
+    let server = serve(64 * MIB);
+    let mut config = config(&[&server], 32 * MIB);
+    config.zero_copy = Some(Wish::From(OS_PAGE_BYTES as u64));
+    let mut direct = Direct::connect(&config).unwrap();
+    let region = direct.create(MIB).unwrap();
+    // Long enough for one piece of a request of its own.
+    let memory = Mapping::anonymous(256 << 10).unwrap();
+    let mut got = vec![0; memory.bytes()];
+    for tells in [true, false] {
+        fill(&memory, 1);
+        direct.keep(bytes_of(&memory));
+        direct.put(region, 0, bytes_of(&memory)).unwrap();
+        if tells {
+            direct.forget(memory.at(0), memory.bytes());
+        }
+        // SAFETY: the mapping's content is given up here.
+        unsafe { advise(memory.start(), memory.bytes(), Advice::DontNeed) }.unwrap();
+        fill(&memory, 2);
+        if tells {
+            direct.keep(bytes_of(&memory));
+        }
+        let result = direct.put(region, 0, bytes_of(&memory)).and_then(|()| direct.get(region, 0, &mut got));
+        match result {
+            Ok(()) => assert!(tells && got == bytes_of(&memory)),
+            // The checksums are those of what is there now, the bytes those of what was: no stale byte goes unnoticed, even so.
+            Err(error) => assert!(!tells && error.to_string().contains("127.0.0.1"), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn where_it_cannot_pay_or_work_everything_is_copied_and_the_reason_is_known() {
+    if !possible() {
+        return;
+    }
+    let server = serve(64 * MIB);
+    let plain = config(&[&server], 4 * MIB);
+    let direct = |config: &_| Direct::connect(config).unwrap();
+    let mut never = plain.clone();
+    never.zero_copy = Some(Wish::Never);
+    assert_eq!(direct(&never).zero_copy_from(), [Err(Always::Off)]);
+    let mut local = plain.clone();
+    local.zero_copy = Some(Wish::Auto);
+    assert_eq!(direct(&local).zero_copy_from(), [Err(Always::Local)]);
+
+    let key = Key::generate();
+    let mut sealed = server_config(64 * MIB);
+    sealed.key = Some(key.clone());
+    let sealed_server = Server::start(sealed).unwrap();
+    let mut sealed = config(&[&sealed_server], 4 * MIB);
+    (sealed.key, sealed.encryption, sealed.zero_copy) = (Some(key), Encryption::On, Some(Wish::From(1)));
+    assert_eq!(direct(&sealed).zero_copy_from(), [Err(Always::Sealed)]);
+
+    // A Unix socket cannot: it is found out with the first large put, which arrives by a copy.
+    let directory = tempfile::tempdir().unwrap();
+    let mut unix = server_config(64 * MIB);
+    unix.listen = vec![rampool::transport::Endpoint::Unix(directory.path().join("socket"))];
+    let unix_server = Server::start(unix).unwrap();
+    let mut unix = config(&[&unix_server], 4 * MIB);
+    unix.zero_copy = Some(Wish::From(1));
+    let mut direct = direct(&unix);
+    let region = direct.create(MIB).unwrap();
+    let (bytes, mut got) = (vec![9; 1 << 20], vec![0; 1 << 20]);
+    direct.put(region, 0, &bytes).unwrap();
+    direct.get(region, 0, &mut got).unwrap();
+    assert!(got == bytes);
+    assert_eq!(direct.zero_copy_from(), [Err(Always::Missing)]);
+    assert_eq!(direct.zero_copy_stats().sends, 0);
+}
+
+#[test]
+fn a_network_that_copies_is_found_out_by_what_the_kernel_reports() {
+    if !possible() {
+        return;
+    }
+    let server = serve(64 * MIB);
+    let mut config = config(&[&server], 32 * MIB);
+    config.pinned = ByteLen(8 << 20);
+    config.zero_copy = Some(Wish::From(1));
+    let mut direct = Direct::connect(&config).unwrap();
+    let region = direct.create(4 * MIB).unwrap();
+    let bytes = vec![1; 4 << 20];
+    let layout = Layout::bytes(bytes.len() as u64).unwrap();
+    let pending = direct.start_put(region, 0, &layout, bytes).unwrap();
+    direct.wait(pending).unwrap();
+    while direct.zero_copy_stats().copied < u64::from(BELIEVED) {
+        direct.put(region, 0, &[1; 100_000]).unwrap();
+    }
+    let stats = direct.zero_copy_stats();
+    assert!(stats.copied > stats.sends / 2, "on loopback every send is copied, and the kernel says so: {stats:?}");
+}
