@@ -6,6 +6,7 @@
 //!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
 //!   fit          programs that fit their budget beside the same programs natively
 //!   direct       the direct view beside raw round trips, streams, single gets and the paged view
+//!   fifo         remote queues beside raw connections and redis lists
 //!   server       reads of 4 KiB by many connections beside redis
 //!   shared       shared memory between processes beside raw requests, and ArgoDSM's figures
 //!   predict      parallel programs predicted for a slower link beside the same programs on it
@@ -21,6 +22,7 @@
 
 mod direct;
 mod fault;
+mod fifo;
 mod fit;
 mod link;
 mod peer;
@@ -55,6 +57,7 @@ enum Bench {
     Programs(programs::Args),
     Server(server::Args),
     Direct(direct::Args),
+    Fifo(fifo::Args),
     Shared(shared::Args),
     Predict(predict::Args),
     #[command(hide = true)]
@@ -93,6 +96,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),
+        Bench::Fifo(args) => fifo::run(&args),
         Bench::Shared(args) => shared::run(&args),
         Bench::Predict(args) => predict::run(&args),
         Bench::SharedRank(args) => shared::rank::run(&args),

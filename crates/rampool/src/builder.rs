@@ -9,10 +9,11 @@ use std::time::Duration;
 use rampool_proto::session::Encryption;
 use rampool_proto::units::ByteLen;
 
+use crate::direct::Direct;
 use crate::error::{ConnectError, PoolError};
 use crate::fault::RungChoice;
 use crate::key::{Key, KeyError};
-use crate::pool::{Pool, PoolConfig, ServerSpec};
+use crate::pool::{LeaseRequest, LeaseTicket, Pool, PoolConfig, ServerSpec};
 use crate::region::{PagedConfig, PagedError, PagedMemory};
 
 /// Every option: its name, what it takes, and what it is for.
@@ -250,6 +251,39 @@ impl Builder {
             return Err(OpenError::NoMemory);
         }
         self.paged.cache_config()?;
+        let mut pool = Pool::connect(&self.pool_config()?)?;
+        let region = pool.create_region()?;
+        // What is local need not be at a server, so regions may be as large as both together.
+        let capacity = pool.lease_bytes().0.saturating_add(self.paged.local_bytes);
+        let paged = PagedConfig { capacity_bytes: Some(capacity), ..self.paged.clone() };
+        Ok(PagedMemory::start(&paged, pool, region)?)
+    }
+
+    /// Connects and leases, for the direct view and queues. Blocks, for each server at most the connect deadline.
+    ///
+    /// # Errors
+    /// [`OpenError`], which names the server or the setting.
+    pub fn open_direct(&self) -> Result<Direct, OpenError> {
+        if self.servers.is_empty() {
+            return Err(OpenError::NoServers);
+        }
+        if self.memory.0 == 0 && self.servers.iter().all(|s| s.memory.is_none()) {
+            return Err(OpenError::NoMemory);
+        }
+        Ok(Direct::connect(&self.pool_config()?)?)
+    }
+
+    /// Joins a lease, whose servers the ticket names. Blocks, for each server at most the connect deadline.
+    ///
+    /// # Errors
+    /// [`OpenError`], which names the server or the setting.
+    pub fn join_direct(&self, ticket: &LeaseTicket) -> Result<Direct, OpenError> {
+        let mut config = self.pool_config()?;
+        config.lease = LeaseRequest::Attach { ticket: ticket.clone(), name: self.name.clone() };
+        Ok(Direct::connect(&config)?)
+    }
+
+    fn pool_config(&self) -> Result<PoolConfig, OpenError> {
         let stripe_pages = self.stripe.map(stripe_pages).transpose()?;
         let mut config = PoolConfig::new(self.servers.clone(), self.memory, self.name.clone());
         config.key = self.key_file.as_deref().map(Key::load).transpose()?;
@@ -258,12 +292,7 @@ impl Builder {
         config.stripe_pages = stripe_pages.unwrap_or(config.stripe_pages);
         config.connect_deadline = self.connect_deadline.unwrap_or(config.connect_deadline);
         config.op_deadline = self.op_deadline.unwrap_or(config.op_deadline);
-        let mut pool = Pool::connect(&config)?;
-        let region = pool.create_region()?;
-        // What is local need not be at a server, so regions may be as large as both together.
-        let capacity = pool.lease_bytes().0.saturating_add(self.paged.local_bytes);
-        let paged = PagedConfig { capacity_bytes: Some(capacity), ..self.paged.clone() };
-        Ok(PagedMemory::start(&paged, pool, region)?)
+        Ok(config)
     }
 }
 

@@ -156,7 +156,7 @@ impl<'a> Delivery<'a> {
         out.extend_from_slice(&self.number.to_le_bytes());
         out.extend_from_slice(&self.body_at.to_le_bytes());
         out.extend_from_slice(&self.body.bytes().to_le_bytes());
-        let flags = u8::from(self.redelivered) * REDELIVERED | u8::from(self.arriving) * ARRIVING;
+        let flags = (u8::from(self.redelivered) * REDELIVERED) | (u8::from(self.arriving) * ARRIVING);
         out.extend_from_slice(&[self.body.kind(), flags]);
         for len in [self.head.len(), reference.len(), 0] {
             out.extend_from_slice(&u16::try_from(len).expect("bounded above").to_le_bytes());

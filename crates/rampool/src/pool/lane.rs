@@ -159,6 +159,11 @@ impl Lane {
         limit.min(by_credit).max(1)
     }
 
+    /// How long the server may leave a request unanswered.
+    pub fn op_deadline(&self) -> Duration {
+        self.op_deadline
+    }
+
     pub fn link(&self) -> Option<&Link<Option<Departure>>> {
         self.link.as_ref()
     }

@@ -4,7 +4,7 @@
 //! requests or connections by then is answered in one go.
 
 use super::connection::{Connection, End, Held, Turn, Workbench};
-use super::shared::{Shared, lock};
+use super::shared::{Post, Shared, lock};
 use crate::transport::{Handshake, Listener, LocalPolicy, Peer, Stream, Wants};
 use rampool_proto::session::Refusal;
 use rustix::buffer::spare_capacity;
@@ -72,6 +72,9 @@ impl Shard {
         let mut looks = 0;
         while !self.shared.stopping() {
             let now = Instant::now();
+            if self.bench.alarm.is_some_and(|alarm| now >= alarm) {
+                self.sound_alarm(now);
+            }
             if now >= next_sweep {
                 self.sweep(now);
                 next_sweep = now + sweep_every;
@@ -88,7 +91,8 @@ impl Shard {
                 continue;
             }
             looks = 0;
-            let timeout = if spinning { Duration::ZERO } else { next_sweep.saturating_duration_since(now) };
+            let due = self.bench.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
+            let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
             if !spinning {
                 self.shared.shards[self.index].sleeps.fetch_add(1, Ordering::Relaxed);
             }
@@ -213,6 +217,10 @@ impl Shard {
                 self.after(index, flushed.map(|_| Turn::Idle));
             }
         }
+        let posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
+        for post in posts {
+            self.hand_over(post, now);
+        }
         let draining = self.shared.draining();
         for index in 0..self.slots.len() {
             let State::Connected(connection) = &mut self.slots[index].state else { continue };
@@ -282,10 +290,53 @@ impl Shard {
                 }
             },
             State::Connected(connection) => {
-                let turn = connection.turn(&self.shared, &mut self.bench, now);
-                self.after(index, turn);
+                let received = connection.receive(&self.shared, &mut self.bench, now);
+                if !self.bench.posts.is_empty() {
+                    // Others have waited for these: they leave before the connection's own answers.
+                    self.hand_out(now);
+                }
+                let State::Connected(connection) = &mut self.slots[index].state else { return };
+                // What was answered before an error still goes out: the client learns why.
+                let flushed = connection.flush(now);
+                self.after(index, received.and_then(|turn| flushed.map(|_| turn)));
             }
         }
+    }
+
+    /// Brings the answers of queues in the bench to whom they are for.
+    fn hand_out(&mut self, now: Instant) {
+        let mut others = Vec::new();
+        for post in std::mem::take(&mut self.bench.posts) {
+            if post.shard == self.index {
+                self.hand_over(post, now);
+            } else {
+                others.push(post);
+            }
+        }
+        self.shared.post(others);
+    }
+
+    /// Gives one of this shard's connections an answer of a queue, and sends it.
+    fn hand_over(&mut self, post: Post, now: Instant) {
+        let index = slot_of(post.token);
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        let State::Connected(connection) = &mut slot.state else { return };
+        if u64::from(slot.generation) == post.token >> 32 {
+            connection.told(&self.shared, &mut self.bench, post);
+            let flushed = connection.flush(now);
+            self.after(index, flushed.map(|_| Turn::Idle));
+        }
+    }
+
+    /// Somebody has waited in a queue for long enough.
+    fn sound_alarm(&mut self, now: Instant) {
+        self.bench.alarm = None;
+        for index in 0..self.slots.len() {
+            if let State::Connected(connection) = &self.slots[index].state {
+                connection.queue_alarm(&self.shared, &mut self.bench);
+            }
+        }
+        self.hand_out(now);
     }
 
     /// What follows a turn.
