@@ -13,7 +13,10 @@
  * is one rank of the run. Accesses of one byte by different threads, at least one of them a write, must be ordered by the
  * locks, barriers, condition variables, semaphores or atomic operations of this library. Any thread may use them.
  *
- * Threads: a builder belongs to one thread at a time. Pools and regions may be used by any threads at once; only
+ * Or processes send each other messages through named queues at the memory servers: rampool_client_open(), rampool_queue_send(),
+ * rampool_queue_take(). The head of a message arrives at once, its body lies in the pool.
+ *
+ * Threads: a builder, and a client with the messages it has taken, belongs to one thread at a time. Pools and regions may be used by any threads at once; only
  * freeing or closing one must not meet another use of the same. Regions keep their content across fork() as long as the
  * parent lives; the child must not call functions of this library.
  */
@@ -21,6 +24,7 @@
 #ifndef RAMPOOL_H
 #define RAMPOOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -65,7 +69,7 @@ typedef enum {
    */
   RAMPOOL_STATUS_SERVER = 2,
   /**
-   * The region does not fit what was lent.
+   * The region does not fit what was lent; or the queue is full; or the buffer is too short.
    */
   RAMPOOL_STATUS_NO_ROOM = 3,
   /**
@@ -73,13 +77,17 @@ typedef enum {
    */
   RAMPOOL_STATUS_SYSTEM = 4,
   /**
-   * The pool still has regions; or somebody has the lock.
+   * The pool still has regions; or somebody has the lock; or the body of a message is on its way still.
    */
   RAMPOOL_STATUS_BUSY = 5,
   /**
    * The ranks of a run did not come together, or the run is over.
    */
   RAMPOOL_STATUS_RUN = 6,
+  /**
+   * There is no such queue; or the sender of a message was lost before its body was there.
+   */
+  RAMPOOL_STATUS_GONE = 7,
 } rampool_status;
 
 /**
@@ -90,9 +98,24 @@ typedef enum {
 typedef struct rampool_builder rampool_builder;
 
 /**
+ * One thread's way to the queues of a lease.
+ */
+typedef struct rampool_client rampool_client;
+
+/**
+ * A message that was taken, until rampool_message_done() or rampool_message_give_back().
+ */
+typedef struct rampool_message rampool_message;
+
+/**
  * Local memory, memory servers and the pager between them.
  */
 typedef struct rampool_pool rampool_pool;
+
+/**
+ * A queue: a name that messages are sent to and taken from. Good with every client of the lease.
+ */
+typedef struct rampool_queue rampool_queue;
 
 /**
  * A piece of memory in a pool.
@@ -296,6 +319,166 @@ void rampool_region_free(rampool_region *region);
 rampool_status rampool_pool_stats(const rampool_pool *pool,
                                   rampool_stats *stats,
                                   size_t size);
+
+/**
+ * Connects to the servers that the builder names and leases "memory" there, for messages. Blocks, for each server at most the option "connect-deadline-ms". On success,
+ * `*client` is for rampool_client_close(); otherwise it is null.
+ *
+ * # Safety
+ * `builder` came from rampool_builder_new() and was not freed; `client` is null or can be written.
+ */
+rampool_status rampool_client_open(const rampool_builder *builder,
+                                   rampool_client **client);
+
+/**
+ * Joins the lease of another client, by its ticket: the same queues by the same names. The builder gives key, encryption and deadlines; its servers are not looked at.
+ *
+ * # Safety
+ * `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte; `client` is null or can be written.
+ */
+rampool_status rampool_client_join(const rampool_builder *builder,
+                                   const char *ticket,
+                                   rampool_client **client);
+
+/**
+ * Writes the ticket of the client's lease, a text that ends with a zero byte, to `buffer`. Who has it may join the lease: keep it as secret as a key.
+ * RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 4096 are enough for any 32 servers.
+ *
+ * # Safety
+ * `client` came from rampool_client_open() or _join() and was not closed; `buffer` is null or `size` bytes can be written there.
+ */
+rampool_status rampool_client_ticket(rampool_client *client,
+                                     char *buffer,
+                                     size_t size);
+
+/**
+ * Leaves the lease. Messages that this client has taken and is not done with go to other receivers; with its last client the lease is gone, and every queue in it.
+ * Blocks a second at most. Null does nothing.
+ *
+ * # Safety
+ * `client` is null or came from rampool_client_open() or _join() and was not closed; no other call uses it meanwhile.
+ */
+void rampool_client_close(rampool_client *client);
+
+/**
+ * Opens the queue of this name. If there is none it is made, for at most `messages` messages with together `bytes` bytes; unless both are 0, then it is
+ * RAMPOOL_STATUS_GONE. On success, `*queue` is for rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
+ *
+ * # Safety
+ * `client` came from rampool_client_open() or _join() and was not closed; `name` is null or ends with a zero byte; `queue` is null or can be written.
+ */
+rampool_status rampool_queue_open(rampool_client *client,
+                                  const char *name,
+                                  uint64_t messages,
+                                  uint64_t bytes,
+                                  rampool_queue **queue);
+
+/**
+ * Frees the handle. The queue stays. Null does nothing.
+ *
+ * # Safety
+ * `queue` is null or came from rampool_queue_open() and was not freed.
+ */
+void rampool_queue_free(rampool_queue *queue);
+
+/**
+ * Gives up the queue with all that is in it, for every client. The handle stays to be freed.
+ *
+ * # Safety
+ * `client` and `queue` are null or valid.
+ */
+rampool_status rampool_queue_delete(rampool_client *client, const rampool_queue *queue);
+
+/**
+ * Appends a message: a head of at most 256 bytes, which arrives at once, and a body of any length (0: none), which follows. Blocks until the server has all of it; if the
+ * queue is full, `patience_ms` at most, and then it is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly once.
+ *
+ * # Safety
+ * `client` and `queue` are null or valid; `head` and `body` can be read for as many bytes as are said, or are null where that is 0.
+ */
+rampool_status rampool_queue_send(rampool_client *client,
+                                  const rampool_queue *queue,
+                                  const void *head,
+                                  size_t head_bytes,
+                                  const void *body,
+                                  size_t body_bytes,
+                                  uint32_t patience_ms);
+
+/**
+ * Takes the next message. Blocks until there is one, `patience_ms` at most; then `*message` is null, and that is a success. A message stays in its queue until
+ * rampool_message_done(): if this process is lost before, or closes the client, another receiver gets it.
+ *
+ * # Safety
+ * `client` and `queue` are null or valid; `message` is null or can be written.
+ */
+rampool_status rampool_queue_take(rampool_client *client,
+                                  const rampool_queue *queue,
+                                  uint32_t patience_ms,
+                                  rampool_message **message);
+
+/**
+ * Blocks until the server knows of every message that the client is done with.
+ *
+ * # Safety
+ * `client` and `queue` are null or valid.
+ */
+rampool_status rampool_queue_flush(rampool_client *client, const rampool_queue *queue);
+
+/**
+ * The head of a message, and its length in `*bytes`; null for null. Valid as long as the message.
+ *
+ * # Safety
+ * `message` is null or valid; `bytes` is null or can be written.
+ */
+const void *rampool_message_head(const rampool_message *message, size_t *bytes);
+
+/**
+ * Bytes of the body of a message; 0 for null.
+ *
+ * # Safety
+ * `message` is null or valid.
+ */
+uint64_t rampool_message_body_bytes(const rampool_message *message);
+
+/**
+ * Whether the message was delivered before, to a receiver that was not done with it; false for null.
+ *
+ * # Safety
+ * `message` is null or valid.
+ */
+bool rampool_message_redelivered(const rampool_message *message);
+
+/**
+ * Reads the body of a message to `buffer`. Blocks until it is there; RAMPOOL_STATUS_BUSY if it has not arrived at the server within `patience_ms`,
+ * RAMPOOL_STATUS_GONE if its sender was lost before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
+ *
+ * # Safety
+ * `client` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null where that is 0.
+ */
+rampool_status rampool_message_body(rampool_client *client,
+                                    rampool_message *message,
+                                    void *buffer,
+                                    size_t size,
+                                    uint32_t patience_ms);
+
+/**
+ * The message is done with, and its handle freed. Does not block: the server hears of it with the next rampool_queue_take() of that queue, or by rampool_queue_flush().
+ * Null does nothing.
+ *
+ * # Safety
+ * `client` came from rampool_client_open() or _join() and was not closed; `message` is null or came from rampool_queue_take() with this client and was not freed.
+ */
+void rampool_message_done(rampool_client *client,
+                          rampool_message *message);
+
+/**
+ * Gives the message back to its queue, for the next receiver, and frees its handle. Blocks until the server has it.
+ *
+ * # Safety
+ * As rampool_message_done().
+ */
+rampool_status rampool_message_give_back(rampool_client *client,
+                                         rampool_message *message);
 
 /**
  * Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a Kubernetes job; without any, a run of this

@@ -324,7 +324,8 @@ impl Queues {
             return;
         }
         let queue = self.queues.get_mut(&id).expect("asked about above");
-        queue.senders.retain(|waiting| !waiting.asker.is_same(&asker));
+        // One that waits already takes its place at the end.
+        queue.forget_senders(|waiting| waiting.is_same(&asker), &mut self.memory_bytes);
         let message = Message {
             sender: asker.member,
             head: push.head.into(),
@@ -456,14 +457,7 @@ impl Queues {
     /// The member's connection broke, or it has another one: nobody waits for answers over the old one. What it asked for it asks for again.
     pub fn disconnected(&mut self, member: MemberId) {
         for queue in self.queues.values_mut() {
-            let memory_bytes = &mut self.memory_bytes;
-            queue.senders.retain(|waiting| {
-                let stays = waiting.asker.member != member;
-                if !stays {
-                    *memory_bytes -= waiting.message.memory_bytes();
-                }
-                stays
-            });
+            queue.forget_senders(|waiting| waiting.member == member, &mut self.memory_bytes);
             queue.receivers.retain(|waiting| waiting.asker.member != member);
             queue.for_bodies.retain(|waiting| waiting.asker.member != member);
         }
@@ -661,6 +655,16 @@ impl Queue {
         self.messages.insert(number, message);
         self.ready.insert(number);
         (number, body_at)
+    }
+
+    fn forget_senders(&mut self, gone: impl Fn(&Asker) -> bool, memory_bytes: &mut u64) {
+        self.senders.retain(|waiting| {
+            let stays = !gone(&waiting.asker);
+            if !stays {
+                *memory_bytes -= waiting.message.memory_bytes();
+            }
+            stays
+        });
     }
 
     /// The next pages that no body has. They come around after 4 PiB.

@@ -547,8 +547,10 @@ impl LeaseSpace {
     /// [`SpaceError::Full`] or [`QueueError`]; then no output does.
     pub fn push(&mut self, now: Tick, asker: Asker, queue: QueueId, push: &Push<'_>) -> Result<(), QueueSpaceError> {
         let (memory, pages) = self.queues.needs(queue, push)?;
-        if !self.queues.has_pushed(&asker) {
-            self.room_for(memory + pages, 0)?;
+        if let Err(error) = self.room_for(memory + pages, 0)
+            && !self.queues.has_pushed(&asker)
+        {
+            return Err(error.into());
         }
         self.queues.push(now, asker, queue, push);
         Ok(())

@@ -113,7 +113,16 @@ fn a_request_that_is_repeated_is_carried_out_once() {
         queues.take(Tick(0), asker(2, 1), id, &take(0, 1));
         assert_eq!(outputs(&mut queues), [Output::Taken { to: asker(2, 1), queue: id, numbers: vec![1] }]);
     }
-    // One that waits still, likewise: its new connection gets the answer.
+    // One that waits still waits once.
+    let (mut full, small) = with_queue(QueueBounds { messages: 1, bytes: 100 });
+    full.push(Tick(0), asker(1, 1), small, &message(b"a"));
+    for _ in 0..2 {
+        full.push(Tick(0), asker(1, 2), small, &Push { patience_ms: 9, ..message(b"b") });
+    }
+    outputs(&mut full);
+    full.handle_timeout(Tick(9));
+    assert_eq!(outputs(&mut full).len(), 1);
+    // Its new connection gets the answer.
     queues.settle(MemberId(2), id, &[1], Settlement::Done).unwrap();
     queues.take(Tick(0), asker(2, 2), id, &take(0, 1));
     queues.take(Tick(0), asker(2, 3), id, &take(9, 1));
