@@ -41,12 +41,13 @@ pub fn run(args: &Args) -> Result<i32> {
     let content = content();
     println!("listening on {}", listener.local_addr()?);
     let spin = Duration::from_micros(args.spin_us);
-    while args.relay {
-        let (mut from, mut to) = (RawStream::new(listener.accept()?.0, spin)?, RawStream::new(listener.accept()?.0, spin)?);
-        // As below.
-        let _ = pass_on(&mut from, &mut to);
-    }
     loop {
+        if args.relay {
+            let (mut from, mut to) = (RawStream::new(listener.accept()?.0, spin)?, RawStream::new(listener.accept()?.0, spin)?);
+            // As below.
+            let _ = pass_on(&mut from, &mut to);
+            continue;
+        }
         let (stream, _) = listener.accept()?;
         let mut stream = RawStream::new(stream, spin)?;
         // The client's end of a connection is not an error of ours.

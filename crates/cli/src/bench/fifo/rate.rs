@@ -1,4 +1,4 @@
-//! Messages a second: senders append 64 bytes each to one queue (`RPUSH` to one list), a receiver takes 64 at a time and acknowledges them (`LPOP key 64`).
+//! Messages a second: senders append 64 bytes each to one queue (`RPUSH` to one list), a receiver takes 160 at a time and acknowledges them (`LPOP key 160`).
 //!
 //! One thread drives all connections of either, and both do the same work: each message is made, sent, received and compared.
 
@@ -21,7 +21,8 @@ use super::super::service::{Place, Service};
 use super::super::workload::word;
 use super::{Args, HEAD_BYTES, PATIENCE, SPIN};
 
-const BATCH: u16 = 64;
+/// Messages at a time: as many of 64 bytes as one answer has room for.
+const BATCH: u16 = 160;
 
 /// One connection: requests queued, answers taken.
 trait Way {
@@ -37,7 +38,7 @@ trait Way {
 pub fn run(report: &mut Report, place: &Place<'_>, args: &Args) -> Result<()> {
     let quick = args.common.quick;
     let length = Duration::from_millis(if quick { 50 } else { 1000 });
-    let server = Service::memory_server(place, 256 << 20, SPIN)?;
+    let server = Service::memory_server(place, 2 << 30, SPIN)?;
     let dir = WorkDir::create()?;
     let (redis, address) = start_redis(&args.redis, false, &[], &dir.0, place.server_cpu)?;
     let super::super::server::redis::Address::Tcp(port) = address else { bail!("redis listens over TCP") };
@@ -161,7 +162,7 @@ fn memory_ways(endpoint: &Endpoint, count: usize) -> Result<Vec<Box<dyn Way>>> {
         let mut way = Memory { link, request: 0, queue: 0, head: Vec::new(), table: Vec::new(), acknowledged: Vec::new() };
         match &granted {
             None => {
-                let open = OpenLease { bytes: 128 << 20, pid: std::process::id(), name: "bench".into(), host: "here".into() };
+                let open = OpenLease { bytes: 1 << 30, pid: std::process::id(), name: "bench".into(), host: "here".into() };
                 granted = Some(Granted::parse(&way.call(Opcode::OpenLease, 0, &open.encode())?.1)?);
             }
             Some(first) => {
@@ -171,7 +172,7 @@ fn memory_ways(endpoint: &Endpoint, count: usize) -> Result<Vec<Box<dyn Way>>> {
             }
         }
         let mut table = Vec::new();
-        QueueBounds { messages: 100_000, bytes: 64 << 20 }.encode("rate", &mut table);
+        QueueBounds { messages: 1 << 20, bytes: 512 << 20 }.encode("rate", &mut table);
         way.queue = way.call(Opcode::OpenQueue, 1, &table)?.0.arg;
         ways.push(Box::new(way));
     }
@@ -281,7 +282,7 @@ impl Way for Redis {
     }
 
     fn take(&mut self) {
-        self.asked.extend_from_slice(b"*3\r\n$4\r\nLPOP\r\n$4\r\nrate\r\n$2\r\n64\r\n");
+        self.asked.extend_from_slice(b"*3\r\n$4\r\nLPOP\r\n$4\r\nrate\r\n$3\r\n160\r\n");
     }
 
     fn send(&mut self) -> Result<()> {
