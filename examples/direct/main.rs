@@ -1,15 +1,19 @@
-//! Three programs on the direct view, each of which checks what it computes. See docs/direct.md.
+//! Programs on the direct view, each of which checks what it computes. See docs/direct.md.
 //!
 //! ```console
 //! $ cargo run --release -p rampool --example direct -- scan
 //! $ cargo run --release -p rampool --example direct -- store memhost1 memhost2
 //! $ cargo run --release -p rampool --example direct -- halo
+//! $ cargo run --release -p rampool --example direct -- ledger
+//! $ cargo run --release -p rampool --example direct -- service
 //! ```
 //! Without servers named, two are started in this process.
 #![allow(clippy::cast_possible_truncation)]
 
 mod halo;
+mod ledger;
 mod scan;
+mod service;
 mod store;
 
 use rampool::direct::Direct;
@@ -24,7 +28,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("scan") => |direct: &mut Direct| scan::run(direct, 16 * 1024),
         Some("store") => |direct: &mut Direct| store::run(direct, 4, 5_000),
         Some("halo") => |direct: &mut Direct| halo::run(direct, 32),
-        _ => return Err("say which: scan, store or halo; then, perhaps, memory servers".into()),
+        Some("ledger") => |direct: &mut Direct| ledger::run(direct, 100_000, 4, 20_000),
+        Some("service") => |direct: &mut Direct| service::run(direct, 4, 50, 1 << 20),
+        _ => return Err("say which: scan, store, halo, ledger or service; then, perhaps, memory servers".into()),
     };
     let mut servers: Vec<ServerSpec> = arguments[1..].iter().map(|server| server.parse()).collect::<Result<_, _>>()?;
     let mut own: Vec<RunningServer> = Vec::new();

@@ -12,9 +12,10 @@ use rampool_proto::share::channel::{Channel, ChannelConfig};
 use rampool_proto::share::message::Message;
 use rampool_proto::units::ByteLen;
 use rampool_proto::wire::{
-    AttachLease, CopyRequest, FetchOp, Granted, HEADER_BYTES, Header, MAX_BULK_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES,
-    MAX_TABLE_BYTES, Opcode, OpenLease, ScanRequest, Window, encode_extents, encode_put, parse_accumulate_arg, parse_extents,
-    parse_get_reply, parse_message, parse_put,
+    AttachLease, AwaitBody, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES,
+    MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, Opcode, OpenLease, Push, QueueBounds,
+    Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_put, parse_accumulate_arg, parse_extents, parse_get_reply,
+    parse_message, parse_put,
 };
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -61,6 +62,36 @@ pub fn frame(data: &[u8]) {
                 assert_eq!(CopyRequest::parse(&again), Ok(copy));
             }
         }
+        Opcode::OpenQueue => {
+            _ = QueueBounds::parse(table).map(|(_, name)| assert!(name.len() <= 255 && !name.chars().any(char::is_control)))
+        }
+        Opcode::ListQueues => _ = Listed::parse_all(table),
+        Opcode::Push if !header.is_reply() => {
+            if let Ok(push) = Push::parse(table) {
+                assert!(push.head.len() <= MAX_HEAD_BYTES && push.body.reference().len() <= MAX_REFERENCE_BYTES);
+                let mut again = Vec::new();
+                push.encode(&mut again);
+                assert_eq!(again, table);
+                let _ = Reference::parse(push.body.reference()).map(|told| assert!(told.program.bounds().0 >= 0));
+            }
+        }
+        Opcode::Take if header.is_reply() => {
+            if let Ok(deliveries) = Delivery::parse_all(table) {
+                let mut again = Vec::new();
+                deliveries.iter().for_each(|delivery| delivery.encode(&mut again));
+                assert_eq!(again, table);
+            }
+        }
+        Opcode::Take => {
+            if let Ok(take) = Take::parse(table) {
+                assert!(take.most > 0 && take.acknowledged.len() <= MAX_SETTLED);
+                let mut again = Vec::new();
+                take.encode(&mut again);
+                assert_eq!(again, table);
+            }
+        }
+        Opcode::Settle => _ = Settlement::parse(table).map(|(_, numbers)| assert!(numbers.len() <= MAX_SETTLED)),
+        Opcode::AwaitBody => _ = AwaitBody::parse(table),
         opcode => {
             if parse_extents(&header, table, &mut extents).is_ok() {
                 assert!(extents.iter().all(|e| e.count > 0 && e.end().0 <= MAX_PAGE_INDEX));

@@ -3,11 +3,12 @@
 use rampool_proto::layout::{Layout, Order};
 use rampool_proto::session::{Encryption, Preface};
 use rampool_proto::share::channel::{Channel, ChannelConfig};
-use rampool_proto::share::message::{Body, Message};
+use rampool_proto::share::message::{Body as MessageBody, Message};
 use rampool_proto::units::{Extent, PageIndex};
 use rampool_proto::wire::{
-    AttachLease, CopyRequest, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, PageEntry, RegionId, ScanRequest, Status,
-    Window, encode_error, encode_extents, encode_frame, encode_get_reply, encode_put,
+    AttachLease, AwaitBody, Body, CopyRequest, Delivery, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, PageEntry,
+    Push, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error, encode_extents, encode_frame,
+    encode_get_reply, encode_put,
 };
 
 /// xorshift64*: enough to choose mutations, and the same in every run.
@@ -84,6 +85,18 @@ fn frames() -> Vec<Vec<u8>> {
     let (mut scatter, mut scan, mut copy) = (Vec::new(), Vec::new(), Vec::new());
     window.encode_with(&[7], &mut scatter);
     ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
+    let reference = Reference { regions: vec![RegionId(4), RegionId(5)], program: window.program.clone() }.encode().unwrap();
+    let (mut push, mut deliveries, mut take, mut settle, mut wait, mut open) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    Push { patience_ms: 9, head: &[7; 64], body: Body::InPool(5600, &reference) }.encode(&mut push);
+    let delivery = Delivery { number: 3, redelivered: true, arriving: true, head: b"head", body: Body::Bytes(9000), body_at: 4096 };
+    delivery.encode(&mut deliveries);
+    let in_pool = Delivery { arriving: false, body: Body::InPool(5600, &reference), body_at: 0, ..delivery };
+    in_pool.encode(&mut deliveries);
+    Take { patience_ms: 9, most: 5, acknowledged: vec![1, 2, 3] }.encode(&mut take);
+    Settlement::Return.encode(&[1, 2], &mut settle);
+    AwaitBody { number: 3, patience_ms: 4 }.encode(&mut wait);
+    QueueBounds { messages: 100, bytes: 1 << 20 }.encode("jobs", &mut open);
     let (lease, token) = (LeaseId(3), LeaseToken([9; 16]));
     let endpoint = "127.0.0.1:7117".to_owned();
     CopyRequest { source: window.clone(), target: window, endpoint, lease, token, region: RegionId(1) }.encode(&mut copy);
@@ -99,6 +112,12 @@ fn frames() -> Vec<Vec<u8>> {
         frame(&|out| encode_frame(out, Header::request(Opcode::Scan, 6).with_arg(0x07_0504), &scan, 0)),
         frame(&|out| encode_frame(out, Header::request(Opcode::FetchOp, 7).with_arg(0x204), &[8; 24], 0)),
         frame(&|out| encode_frame(out, Header::request(Opcode::Copy, 8), &copy, 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::Push, 9), &push, 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::Take, 10).reply(Status::Ok), &deliveries, 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::Take, 10), &take, 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::Settle, 11), &settle, 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::AwaitBody, 12), &wait, 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::OpenQueue, 13), &open, 0)),
     ]
 }
 
@@ -149,9 +168,9 @@ fn lease_requests_and_grants() {
 #[test]
 fn messages_between_ranks() {
     let bodies = [
-        Body::ScData { page: PageIndex(3), write: true, acks: 2, bytes: Some(vec![5u8; 4096].into()) },
-        Body::ScAck { page: PageIndex(9) },
-        Body::Abort { why: "a rank is lost".into() },
+        MessageBody::ScData { page: PageIndex(3), write: true, acks: 2, bytes: Some(vec![5u8; 4096].into()) },
+        MessageBody::ScAck { page: PageIndex(9) },
+        MessageBody::Abort { why: "a rank is lost".into() },
     ];
     let seeds = bodies.map(|body| {
         let mut bytes = Vec::new();

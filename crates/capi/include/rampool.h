@@ -9,14 +9,14 @@
  * memory at a fixed address, larger than this machine may hold: what does not fit the pool's local memory lives on the
  * memory servers. Functions that can fail return a status; rampool_error_message() says more.
  *
- * Or bytes are read and changed where they lie, without pages: rampool_direct_open() opens the direct view, rampool_direct_put()
- * and rampool_direct_get() move bytes, and layouts say which. rampool_mpi.h makes layouts of MPI's datatypes.
- *
  * Or several processes share memory: `rampool launch -n 4 ./program` starts them, each joins with rampool_shared_join() and
  * is one rank of the run. Accesses of one byte by different threads, at least one of them a write, must be ordered by the
  * locks, barriers, condition variables, semaphores or atomic operations of this library. Any thread may use them.
  *
- * Threads: a builder, and a direct view, belongs to one thread at a time. Pools and regions may be used by any threads at once; only
+ * Or processes send each other messages through named queues at the memory servers: rampool_client_open(), rampool_queue_send(),
+ * rampool_queue_take(). The head of a message arrives at once, its body lies in the pool.
+ *
+ * Threads: a builder, and a client with the messages it has taken, belongs to one thread at a time. Pools and regions may be used by any threads at once; only
  * freeing or closing one must not meet another use of the same. Regions keep their content across fork() as long as the
  * parent lives; the child must not call functions of this library.
  */
@@ -24,6 +24,7 @@
 #ifndef RAMPOOL_H
 #define RAMPOOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,13 +37,6 @@
  * Advice: the range is needed now; the call returns when it has been brought here.
  */
 #define RAMPOOL_ADVICE_WILL_NEED 1
-
-/**
- * Orders of the elements of a subarray: the last dimension is the densest, or the first.
- */
-#define RAMPOOL_ORDER_C 0
-
-#define RAMPOOL_ORDER_FORTRAN 1
 
 /**
  * Atomic operations, for rampool_shared_atomic(). LOAD ignores the operand.
@@ -75,7 +69,7 @@ typedef enum {
    */
   RAMPOOL_STATUS_SERVER = 2,
   /**
-   * The region does not fit what was lent.
+   * The region does not fit what was lent; or the queue is full; or the buffer is too short.
    */
   RAMPOOL_STATUS_NO_ROOM = 3,
   /**
@@ -83,41 +77,45 @@ typedef enum {
    */
   RAMPOOL_STATUS_SYSTEM = 4,
   /**
-   * The pool still has regions; or somebody has the lock.
+   * The pool still has regions; or somebody has the lock; or the body of a message is on its way still.
    */
   RAMPOOL_STATUS_BUSY = 5,
   /**
    * The ranks of a run did not come together, or the run is over.
    */
   RAMPOOL_STATUS_RUN = 6,
+  /**
+   * There is no such queue; or the sender of a message was lost before its body was there.
+   */
+  RAMPOOL_STATUS_GONE = 7,
 } rampool_status;
 
 /**
  * Options of a pool, by name. Names, values and defaults are those of the command line without the dashes: "server",
  * "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption", "compression", "stripe",
- * "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
+ * "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
  */
 typedef struct rampool_builder rampool_builder;
 
 /**
- * One thread's way to the bytes of regions, read and changed where they lie. It belongs to one thread at a time.
+ * One thread's way to the queues of a lease.
  */
-typedef struct rampool_direct rampool_direct;
+typedef struct rampool_client rampool_client;
 
 /**
- * A region as the direct view knows it.
+ * A message that was taken, until rampool_message_done() or rampool_message_give_back().
  */
-typedef struct rampool_direct_region rampool_direct_region;
-
-/**
- * Which bytes, in which order, in the terms of MPI's derived datatypes. Never changes; freed with rampool_layout_free(), also when others were made of it.
- */
-typedef struct rampool_layout rampool_layout;
+typedef struct rampool_message rampool_message;
 
 /**
  * Local memory, memory servers and the pager between them.
  */
 typedef struct rampool_pool rampool_pool;
+
+/**
+ * A queue: a name that messages are sent to and taken from. Good with every client of the lease.
+ */
+typedef struct rampool_queue rampool_queue;
 
 /**
  * A piece of memory in a pool.
@@ -323,275 +321,164 @@ rampool_status rampool_pool_stats(const rampool_pool *pool,
                                   size_t size);
 
 /**
- * `bytes` consecutive bytes.
+ * Connects to the servers that the builder names and leases "memory" there, for messages. Blocks, for each server at most the option "connect-deadline-ms". On success,
+ * `*client` is for rampool_client_close(); otherwise it is null.
  *
  * # Safety
- * `layout` is null or can be written.
+ * `builder` came from rampool_builder_new() and was not freed; `client` is null or can be written.
  */
-rampool_status rampool_layout_bytes(uint64_t bytes, rampool_layout **layout);
+rampool_status rampool_client_open(const rampool_builder *builder,
+                                   rampool_client **client);
 
 /**
- * `count` elements, one extent apart.
+ * Joins the lease of another client, by its ticket: the same queues by the same names. The builder gives key, encryption and deadlines; its servers are not looked at.
  *
  * # Safety
- * `element` is null or a layout that was not freed; `layout` is null or can be written.
+ * `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte; `client` is null or can be written.
  */
-rampool_status rampool_layout_contiguous(const rampool_layout *element,
-                                         uint64_t count,
-                                         rampool_layout **layout);
+rampool_status rampool_client_join(const rampool_builder *builder,
+                                   const char *ticket,
+                                   rampool_client **client);
 
 /**
- * `count` blocks of `block` elements, the blocks `stride` extents apart.
+ * Writes the ticket of the client's lease, a text that ends with a zero byte, to `buffer`. Who has it may join the lease: keep it as secret as a key.
+ * RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 4096 are enough for any 32 servers.
  *
  * # Safety
- * As rampool_layout_contiguous().
+ * `client` came from rampool_client_open() or _join() and was not closed; `buffer` is null or `size` bytes can be written there.
  */
-rampool_status rampool_layout_vector(const rampool_layout *element,
-                                     uint64_t count,
-                                     uint64_t block,
-                                     int64_t stride,
-                                     rampool_layout **layout);
+rampool_status rampool_client_ticket(rampool_client *client,
+                                     char *buffer,
+                                     size_t size);
 
 /**
- * `count` blocks of `block` elements, the blocks `stride` bytes apart.
+ * Leaves the lease. Messages that this client has taken and is not done with go to other receivers; with its last client the lease is gone, and every queue in it.
+ * Blocks a second at most. Null does nothing.
  *
  * # Safety
- * As rampool_layout_contiguous().
+ * `client` is null or came from rampool_client_open() or _join() and was not closed; no other call uses it meanwhile.
  */
-rampool_status rampool_layout_hvector(const rampool_layout *element,
-                                      uint64_t count,
-                                      uint64_t block,
-                                      int64_t stride,
-                                      rampool_layout **layout);
+void rampool_client_close(rampool_client *client);
 
 /**
- * `count` blocks of `blocks[i]` elements at `displacements[i]` extents.
+ * Opens the queue of this name. If there is none it is made, for at most `messages` messages with together `bytes` bytes; unless both are 0, then it is
+ * RAMPOOL_STATUS_GONE. On success, `*queue` is for rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
  *
  * # Safety
- * As rampool_layout_contiguous(); `blocks` and `displacements` have `count` items.
+ * `client` came from rampool_client_open() or _join() and was not closed; `name` is null or ends with a zero byte; `queue` is null or can be written.
  */
-rampool_status rampool_layout_indexed(const rampool_layout *element,
-                                      size_t count,
-                                      const uint64_t *blocks,
-                                      const int64_t *displacements,
-                                      rampool_layout **layout);
+rampool_status rampool_queue_open(rampool_client *client,
+                                  const char *name,
+                                  uint64_t messages,
+                                  uint64_t bytes,
+                                  rampool_queue **queue);
 
 /**
- * `count` blocks of `blocks[i]` elements at `displacements[i]` bytes.
+ * Frees the handle. The queue stays. Null does nothing.
  *
  * # Safety
- * As rampool_layout_indexed().
+ * `queue` is null or came from rampool_queue_open() and was not freed.
  */
-rampool_status rampool_layout_hindexed(const rampool_layout *element,
-                                       size_t count,
-                                       const uint64_t *blocks,
-                                       const int64_t *displacements,
-                                       rampool_layout **layout);
+void rampool_queue_free(rampool_queue *queue);
 
 /**
- * `count` fields, each `counts[i]` of `layouts[i]` at `displacements[i]` bytes.
+ * Gives up the queue with all that is in it, for every client. The handle stays to be freed.
  *
  * # Safety
- * `counts`, `displacements` and `fields` have `count` items, the last of which are layouts that were not freed; `layout` is null or can be written.
+ * `client` and `queue` are null or valid.
  */
-rampool_status rampool_layout_struct(size_t count,
-                                     const uint64_t *counts,
-                                     const int64_t *displacements,
-                                     const rampool_layout *const *fields,
-                                     rampool_layout **layout);
+rampool_status rampool_queue_delete(rampool_client *client, const rampool_queue *queue);
 
 /**
- * A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`. `order` is RAMPOOL_ORDER_....
+ * Appends a message: a head of at most 256 bytes, which arrives at once, and a body of any length (0: none), which follows. Blocks until the server has all of it; if the
+ * queue is full, `patience_ms` at most, and then it is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly once.
  *
  * # Safety
- * As rampool_layout_contiguous(); `sizes`, `subsizes` and `starts` have `dimensions` items.
+ * `client` and `queue` are null or valid; `head` and `body` can be read for as many bytes as are said, or are null where that is 0.
  */
-rampool_status rampool_layout_subarray(const rampool_layout *element,
-                                       size_t dimensions,
-                                       const uint64_t *sizes,
-                                       const uint64_t *subsizes,
-                                       const uint64_t *starts,
-                                       uint32_t order,
-                                       rampool_layout **layout);
+rampool_status rampool_queue_send(rampool_client *client,
+                                  const rampool_queue *queue,
+                                  const void *head,
+                                  size_t head_bytes,
+                                  const void *body,
+                                  size_t body_bytes,
+                                  uint32_t patience_ms);
 
 /**
- * The same bytes with other bounds: from `lower`, `extent` bytes.
+ * Takes the next message. Blocks until there is one, `patience_ms` at most; then `*message` is null, and that is a success. A message stays in its queue until
+ * rampool_message_done(): if this process is lost before, or closes the client, another receiver gets it.
  *
  * # Safety
- * As rampool_layout_contiguous().
+ * `client` and `queue` are null or valid; `message` is null or can be written.
  */
-rampool_status rampool_layout_resized(const rampool_layout *element,
-                                      int64_t lower,
-                                      int64_t extent,
-                                      rampool_layout **layout);
+rampool_status rampool_queue_take(rampool_client *client,
+                                  const rampool_queue *queue,
+                                  uint32_t patience_ms,
+                                  rampool_message **message);
 
 /**
- * Bytes that a layout selects; 0 for null.
+ * Blocks until the server knows of every message that the client is done with.
  *
  * # Safety
- * `layout` is null or a layout that was not freed.
+ * `client` and `queue` are null or valid.
  */
-uint64_t rampool_layout_size(const rampool_layout *layout);
+rampool_status rampool_queue_flush(rampool_client *client, const rampool_queue *queue);
 
 /**
- * By how many bytes repetitions of a layout are apart; 0 for null.
+ * The head of a message, and its length in `*bytes`; null for null. Valid as long as the message.
  *
  * # Safety
- * As rampool_layout_size().
+ * `message` is null or valid; `bytes` is null or can be written.
  */
-int64_t rampool_layout_extent(const rampool_layout *layout);
+const void *rampool_message_head(const rampool_message *message, size_t *bytes);
 
 /**
- * The lower bound of a layout; 0 for null.
+ * Bytes of the body of a message; 0 for null.
  *
  * # Safety
- * As rampool_layout_size().
+ * `message` is null or valid.
  */
-int64_t rampool_layout_lower(const rampool_layout *layout);
+uint64_t rampool_message_body_bytes(const rampool_message *message);
 
 /**
- * Copies what a layout selects from `address` on to `packed`, one byte after the other, rampool_layout_size() of them. Nothing for null.
+ * Whether the message was delivered before, to a receiver that was not done with it; false for null.
  *
  * # Safety
- * `layout` is null or a layout that was not freed; what it selects can be read, and `packed` can be written and is apart from it.
+ * `message` is null or valid.
  */
-void rampool_layout_pack(const rampool_layout *layout,
-                         const void *address,
-                         void *packed);
+bool rampool_message_redelivered(const rampool_message *message);
 
 /**
- * Frees a layout. Null does nothing.
+ * Reads the body of a message to `buffer`. Blocks until it is there; RAMPOOL_STATUS_BUSY if it has not arrived at the server within `patience_ms`,
+ * RAMPOOL_STATUS_GONE if its sender was lost before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
  *
  * # Safety
- * `layout` is null or a layout that was not freed.
+ * `client` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null where that is 0.
  */
-void rampool_layout_free(rampool_layout *layout);
+rampool_status rampool_message_body(rampool_client *client,
+                                    rampool_message *message,
+                                    void *buffer,
+                                    size_t size,
+                                    uint32_t patience_ms);
 
 /**
- * Connects to the servers and leases memory there, for the direct view: bytes read and changed where they lie. The builder's options for paging do not matter. Blocks, for
- * each server at most the option "connect-deadline-ms". On success, `*direct` is for rampool_direct_close(); otherwise it is null.
+ * The message is done with, and its handle freed. Does not block: the server hears of it with the next rampool_queue_take() of that queue, or by rampool_queue_flush().
+ * Null does nothing.
  *
  * # Safety
- * `builder` came from rampool_builder_new() and was not freed; `direct` is null or can be written.
+ * `client` came from rampool_client_open() or _join() and was not closed; `message` is null or came from rampool_queue_take() with this client and was not freed.
  */
-rampool_status rampool_direct_open(const rampool_builder *builder,
-                                   rampool_direct **direct);
+void rampool_message_done(rampool_client *client,
+                          rampool_message *message);
 
 /**
- * Leaves the servers. Regions go with the lease's last member. Null does nothing.
+ * Gives the message back to its queue, for the next receiver, and frees its handle. Blocks until the server has it.
  *
  * # Safety
- * `direct` is null or came from rampool_direct_open() and was not closed.
+ * As rampool_message_done().
  */
-void rampool_direct_close(rampool_direct *direct);
-
-/**
- * Opens the region of this name, or makes one of `bytes` bytes, all zero; a null name makes one without. With 0 bytes, it must be there. On success, `*region` is for
- * rampool_direct_region_close() or rampool_direct_region_free(); otherwise it is null.
- *
- * # Safety
- * `direct` came from rampool_direct_open() and was not closed; `name` is null or ends with a zero byte; `region` is null or can be written.
- */
-rampool_status rampool_direct_open_region(rampool_direct *direct,
-                                          const char *name,
-                                          uint64_t bytes,
-                                          rampool_direct_region **region);
-
-/**
- * Bytes of a region; 0 for null.
- *
- * # Safety
- * `region` is null or came from rampool_direct_open_region() and was not closed or freed.
- */
-uint64_t rampool_direct_region_bytes(const rampool_direct_region *region);
-
-/**
- * Gives a region's handle up; the region stays. Null does nothing.
- *
- * # Safety
- * As rampool_direct_region_bytes().
- */
-void rampool_direct_region_close(rampool_direct_region *region);
-
-/**
- * Frees a region, for every member of the lease, and its handle. Null does nothing.
- *
- * # Safety
- * `direct` came from rampool_direct_open() and was not closed; `region` as for rampool_direct_region_bytes().
- */
-void rampool_direct_region_free(rampool_direct *direct,
-                                rampool_direct_region *region);
-
-/**
- * Writes `bytes` bytes to the region, from `offset` on. Blocks until every server has them.
- *
- * # Safety
- * `direct` came from rampool_direct_open() and was not closed, `region` from rampool_direct_open_region() of it and was not closed or freed; `from` has `bytes` bytes, which nobody
- * writes meanwhile.
- */
-rampool_status rampool_direct_put(rampool_direct *direct,
-                                  const rampool_direct_region *region,
-                                  uint64_t offset,
-                                  const void *from,
-                                  uint64_t bytes);
-
-/**
- * Reads `bytes` bytes of the region, from `offset` on.
- *
- * # Safety
- * As rampool_direct_put(); `to` has room for `bytes` bytes, which nobody uses meanwhile.
- */
-rampool_status rampool_direct_get(rampool_direct *direct,
-                                  const rampool_direct_region *region,
-                                  uint64_t offset,
-                                  void *to,
-                                  uint64_t bytes);
-
-/**
- * Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on, byte for byte in the layouts' order. Both select as many bytes.
- *
- * # Safety
- * As rampool_direct_put(); `there` and `here` are layouts that were not freed; what `here` selects can be read, and nobody writes it meanwhile.
- */
-rampool_status rampool_direct_put_layout(rampool_direct *direct,
-                                         const rampool_direct_region *region,
-                                         uint64_t offset,
-                                         const rampool_layout *there,
-                                         const void *address,
-                                         const rampool_layout *here);
-
-/**
- * Reads what `there` selects from `offset` of the region on into what `here` selects from `address` on. Both select as many bytes, `here` none twice.
- *
- * # Safety
- * As rampool_direct_put_layout(); what `here` selects can be written, and nobody uses it meanwhile.
- */
-rampool_status rampool_direct_get_layout(rampool_direct *direct,
-                                         const rampool_direct_region *region,
-                                         uint64_t offset,
-                                         const rampool_layout *there,
-                                         void *address,
-                                         const rampool_layout *here);
-
-/**
- * Memory whose registrations may be kept for sending without a copy, until it is forgotten. Until then puts from it send the pages that were there first, whatever is mapped there.
- *
- * # Safety
- * `direct` came from rampool_direct_open() and was not closed.
- */
-void rampool_direct_keep(rampool_direct *direct,
-                         const void *address,
-                         size_t bytes);
-
-/**
- * This memory is about to be unmapped, freed, moved or dropped, or just was. Memory that was never kept does no harm.
- *
- * # Safety
- * `direct` came from rampool_direct_open() and was not closed.
- */
-void rampool_direct_forget(rampool_direct *direct,
-                           const void *address,
-                           size_t bytes);
+rampool_status rampool_message_give_back(rampool_client *client,
+                                         rampool_message *message);
 
 /**
  * Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a Kubernetes job; without any, a run of this

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::slice;
 
 use runtime::direct::{Direct, DirectError, DirectRegion};
+use runtime::pool::LeaseTicket;
 use runtime::proto::layout::{Layout, LayoutError, Order};
 
 use crate::{Builder, RampoolStatus, fail, status_of, text};
@@ -16,7 +17,7 @@ pub const RAMPOOL_ORDER_FORTRAN: u32 = 1;
 pub struct LayoutHandle(Layout);
 
 /// One thread's way to the bytes of regions, read and changed where they lie. It belongs to one thread at a time.
-pub struct DirectHandle(Direct);
+pub struct DirectHandle(pub Direct);
 
 /// A region as the direct view knows it.
 pub struct DirectRegionHandle(DirectRegion);
@@ -312,6 +313,58 @@ pub unsafe extern "C" fn rampool_direct_open(builder: *const Builder, direct: *m
         }
         Err(error) => fail(status_of(&error), error),
     }
+}
+
+/// Joins the lease of another client, by its ticket: the same queues by the same names. The builder gives key, encryption and deadlines; its servers are not looked at.
+///
+/// # Safety
+/// `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte; `direct` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_join(
+    builder: *const Builder,
+    ticket: *const c_char,
+    direct: *mut *mut DirectHandle,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (builder, ticket, out) = unsafe { (builder.as_ref(), text(ticket), direct.as_mut()) };
+    let (Some(builder), Some(ticket), Some(out)) = (builder, ticket, out) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_join: a null pointer, or a text that is not UTF-8");
+    };
+    *out = std::ptr::null_mut();
+    let ticket: LeaseTicket = match ticket.parse() {
+        Ok(ticket) => ticket,
+        Err(error) => return fail(RampoolStatus::Invalid, error),
+    };
+    match builder.0.join_direct(&ticket) {
+        Ok(direct) => {
+            *out = Box::into_raw(Box::new(DirectHandle(direct)));
+            RampoolStatus::Ok
+        }
+        Err(error) => fail(status_of(&error), error),
+    }
+}
+
+/// Writes the ticket of the client's lease, a text that ends with a zero byte, to `buffer`. Who has it may join the lease: keep it as secret as a key.
+/// RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 4096 are enough for any 32 servers.
+///
+/// # Safety
+/// `direct` came from rampool_direct_open() or _join() and was not closed; `buffer` is null or `size` bytes can be written there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_ticket(direct: *mut DirectHandle, buffer: *mut c_char, size: usize) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let Some(direct) = (unsafe { direct.as_mut() }).filter(|_| !buffer.is_null()) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_ticket: a null pointer");
+    };
+    let ticket = direct.0.pool().lease_ticket().to_string();
+    if ticket.len() >= size {
+        return fail(RampoolStatus::NoRoom, format_args!("rampool_direct_ticket: the ticket and its end take {} bytes", ticket.len() + 1));
+    }
+    // SAFETY: `size` bytes can be written, as the caller promises, and the ticket and the zero byte are no more.
+    unsafe {
+        std::ptr::copy_nonoverlapping(ticket.as_ptr().cast(), buffer, ticket.len());
+        *buffer.add(ticket.len()) = 0;
+    }
+    RampoolStatus::Ok
 }
 
 /// Leaves the servers. Regions go with the lease's last member. Null does nothing.

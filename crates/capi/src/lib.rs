@@ -4,11 +4,12 @@
 //!   lib     rampool.h: builder, pool, region, statistics, errors; nothing but conversions around the crate `rampool`
 //!   shared  rampool.h too: the shared view
 //!   direct  rampool.h too: the direct view and its layouts
+//!   queue   rampool.h too: the direct view's queues
 //!   dlmm    dlmm.h: the interface of DLM-M (Saito, Midorikawa, Kai), on one pool a process
 //!   tsm     tsm.h: the interface of the software DSM of Barli, Watanabe, Sakai and Tanaka, on one run a process
 //!   parmacs what the macros of m4/rampool.m4 call, for the SPLASH programs
 //! ```
-//! `include/rampool.h` is generated from `lib`, `shared` and `direct` (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
+//! `include/rampool.h` is generated from `lib`, `shared`, `direct` and `queue` (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
 
 mod direct;
 // The headers of these are written by hand.
@@ -16,6 +17,7 @@ mod direct;
 mod dlmm;
 /// cbindgen:ignore
 mod parmacs;
+mod queue;
 mod shared;
 /// cbindgen:ignore
 mod tsm;
@@ -38,14 +40,16 @@ pub enum RampoolStatus {
     Invalid = 1,
     /// A memory server could not be reached, refused, or cannot lend as much as is wanted.
     Server = 2,
-    /// The region does not fit what was lent.
+    /// The region does not fit what was lent; or the queue is full; or the buffer is too short.
     NoRoom = 3,
     /// The kernel does not allow what is needed; `rampool doctor` says what to change.
     System = 4,
-    /// The pool still has regions; or somebody has the lock.
+    /// The pool still has regions; or somebody has the lock; or the body of a message is on its way still.
     Busy = 5,
     /// The ranks of a run did not come together, or the run is over.
     Run = 6,
+    /// There is no such queue; or the sender of a message was lost before its body was there.
+    Gone = 7,
 }
 
 /// Advice: the content of the range is not needed any more; it reads as zeroes from now on.

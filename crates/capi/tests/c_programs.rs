@@ -143,6 +143,19 @@ fn a_program_that_cannot_start_says_why_in_one_line() {
 }
 
 #[test]
+fn a_service_in_c_answers_requests_with_bodies_out_of_a_queue() {
+    let program = compile("queue");
+    let server = serve(64 * MIB);
+    for (messages, bytes) in [("20", "1000000"), ("50", "1")] {
+        let output = started(&program, &[&server.addr().to_string(), messages, bytes]);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(text(&output.stdout), format!("{messages} requests with {bytes} bytes each were answered\n"));
+        assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+        server.check();
+    }
+}
+
+#[test]
 fn a_region_larger_than_local_memory_is_an_array_in_c() {
     let program = compile("array");
     let server = serve(64 * MIB);

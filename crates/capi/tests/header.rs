@@ -17,5 +17,8 @@ fn the_committed_header_is_current() {
         return;
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(committed == generated, "include/rampool.h is not what src/lib.rs and src/shared.rs say; run `make header` and commit it");
+    assert!(
+        committed == generated,
+        "include/rampool.h is not what src/lib.rs, src/queue.rs and src/shared.rs say; run `make header` and commit it"
+    );
 }

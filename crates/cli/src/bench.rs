@@ -8,6 +8,7 @@
 //!   direct       the direct view beside raw round trips, streams, single gets and the paged view
 //!   openmpi      strided gets and gathers beside OpenMPI's one-sided operations
 //!   register     the pin-down cache: look-ups; copies, hits and misses against payload
+//!   fifo         remote queues beside raw connections and redis lists
 //!   server       reads of 4 KiB by many connections beside redis
 //!   shared       shared memory between processes beside raw requests, and ArgoDSM's figures
 //!   predict      parallel programs predicted for a slower link beside the same programs on it
@@ -23,6 +24,7 @@
 
 mod direct;
 mod fault;
+mod fifo;
 mod fit;
 mod link;
 mod openmpi;
@@ -61,6 +63,7 @@ enum Bench {
     Direct(direct::Args),
     Openmpi(openmpi::Args),
     Register(register::Args),
+    Fifo(fifo::Args),
     Shared(shared::Args),
     Predict(predict::Args),
     #[command(hide = true)]
@@ -101,6 +104,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Direct(args) => direct::run(&args),
         Bench::Openmpi(args) => openmpi::run(&args),
         Bench::Register(args) => register::run(&args),
+        Bench::Fifo(args) => fifo::run(&args),
         Bench::Shared(args) => shared::run(&args),
         Bench::Predict(args) => predict::run(&args),
         Bench::SharedRank(args) => shared::rank::run(&args),

@@ -39,6 +39,7 @@ pub fn run(args: Args) -> Result<i32> {
         heartbeat: settings.heartbeat_ms.map_or(defaults.heartbeat, Duration::from_millis),
         silence: settings.silence_ms.map_or(defaults.silence, Duration::from_millis),
         max_connections: settings.max_connections.unwrap_or(defaults.max_connections),
+        queues: settings.queues,
         lock_memory: !settings.no_lock,
         allow_uids: settings.allow_uid.clone(),
         ..defaults

@@ -114,6 +114,31 @@ fn table(answers: &[Answer]) -> String {
         out.push('\n');
         align(&mut out, &leases);
     }
+    let mut queues =
+        vec![["QUEUE", "SERVER", "LEASE", "MESSAGES", "TAKEN", "IN USE", "WAITING", "SENT", "DONE", "AGAIN", "FULL"].map(String::from)];
+    for (name, answer) in answers {
+        for lease in answer.as_ref().map_or(&[][..], |s| &s.leases) {
+            queues.extend(lease.queues.iter().map(|queue| {
+                [
+                    queue.name.clone(),
+                    name.clone(),
+                    lease.lease.to_string(),
+                    queue.messages.to_string(),
+                    queue.held.to_string(),
+                    size(queue.bytes),
+                    format!("{} to send, {} to take", queue.waiting_senders, queue.waiting_receivers),
+                    queue.pushed.to_string(),
+                    queue.done.to_string(),
+                    queue.redelivered.to_string(),
+                    queue.full.to_string(),
+                ]
+            }));
+        }
+    }
+    if queues.len() > 1 {
+        out.push('\n');
+        align(&mut out, &queues);
+    }
     for (_, answer) in answers {
         if let Err(error) = answer {
             let _ = write!(out, "\n{error}");
@@ -154,6 +179,8 @@ mod tests {
     fn a_table_has_a_line_for_every_server_and_says_why_one_is_silent() {
         let mut up = ServerStatus::default();
         (up.memory_bytes, up.lent_bytes, up.free_bytes) = (8 << 30, 2 << 30, 6 << 30);
+        let queue = r#"{"name": "jobs", "messages": 7, "held": 2, "bytes": 1048576, "waiting_receivers": 1, "pushed": 9}"#;
+        up.leases = serde_json::from_str(&format!(r#"[{{"lease": 3, "queues": [{queue}]}}]"#)).unwrap();
         let silent = query_status(
             &"127.0.0.1:1".parse().unwrap(),
             LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 },
@@ -164,5 +191,6 @@ mod tests {
         assert_eq!(lines[1], "one:7117     8 GiB  2 GiB   6 GiB  0 bytes  0        up");
         assert!(lines[2].ends_with("no answer"));
         assert!(table.contains("cannot reach 127.0.0.1:1: cannot connect"), "{table}");
+        assert!(table.contains("jobs   one:7117  3      7         2      1 MiB   0 to send, 1 to take  9     0     0      0"), "{table}");
     }
 }

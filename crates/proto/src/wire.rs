@@ -21,6 +21,7 @@
 mod control;
 mod data;
 mod direct;
+mod queue;
 
 pub use control::{AttachLease, Granted, LeaseId, LeaseToken, MAX_NAME_BYTES, MemberId, OpenLease, RegionId};
 pub use data::{
@@ -30,6 +31,10 @@ pub use data::{
 pub use direct::{
     Block, Change, CopyRequest, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_PIECES, MAX_PROGRAM_BYTES, Piece, Pieces, ScanRequest, Window,
     accumulate_arg, encode_reduced, parse_accumulate_arg, parse_crcs, parse_reduced, patched_crc,
+};
+
+pub use queue::{
+    AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_REFERENCE_BYTES, MAX_SETTLED, Push, QueueBounds, Reference, Settlement, Take,
 };
 
 use crate::units::PageIndex;
@@ -107,11 +112,26 @@ pub enum Opcode {
     Scan = 20,
     /// Copy the bytes of a layout to another server. Table: [`CopyRequest`].
     Copy = 21,
+    /// Open the queue whose name and bounds are the table ([`QueueBounds`]), or make it, if `arg` is 1 and there is none. The reply's `arg` is its number,
+    /// `region` the region of its bodies.
+    OpenQueue = 22,
+    /// Give up the queue with the number `arg`, and all that is in it.
+    FreeQueue = 23,
+    /// The queues of the lease with numbers above `arg`. Reply: [`Listed`], as many as fit.
+    ListQueues = 24,
+    /// Append a message ([`Push`]) to queue `arg`. The reply's `arg` is the message's number; its table, where there is a body to come, where that goes.
+    Push = 25,
+    /// Take messages out of queue `arg` ([`Take`]). Reply: [`Delivery`]s, none when time is up.
+    Take = 26,
+    /// Acknowledge messages of queue `arg`, give them back, or withdraw them ([`Settlement`]).
+    Settle = 27,
+    /// Wait for the body of a message of queue `arg` ([`AwaitBody`]). The reply's `arg`: 1, or 0 when time is up.
+    AwaitBody = 28,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 21] = [
+    pub const ALL: [Opcode; 28] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -133,6 +153,13 @@ impl Opcode {
         Opcode::FetchOp,
         Opcode::Scan,
         Opcode::Copy,
+        Opcode::OpenQueue,
+        Opcode::FreeQueue,
+        Opcode::ListQueues,
+        Opcode::Push,
+        Opcode::Take,
+        Opcode::Settle,
+        Opcode::AwaitBody,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
@@ -168,11 +195,17 @@ pub enum Status {
     MemberGone = 10,
     /// Another server, which the request needs, does not answer or does not let this one in; the text names it.
     PeerLost = 11,
+    /// The queue has no room, and had none for as long as the sender wanted to wait. `arg`: messages in it.
+    QueueFull = 12,
+    /// No such queue in this lease.
+    NoSuchQueue = 13,
+    /// The message is not, or not any more, in the queue, or not the member's; or its sender was lost before its body was there.
+    NoSuchMessage = 14,
 }
 
 impl Status {
     /// Every status, for tests and tables.
-    pub const ALL: [Status; 12] = [
+    pub const ALL: [Status; 15] = [
         Status::Ok,
         Status::PoolFull,
         Status::LeaseRefused,
@@ -185,6 +218,9 @@ impl Status {
         Status::LimitReached,
         Status::MemberGone,
         Status::PeerLost,
+        Status::QueueFull,
+        Status::NoSuchQueue,
+        Status::NoSuchMessage,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
@@ -238,6 +274,8 @@ pub enum WireError {
     TooManyPieces,
     #[error("no such kind of element, or nothing that can be done with it")]
     BadElement,
+    #[error("a message or a list of messages that makes no sense")]
+    BadMessage,
 }
 
 /// A frame header, parsed.

@@ -14,7 +14,7 @@ use crate::direct::Direct;
 use crate::error::{ConnectError, PoolError};
 use crate::fault::RungChoice;
 use crate::key::{Key, KeyError};
-use crate::pool::{Pool, PoolConfig, ServerSpec};
+use crate::pool::{LeaseRequest, LeaseTicket, Pool, PoolConfig, ServerSpec};
 use crate::region::{PagedConfig, PagedError, PagedMemory};
 use crate::transport::zero_copy::parse_wish;
 
@@ -281,12 +281,22 @@ impl Builder {
         Ok(PagedMemory::start(&paged, pool, region)?)
     }
 
-    /// Connects, and leases, for the direct view. Blocks, for each server at most the connect deadline. What concerns paging is of no concern here.
+    /// Connects, and leases, for the direct view and its queues. Blocks, for each server at most the connect deadline. What concerns paging is of no concern here.
     ///
     /// # Errors
     /// [`OpenError`], which names the server or the setting.
     pub fn open_direct(&self) -> Result<Direct, OpenError> {
         Ok(Direct::connect(&self.pool_config()?)?)
+    }
+
+    /// Joins a lease, whose servers the ticket names. Blocks, for each server at most the connect deadline.
+    ///
+    /// # Errors
+    /// [`OpenError`], which names the server or the setting.
+    pub fn join_direct(&self, ticket: &LeaseTicket) -> Result<Direct, OpenError> {
+        let mut config = self.settings()?;
+        config.lease = LeaseRequest::Attach { ticket: ticket.clone(), name: self.name.clone() };
+        Ok(Direct::connect(&config)?)
     }
 
     fn pool_config(&self) -> Result<PoolConfig, OpenError> {
@@ -296,6 +306,11 @@ impl Builder {
         if self.memory.0 == 0 && self.servers.iter().all(|s| s.memory.is_none()) {
             return Err(OpenError::NoMemory);
         }
+        self.settings()
+    }
+
+    /// What does not depend on whose lease it is.
+    fn settings(&self) -> Result<PoolConfig, OpenError> {
         let stripe_pages = self.stripe.map(stripe_pages).transpose()?;
         let mut config = PoolConfig::new(self.servers.clone(), self.memory, self.name.clone());
         config.key = self.key_file.as_deref().map(Key::load).transpose()?;

@@ -10,6 +10,7 @@
 //!   accumulate          sum, min, max, and, or, xor of elements into a layout
 //!   fetch_op            one element: update it and learn what it was; fetch_add, compare_swap
 //!   reduce, select      count, sum, least, greatest of a column's elements that match; which they are
+//!   send, take          messages of named queues, whose heads and bodies travel apart
 //! ```
 //!
 //! **Sharing.** A region is opened for every member of a lease, by name or by ticket; each thread or process has a [`Direct`] of its own. Regions live until
@@ -32,6 +33,13 @@
 //! is changed in part keeps a checksum that tells whether any of its other bytes went wrong.
 //!
 //! Every wait ends: a server that does not answer within the pool's deadline is lost, and every operation that needs it ends with an error that names it.
+
+mod listener;
+mod queue;
+
+pub use listener::{ListenError, QueueListener, Verdict};
+pub use queue::{Message, PendingSend, Queue, QueueError, SendBody};
+pub use rampool_proto::wire::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
 
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
 use crate::pool::{Job, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ScanPart};
@@ -229,6 +237,7 @@ pub struct Direct {
     next: u64,
     spin: Duration,
     zero_copy: Option<SharedZeroCopy>,
+    queues: queue::Desk,
 }
 
 impl Direct {
@@ -259,6 +268,7 @@ impl Direct {
             next: 0,
             spin: Duration::ZERO,
             zero_copy: None,
+            queues: queue::Desk::default(),
         }
     }
 
@@ -364,8 +374,9 @@ impl Direct {
         Ok(self.pool.region_ticket(region.region)?)
     }
 
-    /// Frees a region, for every member. Does not block.
+    /// Frees a region, for every member. Does not block. That of a message's body is not freed: it goes with the message.
     pub fn free(&mut self, region: DirectRegion) {
+        self.queues.forget(region.region);
         self.pool.free_region(region.region);
     }
 
@@ -905,6 +916,7 @@ impl Direct {
         let token = self.token(match job {
             Job::Gather => Operation::Gather(offset),
             Job::Scatter => Operation::Scatter(offset),
+            Job::SendBody => Operation::SendBody,
             Job::Accumulate(..) => Operation::Accumulate(offset),
         });
         // SAFETY: the caller's promise.

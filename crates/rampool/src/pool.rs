@@ -17,12 +17,14 @@ mod comeback;
 mod config;
 mod direct;
 mod lane;
+mod queue;
 mod request;
 mod stats;
 mod ticket;
 
 pub use config::{LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
 pub(crate) use direct::{Job, ScanPart};
+pub(crate) use queue::QueueReply;
 pub use stats::{Histogram, PoolStats, ServerStats};
 pub use ticket::{LeaseTicket, Membership, RegionTicket, TicketError};
 
@@ -55,6 +57,13 @@ const LEAVE_DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PoolRegion(u32);
 
+/// What a region is called at each server.
+struct Names {
+    ids: Vec<RegionId>,
+    /// All of it lies at this one.
+    only: Option<ServerIndex>,
+}
+
 /// Something that happened in a pool.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -81,8 +90,8 @@ pub struct Pool {
     lanes: Vec<Lane>,
     work: Work,
     placement: Placement,
-    /// The region's name on every server; `None` once it was freed.
-    regions: Vec<Option<Vec<RegionId>>>,
+    /// `None` once it was freed.
+    regions: Vec<Option<Names>>,
     ticket: LeaseTicket,
     leased: Vec<u64>,
     /// While an operation is cut up: the request to each server that still has room.
@@ -357,9 +366,11 @@ impl Pool {
 
     /// Gives a region back with all its pages. Does not block and always succeeds here; fetches and stores of it that are still under way fail.
     pub fn free_region(&mut self, region: PoolRegion) {
-        let Some(names) = self.regions.get_mut(region.0 as usize).and_then(Option::take) else { return };
+        // That of a queue's bodies goes with the queue.
+        let freed = self.regions.get_mut(region.0 as usize).and_then(|names| names.take_if(|names| names.only.is_none()));
+        let Some(names) = freed else { return };
         let now = Instant::now();
-        self.give_back(names.iter().map(|name| Some(*name)), now);
+        self.give_back(names.ids.iter().map(|name| Some(*name)), now);
     }
 
     fn give_back(&mut self, names: impl Iterator<Item = Option<RegionId>>, now: Instant) {
@@ -652,10 +663,14 @@ impl Pool {
     }
 
     fn names(&self, region: PoolRegion) -> Result<&[RegionId], PoolError> {
-        self.regions.get(region.0 as usize).and_then(Option::as_deref).ok_or(PoolError::NoSuchRegion)
+        self.regions.get(region.0 as usize).and_then(Option::as_ref).map(|names| &names.ids[..]).ok_or(PoolError::NoSuchRegion)
     }
 
-    fn remember(&mut self, names: Vec<RegionId>) -> PoolRegion {
+    fn remember(&mut self, ids: Vec<RegionId>) -> PoolRegion {
+        self.remember_names(Names { ids, only: None })
+    }
+
+    fn remember_names(&mut self, names: Names) -> PoolRegion {
         self.regions.push(Some(names));
         PoolRegion(u32::try_from(self.regions.len() - 1).expect("fewer than four billion regions in a process's life"))
     }
@@ -775,8 +790,12 @@ impl Pool {
 }
 
 /// The region's name on every server. Panics for a region that is not there: whoever submits pages keeps track of regions.
-fn names(regions: &[Option<Vec<RegionId>>], region: PoolRegion) -> &[RegionId] {
-    regions.get(region.0 as usize).and_then(Option::as_deref).expect("pages of a region that was freed or never existed")
+fn names(regions: &[Option<Names>], region: PoolRegion) -> &[RegionId] {
+    &entry(regions, region).ids
+}
+
+fn entry(regions: &[Option<Names>], region: PoolRegion) -> &Names {
+    regions.get(region.0 as usize).and_then(Option::as_ref).expect("pages of a region that was freed or never existed")
 }
 
 fn policy(config: &PoolConfig) -> LocalPolicy {
@@ -787,7 +806,7 @@ fn check_range(extent: Extent) {
     assert!(extent.first.0 < MAX_PAGE_INDEX && extent.end().0 <= MAX_PAGE_INDEX, "{} is beyond the end of a region", extent.first);
 }
 
-fn operation_of(opcode: Opcode) -> Operation {
+pub(crate) fn operation_of(opcode: Opcode) -> Operation {
     match opcode {
         Opcode::OpenLease => Operation::OpenLease,
         Opcode::AttachLease => Operation::AttachLease,
@@ -797,6 +816,13 @@ fn operation_of(opcode: Opcode) -> Operation {
         Opcode::AdoptRegion => Operation::AdoptRegion,
         Opcode::FreeRegion => Operation::FreeRegion,
         Opcode::OpenRegion => Operation::OpenRegion,
+        Opcode::OpenQueue => Operation::OpenQueue,
+        Opcode::FreeQueue => Operation::FreeQueue,
+        Opcode::ListQueues => Operation::ListQueues,
+        Opcode::Push => Operation::Push,
+        Opcode::Take => Operation::Take,
+        Opcode::Settle => Operation::Settle,
+        Opcode::AwaitBody => Operation::AwaitBody,
         Opcode::Heartbeat => Operation::Heartbeat,
         Opcode::Goodbye => Operation::Leave,
         _ => Operation::Idle,

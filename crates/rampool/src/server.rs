@@ -21,11 +21,12 @@ mod status;
 mod steward;
 
 pub use query::{QueryError, query_status};
-pub use status::{LeaseStatus, MemberStatus, OperationCounts, ServerStatus};
+pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus};
 
 use crate::key::Key;
 use crate::store::{CompressedStore, PageStore, RawStore, StoreConfig};
 use crate::transport::{Endpoint, Listener};
+use rampool_proto::server::QueueLimits;
 use rampool_proto::session::Encryption;
 use shared::Shared;
 use std::io;
@@ -67,6 +68,8 @@ pub struct ServerConfig {
     /// Credits of a connection.
     pub max_requests: u32,
     pub max_bytes: u32,
+    /// What a lease may have in queues.
+    pub queues: QueueLimits,
     /// Lock the frames in memory.
     pub lock_memory: bool,
     /// Users besides the server's own and root who may use its Unix sockets.
@@ -92,6 +95,7 @@ impl ServerConfig {
             max_connections: 1024,
             max_requests: 256,
             max_bytes: 16 << 20,
+            queues: QueueLimits::default(),
             lock_memory: true,
             allow_uids: Vec::new(),
         }

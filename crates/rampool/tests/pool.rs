@@ -3,6 +3,8 @@
 
 #[path = "pool/direct.rs"]
 mod direct;
+#[path = "pool/queue.rs"]
+mod queue;
 #[path = "pool/relay.rs"]
 mod relay;
 #[path = "pool/zero_copy.rs"]

@@ -25,6 +25,10 @@ pub struct Args {
     /// Spin this long for bytes before sleeping
     #[arg(long, default_value_t = 0)]
     spin_us: u64,
+
+    /// Pass what the first client says, 64 bytes at a time, on to the second
+    #[arg(long)]
+    relay: bool,
 }
 
 /// What a peer sends.
@@ -36,9 +40,16 @@ pub fn run(args: &Args) -> Result<i32> {
     let listener = TcpListener::bind(&args.listen).with_context(|| format!("cannot listen on {}", args.listen))?;
     let content = content();
     println!("listening on {}", listener.local_addr()?);
+    let spin = Duration::from_micros(args.spin_us);
     loop {
+        if args.relay {
+            let (mut from, mut to) = (RawStream::new(listener.accept()?.0, spin)?, RawStream::new(listener.accept()?.0, spin)?);
+            // As below.
+            let _ = pass_on(&mut from, &mut to);
+            continue;
+        }
         let (stream, _) = listener.accept()?;
-        let mut stream = RawStream::new(stream, Duration::from_micros(args.spin_us))?;
+        let mut stream = RawStream::new(stream, spin)?;
         // The client's end of a connection is not an error of ours.
         let _ = answer(&mut stream, &content);
     }
@@ -54,6 +65,14 @@ fn answer(stream: &mut RawStream, content: &[u8]) -> std::io::Result<()> {
             stream.write_exactly(&content[..part])?;
             left -= part as u64;
         }
+    }
+}
+
+fn pass_on(from: &mut RawStream, to: &mut RawStream) -> std::io::Result<()> {
+    let mut message = [0; REQUEST_BYTES];
+    loop {
+        from.read_exactly(&mut message)?;
+        to.write_exactly(&message)?;
     }
 }
 
@@ -97,7 +116,7 @@ impl RawStream {
         Ok(())
     }
 
-    fn write_exactly(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
+    pub fn write_exactly(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
         let mut waiting = Waiting::default();
         while !bytes.is_empty() {
             match self.stream.write(bytes) {

@@ -5,10 +5,11 @@
 
 mod load;
 mod memory;
-mod redis;
+pub(super) mod redis;
 
 use super::Common;
 use super::report::{Reach, Report};
+use super::service::before_exec;
 use anyhow::{Context, Result, bail};
 use load::{Connection, Load, Sample};
 use rampool::proto::units::OS_PAGE_BYTES;
@@ -91,7 +92,7 @@ pub fn run(args: &Args) -> Result<i32> {
 
     let (memory_server, endpoint) = start_memory_server(args, &dir.0)?;
     let mut ours = load::spread(memory::connect(&endpoint, args.connections, &pages)?, args.threads);
-    let (redis_server, address) = start_redis(args, &dir.0)?;
+    let (redis_server, address) = start_redis(&args.redis, args.unix, &args.redis_arguments, &dir.0, None)?;
     let mut theirs = load::spread(redis::connect(&address, args.connections, &pages)?, args.threads);
 
     let (mut our, mut their) = (Vec::new(), Vec::new());
@@ -152,10 +153,10 @@ fn random_pages(count: usize) -> Result<Vec<Vec<u8>>> {
 }
 
 /// A directory of our own, removed at the end.
-struct WorkDir(PathBuf);
+pub(super) struct WorkDir(pub(super) PathBuf);
 
 impl WorkDir {
-    fn create() -> Result<Self> {
+    pub(super) fn create() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("rampool-bench-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
         Ok(Self(path))
@@ -170,7 +171,7 @@ impl Drop for WorkDir {
 }
 
 /// A server process that ends with the measurement.
-struct ServerProcess(Child);
+pub(super) struct ServerProcess(Child);
 
 impl ServerProcess {
     /// Time its threads have run so far, as the scheduler counts it.
@@ -218,10 +219,18 @@ fn start_memory_server(args: &Args, dir: &Path) -> Result<(ServerProcess, rampoo
     }
 }
 
-fn start_redis(args: &Args, dir: &Path) -> Result<(ServerProcess, redis::Address)> {
-    let mut command = Command::new(&args.redis);
+/// Starts a redis that keeps nothing, on a CPU of its own if one is named.
+pub(super) fn start_redis(
+    program: &Path,
+    unix: bool,
+    arguments: &[String],
+    dir: &Path,
+    cpu: Option<usize>,
+) -> Result<(ServerProcess, redis::Address)> {
+    let mut command = Command::new(program);
+    before_exec(&mut command, None, cpu);
     command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(dir);
-    let address = if args.unix {
+    let address = if unix {
         let socket = dir.join("redis.sock");
         command.args(["--port", "0", "--unixsocket"]).arg(&socket);
         redis::Address::Unix(socket)
@@ -231,9 +240,9 @@ fn start_redis(args: &Args, dir: &Path) -> Result<(ServerProcess, redis::Address
         command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]);
         redis::Address::Tcp(port)
     };
-    command.args(&args.redis_arguments);
+    command.args(arguments);
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-    let mut server = ServerProcess(child.with_context(|| format!("{} cannot be started; is redis installed?", args.redis.display()))?);
+    let mut server = ServerProcess(child.with_context(|| format!("{} cannot be started; is redis installed?", program.display()))?);
     let deadline = Instant::now() + PATIENCE;
     while !redis::answers(&address) {
         if let Some(status) = server.0.try_wait()? {

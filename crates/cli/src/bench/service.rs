@@ -86,6 +86,13 @@ impl Service {
         Self::start(command, place).context("the raw peer did not start")
     }
 
+    /// The same as a relay: what comes from its first client goes to its second.
+    pub fn raw_relay(place: &Place<'_>, spin: Duration) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "peer", "--relay", "--listen", &format!("{}:0", place.host), "--spin-us", &spin.as_micros().to_string()]);
+        Self::start(command, place).context("the raw relay did not start")
+    }
+
     fn start(mut command: Command, place: &Place<'_>) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         before_exec(&mut command, place.namespace.map(AsRawFd::as_raw_fd), place.server_cpu);

@@ -6,7 +6,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use rampool::server::{Observer, ServerStatus};
+use rampool::server::{Observer, QueueStatus, ServerStatus};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -31,6 +31,12 @@ const GAUGES: &[(&str, &str, Read64)] = &[
     ("rampool_leases", "Leases", |s| s.leases.len() as u64),
     ("rampool_members", "Processes that are members of a lease", |s| s.leases.iter().map(|l| l.members.len() as u64).sum()),
     ("rampool_connections", "Connections", |s| s.connections),
+    ("rampool_queues", "Remote queues", |s| queues(s, |_| 1)),
+    ("rampool_queue_messages", "Messages in queues", |s| queues(s, |q| q.messages)),
+    ("rampool_queue_held", "Of these: taken by receivers that have not acknowledged them", |s| queues(s, |q| q.held)),
+    ("rampool_queue_bytes", "Bytes of heads and bodies in queues", |s| queues(s, |q| q.bytes)),
+    ("rampool_queue_waiting_senders", "Requests that wait for room in a queue", |s| queues(s, |q| q.waiting_senders)),
+    ("rampool_queue_waiting_receivers", "Requests that wait for a message", |s| queues(s, |q| q.waiting_receivers)),
     ("rampool_unlocked", "1 if some memory could not be locked against swapping", |s| u64::from(s.unlocked)),
     ("rampool_draining", "1 while the server waits for its clients to leave", |s| u64::from(s.draining)),
     ("rampool_uptime_seconds", "Time since the server started", |s| s.uptime_ms / 1000),
@@ -50,6 +56,11 @@ const COUNTERS: &[(&str, &str, Read64)] = &[
     ("rampool_failed_handshakes", "Connections turned away: wrong key, wrong version, not allowed", |s| s.failed_handshakes),
     ("rampool_sleeps", "Times a serving thread found nothing to do and slept", |s| s.sleeps),
 ];
+
+/// A number of each queue, added up.
+fn queues(status: &ServerStatus, read: fn(&QueueStatus) -> u64) -> u64 {
+    status.leases.iter().flat_map(|lease| &lease.queues).map(read).sum()
+}
 
 #[derive(Debug)]
 struct Snapshot(Observer);

@@ -2,8 +2,10 @@
 
 use anyhow::{Context, Result, bail};
 use rampool::DEFAULT_PORT;
+use rampool::proto::server::QueueLimits;
 use rampool::proto::session::Encryption;
 use rampool::proto::units::ByteLen;
+use rampool::proto::wire::QueueBounds;
 use rampool::server::StoreKind;
 use rampool::transport::Endpoint;
 use serde::{Deserialize, Deserializer};
@@ -75,6 +77,19 @@ pub struct Args {
     #[arg(long, env = "RAMPOOL_SERVE_MAX_CONNECTIONS", value_name = "N")]
     max_connections: Option<usize>,
 
+    /// Queues of a lease [default: 1024]
+    #[arg(long, env = "RAMPOOL_SERVE_QUEUES", value_name = "N")]
+    queues: Option<usize>,
+
+    /// Messages that a queue may be made for [default: 1048576]
+    #[arg(long, env = "RAMPOOL_SERVE_QUEUE_MESSAGES", value_name = "N")]
+    queue_messages: Option<u64>,
+
+    /// Bytes of heads and bodies that a queue may be made for [default: 1T; the lease's memory bounds them anyway]
+    #[arg(long, env = "RAMPOOL_SERVE_QUEUE_BYTES", value_name = "SIZE")]
+    #[serde(deserialize_with = "from_text")]
+    queue_bytes: Option<ByteLen>,
+
     /// Users (numbers) besides this one and root who may use the Unix sockets. Repeat it, or separate by commas
     #[arg(long, env = "RAMPOOL_SERVE_ALLOW_UID", value_name = "UID", value_delimiter = ',')]
     allow_uid: Vec<u32>,
@@ -134,6 +149,7 @@ pub struct Settings {
     pub silence_ms: Option<u64>,
     pub drain_ms: u64,
     pub max_connections: Option<usize>,
+    pub queues: QueueLimits,
     pub allow_uid: Vec<u32>,
     pub no_lock: bool,
     pub metrics: Option<SocketAddr>,
@@ -159,6 +175,7 @@ impl Args {
         if listen.is_empty() {
             listen.push(Endpoint::Tcp { host: "127.0.0.1".into(), port: DEFAULT_PORT });
         }
+        let defaults = QueueLimits::default();
         Ok(Settings {
             memory: super::parse_memory(memory)?,
             listen,
@@ -175,6 +192,13 @@ impl Args {
             silence_ms: self.silence_ms.or(file.silence_ms),
             drain_ms: self.drain_ms.or(file.drain_ms).unwrap_or(10_000),
             max_connections: self.max_connections.or(file.max_connections),
+            queues: QueueLimits {
+                queues: self.queues.or(file.queues).unwrap_or(defaults.queues),
+                bounds: QueueBounds {
+                    messages: self.queue_messages.or(file.queue_messages).unwrap_or(defaults.bounds.messages),
+                    bytes: self.queue_bytes.or(file.queue_bytes).map_or(defaults.bounds.bytes, |bytes| bytes.0),
+                },
+            },
             allow_uid: if self.allow_uid.is_empty() { file.allow_uid } else { self.allow_uid },
             no_lock: self.no_lock || file.no_lock,
             metrics: self.metrics.or(file.metrics),
@@ -240,10 +264,11 @@ mod tests {
     #[test]
     fn every_argument_may_stand_in_the_file() {
         let file = "memory = \"1G\"\nlisten = \"127.0.0.1:0\"\nkey-file = \"k\"\nencryption = \"off\"\nstore = \"raw\"\nshards = 1\nspin-us = 0\n\
-            grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nallow-uid = [1, 2]\nno-lock = true\nmetrics = \"127.0.0.1:9\"\n\
+            grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\nqueue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\nno-lock = true\nmetrics = \"127.0.0.1:9\"\n\
             log = \"json\"\nlog-level = \"debug\"\nready-file = \"r\"\n";
         let settings = settle(file, &[]).unwrap();
         assert_eq!((settings.allow_uid, settings.no_lock, settings.log_level.as_str()), (vec![1, 2], true, "debug"));
+        assert_eq!(settings.queues, QueueLimits { queues: 1, bounds: QueueBounds { messages: 2, bytes: 3072 } });
         let named = file.lines().count();
         let arguments =
             <Line as clap::CommandFactory>::command().get_arguments().filter(|a| a.get_id() != "help" && !a.is_hide_set()).count();

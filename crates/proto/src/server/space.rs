@@ -4,13 +4,16 @@
 //! made for it), or its owner opens it for all members: then it belongs to the lease, and stays until a member frees it or the lease closes. A lease pays for frames, each once however many regions share it. Page tables are free up to a 64th of the lease, four times
 //! what densely used regions need; beyond that they are paid for, so that nobody can make a server hold tables for pages it does not hold.
 //!
-//! Invariant: `used_bytes + paid_metadata_bytes <= limit_bytes`.
+//! A queue's messages are paid for as well: their bodies as pages of the queue's region, which belongs to the lease, the rest by [`Queues::memory_bytes`].
+//!
+//! Invariant: `used_bytes + paid_metadata_bytes + memory of messages <= limit_bytes`.
 
-use super::FrameIndex;
 use super::lease::ConnectionNumber;
+use super::queue::{Asker, Output, QueueError, QueueId, QueueLimits, Queues};
 use super::table::{CHUNK_BYTES, Chunk, Root, StoredPage, Tables, chunk_of, slot_of};
+use super::{FrameIndex, Tick};
 use crate::units::{Extent, OS_PAGE_BYTES, PageIndex};
-use crate::wire::{MAX_PAGE_INDEX, MemberId, RegionId};
+use crate::wire::{MAX_PAGE_INDEX, MemberId, Push, QueueBounds, RegionId, Settlement, Take};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Regions of one lease.
@@ -38,12 +41,24 @@ pub enum SpaceError {
     TooManyNames,
     #[error("a region has from 1 byte to 4 PiB")]
     RegionLength,
+    #[error("the region holds the bodies of a queue's messages")]
+    OfQueue,
     #[error("the region has {bytes} bytes, the request reaches up to {reach}")]
     BeyondRegion { bytes: u64, reach: u64 },
     #[error("the member has left the lease")]
     MemberGone,
     #[error("the member has come back on another connection")]
     Replaced,
+}
+
+/// Why a request to a queue changed nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueSpaceError {
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    #[error(transparent)]
+    Space(#[from] SpaceError),
 }
 
 /// What a lease uses.
@@ -68,6 +83,7 @@ pub struct LeaseSpace {
     regions: BTreeMap<RegionId, Region>,
     names: BTreeMap<String, RegionId>,
     tables: Tables,
+    queues: Queues,
     next_region: u64,
 }
 
@@ -76,8 +92,27 @@ struct Member {
     connection: ConnectionNumber,
     /// The latest request that made a region, and the region: a repetition after a broken connection gets the same answer.
     made: Option<(u64, RegionId)>,
-    /// The latest updates and their answers, likewise.
-    done: VecDeque<(u64, u64)>,
+    /// The latest updates, likewise.
+    done: Answers,
+}
+
+/// The answers to a member's latest requests of a kind, [`REMEMBERED`] at most.
+#[derive(Debug, Default)]
+pub(super) struct Answers(VecDeque<(u64, u64)>);
+
+impl Answers {
+    pub(super) fn get(&self, request: u64) -> Option<u64> {
+        // What is asked for again is among the latest.
+        self.0.iter().rev().find(|(number, _)| *number == request).map(|(_, answer)| *answer)
+    }
+
+    /// Takes the place of the oldest one.
+    pub(super) fn insert(&mut self, request: u64, answer: u64) {
+        if self.0.len() == REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back((request, answer));
+    }
 }
 
 #[derive(Debug)]
@@ -163,8 +198,15 @@ impl LeaseSpace {
             regions: BTreeMap::new(),
             names: BTreeMap::new(),
             tables: Tables::default(),
+            queues: Queues::new(QueueLimits::default()),
             next_region: 1,
         }
+    }
+
+    /// With other limits of queues; there may be none yet.
+    #[must_use]
+    pub fn with_queue_limits(self, limits: QueueLimits) -> Self {
+        Self { queues: Queues::new(limits), ..self }
     }
 
     #[must_use]
@@ -194,7 +236,8 @@ impl LeaseSpace {
 
     /// A member has joined the lease, or come back: from now on it may have regions, and uses this connection.
     pub fn member_joined(&mut self, member: MemberId, connection: ConnectionNumber) {
-        self.members.entry(member).or_insert(Member { connection, made: None, done: VecDeque::new() }).connection = connection;
+        self.members.entry(member).or_insert(Member { connection, made: None, done: Answers::default() }).connection = connection;
+        self.queues.disconnected(member);
     }
 
     /// Whether what comes over this connection of the member counts. To be asked under the same lock as what it asks for: a request that was under way
@@ -232,16 +275,13 @@ impl LeaseSpace {
     /// The answer to an update that this very request has made already.
     #[must_use]
     pub fn answered(&self, member: MemberId, request: u64) -> Option<u64> {
-        self.members.get(&member)?.done.iter().find(|(number, _)| *number == request).map(|(_, answer)| *answer)
+        self.members.get(&member)?.done.get(request)
     }
 
     /// Remembers the answer to an update, in place of the oldest one: an update is made once, however often a broken connection lets it be asked for.
     pub fn remember(&mut self, member: MemberId, request: u64, answer: u64) {
         if let Some(member) = self.members.get_mut(&member) {
-            if member.done.len() == REMEMBERED {
-                member.done.pop_front();
-            }
-            member.done.push_back((request, answer));
+            member.done.insert(request, answer);
         }
     }
 
@@ -324,6 +364,7 @@ impl LeaseSpace {
     /// # Errors
     /// [`SpaceError`].
     pub fn clone_region(&mut self, member: MemberId, region: RegionId) -> Result<RegionId, SpaceError> {
+        self.is_ordinary(region)?;
         let cost = self.tables.clone_cost(&self.owned(member, region)?.root);
         self.room_for(0, cost)?;
         if self.regions.len() >= MAX_REGIONS {
@@ -341,6 +382,7 @@ impl LeaseSpace {
         if !self.members.contains_key(&member) {
             return Err(SpaceError::MemberGone);
         }
+        self.is_ordinary(region)?;
         self.regions.get_mut(&region).ok_or(SpaceError::NoSuchRegion)?.owner = Some(member);
         Ok(())
     }
@@ -350,6 +392,7 @@ impl LeaseSpace {
     /// # Errors
     /// [`SpaceError`].
     pub fn free_region(&mut self, member: MemberId, region: RegionId, released: &mut Vec<FrameIndex>) -> Result<(), SpaceError> {
+        self.is_ordinary(region)?;
         self.owned(member, region)?;
         self.names.retain(|_, named| *named != region);
         let region = self.regions.remove(&region).expect("seen above");
@@ -440,6 +483,7 @@ impl LeaseSpace {
     /// Frees every region of a member that is gone; it can have no more.
     pub fn member_gone(&mut self, member: MemberId, released: &mut Vec<FrameIndex>) {
         self.members.remove(&member);
+        self.queues.member_gone(member);
         let gone: Vec<RegionId> = self.regions.iter().filter(|(_, r)| r.owner == Some(member)).map(|(id, _)| *id).collect();
         self.names.retain(|_, named| !gone.contains(named));
         for id in gone {
@@ -452,10 +496,134 @@ impl LeaseSpace {
     pub fn close(&mut self, released: &mut Vec<FrameIndex>) {
         self.members.clear();
         self.names.clear();
+        self.queues = Queues::new(QueueLimits::default());
         for region in std::mem::take(&mut self.regions).into_values() {
             self.tables.drop_root(region.root, released);
         }
         assert_eq!(self.tables.used_bytes(), 0, "a closed lease uses nothing");
+    }
+
+    // --- queues -------------------------------------------------------------------------------------------------------------------------
+
+    /// Opens the queue of this name, or makes it, with `bounds`, if there is none. Returns its number, the region of its bodies, and its bounds. To repeat it
+    /// is harmless.
+    ///
+    /// # Errors
+    /// [`QueueError`], or what keeps a region from being made.
+    pub fn open_queue(
+        &mut self,
+        member: MemberId,
+        name: &str,
+        bounds: Option<QueueBounds>,
+    ) -> Result<(QueueId, RegionId, QueueBounds), QueueSpaceError> {
+        match (self.queues.find(name), bounds) {
+            (Ok(found), _) => Ok(found),
+            (Err(error), None) => Err(error.into()),
+            (Err(_), Some(bounds)) => {
+                self.queues.may_add(bounds)?;
+                self.room_for(OS_PAGE_BYTES as u64, 0)?;
+                let region = self.add_region(member, Root::default())?;
+                let made = self.regions.get_mut(&region).expect("just made");
+                (made.owner, made.bytes) = (None, MAX_PAGE_INDEX * OS_PAGE_BYTES as u64);
+                Ok((self.queues.add(name, bounds, region), region, bounds))
+            }
+        }
+    }
+
+    /// Gives up a queue with all that is in it. Outputs follow.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSuchQueue`].
+    pub fn free_queue(&mut self, queue: QueueId, released: &mut Vec<FrameIndex>) -> Result<(), QueueError> {
+        let region = self.queues.remove(queue)?;
+        let region = self.regions.remove(&region).expect("a queue has a region");
+        self.tables.drop_root(region.root, released);
+        Ok(())
+    }
+
+    /// [`Queues::push`], if the lease has room for the message. Outputs follow.
+    ///
+    /// # Errors
+    /// [`SpaceError::Full`] or [`QueueError`]; then no output does.
+    pub fn push(&mut self, now: Tick, asker: Asker, queue: QueueId, push: &Push<'_>) -> Result<(), QueueSpaceError> {
+        let (memory, pages) = self.queues.needs(queue, push)?;
+        if let Err(error) = self.room_for(memory + pages, 0)
+            && !self.queues.has_pushed(&asker)
+        {
+            return Err(error.into());
+        }
+        self.queues.push(now, asker, queue, push);
+        Ok(())
+    }
+
+    /// [`Queues::take`]. Outputs follow.
+    pub fn take(&mut self, now: Tick, asker: Asker, queue: QueueId, take: &Take) {
+        self.queues.take(now, asker, queue, take);
+    }
+
+    /// [`Queues::settle`]. Outputs follow.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSuchQueue`].
+    pub fn settle(&mut self, member: MemberId, queue: QueueId, numbers: &[u64], how: Settlement) -> Result<u64, QueueError> {
+        self.queues.settle(member, queue, numbers, how)
+    }
+
+    /// [`Queues::await_body`]. Outputs follow.
+    pub fn await_body(&mut self, now: Tick, asker: Asker, queue: QueueId, number: u64, patience_ms: u32) {
+        self.queues.await_body(now, asker, queue, number, patience_ms);
+    }
+
+    /// [`Queues::handle_timeout`]. Outputs follow.
+    pub fn queue_timeout(&mut self, now: Tick) {
+        self.queues.handle_timeout(now);
+    }
+
+    /// [`Queues::disconnected`]. Outputs follow.
+    pub fn queue_member_disconnected(&mut self, member: MemberId) {
+        self.queues.disconnected(member);
+    }
+
+    /// For reading: deliveries, lists, deadlines.
+    #[must_use]
+    pub fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    /// The next answer of a queue. What bodies leave behind is freed on the way; their frames are appended to `released`.
+    pub fn poll_queues(&mut self, released: &mut Vec<FrameIndex>) -> Option<Output> {
+        loop {
+            match self.queues.poll()? {
+                Output::Free { region, extent } => {
+                    // A queue that is gone took its region along.
+                    if let Some(region) = self.regions.get_mut(&region) {
+                        self.tables.discard(&mut region.root, extent, released);
+                    }
+                }
+                output => return Some(output),
+            }
+        }
+    }
+
+    /// Whether a member may change these bytes: those of a queue's region only while they are the body that it sends.
+    ///
+    /// # Errors
+    /// [`SpaceError::OfQueue`].
+    pub fn may_change(&self, member: MemberId, region: RegionId, from: u64, end: u64) -> Result<(), SpaceError> {
+        if self.queues.may_store(member, region, from, end) { Ok(()) } else { Err(SpaceError::OfQueue) }
+    }
+
+    /// These bytes have been stored: if they are of a body, it may be there now. Outputs follow.
+    pub fn bytes_came(&mut self, region: RegionId, from: u64, bytes: u64) {
+        self.queues.body_came(region, from, bytes);
+    }
+
+    /// An error for the region of a queue, which lives and dies with it.
+    ///
+    /// # Errors
+    /// [`SpaceError::OfQueue`].
+    pub fn is_ordinary(&self, region: RegionId) -> Result<(), SpaceError> {
+        if self.queues.owns(region) { Err(SpaceError::OfQueue) } else { Ok(()) }
     }
 
     /// # Panics
@@ -468,7 +636,8 @@ impl LeaseSpace {
         let owners = self.regions.values().filter_map(|r| r.owner);
         assert!({ owners }.all(|owner| self.members.contains_key(&owner)), "a region of a member that is gone");
         assert!(self.names.len() <= MAX_NAMES && self.names.values().all(|id| self.regions.contains_key(id)));
-        assert!(self.members.values().all(|member| member.done.len() <= REMEMBERED));
+        assert!(self.members.values().all(|member| member.done.0.len() <= REMEMBERED));
+        self.queues.check();
     }
 
     fn owned(&self, member: MemberId, region: RegionId) -> Result<&Region, SpaceError> {
@@ -495,7 +664,7 @@ impl LeaseSpace {
 
     fn used_bytes(&self, frames: u64, metadata: u64) -> u64 {
         let free = FREE_METADATA_BYTES + self.limit_bytes / 64;
-        frames + metadata.saturating_sub(free)
+        frames + metadata.saturating_sub(free) + self.queues.memory_bytes()
     }
 
     fn room_for(&self, frames: u64, metadata: u64) -> Result<(), SpaceError> {

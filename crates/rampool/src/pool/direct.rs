@@ -5,7 +5,7 @@
 
 use super::lane::ZeroCopyWish;
 use super::request::{Class, Request};
-use super::{Pool, PoolRegion, names};
+use super::{Names, Pool, PoolRegion, entry, names};
 use crate::error::{LostReason, PoolError};
 use crate::transport::zero_copy::{SharedZeroCopy, ZeroCopy, measured_crossover};
 use crate::transport::{Link, PieceMut};
@@ -26,6 +26,8 @@ use crate::error::Operation;
 
 /// Bytes one request moves at most: as pages do.
 const REQUEST_BYTES: u64 = 256 << 10;
+/// The same of bodies: heads of other messages leave between two of these.
+const BODY_REQUEST_BYTES: u64 = 128 << 10;
 /// Runs of one request, so that its pieces stay below the wire's limit however they lie.
 const REQUEST_RUNS: u64 = 30_000;
 
@@ -37,6 +39,8 @@ const LIST_BYTES: usize = MAX_PROGRAM_BYTES - 128;
 pub(crate) enum Job {
     Gather,
     Scatter,
+    /// Scatter that nothing else waits behind: the body of a message.
+    SendBody,
     Accumulate(Kind, Combine),
 }
 
@@ -54,6 +58,28 @@ struct Open {
     spans: Vec<(u64, u64)>,
 }
 
+/// Which server holds what of a region.
+#[derive(Clone, Copy)]
+struct Spread<'a> {
+    placement: &'a Placement,
+    names: &'a Names,
+}
+
+impl Spread<'_> {
+    fn holder(&self, offset: u64) -> ServerIndex {
+        self.names.only.unwrap_or_else(|| self.placement.holder(PageIndex(offset / OS_PAGE_BYTES as u64)))
+    }
+
+    /// What follows each other at one server; longer than any region where that holds all of it.
+    fn stripe_bytes(&self) -> u64 {
+        if self.names.only.is_some() { 1 << 60 } else { u64::from(self.placement.stripe_pages()) * OS_PAGE_BYTES as u64 }
+    }
+
+    fn name(&self, server: ServerIndex) -> RegionId {
+        self.names.ids[server.as_usize()]
+    }
+}
+
 /// What a request is made of.
 struct Chunk {
     server: ServerIndex,
@@ -66,9 +92,17 @@ impl Job {
     fn opcode(self) -> Opcode {
         match self {
             Self::Gather => Opcode::Gather,
-            Self::Scatter => Opcode::Scatter,
+            Self::Scatter | Self::SendBody => Opcode::Scatter,
             Self::Accumulate(..) => Opcode::Accumulate,
         }
+    }
+
+    fn class(self) -> Class {
+        if self == Self::SendBody { Class::WriteBack } else { Class::Demand }
+    }
+
+    fn request_bytes(self) -> u64 {
+        if self == Self::SendBody { BODY_REQUEST_BYTES } else { REQUEST_BYTES }
     }
 }
 
@@ -120,13 +154,13 @@ impl Pool {
     ) {
         assert_eq!(remote.bytes(), local.bytes(), "both sides select as many bytes");
         let Self { lanes, work, regions, placement, .. } = self;
-        let region_names = names(regions, region);
+        let spread = Spread { placement, names: entry(regions, region) };
         let op = work.op(token, job != Job::Gather);
         let now = Instant::now();
-        cut_up(placement, lanes.len(), remote, Some((local.runs(), memory)), REQUEST_BYTES, |chunk| {
+        cut_up(spread, lanes.len(), remote, Some((local.runs(), memory)), job.request_bytes(), |chunk| {
             let lane = &mut lanes[chunk.server.as_usize()];
-            let name = region_names[chunk.server.as_usize()];
-            let slot = work.request(chunk.server, job.opcode(), Class::Demand, name, Some(op), now);
+            let name = spread.name(chunk.server);
+            let slot = work.request(chunk.server, job.opcode(), job.class(), name, Some(op), now);
             let request = work.get(slot);
             fill(request, chunk.window, chunk.places);
             if let Job::Accumulate(kind, how) = job {
@@ -168,12 +202,12 @@ impl Pool {
         column: &Program,
     ) -> Vec<ScanPart> {
         let Self { lanes, work, regions, placement, .. } = self;
-        let region_names = names(regions, region);
+        let spread = Spread { placement, names: entry(regions, region) };
         let (op, now) = (work.op(token, false), Instant::now());
         let mut parts = Vec::new();
-        cut_up(placement, lanes.len(), column, None, REQUEST_BYTES / 8 * kind.bytes() as u64, |chunk| {
+        cut_up(spread, lanes.len(), column, None, REQUEST_BYTES / 8 * kind.bytes() as u64, |chunk| {
             let server = chunk.server.as_usize();
-            let slot = work.request(chunk.server, Opcode::Scan, Class::Demand, region_names[server], Some(op), now);
+            let slot = work.request(chunk.server, Opcode::Scan, Class::Demand, spread.name(chunk.server), Some(op), now);
             let request = work.get(slot);
             let elements = chunk.window.len / u32::try_from(kind.bytes()).expect("4 or 8");
             request.bytes = match want {
@@ -198,23 +232,24 @@ impl Pool {
     pub(crate) fn copy_bytes(&mut self, token: u64, (from, source): (PoolRegion, &Program), (to, target): (PoolRegion, &Program)) {
         assert_eq!(source.bytes(), target.bytes(), "both sides select as many bytes");
         let Self { lanes, work, regions, placement, ticket, .. } = self;
-        let (from_names, to_names) = (names(regions, from), names(regions, to));
+        let spread = |region| Spread { placement, names: entry(regions, region) };
+        let (from, to) = (spread(from), spread(to));
         let (op, now, lanes_count) = (work.op(token, true), Instant::now(), lanes.len());
         let mut order = |here: ServerIndex, there: ServerIndex, source: Window, target: Window| {
             let part = &ticket.parts[there.as_usize()];
-            let slot = work.request(here, Opcode::Copy, Class::Demand, from_names[here.as_usize()], Some(op), now);
+            let slot = work.request(here, Opcode::Copy, Class::Demand, from.name(here), Some(op), now);
             let request = work.get(slot);
             let (low, high) = source.program.bounds();
             (request.offset, request.reach) = (low.cast_unsigned(), high.cast_unsigned());
             let endpoint = part.server.endpoint.to_string();
-            CopyRequest { source, target, endpoint, lease: part.lease, token: part.token, region: to_names[there.as_usize()] }
+            CopyRequest { source, target, endpoint, lease: part.lease, token: part.token, region: to.name(there) }
                 .encode(&mut request.table);
             lanes[here.as_usize()].enqueue(work, slot);
             lanes[here.as_usize()].send(work, now);
         };
         let window =
             |program: Program, from: u64, len: u64| Window { program, from, len: u32::try_from(len).expect("at most REQUEST_BYTES") };
-        let whole = only_holder(placement, lanes_count, source).zip(only_holder(placement, lanes_count, target));
+        let whole = only_holder(from, lanes_count, source).zip(only_holder(to, lanes_count, target));
         let short = |program: &Program| program.coded_bytes() <= CopyRequest::MAX_PROGRAM_BYTES;
         if source.bytes() > 0
             && let Some((here, there)) = whole
@@ -237,30 +272,30 @@ impl Pool {
             let [source, target] = programs.map(|program| window(program, 0, len));
             order(here, there, source, target);
         };
-        let stripe_bytes = u64::from(placement.stripe_pages()) * OS_PAGE_BYTES as u64;
-        let holder = |offset: i64| placement.holder(PageIndex(offset.cast_unsigned() / OS_PAGE_BYTES as u64));
-        let in_stripe = |offset: i64| stripe_bytes - offset.cast_unsigned() % stripe_bytes;
+        let in_stripe = |side: Spread<'_>, offset: i64| side.stripe_bytes() - offset.cast_unsigned() % side.stripe_bytes();
         let mut targets = target.runs();
-        let mut to = Run { offset: 0, len: 0 };
-        for mut from in source.runs() {
-            while from.len > 0 {
-                if to.len == 0 {
-                    to = targets.next().expect("both sides select as many bytes");
+        let mut there_run = Run { offset: 0, len: 0 };
+        for mut here_run in source.runs() {
+            while here_run.len > 0 {
+                if there_run.len == 0 {
+                    there_run = targets.next().expect("both sides select as many bytes");
                 }
-                let pair = (holder(from.offset), holder(to.offset));
+                let pair = (from.holder(here_run.offset.cast_unsigned()), to.holder(there_run.offset.cast_unsigned()));
                 let sides = open.entry(pair).or_insert_with(collectors);
                 let room = REQUEST_BYTES - sides[0].bytes();
-                let len = from.len.min(to.len).min(in_stripe(from.offset)).min(in_stripe(to.offset)).min(room);
+                let stripes = in_stripe(from, here_run.offset).min(in_stripe(to, there_run.offset));
+                let len = here_run.len.min(there_run.len).min(stripes).min(room);
                 let [here, there] = sides;
-                let fits = len > 0 && here.may_push(Run { offset: from.offset, len }) && there.may_push(Run { offset: to.offset, len });
+                let part = |run: Run| Run { offset: run.offset, len };
+                let fits = len > 0 && here.may_push(part(here_run)) && there.may_push(part(there_run));
                 if !fits {
                     let sides = open.remove(&pair).expect("it was there a moment ago");
                     finish(pair, sides);
                     continue;
                 }
-                assert!(here.push(Run { offset: from.offset, len }) && there.push(Run { offset: to.offset, len }), "they fit");
-                from = Run { offset: from.offset + len.cast_signed(), len: from.len - len };
-                to = Run { offset: to.offset + len.cast_signed(), len: to.len - len };
+                assert!(here.push(part(here_run)) && there.push(part(there_run)), "they fit");
+                let rest = |run: Run| Run { offset: run.offset + len.cast_signed(), len: run.len - len };
+                (here_run, there_run) = (rest(here_run), rest(there_run));
             }
         }
         for (pair, sides) in open {
@@ -305,7 +340,7 @@ impl Pool {
 
 /// Cuts what a program selects into requests of at most `most` bytes to the servers that hold it.
 fn cut_up(
-    placement: &Placement,
+    spread: Spread<'_>,
     servers: usize,
     remote: &Program,
     local: Option<(Runs<'_>, *mut u8)>,
@@ -316,7 +351,7 @@ fn cut_up(
     if remote.bytes() == 0 {
         return;
     }
-    if let Some(server) = only_holder(placement, servers, remote) {
+    if let Some(server) = only_holder(spread, servers, remote) {
         let mut window = |program: Program, from: u64, len: u64, at: u64| {
             let mut places = Vec::new();
             local.take(len, &mut places);
@@ -350,12 +385,12 @@ fn cut_up(
         }
     }
     let mut open: Vec<Option<Open>> = (0..servers).map(|_| None).collect();
-    let stripe_bytes = u64::from(placement.stripe_pages()) * OS_PAGE_BYTES as u64;
+    let stripe_bytes = spread.stripe_bytes();
     let mut at = 0;
     for mut run in remote.runs() {
         while run.len > 0 {
             let start = run.offset.cast_unsigned();
-            let server = placement.holder(PageIndex(start / OS_PAGE_BYTES as u64));
+            let server = spread.holder(start);
             let slot = &mut open[server.as_usize()];
             let chunk = slot.get_or_insert_with(Open::new);
             let room = most - chunk.collector.bytes();
@@ -385,10 +420,10 @@ fn cut_up(
 }
 
 /// The server that holds all of these bytes, where that is plain to see.
-fn only_holder(placement: &Placement, servers: usize, program: &Program) -> Option<ServerIndex> {
+fn only_holder(spread: Spread<'_>, servers: usize, program: &Program) -> Option<ServerIndex> {
     let (low, high) = program.bounds();
-    let stripe_bytes = (u64::from(placement.stripe_pages()) * OS_PAGE_BYTES as u64).cast_signed();
-    let holder = placement.holder(PageIndex(low.cast_unsigned() / OS_PAGE_BYTES as u64));
+    let stripe_bytes = spread.stripe_bytes().cast_signed();
+    let holder = spread.holder(low.cast_unsigned());
     (servers == 1 || low / stripe_bytes == (high - 1) / stripe_bytes).then_some(holder)
 }
 

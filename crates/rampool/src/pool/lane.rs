@@ -180,6 +180,11 @@ impl Lane {
         self.zero_copy = Some(zero_copy);
     }
 
+    /// How long the server may leave a request unanswered.
+    pub fn op_deadline(&self) -> Duration {
+        self.op_deadline
+    }
+
     pub fn link(&self) -> Option<&Link<Option<Departure>>> {
         self.link.as_ref()
     }

@@ -97,26 +97,16 @@ impl Request {
     pub fn operation(&self) -> Operation {
         let first = self.extents.first().map_or(PageIndex(0), |e| e.first);
         match self.opcode {
-            Opcode::OpenLease => Operation::OpenLease,
-            Opcode::AttachLease => Operation::AttachLease,
-            Opcode::ResizeLease => Operation::ResizeLease,
-            Opcode::CreateRegion => Operation::CreateRegion,
-            Opcode::CloneRegion => Operation::CloneRegion,
-            Opcode::AdoptRegion => Operation::AdoptRegion,
-            Opcode::FreeRegion => Operation::FreeRegion,
             Opcode::Get => Operation::Fetch(first),
             Opcode::Put => Operation::Store(first),
             Opcode::Discard => Operation::Discard(first),
-            Opcode::OpenRegion => Operation::OpenRegion,
             Opcode::Gather => Operation::Gather(self.offset),
             Opcode::Scatter => Operation::Scatter(self.offset),
             Opcode::Accumulate => Operation::Accumulate(self.offset),
             Opcode::FetchOp => Operation::FetchOp(self.offset),
             Opcode::Scan => Operation::Scan(self.offset),
             Opcode::Copy => Operation::Copy(self.offset),
-            Opcode::Heartbeat => Operation::Heartbeat,
-            Opcode::Goodbye => Operation::Leave,
-            _ => Operation::Idle,
+            other => super::operation_of(other),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! One client's connection: requests in, replies out.
 
 pub(super) mod direct;
+pub(super) mod queue;
 
-use super::shared::{Counts, Lease, Shared};
+use super::shared::{Counts, Lease, Posts, Shared};
 use crate::key::random_bytes;
 use crate::store::{PageStore, Scratch};
 use crate::transport::{Flush, Link, LinkError, Piece, PieceMut, Received, Urgency};
@@ -15,6 +16,7 @@ use rampool_proto::wire::{
     AttachLease, Granted, Header, LeaseId, LeaseToken, MAX_BULK_BYTES, MemberId, Opcode, OpenLease, PageEntry, RegionId, Status, WireError,
     encode_error, encode_frame, encode_get_reply, parse_extents, parse_put,
 };
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -118,9 +120,17 @@ pub(super) struct Workbench {
     released: Vec<FrameIndex>,
     scratch: Scratch,
     sink: Vec<u8>,
+    /// Answers of queues for other connections.
+    pub(super) posts: Posts,
+    /// When somebody who waits in a queue has waited long enough.
+    pub(super) alarm: Option<Instant>,
 }
 
 impl Workbench {
+    fn set_alarm(&mut self, at: Instant) {
+        self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
+    }
+
     /// Places for bytes that nobody wants: all of them are the same memory.
     fn lay_out_sink(&mut self, bytes: usize) {
         self.sink.resize(SINK_BYTES, 0);
@@ -191,6 +201,8 @@ pub(super) struct Connection {
     token: u64,
     /// Copies that the courier has.
     copies: usize,
+    /// Requests that wait in queues.
+    waiting: BTreeMap<u64, Header>,
     /// When the client was heard of last.
     pub(super) heard: Instant,
     /// When it last took something of what is queued for it, or nothing was queued.
@@ -216,7 +228,7 @@ impl From<SpaceError> for Refused {
         let (status, arg) = match error {
             SpaceError::Full { free } => (Status::PoolFull, free),
             SpaceError::NoSuchRegion => (Status::NoSuchRegion, 0),
-            SpaceError::NotOwner => (Status::NotAllowed, 0),
+            SpaceError::NotOwner | SpaceError::OfQueue => (Status::NotAllowed, 0),
             SpaceError::MemberGone | SpaceError::Replaced => (Status::MemberGone, 0),
             SpaceError::BeyondRegion { .. } | SpaceError::RegionLength => (Status::BadRequest, 0),
             _ => (Status::LimitReached, 0),
@@ -232,21 +244,12 @@ fn count(counter: &AtomicU64, n: u64) {
 impl Connection {
     pub(super) fn new(link: Link<Held>, arena: usize, token: u64, now: Instant) -> Self {
         let arriving = Arriving::default();
-        Self { link, seat: None, parked: None, arriving, arena, token, copies: 0, heard: now, took: now, said_draining: false }
+        let waiting = BTreeMap::new();
+        Self { link, seat: None, parked: None, arriving, arena, token, copies: 0, waiting, heard: now, took: now, said_draining: false }
     }
 
     pub(super) fn link(&self) -> &Link<Held> {
         &self.link
-    }
-
-    /// Answers what has come, and sends the answers.
-    pub(super) fn turn(&mut self, shared: &Shared, bench: &mut Workbench, now: Instant) -> Result<Turn, End> {
-        let result = self.receive(shared, bench, now);
-        // What was answered before an error still goes out: the client learns why.
-        let flushed = self.flush(now);
-        let turn = result?;
-        flushed?;
-        Ok(turn)
     }
 
     /// Sends what is queued.
@@ -264,9 +267,11 @@ impl Connection {
         self.link.queued_bytes() > shared.config.max_bytes as usize
     }
 
-    fn receive(&mut self, shared: &Shared, bench: &mut Workbench, now: Instant) -> Result<Turn, End> {
+    /// Answers what has come; the answers leave with [`Connection::flush`]. Ends early where there are answers for other connections in the bench: they
+    /// have waited longer.
+    pub(super) fn receive(&mut self, shared: &Shared, bench: &mut Workbench, now: Instant) -> Result<Turn, End> {
         let mut frames = 0;
-        while frames < FRAMES_A_TURN {
+        while frames < FRAMES_A_TURN && bench.posts.is_empty() {
             if self.is_full(shared) {
                 return Ok(Turn::Full);
             }
@@ -277,7 +282,7 @@ impl Connection {
                     if header.is_reply() || header.status != Status::Ok {
                         return Err(End::Protocol("a reply where a request was expected".to_owned()));
                     }
-                    if self.link.queued_frames() + self.copies > shared.config.max_requests as usize {
+                    if self.link.queued_frames() + self.copies + self.waiting.len() > shared.config.max_requests as usize {
                         self.refuse(
                             bench,
                             header,
@@ -287,7 +292,7 @@ impl Connection {
                         return Err(End::Protocol("more requests outstanding than were granted".to_owned()));
                     }
                     frames += if is_direct(header.opcode) { DIRECT_COUNTS_FOR } else { 1 };
-                    self.request(shared, bench, header)?;
+                    self.request(shared, bench, header, now)?;
                 }
                 Received::Bulk(header) => {
                     self.heard = now;
@@ -302,7 +307,7 @@ impl Connection {
         Ok(Turn::More)
     }
 
-    fn request(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+    fn request(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, now: Instant) -> Result<(), End> {
         let counts = &shared.shards[self.arena].counts;
         match header.opcode {
             Opcode::Get => {
@@ -324,7 +329,9 @@ impl Connection {
                     count(&seat.lease.counts.discards, 1);
                     bench.released.clear();
                     let extents = &bench.extents;
-                    Ok(seat.space()?.discard(seat.member, RegionId(header.region), extents, &mut bench.released)?)
+                    let mut space = seat.space()?;
+                    space.is_ordinary(RegionId(header.region))?;
+                    Ok(space.discard(seat.member, RegionId(header.region), extents, &mut bench.released)?)
                 });
                 shared.store.release(&bench.released);
                 bench.released.clear();
@@ -343,6 +350,13 @@ impl Connection {
                     Opcode::FetchOp => self.fetch_op(shared, bench, header),
                     Opcode::Scan => self.scan(shared, bench, header),
                     Opcode::Copy => self.copy(shared, bench, header),
+                    Opcode::OpenQueue
+                    | Opcode::FreeQueue
+                    | Opcode::ListQueues
+                    | Opcode::Push
+                    | Opcode::Take
+                    | Opcode::Settle
+                    | Opcode::AwaitBody => self.queue(shared, bench, header, now),
                     _ => self.control(shared, bench, header),
                 };
             }
@@ -454,6 +468,7 @@ impl Connection {
         bench.released.clear();
         let result = self.seat().and_then(|seat| {
             let mut space = seat.space()?;
+            space.is_ordinary(RegionId(header.region))?;
             space.put(seat.member, RegionId(header.region), &arriving.extents, &bench.pages, &mut bench.released)?;
             drop(space);
             for counts in [counts, &seat.lease.counts] {
@@ -613,7 +628,7 @@ impl Connection {
         let opened = shared.directory().open(request, token);
         match opened {
             Ok((id, member)) => {
-                let lease = Arc::new(Lease::new(id, request.bytes));
+                let lease = Arc::new(Lease::new(id, request.bytes, shared.config.queues));
                 lease.space().member_joined(member, ConnectionNumber::FIRST);
                 shared.add_lease(Arc::clone(&lease));
                 tracing::info!(lease = id.0, bytes = request.bytes, name = request.name, host = request.host, pid = request.pid,
@@ -667,7 +682,7 @@ impl Connection {
         Ok(match directory.attach(&request) {
             Ok((member, connection, bytes)) => {
                 let lease = shared.lease(request.lease).expect("a lease with members is there");
-                lease.space().member_joined(member, connection);
+                shared.seat(&lease, member, connection);
                 drop(directory);
                 if connection != ConnectionNumber::FIRST {
                     tracing::info!(lease = request.lease.0, member = member.0, peer = %self.link.peer(), "member came back");
@@ -722,6 +737,9 @@ impl Connection {
         shared.store.release(&self.arriving.frames);
         if let Some(Seat { lease, member, connection }) = self.seat.take() {
             let id: LeaseId = lease.id;
+            if !self.waiting.is_empty() {
+                shared.stop_waiting(&lease, member, connection);
+            }
             shared.directory().disconnected(shared.now(), id, member, connection);
         }
     }

@@ -21,8 +21,10 @@ const DOORBELL: u64 = u64::MAX;
 const FIRST_LISTENER: u64 = u64::MAX - 1024;
 /// While it looks for more work, a shard asks the sockets that had some last, if they are this few, rather than the poll set: one call less for each.
 const MOST_WARM: usize = 4;
-/// How often it asks the warm sockets before it looks at everything.
+/// How often it asks the warm sockets in vain before it looks at everything.
 const WARM_LOOKS: u32 = 16;
+/// How often it asks them at all: however busy they are, the others are not forgotten.
+const WARM_TURNS: u32 = 64;
 
 pub(super) struct Shard {
     index: usize,
@@ -69,16 +71,20 @@ impl Shard {
         let (spin, sweep_every) = (self.shared.config.spin, self.sweep_interval());
         let mut next_sweep = Instant::now() + sweep_every;
         let mut idle_since: Option<Instant> = None;
-        let mut looks = 0;
+        let (mut looks, mut turns) = (0, 0);
         while !self.shared.stopping() {
             let now = Instant::now();
+            if self.bench.alarm.is_some_and(|alarm| now >= alarm) {
+                self.sound_alarm(now);
+            }
             if now >= next_sweep {
                 self.sweep(now);
                 next_sweep = now + sweep_every;
             }
             let spinning = !self.again.is_empty() || idle_since.is_none_or(|since| now.duration_since(since) < spin);
-            if spinning && self.again.is_empty() && looks < WARM_LOOKS && !self.warm.is_empty() {
+            if spinning && self.again.is_empty() && looks < WARM_LOOKS && turns < WARM_TURNS && !self.warm.is_empty() {
                 looks += 1;
+                turns += 1;
                 if self.look_at_warm(now) {
                     idle_since = None;
                     looks = 0;
@@ -87,8 +93,9 @@ impl Shard {
                 }
                 continue;
             }
-            looks = 0;
-            let timeout = if spinning { Duration::ZERO } else { next_sweep.saturating_duration_since(now) };
+            (looks, turns) = (0, 0);
+            let due = self.bench.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
+            let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
             if !spinning {
                 self.shared.shards[self.index].sleeps.fetch_add(1, Ordering::Relaxed);
             }
@@ -213,6 +220,8 @@ impl Shard {
                 self.after(index, flushed.map(|_| Turn::Idle));
             }
         }
+        self.bench.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
+        self.hand_out(now);
         let draining = self.shared.draining();
         for index in 0..self.slots.len() {
             let State::Connected(connection) = &mut self.slots[index].state else { continue };
@@ -282,10 +291,54 @@ impl Shard {
                 }
             },
             State::Connected(connection) => {
-                let turn = connection.turn(&self.shared, &mut self.bench, now);
-                self.after(index, turn);
+                let received = connection.receive(&self.shared, &mut self.bench, now);
+                if !self.bench.posts.is_empty() {
+                    // Others have waited for these: they leave before the connection's own answers.
+                    self.hand_out(now);
+                }
+                let State::Connected(connection) = &mut self.slots[index].state else { return };
+                // What was answered before an error still goes out: the client learns why.
+                let flushed = connection.flush(now);
+                self.after(index, received.and_then(|turn| flushed.map(|_| turn)));
             }
         }
+    }
+
+    /// Brings the answers of queues in the bench to whom they are for, and sends them: those of one connection in one go.
+    fn hand_out(&mut self, now: Instant) {
+        let (mut others, mut told) = (Vec::new(), Vec::new());
+        for post in std::mem::take(&mut self.bench.posts) {
+            if post.shard != self.index {
+                others.push(post);
+                continue;
+            }
+            let index = slot_of(post.token);
+            let Some(slot) = self.slots.get_mut(index) else { continue };
+            let State::Connected(connection) = &mut slot.state else { continue };
+            if u64::from(slot.generation) == post.token >> 32 {
+                connection.told(&self.shared, &mut self.bench, post);
+                if !told.contains(&index) {
+                    told.push(index);
+                }
+            }
+        }
+        for index in told {
+            let State::Connected(connection) = &mut self.slots[index].state else { continue };
+            let flushed = connection.flush(now);
+            self.after(index, flushed.map(|_| Turn::Idle));
+        }
+        self.shared.post(others);
+    }
+
+    /// Somebody has waited in a queue for long enough.
+    fn sound_alarm(&mut self, now: Instant) {
+        self.bench.alarm = None;
+        for index in 0..self.slots.len() {
+            if let State::Connected(connection) = &self.slots[index].state {
+                connection.queue_alarm(&self.shared, &mut self.bench);
+            }
+        }
+        self.hand_out(now);
     }
 
     /// What follows a turn.

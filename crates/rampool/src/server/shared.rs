@@ -1,12 +1,13 @@
 //! What all threads of a server share.
 
+use super::connection::Refused;
 use super::courier::{Delivered, Order};
 use super::{ServerConfig, ServerStatus};
 use crate::key::random_bytes;
 use crate::store::PageStore;
 use crate::transport::Handshake;
-use rampool_proto::server::{Departed, Directory, LeaseSpace, Limits, Tick};
-use rampool_proto::wire::LeaseId;
+use rampool_proto::server::{ConnectionNumber, Departed, Directory, LeaseSpace, Limits, QueueLimits, Tick};
+use rampool_proto::wire::{LeaseId, MemberId};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
 use std::io;
@@ -55,11 +56,23 @@ pub(super) struct Counts {
     pub(super) bytes_out: AtomicU64,
 }
 
+/// The answer to a request that waits in a queue, for its connection: argument and table.
+pub(super) struct Post {
+    pub(super) shard: usize,
+    pub(super) token: u64,
+    pub(super) request: u64,
+    pub(super) result: Result<(u64, Vec<u8>), Refused>,
+}
+
+pub(super) type Posts = Vec<Post>;
+
 /// How others reach a shard.
 pub(super) struct Mailbox {
     pub(super) arrivals: Mutex<Vec<Handshake>>,
     /// Copies that have ended.
     pub(super) delivered: Mutex<Vec<Delivered>>,
+    /// Answers of queues.
+    pub(super) posts: Mutex<Posts>,
     pub(super) doorbell: OwnedFd,
     pub(super) counts: Counts,
     pub(super) protocol_errors: AtomicU64,
@@ -73,8 +86,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Lease {
-    pub(super) fn new(id: LeaseId, bytes: u64) -> Self {
-        Self { id, space: Mutex::new(LeaseSpace::new(bytes)), counts: Counts::default() }
+    pub(super) fn new(id: LeaseId, bytes: u64, limits: QueueLimits) -> Self {
+        Self { id, space: Mutex::new(LeaseSpace::new(bytes).with_queue_limits(limits)), counts: Counts::default() }
     }
 
     pub(super) fn space(&self) -> MutexGuard<'_, LeaseSpace> {
@@ -101,6 +114,7 @@ impl Shared {
             Ok(Mailbox {
                 arrivals: Mutex::default(),
                 delivered: Mutex::default(),
+                posts: Mutex::default(),
                 doorbell: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
                 counts: Counts::default(),
                 protocol_errors: AtomicU64::new(0),
@@ -165,6 +179,44 @@ impl Shared {
         if lock(&self.courier).send(order).is_err() {
             // The courier only ends with the server.
             tracing::debug!("a copy was ordered while the server stopped");
+        }
+    }
+
+    /// The member uses this connection of its lease from now on.
+    pub(super) fn seat(&self, lease: &Lease, member: MemberId, connection: ConnectionNumber) {
+        self.answer_queues(lease, |space| space.member_joined(member, connection));
+    }
+
+    /// The member's connection has ended: what waits in queues is asked for again over the next one.
+    pub(super) fn stop_waiting(&self, lease: &Lease, member: MemberId, connection: ConnectionNumber) {
+        self.answer_queues(lease, |space| {
+            if space.admit(member, connection).is_ok() {
+                space.queue_member_disconnected(member);
+            }
+        });
+    }
+
+    /// Changes a lease, and brings the answers of queues that follow from it to their shards.
+    pub(super) fn answer_queues(&self, lease: &Lease, change: impl FnOnce(&mut LeaseSpace)) {
+        let mut posts = Posts::new();
+        {
+            let mut space = lease.space();
+            change(&mut space);
+            super::connection::queue::collect(self, &mut space, &mut posts);
+        }
+        self.post(posts);
+    }
+
+    /// Brings answers of queues to their shards.
+    pub(super) fn post(&self, posts: Posts) {
+        let mut rung = vec![false; if posts.is_empty() { 0 } else { self.shards.len() }];
+        for post in posts {
+            let shard = post.shard;
+            lock(&self.shards[shard].posts).push(post);
+            rung[shard] = true;
+        }
+        for (shard, _) in self.shards.iter().zip(rung).filter(|(_, rung)| *rung) {
+            shard.ring();
         }
     }
 

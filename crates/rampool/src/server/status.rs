@@ -1,6 +1,8 @@
 //! What a server says about itself: the reply to `Status`, as JSON, and what `rampool status` and the metrics show.
 
 use super::shared::{Counts, Shared};
+use rampool_proto::server::{LeaseSpace, QueueCounts, QueueId, SpaceUsage};
+use rampool_proto::wire::Listed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -76,6 +78,30 @@ pub struct LeaseStatus {
     pub regions: u64,
     pub operations: OperationCounts,
     pub members: Vec<MemberStatus>,
+    pub queues: Vec<QueueStatus>,
+}
+
+/// One remote queue.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct QueueStatus {
+    pub name: String,
+    /// In it now.
+    pub messages: u64,
+    /// Of these: taken by receivers that have not acknowledged them.
+    pub held: u64,
+    /// Of heads and bodies.
+    pub bytes: u64,
+    /// Requests that wait for room, and for messages.
+    pub waiting_senders: u64,
+    pub waiting_receivers: u64,
+    /// Since it was made: appended, acknowledged, given back by lost receivers, taken back by lost senders, and senders told that it is full.
+    pub pushed: u64,
+    pub done: u64,
+    pub redelivered: u64,
+    pub withdrawn: u64,
+    pub full: u64,
 }
 
 /// One process of a lease.
@@ -114,7 +140,7 @@ pub(super) fn collect(shared: &Shared) -> ServerStatus {
     let spaces: BTreeMap<_, _> = shared.leases().into_iter().map(|lease| (lease.id, lease)).collect();
     let leases = summaries.into_iter().map(|summary| {
         let space = spaces.get(&summary.lease);
-        let usage = space.map(|lease| lease.space().usage()).unwrap_or_default();
+        let (usage, queues) = space.map(|lease| look(&lease.space())).unwrap_or_default();
         let mut operations = OperationCounts::default();
         if let Some(lease) = space {
             operations.add(&lease.counts);
@@ -138,6 +164,7 @@ pub(super) fn collect(shared: &Shared) -> ServerStatus {
             regions: usage.regions,
             operations,
             members: summary.members.into_iter().map(member).collect(),
+            queues,
         }
     });
     let mut operations = OperationCounts::default();
@@ -171,4 +198,21 @@ pub(super) fn collect(shared: &Shared) -> ServerStatus {
         operations,
         leases: leases.collect(),
     }
+}
+
+fn look(space: &LeaseSpace) -> (SpaceUsage, Vec<QueueStatus>) {
+    let queue = |(listed, counts): (Listed, QueueCounts)| QueueStatus {
+        name: listed.name,
+        messages: listed.messages,
+        held: listed.held,
+        bytes: listed.bytes,
+        waiting_senders: listed.waiting_senders,
+        waiting_receivers: listed.waiting_receivers,
+        pushed: counts.pushed,
+        done: counts.done,
+        redelivered: counts.redelivered,
+        withdrawn: counts.withdrawn,
+        full: counts.refused,
+    };
+    (space.usage(), space.queues().list(QueueId(0)).map(queue).collect())
 }

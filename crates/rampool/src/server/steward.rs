@@ -32,13 +32,12 @@ pub(super) fn run(shared: &Shared, orders: &Receiver<Departed>) {
 fn settle(shared: &Shared, departed: Departed) {
     let lease = shared.lease(departed.lease).expect("a lease is there until its last member is settled");
     let mut released = Vec::new();
-    {
-        let mut space = lease.space();
+    shared.answer_queues(&lease, |space| {
         space.member_gone(departed.member, &mut released);
         if departed.lease_closes {
             space.close(&mut released);
         }
-    }
+    });
     for frames in released.chunks(BATCH_FRAMES) {
         shared.store.release(frames);
     }

@@ -557,6 +557,63 @@ fn more_requests_than_granted_end_the_connection() {
     assert_eq!(server.status().protocol_errors, 1);
 }
 
+/// Raw requests to a queue, as nobody who means well makes them.
+#[test]
+fn queues_answer_strangers_greed_and_nonsense() {
+    use rampool_proto::wire::{AwaitBody, Body, Push, QueueBounds, Settlement, Take, encode_frame};
+    let server = Server::start(ServerConfig { shards: 1, max_requests: 10, ..config(64 * MIB) }).unwrap();
+    let table = |write: &dyn Fn(&mut Vec<u8>)| {
+        let mut out = Vec::new();
+        write(&mut out);
+        out
+    };
+    let open = table(&|out| QueueBounds { messages: 10, bytes: 1 << 20 }.encode("jobs", out));
+    let mut stranger = Client::new(server.addr(), open_policy());
+    assert_eq!(stranger.call(Opcode::OpenQueue, |h| h.with_arg(1), &open).err().unwrap().status, Status::NotAllowed);
+    let mut client = Client::with_lease(server.addr(), open_policy(), 8 * MIB);
+    let opened = client.call(Opcode::OpenQueue, |h| h.with_arg(1), &open).unwrap().header;
+    let (queue, region) = (opened.arg, RegionId(opened.region));
+    // The queue's region is nobody's but the queue's.
+    assert_eq!(client.put(region, 0, &[vec![1; OS_PAGE_BYTES]], false).unwrap_err().status, Status::NotAllowed);
+    for opcode in [Opcode::FreeRegion, Opcode::AdoptRegion, Opcode::CloneRegion] {
+        assert_eq!(client.region_call(opcode, region).unwrap_err().status, Status::NotAllowed, "{opcode:?}");
+    }
+    assert_eq!(client.discard(region, 0, 1).unwrap_err().status, Status::NotAllowed);
+    // What is not there, or not one's own.
+    let push = table(&|out| Push { patience_ms: 0, head: b"head", body: Body::Bytes(5000) }.encode(out));
+    assert_eq!(client.call(Opcode::Push, |h| h.with_arg(99), &push).err().unwrap().status, Status::NoSuchQueue);
+    let pushed = client.call(Opcode::Push, |h| h.with_arg(queue), &push).unwrap();
+    assert_eq!((pushed.header.arg, &pushed.table[..]), (1, &0u64.to_le_bytes()[..]));
+    let wait = |number| table(&|out| AwaitBody { number, patience_ms: 0 }.encode(out));
+    assert_eq!(client.call(Opcode::AwaitBody, |h| h.with_arg(queue), &wait(1)).err().unwrap().status, Status::NoSuchMessage, "not taken");
+    let done = table(&|out| Settlement::Done.encode(&[1, 2, u64::MAX], out));
+    assert_eq!(client.call(Opcode::Settle, |h| h.with_arg(queue), &done).unwrap().header.arg, 0);
+    let withdraw = table(&|out| Settlement::Withdraw.encode(&[1, 1], out));
+    assert_eq!(client.call(Opcode::Settle, |h| h.with_arg(queue), &withdraw).unwrap().header.arg, 1);
+    server.check();
+    // More that waits than may be unanswered.
+    let take = table(&|out| Take { patience_ms: 60_000, most: 1, acknowledged: Vec::new() }.encode(out));
+    for request in 1000..1020 {
+        let mut head = Vec::new();
+        encode_frame(&mut head, Header::request(Opcode::Take, request).with_arg(queue), &take, 0);
+        client.link.send_head(crate::transport::Urgency::Demand, &head, ());
+    }
+    client.link.flush().unwrap();
+    client.wait_closed();
+    // Every table that is cut short ends its connection, and nobody else's.
+    for (opcode, table) in
+        [(Opcode::OpenQueue, open), (Opcode::Push, push), (Opcode::Take, take), (Opcode::Settle, withdraw), (Opcode::AwaitBody, wait(1))]
+    {
+        let mut client = Client::with_lease(server.addr(), open_policy(), MIB);
+        let cut = &table[..if opcode == Opcode::OpenQueue { 16 } else { table.len() - 1 }];
+        let refused = client.call(opcode, |h| h.with_arg(1), cut).err().unwrap();
+        assert_eq!(refused.status, Status::BadRequest, "{opcode:?}: {}", refused.message);
+        client.wait_closed();
+    }
+    assert!(server.wait_until_idle(Instant::now() + DEADLINE));
+    server.check();
+}
+
 #[test]
 fn a_stopping_server_tells_its_clients_and_waits_for_them() {
     let server = Server::start(config(64 * MIB)).unwrap();

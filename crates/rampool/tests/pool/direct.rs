@@ -16,8 +16,12 @@ use std::time::{Duration, Instant};
 // The examples check what they compute.
 #[path = "../../../../examples/direct/halo.rs"]
 mod halo;
+#[path = "../../../../examples/direct/ledger.rs"]
+mod ledger;
 #[path = "../../../../examples/direct/scan.rs"]
 mod scan;
+#[path = "../../../../examples/direct/service.rs"]
+mod service;
 #[path = "../../../../examples/direct/store.rs"]
 mod store;
 
@@ -25,9 +29,14 @@ mod store;
 fn the_examples_find_what_they_expect() {
     let servers = [serve(96 * MIB), serve(96 * MIB)];
     let mut direct = Direct::connect(&config(&[&servers[0], &servers[1]], 128 * MIB)).unwrap();
-    for text in [halo::run(&mut direct, 8).unwrap(), scan::run(&mut direct, 2000).unwrap(), store::run(&mut direct, 3, 200).unwrap()] {
-        assert!(!text.is_empty());
-    }
+    let texts = [
+        halo::run(&mut direct, 8).unwrap(),
+        scan::run(&mut direct, 2000).unwrap(),
+        store::run(&mut direct, 3, 200).unwrap(),
+        ledger::run(&mut direct, 500, 3, 400).unwrap(),
+        service::run(&mut direct, 3, 4, 1 << 20).unwrap(),
+    ];
+    assert!(texts.iter().all(|text| !text.is_empty()));
     direct.pool().leave();
     all_gone(&[&servers[0], &servers[1]]);
 }

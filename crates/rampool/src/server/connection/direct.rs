@@ -4,7 +4,7 @@
 //! leave from their frames as pages do. Bytes are changed in place where nobody else refers to the frame, and else in a copy that takes the page's place: whatever
 //! is being sent stays as it was.
 
-use super::{Connection, End, Held, Refused, Seat, Workbench, count};
+use super::{Connection, End, Held, Refused, Seat, Workbench, count, queue};
 use crate::server::courier::{Delivered, Order};
 use crate::server::shared::Shared;
 use crate::transport::{Piece as Place, PieceMut, Urgency};
@@ -68,9 +68,14 @@ impl Connection {
             Gathered { frames: std::mem::take(&mut bench.frames), pieces: std::mem::take(&mut bench.pieces), ..Gathered::default() };
         gathered.frames.clear();
         gathered.pieces.clear();
+        let mut urgency = Urgency::Demand;
         let result = self.seat().and_then(|seat| {
             let space = seat.space()?;
             let mut view = space.view(seat.member, RegionId(header.region))?;
+            if space.is_ordinary(RegionId(header.region)).is_err() {
+                // The body of a message: heads go first.
+                urgency = Urgency::Prefetch;
+            }
             gathered.collect(shared, self.arena, &mut view, &window)?;
             drop(space);
             for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
@@ -89,7 +94,7 @@ impl Connection {
                 encode_frame(&mut bench.head, header.reply(Status::Ok), &table, window.len as usize);
                 // SAFETY: `held` keeps the buffer and a reference to every frame until the reply has left; frames are not written while anybody but a
                 // page table refers to them.
-                unsafe { self.link.send(Urgency::Demand, &bench.head, &bench.pieces, held) };
+                unsafe { self.link.send(urgency, &bench.head, &bench.pieces, held) };
             }
             Err(refused) => self.refuse(bench, header, &refused, shared),
         }
@@ -156,11 +161,17 @@ impl Connection {
                 return Ok(0);
             }
             let region = RegionId(header.region);
-            space.view(seat.member, region)?.reaches(part.window.program.bounds().1.cast_unsigned())?;
+            let (low, high) = part.window.program.bounds();
+            let (low, high) = (low.cast_unsigned(), high.cast_unsigned());
+            space.view(seat.member, region)?.reaches(high)?;
+            space.may_change(seat.member, region, low, high)?;
             let mut edit = Edit { shared, arena: self.arena, seat, region, space: &mut space };
             edit.own(part.pieces().filter(|piece| part.in_place(piece)).map(|piece| piece.page), &part, &mut frames, &mut bench.released)?;
             edit.change(&part);
             space.remember(seat.member, header.request, 0);
+            if part.update.is_none() {
+                queue::bytes_came(shared, &mut space, &mut bench.posts, (region, low, part.window.len.into()));
+            }
             drop(space);
             for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
                 count(&counts.puts, 1);
@@ -190,6 +201,7 @@ impl Connection {
             }
             let region = RegionId(header.region);
             let bytes = op.kind.bytes();
+            space.is_ordinary(region)?;
             space.view(seat.member, region)?.reaches(op.offset + bytes as u64)?;
             let within = usize::try_from(op.offset % OS_PAGE_BYTES as u64).expect("within a page");
             let page = PageIndex(op.offset / OS_PAGE_BYTES as u64);

@@ -1,0 +1,258 @@
+//! Remote queues in C: conversions around [`runtime::direct`].
+
+use std::ffi::{c_char, c_void};
+use std::time::Duration;
+
+use runtime::direct::{DirectError, Message, Queue, QueueBounds, QueueError, SendBody};
+
+use crate::direct::DirectHandle;
+use crate::{RampoolStatus, fail, text};
+
+/// A queue: a name that messages are sent to and taken from. Good with every member of the lease.
+pub struct QueueHandle(Queue);
+
+/// A message that was taken, until rampool_message_done() or rampool_message_give_back().
+pub struct MessageHandle(Message);
+
+/// Opens the queue of this name. If there is none it is made, for at most `messages` messages with together `bytes` bytes; unless both are 0, then it is
+/// RAMPOOL_STATUS_GONE. On success, `*queue` is for rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
+///
+/// # Safety
+/// `direct` came from rampool_direct_open() or _join() and was not closed; `name` is null or ends with a zero byte; `queue` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_open(
+    direct: *mut DirectHandle,
+    name: *const c_char,
+    messages: u64,
+    bytes: u64,
+    queue: *mut *mut QueueHandle,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (direct, name, out) = unsafe { (direct.as_mut(), text(name), queue.as_mut()) };
+    let (Some(direct), Some(name), Some(out)) = (direct, name, out) else {
+        return fail(RampoolStatus::Invalid, "rampool_queue_open: a null pointer, or a name that is not UTF-8");
+    };
+    *out = std::ptr::null_mut();
+    let opened = match (messages, bytes) {
+        (0, 0) => direct.0.open_queue(name),
+        _ => direct.0.open_or_create_queue(name, QueueBounds { messages, bytes }),
+    };
+    match opened {
+        Ok(queue) => {
+            *out = Box::into_raw(Box::new(QueueHandle(queue)));
+            RampoolStatus::Ok
+        }
+        Err(error) => status(&error),
+    }
+}
+
+/// Frees the handle. The queue stays. Null does nothing.
+///
+/// # Safety
+/// `queue` is null or came from rampool_queue_open() and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_free(queue: *mut QueueHandle) {
+    if !queue.is_null() {
+        // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
+        drop(unsafe { Box::from_raw(queue) });
+    }
+}
+
+/// Gives up the queue with all that is in it, for every member of the lease. The handle stays to be freed.
+///
+/// # Safety
+/// `direct` and `queue` are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_delete(direct: *mut DirectHandle, queue: *const QueueHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(direct), Some(queue)) = (unsafe { (direct.as_mut(), queue.as_ref()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_queue_delete: a null pointer");
+    };
+    done(direct.0.free_queue(&queue.0))
+}
+
+/// Appends a message: a head of at most 256 bytes, which arrives at once, and a body of any length (0: none), which follows. Blocks until the server has all of it; if the
+/// queue is full, `patience_ms` at most, and then it is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly once.
+///
+/// # Safety
+/// `direct` and `queue` are null or valid; `head` and `body` can be read for as many bytes as are said, or are null where that is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_send(
+    direct: *mut DirectHandle,
+    queue: *const QueueHandle,
+    head: *const c_void,
+    head_bytes: usize,
+    body: *const c_void,
+    body_bytes: usize,
+    patience_ms: u32,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (direct, queue) = unsafe { (direct.as_mut(), queue.as_ref()) };
+    let (Some(direct), Some(queue), false, false) = (direct, queue, head.is_null() && head_bytes > 0, body.is_null() && body_bytes > 0)
+    else {
+        return fail(RampoolStatus::Invalid, "rampool_queue_send: a null pointer");
+    };
+    // SAFETY: the caller promises as many readable bytes, which nobody writes meanwhile.
+    let (head, body) = unsafe { (bytes(head, head_bytes), bytes(body, body_bytes)) };
+    let body = if body.is_empty() { SendBody::None } else { SendBody::Bytes(body) };
+    done(direct.0.send(&queue.0, head, body, Duration::from_millis(patience_ms.into())))
+}
+
+/// Takes the next message. Blocks until there is one, `patience_ms` at most; then `*message` is null, and that is a success. A message stays in its queue until
+/// rampool_message_done(): if this process is lost before, or closes the direct view, another receiver gets it.
+///
+/// # Safety
+/// `direct` and `queue` are null or valid; `message` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_take(
+    direct: *mut DirectHandle,
+    queue: *const QueueHandle,
+    patience_ms: u32,
+    message: *mut *mut MessageHandle,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(direct), Some(queue), Some(out)) = (unsafe { (direct.as_mut(), queue.as_ref(), message.as_mut()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_queue_take: a null pointer");
+    };
+    *out = std::ptr::null_mut();
+    match direct.0.take(&queue.0, Duration::from_millis(patience_ms.into())) {
+        Ok(message) => {
+            if let Some(message) = message {
+                *out = Box::into_raw(Box::new(MessageHandle(message)));
+            }
+            RampoolStatus::Ok
+        }
+        Err(error) => status(&error),
+    }
+}
+
+/// Blocks until the server knows of every message that this member is done with.
+///
+/// # Safety
+/// `direct` and `queue` are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_flush(direct: *mut DirectHandle, queue: *const QueueHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(direct), Some(queue)) = (unsafe { (direct.as_mut(), queue.as_ref()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_queue_flush: a null pointer");
+    };
+    done(direct.0.flush_done(&queue.0))
+}
+
+/// The head of a message, and its length in `*bytes`; null for null. Valid as long as the message.
+///
+/// # Safety
+/// `message` is null or valid; `bytes` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_message_head(message: *const MessageHandle, bytes: *mut usize) -> *const c_void {
+    // SAFETY: null or valid, as the caller promises.
+    let (message, out) = unsafe { (message.as_ref(), bytes.as_mut()) };
+    let head = message.map(|message| message.0.head());
+    if let Some(out) = out {
+        *out = head.map_or(0, <[u8]>::len);
+    }
+    head.map_or(std::ptr::null(), |head| head.as_ptr().cast())
+}
+
+/// Bytes of the body of a message; 0 for null.
+///
+/// # Safety
+/// `message` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_message_body_bytes(message: *const MessageHandle) -> u64 {
+    // SAFETY: null or valid, as the caller promises.
+    unsafe { message.as_ref() }.map_or(0, |message| message.0.body_bytes())
+}
+
+/// Whether the message was delivered before, to a receiver that was not done with it; false for null.
+///
+/// # Safety
+/// `message` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_message_redelivered(message: *const MessageHandle) -> bool {
+    // SAFETY: null or valid, as the caller promises.
+    unsafe { message.as_ref() }.is_some_and(|message| message.0.redelivered())
+}
+
+/// Reads the body of a message to `buffer`. Blocks until it is there; RAMPOOL_STATUS_BUSY if it has not arrived at the server within `patience_ms`,
+/// RAMPOOL_STATUS_GONE if its sender was lost before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
+///
+/// # Safety
+/// `direct` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null where that is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_message_body(
+    direct: *mut DirectHandle,
+    message: *mut MessageHandle,
+    buffer: *mut c_void,
+    size: usize,
+    patience_ms: u32,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (direct, message) = unsafe { (direct.as_mut(), message.as_mut()) };
+    let (Some(direct), Some(message), false) = (direct, message, buffer.is_null() && size > 0) else {
+        return fail(RampoolStatus::Invalid, "rampool_message_body: a null pointer");
+    };
+    let room: &mut [u8] = if size == 0 {
+        &mut []
+    } else {
+        // SAFETY: the caller promises as many writable bytes, which nobody else uses meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(buffer.cast(), size) }
+    };
+    done(direct.0.body_into(&mut message.0, room, Duration::from_millis(patience_ms.into())).map(drop))
+}
+
+/// The message is done with, and its handle freed. Does not block: the server hears of it with the next rampool_queue_take() of that queue, or by rampool_queue_flush().
+/// Null does nothing.
+///
+/// # Safety
+/// `direct` came from rampool_direct_open() or _join() and was not closed; `message` is null or came from rampool_queue_take() with this direct view and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_message_done(direct: *mut DirectHandle, message: *mut MessageHandle) {
+    // SAFETY: null or valid, as the caller promises.
+    if let Some(direct) = unsafe { direct.as_mut() }
+        && !message.is_null()
+    {
+        // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
+        direct.0.done(unsafe { Box::from_raw(message) }.0);
+    }
+}
+
+/// Gives the message back to its queue, for the next receiver, and frees its handle. Blocks until the server has it.
+///
+/// # Safety
+/// As rampool_message_done().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_message_give_back(direct: *mut DirectHandle, message: *mut MessageHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let Some(direct) = (unsafe { direct.as_mut() }).filter(|_| !message.is_null()) else {
+        return fail(RampoolStatus::Invalid, "rampool_message_give_back: a null pointer");
+    };
+    // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
+    done(direct.0.give_back(unsafe { Box::from_raw(message) }.0))
+}
+
+fn done(result: Result<(), QueueError>) -> RampoolStatus {
+    match result {
+        Ok(()) => RampoolStatus::Ok,
+        Err(error) => status(&error),
+    }
+}
+
+fn status(error: &QueueError) -> RampoolStatus {
+    let status = match error {
+        QueueError::Name | QueueError::Head { .. } | QueueError::Reference { .. } | QueueError::Refused { .. } => RampoolStatus::Invalid,
+        QueueError::Direct { source: DirectError::Layout(_), .. } => RampoolStatus::Invalid,
+        QueueError::Full { .. } | QueueError::NoRoom { .. } | QueueError::Room { .. } => RampoolStatus::NoRoom,
+        QueueError::NoSuchQueue { .. } | QueueError::BodyLost { .. } => RampoolStatus::Gone,
+        QueueError::BodyLate { .. } => RampoolStatus::Busy,
+        _ => RampoolStatus::Server,
+    };
+    fail(status, error)
+}
+
+/// # Safety
+/// `at` is null, or can be read for `len` bytes that nobody writes while the result is used.
+unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
+    // SAFETY: promised by the caller.
+    if at.is_null() || len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(at.cast(), len) } }
+}

@@ -1,0 +1,799 @@
+//! Remote queues: the FIFOs of one lease (DIMMnet-3's IPUSH), with heads and bodies apart (its LHS, LHC and HTP).
+//!
+//! ```text
+//!   push ──> waiting for room ──> ready ──> held by a receiver ──> done
+//!                                   ▲              │
+//!                                   └──────────────┘  given back, or the receiver is gone: flagged as redelivered
+//! ```
+//! A sender names a queue, never an address. A queue is bounded in messages and bytes; who finds it full waits for room, in the order of coming, or hears that it is
+//! full. A message that was taken stays until its receiver says that it is done with it, so a receiver that is lost loses nothing; it is delivered again, before what
+//! came later. A head is handed over at once, its body may be on its way still: who has seen a head waits for the body with [`Queues::await_body`]. Bodies lie in pages of
+//! a region of the queue's own, where this module assigns each its place; whoever stores them tells [`Queues::body_came`].
+//!
+//! **Once.** A request that its member repeats, because a connection broke before the answer came, is recognised by its number: a message is appended once, and a
+//! repeated take gets the same messages. Members have no more than [`REMEMBERED`] requests unanswered, so no more answers are remembered for each.
+//!
+//! Driven from outside: commands and [`Queues::handle_timeout`], then [`Queues::poll`] until `None`. No command blocks; what has to wait is answered by a later output.
+//!
+//! Invariants of each queue: `ready` and `held` are disjoint and together are all of its messages but withdrawn ones that nobody holds (there are none);
+//! `bytes` is the sum of its messages' costs, `<= bounds.bytes`; extents of bodies do not overlap; a sender waits only while its message does not fit or others wait before
+//! it; a receiver waits only while nothing is ready.
+
+use super::Tick;
+use super::space::{Answers, REMEMBERED};
+use crate::units::{Extent, OS_PAGE_BYTES, PageIndex};
+use crate::wire::{Body, Delivery, Listed, MAX_PAGE_INDEX, MAX_TABLE_BYTES, MemberId, Push, QueueBounds, RegionId, Settlement, Take};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// What the server remembers of a message besides its head and reference, for the accounts.
+const MESSAGE_BYTES: u64 = 256;
+/// Likewise of a queue.
+const QUEUE_BYTES: u64 = 2048;
+const _: () = assert!(REMEMBERED <= 256, "answers are searched one by one");
+
+/// Names a queue within its lease.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct QueueId(pub u64);
+
+/// What a server allows each lease.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueLimits {
+    /// Queues of a lease.
+    pub queues: usize,
+    /// The most that a queue's bounds may be.
+    pub bounds: QueueBounds,
+}
+
+impl Default for QueueLimits {
+    fn default() -> Self {
+        Self { queues: 1024, bounds: QueueBounds { messages: 1 << 20, bytes: 1 << 40 } }
+    }
+}
+
+/// Who asks, and where the answer goes; what the latter means is the shell's business.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asker {
+    pub member: MemberId,
+    pub request: u64,
+    pub origin: (usize, u64),
+}
+
+/// Why a queue did nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    #[error("no such queue in this lease")]
+    NoSuchQueue,
+    #[error("a lease can have {0} queues at this server")]
+    TooManyQueues(usize),
+    #[error("a queue at this server has from 1 to {messages} messages and from 1 to {bytes} bytes")]
+    Bounds { messages: u64, bytes: u64 },
+    #[error("the message has {needs} bytes, the queue has room for {most} at most")]
+    TooLong { needs: u64, most: u64 },
+    #[error("the queue is full: {messages} messages are in it")]
+    Full { messages: u64 },
+    #[error("no such message, or it is not this member's")]
+    NoSuchMessage,
+    #[error("the sender of the message was lost, or took it back, before its body was there")]
+    BodyLost,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Output {
+    /// The message is in the queue; its body goes to this byte of the queue's region.
+    Pushed { to: Asker, number: u64, body_at: Option<u64> },
+    /// Messages for a receiver, none if its time is up. [`Queues::delivery`] has them until the next command.
+    Taken { to: Asker, queue: QueueId, numbers: Vec<u64> },
+    /// The body is there, or is not yet and the time is up.
+    Body { to: Asker, there: bool },
+    /// The request failed.
+    Failed { to: Asker, error: QueueError },
+    /// These pages of a queue's region are nobody's any more.
+    Free { region: RegionId, extent: Extent },
+}
+
+/// What has happened to a queue since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct QueueCounts {
+    pub pushed: u64,
+    pub done: u64,
+    pub redelivered: u64,
+    /// Messages whose sender was lost before their body was there.
+    pub withdrawn: u64,
+    /// Senders that were told that it is full.
+    pub refused: u64,
+}
+
+/// The queues of one lease.
+#[derive(Debug)]
+pub struct Queues {
+    limits: QueueLimits,
+    queues: BTreeMap<QueueId, Queue>,
+    names: BTreeMap<String, QueueId>,
+    regions: BTreeMap<RegionId, QueueId>,
+    /// The messages that each member's latest requests have appended.
+    pushed: BTreeMap<MemberId, Answers>,
+    outputs: VecDeque<Output>,
+    memory_bytes: u64,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Queue {
+    name: String,
+    bounds: QueueBounds,
+    region: RegionId,
+    messages: BTreeMap<u64, Message>,
+    ready: BTreeSet<u64>,
+    /// By receiver and the request that took them.
+    held: BTreeMap<(MemberId, u64), Vec<u64>>,
+    /// Bodies: first page, and pages.
+    extents: BTreeMap<u64, (u32, u64)>,
+    bytes: u64,
+    next_number: u64,
+    next_page: u64,
+    senders: VecDeque<WaitingSender>,
+    receivers: VecDeque<WaitingReceiver>,
+    for_bodies: Vec<WaitingForBody>,
+    counts: QueueCounts,
+}
+
+#[derive(Debug)]
+struct Message {
+    sender: MemberId,
+    head: Box<[u8]>,
+    body: OwnBody,
+    /// Bytes of the body that have not come.
+    missing: u64,
+    /// Its body will never be there; a receiver holds it.
+    withdrawn: bool,
+    redelivered: bool,
+    holder: Option<(MemberId, u64)>,
+}
+
+#[derive(Debug)]
+enum OwnBody {
+    None,
+    Bytes { bytes: u64, at: Extent },
+    InPool { bytes: u64, reference: Box<[u8]> },
+}
+
+#[derive(Debug)]
+struct WaitingSender {
+    asker: Asker,
+    until: Tick,
+    message: Message,
+}
+
+#[derive(Debug)]
+struct WaitingReceiver {
+    asker: Asker,
+    until: Tick,
+    most: usize,
+}
+
+#[derive(Debug)]
+struct WaitingForBody {
+    asker: Asker,
+    until: Tick,
+    number: u64,
+}
+
+impl Message {
+    /// Bytes that count against the queue's bound.
+    fn cost(&self) -> u64 {
+        self.head.len() as u64 + if let OwnBody::Bytes { bytes, .. } = self.body { bytes } else { 0 }
+    }
+
+    /// Bytes of the server's memory besides pages of bodies.
+    fn memory_bytes(&self) -> u64 {
+        MESSAGE_BYTES + self.head.len() as u64 + self.reference().len() as u64
+    }
+
+    fn reference(&self) -> &[u8] {
+        if let OwnBody::InPool { reference, .. } = &self.body { reference } else { &[] }
+    }
+}
+
+fn pages(bytes: u64) -> Option<u32> {
+    u32::try_from(bytes.div_ceil(OS_PAGE_BYTES as u64)).ok()
+}
+
+fn first_byte(extent: Extent) -> u64 {
+    extent.first.0 * OS_PAGE_BYTES as u64
+}
+
+impl Queues {
+    #[must_use]
+    pub fn new(limits: QueueLimits) -> Self {
+        Self {
+            limits,
+            queues: BTreeMap::new(),
+            names: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            pushed: BTreeMap::new(),
+            outputs: VecDeque::new(),
+            memory_bytes: 0,
+            next: 1,
+        }
+    }
+
+    /// The queue of this name, its region and its bounds.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSuchQueue`].
+    pub fn find(&self, name: &str) -> Result<(QueueId, RegionId, QueueBounds), QueueError> {
+        let id = *self.names.get(name).ok_or(QueueError::NoSuchQueue)?;
+        let queue = &self.queues[&id];
+        Ok((id, queue.region, queue.bounds))
+    }
+
+    /// Whether there may be one more queue, with these bounds.
+    ///
+    /// # Errors
+    /// [`QueueError::TooManyQueues`] or [`QueueError::Bounds`].
+    pub fn may_add(&self, bounds: QueueBounds) -> Result<(), QueueError> {
+        let most = self.limits.bounds;
+        if !(1..=most.messages).contains(&bounds.messages) || !(1..=most.bytes).contains(&bounds.bytes) {
+            return Err(QueueError::Bounds { messages: most.messages, bytes: most.bytes });
+        }
+        if self.queues.len() >= self.limits.queues {
+            return Err(QueueError::TooManyQueues(self.limits.queues));
+        }
+        Ok(())
+    }
+
+    /// Makes a queue, whose bodies will lie in `region`.
+    ///
+    /// # Panics
+    /// If there is one of this name, or there [may](Self::may_add) be none.
+    pub fn add(&mut self, name: &str, bounds: QueueBounds, region: RegionId) -> QueueId {
+        self.may_add(bounds).expect("somebody asked before");
+        let id = QueueId(self.next);
+        self.next += 1;
+        assert!(self.names.insert(name.to_owned(), id).is_none(), "two queues of one name");
+        self.regions.insert(region, id);
+        let queue = Queue {
+            name: name.to_owned(),
+            bounds,
+            region,
+            messages: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            held: BTreeMap::new(),
+            extents: BTreeMap::new(),
+            bytes: 0,
+            next_number: 1,
+            next_page: 0,
+            senders: VecDeque::new(),
+            receivers: VecDeque::new(),
+            for_bodies: Vec::new(),
+            counts: QueueCounts::default(),
+        };
+        self.queues.insert(id, queue);
+        self.memory_bytes += QUEUE_BYTES;
+        id
+    }
+
+    /// Gives up a queue; who waits for it is told. Returns its region, which is to be freed with all it holds.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSuchQueue`].
+    pub fn remove(&mut self, id: QueueId) -> Result<RegionId, QueueError> {
+        let queue = self.queues.remove(&id).ok_or(QueueError::NoSuchQueue)?;
+        self.names.remove(&queue.name);
+        self.regions.remove(&queue.region);
+        let askers = queue.senders.iter().map(|w| w.asker).chain(queue.receivers.iter().map(|w| w.asker));
+        for to in askers.chain(queue.for_bodies.iter().map(|w| w.asker)) {
+            self.outputs.push_back(Output::Failed { to, error: QueueError::NoSuchQueue });
+        }
+        let messages = queue.messages.values().chain(queue.senders.iter().map(|w| &w.message));
+        self.memory_bytes -= QUEUE_BYTES + messages.map(Message::memory_bytes).sum::<u64>();
+        Ok(queue.region)
+    }
+
+    /// Bytes of memory that a message would take: besides pages, and pages.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSuchQueue`], or [`QueueError::TooLong`] if the queue will never have room for it.
+    pub fn needs(&self, id: QueueId, push: &Push<'_>) -> Result<(u64, u64), QueueError> {
+        let queue = self.queues.get(&id).ok_or(QueueError::NoSuchQueue)?;
+        let own = if let Body::Bytes(bytes) = push.body { bytes } else { 0 };
+        let (needs, most) = ((push.head.len() as u64).saturating_add(own), queue.bounds.bytes);
+        let pages = pages(own).filter(|_| needs <= most).ok_or(QueueError::TooLong { needs, most })?;
+        Ok((MESSAGE_BYTES + push.head.len() as u64 + push.body.reference().len() as u64, u64::from(pages) * OS_PAGE_BYTES as u64))
+    }
+
+    /// Whether this very request has appended its message already.
+    #[must_use]
+    pub fn has_pushed(&self, asker: &Asker) -> bool {
+        self.pushed.get(&asker.member).is_some_and(|pushed| pushed.get(asker.request).is_some())
+    }
+
+    /// Appends a message, now or when there is room. Ends in [`Output::Pushed`] or [`Output::Failed`].
+    pub fn push(&mut self, now: Tick, asker: Asker, id: QueueId, push: &Push<'_>) {
+        if let Some(number) = self.pushed.get(&asker.member).and_then(|pushed| pushed.get(asker.request)) {
+            let message = self.queues.get(&id).and_then(|queue| queue.messages.get(&number));
+            let body_at = message.and_then(|m| if let OwnBody::Bytes { at, .. } = m.body { Some(first_byte(at)) } else { None });
+            self.outputs.push_back(Output::Pushed { to: asker, number, body_at });
+            return;
+        }
+        if let Err(error) = self.needs(id, push) {
+            self.outputs.push_back(Output::Failed { to: asker, error });
+            return;
+        }
+        let queue = self.queues.get_mut(&id).expect("asked about above");
+        // One that waits already takes its place at the end.
+        queue.forget_senders(|waiting| waiting.is_same(&asker), &mut self.memory_bytes);
+        let message = Message {
+            sender: asker.member,
+            head: push.head.into(),
+            body: match push.body {
+                Body::None => OwnBody::None,
+                // Its place is found when it enters the queue.
+                Body::Bytes(bytes) => OwnBody::Bytes { bytes, at: Extent::new(PageIndex(0), pages(bytes).expect("asked about above")) },
+                Body::InPool(bytes, reference) => OwnBody::InPool { bytes, reference: reference.into() },
+            },
+            missing: if let Body::Bytes(bytes) = push.body { bytes } else { 0 },
+            withdrawn: false,
+            redelivered: false,
+            holder: None,
+        };
+        self.memory_bytes += message.memory_bytes();
+        queue.senders.push_back(WaitingSender { asker, until: now.after(push.patience_ms), message });
+        self.advance(id);
+        if push.patience_ms == 0 {
+            self.end_waits(id, |_| false, |waiting| waiting.is_same(&asker));
+        }
+    }
+
+    /// Takes messages, now or when there are any, after acknowledging others. Ends in [`Output::Taken`] or [`Output::Failed`].
+    pub fn take(&mut self, now: Tick, asker: Asker, id: QueueId, take: &Take) {
+        if self.settle(asker.member, id, &take.acknowledged, Settlement::Done).is_err() {
+            self.outputs.push_back(Output::Failed { to: asker, error: QueueError::NoSuchQueue });
+            return;
+        }
+        let queue = self.queues.get_mut(&id).expect("settled above");
+        if let Some(numbers) = queue.held.get(&(asker.member, asker.request)) {
+            // It was answered, and the answer was lost with its connection.
+            self.outputs.push_back(Output::Taken { to: asker, queue: id, numbers: numbers.clone() });
+            return;
+        }
+        queue.receivers.retain(|waiting| !waiting.asker.is_same(&asker));
+        queue.receivers.push_back(WaitingReceiver { asker, until: now.after(take.patience_ms), most: take.most.into() });
+        self.advance(id);
+        if take.patience_ms == 0 {
+            self.end_waits(id, |_| false, |waiting| waiting.is_same(&asker));
+        }
+    }
+
+    /// Ends messages, or gives them back, or withdraws them. What is not there, or not the member's, is passed over: it may have been settled before. Returns how many
+    /// were.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSuchQueue`].
+    pub fn settle(&mut self, member: MemberId, id: QueueId, numbers: &[u64], how: Settlement) -> Result<u64, QueueError> {
+        let queue = self.queues.get_mut(&id).ok_or(QueueError::NoSuchQueue)?;
+        let mut settled = 0;
+        for number in numbers {
+            let Some(message) = queue.messages.get(number) else { continue };
+            let holder = message.holder.filter(|(holder, _)| *holder == member);
+            match (how, holder) {
+                (Settlement::Done, Some(_)) => {
+                    queue.counts.done += 1;
+                    queue.drop_message(*number, &mut self.memory_bytes, &mut self.outputs);
+                }
+                (Settlement::Return, Some(_)) => queue.release(*number, &mut self.memory_bytes, &mut self.outputs),
+                (Settlement::Withdraw, _) if message.sender == member && message.missing > 0 => {
+                    queue.withdraw(*number, &mut self.memory_bytes, &mut self.outputs);
+                }
+                _ => continue,
+            }
+            settled += 1;
+        }
+        if settled > 0 {
+            self.advance(id);
+        }
+        Ok(settled)
+    }
+
+    /// Waits until the body of a message is there. Ends in [`Output::Body`] or [`Output::Failed`].
+    pub fn await_body(&mut self, now: Tick, asker: Asker, id: QueueId, number: u64, patience_ms: u32) {
+        let message = self.queues.get(&id).ok_or(QueueError::NoSuchQueue).and_then(|queue| {
+            let message = queue.messages.get(&number).filter(|m| m.holder.is_some_and(|(holder, _)| holder == asker.member));
+            message.ok_or(QueueError::NoSuchMessage)
+        });
+        let output = match message {
+            Err(error) => Output::Failed { to: asker, error },
+            Ok(message) if message.withdrawn => Output::Failed { to: asker, error: QueueError::BodyLost },
+            Ok(message) if message.missing == 0 => Output::Body { to: asker, there: true },
+            Ok(_) if patience_ms == 0 => Output::Body { to: asker, there: false },
+            Ok(_) => {
+                let queue = self.queues.get_mut(&id).expect("looked at above");
+                queue.for_bodies.retain(|waiting| !waiting.asker.is_same(&asker));
+                queue.for_bodies.push(WaitingForBody { asker, until: now.after(patience_ms), number });
+                return;
+            }
+        };
+        self.outputs.push_back(output);
+    }
+
+    /// Whether a member may store these bytes of a queue's region: they are within the body of a message of its own that is on its way. True for regions of no queue.
+    #[must_use]
+    pub fn may_store(&self, member: MemberId, region: RegionId, from: u64, end: u64) -> bool {
+        let Some(id) = self.regions.get(&region) else { return true };
+        let queue = &self.queues[id];
+        let Some((first, number)) = queue.body_of(from) else { return false };
+        let message = &queue.messages[&number];
+        let OwnBody::Bytes { bytes, .. } = message.body else { unreachable!("extents are of bodies") };
+        message.sender == member && message.missing > 0 && !message.withdrawn && end <= first * OS_PAGE_BYTES as u64 + bytes
+    }
+
+    /// So many bytes of a body have been stored, from this byte of the queue's region on.
+    pub fn body_came(&mut self, region: RegionId, from: u64, bytes: u64) {
+        let Some(id) = self.regions.get(&region) else { return };
+        let queue = self.queues.get_mut(id).expect("regions are those of queues");
+        let Some((_, number)) = queue.body_of(from) else { return };
+        let message = queue.messages.get_mut(&number).expect("extents are of messages");
+        message.missing = message.missing.saturating_sub(bytes);
+        if message.missing == 0 {
+            let outputs = &mut self.outputs;
+            queue.for_bodies.retain(|waiting| {
+                if waiting.number == number {
+                    outputs.push_back(Output::Body { to: waiting.asker, there: true });
+                }
+                waiting.number != number
+            });
+        }
+    }
+
+    /// The region is one of bodies: nobody else's.
+    #[must_use]
+    pub fn owns(&self, region: RegionId) -> bool {
+        self.regions.contains_key(&region)
+    }
+
+    /// The member's connection broke, or it has another one: nobody waits for answers over the old one. What it asked for it asks for again.
+    pub fn disconnected(&mut self, member: MemberId) {
+        for queue in self.queues.values_mut() {
+            queue.forget_senders(|waiting| waiting.member == member, &mut self.memory_bytes);
+            queue.receivers.retain(|waiting| waiting.asker.member != member);
+            queue.for_bodies.retain(|waiting| waiting.asker.member != member);
+        }
+        // Whoever stood behind it may be next.
+        self.advance_all();
+    }
+
+    /// The member is gone for good: what it held is for others, and what it had not sent altogether will never come.
+    pub fn member_gone(&mut self, member: MemberId) {
+        self.disconnected(member);
+        self.pushed.remove(&member);
+        for queue in self.queues.values_mut() {
+            let held = queue.held.range((member, 0)..=(member, u64::MAX)).flat_map(|(_, numbers)| numbers.clone());
+            for number in held.collect::<Vec<u64>>() {
+                queue.release(number, &mut self.memory_bytes, &mut self.outputs);
+            }
+            let unsent =
+                queue.messages.iter().filter(|(_, m)| m.sender == member && m.missing > 0 && !m.withdrawn).map(|(number, _)| *number);
+            for number in unsent.collect::<Vec<u64>>() {
+                queue.withdraw(number, &mut self.memory_bytes, &mut self.outputs);
+            }
+        }
+        self.advance_all();
+    }
+
+    /// Answers whoever has waited long enough.
+    pub fn handle_timeout(&mut self, now: Tick) {
+        for id in self.queues.keys().copied().collect::<Vec<_>>() {
+            self.end_waits(id, |until| until <= now, |_| false);
+        }
+    }
+
+    /// When [`Queues::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Tick> {
+        let waits = self.queues.values().flat_map(|queue| {
+            let senders = queue.senders.iter().map(|w| w.until);
+            senders.chain(queue.receivers.iter().map(|w| w.until)).chain(queue.for_bodies.iter().map(|w| w.until))
+        });
+        waits.min()
+    }
+
+    /// The next thing to do. To be asked until `None` after each command, before the next.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// A message that was just taken.
+    ///
+    /// # Panics
+    /// If it is not there.
+    #[must_use]
+    pub fn delivery(&self, id: QueueId, number: u64) -> Delivery<'_> {
+        let message = &self.queues[&id].messages[&number];
+        let (body, body_at) = match &message.body {
+            OwnBody::None => (Body::None, 0),
+            OwnBody::Bytes { bytes, at } => (Body::Bytes(*bytes), first_byte(*at)),
+            OwnBody::InPool { bytes, reference } => (Body::InPool(*bytes, reference), 0),
+        };
+        let arriving = message.missing > 0;
+        Delivery { number, redelivered: message.redelivered, arriving, head: &message.head, body, body_at }
+    }
+
+    /// The queues with numbers above `after`, for people.
+    pub fn list(&self, after: QueueId) -> impl Iterator<Item = (Listed, QueueCounts)> {
+        self.queues.range(QueueId(after.0.saturating_add(1))..).map(|(id, queue)| {
+            let listed = Listed {
+                queue: id.0,
+                messages: queue.messages.len() as u64,
+                held: (queue.messages.len() - queue.ready.len()) as u64,
+                bytes: queue.bytes,
+                waiting_senders: queue.senders.len() as u64,
+                waiting_receivers: queue.receivers.len() as u64,
+                most_messages: queue.bounds.messages,
+                name: queue.name.clone(),
+            };
+            (listed, queue.counts)
+        })
+    }
+
+    /// Bytes of the server's memory besides pages of bodies.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// # Panics
+    /// If an invariant is broken.
+    pub fn check(&self) {
+        assert!(self.outputs.is_empty(), "outputs that nobody has fetched");
+        assert!(
+            self.queues.len() <= self.limits.queues && self.names.len() == self.queues.len() && self.regions.len() == self.queues.len()
+        );
+        let mut memory = self.queues.len() as u64 * QUEUE_BYTES;
+        for queue in self.queues.values() {
+            memory += queue.messages.values().chain(queue.senders.iter().map(|w| &w.message)).map(Message::memory_bytes).sum::<u64>();
+            queue.check();
+        }
+        assert_eq!(memory, self.memory_bytes, "memory of messages");
+    }
+
+    fn advance_all(&mut self) {
+        for id in self.queues.keys().copied().collect::<Vec<_>>() {
+            self.advance(id);
+        }
+    }
+
+    /// Lets in who waits for room, and hands out what is ready.
+    fn advance(&mut self, id: QueueId) {
+        let queue = self.queues.get_mut(&id).expect("a queue that is there");
+        while let Some(first) = queue.senders.front()
+            && queue.has_room(first.message.cost())
+        {
+            let WaitingSender { asker, message, .. } = queue.senders.pop_front().expect("seen above");
+            let (number, body_at) = queue.append(message);
+            self.pushed.entry(asker.member).or_default().insert(asker.request, number);
+            self.outputs.push_back(Output::Pushed { to: asker, number, body_at });
+        }
+        while !queue.ready.is_empty()
+            && let Some(WaitingReceiver { asker, most, .. }) = queue.receivers.pop_front()
+        {
+            let (mut numbers, mut room) = (Vec::new(), MAX_TABLE_BYTES);
+            while numbers.len() < most
+                && let Some(number) = queue.ready.first().copied()
+            {
+                let message = queue.messages.get_mut(&number).expect("ready messages are messages");
+                let coded = Delivery::coded_bytes(message.head.len(), message.reference().len());
+                if coded > room {
+                    break;
+                }
+                room -= coded;
+                message.holder = Some((asker.member, asker.request));
+                queue.ready.pop_first();
+                numbers.push(number);
+            }
+            queue.held.insert((asker.member, asker.request), numbers.clone());
+            self.outputs.push_back(Output::Taken { to: asker, queue: id, numbers });
+        }
+    }
+
+    /// Ends the waits that are over, by their deadline or their asker.
+    fn end_waits(&mut self, id: QueueId, over: impl Fn(Tick) -> bool, of: impl Fn(&Asker) -> bool) {
+        let Self { queues, outputs, memory_bytes, .. } = self;
+        let queue = queues.get_mut(&id).expect("a queue that is there");
+        let messages = queue.messages.len() as u64;
+        let ends = |asker: &Asker, until: Tick| over(until) || of(asker);
+        let before = queue.senders.len();
+        queue.senders.retain(|waiting| {
+            let stays = !ends(&waiting.asker, waiting.until);
+            if !stays {
+                queue.counts.refused += 1;
+                *memory_bytes -= waiting.message.memory_bytes();
+                outputs.push_back(Output::Failed { to: waiting.asker, error: QueueError::Full { messages } });
+            }
+            stays
+        });
+        let left = queue.senders.len() < before;
+        queue.receivers.retain(|waiting| {
+            let stays = !ends(&waiting.asker, waiting.until);
+            if !stays {
+                outputs.push_back(Output::Taken { to: waiting.asker, queue: id, numbers: Vec::new() });
+            }
+            stays
+        });
+        queue.for_bodies.retain(|waiting| {
+            let stays = !ends(&waiting.asker, waiting.until);
+            if !stays {
+                outputs.push_back(Output::Body { to: waiting.asker, there: false });
+            }
+            stays
+        });
+        if left {
+            // Somebody with a shorter message may have stood behind.
+            self.advance(id);
+        }
+    }
+}
+
+impl Queue {
+    fn has_room(&self, cost: u64) -> bool {
+        (self.messages.len() as u64) < self.bounds.messages && cost <= self.bounds.bytes - self.bytes
+    }
+
+    fn append(&mut self, mut message: Message) -> (u64, Option<u64>) {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.bytes += message.cost();
+        self.counts.pushed += 1;
+        let mut body_at = None;
+        if let OwnBody::Bytes { at, .. } = &mut message.body {
+            *at = self.find_place(at.count);
+            self.extents.insert(at.first.0, (at.count, number));
+            body_at = Some(first_byte(*at));
+        }
+        self.messages.insert(number, message);
+        self.ready.insert(number);
+        (number, body_at)
+    }
+
+    fn forget_senders(&mut self, gone: impl Fn(&Asker) -> bool, memory_bytes: &mut u64) {
+        self.senders.retain(|waiting| {
+            let stays = !gone(&waiting.asker);
+            if !stays {
+                *memory_bytes -= waiting.message.memory_bytes();
+            }
+            stays
+        });
+    }
+
+    /// The next pages that no body has. They come around after 4 PiB.
+    fn find_place(&mut self, count: u32) -> Extent {
+        let mut first = self.next_page;
+        loop {
+            if first + u64::from(count) > MAX_PAGE_INDEX {
+                first = 0;
+            }
+            let before = self.extents.range(..first + u64::from(count)).next_back();
+            match before {
+                Some((other, (pages, _))) if other + u64::from(*pages) > first => first = other + u64::from(*pages),
+                _ => break,
+            }
+        }
+        self.next_page = first + u64::from(count);
+        Extent::new(PageIndex(first), count)
+    }
+
+    /// The first page and the message of the body that this byte of the region is in.
+    fn body_of(&self, byte: u64) -> Option<(u64, u64)> {
+        let page = byte / OS_PAGE_BYTES as u64;
+        let (first, (pages, number)) = self.extents.range(..=page).next_back()?;
+        (page < first + u64::from(*pages)).then_some((*first, *number))
+    }
+
+    /// A message that a receiver holds is for others again.
+    fn release(&mut self, number: u64, memory_bytes: &mut u64, outputs: &mut VecDeque<Output>) {
+        let message = self.messages.get_mut(&number).expect("held messages are messages");
+        let holder = message.holder.take().expect("it is held");
+        message.redelivered = true;
+        let withdrawn = message.withdrawn;
+        self.forget_holder(holder, number);
+        self.for_bodies.retain(|waiting| waiting.number != number || waiting.asker.member != holder.0);
+        self.ready.insert(number);
+        if withdrawn {
+            self.drop_message(number, memory_bytes, outputs);
+        } else {
+            self.counts.redelivered += 1;
+        }
+    }
+
+    /// The body of a message will never be there.
+    fn withdraw(&mut self, number: u64, memory_bytes: &mut u64, outputs: &mut VecDeque<Output>) {
+        self.counts.withdrawn += 1;
+        let message = self.messages.get_mut(&number).expect("the caller has seen it");
+        message.withdrawn = true;
+        let is_held = message.holder.is_some();
+        self.for_bodies.retain(|waiting| {
+            if waiting.number == number {
+                outputs.push_back(Output::Failed { to: waiting.asker, error: QueueError::BodyLost });
+            }
+            waiting.number != number
+        });
+        // Who holds it has yet to learn of it.
+        if !is_held {
+            self.drop_message(number, memory_bytes, outputs);
+        }
+    }
+
+    fn drop_message(&mut self, number: u64, memory_bytes: &mut u64, outputs: &mut VecDeque<Output>) {
+        let message = self.messages.remove(&number).expect("the caller has seen it");
+        self.ready.remove(&number);
+        if let Some(holder) = message.holder {
+            self.forget_holder(holder, number);
+        }
+        self.for_bodies.retain(|waiting| {
+            if waiting.number == number {
+                outputs.push_back(Output::Failed { to: waiting.asker, error: QueueError::NoSuchMessage });
+            }
+            waiting.number != number
+        });
+        self.bytes -= message.cost();
+        *memory_bytes -= message.memory_bytes();
+        if let OwnBody::Bytes { at, .. } = message.body {
+            self.extents.remove(&at.first.0);
+            outputs.push_back(Output::Free { region: self.region, extent: at });
+        }
+    }
+
+    fn forget_holder(&mut self, holder: (MemberId, u64), number: u64) {
+        let numbers = self.held.get_mut(&holder).expect("holders are listed");
+        numbers.retain(|held| *held != number);
+        if numbers.is_empty() {
+            self.held.remove(&holder);
+        }
+    }
+
+    fn check(&self) {
+        assert!(self.messages.len() as u64 <= self.bounds.messages);
+        assert_eq!(self.bytes, self.messages.values().map(Message::cost).sum::<u64>(), "bytes of messages");
+        assert!(self.bytes <= self.bounds.bytes);
+        let held: BTreeMap<u64, (MemberId, u64)> =
+            self.held.iter().flat_map(|(holder, numbers)| numbers.iter().map(|number| (*number, *holder))).collect();
+        assert!(self.held.values().all(|numbers| !numbers.is_empty()));
+        assert_eq!(held.len() + self.ready.len(), self.messages.len(), "a message is ready or held");
+        for (number, message) in &self.messages {
+            assert_eq!(message.holder, held.get(number).copied());
+            assert!(message.holder.is_some() != self.ready.contains(number));
+            assert!(!message.withdrawn || message.holder.is_some());
+            if let OwnBody::Bytes { at, .. } = message.body {
+                assert_eq!(self.extents.get(&at.first.0), Some(&(at.count, *number)));
+            } else {
+                assert_eq!(message.missing, 0);
+            }
+        }
+        let mut end = 0;
+        for (first, (pages, number)) in &self.extents {
+            assert!(*first >= end && self.messages.contains_key(number), "bodies do not overlap");
+            end = first + u64::from(*pages);
+        }
+        assert!(self.senders.front().is_none_or(|first| !self.has_room(first.message.cost())), "somebody waits for room that is there");
+        assert!(self.receivers.is_empty() || self.ready.is_empty(), "somebody waits for a message that is there");
+        assert!(self.for_bodies.iter().all(|waiting| self.messages.get(&waiting.number).is_some_and(|m| m.missing > 0 && !m.withdrawn)));
+    }
+}
+
+impl Asker {
+    /// The same request, perhaps over another connection.
+    fn is_same(&self, other: &Self) -> bool {
+        (self.member, self.request) == (other.member, other.request)
+    }
+}
+
+impl Tick {
+    fn after(self, ms: u32) -> Self {
+        Self(self.0.saturating_add(ms.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests;
