@@ -6,6 +6,7 @@
 
 use rampool::key::Key;
 use rampool::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
+use rampool_proto::checksum;
 use rampool_proto::layout::Program;
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
 use rampool_proto::share::channel::{Channel, ChannelConfig};
@@ -158,7 +159,7 @@ pub fn datagram(data: &[u8]) {
     if bytes.len() >= 6 {
         let len = u16::try_from(bytes.len()).expect("cut off above");
         bytes[..2].copy_from_slice(&len.to_le_bytes());
-        let checksum = crc32c::crc32c(&bytes[6..]);
+        let checksum = checksum::crc32c(&bytes[6..]);
         bytes[2..6].copy_from_slice(&checksum.to_le_bytes());
     }
     let mut channel = Channel::new(ChannelConfig::default(), 0);
@@ -175,7 +176,7 @@ pub fn datagram(data: &[u8]) {
 pub fn preface(data: &[u8]) {
     let Some(bytes) = data.first_chunk::<PREFACE_BYTES>() else { return };
     let mut bytes = *bytes;
-    let crc = crc32c::crc32c(&bytes[..PREFACE_BYTES - 4]);
+    let crc = checksum::crc32c(&bytes[..PREFACE_BYTES - 4]);
     bytes[PREFACE_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
     let Ok(preface) = Preface::parse(&bytes) else { return };
     assert_eq!(Preface::parse(&preface.encode()), Ok(preface));
@@ -246,7 +247,7 @@ fn seal_frame(data: &mut [u8]) {
         head[32..36].copy_from_slice(&table_len.to_le_bytes());
         head[40..44].copy_from_slice(&rampool_proto::wire::table_crc(table).to_le_bytes());
     }
-    let crc = crc32c::crc32c(&head[..HEADER_BYTES - 4]);
+    let crc = checksum::crc32c(&head[..HEADER_BYTES - 4]);
     head[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
 }
 

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod checksum;
 pub mod elements;
 pub mod layout;
 pub mod placement;

@@ -16,6 +16,7 @@
 //! ```
 //! This module decides; it holds no key and performs no cryptography.
 
+use crate::checksum;
 use crate::wire::WIRE_VERSION;
 
 /// Bytes of a preface.
@@ -185,7 +186,7 @@ impl Preface {
             Verdict::Agreed(security) => (1, security as u8),
             Verdict::Refused(reason) => (2, reason as u8),
         };
-        let crc = crc32c::crc32c(&out[..28]);
+        let crc = checksum::crc32c(&out[..28]);
         out[28..].copy_from_slice(&crc.to_le_bytes());
         out
     }
@@ -197,7 +198,7 @@ impl Preface {
             return Err(PrefaceError::NotRampool);
         }
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        if crc32c::crc32c(&bytes[..28]) != word(28) {
+        if checksum::crc32c(&bytes[..28]) != word(28) {
             return Err(PrefaceError::Checksum);
         }
         let encryption = match bytes[10] {

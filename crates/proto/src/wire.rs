@@ -37,6 +37,7 @@ pub use queue::{
     AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_REFERENCE_BYTES, MAX_SETTLED, Push, QueueBounds, Reference, Settlement, Take,
 };
 
+use crate::checksum;
 use crate::units::PageIndex;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -371,7 +372,7 @@ impl Header {
             header_crc: U32::ZERO,
         };
         let mut bytes: [u8; HEADER_BYTES] = zerocopy::transmute!(raw);
-        let crc = crc32c::crc32c(&bytes[..HEADER_BYTES - 4]);
+        let crc = checksum::crc32c(&bytes[..HEADER_BYTES - 4]);
         bytes[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
@@ -389,7 +390,7 @@ impl Header {
         if raw.version != WIRE_VERSION {
             return Err(WireError::BadVersion(raw.version));
         }
-        if crc32c::crc32c(&bytes[..HEADER_BYTES - 4]) != raw.header_crc.get() {
+        if checksum::crc32c(&bytes[..HEADER_BYTES - 4]) != raw.header_crc.get() {
             return Err(WireError::HeaderChecksum);
         }
         let opcode = Opcode::parse(raw.opcode).ok_or(WireError::UnknownOpcode(raw.opcode))?;
@@ -441,7 +442,7 @@ impl Header {
 /// The checksum of a table as headers carry it.
 #[must_use]
 pub fn table_crc(table: &[u8]) -> u32 {
-    if table.is_empty() { 0 } else { crc32c::crc32c(table) }
+    if table.is_empty() { 0 } else { checksum::crc32c(table) }
 }
 
 /// The checksum of 4096 zeroes.
@@ -450,7 +451,7 @@ pub const ZERO_PAGE_CRC: u32 = 0x98f9_4189;
 /// The checksum of a page as tables carry it: CRC-32C of its 4096 plain bytes; the zero page, which does not travel, has 0.
 #[must_use]
 pub fn page_crc(page: &[u8]) -> u32 {
-    crc32c::crc32c(page)
+    checksum::crc32c(page)
 }
 
 /// Appends header and table to `out`, with lengths and checksum filled in. `bulk_len` bytes must follow on the wire.
@@ -579,7 +580,7 @@ mod tests {
     }
 
     fn with_crc(mut bytes: [u8; HEADER_BYTES]) -> [u8; HEADER_BYTES] {
-        let crc = crc32c::crc32c(&bytes[..HEADER_BYTES - 4]);
+        let crc = checksum::crc32c(&bytes[..HEADER_BYTES - 4]);
         bytes[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }

@@ -1,5 +1,6 @@
 //! Checksums of the direct view's blocks, wherever their bytes lie.
 
+use rampool_proto::checksum;
 use rampool_proto::wire::Block;
 
 use crate::transport::Piece;
@@ -20,7 +21,7 @@ pub(crate) unsafe fn block_crcs(blocks: &[Block], pieces: &[Piece], mut tell: im
             }
             let len = left.min(piece.len);
             // SAFETY: within the piece, which is readable and unchanged.
-            crc = crc32c::crc32c_append(crc, unsafe { std::slice::from_raw_parts(piece.ptr, len) });
+            crc = checksum::crc32c_append(crc, unsafe { std::slice::from_raw_parts(piece.ptr, len) });
             piece = Piece { ptr: piece.ptr.wrapping_add(len), len: piece.len - len };
             left -= len;
         }

@@ -2,6 +2,9 @@
 //!
 //! A request is 64 bytes, of which the first 8 say how many bytes are wanted (little-endian). The answer is that many bytes out of [`CONTENT_BYTES`]
 //! random ones, from their start, over and over. One connection at a time; the process ends with its parent.
+//!
+//! With `--many` it serves many connections, one request at a time on each, and does so by as few system calls as can be: it receives what came, sends the
+//! answer, and asks which sockets have more. The second 8 bytes of a request say from where on in the content then.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,6 +12,8 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
 
 use super::workload::random_bytes;
 
@@ -29,6 +34,10 @@ pub struct Args {
     /// Pass what the first client says, 64 bytes at a time, on to the second
     #[arg(long)]
     relay: bool,
+
+    /// Serve many connections
+    #[arg(long)]
+    many: bool,
 }
 
 /// What a peer sends.
@@ -41,6 +50,9 @@ pub fn run(args: &Args) -> Result<i32> {
     let content = content();
     println!("listening on {}", listener.local_addr()?);
     let spin = Duration::from_micros(args.spin_us);
+    if args.many {
+        return answer_many(&listener, &content);
+    }
     loop {
         if args.relay {
             let (mut from, mut to) = (RawStream::new(listener.accept()?.0, spin)?, RawStream::new(listener.accept()?.0, spin)?);
@@ -52,6 +64,38 @@ pub fn run(args: &Args) -> Result<i32> {
         let mut stream = RawStream::new(stream, spin)?;
         // The client's end of a connection is not an error of ours.
         let _ = answer(&mut stream, &content);
+    }
+}
+
+fn answer_many(listener: &TcpListener, content: &[u8]) -> Result<i32> {
+    const LISTENER: u64 = u64::MAX;
+    let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&poll, listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+    let mut streams: Vec<TcpStream> = Vec::new();
+    let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
+    loop {
+        events.clear();
+        epoll::wait(&poll, spare_capacity(&mut events), None)?;
+        for event in &events {
+            let number = event.data.u64();
+            if number == LISTENER {
+                let (stream, _) = listener.accept()?;
+                stream.set_nodelay(true)?;
+                epoll::add(&poll, &stream, epoll::EventData::new_u64(streams.len() as u64), epoll::EventFlags::IN)?;
+                streams.push(stream);
+                continue;
+            }
+            let stream = &mut streams[usize::try_from(number)?];
+            let mut request = [0; REQUEST_BYTES];
+            let got = stream.read(&mut request).unwrap_or(0);
+            let field = |at: usize| usize::try_from(u64::from_le_bytes(request[at..at + 8].try_into().expect("eight bytes")));
+            let (count, from) = (field(0)?, field(8)?);
+            match content.get(from..).and_then(|rest| rest.get(..count)) {
+                Some(bytes) if got == REQUEST_BYTES && stream.write_all(bytes).is_ok() => {}
+                // It is over, or was never a request of ours.
+                _ => epoll::delete(&poll, stream)?,
+            }
+        }
     }
 }
 

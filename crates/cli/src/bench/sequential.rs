@@ -1,4 +1,6 @@
-//! Cold remote memory read in order, beside a plain TCP stream.
+//! Cold remote memory read in order, beside a plain TCP stream, and the least that it can cost here.
+
+mod floor;
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +8,8 @@ use anyhow::{Result, bail};
 use rampool::fault::RungChoice;
 use rampool::pager::InstallBy;
 use serde_json::json;
+
+use floor::Way;
 
 use super::Common;
 use super::peer::{self, RawStream};
@@ -41,12 +45,13 @@ pub fn run(args: &Args) -> Result<i32> {
     report.note("where one thread runs, pages are moved in, unless told otherwise; the copied rows say what several threads get");
     let prefetch_bytes = 2 << 20;
     let memories = [
-        ("4 KiB pages, copied", 4096, InstallBy::Copy, 0.5),
-        ("256 KiB pages, copied", 256 << 10, InstallBy::Copy, 0.5),
-        ("4 KiB pages, moved in", 4096, InstallBy::Auto, 0.8),
-        ("256 KiB pages, moved in", 256 << 10, InstallBy::Auto, 0.8),
+        ("4 KiB pages, copied", 4096, InstallBy::Copy, 0.5, Way::Copied),
+        ("256 KiB pages, copied", 256 << 10, InstallBy::Copy, 0.5, Way::Copied),
+        ("4 KiB pages, moved in", 4096, InstallBy::Auto, 0.8, Way::Moved),
+        ("256 KiB pages, moved in", 256 << 10, InstallBy::Auto, 0.8, Way::Moved),
     ];
-    for (setting, page_bytes, install_by, reach) in memories {
+    report.note("least: one thread that receives a plain stream, has the kernel put it in place and take as much out, and nothing else");
+    for (setting, page_bytes, install_by, reach, way) in memories {
         let memory = Paged {
             server: &server.address,
             key: None,
@@ -63,7 +68,8 @@ pub fn run(args: &Args) -> Result<i32> {
         let words = Words::new(&region);
         words.fill(SEED);
         words.verify(SEED, 0, words.len())?;
-        let (mut ours, mut raw, mut fetched, mut by_move) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut raw, mut least) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut fetched, mut by_move, mut whole) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..common.pick(args.rounds, 2) {
             let before = memory.stats();
             let started = Instant::now();
@@ -82,6 +88,10 @@ pub fn run(args: &Args) -> Result<i32> {
             fetched.push(moved / bytes as f64);
             by_move.push((after.moved_in_pages - before.moved_in_pages) as f64 * 4096.0 / moved);
             raw.push(stream(&peer.address, spin, bytes)?);
+            least.push(floor::run(way, &peer.address, spin, bytes, bytes / 8)?);
+            if way == Way::Moved {
+                whole.push(floor::run(Way::MovedWhole, &peer.address, spin, bytes, bytes / 8)?);
+            }
         }
         words.verify(SEED, 0, words.len())?;
         let parameters = |what: &str| json!({ "what": what, "page_bytes": page_bytes, "prefetch_bytes": prefetch_bytes, "install": format!("{install_by:?}") });
@@ -89,7 +99,14 @@ pub fn run(args: &Args) -> Result<i32> {
         report.series(&format!("{setting}: share that was remote"), "", parameters("remote share"), &fetched);
         report.series(&format!("{setting}: share that was moved in"), "", parameters("moved share"), &by_move);
         report.series("plain TCP stream", "GB/s", parameters("raw"), &raw);
+        report.series(&format!("{setting}: least"), "GB/s", parameters("least"), &least);
         report.ratio(&format!("{setting}: read / stream"), &ours, &raw, Some(Reach::AtLeast(reach)));
+        report.ratio(&format!("{setting}: least / stream"), &least, &raw, None);
+        report.ratio(&format!("{setting}: read / least"), &ours, &least, None);
+        if way == Way::Moved {
+            report.series(&format!("{setting}: least with huge pages"), "GB/s", parameters("least, huge"), &whole);
+            report.ratio(&format!("{setting}: least with huge pages / stream"), &whole, &raw, None);
+        }
     }
     report.finish(common.json.as_deref())
 }

@@ -1,8 +1,10 @@
 //! `rampool bench server`: reads of 4 KiB from many connections, against GETs of the same size from redis.
 //!
 //! One load generator drives both, with the same threads, connections, requests outstanding and check of every byte, in turns: a round of one, a
-//! round of the other. Only the bytes that are said differ.
+//! round of the other. Only the bytes that are said differ. A third server, which does nothing but receive a request and send 4 KiB, says what the sockets and
+//! the load generator leave to gain.
 
+mod least;
 mod load;
 mod memory;
 pub(super) mod redis;
@@ -10,6 +12,7 @@ pub(super) mod redis;
 use super::Common;
 use super::report::{Reach, Report};
 use super::service::before_exec;
+use super::service::Service;
 use anyhow::{Context, Result, bail};
 use load::{Connection, Load, Sample};
 use rampool::proto::units::OS_PAGE_BYTES;
@@ -95,18 +98,25 @@ pub fn run(args: &Args) -> Result<i32> {
     let (redis_server, address) = start_redis(&args.redis, args.unix, &args.redis_arguments, &dir.0, None)?;
     let mut theirs = load::spread(redis::connect(&address, args.connections, &pages)?, args.threads);
 
-    let (mut our, mut their) = (Vec::new(), Vec::new());
+    let least_server = Service::least_server()?;
+    let least_crcs = least::crcs();
+    let least_load = Load { crcs: &least_crcs, ..load };
+    let mut least = load::spread(least::connect(&least_server.address, args.connections)?, args.threads);
+
+    let (mut our, mut their, mut least_rounds) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..common.pick(args.rounds, 1) {
-        our.push(measure(&load, &mut ours, &memory_server)?);
-        their.push(measure(&load, &mut theirs, &redis_server)?);
+        our.push(measure(&load, &mut ours, memory_server.0.id())?);
+        their.push(measure(&load, &mut theirs, redis_server.0.id())?);
+        least_rounds.push(measure(&least_load, &mut least, least_server.pid())?);
     }
-    let figures: [Figure; 3] = [
+    let figures: [Figure; 4] = [
         ("reads", "op/s", |f| f.per_second),
         ("reads, p50", "us", |f| f.median_us),
         ("server's CPU time an operation", "us", |f| f.cpu_us),
+        ("load generator's CPU time an operation", "us", |f| f.load_us),
     ];
     for (what, unit, value) in figures {
-        for (who, rounds) in [("rampool", &our), ("redis", &their)] {
+        for (who, rounds) in [("rampool", &our), ("redis", &their), ("least (TCP)", &least_rounds)] {
             let samples: Vec<f64> = rounds.iter().map(value).collect();
             report.series(
                 &format!("{who}: {what}"),
@@ -117,11 +127,13 @@ pub fn run(args: &Args) -> Result<i32> {
         }
     }
     let samples = |rounds: &[Round], value: fn(&Round) -> f64| rounds.iter().map(value).collect::<Vec<_>>();
-    let [reads, _, cpu] = figures.map(|(_, _, value)| [samples(&our, value), samples(&their, value)]);
+    let [reads, _, cpu, _] = figures.map(|(_, _, value)| [samples(&our, value), samples(&their, value), samples(&least_rounds, value)]);
     // What was promised is for this many connections over TCP; a smoke run promises nothing.
     let reach = (args.connections == 16 && !args.unix && !common.quick).then_some(Reach::AtLeast(2.0));
     report.ratio("reads a second: rampool / redis", &reads[0], &reads[1], reach);
+    report.ratio("reads a second: least / redis", &reads[2], &reads[1], None);
     report.ratio("server's CPU time an operation: rampool / redis", &cpu[0], &cpu[1], None);
+    report.ratio("server's CPU time an operation: least / redis", &cpu[2], &cpu[1], None);
     report.finish(common.json.as_deref())
 }
 
@@ -133,14 +145,21 @@ struct Round {
     per_second: f64,
     median_us: f64,
     cpu_us: f64,
+    load_us: f64,
 }
 
-fn measure(load: &Load<'_>, connections: &mut [Connections], server: &ServerProcess) -> Result<Round> {
-    let before = server.cpu_time()?;
+fn measure(load: &Load<'_>, connections: &mut [Connections], server: u32) -> Result<Round> {
+    let before = (cpu_time(server)?, own_cpu_time()?);
     let sample: Sample = load.run(connections)?;
-    let cpu = server.cpu_time()?.saturating_sub(before);
-    let cpu_us = cpu.as_secs_f64() * 1e6 / (sample.per_second() * sample.took().as_secs_f64());
-    Ok(Round { per_second: sample.per_second(), median_us: sample.median_us(), cpu_us })
+    let (server_cpu, load_cpu) = (cpu_time(server)?.saturating_sub(before.0), own_cpu_time()?.saturating_sub(before.1));
+    let us_each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / (sample.per_second() * sample.took().as_secs_f64());
+    Ok(Round { per_second: sample.per_second(), median_us: sample.median_us(), cpu_us: us_each(server_cpu), load_us: us_each(load_cpu) })
+}
+
+/// Time that this process has run so far, threads that have ended included.
+fn own_cpu_time() -> Result<Duration> {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Ok(Duration::new(u64::try_from(time.tv_sec)?, u32::try_from(time.tv_nsec)?))
 }
 
 fn random_pages(count: usize) -> Result<Vec<Vec<u8>>> {
@@ -173,16 +192,14 @@ impl Drop for WorkDir {
 /// A server process that ends with the measurement.
 pub(super) struct ServerProcess(Child);
 
-impl ServerProcess {
-    /// Time its threads have run so far, as the scheduler counts it.
-    fn cpu_time(&self) -> Result<Duration> {
-        let mut ns = 0;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
-            let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
-            ns += text.split_whitespace().next().context("schedstat is empty")?.parse::<u64>()?;
-        }
-        Ok(Duration::from_nanos(ns))
+/// Time that the threads of a process have run so far, as the scheduler counts it.
+fn cpu_time(pid: u32) -> Result<Duration> {
+    let mut ns = 0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+        ns += text.split_whitespace().next().context("schedstat is empty")?.parse::<u64>()?;
     }
+    Ok(Duration::from_nanos(ns))
 }
 
 impl Drop for ServerProcess {

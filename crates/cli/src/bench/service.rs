@@ -93,6 +93,18 @@ impl Service {
         Self::start(command, place).context("the raw relay did not start")
     }
 
+    /// The raw other end for many connections; nobody pins it.
+    pub fn least_server() -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "peer", "--many"]);
+        let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
+        Self::start(command, &place).context("the least server did not start")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     fn start(mut command: Command, place: &Place<'_>) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         before_exec(&mut command, place.namespace.map(AsRawFd::as_raw_fd), place.server_cpu);

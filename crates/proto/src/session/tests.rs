@@ -1,4 +1,5 @@
 use super::*;
+use crate::checksum;
 use proptest::prelude::*;
 
 fn encryption() -> impl Strategy<Value = Encryption> {
@@ -41,7 +42,7 @@ proptest! {
     #[test]
     fn arbitrary_bytes_with_a_right_checksum_never_panic(mut bytes: [u8; PREFACE_BYTES]) {
         bytes[..8].copy_from_slice(&PREFACE_MAGIC);
-        let crc = crc32c::crc32c(&bytes[..28]);
+        let crc = checksum::crc32c(&bytes[..28]);
         bytes[28..].copy_from_slice(&crc.to_le_bytes());
         if let Ok(preface) = Preface::parse(&bytes) {
             prop_assert!(preface.min_version <= preface.max_version);

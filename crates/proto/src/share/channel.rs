@@ -12,6 +12,7 @@
 //! ```
 //! All little-endian. Time comes in as an argument, in microseconds. Nothing here does I/O.
 
+use crate::checksum;
 use std::collections::{BTreeMap, VecDeque};
 
 /// The most bytes of one datagram.
@@ -132,7 +133,7 @@ impl Channel {
     pub fn receive(&mut self, datagram: &[u8], now_us: u64, out: &mut Vec<Vec<u8>>) -> Result<(), DatagramError> {
         let len = usize::from(u16::from_le_bytes(part(datagram, 0)?));
         let body = datagram.get(6..len).filter(|_| len == datagram.len()).ok_or(DatagramError::Short)?;
-        if crc32c::crc32c(body) != u32::from_le_bytes(part(datagram, 2)?) {
+        if checksum::crc32c(body) != u32::from_le_bytes(part(datagram, 2)?) {
             return Err(DatagramError::Checksum);
         }
         let acknowledged = u32::from_le_bytes(part(body, 0)?);
@@ -275,7 +276,7 @@ impl Channel {
         let len = u16::try_from(datagram.len()).expect("a datagram is small");
         datagram[6..10].copy_from_slice(&self.expected.to_le_bytes());
         datagram[10..14].copy_from_slice(&beyond.to_le_bytes());
-        let checksum = crc32c::crc32c(&datagram[6..]);
+        let checksum = checksum::crc32c(&datagram[6..]);
         datagram[0..2].copy_from_slice(&len.to_le_bytes());
         datagram[2..6].copy_from_slice(&checksum.to_le_bytes());
         Some(datagram)

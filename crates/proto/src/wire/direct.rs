@@ -18,6 +18,7 @@
 //! when it was stored, and is kept as such when it is stored: end to end, as in the paged view.
 
 use super::{Header, LeaseId, LeaseToken, MAX_TABLE_BYTES, Reader, RegionId, WireError};
+use crate::checksum;
 use crate::elements::{Combine, Kind, Reduced, Test, Want};
 use crate::layout::{Program, Runs};
 use crate::units::{OS_PAGE_BYTES, PageIndex};
@@ -426,7 +427,7 @@ fn parse_combine(arg: u64, kind: Kind) -> Result<Combine, WireError> {
 pub fn patched_crc(crc: u32, old: &[u8], new: &[u8], after: usize) -> u32 {
     assert_eq!(old.len(), new.len());
     // A CRC is linear: the checksums of two pages differ by that of their difference, which is zero but for these bytes.
-    let difference = |block: &[u8], state: u32| !crc32c::crc32c_append(!state, block);
+    let difference = |block: &[u8], state: u32| !checksum::crc32c_append(!state, block);
     let mut state = 0;
     let mut mixed = [0; 64];
     for (old, new) in old.chunks(mixed.len()).zip(new.chunks(mixed.len())) {

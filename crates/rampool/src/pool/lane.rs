@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use rampool_proto::checksum;
 use rampool_proto::placement::ServerIndex;
 use rampool_proto::registration::path::Wish;
 use rampool_proto::server::REMEMBERED;
@@ -753,7 +754,7 @@ impl Lane {
     /// What a scan found is here.
     fn scan_came(&mut self, work: &mut Work, slot: u32, header: &Header) -> Result<(), LostReason> {
         let request = work.get(slot);
-        if u64::from(crc32c::crc32c(&request.staging)) != header.arg {
+        if u64::from(checksum::crc32c(&request.staging)) != header.arg {
             if self.came_damaged(work, slot) {
                 return Ok(());
             }

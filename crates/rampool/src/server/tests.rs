@@ -7,6 +7,7 @@ use crate::transport::{LinkError, Piece, Urgency};
 use client::{Client, DEADLINE, No, open_policy, policy};
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{TestRng, TestRunner};
+use rampool_proto::checksum;
 use rampool_proto::layout::Layout;
 use rampool_proto::units::OS_PAGE_BYTES;
 use rampool_proto::wire::{Header, MemberId, Opcode, RegionId, ScanRequest, Status, Window, encode_frame};
@@ -433,13 +434,13 @@ fn damaged_and_hostile_requests_for_bytes_change_nothing() {
             direct(client, Opcode::Scatter, region, 0, &table, bytes)
         };
         let good = vec![5; 6400];
-        put(&mut client, &window(&parts, 6400), &[crc32c::crc32c(&good)], &good).unwrap().unwrap();
+        put(&mut client, &window(&parts, 6400), &[checksum::crc32c(&good)], &good).unwrap().unwrap();
         // Damaged on the way: refused as a whole.
         let no = put(&mut client, &window(&parts, 6400), &[1], &vec![6; 6400]).unwrap().err().unwrap();
         assert_eq!((no.status, no.message.as_str()), (Status::BadRequest, "the bytes came damaged (checksum differs)"));
         // Beyond the region's end.
         let far = Layout::bytes(8).unwrap().hvector(2, 1, 39_993).unwrap();
-        let no = put(&mut client, &window(&far, 16), &[crc32c::crc32c(&[6; 16])], &[6; 16]).unwrap().err().unwrap();
+        let no = put(&mut client, &window(&far, 16), &[checksum::crc32c(&[6; 16])], &[6; 16]).unwrap().err().unwrap();
         assert_eq!(no.status, Status::BadRequest);
         let mut update = Vec::new();
         for word in [40_000u64, 1, 0] {
@@ -464,7 +465,7 @@ fn damaged_and_hostile_requests_for_bytes_change_nothing() {
         let mut gather = Vec::new();
         window(&parts, 6400).encode(&mut gather);
         let mut scatter = Vec::new();
-        window(&parts, 6400).encode_with(&[crc32c::crc32c(&good)], &mut scatter);
+        window(&parts, 6400).encode_with(&[checksum::crc32c(&good)], &mut scatter);
         let requests = [
             (Opcode::Gather, 0, &gather),
             (Opcode::Scatter, 0, &scatter),

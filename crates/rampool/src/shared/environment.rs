@@ -1,5 +1,6 @@
 //! Which rank a process is, how many there are, and where they meet: by what the program that started it says in the environment.
 
+use rampool_proto::checksum;
 use std::fmt::Write as _;
 
 /// Names of the variables that `rampool launch` sets, and that win over those of other launchers.
@@ -182,7 +183,7 @@ fn address(host: &str, port: u16) -> String {
 
 /// A port that all ranks of a run compute alike, below those that kernels give out by themselves.
 fn port_of(run: &str) -> u16 {
-    10_000 + u16::try_from(crc32c::crc32c(run.as_bytes()) % 20_000).expect("below 20000")
+    10_000 + u16::try_from(checksum::crc32c(run.as_bytes()) % 20_000).expect("below 20000")
 }
 
 /// The first name in a list as Slurm writes it: `node[07-12,20],other`.

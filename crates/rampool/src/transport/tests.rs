@@ -4,6 +4,7 @@ use super::*;
 use crate::key::Key;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRng, TestRunner};
+use rampool_proto::checksum;
 use rampool_proto::session::{Encryption, Refusal, Security};
 use rampool_proto::wire::{Header, Opcode, WireError, encode_frame};
 use std::collections::VecDeque;
@@ -393,7 +394,7 @@ fn frames_that_are_too_long_or_damaged_are_named() {
     let way = &ways()[0];
     let oversize = {
         let mut bytes = Header { bulk_len: 1 << 22, ..Header::request(Opcode::Put, 1) }.encode();
-        let crc = crc32c::crc32c(&bytes[..44]);
+        let crc = checksum::crc32c(&bytes[..44]);
         bytes[44..].copy_from_slice(&crc.to_le_bytes());
         bytes
     };

@@ -8,6 +8,7 @@ use super::{Connection, End, Held, Refused, Seat, Workbench, count, queue};
 use crate::server::courier::{Delivered, Order};
 use crate::server::shared::Shared;
 use crate::transport::{Piece as Place, PieceMut, Urgency};
+use rampool_proto::checksum;
 use rampool_proto::elements::{Combine, Kind, Scan, Want, combine};
 use rampool_proto::server::{Door, FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage, View};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
@@ -45,7 +46,7 @@ struct Blocks {
 impl Blocks {
     fn catch_up(&mut self, buffer: &[u8]) {
         if self.uncounted > 0 {
-            self.crc = crc32c::crc32c_append(self.crc, &buffer[buffer.len() - self.uncounted..]);
+            self.crc = checksum::crc32c_append(self.crc, &buffer[buffer.len() - self.uncounted..]);
             self.uncounted = 0;
         }
     }
@@ -269,7 +270,7 @@ impl Connection {
                 bench.head.clear();
                 let mut table = Vec::with_capacity(24);
                 encode_reduced(&scan.reduced(), &mut table);
-                let crc = if matches!(request.want, Want::Positions | Want::Values) { crc32c::crc32c(&found) } else { 0 };
+                let crc = if matches!(request.want, Want::Positions | Want::Values) { checksum::crc32c(&found) } else { 0 };
                 encode_frame(&mut bench.head, header.reply(Status::Ok).with_arg(crc.into()), &table, found.len());
                 let piece = [Place { ptr: found.as_ptr(), len: found.len() }];
                 // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
@@ -480,13 +481,13 @@ impl Part {
     fn check_bytes(&self) -> Result<(), Refused> {
         let damaged = || Refused::new(Status::BadRequest, "the bytes came damaged (checksum differs)");
         if self.update.is_some() {
-            return if crc32c::crc32c(&self.staging) == self.crcs[0] { Ok(()) } else { Err(damaged()) };
+            return if checksum::crc32c(&self.staging) == self.crcs[0] { Ok(()) } else { Err(damaged()) };
         }
         let mut rest = &self.staging[..];
         for (block, crc) in self.window.blocks().into_iter().zip(&self.crcs).filter(|(block, _)| !block.whole) {
             let (bytes, tail) = rest.split_at(block.len as usize);
             rest = tail;
-            if crc32c::crc32c(bytes) != *crc {
+            if checksum::crc32c(bytes) != *crc {
                 return Err(damaged());
             }
         }
@@ -603,7 +604,7 @@ impl Gathered {
                 blocks.catch_up(&self.buffer);
                 blocks.between = true;
                 // SAFETY: the piece is within its page; the frame is held, and is not written while it is.
-                blocks.crc = crc32c::crc32c_append(blocks.crc, unsafe { std::slice::from_raw_parts(from, piece.len) });
+                blocks.crc = checksum::crc32c_append(blocks.crc, unsafe { std::slice::from_raw_parts(from, piece.len) });
             }
             self.pieces.push(Place { ptr: from, len: piece.len });
         }
