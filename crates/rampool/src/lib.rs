@@ -35,6 +35,7 @@ mod frames;
 pub mod guardian;
 pub mod key;
 pub mod pager;
+mod patience;
 pub mod pool;
 pub mod region;
 pub mod roll;

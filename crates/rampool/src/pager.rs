@@ -20,17 +20,16 @@ use crate::backing::{Backing, BackingEvent};
 use crate::fault::{Departure, FaultCatcher};
 use crate::fork::{ChildMemory, FOSTER_FETCH_PAGES, Foster, PageSet};
 use crate::frames::{Frames, is_zero_page};
+use crate::patience::{Patience, look_again};
 use crate::space::AddressSpace;
 use crate::stats::PagerStats;
 
-mod company;
 mod foresight;
 pub(crate) mod in_thread;
 mod lost;
 mod movein;
 mod spare;
 
-use company::Company;
 use foresight::Foresight;
 use lost::Lost;
 pub use movein::InstallBy;
@@ -72,17 +71,16 @@ pub trait Supervisor<B: Backing> {
 /// How a pager waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
-    /// Spin this long for an answer that a thread waits for, before sleeping; not at all while others want the CPU.
-    pub spin_for_answer: Duration,
-    /// Spin this long for the next fault after one was served (burns a CPU that nobody else should need).
-    pub spin_for_fault: Duration,
-    /// Run on the CPU where the faults happen, if they are one thread's; not while others want the CPU.
+    /// Spin this long for an answer, or for the next fault, before sleeping: as long as most of them come within this time, and in turns with whoever else
+    /// wants the CPU. Zero: never.
+    pub spin: Duration,
+    /// Run on the CPU where the faults happen, if they are one thread's and the answers come while the pager spins.
     pub follow_faults: bool,
 }
 
 impl Default for Waiting {
     fn default() -> Self {
-        Self { spin_for_answer: Duration::from_micros(100), spin_for_fault: Duration::ZERO, follow_faults: true }
+        Self { spin: Duration::from_micros(100), follow_faults: true }
     }
 }
 
@@ -104,9 +102,10 @@ pub struct Pager<B: Backing> {
     refused_since: Option<Instant>,
     demands_in_flight: u32,
     waiting: Waiting,
+    /// With answers that threads wait for, and with what comes while none is due.
+    patience: [Patience; 2],
     stats: PagerStats,
     place: Place,
-    company: Company,
     /// Stores that were refused for lack of room, to be sent again.
     refused: Vec<BatchId>,
     stored_pages: Vec<Vec<(Extent, u32)>>,
@@ -192,9 +191,9 @@ impl<B: Backing> Pager<B> {
             refused_since: None,
             demands_in_flight: 0,
             waiting,
+            patience: [Patience::new(waiting.spin), Patience::new(waiting.spin)],
             stats,
             place: Place::default(),
-            company: Company::default(),
             refused: Vec::new(),
             fault_started: None,
             deferred: VecDeque::new(),
@@ -340,10 +339,12 @@ impl<B: Backing> Pager<B> {
         let mut fds = Vec::new();
         let mut next_tick = Instant::now();
         let mut idle_since: Option<Instant> = None;
+        rampool_sys::thread::ask_for_short_slices();
         loop {
             if supervisor.fork_pending() {
                 self.sit_out_fork(supervisor);
             }
+            let kind = usize::from(self.demands_in_flight == 0);
             let mut busy = self.serve_events(supervisor);
             busy |= self.serve_backing(supervisor) || self.faults.has_events();
             let now = Instant::now();
@@ -354,22 +355,19 @@ impl<B: Backing> Pager<B> {
                 }
             }
             if busy {
-                idle_since = None;
+                if let Some(since) = idle_since.take() {
+                    self.patience[kind].waited(now.duration_since(since));
+                }
                 continue;
             }
-            let spin = match (self.demands_in_flight > 0, self.company.expected()) {
-                (_, true) => Duration::ZERO,
-                (true, false) => self.waiting.spin_for_answer,
-                (false, false) => self.waiting.spin_for_fault,
-            };
-            let since = *idle_since.get_or_insert(now);
-            if now.duration_since(since) < spin {
-                self.company.spinning(now);
-                std::hint::spin_loop();
+            let waited = now.duration_since(*idle_since.get_or_insert(now));
+            if waited < self.patience[kind].time() {
+                match kind {
+                    0 => look_again(waited),
+                    // The thread that was served may wait for this very CPU.
+                    _ => std::thread::yield_now(),
+                }
                 continue;
-            }
-            if self.demands_in_flight > 0 {
-                self.company.in_vain();
             }
             fds.clear();
             fds.push(libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 });
@@ -377,7 +375,6 @@ impl<B: Backing> Pager<B> {
             supervisor.poll_fds(&mut fds);
             let until = self.backing.next_deadline().map_or(next_tick, |deadline| deadline.min(next_tick));
             sleep_on(&mut fds, until.saturating_duration_since(now));
-            idle_since = None;
             if !supervisor.wake_up(self) {
                 return;
             }
@@ -534,7 +531,6 @@ impl<B: Backing> Pager<B> {
                 let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
                 if token & DEMAND_TOKEN != 0 {
                     self.demands_in_flight -= 1;
-                    self.company.waited();
                 }
                 self.tell(Input::Fetched { fetch });
             }
@@ -976,7 +972,7 @@ impl<B: Backing> Pager<B> {
         }
         let single = place.other_threads <= SAMPLE / 16;
         place.other_threads = 0;
-        let cpu = if single && !self.company.expected() { rampool_sys::thread::cpu_of(thread) } else { None };
+        let cpu = if single && self.patience[0].is_worth_it() { rampool_sys::thread::cpu_of(thread) } else { None };
         if cpu != place.cpu {
             let pinned = match cpu {
                 Some(cpu) => rampool_sys::thread::pin_to_cpu(cpu),

@@ -5,6 +5,7 @@
 
 use super::connection::{Connection, End, Held, Turn, Workbench};
 use super::shared::{Shared, lock};
+use crate::patience::{Patience, look_again};
 use crate::transport::{Handshake, Listener, LocalPolicy, Peer, Stream, Wants};
 use rampool_proto::session::Refusal;
 use rustix::buffer::spare_capacity;
@@ -67,6 +68,8 @@ impl Shard {
     pub(super) fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
         let (spin, sweep_every) = (self.shared.config.spin, self.sweep_interval());
+        let mut patience = Patience::new(spin);
+        rampool_sys::thread::ask_for_short_slices();
         let mut next_sweep = Instant::now() + sweep_every;
         let mut idle_since: Option<Instant> = None;
         let mut looks = 0;
@@ -76,14 +79,18 @@ impl Shard {
                 self.sweep(now);
                 next_sweep = now + sweep_every;
             }
-            let spinning = !self.again.is_empty() || idle_since.is_none_or(|since| now.duration_since(since) < spin);
+            let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < patience.time();
             if spinning && self.again.is_empty() && looks < WARM_LOOKS && !self.warm.is_empty() {
                 looks += 1;
                 if self.look_at_warm(now) {
-                    idle_since = None;
+                    if idle_since.take().is_some() {
+                        patience.waited(waited);
+                    }
                     looks = 0;
                 } else {
                     idle_since = idle_since.or(Some(now));
+                    look_again(waited);
                 }
                 continue;
             }
@@ -100,13 +107,14 @@ impl Shard {
             }
             if events.is_empty() && self.again.is_empty() {
                 idle_since = idle_since.or(Some(now));
-                // Where there are more threads than cores, somebody else may have the work we look for.
                 if spinning {
-                    std::thread::yield_now();
+                    look_again(waited);
                 }
                 continue;
             }
-            idle_since = None;
+            if let Some(since) = idle_since.take() {
+                patience.waited(since.elapsed());
+            }
             self.warm.clear();
             if events.len() <= MOST_WARM && !spin.is_zero() {
                 self.warm.extend(events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER));
