@@ -79,7 +79,7 @@ pub trait Memory {
 #[derive(Debug, Default)]
 pub struct Pointers {
     walks: Vec<Walk>,
-    suspects: Vec<u64>,
+    suspects: Vec<Suspect>,
     suspected_at: u64,
     /// Faults so far.
     clock: u64,
@@ -91,6 +91,16 @@ pub struct Pointers {
     found_near: bool,
     /// The latest last.
     grounds: Vec<Ground>,
+}
+
+/// A pointer that may be an entry of an array that is walked along.
+#[derive(Debug)]
+struct Suspect {
+    at: u64,
+    /// What stood around it when it was found, and where in that it stands. (What a walk reads is not written meanwhile; and if it is, the walk does
+    /// not get far.)
+    words: Vec<u64>,
+    here: usize,
 }
 
 /// What pays for searches of one kind.
@@ -206,30 +216,31 @@ impl Pointers {
 
     /// Looks for pointers to `address`, if enough faults have paid for it.
     fn search(&mut self, address: u64, memory: &mut impl Memory) {
+        let mut places = Vec::new();
         let near_pages = self.grounds.iter().map(|g| g.around()).map(|(low, high)| (high - low) / PAGE_BYTES).sum();
         if !self.grounds.is_empty() && self.near.affords(near_pages, NEAR_PAGES_PER_FAULT, LEAST_NEAR_FAULTS) {
             self.found_near = true;
-            self.search_grounds(address, memory);
+            self.search_grounds(address, memory, &mut places);
         } else if self.wide.affords(memory.resident_pages(), PAGES_PER_FAULT, LEAST_FAULTS) {
             self.found_near = false;
-            let suspects = &mut self.suspects;
-            memory.each_piece(&mut |start, words| suspect(suspects, start, words, address));
+            memory.each_piece(&mut |start, words| find(&mut places, start, words, address));
         } else {
             return;
         }
         self.suspected_at = self.clock;
+        self.suspects.extend(places.into_iter().map(|at| Suspect::look_around(at, memory)));
         if self.suspects.is_empty() {
             self.searched().failed();
         }
     }
 
-    fn search_grounds(&mut self, address: u64, memory: &mut impl Memory) {
+    fn search_grounds(&self, address: u64, memory: &mut impl Memory, places: &mut Vec<u64>) {
         let mut words = [0; NEAR_WORDS];
         for ground in self.grounds.iter().rev() {
             let (mut at, high) = ground.around();
             while at < high {
                 let have = memory.read(at, &mut words);
-                if !suspect(&mut self.suspects, at, &words[..have], address) {
+                if !find(places, at, &words[..have], address) {
                     return;
                 }
                 // A page that is not there is passed over.
@@ -241,18 +252,8 @@ impl Pointers {
 
     /// Whether one of the suspects foresaw this fault: then a walk begins there.
     fn convict(&mut self, address: u64, page: PageIndex, memory: &mut impl Memory, ahead: &mut Vec<PageIndex>) -> bool {
-        let mut words = [0; 2 * AROUND + 1];
-        for suspect in &self.suspects {
-            let start = suspect.saturating_sub(AROUND as u64 * WORD);
-            let here = usize::try_from((suspect - start) / WORD).expect("at most AROUND");
-            // The page in front may be absent: then only what follows is looked at.
-            let have = memory.read(start, &mut words);
-            let (words, here) = if have > here {
-                (&words[..have], here)
-            } else {
-                let have = memory.read(*suspect, &mut words[..=AROUND]);
-                (&words[..have], 0)
-            };
+        for Suspect { at: suspect, words, here } in &self.suspects {
+            let here = *here;
             let found = words.iter().enumerate().filter(|(at, word)| *at != here && points_at(**word, address)).map(|(at, _)| at);
             let nearest = found.min_by_key(|at| at.abs_diff(here));
             let Some(found) = nearest else { continue };
@@ -280,6 +281,22 @@ impl Pointers {
             return true;
         }
         false
+    }
+}
+
+impl Suspect {
+    fn look_around(at: u64, memory: &mut impl Memory) -> Self {
+        let mut words = vec![0; 2 * AROUND + 1];
+        let start = at.saturating_sub(AROUND as u64 * WORD);
+        let mut here = usize::try_from((at - start) / WORD).expect("at most AROUND");
+        let mut have = memory.read(start, &mut words);
+        if have <= here {
+            // The page in front is absent: only what follows is looked at.
+            here = 0;
+            have = memory.read(at, &mut words[..=AROUND]);
+        }
+        words.truncate(have);
+        Self { at, words, here }
     }
 }
 
@@ -369,13 +386,13 @@ impl Walk {
 }
 
 /// Adds the places of a piece that point at `address`; whether more may be added.
-fn suspect(suspects: &mut Vec<u64>, start: u64, words: &[u64], address: u64) -> bool {
+fn find(places: &mut Vec<u64>, start: u64, words: &[u64], address: u64) -> bool {
     for (at, word) in (0u64..).zip(words) {
         if points_at(*word, address) {
-            suspects.push(start + at * WORD);
+            places.push(start + at * WORD);
         }
     }
-    suspects.len() < SUSPECTS
+    places.len() < SUSPECTS
 }
 
 #[inline]

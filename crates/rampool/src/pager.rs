@@ -102,8 +102,10 @@ pub struct Pager<B: Backing> {
     refused_since: Option<Instant>,
     demands_in_flight: u32,
     waiting: Waiting,
-    /// With answers that threads wait for, and with what comes while none is due.
-    patience: [Patience; 2],
+    /// With answers that threads wait for.
+    answers: Patience,
+    /// With what comes while no such answer is due.
+    events_to_come: Patience,
     stats: PagerStats,
     place: Place,
     /// Stores that were refused for lack of room, to be sent again.
@@ -191,7 +193,8 @@ impl<B: Backing> Pager<B> {
             refused_since: None,
             demands_in_flight: 0,
             waiting,
-            patience: [Patience::new(waiting.spin), Patience::new(waiting.spin)],
+            answers: Patience::new(waiting.spin),
+            events_to_come: Patience::new(waiting.spin),
             stats,
             place: Place::default(),
             refused: Vec::new(),
@@ -344,9 +347,9 @@ impl<B: Backing> Pager<B> {
             if supervisor.fork_pending() {
                 self.sit_out_fork(supervisor);
             }
-            let kind = usize::from(self.demands_in_flight == 0);
+            let due = self.demands_in_flight > 0;
             let mut busy = self.serve_events(supervisor);
-            busy |= self.serve_backing(supervisor) || self.faults.has_events();
+            busy |= self.serve_answers(supervisor) || self.faults.has_events();
             let now = Instant::now();
             if now >= next_tick {
                 next_tick = now + supervisor.tick(self);
@@ -354,18 +357,23 @@ impl<B: Backing> Pager<B> {
                     return;
                 }
             }
+            let patience = if due { &mut self.answers } else { &mut self.events_to_come };
             if busy {
                 if let Some(since) = idle_since.take() {
-                    self.patience[kind].waited(now.duration_since(since));
+                    patience.waited(now.duration_since(since));
+                }
+                if due && self.demands_in_flight == 0 && self.events_to_come.is_worth_it() {
+                    std::thread::yield_now();
                 }
                 continue;
             }
             let waited = now.duration_since(*idle_since.get_or_insert(now));
-            if waited < self.patience[kind].time() {
-                match kind {
-                    0 => look_again(waited),
-                    // The thread that was served may wait for this very CPU.
-                    _ => std::thread::yield_now(),
+            if waited < patience.time() {
+                // Whoever was served last may wait for this very CPU.
+                if due {
+                    look_again(waited)
+                } else {
+                    std::thread::yield_now()
                 }
                 continue;
             }
@@ -519,6 +527,19 @@ impl<B: Backing> Pager<B> {
         let mut any = false;
         while self.serve_backing_event(supervisor) {
             any = true;
+        }
+        any
+    }
+
+    /// As [`serve_backing`](Self::serve_backing), up to the last answer that a thread waits for: the thread goes first.
+    fn serve_answers(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let due = self.demands_in_flight > 0;
+        let mut any = false;
+        while self.serve_backing_event(supervisor) {
+            any = true;
+            if due && self.demands_in_flight == 0 {
+                break;
+            }
         }
         any
     }
@@ -972,7 +993,8 @@ impl<B: Backing> Pager<B> {
         }
         let single = place.other_threads <= SAMPLE / 16;
         place.other_threads = 0;
-        let cpu = if single && self.patience[0].is_worth_it() { rampool_sys::thread::cpu_of(thread) } else { None };
+        let alone = self.waiting.spin.is_zero() || self.answers.is_worth_it();
+        let cpu = if single && alone { rampool_sys::thread::cpu_of(thread) } else { None };
         if cpu != place.cpu {
             let pinned = match cpu {
                 Some(cpu) => rampool_sys::thread::pin_to_cpu(cpu),

@@ -275,6 +275,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn short_slices_change_neither_policy_nor_niceness() {
+        // SAFETY: system calls without pointers, about the calling thread.
+        let look = || unsafe { (libc::sched_getscheduler(0), libc::getpriority(libc::PRIO_PROCESS, 0)) };
+        // SAFETY: as above; a thread may always make itself nicer.
+        assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, look().1 + 1) }, 0);
+        let before = look();
+        ask_for_short_slices();
+        assert_eq!(look(), before);
+    }
+
+    #[test]
     fn a_pinned_thread_is_seen_on_its_cpu() {
         let cpu = *allowed_cpus().last().unwrap();
         pin_to_cpu(cpu).unwrap();
