@@ -20,7 +20,7 @@ use crate::backing::{Backing, BackingEvent};
 use crate::fault::{Departure, FaultCatcher};
 use crate::fork::{ChildMemory, FOSTER_FETCH_PAGES, Foster, PageSet};
 use crate::frames::{Frames, is_zero_page};
-use crate::patience::{Patience, look_again};
+use crate::patience::Patience;
 use crate::space::AddressSpace;
 use crate::stats::PagerStats;
 
@@ -362,21 +362,19 @@ impl<B: Backing> Pager<B> {
                 if let Some(since) = idle_since.take() {
                     patience.waited(now.duration_since(since));
                 }
-                if due && self.demands_in_flight == 0 && self.events_to_come.is_worth_it() {
-                    std::thread::yield_now();
+                if due && self.demands_in_flight == 0 && !self.events_to_come.time().is_zero() {
+                    idle_since = Some(now);
+                    self.events_to_come.look_again(Duration::ZERO, true);
                 }
                 continue;
             }
             let waited = now.duration_since(*idle_since.get_or_insert(now));
             if waited < patience.time() {
-                // Whoever was served last may wait for this very CPU.
-                if due {
-                    look_again(waited)
-                } else {
-                    std::thread::yield_now()
-                }
+                // While no answer is due, whoever was served last may wait for this very CPU.
+                patience.look_again(waited, !due);
                 continue;
             }
+            patience.sleeps();
             fds.clear();
             fds.push(libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 });
             self.backing.poll_fds(&mut fds);

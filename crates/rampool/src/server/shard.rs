@@ -5,7 +5,7 @@
 
 use super::connection::{Connection, End, Held, Turn, Workbench};
 use super::shared::{Shared, lock};
-use crate::patience::{Patience, look_again};
+use crate::patience::Patience;
 use crate::transport::{Handshake, Listener, LocalPolicy, Peer, Stream, Wants};
 use rampool_proto::session::Refusal;
 use rustix::buffer::spare_capacity;
@@ -90,13 +90,14 @@ impl Shard {
                     looks = 0;
                 } else {
                     idle_since = idle_since.or(Some(now));
-                    look_again(waited);
+                    patience.look_again(waited, false);
                 }
                 continue;
             }
             looks = 0;
             let timeout = if spinning { Duration::ZERO } else { next_sweep.saturating_duration_since(now) };
             if !spinning {
+                patience.sleeps();
                 self.shared.shards[self.index].sleeps.fetch_add(1, Ordering::Relaxed);
             }
             let timeout = Timespec { tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(1), tv_nsec: timeout.subsec_nanos().into() };
@@ -108,7 +109,7 @@ impl Shard {
             if events.is_empty() && self.again.is_empty() {
                 idle_since = idle_since.or(Some(now));
                 if spinning {
-                    look_again(waited);
+                    patience.look_again(waited, false);
                 }
                 continue;
             }
