@@ -194,11 +194,7 @@ fn start_pager(
         local_bytes: settings.local_bytes,
         page_bytes: settings.page_bytes,
         prefetch_bytes: settings.prefetch_bytes,
-        waiting: Waiting {
-            spin_for_answer: Duration::from_micros(settings.spin_us),
-            spin_for_fault: Duration::ZERO,
-            follow_faults: settings.follow_faults,
-        },
+        waiting: Waiting { spin: Duration::from_micros(settings.spin_us), follow_faults: settings.follow_faults },
         ..PagedConfig::default()
     };
     let cache = paged.cache_config().map_err(|error| error.to_string())?;

@@ -70,7 +70,7 @@ pub struct Args {
     #[arg(long, env = "RAMPOOL_OP_DEADLINE_MS", default_value_t = 10_000, value_name = "MS")]
     op_deadline_ms: u64,
 
-    /// Spin this long for a server's answer before sleeping; while others want the CPU, it sleeps at once
+    /// Spin this long for a server's answer or the next fault before sleeping, while most come within this time; others get the CPU meanwhile
     #[arg(long, env = "RAMPOOL_SPIN_US", default_value_t = 100, value_name = "US")]
     spin_us: u64,
 

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! It never reads memory itself: [`Memory`] does, and may refuse. A search costs time in proportion to what is resident, so it is paid for by
-//! faults that nothing foresaw, and after each failure the next one must be paid for twice as dearly. A wrong guess costs pages that were
+//! faults that nothing foresaw, and after each failure the next one must be paid for twice as dearly. Where walks have been is searched first, and is cheap: a
+//! sort that merges goes through the same array again and again, piece by piece. A wrong guess costs pages that were
 //! fetched in vain, at most [`AHEAD`] of them before the walk has to prove itself again.
 
 use std::collections::VecDeque;
@@ -47,6 +48,16 @@ const STRIDES: [i64; 9] = [1, 2, 3, 4, 5, 6, 8, 12, 16];
 const PAGES_PER_FAULT: u64 = 8;
 const LEAST_FAULTS: u64 = 256;
 const MOST_DOUBLINGS: u32 = 12;
+/// The same for the pages where walks have been, and near them.
+const NEAR_PAGES_PER_FAULT: u64 = 32;
+const LEAST_NEAR_FAULTS: u64 = 32;
+/// Places where walks have been that are remembered.
+const GROUNDS: usize = 4;
+/// A walk no further than this from such a place belongs to it.
+const GROUND_REACH: u64 = 1 << 20;
+/// Words of such a place that are read at a time.
+const NEAR_WORDS: usize = 2048;
+const PAGE_BYTES: u64 = crate::units::OS_PAGE_BYTES as u64;
 const WORD: u64 = 8;
 
 /// The memory that faults come from.
@@ -68,14 +79,69 @@ pub trait Memory {
 #[derive(Debug, Default)]
 pub struct Pointers {
     walks: Vec<Walk>,
-    suspects: Vec<u64>,
+    suspects: Vec<Suspect>,
     suspected_at: u64,
     /// Faults so far.
     clock: u64,
+    /// Of everything resident.
+    wide: Account,
+    /// Of the grounds.
+    near: Account,
+    /// Whether the suspects are of the grounds.
+    found_near: bool,
+    /// The latest last.
+    grounds: Vec<Ground>,
+}
+
+/// A pointer that may be an entry of an array that is walked along.
+#[derive(Debug)]
+struct Suspect {
+    at: u64,
+    /// What stood around it when it was found, and where in that it stands. (What a walk reads is not written meanwhile; and if it is, the walk does
+    /// not get far.)
+    words: Vec<u64>,
+    here: usize,
+}
+
+/// What pays for searches of one kind.
+#[derive(Debug, Default)]
+struct Account {
     /// Faults that nothing foresaw, since the last search.
     strays: u64,
     /// How often the price of a search was doubled.
     doublings: u32,
+}
+
+impl Account {
+    /// Whether a search of so many pages is paid for; then it is taken as begun.
+    fn affords(&mut self, pages: u64, pages_per_fault: u64, least: u64) -> bool {
+        let paid = self.strays >= (pages / pages_per_fault).max(least) << self.doublings;
+        if paid {
+            self.strays = 0;
+        }
+        paid
+    }
+
+    fn failed(&mut self) {
+        self.doublings = (self.doublings + 1).min(MOST_DOUBLINGS);
+    }
+}
+
+/// A stretch of memory where walks have been.
+#[derive(Clone, Copy, Debug)]
+struct Ground {
+    low: u64,
+    high: u64,
+    /// Bytes from one entry to the next, whichever way.
+    stride: u64,
+}
+
+impl Ground {
+    /// The stretch with as much again around it, in whole pages: where the next walk may be.
+    fn around(&self) -> (u64, u64) {
+        let margin = (self.high - self.low).max(GROUND_REACH / 4);
+        (self.low.saturating_sub(margin) & !(PAGE_BYTES - 1), self.high.saturating_add(margin))
+    }
 }
 
 #[derive(Debug)]
@@ -120,6 +186,7 @@ impl Pointers {
                 walk.pass(at);
                 walk.used = clock;
                 foreseen = true;
+                walk.was_here(&mut self.grounds);
             }
             if walk.asked < AHEAD / 2 {
                 walk.read_on(memory, ahead);
@@ -128,58 +195,73 @@ impl Pointers {
         if foreseen || !stray {
             return;
         }
-        self.strays += 1;
+        self.wide.strays += 1;
+        self.near.strays += 1;
         if self.suspects.is_empty() {
             self.search(address, memory);
         } else if self.convict(address, page, memory, ahead) {
             self.suspects.clear();
-            self.doublings = 0;
+            self.wide.doublings = 0;
+            self.near.doublings = 0;
         } else if self.suspected_at + SUSPICION < clock {
             self.suspects.clear();
-            self.doublings = (self.doublings + 1).min(MOST_DOUBLINGS);
+            self.searched().failed();
         }
+    }
+
+    /// The account of the latest search.
+    fn searched(&mut self) -> &mut Account {
+        if self.found_near { &mut self.near } else { &mut self.wide }
     }
 
     /// Looks for pointers to `address`, if enough faults have paid for it.
     fn search(&mut self, address: u64, memory: &mut impl Memory) {
-        let price = (memory.resident_pages() / PAGES_PER_FAULT).max(LEAST_FAULTS) << self.doublings;
-        if self.strays < price {
+        let mut places = Vec::new();
+        let near_pages = self.grounds.iter().map(|g| g.around()).map(|(low, high)| (high - low) / PAGE_BYTES).sum();
+        if !self.grounds.is_empty() && self.near.affords(near_pages, NEAR_PAGES_PER_FAULT, LEAST_NEAR_FAULTS) {
+            self.found_near = true;
+            self.search_grounds(address, memory, &mut places);
+        } else if self.wide.affords(memory.resident_pages(), PAGES_PER_FAULT, LEAST_FAULTS) {
+            self.found_near = false;
+            memory.each_piece(&mut |start, words| find(&mut places, start, words, address));
+        } else {
             return;
         }
-        self.strays = 0;
         self.suspected_at = self.clock;
-        let suspects = &mut self.suspects;
-        memory.each_piece(&mut |start, words| {
-            for (at, word) in (0u64..).zip(words) {
-                if points_at(*word, address) {
-                    suspects.push(start + at * WORD);
-                }
-            }
-            suspects.len() < SUSPECTS
-        });
+        self.suspects.extend(places.into_iter().map(|at| Suspect::look_around(at, memory)));
         if self.suspects.is_empty() {
-            self.doublings = (self.doublings + 1).min(MOST_DOUBLINGS);
+            self.searched().failed();
+        }
+    }
+
+    fn search_grounds(&self, address: u64, memory: &mut impl Memory, places: &mut Vec<u64>) {
+        let mut words = [0; NEAR_WORDS];
+        for ground in self.grounds.iter().rev() {
+            let (mut at, high) = ground.around();
+            while at < high {
+                let have = memory.read(at, &mut words);
+                if !find(places, at, &words[..have], address) {
+                    return;
+                }
+                // A page that is not there is passed over.
+                let read = at + have as u64 * WORD;
+                at = if have < NEAR_WORDS { (read & !(PAGE_BYTES - 1)) + PAGE_BYTES } else { read };
+            }
         }
     }
 
     /// Whether one of the suspects foresaw this fault: then a walk begins there.
     fn convict(&mut self, address: u64, page: PageIndex, memory: &mut impl Memory, ahead: &mut Vec<PageIndex>) -> bool {
-        let mut words = [0; 2 * AROUND + 1];
-        for suspect in &self.suspects {
-            let start = suspect.saturating_sub(AROUND as u64 * WORD);
-            let here = usize::try_from((suspect - start) / WORD).expect("at most AROUND");
-            // The page in front may be absent: then only what follows is looked at.
-            let have = memory.read(start, &mut words);
-            let (words, here) = if have > here {
-                (&words[..have], here)
-            } else {
-                let have = memory.read(*suspect, &mut words[..=AROUND]);
-                (&words[..have], 0)
-            };
+        for Suspect { at: suspect, words, here } in &self.suspects {
+            let here = *here;
             let found = words.iter().enumerate().filter(|(at, word)| *at != here && points_at(**word, address)).map(|(at, _)| at);
             let nearest = found.min_by_key(|at| at.abs_diff(here));
             let Some(found) = nearest else { continue };
             let Some(stride) = stride(words, here, found, page, memory) else { continue };
+            // Where an array is known, what looks like a walk at another stride is chance.
+            if self.found_near && !self.grounds.iter().any(|g| g.stride == stride.unsigned_abs() * WORD) {
+                continue;
+            }
             let from = suspect - here as u64 * WORD;
             let mut walk = Walk {
                 stride: stride * 8,
@@ -194,6 +276,7 @@ impl Pointers {
                 let oldest = (0..WALKS).min_by_key(|at| self.walks[*at].used).expect("there are some");
                 self.walks.swap_remove(oldest);
             }
+            walk.was_here(&mut self.grounds);
             self.walks.push(walk);
             return true;
         }
@@ -201,7 +284,40 @@ impl Pointers {
     }
 }
 
+impl Suspect {
+    fn look_around(at: u64, memory: &mut impl Memory) -> Self {
+        let mut words = vec![0; 2 * AROUND + 1];
+        let start = at.saturating_sub(AROUND as u64 * WORD);
+        let mut here = usize::try_from((at - start) / WORD).expect("at most AROUND");
+        let mut have = memory.read(start, &mut words);
+        if have <= here {
+            // The page in front is absent: only what follows is looked at.
+            here = 0;
+            have = memory.read(at, &mut words[..=AROUND]);
+        }
+        words.truncate(have);
+        Self { at, words, here }
+    }
+}
+
 impl Walk {
+    /// Notes the place.
+    fn was_here(&self, grounds: &mut Vec<Ground>) {
+        let (at, stride) = (self.next, self.stride.unsigned_abs());
+        let near = |g: &Ground| g.low.saturating_sub(GROUND_REACH) <= at && at <= g.high.saturating_add(GROUND_REACH);
+        let known = grounds.iter().position(|g| g.stride == stride && near(g));
+        let mut ground = match known {
+            Some(index) => grounds.remove(index),
+            None => Ground { low: at, high: at, stride },
+        };
+        ground.low = ground.low.min(at);
+        ground.high = ground.high.max(at);
+        if grounds.len() == GROUNDS {
+            grounds.remove(0);
+        }
+        grounds.push(ground);
+    }
+
     /// The program stands at the entry `at` of the ring.
     fn pass(&mut self, at: usize) {
         for entry in self.ring.drain(..=at) {
@@ -269,6 +385,17 @@ impl Walk {
     }
 }
 
+/// Adds the places of a piece that point at `address`; whether more may be added.
+fn find(places: &mut Vec<u64>, start: u64, words: &[u64], address: u64) -> bool {
+    for (at, word) in (0u64..).zip(words) {
+        if points_at(*word, address) {
+            places.push(start + at * WORD);
+        }
+    }
+    places.len() < SUSPECTS
+}
+
+#[inline]
 fn points_at(word: u64, address: u64) -> bool {
     address.wrapping_sub(word) < OBJECT_HEAD_BYTES
 }
@@ -467,6 +594,27 @@ mod tests {
         world.absent.extend(array_pages..array_pages + 2 * half);
         let run = walk(&mut world, &order, 0);
         assert!(run.unforeseen < 4000, "{} of {} faults came as a surprise", run.unforeseen, run.faults);
+    }
+
+    #[test]
+    fn a_walk_where_others_have_been_is_found_soon() {
+        let (pieces, each) = (40u64, 1000u64);
+        let n = pieces * each;
+        let array_pages = (n * WORD).div_ceil(PAGE);
+        let mut world = World::new(array_pages + n);
+        let objects: Vec<u64> = scattered(n).into_iter().map(|at| BASE + (array_pages + at) * PAGE).collect();
+        for (at, object) in (0u64..).zip(&objects) {
+            world.set(BASE + at * WORD, *object);
+        }
+        world.absent.extend(array_pages..array_pages + n);
+        // The array is walked piece by piece, in no order.
+        let order: Vec<u64> = scattered(pieces)
+            .into_iter()
+            .flat_map(|piece| objects[usize::try_from(piece * each).unwrap()..][..usize::try_from(each).unwrap()].iter().copied())
+            .collect();
+        let run = walk(&mut world, &order, 0);
+        assert!(run.unforeseen < 6000, "{} of {} faults came as a surprise", run.unforeseen, run.faults);
+        assert!(run.fetched < n + n / 4, "{} pages were asked for", run.fetched);
     }
 
     #[test]

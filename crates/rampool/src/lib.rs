@@ -36,6 +36,7 @@ mod frames;
 pub mod guardian;
 pub mod key;
 pub mod pager;
+mod patience;
 pub mod pool;
 pub mod region;
 pub mod registration;

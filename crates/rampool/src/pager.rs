@@ -20,17 +20,16 @@ use crate::backing::{Backing, BackingEvent};
 use crate::fault::{Departure, FaultCatcher};
 use crate::fork::{ChildMemory, FOSTER_FETCH_PAGES, Foster, PageSet};
 use crate::frames::{Frames, is_zero_page};
+use crate::patience::Patience;
 use crate::space::AddressSpace;
 use crate::stats::PagerStats;
 
-mod company;
 mod foresight;
 pub(crate) mod in_thread;
 mod lost;
 mod movein;
 mod spare;
 
-use company::Company;
 use foresight::Foresight;
 use lost::Lost;
 pub use movein::InstallBy;
@@ -72,17 +71,16 @@ pub trait Supervisor<B: Backing> {
 /// How a pager waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
-    /// Spin this long for an answer that a thread waits for, before sleeping; not at all while others want the CPU.
-    pub spin_for_answer: Duration,
-    /// Spin this long for the next fault after one was served (burns a CPU that nobody else should need).
-    pub spin_for_fault: Duration,
-    /// Run on the CPU where the faults happen, if they are one thread's; not while others want the CPU.
+    /// Spin this long for an answer, or for the next fault, before sleeping: as long as most of them come within this time, and in turns with whoever else
+    /// wants the CPU. Zero: never.
+    pub spin: Duration,
+    /// Run on the CPU where the faults happen, if they are one thread's and the answers come while the pager spins.
     pub follow_faults: bool,
 }
 
 impl Default for Waiting {
     fn default() -> Self {
-        Self { spin_for_answer: Duration::from_micros(100), spin_for_fault: Duration::ZERO, follow_faults: true }
+        Self { spin: Duration::from_micros(100), follow_faults: true }
     }
 }
 
@@ -104,9 +102,12 @@ pub struct Pager<B: Backing> {
     refused_since: Option<Instant>,
     demands_in_flight: u32,
     waiting: Waiting,
+    /// With answers that threads wait for.
+    answers: Patience,
+    /// With what comes while no such answer is due.
+    events_to_come: Patience,
     stats: PagerStats,
     place: Place,
-    company: Company,
     /// Stores that were refused for lack of room, to be sent again.
     refused: Vec<BatchId>,
     stored_pages: Vec<Vec<(Extent, u32)>>,
@@ -192,9 +193,10 @@ impl<B: Backing> Pager<B> {
             refused_since: None,
             demands_in_flight: 0,
             waiting,
+            answers: Patience::new(waiting.spin),
+            events_to_come: Patience::new(waiting.spin),
             stats,
             place: Place::default(),
-            company: Company::default(),
             refused: Vec::new(),
             fault_started: None,
             deferred: VecDeque::new(),
@@ -340,12 +342,14 @@ impl<B: Backing> Pager<B> {
         let mut fds = Vec::new();
         let mut next_tick = Instant::now();
         let mut idle_since: Option<Instant> = None;
+        rampool_sys::thread::ask_for_short_slices();
         loop {
             if supervisor.fork_pending() {
                 self.sit_out_fork(supervisor);
             }
+            let due = self.demands_in_flight > 0;
             let mut busy = self.serve_events(supervisor);
-            busy |= self.serve_backing(supervisor) || self.faults.has_events();
+            busy |= self.serve_answers(supervisor) || self.faults.has_events();
             let now = Instant::now();
             if now >= next_tick {
                 next_tick = now + supervisor.tick(self);
@@ -353,31 +357,30 @@ impl<B: Backing> Pager<B> {
                     return;
                 }
             }
+            let patience = if due { &mut self.answers } else { &mut self.events_to_come };
             if busy {
-                idle_since = None;
+                if let Some(since) = idle_since.take() {
+                    patience.waited(now.duration_since(since));
+                }
+                if due && self.demands_in_flight == 0 && !self.events_to_come.time().is_zero() {
+                    idle_since = Some(now);
+                    self.events_to_come.look_again(Duration::ZERO, true);
+                }
                 continue;
             }
-            let spin = match (self.demands_in_flight > 0, self.company.expected()) {
-                (_, true) => Duration::ZERO,
-                (true, false) => self.waiting.spin_for_answer,
-                (false, false) => self.waiting.spin_for_fault,
-            };
-            let since = *idle_since.get_or_insert(now);
-            if now.duration_since(since) < spin {
-                self.company.spinning(now);
-                std::hint::spin_loop();
+            let waited = now.duration_since(*idle_since.get_or_insert(now));
+            if waited < patience.time() {
+                // While no answer is due, whoever was served last may wait for this very CPU.
+                patience.look_again(waited, !due);
                 continue;
             }
-            if self.demands_in_flight > 0 {
-                self.company.in_vain();
-            }
+            patience.sleeps();
             fds.clear();
             fds.push(libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 });
             self.backing.poll_fds(&mut fds);
             supervisor.poll_fds(&mut fds);
             let until = self.backing.next_deadline().map_or(next_tick, |deadline| deadline.min(next_tick));
             sleep_on(&mut fds, until.saturating_duration_since(now));
-            idle_since = None;
             if !supervisor.wake_up(self) {
                 return;
             }
@@ -526,6 +529,19 @@ impl<B: Backing> Pager<B> {
         any
     }
 
+    /// As [`serve_backing`](Self::serve_backing), up to the last answer that a thread waits for: the thread goes first.
+    fn serve_answers(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let due = self.demands_in_flight > 0;
+        let mut any = false;
+        while self.serve_backing_event(supervisor) {
+            any = true;
+            if due && self.demands_in_flight == 0 {
+                break;
+            }
+        }
+        any
+    }
+
     /// As [`serve_backing`](Self::serve_backing), for one thing.
     fn serve_backing_event(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
         let Some(event) = self.deferred.pop_front().or_else(|| self.backing.poll()) else { return false };
@@ -534,7 +550,6 @@ impl<B: Backing> Pager<B> {
                 let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
                 if token & DEMAND_TOKEN != 0 {
                     self.demands_in_flight -= 1;
-                    self.company.waited();
                 }
                 self.tell(Input::Fetched { fetch });
             }
@@ -976,7 +991,8 @@ impl<B: Backing> Pager<B> {
         }
         let single = place.other_threads <= SAMPLE / 16;
         place.other_threads = 0;
-        let cpu = if single && !self.company.expected() { rampool_sys::thread::cpu_of(thread) } else { None };
+        let alone = self.waiting.spin.is_zero() || self.answers.is_worth_it();
+        let cpu = if single && alone { rampool_sys::thread::cpu_of(thread) } else { None };
         if cpu != place.cpu {
             let pinned = match cpu {
                 Some(cpu) => rampool_sys::thread::pin_to_cpu(cpu),

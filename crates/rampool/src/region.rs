@@ -311,7 +311,7 @@ impl PagedMemory {
         let mut keeper = Keeper { shared: Arc::clone(&shared), fosters: Vec::new(), ended: None };
         let body: Box<dyn FnOnce() + Send> = if config.rung == RungChoice::InThread {
             // Threads may look at it at any time: it stays, emptied, when the pager has ended.
-            let pagers: &'static InThread<B> = Box::leak(Box::new(InThread::new(config.waiting.spin_for_answer)));
+            let pagers: &'static InThread<B> = Box::leak(Box::new(InThread::new(config.waiting.spin)));
             pager.faults().serve_in_thread(pagers);
             pagers.begin(pager, keeper);
             Box::new(move || {

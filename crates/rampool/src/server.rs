@@ -54,7 +54,7 @@ pub struct ServerConfig {
     pub encryption: Encryption,
     pub store: StoreKind,
     pub shards: usize,
-    /// How long an idle shard looks for work before it sleeps.
+    /// How long an idle shard looks for work before it sleeps, as long as most work comes within this time.
     pub spin: Duration,
     /// How long a member without a connection keeps its pages.
     pub grace: Duration,
@@ -88,7 +88,7 @@ impl ServerConfig {
             encryption: Encryption::Auto,
             store: StoreKind::Raw,
             shards: cores,
-            spin: Duration::from_micros(if cores == 1 { 0 } else { 20 }),
+            spin: Duration::from_micros(if cores == 1 { 0 } else { 100 }),
             grace: Duration::from_secs(10),
             heartbeat: Duration::from_secs(2),
             silence: Duration::from_secs(3600),

@@ -36,7 +36,7 @@ pub struct Settings {
     pub evict_by_copy: bool,
     pub op_deadline_ms: u64,
     pub compression: bool,
-    /// Spin this long for an answer that a thread waits for.
+    /// Spin this long for an answer or a fault.
     pub spin_us: u64,
     /// Keep the pager on the CPU where faults happen.
     pub follow_faults: bool,

@@ -1,5 +1,7 @@
 //! A 4 KiB fault beside a raw request and reply of the same sizes, over the same transport, waiting the same way.
 
+mod floor;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -42,14 +44,20 @@ pub fn run(args: &Args) -> Result<i32> {
         ("in-thread, spinning", SPIN, RungChoice::InThread, 1.6),
         ("blocking", Duration::ZERO, RungChoice::Auto, 2.0),
     ];
+    report
+        .note("floor: a thread that reads one event, asks the raw peer for 4 KiB and copies them in, page by page, and does nothing else");
     for (way, spin, rung, reach) in ways {
-        let (ours, raw, faults) = measure(&place, spin, rung, common.pick(args.rounds, 2), common)?;
+        let Measured { ours, raw, floor, faults } = measure(&place, spin, rung, common.pick(args.rounds, 2), common)?;
         let parameters = |what: &str| json!({ "way": way, "what": what });
         report.series(&format!("{way}: 4 KiB fault, p50"), "us", parameters("fault"), &ours.p50);
         report.series(&format!("{way}: 4 KiB fault, p99"), "us", parameters("fault p99"), &ours.p99);
         report.series(&format!("{way}: raw request and reply, p50"), "us", parameters("raw"), &raw.p50);
         report.series(&format!("{way}: raw request and reply, p99"), "us", parameters("raw p99"), &raw.p99);
         report.ratio(&format!("{way}: fault / raw"), &ours.p50, &raw.p50, Some(Reach::AtMost(reach)));
+        if !floor.p50.is_empty() {
+            report.series(&format!("{way}: floor, p50"), "us", parameters("floor"), &floor.p50);
+            report.ratio(&format!("{way}: floor / raw"), &floor.p50, &raw.p50, None);
+        }
         report.note(format!("{faults} faults counted by the pager in the {way} rounds"));
     }
     report.finish(common.json.as_deref())
@@ -70,7 +78,15 @@ impl Times {
     }
 }
 
-fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, common: &Common) -> Result<(Times, Times, u64)> {
+struct Measured {
+    ours: Times,
+    raw: Times,
+    /// Empty where it would be the floor of something else.
+    floor: Times,
+    faults: u64,
+}
+
+fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, common: &Common) -> Result<Measured> {
     let bytes: usize = common.pick(512 << 20, 32 << 20);
     let samples = common.pick(10_000, 500);
     let server = Service::memory_server(place, 2 * bytes as u64, spin)?;
@@ -94,9 +110,8 @@ fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, c
     let mut at = order.iter().cycle();
 
     let content = peer::content();
-    let mut raw = RawStream::connect(&peer.address, spin)?;
     let mut buffer = vec![0u8; 4096];
-    let (mut ours, mut theirs, mut faults) = (Times::default(), Times::default(), 0);
+    let (mut ours, mut theirs, mut least, mut faults) = (Times::default(), Times::default(), Times::default(), 0);
     // Round 0 warms both up: what was written last still has to leave, and is not counted.
     for round in 0..=rounds {
         let before = memory.stats().faults;
@@ -117,6 +132,8 @@ fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, c
                 bail!("WRONG CONTENT: page {page} began with {first:#x}");
             }
         }
+        // The peer serves one connection at a time.
+        let mut raw = RawStream::connect(&peer.address, spin)?;
         let mut raw_times = Vec::with_capacity(samples);
         for _ in 0..samples {
             let started = Instant::now();
@@ -135,7 +152,15 @@ fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, c
             ours.add(times);
             theirs.add(raw_times);
         }
+        drop(raw);
+        // A fault that its own thread serves has another floor.
+        if rung != RungChoice::InThread {
+            let times = floor::measure(&peer.address, spin, samples)?;
+            if round > 0 {
+                least.add(times);
+            }
+        }
     }
     words.verify(SEED, 0, words.len())?;
-    Ok((ours, theirs, faults))
+    Ok(Measured { ours, raw: theirs, floor: least, faults })
 }

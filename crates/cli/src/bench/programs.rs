@@ -172,7 +172,7 @@ fn tell(report: &mut Report, name: &str, unit: &str, percent: u64, samples: [&[f
 /// Room for every process that a program may become.
 fn server_for(peak_bytes: u64) -> Result<Service> {
     let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
-    Service::memory_server(&place, peak_bytes * 3 + (512 << 20), Duration::from_micros(20))
+    Service::memory_server(&place, peak_bytes * 3 + (512 << 20), Duration::from_micros(100))
 }
 
 fn lease_for(peak_bytes: u64) -> String {

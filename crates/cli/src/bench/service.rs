@@ -168,7 +168,7 @@ impl Paged<'_> {
         pool.key = self.key.map(Key::load).transpose()?;
         let mut pool = Pool::connect(&pool)?;
         let region = pool.create_region()?;
-        let waiting = Waiting { spin_for_answer: self.spin, ..Waiting::default() };
+        let waiting = Waiting { spin: self.spin, ..Waiting::default() };
         let config = PagedConfig {
             local_bytes: self.local_bytes,
             page_bytes: self.page_bytes,

@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, env = "RAMPOOL_SERVE_SHARDS", value_name = "N")]
     shards: Option<usize>,
 
-    /// How long an idle thread looks for work before it sleeps [default: 20, on one core 0]
+    /// How long an idle thread looks for work before it sleeps, while work mostly comes within this time [default: 100, on one core 0]
     #[arg(long, env = "RAMPOOL_SERVE_SPIN_US", value_name = "US")]
     spin_us: Option<u64>,
 

@@ -35,6 +35,8 @@ pub(super) enum Source {
 
 /// The longest run of pages that one write-protection fault opens.
 const MAX_UNPROTECT_RUN: u32 = 64;
+/// Written pages in a row that are a stream of writes.
+const STREAM_OF_WRITES: u32 = 4;
 
 impl Cache {
     pub(super) fn fault(&mut self, page: PageIndex, access: Access) {
@@ -110,13 +112,16 @@ impl Cache {
     /// Opens a write-protected resident page, and a growing run of its neighbours where such faults advance page by page.
     pub(super) fn unprotect(&mut self, index: u32) {
         let page = &mut self.pages[index as usize];
-        page.set_habit(super::page::MAX_HABIT);
         page.clear(WANTED);
         page.clear(WANTED_WRITE);
         // Written pages behind this one show a stream of writes, and how long it has been: as much is opened ahead of it at once.
         let behind = self.written_run(index, false);
         let ahead = self.written_run(index, true);
         let (upwards, wanted) = if behind >= ahead { (true, behind) } else { (false, ahead) };
+        if wanted < STREAM_OF_WRITES {
+            // A page that is written on its own may be again. What a stream writes it may never write again, and if it does, one fault opens many.
+            self.pages[index as usize].set_habit(super::page::MAX_HABIT);
+        }
         let mut count = 0;
         while count <= wanted {
             let at = if upwards { index.checked_add(count) } else { index.checked_sub(count) };
@@ -125,10 +130,6 @@ impl Cache {
                 break;
             }
             entry.clear(PROTECTED);
-            if count > 0 {
-                // Opened on suspicion only.
-                entry.set_habit(entry.habit().max(super::page::MAX_HABIT - 1));
-            }
             if !entry.has(DIRTY) {
                 entry.set(DIRTY);
                 self.clean_resident -= 1;

@@ -5,6 +5,7 @@
 
 use super::connection::{Connection, End, Held, Turn, Workbench};
 use super::shared::{Shared, lock};
+use crate::patience::Patience;
 use crate::transport::{Handshake, Listener, LocalPolicy, Peer, Stream, Wants};
 use rampool_proto::session::Refusal;
 use rustix::buffer::spare_capacity;
@@ -69,6 +70,8 @@ impl Shard {
     pub(super) fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
         let (spin, sweep_every) = (self.shared.config.spin, self.sweep_interval());
+        let mut patience = Patience::new(spin);
+        rampool_sys::thread::ask_for_short_slices();
         let mut next_sweep = Instant::now() + sweep_every;
         let mut idle_since: Option<Instant> = None;
         let (mut looks, mut turns) = (0, 0);
@@ -81,15 +84,19 @@ impl Shard {
                 self.sweep(now);
                 next_sweep = now + sweep_every;
             }
-            let spinning = !self.again.is_empty() || idle_since.is_none_or(|since| now.duration_since(since) < spin);
+            let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < patience.time();
             if spinning && self.again.is_empty() && looks < WARM_LOOKS && turns < WARM_TURNS && !self.warm.is_empty() {
                 looks += 1;
                 turns += 1;
                 if self.look_at_warm(now) {
-                    idle_since = None;
+                    if idle_since.take().is_some() {
+                        patience.waited(waited);
+                    }
                     looks = 0;
                 } else {
                     idle_since = idle_since.or(Some(now));
+                    patience.look_again(waited, false);
                 }
                 continue;
             }
@@ -97,6 +104,7 @@ impl Shard {
             let due = self.bench.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
             let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
             if !spinning {
+                patience.sleeps();
                 self.shared.shards[self.index].sleeps.fetch_add(1, Ordering::Relaxed);
             }
             let timeout = Timespec { tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(1), tv_nsec: timeout.subsec_nanos().into() };
@@ -107,13 +115,14 @@ impl Shard {
             }
             if events.is_empty() && self.again.is_empty() {
                 idle_since = idle_since.or(Some(now));
-                // Where there are more threads than cores, somebody else may have the work we look for.
                 if spinning {
-                    std::thread::yield_now();
+                    patience.look_again(waited, false);
                 }
                 continue;
             }
-            idle_since = None;
+            if let Some(since) = idle_since.take() {
+                patience.waited(since.elapsed());
+            }
             self.warm.clear();
             if events.len() <= MOST_WARM && !spin.is_zero() {
                 self.warm.extend(events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER));
