@@ -9,6 +9,7 @@
 //! goes by `madvise(MADV_DONTNEED)` on the view. Both mappings stay out of forked children and of huge pages. Nothing here decides anything.
 
 use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rampool_proto::share::{Diff, Mem, Protection, Rank, RegionConfig};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
@@ -87,6 +88,13 @@ impl Region {
     }
 }
 
+impl AsFd for SharedMemory {
+    /// Readable when a thread waits for a page.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+}
+
 /// How far `page` is behind `first`.
 fn index(page: PageIndex, first: PageIndex) -> usize {
     usize::try_from(page.0 - first.0).expect("page numbers fit an address")
@@ -156,11 +164,6 @@ impl SharedMemory {
     #[must_use]
     pub fn reach(&self) -> Reach {
         self.reach
-    }
-
-    #[must_use]
-    pub fn raw_fd(&self) -> std::os::fd::RawFd {
-        self.uffd.raw_fd()
     }
 
     /// The program may use the region's pages from now on; all are absent.
