@@ -89,6 +89,8 @@ use rampool_proto::share::{BarrierId, BarrierKind, CondId, Config, LockId, LockM
 pub const SEMAPHORES: u32 = 1 << 16;
 /// Threads that wait look at the connections themselves while there are at most this many ranks.
 const MOST_LOOKED_AT: u16 = 8;
+/// A thread that looks for a message gives its CPU to others once in so many times.
+const LOOKS_A_YIELD: u32 = 8;
 /// The runtime's own locks begin here.
 const OWN_LOCKS: u64 = 1 << 62;
 
@@ -696,18 +698,20 @@ impl Shared {
         }
         host.account.enter(thread);
         begin(&mut host, thread);
-        let ring = host.wants_service();
         let mut outcome = slot.take();
-        if outcome.is_none() {
+        let waits = outcome.is_none();
+        if waits {
+            // Before anything is sent: the answer may be here before the call that sends it returns.
             host.begin_to_look();
+        }
+        host.flush();
+        if host.wants_service() {
+            inner.watch.ring();
+        }
+        if waits {
             drop(host);
-            if ring {
-                inner.watch.ring();
-            }
             outcome = Some(self.wait_for(&slot, thread, &what));
             host = inner.lock();
-        } else if ring {
-            inner.watch.ring();
         }
         host.account.leave();
         host.account.operation(thread, what.category(), what.lock(), began);
@@ -768,6 +772,7 @@ impl Shared {
             return;
         }
         let mut since = Instant::now();
+        let mut looks = 0_u32;
         while !slot.is_ready() && since.elapsed() < inner.config.spin {
             match inner.host.try_lock() {
                 Ok(mut host) => {
@@ -781,11 +786,11 @@ impl Shared {
                 }
                 Err(_) => std::hint::spin_loop(),
             }
-            if slot.is_ready() {
-                return;
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS_A_YIELD) && !slot.is_ready() {
+                // The rank that it waits for may want this CPU.
+                std::thread::yield_now();
             }
-            // The rank that it waits for may want this CPU.
-            std::thread::yield_now();
         }
     }
 

@@ -68,6 +68,12 @@ impl Message {
         }
     }
 
+    /// Nobody waits for it: it may travel together with the next message.
+    #[must_use]
+    pub fn can_wait(&self) -> bool {
+        matches!(self.body, Body::LockReleaseAck { .. })
+    }
+
     /// What kind of message it is, for people.
     #[must_use]
     pub fn name(&self) -> &'static str {

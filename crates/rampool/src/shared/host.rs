@@ -122,6 +122,8 @@ pub(super) struct Host {
     sleeper: Option<ThreadId>,
     /// It has been told that its wait is over.
     nudged: bool,
+    /// What was queued since connections were last flushed.
+    unsent: Unsent,
     slots: Vec<Arc<Slot>>,
     idle_threads: VecDeque<ThreadId>,
     timers: BinaryHeap<Reverse<(Instant, TimerId)>>,
@@ -154,6 +156,15 @@ pub(super) struct Host {
 struct Awaited {
     since: Instant,
     write: bool,
+}
+
+/// Messages that nobody waits for go together with the next one that somebody does wait for, or when nothing has come for a moment: sending costs as much
+/// time as travelling.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Unsent {
+    Nothing,
+    CanWait,
+    Urgent,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,6 +233,7 @@ impl Host {
             lookers: 0,
             sleeper: None,
             nudged: false,
+            unsent: Unsent::Nothing,
             slots: Vec::new(),
             idle_threads: VecDeque::new(),
             timers: BinaryHeap::new(),
@@ -270,7 +282,6 @@ impl Host {
             self.look_for_absent();
         }
         self.handle(Event::Sync { thread, op });
-        self.flush();
     }
 
     /// Begins a change of what is allocated.
@@ -289,7 +300,6 @@ impl Host {
         } else {
             self.tell(Rank(0), &Control::Ask { ticket, turn, demand });
         }
-        self.flush();
     }
 
     /// Begins to leave the run. The outcome comes when all ranks leave.
@@ -301,7 +311,6 @@ impl Host {
         self.account.conclude(self.engine.stats());
         self.leaving = Leaving::Wanted(thread);
         self.look_for_end();
-        self.flush();
         self.needs_service = true;
     }
 
@@ -374,7 +383,10 @@ impl Host {
         self.offer_idle(now);
         self.look_after_peers(now);
         self.look_for_end();
-        self.flush();
+        // What nobody waits for goes with the next message, or when there is nothing to take any more.
+        if ready.lines.is_empty() || self.unsent == Unsent::Urgent {
+            self.flush();
+        }
         self.plan(now, plan);
     }
 
@@ -391,6 +403,7 @@ impl Host {
     /// It does so no more.
     pub fn end_looking(&mut self) {
         self.lookers -= 1;
+        self.flush();
         if self.lookers == 0 {
             self.watch.set_lines(true);
         }
@@ -404,7 +417,7 @@ impl Host {
             for rank in 0..self.ranks {
                 any |= self.take_frames(Rank(rank), now);
             }
-            self.looked(any || self.peers.iter().flatten().any(|peer| peer.backlog));
+            self.looked(any);
             return any;
         }
         self.watch.wait_lines(Some(Duration::ZERO), ready);
@@ -427,6 +440,8 @@ impl Host {
     fn looked(&mut self, any: bool) {
         if any {
             self.look_for_end();
+        }
+        if !any || self.unsent == Unsent::Urgent {
             self.flush();
         }
     }
@@ -435,6 +450,7 @@ impl Host {
     pub fn begin_to_sleep(&mut self, thread: ThreadId) -> bool {
         let is_free = self.sleeper.is_none();
         if is_free {
+            self.flush();
             self.sleeper = Some(thread);
         }
         is_free
@@ -595,7 +611,7 @@ impl Host {
         if let Some(due) = self.datagrams.as_ref().and_then(Datagrams::due) {
             until = until.min(due);
         }
-        plan.until = until;
+        plan.until = if self.unsent == Unsent::CanWait { now } else { until };
         self.planned = until;
         // Who has just waited for a page often wants the next one.
         plan.urgent = !self.awaited.is_empty() || now.saturating_duration_since(self.last_fault) < FAULTS_COME_TOGETHER;
@@ -616,6 +632,7 @@ impl Host {
     fn act(&mut self, action: Action) {
         match action {
             Action::Send { to, message } => {
+                self.unsent = self.unsent.max(if message.can_wait() { Unsent::CanWait } else { Unsent::Urgent });
                 let bytes = match &mut self.datagrams {
                     Some(datagrams) => datagrams.send(to, &message),
                     None => match self.peers[usize::from(to.0)].as_mut().filter(|peer| !peer.closed) {
@@ -701,7 +718,8 @@ impl Host {
     }
 
     /// Sends what is queued.
-    fn flush(&mut self) {
+    pub fn flush(&mut self) {
+        self.unsent = Unsent::Nothing;
         let mut failed = Vec::new();
         for (peer, rank) in self.peers.iter_mut().zip(0..) {
             let Some(peer) = peer.as_mut().filter(|peer| !peer.closed && peer.line.has_backlog()) else { continue };
@@ -745,6 +763,7 @@ impl Host {
     fn tell(&mut self, to: Rank, control: &Control) {
         if let Some(peer) = self.peers[usize::from(to.0)].as_mut().filter(|peer| !peer.closed) {
             peer.line.queue_control(control);
+            self.unsent = Unsent::Urgent;
         }
     }
 
