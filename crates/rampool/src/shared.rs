@@ -81,9 +81,9 @@ use datagrams::Datagrams;
 use host::{Host, Outcome, Slot, Waiting};
 use memory::SharedMemory;
 use mesh::Mesh;
-use watch::{Ready, Watch};
 use rampool_proto::share::control::{Answer, Demand};
 use rampool_proto::share::{BarrierId, BarrierKind, CondId, Config, LockId, LockMode, OpResult, RegionConfig, SyncOp, ThreadId};
+use watch::{Ready, Watch};
 
 /// Semaphores there are: `0 .. SEMAPHORES`.
 pub const SEMAPHORES: u32 = 1 << 16;
@@ -705,16 +705,22 @@ impl Shared {
             host.begin_to_look();
         }
         host.flush();
-        if host.wants_service() {
-            inner.watch.ring();
-        }
         if waits {
+            let ring = host.wants_service();
             drop(host);
+            if ring {
+                inner.watch.ring();
+            }
             outcome = Some(self.wait_for(&slot, thread, &what));
             host = inner.lock();
         }
         host.account.leave();
         host.account.operation(thread, what.category(), what.lock(), began);
+        let ring = host.wants_service();
+        drop(host);
+        if ring {
+            inner.watch.ring();
+        }
         Ok(outcome.expect("it has been waited for"))
     }
 
@@ -743,7 +749,11 @@ impl Shared {
                 host.give_up(thread, now - began, what);
                 deadline = Some(at + limit);
             } else if looks && host.begin_to_sleep(thread) {
+                let ring = host.wants_service();
                 drop(host);
+                if ring {
+                    inner.watch.ring();
+                }
                 inner.watch.wait_lines(deadline.map(|deadline| deadline.saturating_duration_since(now)), &mut ready);
                 host = inner.lock();
                 host.end_sleeping();

@@ -306,7 +306,16 @@ impl Trace {
         let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}"{thread}{what}{lock},"us":{took:.1}{cpu}}}"#);
     }
 
-    fn message(&mut self, event: &str, way: &str, peer: Rank, message: &Message, bytes: Option<usize>, at: Instant, took: Option<Duration>) {
+    fn message(
+        &mut self,
+        event: &str,
+        way: &str,
+        peer: Rank,
+        message: &Message,
+        bytes: Option<usize>,
+        at: Instant,
+        took: Option<Duration>,
+    ) {
         let at = self.at_us(at);
         let bytes = bytes.map_or(String::new(), |bytes| format!(r#","bytes":{bytes}"#));
         let lock = message.lock().map_or(String::new(), |lock| format!(r#","lock":{}"#, lock.0));

@@ -180,14 +180,16 @@ enum Leaving {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub until: Instant,
-    /// A thread of this rank waits for a page: what comes next is wanted soon.
+    /// A thread of this rank waits for a page, or has just done so: what comes next is wanted soon.
     pub urgent: bool,
+    /// A thread of this rank waits for a page.
+    pub awaits_page: bool,
     pub stop: bool,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { until: Instant::now(), urgent: false, stop: false }
+        Self { until: Instant::now(), urgent: false, awaits_page: false, stop: false }
     }
 }
 
@@ -199,6 +201,8 @@ const OFFER_BYTES: u32 = 16 << 10;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// With at most so many ranks to hear from, each connection is asked for what it has, instead of all of them at once which have something.
 const FEW_RANKS: u16 = 3;
+/// So much is sent without waiting for the end of what is being handled.
+const MUCH_BYTES: usize = 128 << 10;
 /// How long the last words of a failing rank may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// After a fault the next one is looked for, for as long.
@@ -614,6 +618,7 @@ impl Host {
         plan.until = if self.unsent == Unsent::CanWait { now } else { until };
         self.planned = until;
         // Who has just waited for a page often wants the next one.
+        plan.awaits_page = !self.awaited.is_empty();
         plan.urgent = !self.awaited.is_empty() || now.saturating_duration_since(self.last_fault) < FAULTS_COME_TOGETHER;
         plan.stop = self.leaving == Leaving::Done;
     }
@@ -621,6 +626,7 @@ impl Host {
     // --- what the engine wants ----------------------------------------------------------------------------------------------------------
 
     fn handle(&mut self, event: Event<'_>) {
+        self.memory.begin_event();
         self.engine.handle(event, &mut self.memory, &mut self.actions);
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
@@ -636,7 +642,14 @@ impl Host {
                 let bytes = match &mut self.datagrams {
                     Some(datagrams) => datagrams.send(to, &message),
                     None => match self.peers[usize::from(to.0)].as_mut().filter(|peer| !peer.closed) {
-                        Some(peer) => peer.line.queue_message(&message),
+                        Some(peer) => {
+                            let bytes = peer.line.queue_message(&message);
+                            if peer.line.queued_bytes() >= MUCH_BYTES && !peer.backlog {
+                                // The other end can work on it while this one goes on. What fails is seen by the next flush.
+                                let _ = peer.line.flush();
+                            }
+                            bytes
+                        }
                         None => 0,
                     },
                 };
@@ -871,7 +884,7 @@ impl Host {
 
     /// A rank that has finished comes to no barrier any more.
     fn look_for_absent(&mut self) {
-        let Some(&barrier) = self.in_barrier.values().next() else { return };
+        let Some(&barrier) = self.in_barrier.values().next().filter(|_| !self.engine.is_entering()) else { return };
         let epoch = self.engine.epoch();
         let gone = self.peers.iter().zip(0..).find(|(peer, _)| peer.as_ref().and_then(|peer| peer.bye).is_some_and(|left| left <= epoch));
         if let Some((_, gone)) = gone {

@@ -31,7 +31,19 @@ fn wait(inner: &Inner, spin: Duration, plan: &Plan, ready: &mut Ready) {
         let now = Instant::now();
         let left = plan.until.saturating_duration_since(now);
         let spinning = plan.urgent && now.duration_since(began) < spin;
+        let mut came = false;
+        if spinning {
+            if plan.awaits_page {
+                let mut host = inner.lock();
+                came = host.look(ready) | host.wants_service();
+            }
+            // To the thread that was waiting: if it waits for the next page in a moment, nobody has to be woken.
+            std::thread::yield_now();
+        }
         if inner.watch.wait(if spinning { Duration::ZERO } else { left }, ready) {
+            return;
+        }
+        if came {
             return;
         }
         if !spinning || left.is_zero() {
@@ -39,7 +51,6 @@ fn wait(inner: &Inner, spin: Duration, plan: &Plan, ready: &mut Ready) {
             inner.watch.wait_lines(Some(Duration::ZERO), ready);
             return;
         }
-        std::thread::yield_now();
     }
 }
 

@@ -165,3 +165,71 @@ fn take(from: &OwnedFd, timeout: Option<Duration>, events: &mut Vec<epoll::Event
         Err(error) => panic!("epoll_wait on descriptors of our own: {error}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Longer than any of these waits takes.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A watch with one connection, and the other end of that.
+    fn watched() -> (Watch, UnixStream, UnixStream, OwnedFd) {
+        let faults = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let watch = Watch::new(faults.as_fd(), None).unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        watch.add_line(Rank(3), near.as_fd()).unwrap();
+        (watch, near, far, faults)
+    }
+
+    #[test]
+    fn a_message_wakes_the_service_thread_only_while_nobody_else_looks() {
+        let (watch, near, mut far, _faults) = watched();
+        let mut ready = Ready::default();
+        assert!(!watch.wait(Duration::ZERO, &mut ready), "nothing has come");
+        far.write_all(b"x").unwrap();
+        assert!(watch.wait(LONG, &mut ready));
+        assert_eq!(ready.lines, [Rank(3)]);
+        watch.set_lines(false);
+        assert!(!watch.wait(Duration::ZERO, &mut ready), "it is somebody else's");
+        watch.wait_lines(Some(LONG), &mut ready);
+        assert_eq!(ready.lines, [Rank(3)]);
+        watch.set_lines(true);
+        watch.remove_line(near.as_fd());
+        assert!(!watch.wait(Duration::ZERO, &mut ready), "nobody asks about it any more");
+    }
+
+    #[test]
+    fn what_came_while_somebody_else_looked_wakes_the_service_thread_that_sleeps() {
+        let (watch, _near, mut far, _faults) = watched();
+        watch.set_lines(false);
+        far.write_all(b"x").unwrap();
+        let woken = std::thread::scope(|scope| {
+            let service = scope.spawn(|| {
+                let mut ready = Ready::default();
+                watch.wait(LONG, &mut ready) && ready.lines == [Rank(3)]
+            });
+            watch.set_lines(true);
+            service.join().unwrap()
+        });
+        assert!(woken);
+    }
+
+    #[test]
+    fn a_nudge_ends_the_wait_for_messages_and_is_none() {
+        let (watch, _near, _far, faults) = watched();
+        let mut ready = Ready::default();
+        watch.nudge();
+        watch.wait_lines(Some(LONG), &mut ready);
+        assert!(!ready.has_lines());
+        watch.end_nudge();
+        assert!(!watch.wait(Duration::ZERO, &mut ready), "it is over");
+        watch.ring();
+        assert!(watch.wait(LONG, &mut ready) && !ready.faults, "the bell is the service thread's");
+        rustix::io::write(&faults, &1_u64.to_ne_bytes()).unwrap();
+        assert!(watch.wait(LONG, &mut ready) && ready.faults);
+    }
+}
