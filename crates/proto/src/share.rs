@@ -35,6 +35,7 @@
 //! from it, a *write notice* says that a page changed. Papers: Li and Hudak (sc), Keleher et al. (lrc), Zhou, Iftode and Li (hlrc), Iftode et
 //! al. (aurc), Midorikawa et al. (ibec).
 
+mod ahead;
 pub mod channel;
 pub mod config;
 pub mod control;
@@ -130,6 +131,12 @@ pub trait Mem {
     fn store(&mut self, page: PageIndex, diff: &Diff);
     /// Fills the whole page through the alias, then maps it with `to`. The page is not mapped before; threads see all of it or none.
     fn install(&mut self, page: PageIndex, bytes: &[u8], to: Protection);
+    /// Installs pages, ascending, all with the same protection. Neighbours may be mapped in one go.
+    fn install_all(&mut self, pages: &[(PageIndex, &[u8])], to: Protection) {
+        for (page, bytes) in pages {
+            self.install(*page, bytes, to);
+        }
+    }
     /// The content of this page (protection `None`) is not needed any more.
     fn discard(&mut self, page: PageIndex);
 }
@@ -300,7 +307,8 @@ impl Violation {
 pub(crate) type Checked<T = ()> = Result<T, Violation>;
 
 /// Pages, ascending, as extents.
-pub(crate) fn extents(pages: impl IntoIterator<Item = PageIndex>) -> Vec<Extent> {
+#[must_use]
+pub fn extents(pages: impl IntoIterator<Item = PageIndex>) -> Vec<Extent> {
     let mut runs = Vec::new();
     for page in pages {
         crate::units::push_page(&mut runs, page);

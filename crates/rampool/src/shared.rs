@@ -14,6 +14,7 @@
 //!   config        how to join, how to allocate        host      the engine and everything it needs, behind one lock
 //!   environment   which rank this is, by launcher     service   the thread that serves
 //!   mesh          how ranks meet                      line      one TCP connection;  datagrams: UDP instead
+//!   watch         which thread a message wakes
 //!   error, stats  what can go wrong, what happened    failure   how a process ends when its run does
 //!   account       where the time goes, and the trace
 //! ```
@@ -59,10 +60,11 @@ mod memory;
 mod mesh;
 mod service;
 mod stats;
+mod watch;
 
 use std::cell::RefCell;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
@@ -81,11 +83,14 @@ use memory::SharedMemory;
 use mesh::Mesh;
 use rampool_proto::share::control::{Answer, Demand};
 use rampool_proto::share::{BarrierId, BarrierKind, CondId, Config, LockId, LockMode, OpResult, RegionConfig, SyncOp, ThreadId};
+use watch::{Ready, Watch};
 
 /// Semaphores there are: `0 .. SEMAPHORES`.
 pub const SEMAPHORES: u32 = 1 << 16;
 /// Threads that wait look at the connections themselves while there are at most this many ranks.
 const MOST_LOOKED_AT: u16 = 8;
+/// A thread that looks for a message gives its CPU to others once in so many times.
+const LOOKS_A_YIELD: u32 = 8;
 /// The runtime's own locks begin here.
 const OWN_LOCKS: u64 = 1 << 62;
 
@@ -100,9 +105,7 @@ pub struct Shared {
 struct Inner {
     config: SharedConfig,
     host: Mutex<Host>,
-    bell: OwnedFd,
-    /// Threads that wait in an operation and have stopped looking for its end themselves.
-    asleep: AtomicUsize,
+    watch: Arc<Watch>,
     threads: AtomicU16,
     finished: AtomicBool,
     semaphores: Region,
@@ -223,18 +226,15 @@ impl Shared {
             Datagrams::new(socket, &addresses, channel, config.drop_percent)
         });
         let account = Account::new(Rank(config.rank), config.protocol.name(), config.threads).map_err(JoinError::Trace)?;
-        let mut host = Host::new(&config, &engine, memory, lines, datagrams, account)?;
+        let watch = watch(&memory, &lines, datagrams.as_ref()).map_err(JoinError::Socket)?;
+        let mut host = Host::new(&config, &engine, memory, lines, datagrams, Arc::clone(&watch), account)?;
         let wish = AllocOptions::new().wish(u64::from(SEMAPHORES) * 8, &config);
         let semaphores = host.open_first(Demand::Alloc { wish }).map(|region| place(&host, &region));
         let semaphores = semaphores.ok_or(MemoryError::Kernel { operation: "opening the first region", errno: 0 })?;
-        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
-        let bell = bell.map_err(|error| JoinError::Socket(error.into()))?;
-        let descriptors = host.descriptors().map_err(JoinError::Socket)?;
         let inner = Arc::new(Inner {
             threads: AtomicU16::new(config.threads),
             host: Mutex::new(host),
-            bell,
-            asleep: AtomicUsize::new(0),
+            watch,
             finished: AtomicBool::new(false),
             semaphores,
             instance: INSTANCES.fetch_add(1, Ordering::Relaxed),
@@ -243,7 +243,7 @@ impl Shared {
         });
         let served = Arc::clone(&inner);
         let thread = std::thread::Builder::new().name("rampool-share".to_owned());
-        thread.spawn(move || service::run(&served, &descriptors, served.config.spin)).map_err(JoinError::Thread)?;
+        thread.spawn(move || service::run(&served, served.config.spin)).map_err(JoinError::Thread)?;
         Ok(Self { inner })
     }
 
@@ -692,67 +692,115 @@ impl Shared {
         let inner = &*self.inner;
         let began = Instant::now();
         let (thread, slot) = self.member()?;
-        let ring = {
-            let mut host = inner.lock();
-            if host.is_leaving() {
-                return Err(SharedError::Finished { rank: self.rank() });
-            }
-            host.account.enter(thread);
-            begin(&mut host, thread);
-            host.wants_service()
-        };
-        if ring {
-            service::ring(&inner.bell);
-        }
-        self.look_for(&slot);
-        let sleeps = !slot.is_ready();
-        inner.asleep.fetch_add(usize::from(sleeps), Ordering::Relaxed);
-        let outcome = self.wait_for(&slot, thread, &what);
-        inner.asleep.fetch_sub(usize::from(sleeps), Ordering::Relaxed);
         let mut host = inner.lock();
+        if host.is_leaving() {
+            return Err(SharedError::Finished { rank: self.rank() });
+        }
+        host.account.enter(thread);
+        begin(&mut host, thread);
+        let mut outcome = slot.take();
+        let waits = outcome.is_none();
+        if waits {
+            // Before anything is sent: the answer may be here before the call that sends it returns.
+            host.begin_to_look();
+        }
+        host.flush();
+        if waits {
+            let ring = host.wants_service();
+            drop(host);
+            if ring {
+                inner.watch.ring();
+            }
+            outcome = Some(self.wait_for(&slot, thread, &what));
+            host = inner.lock();
+        }
         host.account.leave();
         host.account.operation(thread, what.category(), what.lock(), began);
-        Ok(outcome)
+        let ring = host.wants_service();
+        drop(host);
+        if ring {
+            inner.watch.ring();
+        }
+        Ok(outcome.expect("it has been waited for"))
     }
 
+    /// Waits for the end of this thread's operation: looks for what ends it, at first again and again, since waking it later costs more than a message
+    /// takes, then asleep.
     fn wait_for(&self, slot: &Slot, thread: ThreadId, what: &Waiting) -> Outcome {
-        let Some(limit) = self.inner.config.deadline.filter(|_| !matches!(what, Waiting::Idle)) else {
-            return slot.wait(None).expect("without a deadline it waits for the outcome");
-        };
+        let inner = &*self.inner;
+        let limit = inner.config.deadline.filter(|_| !matches!(what, Waiting::Idle));
         let began = Instant::now();
+        let mut deadline = limit.map(|limit| began + limit);
+        let mut ready = Ready::default();
+        let mut looks = true;
         loop {
-            if let Some(outcome) = slot.wait(Some(Instant::now() + limit)) {
+            if looks {
+                self.look_for(slot, &mut ready);
+            }
+            let mut host = inner.lock();
+            if let Some(outcome) = slot.take() {
+                if looks {
+                    host.end_looking();
+                }
                 return outcome;
             }
-            let mut host = self.inner.lock();
-            if !slot.is_ready() {
-                host.give_up(thread, began.elapsed(), what);
+            let now = Instant::now();
+            if let Some((at, limit)) = deadline.zip(limit).filter(|&(at, _)| at <= now) {
+                host.give_up(thread, now - began, what);
+                deadline = Some(at + limit);
+            } else if looks && host.begin_to_sleep(thread) {
+                let ring = host.wants_service();
+                drop(host);
+                if ring {
+                    inner.watch.ring();
+                }
+                inner.watch.wait_lines(deadline.map(|deadline| deadline.saturating_duration_since(now)), &mut ready);
+                host = inner.lock();
+                host.end_sleeping();
+                host.look_at(&ready);
+            } else {
+                // Another thread sleeps on the connections. When it goes, they are the service thread's.
+                if std::mem::take(&mut looks) {
+                    host.end_looking();
+                }
+                drop(host);
+                slot.sleep(deadline);
+                continue;
             }
+            let ring = host.wants_service();
             drop(host);
-            service::ring(&self.inner.bell);
+            if ring {
+                inner.watch.ring();
+            }
         }
     }
 
-    /// Before this thread sleeps it looks itself for what it waits for: waking it later costs more than a message takes.
-    fn look_for(&self, slot: &Slot) {
+    /// Looks for the end of the operation until nothing has come for a while.
+    fn look_for(&self, slot: &Slot, ready: &mut Ready) {
         let inner = &*self.inner;
         if inner.config.spin.is_zero() || inner.config.ranks > MOST_LOOKED_AT {
             return;
         }
-        let began = Instant::now();
-        while !slot.is_ready() && began.elapsed() < inner.config.spin {
+        let mut since = Instant::now();
+        let mut looks = 0_u32;
+        while !slot.is_ready() && since.elapsed() < inner.config.spin {
             match inner.host.try_lock() {
                 Ok(mut host) => {
-                    host.look();
+                    if host.look(ready) {
+                        since = Instant::now();
+                    }
                     if host.wants_service() {
                         drop(host);
-                        service::ring(&inner.bell);
+                        inner.watch.ring();
                     }
                 }
                 Err(_) => std::hint::spin_loop(),
             }
-            // The rank that it waits for may want this CPU.
-            std::thread::yield_now();
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS_A_YIELD) && !slot.is_ready() {
+                // The rank that it waits for may want this CPU.
+                std::thread::yield_now();
+            }
         }
     }
 
@@ -781,4 +829,15 @@ impl std::fmt::Debug for Shared {
 fn place(host: &Host, region: &RegionConfig) -> Region {
     let (start, page_bytes) = host.memory.place(region.pages.first);
     Region { start, bytes: region.pages.count as usize * page_bytes }
+}
+
+/// Watches everything that a rank waits for.
+fn watch(memory: &SharedMemory, lines: &[Option<line::Line>], datagrams: Option<&Datagrams>) -> std::io::Result<Arc<Watch>> {
+    let watch = Watch::new(memory.as_fd(), datagrams.map(AsFd::as_fd))?;
+    for (line, rank) in lines.iter().zip(0..) {
+        if let Some(line) = line {
+            watch.add_line(Rank(rank), line.as_fd())?;
+        }
+    }
+    Ok(Arc::new(watch))
 }

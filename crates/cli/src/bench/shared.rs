@@ -119,9 +119,9 @@ fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         let arguments = vec![common.pick(500, 20).to_string(), rounds.to_string()];
         let samples = Run { ranks, protocol: "hlrc", spin, experiment: "barrier", arguments }.measure()?;
         let barrier = get(&samples, "barrier")?;
-        report.series(&format!("barrier of {ranks}"), "us", json!({ "what": "barrier", "ranks": ranks }), barrier);
+        report.series(&format!("barrier of {ranks}: p50"), "us", json!({ "what": "barrier", "ranks": ranks }), barrier);
         report.series(
-            &format!("raw round trip beside {ranks} ranks"),
+            &format!("raw round trip beside {ranks} ranks: p50"),
             "us",
             json!({ "what": "raw trip", "ranks": ranks }),
             get(&samples, "raw")?,

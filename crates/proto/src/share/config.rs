@@ -93,6 +93,8 @@ pub struct Tuning {
     pub hot_after: u8,
     /// A hot page cools after this many scans without a change.
     pub cool_after: u8,
+    /// `hlrc`, `aurc`: at most so many bytes of pages that nobody has touched yet are fetched at a time. 0: none.
+    pub ahead_bytes: u32,
     /// `lrc`: bytes of diffs kept by one rank after which it asks for a collection at the next barrier.
     pub collect_bytes: u32,
     /// Children of a node of the barrier tree. Up to `flat_barrier` ranks the root is everybody's parent.
@@ -102,7 +104,16 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { local_handovers: 16, hold_us: 200, hot_after: 3, cool_after: 8, collect_bytes: 16 << 20, barrier_arity: 8, flat_barrier: 16 }
+        Self {
+            local_handovers: 16,
+            hold_us: 200,
+            hot_after: 3,
+            cool_after: 8,
+            ahead_bytes: 1 << 20,
+            collect_bytes: 16 << 20,
+            barrier_arity: 8,
+            flat_barrier: 16,
+        }
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Engine {
     pub(crate) words: BTreeMap<ThreadId, Word>,
     /// Messages that came before their time.
     pub(crate) parked: Vec<(Rank, Message)>,
+    /// Threads that may leave a barrier as soon as what they will read has come.
+    pub(crate) entering: Vec<ThreadId>,
     /// Operations that began while the rank waits in a barrier.
     pub(crate) deferred: VecDeque<(ThreadId, SyncOp)>,
     /// Threads with an operation that has not ended.
@@ -47,6 +49,8 @@ pub(crate) struct Shared {
     pub ranks: u16,
     /// Barriers this rank has left.
     pub epoch: u32,
+    /// It has arrived at a barrier and not left: nothing is asked for ahead, since homes may move.
+    pub at_barrier: bool,
     pub regions: Regions,
     pub tables: Tables,
     pub lock_path: LockPath,
@@ -109,6 +113,7 @@ impl Engine {
                 rank: config.rank,
                 ranks: config.ranks,
                 epoch: 0,
+                at_barrier: false,
                 regions: Regions::new(),
                 tables: Tables::new(config.ranks, config.managers),
                 lock_path: config.lock_path.unwrap_or(natural),
@@ -128,6 +133,7 @@ impl Engine {
             unacked: 0,
             words: BTreeMap::new(),
             parked: Vec::new(),
+            entering: Vec::new(),
             deferred: VecDeque::new(),
             blocked: BTreeSet::new(),
             failed: None,
@@ -377,6 +383,17 @@ impl Engine {
         }
     }
 
+    /// Whether a barrier is over, but its threads wait for what they are going to read.
+    #[must_use]
+    pub fn is_entering(&self) -> bool {
+        !self.entering.is_empty()
+    }
+
+    /// Whether pages that were asked for ahead are on their way.
+    pub(crate) fn fetches_ahead(&self) -> bool {
+        self.plugins.iter().any(|plugin| plugin.get().fetches_ahead())
+    }
+
     /// Sends to any rank, this one included.
     pub(crate) fn send(&mut self, io: &mut Io<'_>, to: Rank, body: Body) {
         Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out }.send(to, body);
@@ -391,6 +408,8 @@ impl Engine {
             && self.unacked == 0
             && self.awaited.is_empty()
             && self.words.is_empty()
+            && self.entering.is_empty()
+            && !self.fetches_ahead()
             && self.shared.flushes.settled(0, u64::MAX)
     }
 
@@ -415,6 +434,8 @@ impl Engine {
         for plugin in &self.plugins {
             plugin.get().check(&self.shared);
         }
+        assert!(self.entering.is_empty() || self.fetches_ahead(), "threads wait for nothing");
+        assert!(!self.barrier.is_inside() || !self.fetches_ahead(), "a rank that is at a barrier has what it asked for");
     }
 }
 
@@ -441,6 +462,8 @@ fn page_of(body: &Body) -> Option<Subject> {
         | Body::HomePull { page, .. } => Subject::Page(*page),
         Body::Page { copy } | Body::HomeMove { copy } => Subject::Page(copy.page),
         Body::Flush { protocol, .. } | Body::FlushAck { protocol, .. } => Subject::Protocol(*protocol),
+        Body::GetPages { pages } => pages.first().map_or(Subject::None, |&first| Subject::Page(first)),
+        Body::Pages { copies } => copies.first().map_or(Subject::None, |first| Subject::Page(first.page)),
         Body::Update { diffs } => diffs.first().map_or(Subject::None, |first| Subject::Page(first.page)),
         Body::Log { .. } => Subject::Protocol(ProtocolKind::Ibec),
         _ => return None,

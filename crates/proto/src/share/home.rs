@@ -3,12 +3,17 @@
 //! The home writes without twins. While no other rank has a copy of the present version its writes need not even be noticed; the first copy that
 //! is handed out write-protects the page, and the next write after that is a change that others have to learn of.
 //!
-//! Invariant: `!shared` implies that no other rank has a valid copy of this `version`.
+//! A page that is written in epoch after epoch and asked for in between is *hot*: it stays writable when it is handed out, and each release compares it
+//! with what was handed out.
+//!
+//! Invariant: `!shared` implies that no other rank has a valid copy of this `version`. While the page is shared and writable, it is dirty, or all copies of
+//! this version are equal to `handed`.
 
 use std::sync::Arc;
 
 use super::message::{Advance, PageCopy};
 use super::protocol::Cx;
+use super::rule::Rule;
 use super::{Diff, Protection};
 use crate::units::PageIndex;
 
@@ -21,12 +26,18 @@ pub(crate) struct HomePage {
     /// A thread of the home may have written to it since it was shared.
     pub dirty: bool,
     pub access: Protection,
+    /// What was handed out of this version while the page stayed writable.
+    pub handed: Option<Arc<[u8]>>,
+    /// Times it was written after it had been shared.
+    pub heat: u8,
+    /// Comparisons since then that found it unchanged.
+    pub quiet: u8,
 }
 
 impl HomePage {
     /// A page that nobody has touched.
     pub fn new() -> Self {
-        Self { version: 0, shared: false, dirty: false, access: Protection::None }
+        Self { version: 0, shared: false, dirty: false, access: Protection::None, handed: None, heat: 0, quiet: 0 }
     }
 
     /// A thread of the home needs access. `unnoticed`: writes nobody has to know of may go unnoticed.
@@ -34,18 +45,35 @@ impl HomePage {
         let free = unnoticed && !self.shared;
         self.access = if write || free { Protection::ReadWrite } else { Protection::Read };
         self.dirty |= write && self.shared;
+        self.heat = self.heat.saturating_add(u8::from(write && self.shared && unnoticed));
         cx.protect(page, self.access);
+    }
+
+    /// What is written from now on is not in copies that are made, and has to be noticed. True if the page has to be write-protected for that.
+    pub fn close(&mut self, cx: &Cx<'_>) -> bool {
+        let hot = self.heat > 0 && self.heat >= cx.shared.tuning.hot_after;
+        let closes = self.access == Protection::ReadWrite && !hot;
+        if closes {
+            self.access = Protection::Read;
+        }
+        closes
     }
 
     /// A copy for another rank.
     pub fn copy(&mut self, cx: &mut Cx<'_>, page: PageIndex) -> PageCopy {
-        if self.access == Protection::ReadWrite {
-            // What is written from now on is not in the copy, and has to be noticed.
-            self.access = Protection::Read;
+        if self.close(cx) {
             cx.protect(page, Protection::Read);
         }
         self.shared = true;
-        PageCopy { page, version: self.version, applied: Vec::new(), bytes: cx.snapshot(page) }
+        let bytes = cx.snapshot(page);
+        if self.access == Protection::ReadWrite && !self.dirty {
+            match &self.handed {
+                None => self.handed = Some(Arc::clone(&bytes)),
+                // It was written in between: the earlier copy is stale.
+                Some(earlier) => self.dirty |= *earlier != bytes,
+            }
+        }
+        PageCopy { page, version: self.version, applied: Vec::new(), bytes }
     }
 
     /// A writer's changes, released. The writer keeps a copy.
@@ -62,14 +90,37 @@ impl HomePage {
     }
 
     /// The home releases: the new version, if others have to learn of one.
-    pub fn release(&mut self) -> Option<u32> {
+    pub fn release(&mut self, cx: &mut Cx<'_>, page: PageIndex) -> Option<u32> {
+        if let Some(handed) = self.handed.take_if(|_| !self.dirty) {
+            self.compare(cx, page, handed);
+        }
         if !self.dirty {
             return None;
         }
+        self.handed = None;
         self.dirty = false;
         self.shared = false;
         self.version = self.version.saturating_add(1);
         Some(self.version)
+    }
+
+    /// Whether the page is what was handed out. If that is so again and again, its writes are noticed by faults again.
+    fn compare(&mut self, cx: &mut Cx<'_>, page: PageIndex, handed: Arc<[u8]>) {
+        cx.shared.stats.scans += 1;
+        let cools = self.quiet + 1 >= cx.shared.tuning.cool_after;
+        if cools {
+            // Once more, and it is hot again: it may be written with what was there before.
+            (self.heat, self.quiet) = (self.heat.min(cx.shared.tuning.hot_after).saturating_sub(1), 0);
+            self.access = Protection::Read;
+            cx.protect(page, Protection::Read);
+        }
+        if cx.snapshot(page) != handed && cx.keep(Rule::Handed) {
+            self.dirty = true;
+            self.quiet = 0;
+        } else if !cools {
+            self.quiet += 1;
+            self.handed = Some(handed);
+        }
     }
 }
 

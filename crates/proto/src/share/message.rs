@@ -53,6 +53,7 @@ impl Message {
             Body::Update { .. } => Class::Background,
             Body::ScData { bytes: Some(_), .. }
             | Body::Page { .. }
+            | Body::Pages { .. }
             | Body::Diffs { .. }
             | Body::Flush { .. }
             | Body::Log { .. }
@@ -66,6 +67,12 @@ impl Message {
             | Body::HomeMove { .. } => Class::Data,
             _ => Class::Control,
         }
+    }
+
+    /// Nobody waits for it: it may travel together with the next message.
+    #[must_use]
+    pub fn can_wait(&self) -> bool {
+        matches!(self.body, Body::LockReleaseAck { .. })
     }
 
     /// What kind of message it is, for people.
@@ -145,6 +152,13 @@ pub enum Body {
     },
     Page {
         copy: PageCopy,
+    },
+    /// Pages of one home that nobody waits for yet, ascending; answered by `Pages`.
+    GetPages {
+        pages: Vec<PageIndex>,
+    },
+    Pages {
+        copies: Vec<PageCopy>,
     },
     DiffRequest {
         page: PageIndex,
@@ -300,6 +314,8 @@ names!(
     ScMove,
     GetPage,
     Page,
+    GetPages,
+    Pages,
     DiffRequest,
     Diffs,
     Flush,
@@ -344,6 +360,8 @@ wire_enum!(Body {
     0x15 => FlushAck { protocol, flush, pages },
     0x16 => Update { diffs },
     0x17 => Log { flush, pages },
+    0x18 => GetPages { pages },
+    0x19 => Pages { copies },
     0x20 => LockRequest { lock, ask },
     0x21 => LockForward { lock, ask, recall },
     0x22 => LockGrant { lock, mode, central, parts },

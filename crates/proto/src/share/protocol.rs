@@ -99,6 +99,12 @@ pub(crate) trait Protocol {
     fn depart(&mut self, _cx: &mut Cx<'_>, _total: &Payload) -> Checked {
         Ok(())
     }
+    /// The barrier is over, homes have moved: asks for what this rank's threads are going to read. They wait until `fetches_ahead` says that it is here.
+    fn begin_epoch(&mut self, _cx: &mut Cx<'_>) {}
+    /// Whether something that was asked for ahead of its use is on its way. The next barrier waits for it.
+    fn fetches_ahead(&self) -> bool {
+        false
+    }
     /// The page's home moved. `kept`: the new home was its only writer, and all other copies are gone.
     fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool);
 
@@ -195,15 +201,26 @@ impl Cx<'_> {
         self.home(page) == self.shared.rank
     }
 
+    /// The protocol that looks after the page.
+    pub fn kind(&self, page: PageIndex) -> Option<ProtocolKind> {
+        self.shared.regions.find(page).map(|region| region.protocol)
+    }
+
+    /// The pages behind this one in its region.
+    pub fn behind(&self, page: PageIndex) -> impl Iterator<Item = PageIndex> + use<> {
+        let end = self.shared.regions.find(page).map_or(page, |region| region.pages.end());
+        (page.0 + 1..end.0).map(PageIndex)
+    }
+
     pub fn page_bytes(&self, page: PageIndex) -> usize {
         self.shared.regions.find(page).expect("a page of a region").page_bytes as usize
     }
 
     /// The page's content now. Threads may be writing.
     pub fn snapshot(&mut self, page: PageIndex) -> Arc<[u8]> {
-        let mut bytes = vec![0; self.page_bytes(page)];
-        self.mem.snapshot(page, &mut bytes);
-        bytes.into()
+        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, self.page_bytes(page)).collect();
+        self.mem.snapshot(page, Arc::get_mut(&mut bytes).expect("nobody else has it yet"));
+        bytes
     }
 
     pub fn protect(&mut self, page: PageIndex, to: Protection) {

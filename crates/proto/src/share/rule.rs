@@ -17,6 +17,10 @@ pub enum Rule {
     Restart,
     /// A copy older than a notice that came meanwhile is refused.
     Need,
+    /// What comes ahead of its use is refused like what was waited for.
+    Ahead,
+    /// A page that its home writes unnoticed is compared at each release with what was handed out.
+    Handed,
     /// A diff or a copy is only taken of closed intervals.
     Cut,
     /// A diff of several intervals is applied at the place of its first.
@@ -54,13 +58,15 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
         Self::Generation,
         Self::Restart,
         Self::Need,
+        Self::Ahead,
+        Self::Handed,
         Self::Cut,
         Self::First,
         Self::Split,

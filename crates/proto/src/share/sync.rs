@@ -120,7 +120,7 @@ impl Engine {
             self.finish(io, pending.after);
             return true;
         }
-        self.word_progress(io) || self.barrier_progress(io)
+        self.word_progress(io) || self.barrier_progress(io) || self.enter_epoch(io)
     }
 
     fn is_ready(&self, pending: &Pending) -> bool {
@@ -131,7 +131,11 @@ impl Engine {
         }
         match pending.after {
             // Management that is on its way here may have to move on at this very barrier.
-            After::Arrive => (self.unacked == 0 || !self.shared.rules.keep(Rule::ReleaseFence)) && self.awaited.is_empty(),
+            After::Arrive => {
+                let released = self.unacked == 0 || !self.shared.rules.keep(Rule::ReleaseFence);
+                // Homes may move: who was asked for a page answers before that.
+                released && self.awaited.is_empty() && !self.fetches_ahead()
+            }
             // What ends inside a barrier would be in no payload.
             _ => !self.barrier.is_inside(),
         }

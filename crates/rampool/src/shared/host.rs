@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -24,6 +25,7 @@ use super::failure;
 use super::line::{Incoming, Line, LineError};
 use super::memory::{FaultAt, SharedMemory};
 use super::stats::SharedStats;
+use super::watch::{Ready, Watch};
 
 /// What ended a thread's wait.
 #[derive(Debug)]
@@ -39,15 +41,25 @@ pub(super) enum Outcome {
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     ready: AtomicBool,
-    outcome: Mutex<Option<Outcome>>,
+    state: Mutex<SlotState>,
     bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct SlotState {
+    outcome: Option<Outcome>,
+    /// The thread sleeps on the bell.
+    asleep: bool,
 }
 
 impl Slot {
     fn complete(&self, outcome: Outcome) {
-        *self.outcome.lock().expect("nobody panics holding it") = Some(outcome);
+        let mut state = self.state.lock().expect("nobody panics holding it");
+        state.outcome = Some(outcome);
         self.ready.store(true, Ordering::Release);
-        self.bell.notify_one();
+        if state.asleep {
+            self.bell.notify_one();
+        }
     }
 
     /// Whether the outcome is there.
@@ -55,25 +67,27 @@ impl Slot {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// Waits for the outcome until `deadline`.
-    pub fn wait(&self, deadline: Option<Instant>) -> Option<Outcome> {
-        let mut outcome = self.outcome.lock().expect("nobody panics holding it");
-        loop {
-            if let Some(outcome) = outcome.take() {
-                self.ready.store(false, Ordering::Release);
-                return Some(outcome);
-            }
-            outcome = match deadline {
-                None => self.bell.wait(outcome).expect("nobody panics holding it"),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return None;
-                    }
-                    self.bell.wait_timeout(outcome, left).expect("nobody panics holding it").0
-                }
+    /// The outcome, if it is there.
+    pub fn take(&self) -> Option<Outcome> {
+        let outcome = self.state.lock().expect("nobody panics holding it").outcome.take();
+        if outcome.is_some() {
+            self.ready.store(false, Ordering::Release);
+        }
+        outcome
+    }
+
+    /// Waits until the outcome is there, or until `deadline`.
+    pub fn sleep(&self, deadline: Option<Instant>) {
+        let mut state = self.state.lock().expect("nobody panics holding it");
+        state.asleep = true;
+        while state.outcome.is_none() {
+            state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                None => self.bell.wait(state).expect("nobody panics holding it"),
+                Some(left) if left.is_zero() => break,
+                Some(left) => self.bell.wait_timeout(state, left).expect("nobody panics holding it").0,
             };
         }
+        state.asleep = false;
     }
 }
 
@@ -86,6 +100,8 @@ struct Peer {
     /// It is done, and had left that many barriers.
     bye: Option<u32>,
     closed: bool,
+    /// The watch tells when the connection takes more.
+    backlog: bool,
 }
 
 /// A rank. See the module.
@@ -97,8 +113,17 @@ pub(super) struct Host {
     silence: Duration,
     engine: Engine,
     pub memory: SharedMemory,
+    watch: Arc<Watch>,
     peers: Vec<Option<Peer>>,
     datagrams: Option<Datagrams>,
+    /// Threads of the program that look at the connections themselves.
+    lookers: usize,
+    /// The one of them that sleeps until something comes.
+    sleeper: Option<ThreadId>,
+    /// It has been told that its wait is over.
+    nudged: bool,
+    /// What was queued since connections were last flushed.
+    unsent: Unsent,
     slots: Vec<Arc<Slot>>,
     idle_threads: VecDeque<ThreadId>,
     timers: BinaryHeap<Reverse<(Instant, TimerId)>>,
@@ -133,6 +158,15 @@ struct Awaited {
     write: bool,
 }
 
+/// Messages that nobody waits for go together with the next one that somebody does wait for, or when nothing has come for a moment: sending costs as much
+/// time as travelling.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Unsent {
+    Nothing,
+    CanWait,
+    Urgent,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Leaving {
     No,
@@ -143,25 +177,20 @@ enum Leaving {
 }
 
 /// What the service thread waits for next.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Plan {
-    pub until: Option<Instant>,
-    /// By rank: whether the connection has something left to send.
-    pub backlog: Vec<bool>,
-    /// By rank: whether the connection is there.
-    pub open: Vec<bool>,
-    /// A thread of this rank waits: what comes next is wanted soon.
+    pub until: Instant,
+    /// A thread of this rank waits for a page, or has just done so: what comes next is wanted soon.
     pub urgent: bool,
+    /// A thread of this rank waits for a page.
+    pub awaits_page: bool,
     pub stop: bool,
 }
 
-/// What the service thread saw.
-#[derive(Debug, Default)]
-pub(super) struct Ready {
-    pub faults: bool,
-    pub datagrams: bool,
-    /// By rank.
-    pub lines: Vec<bool>,
+impl Default for Plan {
+    fn default() -> Self {
+        Self { until: Instant::now(), urgent: false, awaits_page: false, stop: false }
+    }
 }
 
 /// Idle time is offered at most this often, and at least (for `aurc`).
@@ -170,6 +199,10 @@ const OFFER_MOST: Duration = Duration::from_millis(64);
 const OFFER_BYTES: u32 = 16 << 10;
 /// So often the others hear from this rank, whatever else is said.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// With at most so many ranks to hear from, each connection is asked for what it has, instead of all of them at once which have something.
+const FEW_RANKS: u16 = 3;
+/// So much is sent without waiting for the end of what is being handled.
+const MUCH_BYTES: usize = 128 << 10;
 /// How long the last words of a failing rank may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// After a fault the next one is looked for, for as long.
@@ -184,10 +217,11 @@ impl Host {
         memory: SharedMemory,
         lines: Vec<Option<Line>>,
         datagrams: Option<Datagrams>,
+        watch: Arc<Watch>,
         account: Account,
     ) -> Result<Self, rampool_proto::share::ConfigError> {
         let now = Instant::now();
-        let peer = |line| Peer { line, heard: now, beat: now, bye: None, closed: false };
+        let peer = |line| Peer { line, heard: now, beat: now, bye: None, closed: false, backlog: false };
         let rank = Rank(config.rank);
         Ok(Self {
             rank,
@@ -197,8 +231,13 @@ impl Host {
             silence: config.silence,
             engine: Engine::new(engine)?,
             memory,
+            watch,
             peers: lines.into_iter().map(|line| line.map(peer)).collect(),
             datagrams,
+            lookers: 0,
+            sleeper: None,
+            nudged: false,
+            unsent: Unsent::Nothing,
             slots: Vec::new(),
             idle_threads: VecDeque::new(),
             timers: BinaryHeap::new(),
@@ -247,13 +286,12 @@ impl Host {
             self.look_for_absent();
         }
         self.handle(Event::Sync { thread, op });
-        self.flush();
     }
 
     /// Begins a change of what is allocated.
     pub fn demand(&mut self, thread: ThreadId, collective: bool, demand: Demand) {
         if let Some(reason) = &self.stopped {
-            self.slots[usize::from(thread.0)].complete(Outcome::Stopped(reason.clone()));
+            self.complete(thread, Outcome::Stopped(reason.clone()));
             return;
         }
         let ticket = self.next_ticket;
@@ -266,19 +304,17 @@ impl Host {
         } else {
             self.tell(Rank(0), &Control::Ask { ticket, turn, demand });
         }
-        self.flush();
     }
 
     /// Begins to leave the run. The outcome comes when all ranks leave.
     pub fn leave(&mut self, thread: ThreadId) {
         if let Some(reason) = &self.stopped {
-            self.slots[usize::from(thread.0)].complete(Outcome::Stopped(reason.clone()));
+            self.complete(thread, Outcome::Stopped(reason.clone()));
             return;
         }
         self.account.conclude(self.engine.stats());
         self.leaving = Leaving::Wanted(thread);
         self.look_for_end();
-        self.flush();
         self.needs_service = true;
     }
 
@@ -341,10 +377,8 @@ impl Host {
         if ready.faults {
             self.take_faults(now);
         }
-        for rank in 0..self.ranks {
-            if ready.lines.get(usize::from(rank)).is_some_and(|&is| is) {
-                self.take_frames(Rank(rank), now);
-            }
+        for &rank in &ready.lines {
+            self.take_frames(rank, now);
         }
         if ready.datagrams || self.datagrams.is_some() {
             self.take_datagrams();
@@ -353,18 +387,94 @@ impl Host {
         self.offer_idle(now);
         self.look_after_peers(now);
         self.look_for_end();
-        self.flush();
+        // What nobody waits for goes with the next message, or when there is nothing to take any more.
+        if ready.lines.is_empty() || self.unsent == Unsent::Urgent {
+            self.flush();
+        }
         self.plan(now, plan);
     }
 
-    /// Takes what the other ranks have sent, for a thread of the program that waits and looks for itself. Only worth it while there are few.
-    pub fn look(&mut self) {
-        let now = Instant::now();
-        for rank in 0..self.ranks {
-            self.take_frames(Rank(rank), now);
+    // --- threads that wait --------------------------------------------------------------------------------------------------------------
+
+    /// A thread of the program looks for messages itself from now on: they wake the service thread no more.
+    pub fn begin_to_look(&mut self) {
+        self.lookers += 1;
+        if self.lookers == 1 {
+            self.watch.set_lines(false);
         }
-        self.take_datagrams();
+    }
+
+    /// It does so no more.
+    pub fn end_looking(&mut self) {
+        self.lookers -= 1;
         self.flush();
+        if self.lookers == 0 {
+            self.watch.set_lines(true);
+        }
+    }
+
+    /// Takes what the other ranks have sent. True if that was something.
+    pub fn look(&mut self, ready: &mut Ready) -> bool {
+        if self.ranks <= FEW_RANKS && self.datagrams.is_none() {
+            let now = Instant::now();
+            let mut any = false;
+            for rank in 0..self.ranks {
+                any |= self.take_frames(Rank(rank), now);
+            }
+            self.looked(any);
+            return any;
+        }
+        self.watch.wait_lines(Some(Duration::ZERO), ready);
+        self.look_at(ready);
+        ready.has_lines()
+    }
+
+    /// Takes what `ready` says there is.
+    pub fn look_at(&mut self, ready: &Ready) {
+        let now = Instant::now();
+        for &rank in &ready.lines {
+            self.take_frames(rank, now);
+        }
+        if ready.datagrams {
+            self.take_datagrams();
+        }
+        self.looked(ready.has_lines());
+    }
+
+    fn looked(&mut self, any: bool) {
+        if any {
+            self.look_for_end();
+        }
+        if !any || self.unsent == Unsent::Urgent {
+            self.flush();
+        }
+    }
+
+    /// This thread sleeps on the connections. False: another one does.
+    pub fn begin_to_sleep(&mut self, thread: ThreadId) -> bool {
+        let is_free = self.sleeper.is_none();
+        if is_free {
+            self.flush();
+            self.sleeper = Some(thread);
+        }
+        is_free
+    }
+
+    /// It does so no more.
+    pub fn end_sleeping(&mut self) {
+        self.sleeper = None;
+        if std::mem::take(&mut self.nudged) {
+            self.watch.end_nudge();
+        }
+    }
+
+    /// A thread's wait is over.
+    fn complete(&mut self, thread: ThreadId, outcome: Outcome) {
+        self.slots[usize::from(thread.0)].complete(outcome);
+        if self.sleeper == Some(thread) {
+            self.nudged = true;
+            self.watch.nudge();
+        }
     }
 
     fn take_faults(&mut self, now: Instant) {
@@ -384,8 +494,9 @@ impl Host {
         self.faults = faults;
     }
 
-    fn take_frames(&mut self, from: Rank, now: Instant) {
-        let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) else { return };
+    /// True if something came.
+    fn take_frames(&mut self, from: Rank, now: Instant) -> bool {
+        let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) else { return false };
         let received = peer.line.receive();
         if !matches!(received, Ok(false)) {
             peer.heard = now;
@@ -396,14 +507,18 @@ impl Host {
                 Ok(Some(Incoming::Message(message))) => self.take_message(from, &message),
                 Ok(Some(Incoming::Control(control))) => self.take_control(from, control),
                 Ok(None) => break,
-                Err(error) => return self.lose(from, &error.to_string()),
+                Err(error) => {
+                    self.lose(from, &error.to_string());
+                    return true;
+                }
             }
         }
         match received {
-            Ok(_) => {}
+            Ok(any) => return any,
             Err(LineError::Closed) => self.closed(from, "its process ended without finishing"),
             Err(error) => self.closed(from, &error.to_string()),
         }
+        true
     }
 
     fn take_message(&mut self, from: Rank, message: &Message) {
@@ -500,13 +615,10 @@ impl Host {
         if let Some(due) = self.datagrams.as_ref().and_then(Datagrams::due) {
             until = until.min(due);
         }
-        plan.until = Some(until);
+        plan.until = if self.unsent == Unsent::CanWait { now } else { until };
         self.planned = until;
-        plan.backlog.clear();
-        plan.backlog.extend(self.peers.iter().map(|peer| peer.as_ref().is_some_and(|peer| !peer.closed && peer.line.has_backlog())));
-        plan.open.clear();
-        plan.open.extend(self.peers.iter().map(|peer| peer.as_ref().is_some_and(|peer| !peer.closed)));
         // Who has just waited for a page often wants the next one.
+        plan.awaits_page = !self.awaited.is_empty();
         plan.urgent = !self.awaited.is_empty() || now.saturating_duration_since(self.last_fault) < FAULTS_COME_TOGETHER;
         plan.stop = self.leaving == Leaving::Done;
     }
@@ -514,6 +626,7 @@ impl Host {
     // --- what the engine wants ----------------------------------------------------------------------------------------------------------
 
     fn handle(&mut self, event: Event<'_>) {
+        self.memory.begin_event();
         self.engine.handle(event, &mut self.memory, &mut self.actions);
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
@@ -525,10 +638,18 @@ impl Host {
     fn act(&mut self, action: Action) {
         match action {
             Action::Send { to, message } => {
+                self.unsent = self.unsent.max(if message.can_wait() { Unsent::CanWait } else { Unsent::Urgent });
                 let bytes = match &mut self.datagrams {
                     Some(datagrams) => datagrams.send(to, &message),
                     None => match self.peers[usize::from(to.0)].as_mut().filter(|peer| !peer.closed) {
-                        Some(peer) => peer.line.queue_message(&message),
+                        Some(peer) => {
+                            let bytes = peer.line.queue_message(&message);
+                            if peer.line.queued_bytes() >= MUCH_BYTES && !peer.backlog {
+                                // The other end can work on it while this one goes on. What fails is seen by the next flush.
+                                let _ = peer.line.flush();
+                            }
+                            bytes
+                        }
                         None => 0,
                     },
                 };
@@ -536,7 +657,7 @@ impl Host {
             }
             Action::Done { thread, result } => {
                 self.in_barrier.remove(&thread);
-                self.slots[usize::from(thread.0)].complete(Outcome::Operation(result));
+                self.complete(thread, Outcome::Operation(result));
             }
             Action::Retry { page } => {
                 if let Some(Awaited { since, write }) = self.awaited.remove(&page) {
@@ -567,10 +688,10 @@ impl Host {
             failure::end(self.rank, &reason);
         }
         for thread in std::mem::take(&mut self.tickets).into_values() {
-            self.slots[usize::from(thread.0)].complete(Outcome::Stopped(reason.clone()));
+            self.complete(thread, Outcome::Stopped(reason.clone()));
         }
         if let Leaving::Wanted(thread) | Leaving::Told(thread) = self.leaving {
-            self.slots[usize::from(thread.0)].complete(Outcome::Stopped(reason.clone()));
+            self.complete(thread, Outcome::Stopped(reason.clone()));
             self.leaving = Leaving::No;
         }
         if let Some(page) = self.awaited.keys().next() {
@@ -586,31 +707,41 @@ impl Host {
     }
 
     fn lose(&mut self, peer: Rank, how: &str) {
-        if let Some(gone) = &mut self.peers[usize::from(peer.0)] {
-            gone.closed = true;
-        }
+        self.shut(peer);
         self.handle(Event::PeerLost { peer, how });
+    }
+
+    /// Nothing comes from there any more, and nothing goes there.
+    fn shut(&mut self, rank: Rank) {
+        if let Some(peer) = self.peers[usize::from(rank.0)].as_mut().filter(|peer| !peer.closed) {
+            peer.closed = true;
+            self.watch.remove_line(peer.line.as_fd());
+        }
     }
 
     /// A connection ended: the peer is lost, unless it was done.
     fn closed(&mut self, from: Rank, how: &str) {
-        let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) else { return };
-        peer.closed = true;
+        let Some(peer) = self.peers[usize::from(from.0)].as_ref().filter(|peer| !peer.closed) else { return };
         // Who has finished goes when all others have, too, and this rank knows that it has.
         let done = peer.bye.is_some() && matches!(self.leaving, Leaving::Told(_) | Leaving::Done);
+        self.shut(from);
         if !done {
             self.lose(from, how);
         }
     }
 
     /// Sends what is queued.
-    fn flush(&mut self) {
+    pub fn flush(&mut self) {
+        self.unsent = Unsent::Nothing;
         let mut failed = Vec::new();
         for (peer, rank) in self.peers.iter_mut().zip(0..) {
             let Some(peer) = peer.as_mut().filter(|peer| !peer.closed && peer.line.has_backlog()) else { continue };
             match peer.line.flush() {
-                Ok(true) => {}
-                Ok(false) => self.needs_service = true,
+                Ok(all) if all == peer.backlog => {
+                    peer.backlog = !all;
+                    self.watch.set_backlog(Rank(rank), peer.line.as_fd(), !all);
+                }
+                Ok(_) => {}
                 Err(error) => failed.push((Rank(rank), error)),
             }
         }
@@ -645,6 +776,7 @@ impl Host {
     fn tell(&mut self, to: Rank, control: &Control) {
         if let Some(peer) = self.peers[usize::from(to.0)].as_mut().filter(|peer| !peer.closed) {
             peer.line.queue_control(control);
+            self.unsent = Unsent::Urgent;
         }
     }
 
@@ -745,14 +877,14 @@ impl Host {
 
     fn given(&mut self, ticket: u64, answer: Answer) {
         match self.tickets.remove(&ticket) {
-            Some(thread) => self.slots[usize::from(thread.0)].complete(Outcome::Answer(answer)),
+            Some(thread) => self.complete(thread, Outcome::Answer(answer)),
             None => self.lose(Rank(0), "it answers what was not asked"),
         }
     }
 
     /// A rank that has finished comes to no barrier any more.
     fn look_for_absent(&mut self) {
-        let Some(&barrier) = self.in_barrier.values().next() else { return };
+        let Some(&barrier) = self.in_barrier.values().next().filter(|_| !self.engine.is_entering()) else { return };
         let epoch = self.engine.epoch();
         let gone = self.peers.iter().zip(0..).find(|(peer, _)| peer.as_ref().and_then(|peer| peer.bye).is_some_and(|left| left <= epoch));
         if let Some((_, gone)) = gone {
@@ -779,9 +911,11 @@ impl Host {
             self.flush();
             if self.peers.iter().flatten().all(|peer| peer.closed || !peer.line.has_backlog()) {
                 self.leaving = Leaving::Done;
+                // It ends.
+                self.needs_service = true;
                 self.memory.close();
                 self.account.write();
-                self.slots[usize::from(thread.0)].complete(Outcome::Finished);
+                self.complete(thread, Outcome::Finished);
             }
         }
     }
@@ -804,16 +938,6 @@ impl Host {
 
     pub fn home(&self, page: PageIndex) -> Rank {
         self.engine.home(page)
-    }
-
-    /// Descriptors to wait on: faults, datagrams, and the connections by rank.
-    pub fn descriptors(&self) -> std::io::Result<Descriptors> {
-        use std::os::fd::{AsFd, BorrowedFd};
-        // SAFETY: the descriptor is open as long as `memory` is, and is only copied here.
-        let faults = unsafe { BorrowedFd::borrow_raw(self.memory.raw_fd()) }.try_clone_to_owned()?;
-        let datagrams = self.datagrams.as_ref().map(|datagrams| datagrams.as_fd().try_clone_to_owned()).transpose()?;
-        let line = |peer: &Option<Peer>| peer.as_ref().map(|peer| peer.line.as_fd().try_clone_to_owned()).transpose();
-        Ok(Descriptors { faults, datagrams, lines: self.peers.iter().map(line).collect::<Result<_, _>>()? })
     }
 }
 
@@ -846,11 +970,4 @@ impl Waiting {
             _ => None,
         }
     }
-}
-
-/// Copies of the descriptors that the service thread waits on.
-pub(super) struct Descriptors {
-    pub faults: std::os::fd::OwnedFd,
-    pub datagrams: Option<std::os::fd::OwnedFd>,
-    pub lines: Vec<Option<std::os::fd::OwnedFd>>,
 }

@@ -151,6 +151,11 @@ impl Line {
         !self.frames.rest().is_empty() || !self.sealed.rest().is_empty()
     }
 
+    /// Bytes of frames that wait to be sent.
+    pub fn queued_bytes(&self) -> usize {
+        self.frames.rest().len()
+    }
+
     /// Sends what the kernel takes now. True if nothing is left.
     pub fn flush(&mut self) -> Result<bool, LineError> {
         if let Some(seal) = &mut self.seal {

@@ -8,7 +8,9 @@
 //! A page comes by filling it through the alias and then mapping it in the view (UFFDIO_CONTINUE): threads see all of it or nothing. It
 //! goes by `madvise(MADV_DONTNEED)` on the view. Both mappings stay out of forked children and of huge pages. Nothing here decides anything.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rampool_proto::share::{Diff, Mem, Protection, Rank, RegionConfig};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
@@ -67,6 +69,8 @@ pub struct SharedMemory {
     alias: Mapping,
     regions: BTreeMap<PageIndex, Region>,
     events: Vec<Event>,
+    /// Start and bytes of what was mapped last: who waited for it is awake.
+    mapped: Cell<(usize, usize)>,
 }
 
 #[derive(Debug)]
@@ -84,6 +88,13 @@ impl Region {
 
     fn offset_of(&self, page: PageIndex) -> usize {
         self.offset + index(page, self.config.pages.first) * self.page_bytes()
+    }
+}
+
+impl AsFd for SharedMemory {
+    /// Readable when a thread waits for a page.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
     }
 }
 
@@ -112,7 +123,7 @@ impl SharedMemory {
             // SAFETY: changes no content. Kernels without huge pages refuse it, and need it not.
             let _ = unsafe { advise(mapping.start(), mapping.bytes(), Advice::NoHugePage) };
         }
-        let memory = Self { rank, uffd, reach, view, alias, regions: BTreeMap::new(), events: Vec::new() };
+        let memory = Self { rank, uffd, reach, view, alias, regions: BTreeMap::new(), events: Vec::new(), mapped: Cell::new((0, 0)) };
         memory.try_write_protected_install()?;
         Ok(memory)
     }
@@ -156,11 +167,6 @@ impl SharedMemory {
     #[must_use]
     pub fn reach(&self) -> Reach {
         self.reach
-    }
-
-    #[must_use]
-    pub fn raw_fd(&self) -> std::os::fd::RawFd {
-        self.uffd.raw_fd()
     }
 
     /// The program may use the region's pages from now on; all are absent.
@@ -226,10 +232,19 @@ impl SharedMemory {
         assert!(closed.is_ok(), "mprotect of our own mapping failed");
     }
 
-    /// Lets every thread that waits for the page try again.
+    /// Lets every thread that waits for the page try again. To map a page wakes them, too: what was mapped since [`SharedMemory::begin_event`] need not be
+    /// woken again.
     pub fn wake(&self, page: PageIndex) {
         let (start, bytes) = self.place(page);
-        self.uffd.wake(start, bytes);
+        let (from, len) = self.mapped.get();
+        if start < from || start + bytes > from + len {
+            self.uffd.wake(start, bytes);
+        }
+    }
+
+    /// The engine takes another event.
+    pub fn begin_event(&self) {
+        self.mapped.set((0, 0));
     }
 
     fn alias_of(&self, page: PageIndex) -> (*mut u8, usize) {
@@ -258,12 +273,14 @@ impl SharedMemory {
     /// Maps pages whose content is in the object.
     fn map(&self, start: usize, bytes: usize, to: Protection) {
         let mut done = 0;
+        self.mapped.set((start, bytes));
         while done < bytes {
             match self.uffd.continue_pages(start + done, bytes - done, to == Protection::Read) {
                 Reply::Done => return,
                 Reply::Partial(some) => done += some,
                 // Mapped already, perhaps with another protection.
                 Reply::AlreadyMapped => {
+                    self.mapped.set((0, 0));
                     let reply = self.uffd.write_protect(start + done, OS_PAGE_BYTES, to == Protection::Read);
                     assert!(reply == Reply::Done, "changing the protection of a shared page failed: {reply:?}");
                     done += OS_PAGE_BYTES;
@@ -375,6 +392,24 @@ impl Mem for SharedMemory {
             let start = self.view.start() + region.offset_of(page);
             self.map(start, len, to);
             self.regions.get_mut(&first).expect("it is there").state[at] = to;
+        }
+    }
+
+    fn install_all(&mut self, pages: &[(PageIndex, &[u8])], to: Protection) {
+        for &(page, bytes) in pages {
+            self.install(page, bytes, Protection::None);
+        }
+        for run in rampool_proto::share::extents(pages.iter().map(|&(page, _)| page)) {
+            let (mut page, mut left) = (run.first, run.count as usize);
+            while left > 0 {
+                let region = self.region(page);
+                let (first, at) = (region.config.pages.first, index(page, region.config.pages.first));
+                let count = left.min(region.state.len() - at);
+                let (start, bytes) = (self.view.start() + region.offset_of(page), count * region.page_bytes());
+                self.map(start, bytes, to);
+                self.regions.get_mut(&first).expect("it is there").state[at..at + count].fill(to);
+                (page, left) = (page.offset(count as u64), left - count);
+            }
         }
     }
 

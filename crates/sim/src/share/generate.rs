@@ -140,6 +140,7 @@ impl<'a> Generator<'a> {
             local_handovers: [1, 2, 16][random.index(3)],
             hold_us: [0, 0, 100][random.index(3)],
             hot_after: [0, 1, 3, 255][random.index(4)],
+            ahead_bytes: [0, 64, 1 << 20][random.index(3)],
             cool_after: [1, 2, 8][random.index(3)],
             collect_bytes: [0, 40, 1 << 20][random.index(3)],
             barrier_arity: 2,
@@ -148,6 +149,11 @@ impl<'a> Generator<'a> {
         setup.unmap = [0, 0, 20][random.index(3)];
         setup.slow_phases = random.percent(80);
         setup.pauses = if random.percent(25) { 15 } else { 0 };
+        if pages > 1 && random.percent(50) {
+            // Neighbours: a run of pages may cross from one region into the next.
+            let first = u32::try_from(random.between(1, u64::from(pages) - 1)).expect("few");
+            setup.regions = vec![(first, protocol), (pages - first, protocol)];
+        }
         setup
     }
 

@@ -105,7 +105,7 @@ fn quiet(protocol: ProtocolKind, page_bytes: usize, scripts: Vec<Vec<Op>>) -> Se
     setup.idle = 0;
     setup.check = false;
     setup.most_events = u64::MAX;
-    setup.tuning = Tuning { hot_after: 255, ..Tuning::default() };
+    setup.tuning = Tuning { hot_after: 255, ahead_bytes: 0, ..Tuning::default() };
     setup
 }
 

@@ -48,6 +48,9 @@ caught! {
     hlrc_that_waits_only_for_its_own_flushes_is_caught: Hlrc, Generation, 600;
     hlrc_that_takes_a_page_older_than_its_own_diff_is_caught: Hlrc, Restart, 1500;
     hlrc_that_takes_a_page_older_than_a_notice_is_caught: Hlrc, Need, 3000;
+    hlrc_that_believes_whatever_comes_ahead_is_caught: Hlrc, Ahead, 1500;
+    aurc_that_believes_whatever_comes_ahead_is_caught: Aurc, Ahead, 1500;
+    hlrc_whose_home_forgets_what_it_handed_out_is_caught: Hlrc, Handed, 1500;
     lrc_that_hands_out_open_intervals_is_caught: Lrc, Cut, 200;
     lrc_that_orders_diffs_by_their_last_interval_is_caught: Lrc, First, 3000;
     lrc_that_lets_a_diff_span_a_copy_is_caught: Lrc, Finalise, 1500;

@@ -135,13 +135,14 @@ impl Bench {
     fn barriers(&mut self, count: usize, rounds: usize) -> Result<()> {
         for round in 0..=rounds {
             self.shared.barrier(1)?;
-            let began = Instant::now();
+            let mut times = Vec::with_capacity(count);
             for _ in 0..count {
+                let began = Instant::now();
                 self.shared.barrier(2)?;
+                times.push(us(began.elapsed()));
             }
-            let took = us(began.elapsed()) / count as f64;
             if self.shared.rank() == 0 && round > 0 {
-                self.add("barrier", took);
+                self.add("barrier", median(&times));
                 self.raw(count, 64)?;
             }
         }

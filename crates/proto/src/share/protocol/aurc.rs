@@ -157,6 +157,14 @@ impl Protocol for Aurc {
         self.base.depart(cx, total)
     }
 
+    fn begin_epoch(&mut self, cx: &mut Cx<'_>) {
+        self.base.begin_epoch(cx);
+    }
+
+    fn fetches_ahead(&self) -> bool {
+        self.base.fetches_ahead()
+    }
+
     fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool) {
         self.base.rehome(cx, page, from, to, kept);
     }

@@ -7,7 +7,8 @@
 //!
 //! Differs from the paper: versions are scalars that the home gives, not vectors, and a release waits until its diffs are acknowledged. A dirty
 //! page that is invalidated keeps its twin and is merged with the home's copy later. A page that is written in interval after interval stays
-//! writable and is compared with its twin at each release.
+//! writable and is compared with its twin at each release. Pages are also fetched ahead of their use ([`crate::share::ahead`]): nobody waits for them, but
+//! what comes is refused for the same reasons, and a barrier waits until it has come, so that a request is answered by the home it was sent to.
 //!
 //! What it never does: it never sends a byte that this rank did not change, and never compares live memory that it then reads again.
 
@@ -15,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Cx, Protocol, Scope, unexpected};
+use crate::share::ahead::{Habit, Streams};
 use crate::share::engine::Shared;
 use crate::share::home::{HomePage, patched};
 use crate::share::interval::{IntervalId, Intervals, VectorTime};
@@ -42,6 +44,11 @@ pub(crate) struct Hlrc {
     pulling: BTreeMap<PageIndex, u64>,
     /// Messages for those pages.
     held: Vec<(Rank, Body)>,
+    streams: Streams,
+    /// Pages to ask for when the epoch begins.
+    wanted: Vec<PageIndex>,
+    /// Requests for pages ahead of their use that are not answered.
+    ahead: u32,
 }
 
 /// A page at a rank that is not its home.
@@ -55,6 +62,7 @@ pub(super) struct Copy {
     /// The page as of the last time its changes were on their way home.
     pub twin: Option<Arc<[u8]>>,
     pub fetch: Option<Fetch>,
+    habit: Habit,
     /// Intervals in which it was written.
     heat: u8,
     /// Scans since then without a change.
@@ -66,11 +74,23 @@ pub(super) struct Fetch {
     /// What comes may predate this rank's own diff.
     pub restart: bool,
     write: bool,
+    /// A thread waits for it.
+    waited: bool,
 }
 
 impl Copy {
     fn new() -> Self {
-        Self { valid: false, version: 0, need: 0, access: Protection::None, twin: None, fetch: None, heat: 0, quiet: 0 }
+        Self {
+            valid: false,
+            version: 0,
+            need: 0,
+            access: Protection::None,
+            twin: None,
+            fetch: None,
+            habit: Habit::default(),
+            heat: 0,
+            quiet: 0,
+        }
     }
 }
 
@@ -91,6 +111,9 @@ impl Hlrc {
             streamed: BTreeSet::new(),
             pulling: BTreeMap::new(),
             held: Vec::new(),
+            streams: Streams::default(),
+            wanted: Vec::new(),
+            ahead: 0,
         }
     }
 
@@ -122,9 +145,71 @@ impl Hlrc {
     }
 
     fn ask(&mut self, cx: &mut Cx<'_>, page: PageIndex, write: bool) {
-        self.copy(page).fetch = Some(Fetch { restart: false, write });
+        self.copy(page).fetch = Some(Fetch { restart: false, write, waited: true });
         let (home, by) = (cx.home(page), cx.me());
         cx.send(home, Body::GetPage { page, by });
+    }
+
+    /// Asks for those of `pages` (ascending) that are not here, and that nobody waits for.
+    fn ask_ahead(&mut self, cx: &mut Cx<'_>, pages: impl Iterator<Item = PageIndex>) {
+        let mut by_home: BTreeMap<Rank, Vec<PageIndex>> = BTreeMap::new();
+        for page in pages {
+            if cx.is_home(page) || self.pulling.contains_key(&page) {
+                continue;
+            }
+            let copy = self.copy(page);
+            if !copy.valid && copy.fetch.is_none() {
+                copy.fetch = Some(Fetch { restart: false, write: false, waited: false });
+                by_home.entry(cx.home(page)).or_default().push(page);
+            }
+        }
+        for (home, pages) in by_home {
+            for pages in pages.chunks((AHEAD_BYTES / cx.page_bytes(pages[0])).max(1)) {
+                self.ahead += 1;
+                cx.send(home, Body::GetPages { pages: pages.to_vec() });
+            }
+        }
+    }
+
+    /// How many pages like this one may come ahead at a time.
+    fn most_ahead(cx: &Cx<'_>, page: PageIndex) -> u64 {
+        if cx.shared.at_barrier { 0 } else { u64::from(cx.shared.tuning.ahead_bytes) / cx.page_bytes(page) as u64 }
+    }
+
+    /// What was asked for ahead is here.
+    fn on_pages(&mut self, cx: &mut Cx<'_>, copies: &[PageCopy]) -> Checked {
+        let Some(ahead) = self.ahead.checked_sub(1) else { return unexpected("pages") };
+        self.ahead = ahead;
+        if !copies.is_sorted_by(|a, b| a.page < b.page) {
+            return unexpected("order of pages");
+        }
+        let mut ready = Vec::with_capacity(copies.len());
+        for got in copies {
+            let Some(fetch) = self.copies.get(&got.page).and_then(|copy| copy.fetch) else { return unexpected("page among others") };
+            let copy = self.copy(got.page);
+            let refused = cx.keep(Rule::Ahead) && (fetch.restart || got.version < copy.need);
+            if refused && fetch.waited {
+                cx.shared.stats.refetches += 1;
+                self.ask(cx, got.page, fetch.write);
+            } else if refused {
+                copy.fetch = None;
+            } else if fetch.write || copy.twin.is_some() {
+                self.install(cx, got, fetch.write);
+            } else {
+                copy.valid = true;
+                copy.version = got.version;
+                copy.fetch = None;
+                copy.access = Protection::Read;
+                ready.push((got.page, &*got.bytes, fetch.waited));
+            }
+        }
+        cx.shared.stats.pages_fetched += ready.len() as u64;
+        let pages: Vec<_> = ready.iter().map(|&(page, bytes, _)| (page, bytes)).collect();
+        cx.mem.install_all(&pages, Protection::Read);
+        for (page, _, _) in ready.into_iter().filter(|&(_, _, waited)| waited) {
+            cx.retry(page);
+        }
+        Ok(())
     }
 
     /// The home's copy is here.
@@ -222,6 +307,7 @@ impl Hlrc {
     fn at_home(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked {
         let pages: Vec<PageIndex> = match body {
             Body::GetPage { page, .. } => vec![*page],
+            Body::GetPages { pages } => pages.clone(),
             Body::Flush { diffs, fences, .. } => diffs.iter().map(|d| d.page).chain(fences.iter().copied()).collect(),
             Body::Update { diffs } => diffs.iter().map(|d| d.page).collect(),
             _ => Vec::new(),
@@ -239,8 +325,18 @@ impl Hlrc {
                     cx.send(home, body.clone());
                     return Ok(());
                 }
-                let copy = self.home(*page).copy(cx, *page);
+                let copy = self.hand_out(cx, *page);
                 cx.send(*by, Body::Page { copy });
+            }
+            Body::GetPages { .. } => {
+                let mine = |&page: &PageIndex| cx.is_home(page) && cx.kind(page) == Some(self.kind);
+                if pages.len() > MOST_AT_ONCE || !pages.is_sorted_by(|a, b| a < b) || !pages.iter().all(mine) {
+                    return unexpected("request for several pages");
+                }
+                let open: Vec<PageIndex> = pages.iter().copied().filter(|&page| self.home(page).close(cx)).collect();
+                cx.protect_all(open, Protection::Read);
+                let copies = pages.into_iter().map(|page| self.hand_out(cx, page)).collect();
+                cx.send(from, Body::Pages { copies });
             }
             Body::Flush { flush, diffs, fences, .. } => {
                 if !pages.iter().all(|&page| cx.is_home(page)) {
@@ -273,6 +369,15 @@ impl Hlrc {
         self.homes.entry(page).or_insert_with(HomePage::new)
     }
 
+    fn hand_out(&mut self, cx: &mut Cx<'_>, page: PageIndex) -> PageCopy {
+        let home = self.home(page);
+        let copy = home.copy(cx, page);
+        if home.dirty || home.handed.is_some() {
+            self.dirty_homes.insert(page);
+        }
+        copy
+    }
+
     fn apply(&mut self, cx: &mut Cx<'_>, page: PageIndex, diff: &Diff) -> Advance {
         let home = self.home(page);
         let advance = home.apply(cx, page, diff);
@@ -298,7 +403,7 @@ impl Hlrc {
     }
 
     /// Drops the copies that these notices make stale.
-    fn invalidate(&mut self, cx: &mut Cx<'_>, notices: impl Iterator<Item = (PageIndex, Notice)>) {
+    fn invalidate(&mut self, cx: &mut Cx<'_>, notices: impl Iterator<Item = (PageIndex, Notice)>) -> BTreeSet<PageIndex> {
         let me = cx.me();
         let mut stale = BTreeSet::new();
         for (page, notice) in notices {
@@ -311,15 +416,18 @@ impl Hlrc {
                 copy.valid = false;
                 copy.access = Protection::None;
                 stale.insert(page);
+            } else if !copy.valid && copy.fetch.is_none() {
+                copy.habit.unused();
             }
         }
         cx.shared.stats.invalidations += stale.len() as u64;
         cx.protect_all(stale.iter().copied(), Protection::None);
-        for page in stale {
+        for &page in &stale {
             if !cx.keep(Rule::ThreeWay) && self.twinned.remove(&page) {
                 self.copy(page).twin = None;
             }
         }
+        stale
     }
 
     fn learn(&mut self, cx: &mut Cx<'_>, records: &[(IntervalId, NoticeRuns)]) -> Checked {
@@ -341,7 +449,7 @@ impl Hlrc {
     fn become_home(&mut self, cx: &mut Cx<'_>, page: PageIndex, kept: bool) {
         let copy = self.copies.remove(&page).expect("a new home has a copy");
         self.twinned.remove(&page);
-        let mut home = HomePage { version: copy.version, shared: !kept, dirty: false, access: copy.access };
+        let mut home = HomePage { version: copy.version, shared: !kept, access: copy.access, ..HomePage::new() };
         if kept && home.access == Protection::Read {
             home.access = Protection::ReadWrite;
             cx.protect(page, Protection::ReadWrite);
@@ -385,15 +493,23 @@ impl Protocol for Hlrc {
             cx.retry(page);
         } else if let Some(fetch) = &mut copy.fetch {
             fetch.write |= write;
+            if !std::mem::replace(&mut fetch.waited, true) {
+                copy.habit.missed();
+            }
         } else if !pulling {
+            copy.habit.missed();
             self.ask(cx, page, write);
+            let behind = self.streams.missed(page, Self::most_ahead(cx, page));
+            let of_region = cx.behind(page).take(usize::try_from(behind).expect("a few pages"));
+            self.ask_ahead(cx, of_region);
         }
     }
 
     fn receive(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked {
         match body {
-            Body::GetPage { .. } | Body::Flush { .. } | Body::Update { .. } => self.at_home(cx, from, body),
+            Body::GetPage { .. } | Body::GetPages { .. } | Body::Flush { .. } | Body::Update { .. } => self.at_home(cx, from, body),
             Body::Page { copy } => self.on_page(cx, copy),
+            Body::Pages { copies } => self.on_pages(cx, copies),
             Body::FlushAck { flush, pages, .. } => self.on_flushed(cx, *flush, pages),
             Body::HomePull { page, by } => {
                 let (version, twin) = match (self.copies.get(page), self.homes.get(page)) {
@@ -429,8 +545,11 @@ impl Protocol for Hlrc {
     fn release(&mut self, cx: &mut Cx<'_>, _scope: Scope) {
         let me = cx.me();
         for page in std::mem::take(&mut self.dirty_homes) {
-            if let Some(version) = self.homes.get_mut(&page).and_then(HomePage::release) {
+            let Some(home) = self.homes.get_mut(&page) else { continue };
+            if let Some(version) = home.release(cx, page) {
                 self.fresh.add(page, Notice { version, writer: Some(me) });
+            } else if home.handed.is_some() {
+                self.dirty_homes.insert(page);
             }
         }
         let mut by_home: BTreeMap<Rank, (Vec<PageDiff>, Vec<PageIndex>)> = BTreeMap::new();
@@ -504,7 +623,11 @@ impl Protocol for Hlrc {
     fn depart(&mut self, cx: &mut Cx<'_>, total: &Payload) -> Checked {
         match total {
             Payload::Nothing => {}
-            Payload::Changed { notices, .. } => self.invalidate(cx, Notices::from(notices).iter()),
+            Payload::Changed { notices, .. } => {
+                let stale = self.invalidate(cx, Notices::from(notices).iter());
+                let habitual = |page: &PageIndex| self.copies.get_mut(page).is_some_and(|copy| copy.habit.changed());
+                self.wanted = stale.into_iter().filter(habitual).collect();
+            }
             _ => return unexpected("payload"),
         }
         self.intervals.restart();
@@ -548,8 +671,24 @@ impl Protocol for Hlrc {
         }
     }
 
+    fn begin_epoch(&mut self, cx: &mut Cx<'_>) {
+        let mut left = cx.shared.tuning.ahead_bytes as usize;
+        let fits = |&page: &PageIndex| {
+            let rest = left.checked_sub(cx.page_bytes(page));
+            left = rest.unwrap_or(left);
+            rest.is_some()
+        };
+        let pages: Vec<PageIndex> = std::mem::take(&mut self.wanted).into_iter().filter(fits).collect();
+        self.ask_ahead(cx, pages.into_iter());
+    }
+
+    fn fetches_ahead(&self) -> bool {
+        self.ahead > 0
+    }
+
     fn overhead_bytes(&self) -> usize {
-        self.copies.values().filter_map(|copy| copy.twin.as_ref()).map(|twin| twin.len()).sum()
+        let twins = self.copies.values().filter_map(|copy| copy.twin.as_ref());
+        twins.chain(self.homes.values().filter_map(|home| home.handed.as_ref())).map(|bytes| bytes.len()).sum()
     }
 
     fn check(&self, _shared: &Shared) {
@@ -560,12 +699,18 @@ impl Protocol for Hlrc {
             assert!(!self.homes.contains_key(page), "{page}: home and copy");
         }
         for (page, home) in &self.homes {
-            assert!(!home.dirty || self.dirty_homes.contains(page), "{page}: dirty homes are listed");
-            let noticed = !home.shared || home.dirty || home.access != Protection::ReadWrite;
+            let looked_at = home.dirty || home.handed.is_some();
+            assert!(!looked_at || self.dirty_homes.contains(page), "{page}: dirty homes are listed");
+            let noticed = !home.shared || looked_at || home.access != Protection::ReadWrite;
             assert!(noticed, "{page}: a shared page is written unnoticed");
         }
     }
 }
+
+/// Asked for ahead in one message, at least one page.
+const AHEAD_BYTES: usize = 64 << 10;
+/// More pages than any rank asks for in one message: pages have at least 8 bytes.
+const MOST_AT_ONCE: usize = AHEAD_BYTES / 8;
 
 /// What a requester said it knows.
 pub(super) fn time_of(info: Option<&Info>) -> Checked<VectorTime> {

@@ -267,7 +267,7 @@ impl Ibec {
     /// The new home has the page.
     fn become_home(&mut self, cx: &mut Cx<'_>, page: PageIndex, kept: bool) {
         let copy = self.copies.remove(&page).unwrap_or_default();
-        let home = HomePage { version: 0, shared: !kept, dirty: copy.writable && !kept, access: copy.access() };
+        let home = HomePage { shared: !kept, dirty: copy.writable && !kept, access: copy.access(), ..HomePage::new() };
         self.homes.insert(page, home);
         if kept && copy.access() == Protection::Read && self.open.is_empty() {
             self.set_access(page, Protection::ReadWrite);
@@ -379,7 +379,7 @@ impl Protocol for Ibec {
                         // Copies handed out since, and from now on, lack these changes.
                         home.dirty |= cx.snapshot(page) != *base;
                     }
-                    if home.release().is_some() {
+                    if home.release(cx, page).is_some() {
                         self.fresh.add(page, Notice { version: 0, writer: Some(me) });
                     }
                 }

@@ -134,6 +134,7 @@ impl Engine {
     pub(super) fn arrive(&mut self, io: &mut Io<'_>) {
         self.shared.stats.barriers += 1;
         self.barrier.stage = Stage::Arrived;
+        self.shared.at_barrier = true;
         let parts = self.make_parts(io, |plugin, cx, _| Ok(plugin.arrive(cx)));
         let joined = parts.and_then(|parts| self.join(&parts)).and_then(|()| self.barrier_up(io));
         self.blame_below(io, joined);
@@ -277,11 +278,11 @@ impl Engine {
             }
             self.shared.tables.move_manager(lock, to);
         }
-        let threads = std::mem::take(&mut self.barrier.threads);
+        self.entering = std::mem::take(&mut self.barrier.threads);
         self.barrier = Barrier::default();
-        for thread in threads {
-            self.done(io, thread, OpResult::Ok);
-        }
+        self.shared.at_barrier = false;
+        self.each(io, |plugin, cx| plugin.begin_epoch(cx));
+        self.enter_epoch(io);
         let (now, later) = std::mem::take(&mut self.parked).into_iter().partition(|(_, message)| message.epoch <= self.shared.epoch);
         self.parked = later;
         let now: Vec<(Rank, crate::share::Message)> = now;
@@ -295,6 +296,17 @@ impl Engine {
             self.start(io, thread, op);
         }
         Ok(())
+    }
+
+    /// Lets the threads run that the barrier held, once what they are going to read is here.
+    pub(super) fn enter_epoch(&mut self, io: &mut Io<'_>) -> bool {
+        if self.entering.is_empty() || self.fetches_ahead() {
+            return false;
+        }
+        for thread in std::mem::take(&mut self.entering) {
+            self.done(io, thread, OpResult::Ok);
+        }
+        true
     }
 
     /// Protocols for which nobody brought anything leave the barrier too.

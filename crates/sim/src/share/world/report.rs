@@ -51,6 +51,8 @@ pub fn name(body: &Body) -> &'static str {
         Body::ScMove { .. } => "sc move",
         Body::GetPage { .. } => "get page",
         Body::Page { .. } => "page",
+        Body::GetPages { .. } => "get pages",
+        Body::Pages { .. } => "pages",
         Body::DiffRequest { .. } => "diff request",
         Body::Diffs { .. } => "diffs",
         Body::Flush { .. } => "flush",

@@ -1,0 +1,135 @@
+//! What to fetch before it is touched.
+//!
+//! Two signs. *Streams*: pages that are missed one behind the other are read in order, and more of them come with each miss, twice as many each time, as in
+//! [`crate::cache`]. *Habits*: a page that was read in an epoch and changed by others is read again in the next, so it comes when the barrier ends. Nobody sees
+//! whether a page that came ahead was used; so a habit is only believed for a while, then the page has to be missed again, which doubles the while.
+
+use crate::units::PageIndex;
+
+/// Orders of misses that are followed at a time.
+const STREAMS: usize = 8;
+/// A habit is believed for at most so many epochs.
+const LONGEST_TRUST: u8 = 64;
+
+/// Misses that may belong together, the latest first.
+#[derive(Clone, Hash, Debug, Default)]
+pub(crate) struct Streams(Vec<Stream>);
+
+#[derive(Clone, Copy, Hash, Debug)]
+struct Stream {
+    /// What is missed next if it goes on.
+    next: PageIndex,
+    /// Pages that came ahead the last time.
+    ahead: u64,
+}
+
+impl Streams {
+    /// A thread misses `page`. How many pages behind it should come, too, at most `most`.
+    pub fn missed(&mut self, page: PageIndex, most: u64) -> u64 {
+        let known = self.0.iter().position(|stream| stream.next == page);
+        let ahead = match known {
+            Some(at) => (self.0.remove(at).ahead * 2).clamp(2, most.max(2)).min(most),
+            None => 0,
+        };
+        self.0.truncate(STREAMS - 1);
+        self.0.insert(0, Stream { next: page.offset(ahead + 1), ahead });
+        ahead
+    }
+}
+
+/// Whether a page is wanted in each epoch.
+#[derive(Clone, Copy, Hash, Debug, Default)]
+pub(crate) struct Habit {
+    /// Epochs it was believed for the last time.
+    trust: u8,
+    /// Epochs it is still believed for.
+    left: u8,
+}
+
+impl Habit {
+    /// A thread missed the page.
+    pub fn missed(&mut self) {
+        self.trust = (self.trust * 2).clamp(1, LONGEST_TRUST);
+        self.left = self.trust;
+    }
+
+    /// The page has changed and nobody had missed it since it changed before.
+    pub fn unused(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The page has changed. Whether it should come by itself.
+    pub fn changed(&mut self) -> bool {
+        let believed = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        believed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_doubles_what_comes_ahead_up_to_the_most() {
+        let mut streams = Streams::default();
+        let mut page = PageIndex(100);
+        let mut came = Vec::new();
+        for _ in 0..7 {
+            let ahead = streams.missed(page, 20);
+            came.push(ahead);
+            page = page.offset(ahead + 1);
+        }
+        assert_eq!(came, [0, 2, 4, 8, 16, 20, 20]);
+        assert_eq!(streams.missed(page, 0), 0, "nothing comes ahead where nothing may");
+    }
+
+    #[test]
+    fn misses_that_follow_no_order_bring_nothing_ahead() {
+        let mut streams = Streams::default();
+        for page in [5, 9, 3, 77, 4000, 78] {
+            // 78 follows 77, and nothing else follows anything.
+            assert_eq!(streams.missed(PageIndex(page), 64) > 0, page == 78, "page {page}");
+        }
+    }
+
+    #[test]
+    fn two_streams_do_not_disturb_each_other() {
+        let mut streams = Streams::default();
+        let mut at = [PageIndex(0), PageIndex(1 << 20)];
+        for round in 0..5 {
+            for page in &mut at {
+                let ahead = streams.missed(*page, 64);
+                assert_eq!(ahead, if round == 0 { 0 } else { 1 << round });
+                *page = page.offset(ahead + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_read_in_each_epoch_is_missed_ever_more_rarely() {
+        let mut habit = Habit::default();
+        assert!(!habit.changed(), "nobody ever missed it");
+        let mut epochs = Vec::new();
+        for epoch in 0..150 {
+            if !habit.changed() {
+                habit.missed();
+                epochs.push(epoch);
+            }
+        }
+        assert_eq!(epochs, [0, 2, 5, 10, 19, 36, 69, 134], "believed for 1, 2, 4 epochs and so on, at most 64");
+    }
+
+    #[test]
+    fn a_page_that_is_used_no_more_is_believed_no_more() {
+        let mut habit = Habit::default();
+        for _ in 0..6 {
+            habit.missed();
+        }
+        let came = (0..200).filter(|_| habit.changed()).count();
+        assert!(came <= 32, "came {came} times for nothing");
+        habit.unused();
+        habit.missed();
+        assert!(habit.changed() && !habit.changed(), "trust begins anew");
+    }
+}

@@ -1,0 +1,235 @@
+//! What a rank waits for, and who of its threads is woken by it.
+//!
+//! ```text
+//!   all ---- bell     the service thread shall look again
+//!       ---- faults   userfaultfd
+//!       ---- lines -- connections to other ranks, datagrams
+//!                  -- nudge   the thread that sleeps on `lines` shall look at its slot
+//! ```
+//! The service thread sleeps on `all`. A thread of the program that waits for a message asks `lines` itself, first again and again, then asleep: the
+//! message wakes whom it is for, without a detour through another thread. Meanwhile `lines` is switched off in `all`, so that nobody else is woken. To
+//! switch it on is to ask whether something is there already (`EPOLL_CTL_MOD` does that), so nothing that came in between is missed.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use rampool_proto::share::Rank;
+
+const BELL: u64 = 0;
+const FAULTS: u64 = 1;
+const LINES: u64 = 2;
+/// In `lines`; smaller numbers are ranks.
+const DATAGRAMS: u64 = 1 << 32;
+const NUDGE: u64 = (1 << 32) + 1;
+/// Events taken at once. What is left comes next time.
+const EVENTS: usize = 64;
+
+/// See the module.
+pub(super) struct Watch {
+    all: OwnedFd,
+    lines: OwnedFd,
+    bell: OwnedFd,
+    nudge: OwnedFd,
+}
+
+/// What there is to do.
+#[derive(Default)]
+pub(super) struct Ready {
+    pub faults: bool,
+    pub datagrams: bool,
+    pub lines: Vec<Rank>,
+    events: Vec<epoll::Event>,
+}
+
+impl Watch {
+    /// # Errors
+    /// If there are too many descriptors.
+    pub fn new(faults: BorrowedFd<'_>, datagrams: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let (bell, nudge) = (eventfd(0, flags)?, eventfd(0, flags)?);
+        let (all, lines) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let add = |to: &OwnedFd, fd: BorrowedFd<'_>, key| epoll::add(to, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN);
+        add(&all, bell.as_fd(), BELL)?;
+        add(&all, faults, FAULTS)?;
+        add(&all, lines.as_fd(), LINES)?;
+        add(&lines, nudge.as_fd(), NUDGE)?;
+        if let Some(datagrams) = datagrams {
+            add(&lines, datagrams, DATAGRAMS)?;
+        }
+        Ok(Self { all, lines, bell, nudge })
+    }
+
+    /// # Errors
+    /// If there are too many descriptors.
+    pub fn add_line(&self, rank: Rank, line: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.lines, line, epoll::EventData::new_u64(rank.0.into()), epoll::EventFlags::IN)?)
+    }
+
+    /// Whether to be told, too, when the connection takes more.
+    pub fn set_backlog(&self, rank: Rank, line: BorrowedFd<'_>, backlog: bool) {
+        let interest = if backlog { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+        let changed = epoll::modify(&self.lines, line, epoll::EventData::new_u64(rank.0.into()), interest);
+        assert!(changed.is_ok(), "a watched connection could not be changed: {changed:?}");
+    }
+
+    /// The connection is of no use any more.
+    pub fn remove_line(&self, line: BorrowedFd<'_>) {
+        let removed = epoll::delete(&self.lines, line);
+        assert!(removed.is_ok(), "a watched connection could not be removed: {removed:?}");
+    }
+
+    /// Whether messages wake the service thread.
+    pub fn set_lines(&self, on: bool) {
+        let interest = if on { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        let changed = epoll::modify(&self.all, &self.lines, epoll::EventData::new_u64(LINES), interest);
+        assert!(changed.is_ok(), "the watched connections could not be changed: {changed:?}");
+    }
+
+    /// The service thread looks again.
+    pub fn ring(&self) {
+        // It can only fail because it has been rung more often than anybody counts.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// The thread that sleeps in [`Watch::wait_lines`] returns, now or when it comes there, until [`Watch::end_nudge`].
+    pub fn nudge(&self) {
+        let _ = rustix::io::write(&self.nudge, &1_u64.to_ne_bytes());
+    }
+
+    pub fn end_nudge(&self) {
+        let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
+    }
+
+    /// Waits until there is something to do, at most for `timeout`. True if there is, or the bell rang. The service thread's.
+    pub fn wait(&self, timeout: Duration, ready: &mut Ready) -> bool {
+        ready.clear();
+        take(&self.all, Some(timeout), &mut ready.events);
+        let (mut lines, mut any) = (false, false);
+        for event in ready.events.drain(..) {
+            any = true;
+            match event.data.u64() {
+                BELL => drop(rustix::io::read(&self.bell, &mut [0; 8])),
+                FAULTS => ready.faults = true,
+                _ => lines = true,
+            }
+        }
+        if lines {
+            self.add_lines(Some(Duration::ZERO), ready);
+        }
+        any
+    }
+
+    /// Waits for messages (or to be nudged), at most for `timeout`.
+    pub fn wait_lines(&self, timeout: Option<Duration>, ready: &mut Ready) {
+        ready.clear();
+        self.add_lines(timeout, ready);
+    }
+
+    fn add_lines(&self, timeout: Option<Duration>, ready: &mut Ready) {
+        take(&self.lines, timeout, &mut ready.events);
+        for event in ready.events.drain(..) {
+            match event.data.u64() {
+                NUDGE => {}
+                DATAGRAMS => ready.datagrams = true,
+                rank => ready.lines.push(Rank(u16::try_from(rank).expect("connections are watched by rank"))),
+            }
+        }
+    }
+}
+
+impl Ready {
+    fn clear(&mut self) {
+        self.faults = false;
+        self.datagrams = false;
+        self.lines.clear();
+        self.events.clear();
+    }
+
+    /// Whether other ranks have sent something, or take more.
+    pub fn has_lines(&self) -> bool {
+        self.datagrams || !self.lines.is_empty()
+    }
+}
+
+/// A signal may end the wait early.
+fn take(from: &OwnedFd, timeout: Option<Duration>, events: &mut Vec<epoll::Event>) {
+    let timeout =
+        timeout.map(|time| Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(time.subsec_nanos()) });
+    events.reserve(EVENTS);
+    match epoll::wait(from, spare_capacity(events), timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => panic!("epoll_wait on descriptors of our own: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Longer than any of these waits takes.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A watch with one connection, and the other end of that.
+    fn watched() -> (Watch, UnixStream, UnixStream, OwnedFd) {
+        let faults = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let watch = Watch::new(faults.as_fd(), None).unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        watch.add_line(Rank(3), near.as_fd()).unwrap();
+        (watch, near, far, faults)
+    }
+
+    #[test]
+    fn a_message_wakes_the_service_thread_only_while_nobody_else_looks() {
+        let (watch, near, mut far, _faults) = watched();
+        let mut ready = Ready::default();
+        assert!(!watch.wait(Duration::ZERO, &mut ready), "nothing has come");
+        far.write_all(b"x").unwrap();
+        assert!(watch.wait(LONG, &mut ready));
+        assert_eq!(ready.lines, [Rank(3)]);
+        watch.set_lines(false);
+        assert!(!watch.wait(Duration::ZERO, &mut ready), "it is somebody else's");
+        watch.wait_lines(Some(LONG), &mut ready);
+        assert_eq!(ready.lines, [Rank(3)]);
+        watch.set_lines(true);
+        watch.remove_line(near.as_fd());
+        assert!(!watch.wait(Duration::ZERO, &mut ready), "nobody asks about it any more");
+    }
+
+    #[test]
+    fn what_came_while_somebody_else_looked_wakes_the_service_thread_that_sleeps() {
+        let (watch, _near, mut far, _faults) = watched();
+        watch.set_lines(false);
+        far.write_all(b"x").unwrap();
+        let woken = std::thread::scope(|scope| {
+            let service = scope.spawn(|| {
+                let mut ready = Ready::default();
+                watch.wait(LONG, &mut ready) && ready.lines == [Rank(3)]
+            });
+            watch.set_lines(true);
+            service.join().unwrap()
+        });
+        assert!(woken);
+    }
+
+    #[test]
+    fn a_nudge_ends_the_wait_for_messages_and_is_none() {
+        let (watch, _near, _far, faults) = watched();
+        let mut ready = Ready::default();
+        watch.nudge();
+        watch.wait_lines(Some(LONG), &mut ready);
+        assert!(!ready.has_lines());
+        watch.end_nudge();
+        assert!(!watch.wait(Duration::ZERO, &mut ready), "it is over");
+        watch.ring();
+        assert!(watch.wait(LONG, &mut ready) && !ready.faults, "the bell is the service thread's");
+        rustix::io::write(&faults, &1_u64.to_ne_bytes()).unwrap();
+        assert!(watch.wait(LONG, &mut ready) && ready.faults);
+    }
+}
