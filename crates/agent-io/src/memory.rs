@@ -13,7 +13,7 @@ const TOUCHED: usize = 64 << 10;
 
 fn fresh(memory: *mut c_void, bytes: usize) -> *mut c_void {
     if !memory.is_null() && bytes <= TOUCHED {
-        touch(memory, bytes, true);
+        agent::settle(memory, bytes);
     }
     memory
 }

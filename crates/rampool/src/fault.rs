@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use rampool_proto::cache::EvictOutcome;
 use rampool_proto::units::OS_PAGE_BYTES;
-use rampool_sys::guard;
+use rampool_sys::guard::{self, Taking};
 use rampool_sys::memory::{Advice, advise};
 use rampool_sys::pagetable;
 use rampool_sys::probe::{Capabilities, NEEDED, Rung};
@@ -236,6 +236,18 @@ impl FaultCatcher {
     /// # Errors
     /// The errno of a range that cannot be managed.
     pub fn manage(&self, start: usize, bytes: usize) -> Result<(), i32> {
+        let _taking = (!self.serves_system_calls()).then(|| {
+            let taking = Taking::begin();
+            // What a system call is using must not be absent when it counts as managed.
+            guard::each_in_use(|from, to| {
+                let (from, to) = (from.max(start), to.next_multiple_of(OS_PAGE_BYTES).min(start + bytes));
+                if from < to {
+                    // SAFETY: changes no content. Where it fails (before Linux 5.14) the call is repeated.
+                    let _ = unsafe { advise(from, to - from, Advice::PopulateWrite) };
+                }
+            });
+            taking
+        });
         match self {
             Self::Uffd(catcher) => {
                 catcher.uffd.register(start, bytes, true)?;
@@ -403,11 +415,12 @@ impl FaultCatcher {
         if self.serves_system_calls() {
             return self.evict_all(departures, frames, outcomes);
         }
-        // Looked at as late as possible: what a call takes hold of after that makes it fail, and be repeated.
+        // A call that begins while these leave waits for their end, and finds them gone before it begins.
         let mut free = Vec::new();
         let copying = matches!(self, Self::Uffd(UffdCatcher { copying: Some(_), .. }));
         for departures in departures.chunks(if copying { departures.len().max(1) } else { 1 }) {
             free.clear();
+            let _taking = Taking::begin();
             for departure in departures {
                 leave_guarded(*departure, frames, outcomes, &mut free);
             }
