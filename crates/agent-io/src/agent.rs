@@ -139,3 +139,13 @@ pub fn stream_closed(buffer: *const c_void) {
         unsafe { call(buffer) };
     }
 }
+
+/// The agent's handler in forked children is the first from now on. Called before [`find`].
+pub fn register_child() {
+    let register = Symbol::new();
+    register.find(c"rampool_agent_register_child");
+    if let Some(call) = agent!(register, fn()) {
+        // SAFETY: no preconditions.
+        unsafe { call() };
+    }
+}

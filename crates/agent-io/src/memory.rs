@@ -4,12 +4,21 @@
 //! handed out, so that it is resident then. Changes of mappings are told to the agent first, which acts on them where the kernel does not tell it.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::agent::{self, Change, touch};
 use crate::real::real;
 
 /// Larger memory is the program's rather than the C library's own.
 const TOUCHED: usize = 64 << 10;
+
+/// Before the allocator's first use.
+fn first_use() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.load(Ordering::Relaxed) && !DONE.swap(true, Ordering::AcqRel) {
+        agent::register_child();
+    }
+}
 
 fn fresh(memory: *mut c_void, bytes: usize) -> *mut c_void {
     if !memory.is_null() && bytes <= TOUCHED {
@@ -24,6 +33,7 @@ fn fresh(memory: *mut c_void, bytes: usize) -> *mut c_void {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    first_use();
     let own = agent::allocate(bytes);
     if !own.is_null() {
         return own;
@@ -53,6 +63,7 @@ pub unsafe extern "C" fn free(memory: *mut c_void) {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: usize) -> *mut c_void {
+    first_use();
     let had = agent::allocated(memory);
     let own = if had > 0 || memory.is_null() { agent::allocate(bytes) } else { std::ptr::null_mut() };
     if !own.is_null() {
@@ -82,6 +93,7 @@ pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: usize) -> *mut c_vo
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    first_use();
     let bytes = count.saturating_mul(size);
     let own = agent::allocate(bytes);
     if !own.is_null() {

@@ -353,9 +353,14 @@ pub unsafe extern "C" fn rampool_agent_sigaction(new: *const libc::sigaction, ol
     0
 }
 
-/// What the C library touches in a child before our handler there runs: the streams, whose locks it resets, and the heads of malloc's heaps. The
-/// pager evicts nothing meanwhile.
+/// What the C library touches in a child before it has its memory: the streams, whose locks it resets, the heads of malloc's heaps, and for the agent's thread
+/// the dynamic linker's lists. The pager evicts nothing meanwhile.
 pub fn what_fork_touches() {
+    extern "C" fn look(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+        0
+    }
+    // SAFETY: reads the linker's lists from end to end.
+    unsafe { libc::dl_iterate_phdr(Some(look), std::ptr::null_mut()) };
     /// Where `struct _IO_FILE` of the GNU C library has its chain and its lock; part of its ABI since 2.1.
     const CHAIN: usize = 104;
     const LOCK: usize = 136;
@@ -380,7 +385,12 @@ pub fn what_fork_touches() {
         }
     }
     const HEAP_BYTES: usize = 64 << 20;
+    // The linker's first lists (of modules with thread-local storage) lie where the heap begins.
+    const FIRST_BYTES: usize = 64 << 10;
     let _ = rampool_sys::maps::read_maps(|vma| {
+        if vma.kind == VmaKind::Heap {
+            touch(vma.start, FIRST_BYTES.min(vma.bytes()), Use::Write, false);
+        }
         if vma.start % HEAP_BYTES == 0 {
             touch(vma.start, OS_PAGE_BYTES, Use::Write, false);
         }
