@@ -178,10 +178,10 @@ pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: usize, protection: 
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+    // MADV_FREE gives content up at any time from now on, so at once will do: where the kernel takes it later, nobody here would hear of it.
+    let advice = if advice == libc::MADV_FREE { libc::MADV_DONTNEED } else { advice };
     match advice {
         libc::MADV_DONTNEED | libc::MADV_REMOVE => agent::changing(Change::Discard, start, bytes),
-        // May be done at any time or never: absent pages have nothing to free.
-        libc::MADV_FREE => {}
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if touch(start, bytes, advice == libc::MADV_POPULATE_WRITE) => return 0,
         _ => {}
     }
