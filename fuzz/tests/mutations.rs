@@ -223,3 +223,12 @@ fn texts() {
     let seeds = [&b"127.0.0.1:7117=4G"[..], b"unix:/run/x", b"[::1]:80", b"1.5G", b"17179869184", status].map(<[u8]>::to_vec);
     drive(rampool_fuzz::text, &seeds, 100_000);
 }
+
+#[test]
+fn every_target_is_driven_here() {
+    let here = include_str!("mutations.rs");
+    let targets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz_targets")).unwrap();
+    let names: Vec<String> = targets.map(|f| f.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    let forgotten: Vec<&String> = names.iter().filter(|name| !here.contains(&format!("drive(rampool_fuzz::{name},"))).collect();
+    assert!(names.len() >= 9 && forgotten.is_empty(), "{forgotten:?} of {names:?}");
+}

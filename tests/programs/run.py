@@ -105,13 +105,23 @@ def python_makes_processes(world, scale):
 @suite.test()
 def redis_serves_and_saves(world, scale):
     keys, operations = scale.pick(1_000_000, 20_000), scale.pick(200_000, 3_000)
-    for share in scale.pick((0.5, 0.25), (0.5,)):
+    redis_case(world, scale, keys, operations, scale.pick((0.5, 0.25), (0.5,)))
+
+
+@suite.test()
+def redis_saves_what_its_child_shares(world, scale):
+    # Little memory, all of it shared with the child that saves: what the kernel would not move must leave all the same.
+    redis_case(world, scale, 8_000, 1_000, (0.25,))
+
+
+def redis_case(world, scale, keys, operations, shares, options=()):
+    for share in shares:
         local = int(keys * 1200 * share)
         server = world.serve(keys * 1200 * 6 + 512 * MIB)
         port, home = free_port(), world.dir / f"redis-{share}"
         home.mkdir()
         argv = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", home, "--save", "", "--appendonly", "no", "--daemonize", "no", "--dbfilename", "dump.rdb"]
-        running = world.start(argv, local=local, servers=[server], options=["--memory", f"{keys * 1200 * 5 // MIB + 400}M"])
+        running = world.start(argv, local=local, servers=[server], options=["--memory", f"{keys * 1200 * 5 // MIB + 400}M", *options])
         try:
             client = redis_work.Client(port, timeout=scale.pick(300, 60))
             redis_work.fill(client, keys)
@@ -144,16 +154,57 @@ def redis_serves_and_saves(world, scale):
         argv[2] = port
         native = world.start(argv)
         reader = redis_work.Client(port)
-        for _ in range(600):
+        deadline = time.monotonic() + scale.pick(600, 60)
+        while True:
             try:
                 check(reader("DBSIZE") == keys, "the dump lacks keys")
                 break
-            except RuntimeError:  # it is loading
-                continue
+            except RuntimeError as loading:
+                check(time.monotonic() < deadline, f"a native Redis does not read the dump: {loading}")
+                time.sleep(0.05)
         redis_work.verify(reader, saved)
         reader.send([[b"SHUTDOWN", b"NOSAVE"]])
         native.finish(60)
         scale.note(f"at {share:.0%}: {outcome.wall:.2f} s, --local {local / MIB:.0f} MiB, most held {outcome.peak_anonymous / MIB:.0f} MiB, {outcome.faults()} faults")
+
+
+# ---- the lower rungs, where the kernel cannot wait for a page in a system call
+
+LOWER = ("uffd-user", "segv")
+
+
+def rung_case(rung):
+    def register(function):
+        def case(world, scale):
+            function(world, scale, ["--rung", rung])
+
+        case.__name__ = f"{function.__name__}_on_{rung}".replace("-", "_")
+        suite.test()(case)
+
+    return register
+
+
+for rung in LOWER:
+
+    @rung_case(rung)
+    def sort_and_sqlite(world, scale, options):
+        lines = world.dir / "lines"
+        with open(lines, "wb") as out:
+            subprocess.run([sys.executable, HERE / "lines.py", str(scale.pick(200 * MIB, 4 * MIB)), str(scale.seed)], stdout=out, check=True, timeout=600)
+        both_shares(world, scale, ["sort", "-S", "4G", "--parallel=2", lines], timeout=120, env={"LC_ALL": "C"}, shares=(0.5,), options=options)
+        argv = [PYTHON, HERE / "work/sqlite_work.py", scale.pick(200_000, 20_000), scale.pick(20_000, 1_000), scale.seed]
+        both_shares(world, scale, argv, timeout=300, shares=(0.5,), options=options)
+
+    @rung_case(rung)
+    def python_and_redis(world, scale, options):
+        argv = [PYTHON, HERE / "work/family_work.py", scale.pick(128, 16), scale.seed]
+        both_shares(world, scale, argv, timeout=120, memory=2 << 30, shares=(0.5,), options=["--memory", "1900M", *options])
+        redis_case(world, scale, scale.pick(50_000, 8_000), scale.pick(20_000, 1_000), (0.5,), options)
+
+    @rung_case(rung)
+    def calls_and_mappings(world, scale, options):
+        corner(world, scale, "syscalls", scale.pick(128, 40), world.dir, "wrapped", timeout=scale.pick(300, 90), options=options)
+        corner(world, scale, "freed", 24, options=options)
 
 
 # ---- the corners: small programs of our own, each of which checks itself against a model
@@ -188,6 +239,11 @@ def mappings_change_at_random(world, scale):
         corner(world, scale, "mappings", scale.seed + round_, scale.pick(20000, 2000), 4096, scale.pick(64, 24), timeout=scale.pick(400, 120), same_output=False)
     # Found a page at the end of the heap that left a child between its taking over and the moment from which its agent's thread needs it.
     corner(world, scale, "mappings", 342148047, 600, 4096, 24, same_output=False)
+
+
+@suite.test()
+def memory_that_is_given_up(world, scale):
+    corner(world, scale, "freed", 24)
 
 
 @suite.test()

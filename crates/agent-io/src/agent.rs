@@ -23,6 +23,9 @@ static ALLOCATE: Symbol = Symbol::new();
 static ALLOCATED: Symbol = Symbol::new();
 static CHANGING: Symbol = Symbol::new();
 static SIGACTION: Symbol = Symbol::new();
+static SETTLE: Symbol = Symbol::new();
+static STREAM_BUFFER: Symbol = Symbol::new();
+static STREAM_CLOSED: Symbol = Symbol::new();
 
 pub fn find() {
     GUARD.find(c"rampool_agent_guard");
@@ -33,6 +36,9 @@ pub fn find() {
     ALLOCATED.find(c"rampool_agent_allocated");
     CHANGING.find(c"rampool_agent_changing");
     SIGACTION.find(c"rampool_agent_sigaction");
+    SETTLE.find(c"rampool_agent_settle");
+    STREAM_BUFFER.find(c"rampool_agent_stream_buffer");
+    STREAM_CLOSED.find(c"rampool_agent_stream_closed");
 }
 
 /// The agent's function, if there is one.
@@ -108,4 +114,38 @@ pub fn changing(what: Change, start: *const c_void, bytes: usize) {
 pub fn sigaction(new: *const libc::sigaction, old: *mut libc::sigaction) -> bool {
     // SAFETY: the program's own pointers, as sigaction(2) takes them.
     agent!(SIGACTION, fn(*const libc::sigaction, *mut libc::sigaction) -> c_int).is_some_and(|call| unsafe { call(new, old) } == 0)
+}
+
+/// Memory that is about to be handed out becomes resident where it is managed.
+pub fn settle(memory: *const c_void, bytes: usize) {
+    if let Some(call) = agent!(SETTLE, fn(*const c_void, usize)) {
+        // SAFETY: memory that the allocator has just given.
+        unsafe { call(memory, bytes) };
+    }
+}
+
+/// A buffer that never leaves, and its length.
+pub fn stream_buffer() -> Option<(*mut c_char, usize)> {
+    let mut bytes = 0;
+    // SAFETY: the agent writes the length.
+    let buffer = agent!(STREAM_BUFFER, fn(*mut usize) -> *mut c_void).map(|call| unsafe { call(&raw mut bytes) })?;
+    (!buffer.is_null()).then_some((buffer.cast(), bytes))
+}
+
+/// The stream that had `buffer` is closed.
+pub fn stream_closed(buffer: *const c_void) {
+    if let Some(call) = agent!(STREAM_CLOSED, fn(*const c_void)) {
+        // SAFETY: the agent looks at the address only.
+        unsafe { call(buffer) };
+    }
+}
+
+/// The agent's handler in forked children is the first from now on. Called before [`find`].
+pub fn register_child() {
+    let register = Symbol::new();
+    register.find(c"rampool_agent_register_child");
+    if let Some(call) = agent!(register, fn()) {
+        // SAFETY: no preconditions.
+        unsafe { call() };
+    }
 }

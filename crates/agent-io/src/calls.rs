@@ -9,9 +9,9 @@ use crate::agent::{Guard, touch, touch_text};
 use crate::real::real;
 
 /// More than this is not kept resident at a time.
-const PIECE: usize = 1 << 20;
+pub const PIECE: usize = 1 << 20;
 /// After so many tries a page that leaves again and again is an error after all.
-const TRIES: u32 = 1000;
+pub const TRIES: u32 = 1000;
 
 type Size = usize;
 type Signed = isize;
@@ -21,12 +21,21 @@ fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
+fn set_errno(value: c_int) {
+    // SAFETY: the calling thread's own.
+    unsafe { *libc::__errno_location() = value }
+}
+
 /// Repeats a call that failed with EFAULT while `touch` finds something of ours to touch.
 fn again(mut call: impl FnMut() -> Signed, mut touch: impl FnMut() -> bool) -> Signed {
     let mut tries = 0;
     loop {
         let result = call();
-        if result >= 0 || errno() != libc::EFAULT || tries == TRIES || !touch() {
+        if result >= 0 || errno() != libc::EFAULT || tries == TRIES {
+            return result;
+        }
+        if !touch() {
+            set_errno(libc::EFAULT);
             return result;
         }
         tries += 1;
@@ -169,6 +178,7 @@ move_vectors! {
     preadv64, c"preadv64", true, (offset: i64);
     pwritev, c"pwritev", false, (offset: i64);
     pwritev64, c"pwritev64", false, (offset: i64);
+    vmsplice, c"vmsplice", false, (flags: c_uint);
 }
 
 /// As `recvfrom`.
@@ -331,6 +341,136 @@ that_fill! {
     pipe2, c"pipe2", (ends: *mut c_int, flags: c_int), ends, 8, [];
 }
 
+/// How a call uses what a pointer of its leads to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The kernel reads it, or writes what can be asked for again: looked at when the call has failed.
+    Late,
+    /// What the kernel writes would be lost with a failed call (a connection, the status of a child): kept resident from before it.
+    Early,
+}
+use Way::{Early, Late};
+
+/// Calls that take structures. Each pointer comes with the bytes there. A system call's arguments are words, and these functions pass them on as they are.
+macro_rules! words {
+    ($($name:ident, $text:literal, ($($arg:ident),*), [$(($pointer:expr, $bytes:expr, $way:ident)),* $(,)?];)*) => {$(
+        /// As the C library's function of this name.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: usize),*) -> usize {
+            let next = real!($text, fn($(word!($arg)),*) -> usize);
+            // SAFETY: the caller's own arguments.
+            with_pointers(&[$((std::ptr::with_exposed_provenance($pointer), $bytes, $way)),*], || unsafe { next($($arg),*) })
+        }
+    )*};
+}
+macro_rules! word {
+    ($arg:ident) => {
+        usize
+    };
+}
+
+fn with_pointers(pointers: &[(*const c_void, usize, Way)], mut call: impl FnMut() -> usize) -> usize {
+    const MOST: usize = 4;
+    let mut guards = [const { None }; MOST];
+    for (slot, (start, bytes, _)) in guards.iter_mut().zip(pointers.iter().filter(|pointer| pointer.2 == Early)) {
+        *slot = Some(Guard::new(*start, (*bytes).min(PIECE), true));
+    }
+    let mut tries = 0;
+    loop {
+        let result = call();
+        // Results of 32 and of 64 bits both say -1 like this.
+        if result & 0xffff_ffff != 0xffff_ffff || errno() != libc::EFAULT || tries == TRIES {
+            return result;
+        }
+        tries += 1;
+        // All of them: which one it was is not known.
+        if pointers.iter().filter(|(start, bytes, _)| touch(*start, (*bytes).min(PIECE), true)).count() == 0 {
+            set_errno(libc::EFAULT);
+            return result;
+        }
+    }
+}
+
+const ADDRESS: usize = size_of::<libc::sockaddr_storage>();
+const TIMES: usize = 2 * size_of::<libc::timespec>();
+/// More than any structure that is not named here, and any option of a socket.
+const STRUCTURE: usize = 1024;
+
+words! {
+    accept, c"accept", (fd, address, length), [(address, ADDRESS, Early), (length, 4, Early)];
+    accept4, c"accept4", (fd, address, length, flags), [(address, ADDRESS, Early), (length, 4, Early)];
+    bind, c"bind", (fd, address, length), [(address, ADDRESS, Late)];
+    connect, c"connect", (fd, address, length), [(address, ADDRESS, Late)];
+    getsockname, c"getsockname", (fd, address, length), [(address, ADDRESS, Late), (length, 4, Late)];
+    getpeername, c"getpeername", (fd, address, length), [(address, ADDRESS, Late), (length, 4, Late)];
+    getsockopt, c"getsockopt", (fd, level, name, value, length), [(value, STRUCTURE, Early), (length, 4, Early)];
+    setsockopt, c"setsockopt", (fd, level, name, value, length), [(value, STRUCTURE, Late)];
+    select, c"select", (fds, reads, writes, others, time),
+        [(reads, fds / 8 + 8, Early), (writes, fds / 8 + 8, Early), (others, fds / 8 + 8, Early), (time, TIMES, Early)];
+    pselect, c"pselect", (fds, reads, writes, others, time, mask),
+        [(reads, fds / 8 + 8, Early), (writes, fds / 8 + 8, Early), (others, fds / 8 + 8, Early), (time, TIMES, Late), (mask, 128, Late)];
+    ppoll, c"ppoll", (fds, count, time, mask), [(fds, count.saturating_mul(8), Early), (time, TIMES, Late), (mask, 128, Late)];
+    epoll_pwait, c"epoll_pwait", (fd, events, most, time, mask), [(events, most.saturating_mul(12), Early), (mask, 128, Late)];
+    wait, c"wait", (status), [(status, 4, Early)];
+    waitpid, c"waitpid", (pid, status, options), [(status, 4, Early)];
+    wait3, c"wait3", (status, options, usage), [(status, 4, Early), (usage, STRUCTURE, Early)];
+    wait4, c"wait4", (pid, status, options, usage), [(status, 4, Early), (usage, STRUCTURE, Early)];
+    waitid, c"waitid", (kind, id, info, options), [(info, 128, Early)];
+    getrusage, c"getrusage", (who, usage), [(usage, STRUCTURE, Late)];
+    getrlimit, c"getrlimit", (resource, limit), [(limit, 16, Late)];
+    getrlimit64, c"getrlimit64", (resource, limit), [(limit, 16, Late)];
+    setrlimit, c"setrlimit", (resource, limit), [(limit, 16, Late)];
+    setrlimit64, c"setrlimit64", (resource, limit), [(limit, 16, Late)];
+    prlimit, c"prlimit", (pid, resource, new, old), [(new, 16, Late), (old, 16, Early)];
+    prlimit64, c"prlimit64", (pid, resource, new, old), [(new, 16, Late), (old, 16, Early)];
+    uname, c"uname", (names), [(names, size_of::<libc::utsname>(), Late)];
+    sysinfo, c"sysinfo", (info), [(info, 128, Late)];
+    times, c"times", (buffer), [(buffer, 32, Late)];
+    getcwd, c"getcwd", (buffer, bytes), [(buffer, bytes, Early)];
+    nanosleep, c"nanosleep", (time, left), [(time, TIMES, Late), (left, TIMES, Early)];
+    clock_gettime, c"clock_gettime", (clock, time), [(time, TIMES, Late)];
+    getrandom, c"getrandom", (buffer, bytes, flags), [(buffer, bytes, Late)];
+    getdents64, c"getdents64", (fd, buffer, bytes), [(buffer, bytes, Early)];
+    flistxattr, c"flistxattr", (fd, list, bytes), [(list, bytes, Late)];
+    fgetxattr, c"fgetxattr", (fd, name, value, bytes), [(name, 256, Late), (value, bytes, Late)];
+    fstatfs, c"fstatfs", (fd, to), [(to, STRUCTURE, Late)];
+    fstatfs64, c"fstatfs64", (fd, to), [(to, STRUCTURE, Late)];
+    statfs, c"statfs", (path, to), [(path, 4096, Late), (to, STRUCTURE, Late)];
+    statfs64, c"statfs64", (path, to), [(path, 4096, Late), (to, STRUCTURE, Late)];
+    statx, c"statx", (dir, path, flags, mask, to), [(path, 4096, Late), (to, STRUCTURE, Late)];
+    readlinkat, c"readlinkat", (dir, path, to, bytes), [(path, 4096, Late), (to, bytes, Late)];
+    mkstemp, c"mkstemp", (path), [(path, 4096, Late)];
+    mkstemp64, c"mkstemp64", (path), [(path, 4096, Late)];
+    mkostemp, c"mkostemp", (path, flags), [(path, 4096, Late)];
+    mkostemp64, c"mkostemp64", (path, flags), [(path, 4096, Late)];
+    sched_getaffinity, c"sched_getaffinity", (pid, bytes, mask), [(mask, bytes, Late)];
+    sched_setaffinity, c"sched_setaffinity", (pid, bytes, mask), [(mask, bytes, Late)];
+    sigpending, c"sigpending", (set), [(set, 128, Late)];
+    sigtimedwait, c"sigtimedwait", (set, info, time), [(set, 128, Late), (info, 128, Early), (time, TIMES, Late)];
+    sigwaitinfo, c"sigwaitinfo", (set, info), [(set, 128, Late), (info, 128, Early)];
+    sigaltstack, c"sigaltstack", (new, old), [(new, 24, Late), (old, 24, Early)];
+    getitimer, c"getitimer", (which, value), [(value, 32, Late)];
+    setitimer, c"setitimer", (which, new, old), [(new, 32, Late), (old, 32, Early)];
+    timerfd_gettime, c"timerfd_gettime", (fd, value), [(value, 32, Late)];
+    timerfd_settime, c"timerfd_settime", (fd, flags, new, old), [(new, 32, Late), (old, 32, Early)];
+    semop, c"semop", (id, operations, count), [(operations, count.saturating_mul(6), Late)];
+    semtimedop, c"semtimedop", (id, operations, count, time), [(operations, count.saturating_mul(6), Late), (time, TIMES, Late)];
+    msgsnd, c"msgsnd", (id, message, bytes, flags), [(message, bytes.saturating_add(8), Late)];
+    msgrcv, c"msgrcv", (id, message, bytes, kind, flags), [(message, bytes.saturating_add(8), Early)];
+    sendfile, c"sendfile", (to, from, offset, bytes), [(offset, 8, Early)];
+    sendfile64, c"sendfile64", (to, from, offset, bytes), [(offset, 8, Early)];
+    // The argument is a number, a pointer, or nothing.
+    ioctl, c"ioctl", (fd, request, argument), [(argument, STRUCTURE, Late)];
+    fcntl, c"fcntl", (fd, what, argument), [(argument, 32, Late)];
+    fcntl64, c"fcntl64", (fd, what, argument), [(argument, 32, Late)];
+    // Which arguments are pointers, and to how much, is the call's affair.
+    syscall, c"syscall", (number, a, b, c, d, e, f),
+        [(a, 64 << 10, Late), (b, 64 << 10, Late), (c, 64 << 10, Late), (d, 64 << 10, Late), (e, 64 << 10, Late), (f, 64 << 10, Late)];
+}
+
 /// As `readlink`.
 ///
 /// # Safety
@@ -361,18 +501,57 @@ fn touch_strings(strings: *const *const c_char) -> bool {
     any
 }
 
-/// As `execve`. The strings are touched first: the kernel copies them before the old program goes.
+unsafe extern "C" {
+    static environ: *const *const c_char;
+}
+
+macro_rules! executes {
+    ($($name:ident, $text:literal, ($path:ident: $type:ty, $arguments:ident $(, $environment:ident)?), $touch_path:expr;)*) => {$(
+        /// As the C library's function of this name. The strings are touched first: the kernel copies them before the old program goes.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($path: $type, $arguments: *const *const c_char $(, $environment: *const *const c_char)?) -> c_int {
+            let next = real!($text, fn($type, *const *const c_char $(, word_list!($environment))?) -> c_int);
+            // SAFETY: the C library's own variable.
+            let _environment = unsafe { environ };
+            $(let _environment = $environment;)?
+            let touch = || $touch_path | touch_strings($arguments) | touch_strings(_environment);
+            touch();
+            // SAFETY: the caller's own arguments.
+            let result = again(|| unsafe { next($path, $arguments $(, $environment)?) } as Signed, touch);
+            c_int::try_from(result).unwrap_or(-1)
+        }
+    )*};
+}
+macro_rules! word_list {
+    ($arg:ident) => {
+        *const *const c_char
+    };
+}
+
+executes! {
+    execve, c"execve", (path: *const c_char, arguments, environment), touch_text(path);
+    execv, c"execv", (path: *const c_char, arguments), touch_text(path);
+    execvp, c"execvp", (path: *const c_char, arguments), touch_text(path);
+    execvpe, c"execvpe", (path: *const c_char, arguments, environment), touch_text(path);
+    fexecve, c"fexecve", (fd: c_int, arguments, environment), false;
+}
+
+/// As `system`, whose child reads the command.
 ///
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-    let next = real!(c"execve", fn(*const c_char, *const *const c_char, *const *const c_char) -> c_int);
-    let touch = || touch_text(path) | touch_strings(arguments) | touch_strings(environment);
-    touch();
-    // SAFETY: the caller's own arguments.
-    let result = again(|| unsafe { next(path, arguments, environment) } as Signed, touch);
-    c_int::try_from(result).unwrap_or(-1)
+pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    let next = real!(c"system", fn(*const c_char) -> c_int);
+    // SAFETY: the program's own text, which ends with a zero byte.
+    let guard = (!command.is_null()).then(|| Guard::new(command.cast(), unsafe { libc::strlen(command) } + 1, false));
+    // SAFETY: the caller's own argument.
+    let result = unsafe { next(command) };
+    drop(guard);
+    result
 }
 
 macro_rules! spawns {

@@ -30,5 +30,6 @@ pub extern "C" fn rampool_agent_io() {}
 
 extern "C" fn start() {
     agent::find();
+    real::find_all();
     streams::settle_standard_streams();
 }

@@ -4,6 +4,7 @@
 //! handed out, so that it is resident then. Changes of mappings are told to the agent first, which acts on them where the kernel does not tell it.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::agent::{self, Change, touch};
 use crate::real::real;
@@ -11,9 +12,17 @@ use crate::real::real;
 /// Larger memory is the program's rather than the C library's own.
 const TOUCHED: usize = 64 << 10;
 
+/// Before the allocator's first use.
+fn first_use() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.load(Ordering::Relaxed) && !DONE.swap(true, Ordering::AcqRel) {
+        agent::register_child();
+    }
+}
+
 fn fresh(memory: *mut c_void, bytes: usize) -> *mut c_void {
     if !memory.is_null() && bytes <= TOUCHED {
-        touch(memory, bytes, true);
+        agent::settle(memory, bytes);
     }
     memory
 }
@@ -24,6 +33,7 @@ fn fresh(memory: *mut c_void, bytes: usize) -> *mut c_void {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    first_use();
     let own = agent::allocate(bytes);
     if !own.is_null() {
         return own;
@@ -53,6 +63,7 @@ pub unsafe extern "C" fn free(memory: *mut c_void) {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: usize) -> *mut c_void {
+    first_use();
     let had = agent::allocated(memory);
     let own = if had > 0 || memory.is_null() { agent::allocate(bytes) } else { std::ptr::null_mut() };
     if !own.is_null() {
@@ -82,6 +93,7 @@ pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: usize) -> *mut c_vo
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    first_use();
     let bytes = count.saturating_mul(size);
     let own = agent::allocate(bytes);
     if !own.is_null() {
@@ -166,10 +178,10 @@ pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: usize, protection: 
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+    // MADV_FREE gives content up at any time from now on, so at once will do: where the kernel takes it later, nobody here would hear of it.
+    let advice = if advice == libc::MADV_FREE { libc::MADV_DONTNEED } else { advice };
     match advice {
         libc::MADV_DONTNEED | libc::MADV_REMOVE => agent::changing(Change::Discard, start, bytes),
-        // May be done at any time or never: absent pages have nothing to free.
-        libc::MADV_FREE => {}
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if touch(start, bytes, advice == libc::MADV_POPULATE_WRITE) => return 0,
         _ => {}
     }

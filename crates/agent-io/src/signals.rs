@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use crate::agent;
+use crate::agent::{self, Guard};
 use crate::real::real;
 
 /// As `sigaction`.
@@ -48,6 +48,7 @@ macro_rules! masks {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
             let next = real!($text, fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int);
+            let _kept = Guard::new(old.cast(), size_of::<u64>(), true);
             // SAFETY: the caller's own arguments; a copy of its set without one signal.
             unsafe {
                 if new.is_null() || how == libc::SIG_UNBLOCK {

@@ -169,10 +169,27 @@ pub fn install_handlers(settings: &'static Settings) {
     if SETTINGS.set(settings).is_err() {
         return;
     }
-    // SAFETY: the three functions have the signature that pthread_atfork wants and live as long as the program.
-    let rc = unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+    rampool_agent_register_child();
+    register(Some(before), Some(after_in_parent), None);
+}
+
+/// Takes part in forks, in the child. Where the kernel does not tell of them, `librampool_agent_io.so` asks for this before the program's allocator is first used, so
+/// that ours is the first handler to run in a child: allocators (jemalloc) have handlers too, which touch what only we make whole again.
+#[unsafe(no_mangle)]
+pub extern "C" fn rampool_agent_register_child() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if !REGISTERED.swap(true, Ordering::AcqRel) {
+        register(None, None, Some(after_in_child));
+    }
+}
+
+type Handler = Option<unsafe extern "C" fn()>;
+
+fn register(before: Handler, in_parent: Handler, in_child: Handler) {
+    // SAFETY: the functions have the signature that pthread_atfork wants and live as long as the program.
+    let rc = unsafe { libc::pthread_atfork(before, in_parent, in_child) };
     if rc != 0 {
-        end_process(Some(settings), "the C library has no memory for the fork handlers");
+        end_process(settings(), "the C library has no memory for the fork handlers");
     }
 }
 
@@ -271,7 +288,10 @@ extern "C" fn after_in_child() {
     BELL.store(NONE, Ordering::Release);
     let line = CHILD_END.swap(NONE, Ordering::AcqRel);
     close(PARENT_END.swap(NONE, Ordering::AcqRel));
-    let Some(settings) = settings() else { return };
+    let Some(settings) = settings() else {
+        LOCKED.store(false, Ordering::Release);
+        return;
+    };
     if FOSTERED.load(Ordering::Acquire) || (PAGING.load(Ordering::Acquire) && line == NONE) {
         // Forks of this process have nothing to hand on either: whoever serves it serves them.
         FOSTERED.store(true, Ordering::Release);
@@ -281,7 +301,8 @@ extern "C" fn after_in_child() {
     }
     if !PAGING.load(Ordering::Acquire) {
         LOCKED.store(false, Ordering::Release);
-        watch::begin(settings, None);
+        // The allocator may be locked still.
+        touch::without_program_heap(|| watch::begin(settings, None));
         return;
     }
     // The agent releases the lock when it serves this process: an earlier fork would have nobody to answer it.

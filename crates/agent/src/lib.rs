@@ -43,7 +43,7 @@ extern "C" fn start() {
         Ok(settings) => {
             let settings: &'static Settings = Box::leak(Box::new(settings));
             touch::note_main_thread();
-            touch::prepare_blocks();
+            touch::prepare(settings.rung);
             if settings.rung == rampool_sys::probe::Rung::Segv {
                 keep_malloc_in_place();
             }

@@ -4,11 +4,14 @@
 //! here waits for anything but a page.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use rampool_sys::OS_PAGE_BYTES;
 use rampool_sys::guard::Guard;
+use rampool_sys::maps::VmaKind;
+use rampool_sys::memory::{Advice, advise};
 use rampool_sys::pagetable;
+use rampool_sys::probe::Rung;
 
 use crate::fork;
 
@@ -16,6 +19,8 @@ use crate::fork;
 static WITHOUT_HEAP: AtomicUsize = AtomicUsize::new(0);
 /// The agent's thread; 0 before there is one.
 static AGENT: AtomicUsize = AtomicUsize::new(0);
+/// System calls on absent pages fail here.
+static GUARDING: AtomicBool = AtomicBool::new(false);
 /// The main thread's control block: the kernel writes beside it (rseq), and cannot wait for it.
 static MAIN_TCB: AtomicUsize = AtomicUsize::new(0);
 
@@ -36,40 +41,88 @@ pub fn main_thread_block() -> Option<(usize, usize)> {
     (tcb != 0).then(|| (tcb.saturating_sub(32 << 10), tcb + 2 * OS_PAGE_BYTES))
 }
 
-/// Makes the managed pages of `[start, start + bytes)` resident, and writable for `write`, by touching them; true if there were any.
-fn touch(start: usize, bytes: usize, write: bool) -> bool {
-    let mut any = false;
+/// What the kernel does to a buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// It reads. A call that meets an absent page fails and has done nothing, or less; it can be repeated.
+    Read,
+    /// It writes. What it had to write may be lost if it cannot.
+    Write,
+}
+
+/// Makes the managed pages of `[start, start + bytes)` resident, and writable for [`Use::Write`], by touching them; true if there were any.
+///
+/// `doubt`: pages that do not count as managed are looked at as well. The kernel may know better: a range is registered a moment before it counts as managed,
+/// and the end of a heap that has just grown belongs to the mapping that it continues.
+fn touch(start: usize, bytes: usize, how: Use, doubt: bool) -> bool {
     if is_agents_thread() {
         return false;
     }
-    let mut page = start & !(OS_PAGE_BYTES - 1);
-    let end = start.saturating_add(bytes);
+    let (mut any, mut page, end) = (false, start & !(OS_PAGE_BYTES - 1), start.saturating_add(bytes));
+    let mut unknown: Option<(usize, usize)> = None;
     while page < end {
         if pagetable::mark(page) != 0 {
             any = true;
-            let byte = std::ptr::with_exposed_provenance_mut::<u8>(page.max(start));
-            if write {
-                // SAFETY: a managed page is memory of the program, readable and writable; adding nothing, atomically, disturbs nobody.
-                unsafe { AtomicU8::from_ptr(byte) }.fetch_add(0, Ordering::Relaxed);
-            } else {
-                // SAFETY: as above.
-                unsafe { byte.read_volatile() };
+            touch_byte(page.max(start), how);
+        } else if doubt {
+            match &mut unknown {
+                Some((_, to)) if *to == page => *to += OS_PAGE_BYTES,
+                _ => {
+                    any |= unknown.take().is_some_and(|(from, to)| touch_unknown(from, to, how));
+                    unknown = Some((page, page + OS_PAGE_BYTES));
+                }
             }
         }
         page += OS_PAGE_BYTES;
     }
+    any | unknown.is_some_and(|(from, to)| touch_unknown(from, to, how))
+}
+
+fn touch_byte(address: usize, how: Use) {
+    let byte = std::ptr::with_exposed_provenance_mut::<u8>(address);
+    match how {
+        // SAFETY: memory of the program that is managed or can be, so readable and writable; adding nothing, atomically, disturbs nobody. The compiler
+        // must not know that it is nothing: it would make a load of it, which leaves the page protected.
+        Use::Write => _ = unsafe { AtomicU8::from_ptr(byte) }.fetch_add(std::hint::black_box(0), Ordering::Relaxed),
+        // SAFETY: as above.
+        Use::Read => _ = unsafe { byte.read_volatile() },
+    }
+}
+
+/// Pages that do not count as managed: touches what turns out to be. A bad address of the program's stays untouched.
+fn touch_unknown(from: usize, to: usize, how: Use) -> bool {
+    let advice = if how == Use::Write { Advice::PopulateWrite } else { Advice::PopulateRead };
+    // SAFETY: changes no content.
+    match unsafe { advise(from, to - from, advice) } {
+        // The kernel cannot make it present because somebody else is to. (Before Linux 5.14 it does not know the advice.)
+        Err(libc::EFAULT | libc::EINVAL) => {}
+        _ => return false,
+    }
+    let mut any = false;
+    let _ = rampool_sys::maps::read_maps(|vma| {
+        let (from, to) = (vma.start.max(from), vma.end.min(to));
+        if from < to && vma.private && vma.readable && vma.writable && matches!(vma.kind, VmaKind::Anonymous | VmaKind::Heap) {
+            any = true;
+            (from..to).step_by(OS_PAGE_BYTES).for_each(|page| touch_byte(page, how));
+        }
+    });
     any
+}
+
+fn use_of(write: c_int) -> Use {
+    if write != 0 { Use::Write } else { Use::Read }
 }
 
 /// A system call is about to use a buffer: keeps it resident until [`rampool_agent_release`] gets what this returns. 0: nothing to release.
 #[unsafe(no_mangle)]
 pub extern "C" fn rampool_agent_guard(start: *const c_void, bytes: usize, write: c_int) -> usize {
-    let start = start.expose_provenance();
-    if bytes == 0 || !managed(start, bytes) {
+    let (start, how) = (start.expose_provenance(), use_of(write));
+    // Before anything is managed the call may still be under way when that changes; if it only reads, it is repeated then.
+    if bytes == 0 || start == 0 || !GUARDING.load(Ordering::Relaxed) || (how == Use::Read && !managed(start, bytes)) || is_agents_thread() {
         return 0;
     }
     let guard = Guard::new(start, bytes);
-    touch(start, bytes, write != 0);
+    touch(start, bytes, how, how == Use::Write && pagetable::has_marks());
     guard.into_slot()
 }
 
@@ -81,7 +134,13 @@ pub extern "C" fn rampool_agent_release(guard: usize) {
 /// After EFAULT: touches a buffer again; 0 if none of it is managed, so that the error is the program's own.
 #[unsafe(no_mangle)]
 pub extern "C" fn rampool_agent_touch(start: *const c_void, bytes: usize, write: c_int) -> c_int {
-    c_int::from(touch(start.expose_provenance(), bytes, write != 0))
+    c_int::from(touch(start.expose_provenance(), bytes, use_of(write), true))
+}
+
+/// Memory that the allocator is about to hand out: touches what is managed of it.
+#[unsafe(no_mangle)]
+pub extern "C" fn rampool_agent_settle(start: *const c_void, bytes: usize) {
+    touch(start.expose_provenance(), bytes, Use::Write, false);
 }
 
 /// As [`rampool_agent_touch`], for a string that ends with a zero byte.
@@ -91,7 +150,7 @@ pub extern "C" fn rampool_agent_touch(start: *const c_void, bytes: usize, write:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_agent_touch_text(text: *const c_char) -> c_int {
     let start = text.expose_provenance();
-    if start == 0 || pagetable::mark(start) == 0 {
+    if start == 0 || !(pagetable::mark(start) != 0 || touch(start, 1, Use::Read, true)) {
         return 0;
     }
     let mut at = text;
@@ -120,13 +179,14 @@ static BLOCKS: AtomicUsize = AtomicUsize::new(0);
 static BLOCKS_USED: AtomicUsize = AtomicUsize::new(0);
 const HEAD_BYTES: usize = 16;
 
-/// At start: where `librampool_agent_io.so` is loaded, its malloc asks for these.
-pub fn prepare_blocks() {
+/// At start: where `librampool_agent_io.so` is loaded, its malloc asks for these, and below the full rung for buffers to be kept.
+pub fn prepare(rung: Rung) {
     // SAFETY: a constant, terminated name.
     let present = !unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"rampool_agent_io".as_ptr()) }.is_null();
     if present && let Ok(mapping) = rampool_sys::memory::Mapping::anonymous(BLOCKS_BYTES) {
         BLOCKS.store(mapping.leak().0, Ordering::Release);
     }
+    GUARDING.store(rung != Rung::Full, Ordering::Release);
 }
 
 /// The calling thread is the agent's from now on.
@@ -179,6 +239,62 @@ pub extern "C" fn rampool_agent_allocated(memory: *const c_void) -> usize {
     unsafe { std::ptr::with_exposed_provenance::<usize>(at - HEAD_BYTES).read() }
 }
 
+/// Buffers of stdio streams: the C library gives them to the kernel where nobody sees it, so they lie in memory that never leaves.
+const STREAM_BUFFERS: usize = 4096;
+const STREAM_BUFFER_BYTES: usize = 16 << 10;
+static STREAMS: AtomicUsize = AtomicUsize::new(0);
+/// A bit for each buffer in use.
+static STREAMS_USED: [AtomicU64; STREAM_BUFFERS / 64] = [const { AtomicU64::new(0) }; STREAM_BUFFERS / 64];
+
+/// Made when first needed: `librampool_agent_io.so` may be started before this library is.
+fn streams() -> Option<usize> {
+    let known = STREAMS.load(Ordering::Acquire);
+    if known != 0 {
+        return Some(known);
+    }
+    let new = rampool_sys::memory::Mapping::anonymous(STREAM_BUFFERS * STREAM_BUFFER_BYTES).ok()?;
+    match STREAMS.compare_exchange(0, new.start(), Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(new.leak().0),
+        Err(other) => Some(other),
+    }
+}
+
+/// A buffer of `*bytes` bytes, which is set; null where there is none left.
+///
+/// # Safety
+/// `bytes` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_agent_stream_buffer(bytes: *mut usize) -> *mut c_void {
+    let Some(start) = streams() else { return std::ptr::null_mut() };
+    for (index, word) in STREAMS_USED.iter().enumerate() {
+        let mut used = word.load(Ordering::Relaxed);
+        while used != u64::MAX {
+            let bit = used.trailing_ones();
+            match word.compare_exchange_weak(used, used | 1 << bit, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => {
+                    // SAFETY: the caller's promise.
+                    unsafe { bytes.write(STREAM_BUFFER_BYTES) };
+                    return std::ptr::with_exposed_provenance_mut(start + (index * 64 + bit as usize) * STREAM_BUFFER_BYTES);
+                }
+                Err(now) => used = now,
+            }
+        }
+    }
+    std::ptr::null_mut()
+}
+
+/// A stream that may have had such a buffer is closed. Any other address is nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn rampool_agent_stream_closed(buffer: *const c_void) {
+    let start = STREAMS.load(Ordering::Acquire);
+    let Some(offset) = buffer.addr().checked_sub(start).filter(|offset| start != 0 && *offset < STREAM_BUFFERS * STREAM_BUFFER_BYTES)
+    else {
+        return;
+    };
+    let index = offset / STREAM_BUFFER_BYTES;
+    STREAMS_USED[index / 64].fetch_and(!(1 << (index % 64)), Ordering::AcqRel);
+}
+
 /// Runs `body` without using the program's heap, where `librampool_agent_io.so` is loaded.
 pub fn without_program_heap(body: impl FnOnce()) {
     WITHOUT_HEAP.store(this_thread(), Ordering::Relaxed);
@@ -206,7 +322,7 @@ pub extern "C" fn rampool_agent_changing(what: c_int, start: *const c_void, byte
         CHANGE_RETURN => {
             let guard = Guard::new(start, end - start);
             loop {
-                touch(start, end - start, false);
+                touch(start, end - start, Use::Read, false);
                 fork::change(fork::Change::Return, start, end);
                 if !rampool_sys::segv::manages_any(start, end) {
                     break;
@@ -237,9 +353,14 @@ pub unsafe extern "C" fn rampool_agent_sigaction(new: *const libc::sigaction, ol
     0
 }
 
-/// What the C library touches in a child before our handler there runs: the streams, whose locks it resets, and the heads of malloc's heaps. The
-/// pager evicts nothing meanwhile.
+/// What the C library touches in a child before it has its memory: the streams, whose locks it resets, the heads of malloc's heaps, and for the agent's thread
+/// the dynamic linker's lists. The pager evicts nothing meanwhile.
 pub fn what_fork_touches() {
+    extern "C" fn look(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+        0
+    }
+    // SAFETY: reads the linker's lists from end to end.
+    unsafe { libc::dl_iterate_phdr(Some(look), std::ptr::null_mut()) };
     /// Where `struct _IO_FILE` of the GNU C library has its chain and its lock; part of its ABI since 2.1.
     const CHAIN: usize = 104;
     const LOCK: usize = 136;
@@ -253,20 +374,25 @@ pub fn what_fork_touches() {
             if stream == 0 {
                 break;
             }
-            touch(stream, STREAM_BYTES, true);
+            touch(stream, STREAM_BYTES, Use::Write, false);
             // SAFETY: as above.
             let (chain, lock) = unsafe {
                 let field = |at: usize| std::ptr::with_exposed_provenance::<usize>(stream + at).read_volatile();
                 (field(CHAIN), field(LOCK))
             };
-            touch(lock, 16, true);
+            touch(lock, 16, Use::Write, false);
             stream = chain;
         }
     }
     const HEAP_BYTES: usize = 64 << 20;
+    // The linker's first lists (of modules with thread-local storage) lie where the heap begins.
+    const FIRST_BYTES: usize = 64 << 10;
     let _ = rampool_sys::maps::read_maps(|vma| {
+        if vma.kind == VmaKind::Heap {
+            touch(vma.start, FIRST_BYTES.min(vma.bytes()), Use::Write, false);
+        }
         if vma.start % HEAP_BYTES == 0 {
-            touch(vma.start, OS_PAGE_BYTES, true);
+            touch(vma.start, OS_PAGE_BYTES, Use::Write, false);
         }
     });
 }

@@ -45,7 +45,25 @@ enum Command {
     Generate(generate::Args),
 }
 
+/// What a reader that has gone away does to a program that writes to it (128 + SIGPIPE).
+const EXIT_NO_READER: i32 = 141;
+
+/// Writing to a full disk or to a reader that is gone is no bug of ours: one line, or none, instead of a trace of calls.
+fn say_what_cannot_be_written() {
+    let others = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
+        let Some(why) = text.strip_prefix("failed printing to ") else { return others(panic) };
+        if why.contains("Broken pipe") {
+            std::process::exit(EXIT_NO_READER);
+        }
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("rampool: cannot write to {why}\n").as_bytes());
+        std::process::exit(EXIT_FAILURE);
+    }));
+}
+
 fn main() {
+    say_what_cannot_be_written();
     let keyed = std::env::var_os("RAMPOOL_KEY_FILE").is_some();
     let arguments = dlmm_server::translate(std::env::args_os().collect(), keyed, dlmm_server::machine_megabytes());
     let result = match Cli::parse_from(arguments).command {
@@ -88,6 +106,15 @@ const EXIT_FAILURE: i32 = 125;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_that_say_how_much_are_asked_for_that() {
+        let servers = |texts: &[&str]| texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<rampool::pool::ServerSpec>>();
+        let local = rampool_proto::units::ByteLen(8 << 20);
+        assert_eq!(run::wanted(&servers(&["a=30M", "b=2M"]), local).0, 32 << 20);
+        assert_eq!(run::wanted(&servers(&["a=30M", "b"]), local).0, 1 << 30);
+        assert_eq!(run::wanted(&servers(&["a"]), rampool_proto::units::ByteLen(1 << 30)).0, 4 << 30);
+    }
 
     #[test]
     fn a_cause_is_told_once() {

@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
     servers: Vec<ServerSpec>,
 
-    /// Memory to lease from the servers [default: four times --local, more when needed; of a private server: what is free]
+    /// Memory to lease from the servers [default: the amounts named with the servers if all have one, else four times --local, more when needed; of a private server: what is free]
     #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
     memory: Option<ByteLen>,
 
@@ -94,6 +94,13 @@ pub struct Args {
 /// Returns the exit code to end with; ends by the program's signal itself where that is how the program ended.
 pub fn run(args: &Args) -> Result<i32> {
     let program = program::check(&args.command[0])?;
+    // A summary that cannot be written is refused now, not after hours.
+    let mut stats = match &args.stats {
+        Some(to) if to != Path::new("-") => {
+            Some(std::fs::File::create(to).with_context(|| format!("the summary cannot be written to {}", to.display()))?)
+        }
+        _ => None,
+    };
     let rung = choose_rung(&args.rung)?;
     let mut libraries = vec![find_library("librampool_agent.so", "RAMPOOL_AGENT_LIB")?];
     if rung != Rung::Full || !Capabilities::probe().fork_events {
@@ -117,10 +124,7 @@ pub fn run(args: &Args) -> Result<i32> {
         bytes = Some(server.memory);
         private = Some(server);
     }
-    let bytes = bytes.unwrap_or_else(|| {
-        let named: u64 = servers.iter().filter_map(|s| s.memory).map(|m| m.0).sum();
-        ByteLen(named.max((args.local.0 * 4).max(1 << 30)))
-    });
+    let bytes = bytes.unwrap_or_else(|| wanted(&servers, args.local));
     let mut config = PoolConfig::new(servers, bytes, name.as_str());
     if let Some(path) = &args.key_file {
         config.key = Some(Key::load(path)?);
@@ -169,14 +173,25 @@ pub fn run(args: &Args) -> Result<i32> {
         } else {
             summary::summary(&name, &counters, wall, status, args.local, &pool.stats())
         };
-        if to == Path::new("-") {
-            eprint!("{text}");
-        } else {
-            std::fs::write(to, text).with_context(|| format!("the summary cannot be written to {}", to.display()))?;
+        match &mut stats {
+            None => eprint!("{text}"),
+            // The program's exit code says how the program ended, whatever became of the summary.
+            Some(file) => {
+                if let Err(error) = file.write_all(text.as_bytes()) {
+                    eprintln!("rampool: the summary cannot be written to {}: {error}", to.display());
+                }
+            }
         }
     }
     caretaker::end(pool, &roll, guardian, run_dir, private);
     finish(status)
+}
+
+/// What to lease when nobody says: what is named with the servers, and at least a sensible amount where one of them may lend what it likes.
+pub fn wanted(servers: &[ServerSpec], local: ByteLen) -> ByteLen {
+    let named = servers.iter().filter_map(|s| s.memory).fold(0u64, |sum, m| sum.saturating_add(m.0));
+    let all_named = servers.iter().all(|s| s.memory.is_some());
+    ByteLen(if all_named { named } else { named.max(local.0.saturating_mul(4)).max(1 << 30) })
 }
 
 /// How soon the memory of a process that ended goes back while others of the run live on.

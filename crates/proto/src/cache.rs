@@ -76,12 +76,16 @@ pub enum Access {
 pub enum EvictOutcome {
     /// Its bytes are in the batch now.
     Moved,
+    /// As `Moved`, but before that it was open to writes for a moment: it counts as written.
+    MovedOpened,
     /// Its bytes are in the batch now, all zero: nothing to keep.
     MovedZero,
     /// The kernel had no page there (the program gave it back meanwhile): it is Fresh.
     Vanished,
     /// The kernel refuses (pinned, shared with a child process): it stays resident; do not try it again soon.
     Busy,
+    /// As `Busy`, and it is open to writes: it counts as written.
+    BusyOpened,
     /// The kernel moves nothing at this moment (an event waits to be read): it stays resident, and nothing is evicted before the next input.
     Later,
 }

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use rampool_proto::cache::EvictOutcome;
 use rampool_proto::units::OS_PAGE_BYTES;
-use rampool_sys::guard;
-use rampool_sys::memory::{Advice, advise};
+use rampool_sys::guard::{self, Taking};
+use rampool_sys::memory::{Advice, advise, make_own};
 use rampool_sys::pagetable;
 use rampool_sys::probe::{Capabilities, NEEDED, Rung};
 use rampool_sys::segv::{Segv, SegvError};
@@ -236,6 +236,18 @@ impl FaultCatcher {
     /// # Errors
     /// The errno of a range that cannot be managed.
     pub fn manage(&self, start: usize, bytes: usize) -> Result<(), i32> {
+        let _taking = (!self.serves_system_calls()).then(|| {
+            let taking = Taking::begin();
+            // What a system call is using must not be absent when it counts as managed.
+            guard::each_in_use(|from, to| {
+                let (from, to) = (from.max(start), to.next_multiple_of(OS_PAGE_BYTES).min(start + bytes));
+                if from < to {
+                    // SAFETY: changes no content. Where it fails (before Linux 5.14) the call is repeated.
+                    let _ = unsafe { advise(from, to - from, Advice::PopulateWrite) };
+                }
+            });
+            taking
+        });
         match self {
             Self::Uffd(catcher) => {
                 catcher.uffd.register(start, bytes, true)?;
@@ -403,11 +415,12 @@ impl FaultCatcher {
         if self.serves_system_calls() {
             return self.evict_all(departures, frames, outcomes);
         }
-        // Looked at as late as possible: what a call takes hold of after that makes it fail, and be repeated.
+        // A call that begins while these leave waits for their end, and finds them gone before it begins.
         let mut free = Vec::new();
         let copying = matches!(self, Self::Uffd(UffdCatcher { copying: Some(_), .. }));
         for departures in departures.chunks(if copying { departures.len().max(1) } else { 1 }) {
             free.clear();
+            let _taking = Taking::begin();
             for departure in departures {
                 leave_guarded(*departure, frames, outcomes, &mut free);
             }
@@ -517,7 +530,10 @@ fn move_out(uffd: &Uffd, Departure { from, to, bytes }: Departure, outcomes: &mu
     while at < bytes {
         let wanted = (bytes - at).min(most);
         let (done, outcome) = match uffd.move_pages(to + at, from + at, wanted, false) {
-            Reply::Done => (wanted, EvictOutcome::Moved),
+            Reply::Done => {
+                most = most.saturating_mul(2).min(bytes);
+                (wanted, EvictOutcome::Moved)
+            }
             Reply::Partial(part) => (part, EvictOutcome::Moved),
             // The range may lie in two mappings: smaller steps find the border.
             Reply::Busy if wanted > OS_PAGE_BYTES => {
@@ -527,12 +543,91 @@ fn move_out(uffd: &Uffd, Departure { from, to, bytes }: Departure, outcomes: &mu
             Reply::Gone => (OS_PAGE_BYTES, EvictOutcome::Vanished),
             // An event must be read before anything moves: the rest stays where it is.
             Reply::MapChanging | Reply::Exiting => (bytes - at, EvictOutcome::Later),
-            Reply::Busy | Reply::NoMemory | Reply::AlreadyMapped => {
-                most = bytes;
-                (OS_PAGE_BYTES, EvictOutcome::Busy)
-            }
+            Reply::Busy => (OS_PAGE_BYTES, move_shared(uffd, to + at, from + at)),
+            Reply::NoMemory | Reply::AlreadyMapped => (OS_PAGE_BYTES, EvictOutcome::Busy),
         };
         outcomes[at / OS_PAGE_BYTES..(at + done) / OS_PAGE_BYTES].fill(outcome);
         at += done;
+    }
+}
+
+/// Moves a page that the kernel refused: it may be shared with a child or a parent since a fork, and then a copy of its own can move. The copy is made as a
+/// write would make it, so the page must be open for a moment.
+fn move_shared(uffd: &Uffd, to: usize, from: usize) -> EvictOutcome {
+    match uffd.write_protect(from, OS_PAGE_BYTES, false) {
+        Reply::Done => {}
+        Reply::MapChanging | Reply::Exiting => return EvictOutcome::Later,
+        _ => return EvictOutcome::Busy,
+    }
+    if make_own(from).is_ok() && uffd.move_pages(to, from, OS_PAGE_BYTES, false) == Reply::Done {
+        EvictOutcome::MovedOpened
+    } else {
+        // Pinned, or in use by the kernel.
+        EvictOutcome::BusyOpened
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rampool_sys::memory::Mapping;
+
+    #[test]
+    fn pages_that_a_child_shares_leave_and_stay_what_they_were_for_it() {
+        const PAGES: usize = 40;
+        let bytes = PAGES * OS_PAGE_BYTES;
+        if !Uffd::probe(Scope::UserMode).is_ok_and(|features| features.has(Features::MOVE)) {
+            return skip("move", "pages shared with a child");
+        }
+        let (program, frames) = (Mapping::huge_aligned(bytes).unwrap(), Mapping::huge_aligned(bytes).unwrap());
+        // Closed before the mappings go: their going would wait for somebody to read of it.
+        let uffd = Uffd::open(Scope::UserMode, NEEDED.with(Features::MOVE)).unwrap();
+        let word = |memory: &Mapping, page: usize| memory.at(page * OS_PAGE_BYTES).cast::<u64>();
+        for page in 0..PAGES {
+            // SAFETY: our own memory.
+            unsafe { word(&program, page).write(page as u64 + 1) };
+        }
+        uffd.register(program.start(), bytes, true).unwrap();
+        uffd.register(frames.start(), bytes, false).unwrap();
+        assert_eq!(uffd.write_protect(program.start(), bytes / 2, true), Reply::Done);
+        let mut line = [0; 2];
+        // SAFETY: two descriptors; the child calls nothing but read and _exit, and looks at memory that it has.
+        let child = unsafe {
+            assert_eq!(libc::pipe(line.as_mut_ptr()), 0);
+            let child = libc::fork();
+            if child == 0 {
+                libc::close(line[1]);
+                let mut byte = 0u8;
+                libc::read(line[0], (&raw mut byte).cast(), 1);
+                let same = (0..PAGES).all(|page| word(&program, page).read_volatile() == page as u64 + 1);
+                libc::_exit(if same { 7 } else { 8 });
+            }
+            child
+        };
+        assert!(child > 0);
+        let mut outcomes = [EvictOutcome::Vanished; PAGES];
+        move_out(&uffd, Departure { from: program.start(), to: frames.start(), bytes }, &mut outcomes);
+        assert_eq!(outcomes, [EvictOutcome::MovedOpened; PAGES]);
+        for page in 0..PAGES {
+            // SAFETY: the pages are in our frames now.
+            assert_eq!(unsafe { word(&frames, page).read() }, page as u64 + 1);
+        }
+        // SAFETY: our own descriptors and our own child.
+        let status = unsafe {
+            libc::close(line[1]);
+            libc::close(line[0]);
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            status
+        };
+        assert_eq!(libc::WEXITSTATUS(status), 7, "the child saw something else (status {status})");
+    }
+
+    fn skip(feature: &str, why: &str) {
+        use std::io::Write;
+        if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
+            let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
+            writeln!(file, "{feature}: {why}").unwrap();
+        }
     }
 }

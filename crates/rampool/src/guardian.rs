@@ -6,7 +6,8 @@
 //! its faults waiting; once the line to the agent hangs up, the guardian answers them: what is absent is lost, and an access to it a SIGBUS.
 //!
 //! The guardian reads nothing from a context while the agent lives. Between the moment when the agent has a context and the moment when it
-//! has entrusted it lie a few microseconds.
+//! has entrusted it lie a few microseconds: reading the event is what lets the child run. A parent that is killed in between leaves a child that reads zeroes, unless it was
+//! made by `fork(3)`, asks for its memory first, and ends because nobody answers.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

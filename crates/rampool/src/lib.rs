@@ -54,3 +54,14 @@ pub use rampool_proto as proto;
 
 /// The TCP port of a memory server unless another is named.
 pub const DEFAULT_PORT: u16 = 7117;
+
+/// The programs that the manual shows compile.
+#[cfg(doctest)]
+mod manual {
+    #[doc = include_str!("../../../docs/library.md")]
+    struct Library;
+    #[doc = include_str!("../../../docs/direct.md")]
+    struct Direct;
+    #[doc = include_str!("../../../docs/sharing.md")]
+    struct Sharing;
+}

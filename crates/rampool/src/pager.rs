@@ -941,7 +941,7 @@ impl<B: Backing> Pager<B> {
         let present = &mut self.present[batch.0 as usize];
         present.clear();
         for (index, outcome) in outcomes.iter_mut().enumerate() {
-            if *outcome == EvictOutcome::Moved {
+            if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened) {
                 moved += 1;
                 let at = u32::try_from(index).expect("a batch is small");
                 match present.last_mut() {

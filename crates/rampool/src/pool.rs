@@ -851,7 +851,8 @@ fn too_little(servers: &[ServerSpec], wants: &[Want], wanted: ByteLen, shortage:
         .zip(wants)
         .filter_map(|(server, want)| Some(format!("{} has {} free", server.endpoint, ByteLen::from_pages(want.free?))))
         .collect();
-    ConnectError::TooLittle { wanted, missing: ByteLen::from_pages(shortage.missing), free: free.join(", ") }
+    let free = if free.is_empty() { "each was asked for the amount named with it".into() } else { free.join(", ") };
+    ConnectError::TooLittle { wanted, missing: ByteLen::from_pages(shortage.missing), free }
 }
 
 fn cut(name: &str) -> String {

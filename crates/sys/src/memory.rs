@@ -345,6 +345,33 @@ pub unsafe fn advise(start: usize, bytes: usize, advice: Advice) -> Result<(), i
     if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
 }
 
+/// Makes the present page at `address` this process's alone, if it is shared with a parent or a child so far (copy-on-write), without changing it: the kernel
+/// adds nothing to its first word, atomically (`FUTEX_WAKE_OP`). Unlike an access of one's own it fails where a fault handler would have to be waited for, so whoever
+/// serves the faults of this memory may call it.
+///
+/// # Errors
+/// The errno: EFAULT for pages that are absent or closed.
+pub fn make_own(address: usize) -> Result<(), i32> {
+    const ADD: usize = 1 << 28;
+    // A waiter there would be woken for nothing, which waiters must expect, if the word were this.
+    const UNLIKELY: usize = 0x800;
+    let nobody = std::sync::atomic::AtomicU32::new(0);
+    let address = address & !(OS_PAGE_BYTES - 1);
+    // SAFETY: adds nothing, so no content changes; nobody waits on a word of our own.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            nobody.as_ptr(),
+            libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG,
+            0usize,
+            0usize,
+            address,
+            ADD | UNLIKELY,
+        )
+    };
+    if rc >= 0 { Ok(()) } else { Err(crate::last_errno()) }
+}
+
 /// Locks a range into RAM, pages that come later included (MLOCK_ONFAULT).
 ///
 /// # Errors

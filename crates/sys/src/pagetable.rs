@@ -25,6 +25,12 @@ pub fn mark(address: usize) -> Mark {
     leaf(address).map_or(0, |(leaf, page)| leaf[page].load(Ordering::Acquire))
 }
 
+/// Whether any page was ever marked. Async-signal-safe.
+#[must_use]
+pub fn has_marks() -> bool {
+    root().is_some()
+}
+
 /// Marks every page of `[start, start + bytes)`. Allocates, so not for signal handlers.
 ///
 /// # Errors

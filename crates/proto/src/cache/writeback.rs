@@ -93,8 +93,12 @@ impl Cache {
         for ((offset, &index), &outcome) in (0u32..).zip(&pages).zip(outcomes) {
             let entry = &mut self.pages[index as usize];
             assert!(entry.is_at(State::Evicting, slot, offset), "page {index} left {id:?} before it was answered");
-            if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedZero) {
+            if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened | EvictOutcome::MovedZero) {
                 frames += 1;
+            }
+            if matches!(outcome, EvictOutcome::MovedOpened | EvictOutcome::BusyOpened) {
+                entry.set(DIRTY);
+                entry.clear(PROTECTED);
             }
             if entry.has(GONE) {
                 entry.clear(GONE);
@@ -104,20 +108,20 @@ impl Cache {
                 continue;
             }
             match outcome {
-                EvictOutcome::Moved => entry.set_state(State::Staged),
+                EvictOutcome::Moved | EvictOutcome::MovedOpened => entry.set_state(State::Staged),
                 EvictOutcome::MovedZero => {
                     self.stats.zero_pages += 1;
                     self.becomes_empty(index, State::Fresh);
                     self.remember(index, clock);
                 }
                 EvictOutcome::Vanished => self.becomes_empty(index, State::Fresh),
-                EvictOutcome::Busy | EvictOutcome::Later => {
+                EvictOutcome::Busy | EvictOutcome::BusyOpened | EvictOutcome::Later => {
                     self.stats.busy_pages += 1;
-                    if outcome == EvictOutcome::Busy {
-                        self.enqueue_busy(index);
-                    } else {
+                    if outcome == EvictOutcome::Later {
                         self.evictions_pause = true;
                         self.enqueue_again(index);
+                    } else {
+                        self.enqueue_busy(index);
                     }
                     let entry = &mut self.pages[index as usize];
                     if entry.has(WANTED_WRITE) && entry.has(PROTECTED) {

@@ -9,6 +9,9 @@
 //! It is not the default, because frames are used again: a page that left while a pipe or a socket still referred to it (`vmsplice`, `MSG_ZEROCOPY`; neither pins
 //! it, so the kernel lets it leave) would be overwritten under them. A frame that is given back to the kernel lives on as long as they need it.
 //!
+//! Where the kernel keeps refusing (pages that somebody pins, large folios that it would have to split), every refusal is a call for nothing and the frames are copied all the same: then
+//! it is left alone for a while.
+//!
 //! A move empties the TLBs of all CPUs where a thread of the process runs; it pays where that is this CPU alone.
 
 use rampool_proto::cache::{FetchId, Input};
@@ -39,6 +42,45 @@ pub(super) struct MoveIn {
     /// Faults since the last choice.
     faults: u32,
     stillness: Option<Stillness>,
+    refusals: Refusals,
+}
+
+/// Whether moving in is worth another try.
+#[derive(Clone, Copy, Debug, Default)]
+struct Refusals {
+    tried: u32,
+    refused: u32,
+    /// Choices until the next try.
+    pause: u32,
+    /// How long the next pause is; doubles while nothing gets better.
+    next_pause: u32,
+}
+
+impl Refusals {
+    /// Moves that are looked at together. If more than half of them were refused, there is a pause.
+    const LOOKED_AT: u32 = 32;
+    const SHORTEST_PAUSE: u32 = 16;
+    const LONGEST_PAUSE: u32 = 1 << 14;
+
+    fn moved(&mut self, refused: bool) {
+        self.tried += 1;
+        self.refused += u32::from(refused);
+        if self.tried == Self::LOOKED_AT {
+            if self.refused > self.tried / 2 {
+                self.pause = self.next_pause.clamp(Self::SHORTEST_PAUSE, Self::LONGEST_PAUSE);
+                self.next_pause = self.pause * 2;
+            } else {
+                self.next_pause = 0;
+            }
+            (self.tried, self.refused) = (0, 0);
+        }
+    }
+
+    /// Asked at each choice.
+    fn may_try(&mut self) -> bool {
+        self.pause = self.pause.saturating_sub(1);
+        self.pause == 0
+    }
 }
 
 /// Faults after which the choice is made again.
@@ -72,7 +114,7 @@ impl<B: Backing> Pager<B> {
                 if now.stillness.as_ref().is_none_or(|s| s.thread() != thread) {
                     now.stillness = if self.place.cpu.is_some() { Stillness::of(thread) } else { None };
                 }
-                self.place.cpu.is_some() && now.stillness.as_ref().is_some_and(|s| s.threads() == Some(2))
+                now.refusals.may_try() && self.place.cpu.is_some() && now.stillness.as_ref().is_some_and(|s| s.threads() == Some(2))
             }
         };
         if on != now.on {
@@ -90,6 +132,7 @@ impl<B: Backing> Pager<B> {
         let faults = &self.faults;
         let mut done = 0;
         let mut stopped = false;
+        let mut refused = false;
         let mut protected = true;
         self.space.pieces(extent, |piece| {
             if stopped {
@@ -99,6 +142,10 @@ impl<B: Backing> Pager<B> {
             let moved = match faults.move_in(piece.start, source, piece.bytes) {
                 Reply::Done => piece.bytes,
                 Reply::Partial(part) => part,
+                Reply::Busy | Reply::NoMemory => {
+                    refused = true;
+                    0
+                }
                 _ => 0,
             };
             stopped = moved < piece.bytes;
@@ -107,6 +154,7 @@ impl<B: Backing> Pager<B> {
                 protected &= faults.protect(piece.start, moved) == Reply::Done;
             }
         });
+        self.move_in.refusals.moved(refused);
         let moved = Extent::new(extent.first, done);
         if done > 0 {
             self.spare.moved(fetch.0, done);
@@ -133,5 +181,35 @@ impl<B: Backing> Pager<B> {
 
     fn has_not_run_since(&self, before: Still) -> bool {
         self.move_in.stillness.as_ref().is_some_and(|s| s.since(before))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Moves until there is a pause, and how many choices that lasts.
+    fn pause_after(refusals: &mut Refusals, refused: impl Fn(u32) -> bool) -> Option<u32> {
+        (0..Refusals::LOOKED_AT).for_each(|n| refusals.moved(refused(n)));
+        let mut choices = 0;
+        while !refusals.may_try() {
+            choices += 1;
+        }
+        (choices > 0).then_some(choices)
+    }
+
+    #[test]
+    fn a_kernel_that_keeps_refusing_is_left_alone_for_longer_and_longer() {
+        let mut refusals = Refusals::default();
+        assert_eq!(pause_after(&mut refusals, |_| false), None);
+        assert_eq!(pause_after(&mut refusals, |n| n.is_multiple_of(4)), None, "a refusal now and then costs less than copying everything");
+        let first = pause_after(&mut refusals, |_| true).expect("a pause");
+        let second = pause_after(&mut refusals, |n| !n.is_multiple_of(4)).expect("a longer pause");
+        assert!(second > first, "{second} after {first}");
+        assert_eq!(pause_after(&mut refusals, |_| false), None);
+        assert_eq!(pause_after(&mut refusals, |_| true), Some(first), "what was good in between starts anew");
+        for _ in 0..40 {
+            assert!(pause_after(&mut refusals, |_| true).is_some_and(|choices| choices < Refusals::LONGEST_PAUSE));
+        }
     }
 }

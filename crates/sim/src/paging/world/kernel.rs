@@ -115,7 +115,16 @@ impl World {
                     contents.pop();
                     contents.push(Some(0));
                 }
-                outcomes.push(if lie { EvictOutcome::Moved } else { EvictOutcome::Busy });
+                // It was opened to be taken away, and could not be taken away all the same.
+                let opened = !lie && self.rng.one_in(2);
+                if opened && let Some(frame) = &mut self.pages[nth(page.0)].mapped {
+                    frame.protected = false;
+                }
+                outcomes.push(match (lie, opened) {
+                    (true, _) => EvictOutcome::Moved,
+                    (_, true) => EvictOutcome::BusyOpened,
+                    _ => EvictOutcome::Busy,
+                });
                 continue;
             }
             later |= !self.quiet && self.rng.one_in(self.plan.busy_odds);
@@ -130,6 +139,8 @@ impl World {
                 None => EvictOutcome::Vanished,
                 Some(Frame { content: 0, .. }) => EvictOutcome::MovedZero,
                 Some(_) if self.mutate(Mutation::ContentReportedZero) => EvictOutcome::MovedZero,
+                // Shared with a child, it had to be opened first.
+                Some(_) if self.rng.one_in(16) => EvictOutcome::MovedOpened,
                 Some(_) => EvictOutcome::Moved,
             });
         }
