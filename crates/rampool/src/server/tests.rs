@@ -611,6 +611,7 @@ fn queues_answer_strangers_greed_and_nonsense() {
         assert_eq!(refused.status, Status::BadRequest, "{opcode:?}: {}", refused.message);
         client.wait_closed();
     }
+    drop((stranger, client));
     assert!(server.wait_until_idle(Instant::now() + DEADLINE));
     server.check();
 }
