@@ -11,8 +11,8 @@ pub(super) mod redis;
 
 use super::Common;
 use super::report::{Reach, Report};
-use super::service::before_exec;
 use super::service::Service;
+use super::service::before_exec;
 use anyhow::{Context, Result, bail};
 use load::{Connection, Load, Sample};
 use rampool::proto::units::OS_PAGE_BYTES;
