@@ -9,14 +9,17 @@
  * memory at a fixed address, larger than this machine may hold: what does not fit the pool's local memory lives on the
  * memory servers. Functions that can fail return a status; rampool_error_message() says more.
  *
+ * Or bytes are read and changed where they lie, without pages: rampool_direct_open() opens the direct view, rampool_direct_put()
+ * and rampool_direct_get() move bytes, and layouts say which. rampool_mpi.h makes layouts of MPI's datatypes.
+ *
  * Or several processes share memory: `rampool launch -n 4 ./program` starts them, each joins with rampool_shared_join() and
  * is one rank of the run. Accesses of one byte by different threads, at least one of them a write, must be ordered by the
  * locks, barriers, condition variables, semaphores or atomic operations of this library. Any thread may use them.
  *
- * Or processes send each other messages through named queues at the memory servers: rampool_client_open(), rampool_queue_send(),
+ * Or processes send each other messages through named queues at the memory servers, on the same direct view: rampool_queue_send(),
  * rampool_queue_take(). The head of a message arrives at once, its body lies in the pool.
  *
- * Threads: a builder, and a client with the messages it has taken, belongs to one thread at a time. Pools and regions may be used by any threads at once; only
+ * Threads: a builder, and a direct view with the messages it has taken, belongs to one thread at a time. Pools and regions may be used by any threads at once; only
  * freeing or closing one must not meet another use of the same. Regions keep their content across fork() as long as the
  * parent lives; the child must not call functions of this library.
  */
@@ -37,6 +40,13 @@
  * Advice: the range is needed now; the call returns when it has been brought here.
  */
 #define RAMPOOL_ADVICE_WILL_NEED 1
+
+/**
+ * Orders of the elements of a subarray: the last dimension is the densest, or the first.
+ */
+#define RAMPOOL_ORDER_C 0
+
+#define RAMPOOL_ORDER_FORTRAN 1
 
 /**
  * Atomic operations, for rampool_shared_atomic(). LOAD ignores the operand.
@@ -93,14 +103,24 @@ typedef enum {
 /**
  * Options of a pool, by name. Names, values and defaults are those of the command line without the dashes: "server",
  * "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption", "compression", "stripe",
- * "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
+ * "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
  */
 typedef struct rampool_builder rampool_builder;
 
 /**
- * One thread's way to the queues of a lease.
+ * One thread's way to the bytes of regions, read and changed where they lie. It belongs to one thread at a time.
  */
-typedef struct rampool_client rampool_client;
+typedef struct rampool_direct rampool_direct;
+
+/**
+ * A region as the direct view knows it.
+ */
+typedef struct rampool_direct_region rampool_direct_region;
+
+/**
+ * Which bytes, in which order, in the terms of MPI's derived datatypes. Never changes; freed with rampool_layout_free(), also when others were made of it.
+ */
+typedef struct rampool_layout rampool_layout;
 
 /**
  * A message that was taken, until rampool_message_done() or rampool_message_give_back().
@@ -113,7 +133,7 @@ typedef struct rampool_message rampool_message;
 typedef struct rampool_pool rampool_pool;
 
 /**
- * A queue: a name that messages are sent to and taken from. Good with every client of the lease.
+ * A queue: a name that messages are sent to and taken from. Good with every member of the lease.
  */
 typedef struct rampool_queue rampool_queue;
 
@@ -321,53 +341,305 @@ rampool_status rampool_pool_stats(const rampool_pool *pool,
                                   size_t size);
 
 /**
- * Connects to the servers that the builder names and leases "memory" there, for messages. Blocks, for each server at most the option "connect-deadline-ms". On success,
- * `*client` is for rampool_client_close(); otherwise it is null.
+ * `bytes` consecutive bytes.
  *
  * # Safety
- * `builder` came from rampool_builder_new() and was not freed; `client` is null or can be written.
+ * `layout` is null or can be written.
  */
-rampool_status rampool_client_open(const rampool_builder *builder,
-                                   rampool_client **client);
+rampool_status rampool_layout_bytes(uint64_t bytes, rampool_layout **layout);
+
+/**
+ * `count` elements, one extent apart.
+ *
+ * # Safety
+ * `element` is null or a layout that was not freed; `layout` is null or can be written.
+ */
+rampool_status rampool_layout_contiguous(const rampool_layout *element,
+                                         uint64_t count,
+                                         rampool_layout **layout);
+
+/**
+ * `count` blocks of `block` elements, the blocks `stride` extents apart.
+ *
+ * # Safety
+ * As rampool_layout_contiguous().
+ */
+rampool_status rampool_layout_vector(const rampool_layout *element,
+                                     uint64_t count,
+                                     uint64_t block,
+                                     int64_t stride,
+                                     rampool_layout **layout);
+
+/**
+ * `count` blocks of `block` elements, the blocks `stride` bytes apart.
+ *
+ * # Safety
+ * As rampool_layout_contiguous().
+ */
+rampool_status rampool_layout_hvector(const rampool_layout *element,
+                                      uint64_t count,
+                                      uint64_t block,
+                                      int64_t stride,
+                                      rampool_layout **layout);
+
+/**
+ * `count` blocks of `blocks[i]` elements at `displacements[i]` extents.
+ *
+ * # Safety
+ * As rampool_layout_contiguous(); `blocks` and `displacements` have `count` items.
+ */
+rampool_status rampool_layout_indexed(const rampool_layout *element,
+                                      size_t count,
+                                      const uint64_t *blocks,
+                                      const int64_t *displacements,
+                                      rampool_layout **layout);
+
+/**
+ * `count` blocks of `blocks[i]` elements at `displacements[i]` bytes.
+ *
+ * # Safety
+ * As rampool_layout_indexed().
+ */
+rampool_status rampool_layout_hindexed(const rampool_layout *element,
+                                       size_t count,
+                                       const uint64_t *blocks,
+                                       const int64_t *displacements,
+                                       rampool_layout **layout);
+
+/**
+ * `count` fields, each `counts[i]` of `layouts[i]` at `displacements[i]` bytes.
+ *
+ * # Safety
+ * `counts`, `displacements` and `fields` have `count` items, the last of which are layouts that were not freed; `layout` is null or can be written.
+ */
+rampool_status rampool_layout_struct(size_t count,
+                                     const uint64_t *counts,
+                                     const int64_t *displacements,
+                                     const rampool_layout *const *fields,
+                                     rampool_layout **layout);
+
+/**
+ * A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`. `order` is RAMPOOL_ORDER_....
+ *
+ * # Safety
+ * As rampool_layout_contiguous(); `sizes`, `subsizes` and `starts` have `dimensions` items.
+ */
+rampool_status rampool_layout_subarray(const rampool_layout *element,
+                                       size_t dimensions,
+                                       const uint64_t *sizes,
+                                       const uint64_t *subsizes,
+                                       const uint64_t *starts,
+                                       uint32_t order,
+                                       rampool_layout **layout);
+
+/**
+ * The same bytes with other bounds: from `lower`, `extent` bytes.
+ *
+ * # Safety
+ * As rampool_layout_contiguous().
+ */
+rampool_status rampool_layout_resized(const rampool_layout *element,
+                                      int64_t lower,
+                                      int64_t extent,
+                                      rampool_layout **layout);
+
+/**
+ * Bytes that a layout selects; 0 for null.
+ *
+ * # Safety
+ * `layout` is null or a layout that was not freed.
+ */
+uint64_t rampool_layout_size(const rampool_layout *layout);
+
+/**
+ * By how many bytes repetitions of a layout are apart; 0 for null.
+ *
+ * # Safety
+ * As rampool_layout_size().
+ */
+int64_t rampool_layout_extent(const rampool_layout *layout);
+
+/**
+ * The lower bound of a layout; 0 for null.
+ *
+ * # Safety
+ * As rampool_layout_size().
+ */
+int64_t rampool_layout_lower(const rampool_layout *layout);
+
+/**
+ * Copies what a layout selects from `address` on to `packed`, one byte after the other, rampool_layout_size() of them. Nothing for null.
+ *
+ * # Safety
+ * `layout` is null or a layout that was not freed; what it selects can be read, and `packed` can be written and is apart from it.
+ */
+void rampool_layout_pack(const rampool_layout *layout,
+                         const void *address,
+                         void *packed);
+
+/**
+ * Frees a layout. Null does nothing.
+ *
+ * # Safety
+ * `layout` is null or a layout that was not freed.
+ */
+void rampool_layout_free(rampool_layout *layout);
+
+/**
+ * Connects to the servers and leases memory there, for the direct view: bytes read and changed where they lie. The builder's options for paging do not matter. Blocks, for
+ * each server at most the option "connect-deadline-ms". On success, `*direct` is for rampool_direct_close(); otherwise it is null.
+ *
+ * # Safety
+ * `builder` came from rampool_builder_new() and was not freed; `direct` is null or can be written.
+ */
+rampool_status rampool_direct_open(const rampool_builder *builder,
+                                   rampool_direct **direct);
 
 /**
  * Joins the lease of another client, by its ticket: the same queues by the same names. The builder gives key, encryption and deadlines; its servers are not looked at.
  *
  * # Safety
- * `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte; `client` is null or can be written.
+ * `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte; `direct` is null or can be written.
  */
-rampool_status rampool_client_join(const rampool_builder *builder,
+rampool_status rampool_direct_join(const rampool_builder *builder,
                                    const char *ticket,
-                                   rampool_client **client);
+                                   rampool_direct **direct);
 
 /**
  * Writes the ticket of the client's lease, a text that ends with a zero byte, to `buffer`. Who has it may join the lease: keep it as secret as a key.
  * RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 4096 are enough for any 32 servers.
  *
  * # Safety
- * `client` came from rampool_client_open() or _join() and was not closed; `buffer` is null or `size` bytes can be written there.
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `buffer` is null or `size` bytes can be written there.
  */
-rampool_status rampool_client_ticket(rampool_client *client,
+rampool_status rampool_direct_ticket(rampool_direct *direct,
                                      char *buffer,
                                      size_t size);
 
 /**
- * Leaves the lease. Messages that this client has taken and is not done with go to other receivers; with its last client the lease is gone, and every queue in it.
- * Blocks a second at most. Null does nothing.
+ * Leaves the servers. Regions go with the lease's last member. Null does nothing.
  *
  * # Safety
- * `client` is null or came from rampool_client_open() or _join() and was not closed; no other call uses it meanwhile.
+ * `direct` is null or came from rampool_direct_open() and was not closed.
  */
-void rampool_client_close(rampool_client *client);
+void rampool_direct_close(rampool_direct *direct);
+
+/**
+ * Opens the region of this name, or makes one of `bytes` bytes, all zero; a null name makes one without. With 0 bytes, it must be there. On success, `*region` is for
+ * rampool_direct_region_close() or rampool_direct_region_free(); otherwise it is null.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed; `name` is null or ends with a zero byte; `region` is null or can be written.
+ */
+rampool_status rampool_direct_open_region(rampool_direct *direct,
+                                          const char *name,
+                                          uint64_t bytes,
+                                          rampool_direct_region **region);
+
+/**
+ * Bytes of a region; 0 for null.
+ *
+ * # Safety
+ * `region` is null or came from rampool_direct_open_region() and was not closed or freed.
+ */
+uint64_t rampool_direct_region_bytes(const rampool_direct_region *region);
+
+/**
+ * Gives a region's handle up; the region stays. Null does nothing.
+ *
+ * # Safety
+ * As rampool_direct_region_bytes().
+ */
+void rampool_direct_region_close(rampool_direct_region *region);
+
+/**
+ * Frees a region, for every member of the lease, and its handle. Null does nothing.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed; `region` as for rampool_direct_region_bytes().
+ */
+void rampool_direct_region_free(rampool_direct *direct,
+                                rampool_direct_region *region);
+
+/**
+ * Writes `bytes` bytes to the region, from `offset` on. Blocks until every server has them.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed, `region` from rampool_direct_open_region() of it and was not closed or freed; `from` has `bytes` bytes, which nobody
+ * writes meanwhile.
+ */
+rampool_status rampool_direct_put(rampool_direct *direct,
+                                  const rampool_direct_region *region,
+                                  uint64_t offset,
+                                  const void *from,
+                                  uint64_t bytes);
+
+/**
+ * Reads `bytes` bytes of the region, from `offset` on.
+ *
+ * # Safety
+ * As rampool_direct_put(); `to` has room for `bytes` bytes, which nobody uses meanwhile.
+ */
+rampool_status rampool_direct_get(rampool_direct *direct,
+                                  const rampool_direct_region *region,
+                                  uint64_t offset,
+                                  void *to,
+                                  uint64_t bytes);
+
+/**
+ * Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on, byte for byte in the layouts' order. Both select as many bytes.
+ *
+ * # Safety
+ * As rampool_direct_put(); `there` and `here` are layouts that were not freed; what `here` selects can be read, and nobody writes it meanwhile.
+ */
+rampool_status rampool_direct_put_layout(rampool_direct *direct,
+                                         const rampool_direct_region *region,
+                                         uint64_t offset,
+                                         const rampool_layout *there,
+                                         const void *address,
+                                         const rampool_layout *here);
+
+/**
+ * Reads what `there` selects from `offset` of the region on into what `here` selects from `address` on. Both select as many bytes, `here` none twice.
+ *
+ * # Safety
+ * As rampool_direct_put_layout(); what `here` selects can be written, and nobody uses it meanwhile.
+ */
+rampool_status rampool_direct_get_layout(rampool_direct *direct,
+                                         const rampool_direct_region *region,
+                                         uint64_t offset,
+                                         const rampool_layout *there,
+                                         void *address,
+                                         const rampool_layout *here);
+
+/**
+ * Memory whose registrations may be kept for sending without a copy, until it is forgotten. Until then puts from it send the pages that were there first, whatever is mapped there.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed.
+ */
+void rampool_direct_keep(rampool_direct *direct,
+                         const void *address,
+                         size_t bytes);
+
+/**
+ * This memory is about to be unmapped, freed, moved or dropped, or just was. Memory that was never kept does no harm.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() and was not closed.
+ */
+void rampool_direct_forget(rampool_direct *direct,
+                           const void *address,
+                           size_t bytes);
 
 /**
  * Opens the queue of this name. If there is none it is made, for at most `messages` messages with together `bytes` bytes; unless both are 0, then it is
  * RAMPOOL_STATUS_GONE. On success, `*queue` is for rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
  *
  * # Safety
- * `client` came from rampool_client_open() or _join() and was not closed; `name` is null or ends with a zero byte; `queue` is null or can be written.
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `name` is null or ends with a zero byte; `queue` is null or can be written.
  */
-rampool_status rampool_queue_open(rampool_client *client,
+rampool_status rampool_queue_open(rampool_direct *direct,
                                   const char *name,
                                   uint64_t messages,
                                   uint64_t bytes,
@@ -382,21 +654,22 @@ rampool_status rampool_queue_open(rampool_client *client,
 void rampool_queue_free(rampool_queue *queue);
 
 /**
- * Gives up the queue with all that is in it, for every client. The handle stays to be freed.
+ * Gives up the queue with all that is in it, for every member of the lease. The handle stays to be freed.
  *
  * # Safety
- * `client` and `queue` are null or valid.
+ * `direct` and `queue` are null or valid.
  */
-rampool_status rampool_queue_delete(rampool_client *client, const rampool_queue *queue);
+rampool_status rampool_queue_delete(rampool_direct *direct,
+                                    const rampool_queue *queue);
 
 /**
  * Appends a message: a head of at most 256 bytes, which arrives at once, and a body of any length (0: none), which follows. Blocks until the server has all of it; if the
  * queue is full, `patience_ms` at most, and then it is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly once.
  *
  * # Safety
- * `client` and `queue` are null or valid; `head` and `body` can be read for as many bytes as are said, or are null where that is 0.
+ * `direct` and `queue` are null or valid; `head` and `body` can be read for as many bytes as are said, or are null where that is 0.
  */
-rampool_status rampool_queue_send(rampool_client *client,
+rampool_status rampool_queue_send(rampool_direct *direct,
                                   const rampool_queue *queue,
                                   const void *head,
                                   size_t head_bytes,
@@ -406,23 +679,23 @@ rampool_status rampool_queue_send(rampool_client *client,
 
 /**
  * Takes the next message. Blocks until there is one, `patience_ms` at most; then `*message` is null, and that is a success. A message stays in its queue until
- * rampool_message_done(): if this process is lost before, or closes the client, another receiver gets it.
+ * rampool_message_done(): if this process is lost before, or closes the direct view, another receiver gets it.
  *
  * # Safety
- * `client` and `queue` are null or valid; `message` is null or can be written.
+ * `direct` and `queue` are null or valid; `message` is null or can be written.
  */
-rampool_status rampool_queue_take(rampool_client *client,
+rampool_status rampool_queue_take(rampool_direct *direct,
                                   const rampool_queue *queue,
                                   uint32_t patience_ms,
                                   rampool_message **message);
 
 /**
- * Blocks until the server knows of every message that the client is done with.
+ * Blocks until the server knows of every message that this member is done with.
  *
  * # Safety
- * `client` and `queue` are null or valid.
+ * `direct` and `queue` are null or valid.
  */
-rampool_status rampool_queue_flush(rampool_client *client, const rampool_queue *queue);
+rampool_status rampool_queue_flush(rampool_direct *direct, const rampool_queue *queue);
 
 /**
  * The head of a message, and its length in `*bytes`; null for null. Valid as long as the message.
@@ -453,9 +726,9 @@ bool rampool_message_redelivered(const rampool_message *message);
  * RAMPOOL_STATUS_GONE if its sender was lost before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
  *
  * # Safety
- * `client` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null where that is 0.
+ * `direct` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null where that is 0.
  */
-rampool_status rampool_message_body(rampool_client *client,
+rampool_status rampool_message_body(rampool_direct *direct,
                                     rampool_message *message,
                                     void *buffer,
                                     size_t size,
@@ -466,9 +739,9 @@ rampool_status rampool_message_body(rampool_client *client,
  * Null does nothing.
  *
  * # Safety
- * `client` came from rampool_client_open() or _join() and was not closed; `message` is null or came from rampool_queue_take() with this client and was not freed.
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `message` is null or came from rampool_queue_take() with this direct view and was not freed.
  */
-void rampool_message_done(rampool_client *client,
+void rampool_message_done(rampool_direct *direct,
                           rampool_message *message);
 
 /**
@@ -477,7 +750,7 @@ void rampool_message_done(rampool_client *client,
  * # Safety
  * As rampool_message_done().
  */
-rampool_status rampool_message_give_back(rampool_client *client,
+rampool_status rampool_message_give_back(rampool_direct *direct,
                                          rampool_message *message);
 
 /**
