@@ -6,7 +6,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 goal=${1:-build}
-need_rust=1.88
+need_rust=1.89
 
 packages=() # Debian packages to install
 hints=()    # what no package manager can do for us

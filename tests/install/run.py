@@ -111,12 +111,13 @@ def the_c_of_the_manual_compiles(world, scale):
     flags, seen = library_flags(installed(world)), 0
     for document in sorted((ROOT / "docs").glob("*.md")):
         for number, block in enumerate(re.findall(r"^```c\n(.*?)^```", document.read_text(), re.M | re.S)):
-            if "main(" not in block:
+            if not re.search(r"^\w[^;=]*\)\s*\{", block, re.M):
                 # Statements, with what a program around them would have.
                 block = f"#include <stdio.h>\n#include <stdlib.h>\n#include <rampool.h>\nvoid shown(size_t bytes);\nvoid shown(size_t bytes)\n{{\n{block}}}\n"
             source = world.dir / f"{document.stem}{number}.c"
             source.write_text(block)
-            must(["cc", "-Wall", "-Werror", "-Wno-unused-variable", "-c", source, "-o", source.with_suffix(".o"), *[f for f in flags if not f.startswith("-l")]])
+            compiler = "mpicc" if "rampool_mpi.h" in block else "cc"
+            must([compiler, "-Wall", "-Werror", "-Wno-unused-variable", "-c", source, "-o", source.with_suffix(".o"), *[f for f in flags if not f.startswith("-l")]])
             seen += 1
     check(seen >= 3, f"only {seen} pieces of C in the manual")
 

@@ -597,7 +597,7 @@ mod tests {
         assert_eq!(change(0, b'X'), Err(WireError::BadMagic));
         assert_eq!(change(4, 9), Err(WireError::BadVersion(9)));
         assert_eq!(change(5, 0), Err(WireError::UnknownOpcode(0)));
-        assert_eq!(change(5, 22), Err(WireError::UnknownOpcode(22)));
+        assert_eq!(change(5, 99), Err(WireError::UnknownOpcode(99)));
         assert_eq!(change(6, 200), Err(WireError::UnknownStatus(200)));
         assert_eq!(change(7, 2), Err(WireError::UnknownFlags(2)));
         assert_eq!(change(35, 1), Err(WireError::TableTooLong(1 << 24)));
