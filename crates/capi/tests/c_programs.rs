@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use rampool_testing::skip;
 use runtime::server::{RunningServer, Server, ServerConfig};
 
 const MIB: u64 = 1 << 20;
@@ -196,20 +197,10 @@ fn cmake_finds_the_library_and_a_static_program_needs_none() {
 
 // --- the direct view, and MPI ---------------------------------------------------------------------------------------------------------------
 
-/// Tells `scripts/test.py`, which looks for itself.
-fn skipped(feature: &str, why: &str) {
-    use std::io::Write as _;
-    eprintln!("skipped: {why}");
-    if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
-        let mut skips = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
-        skips.write_all(format!("{feature}: {why}\n").as_bytes()).unwrap();
-    }
-}
-
 /// Compiles a test with MPI's compiler, unless there is none, which `scripts/test.py` looks for as well.
 fn compile_with_mpi(name: &str) -> Option<PathBuf> {
     if Command::new("mpicc").arg("--version").output().is_err() {
-        skipped("mpi", "there is no mpicc on this machine");
+        skip("mpi", "there is no mpicc on this machine");
         return None;
     }
     let flags =
@@ -242,7 +233,7 @@ fn datatypes_of_mpi4py_become_layouts_that_select_what_mpi_packs() {
     let own = here().join("../../.venv/bin/python");
     let found = |python: &PathBuf| Command::new(python).args(["-c", "from mpi4py import MPI"]).output().is_ok_and(|o| o.status.success());
     let Some(python) = [own, "python3".into()].into_iter().find(found) else {
-        return skipped("mpi4py", "no Python here has mpi4py, with an MPI to load");
+        return skip("mpi4py", "no Python here has mpi4py, with an MPI to load");
     };
     let server = serve(64 * MIB);
     let mut command = Command::new(python);

@@ -577,7 +577,7 @@ mod tests {
         const PAGES: usize = 40;
         let bytes = PAGES * OS_PAGE_BYTES;
         if !Uffd::probe(Scope::UserMode).is_ok_and(|features| features.has(Features::MOVE)) {
-            return skip("move", "pages shared with a child");
+            return rampool_testing::skip("move", "pages shared with a child");
         }
         let (program, frames) = (Mapping::huge_aligned(bytes).unwrap(), Mapping::huge_aligned(bytes).unwrap());
         // Closed before the mappings go: their going would wait for somebody to read of it.
@@ -621,13 +621,5 @@ mod tests {
             status
         };
         assert_eq!(libc::WEXITSTATUS(status), 7, "the child saw something else (status {status})");
-    }
-
-    fn skip(feature: &str, why: &str) {
-        use std::io::Write;
-        if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
-            let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
-            writeln!(file, "{feature}: {why}").unwrap();
-        }
     }
 }

@@ -1,6 +1,5 @@
 //! The paged view on the real kernel, on every rung of the ladder, with its pages in this process's own memory behind the pager.
 
-use std::io::Write as _;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use rampool::pager::{InstallBy, Waiting};
 use rampool::proto::units::Extent;
 use rampool::region::{PagedConfig, PagedMemory, Region, RegionAdvice};
 use rampool_sys::probe::{Capabilities, NEEDED, Rung};
+use rampool_testing::skip;
 
 const MIB: usize = 1 << 20;
 
@@ -80,18 +80,9 @@ fn allowed(how: How) -> bool {
         Ok(true) => true,
         other => {
             let feature = if how.rung == RungChoice::Full { "uffd" } else { "uffd-user" };
-            skipped(feature, &format!("the kernel does not allow {how:?} here: {other:?}"));
+            skip(feature, &format!("the kernel does not allow {how:?} here: {other:?}"));
             false
         }
-    }
-}
-
-/// Tells `scripts/test.py`, which asks the kernel itself whether it lacks the feature.
-fn skipped(feature: &str, why: &str) {
-    eprintln!("skipped: {why}");
-    if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
-        let mut skips = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
-        skips.write_all(format!("{feature}: {}\n", why.replace('\n', " ")).as_bytes()).unwrap();
     }
 }
 

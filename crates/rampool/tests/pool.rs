@@ -47,6 +47,23 @@ fn next(pool: &mut Pool) -> PoolEvent {
     pool.next_event(Instant::now() + WATCHDOG).unwrap().expect("an event before the watchdog")
 }
 
+/// Every member has left these servers, and nothing is left of them there.
+fn all_gone(servers: &[&RunningServer]) {
+    for server in servers {
+        assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+        server.check();
+    }
+}
+
+/// For what a server does in its own time.
+fn wait_until(what: &str, happened: impl Fn() -> bool) {
+    let deadline = Instant::now() + WATCHDOG;
+    while !happened() {
+        assert!(Instant::now() < deadline, "never happened: {what}");
+        std::thread::yield_now();
+    }
+}
+
 /// What a page looks like after its `version`th change; 0 is never written.
 fn content(page: u64, version: u32) -> Vec<u8> {
     let mut seed = page.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(version);

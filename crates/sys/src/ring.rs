@@ -213,7 +213,8 @@ mod tests {
     use super::*;
     use crate::OS_PAGE_BYTES;
     use crate::memory::{Advice, Mapping, advise};
-    use std::io::{Read, Write};
+    use rampool_testing::skip;
+    use std::io::Read;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
 
@@ -224,14 +225,10 @@ mod tests {
         (sender, listener.accept().unwrap().0)
     }
 
-    /// Whether this kernel lets us have a ring; `scripts/test.py` asks it as well.
+    /// Whether this kernel lets us have a ring.
     fn possible() -> bool {
         let Err(error) = Ring::open(1) else { return true };
-        eprintln!("skipped: {error}");
-        if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
-            let mut skips = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
-            skips.write_all(format!("io-uring: {}\n", error.to_string().replace('\n', " ")).as_bytes()).unwrap();
-        }
+        skip("io-uring", &error.to_string());
         false
     }
 

@@ -1,6 +1,6 @@
 //! The direct view against real memory servers, and a model that is a vector of bytes.
 
-use super::{MIB, Relay, WATCHDOG, address_of, config, mix, next, serve, server_config, through};
+use super::{MIB, Relay, address_of, all_gone, config, mix, next, serve, server_config, through};
 use crate::relay::Cut;
 use rampool::direct::{Direct, DirectError, DirectRegion, Filter, Number, Pending, Total};
 use rampool::error::{Operation, PoolError};
@@ -11,7 +11,7 @@ use rampool::proto::layout::{Layout, LayoutError, Order};
 use rampool::proto::session::Encryption;
 use rampool::proto::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
 use rampool::server::{RunningServer, Server, StoreKind};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 // The examples check what they compute.
 #[path = "../../../../examples/direct/halo.rs"]
@@ -199,13 +199,6 @@ pub fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
     two.get(same, 100, &mut was).unwrap();
     assert_eq!(was, [1; 9000], "the region outlives the member that made it");
     two.pool().leave();
-}
-
-fn all_gone(servers: &[&RunningServer]) {
-    for server in servers {
-        assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
-        server.check();
-    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Remote queues against real memory servers.
 
-use super::{MIB, Relay, WATCHDOG, address_of, config, mix, serve, server_config, through};
+use super::{MIB, Relay, WATCHDOG, address_of, all_gone, config, mix, serve, server_config, through, wait_until};
 use crate::relay::Cut;
 use rampool::direct::{Direct, DirectError, Filter, Message, Queue, QueueBounds, QueueError, QueueListener, SendBody, Total, Verdict};
 use rampool::error::{Operation, PoolError};
@@ -35,13 +35,6 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 
 fn must_take(direct: &mut Direct, queue: &Queue) -> Message {
     direct.take(queue, WATCHDOG).unwrap().expect("a message before the watchdog")
-}
-
-fn all_gone(servers: &[&RunningServer]) {
-    for server in servers {
-        assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
-        server.check();
-    }
 }
 
 /// The queue of this name as its server tells of it.
@@ -196,6 +189,8 @@ fn what_a_lost_receiver_held_comes_again_and_says_so() {
     let second_queue = second.open_queue("jobs").unwrap();
     first.pool().leave();
     drop((first, held));
+    // What a member held is settled behind the answer to its goodbye.
+    wait_until("the first receiver is settled", || status(&[&server], "jobs").held == 0);
     let expected = [(1, true), (2, true), (3, true), (4, false), (5, false)];
     for (n, redelivered) in expected {
         let mut message = must_take(&mut second, &second_queue);
@@ -277,9 +272,7 @@ fn a_full_queue_makes_senders_wait_or_tells_them() {
             patient.pool().leave();
         });
         waits.recv().unwrap();
-        while status(&[&server], "small").waiting_senders == 0 {
-            std::thread::yield_now();
-        }
+        wait_until("the sender waits", || status(&[&server], "small").waiting_senders != 0);
         let queue = receiver.open_queue("small").unwrap();
         for head in [&b"1"[..], b"2", b"patient"] {
             let mut message = must_take(&mut receiver, &queue);
@@ -346,9 +339,7 @@ fn what_makes_no_sense_is_named() {
             drop(message);
             waiter.pool().leave();
         });
-        while status(&[&server], "one").waiting_receivers == 0 {
-            std::thread::yield_now();
-        }
+        wait_until("the receiver waits", || status(&[&server], "one").waiting_receivers != 0);
         direct.free_queue(&queue).unwrap();
         waiting.join().unwrap();
     });
@@ -371,9 +362,7 @@ fn a_lost_server_is_named_with_its_queue_and_nothing_hangs() {
     let mut message = must_take(&mut direct, &queue);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(move || waiter.take(&its, WATCHDOG).unwrap_err());
-        while server.status().leases[0].queues[0].waiting_receivers == 0 {
-            std::thread::yield_now();
-        }
+        wait_until("the receiver waits", || server.status().leases[0].queues[0].waiting_receivers != 0);
         server.stop();
         let errors = [
             waiting.join().unwrap().to_string(),
@@ -561,9 +550,7 @@ fn receivers_poll_or_are_called_back() {
     let attach = PoolConfig::attach(direct.pool().lease_ticket(), "service");
     let service = QueueListener::start(&attach, "requests", BOUNDS, |_, _| Verdict::Done).unwrap();
     direct.free_queue(&queue).unwrap();
-    while !service.has_ended() {
-        std::thread::yield_now();
-    }
+    wait_until("the service ends", || service.has_ended());
     assert!(matches!(service.finish(), Err(QueueError::NoSuchQueue { .. })));
     direct.pool().leave();
     all_gone(&list);

@@ -10,16 +10,12 @@ use rampool::proto::units::{ByteLen, OS_PAGE_BYTES};
 use rampool::server::Server;
 use rampool_sys::memory::{Advice, Mapping, advise};
 use rampool_sys::ring::Ring;
-use std::io::Write;
+use rampool_testing::skip;
 
-/// Whether this kernel lets us; `scripts/test.py` asks it as well.
+/// Whether this kernel lets us have a ring.
 fn possible() -> bool {
     let Err(error) = Ring::open(1) else { return true };
-    eprintln!("skipped: {error}");
-    if let Some(path) = std::env::var_os("RAMPOOL_SKIPS") {
-        let mut skips = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
-        skips.write_all(format!("io-uring: {}\n", error.to_string().replace('\n', " ")).as_bytes()).unwrap();
-    }
+    skip("io-uring", &error.to_string());
     false
 }
 
