@@ -193,6 +193,21 @@ static inline rampool_status rampool_mpi_layout(MPI_Datatype type, uint64_t coun
     return status;
 }
 
+/* Two layouts for one transfer: of the memory here, and of the region there. Both are NULL, or both are to be freed, with rampool_layout_free. */
+static inline rampool_status rampool_mpi_layouts_(MPI_Datatype type, uint64_t count, rampool_layout **here, MPI_Datatype target_type, uint64_t target_count,
+                                                 rampool_layout **there, const char **why)
+{
+    *there = NULL;
+    rampool_status status = rampool_mpi_layout(type, count, here, why);
+    if (status == RAMPOOL_STATUS_OK)
+        status = rampool_mpi_layout(target_type, target_count, there, why);
+    if (status != RAMPOOL_STATUS_OK) {
+        rampool_layout_free(*here);
+        *here = NULL;
+    }
+    return status;
+}
+
 /*
  * Writes `count` elements of a datatype from `buffer`, as MPI_Put would take them, to what `target_count` elements of `target_type` select from `offset` of the region on. Both
  * select as many bytes; nothing is packed here.
@@ -200,10 +215,8 @@ static inline rampool_status rampool_mpi_layout(MPI_Datatype type, uint64_t coun
 static inline rampool_status rampool_mpi_put(rampool_direct *direct, const rampool_direct_region *region, const void *buffer, uint64_t count,
                                              MPI_Datatype type, uint64_t offset, uint64_t target_count, MPI_Datatype target_type, const char **why)
 {
-    rampool_layout *here, *there = NULL;
-    rampool_status status = rampool_mpi_layout(type, count, &here, why);
-    if (status == RAMPOOL_STATUS_OK)
-        status = rampool_mpi_layout(target_type, target_count, &there, why);
+    rampool_layout *here, *there;
+    rampool_status status = rampool_mpi_layouts_(type, count, &here, target_type, target_count, &there, why);
     if (status == RAMPOOL_STATUS_OK)
         status = rampool_direct_put_layout(direct, region, offset, there, buffer, here);
     rampool_layout_free(here);
@@ -215,10 +228,8 @@ static inline rampool_status rampool_mpi_put(rampool_direct *direct, const rampo
 static inline rampool_status rampool_mpi_get(rampool_direct *direct, const rampool_direct_region *region, void *buffer, uint64_t count, MPI_Datatype type,
                                              uint64_t offset, uint64_t target_count, MPI_Datatype target_type, const char **why)
 {
-    rampool_layout *here, *there = NULL;
-    rampool_status status = rampool_mpi_layout(type, count, &here, why);
-    if (status == RAMPOOL_STATUS_OK)
-        status = rampool_mpi_layout(target_type, target_count, &there, why);
+    rampool_layout *here, *there;
+    rampool_status status = rampool_mpi_layouts_(type, count, &here, target_type, target_count, &there, why);
     if (status == RAMPOOL_STATUS_OK)
         status = rampool_direct_get_layout(direct, region, offset, there, buffer, here);
     rampool_layout_free(here);

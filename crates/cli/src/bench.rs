@@ -41,6 +41,7 @@ mod stream;
 mod trial;
 mod workload;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -84,9 +85,18 @@ pub struct Common {
     /// Small sizes: shows that it works, the figures mean nothing
     #[arg(long)]
     quick: bool,
+
+    /// Rounds in which everything takes its turn [default: the benchmark's own]
+    #[arg(long)]
+    rounds: Option<NonZeroUsize>,
 }
 
 impl Common {
+    /// As many rounds as were asked for, or one of two numbers by `--quick`.
+    fn rounds(&self, full: usize, quick: usize) -> usize {
+        self.rounds.map_or(self.pick(full, quick), NonZeroUsize::get)
+    }
+
     /// One of two values, by `--quick`.
     fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }

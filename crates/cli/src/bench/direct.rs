@@ -26,10 +26,6 @@ use super::workload::{permutation, word};
 pub struct Args {
     #[command(flatten)]
     common: Common,
-
-    /// Rounds of each
-    #[arg(long, default_value_t = 7)]
-    rounds: usize,
 }
 
 pub const SEED: u64 = 5;
@@ -40,7 +36,7 @@ const SIDE: u64 = 32;
 
 pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
-    let rounds = common.pick(args.rounds, 2);
+    let rounds = common.rounds(7, 2);
     // Before this thread keeps to one of them.
     let cpus = allowed_cpus();
     let place = Place::loopback();

@@ -20,10 +20,6 @@ use rampool::pager::InstallBy;
 pub struct Args {
     #[command(flatten)]
     common: Common,
-
-    /// Rounds of each
-    #[arg(long, default_value_t = 9)]
-    rounds: usize,
 }
 
 const SEED: u64 = 1;
@@ -47,7 +43,7 @@ pub fn run(args: &Args) -> Result<i32> {
     report
         .note("floor: a thread that reads one event, asks the raw peer for 4 KiB and copies them in, page by page, and does nothing else");
     for (way, spin, rung, reach) in ways {
-        let Measured { ours, raw, floor, faults } = measure(&place, spin, rung, common.pick(args.rounds, 2), common)?;
+        let Measured { ours, raw, floor, faults } = measure(&place, spin, rung, common.rounds(9, 2), common)?;
         let parameters = |what: &str| json!({ "way": way, "what": what });
         report.series(&format!("{way}: 4 KiB fault, p50"), "us", parameters("fault"), &ours.p50);
         report.series(&format!("{way}: 4 KiB fault, p99"), "us", parameters("fault p99"), &ours.p99);

@@ -24,10 +24,6 @@ pub struct Args {
     #[command(flatten)]
     common: Common,
 
-    /// Rounds of each
-    #[arg(long, default_value_t = 7)]
-    rounds: usize,
-
     /// Senders of the rate
     #[arg(long, default_value_t = 8)]
     senders: usize,
@@ -47,8 +43,8 @@ const HEAD_BYTES: usize = 64;
 const BODY_BYTES: usize = 1 << 20;
 
 pub fn run(args: &Args) -> Result<i32> {
-    if args.rounds == 0 || args.senders == 0 || args.depth == 0 {
-        bail!("rounds, senders and depth must be at least 1");
+    if args.senders == 0 || args.depth == 0 {
+        bail!("senders and depth must be at least 1");
     }
     let common = &args.common;
     let place = Place::loopback();
@@ -56,7 +52,7 @@ pub fn run(args: &Args) -> Result<i32> {
     report.note(format!("loopback TCP, heads of {HEAD_BYTES} random bytes, every message compared; {}", place.describe()));
     report.note("one thread has the sender's and the receiver's connection, and the clock is read in it: before the send, and when the receiver has the head");
     report.note("a queue is at a server, so a head makes two hops; a raw relay makes the same two (a process that passes on what comes), half a raw round trip is one");
-    latency(&mut report, &place, common.pick(args.rounds, 2), common)?;
+    latency(&mut report, &place, common.rounds(7, 2), common)?;
     rate::run(&mut report, &place, args)?;
     report.finish(common.json.as_deref())
 }

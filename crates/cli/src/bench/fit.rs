@@ -18,10 +18,6 @@ pub struct Args {
 
     #[command(flatten)]
     parts: Parts,
-
-    /// Pairs of runs of each program
-    #[arg(long, default_value_t = 10)]
-    rounds: usize,
 }
 
 pub fn run(args: &Args) -> Result<i32> {
@@ -52,7 +48,7 @@ pub fn run(args: &Args) -> Result<i32> {
             }
         };
         let (mut native, mut paged) = (Vec::new(), Vec::new());
-        for round in 0..common.pick(args.rounds, 1) {
+        for round in 0..common.rounds(10, 1) {
             for first in [round % 2 == 0, round % 2 != 0] {
                 let (command, to) = if first { (program.native(), &mut native) } else { (program.paged(&options)?, &mut paged) };
                 to.push(trial::must(command, Duration::from_secs(120))?);

@@ -23,10 +23,6 @@ use super::service::{Place, Service, before_exec};
 pub struct Args {
     #[command(flatten)]
     common: Common,
-
-    /// Rounds of each
-    #[arg(long, default_value_t = 9)]
-    rounds: usize,
 }
 
 const SOURCE: &str = include_str!("openmpi/gather.c");
@@ -36,7 +32,7 @@ const GATHER: f64 = 4.0;
 
 pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
-    let rounds = common.pick(args.rounds, 2);
+    let rounds = common.rounds(9, 2);
     let place = Place::loopback();
     let mut report = Report::start("openmpi", common.quick);
     let dir = Scratch::make()?;

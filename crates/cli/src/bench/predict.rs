@@ -43,10 +43,6 @@ pub struct Args {
     /// Only programs whose name contains this; repeatable [default: those of the papers]
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
-
-    /// Runs of each
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
 }
 
 /// Longer than a round trip on any of the links.
@@ -119,7 +115,7 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
         for protocol in program.protocols {
             let cell = Cell { program: program.name, protocol: protocol.name(), quick: args.common.quick, key: &key.path };
             let (mut predicted, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
-            for _ in 0..args.common.pick(args.rounds, 1) {
+            for _ in 0..args.common.rounds(3, 1) {
                 let recording = cell.record(None, dir)?;
                 let recorded = Network::recorded(&recording).context("a run of two ranks sends messages")?;
                 let network = recorded.beyond(rate.name(), &beyond);
@@ -191,7 +187,7 @@ fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
         let mut recordings = BTreeMap::<_, Vec<Recording>>::new();
         // What else runs makes it longer, never shorter.
         let mut alone_us = f64::INFINITY;
-        for _ in 0..args.common.pick(args.rounds, 1) {
+        for _ in 0..args.common.rounds(3, 1) {
             for protocol in ["sc", "lrc", "hlrc"] {
                 let (recording, alone_s) = four_ranks(program, protocol, args.common.quick, dir)?;
                 recordings.entry(protocol).or_default().push(recording);

@@ -27,10 +27,6 @@ pub struct Args {
     #[command(flatten)]
     parts: Parts,
 
-    /// Rounds of each
-    #[arg(long, default_value_t = 1)]
-    rounds: usize,
-
     /// Local memory as a share of the program's own peak, in percent
     #[arg(long, default_value_t = 25)]
     local_percent: u64,
@@ -125,7 +121,7 @@ impl Bench<'_> {
             lease_for(first.peak_bytes),
         ];
         let (mut native, mut paged, mut swapped) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..self.args.common.pick(self.args.rounds, 1) {
+        for _ in 0..self.args.common.rounds(1, 1) {
             native.push(trial::must(program.native(), self.deadline)?.wall_s);
             match trial::run(program.paged(&options)?, self.deadline * 2)? {
                 Outcome::Done(trial) => {

@@ -30,10 +30,6 @@ use super::workload::{permutation, word};
 pub struct Args {
     #[command(flatten)]
     common: Common,
-
-    /// Rounds of each
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
 }
 
 const SEED: u64 = 9;
@@ -46,7 +42,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
-    let rounds = common.pick(args.rounds, 2);
+    let rounds = common.rounds(5, 2);
     let sink_cpu = pin_apart();
     let mut report = Report::start("register", common.quick);
     look_ups(&mut report, rounds.max(5), common)?;

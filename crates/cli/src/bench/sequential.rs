@@ -22,10 +22,6 @@ use super::workload::word;
 pub struct Args {
     #[command(flatten)]
     common: Common,
-
-    /// Rounds of each
-    #[arg(long, default_value_t = 7)]
-    rounds: usize,
 }
 
 const SEED: u64 = 2;
@@ -70,7 +66,7 @@ pub fn run(args: &Args) -> Result<i32> {
         words.verify(SEED, 0, words.len())?;
         let (mut ours, mut raw, mut least) = (Vec::new(), Vec::new(), Vec::new());
         let (mut fetched, mut by_move, mut whole) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..common.pick(args.rounds, 2) {
+        for _ in 0..common.rounds(7, 2) {
             let before = memory.stats();
             let started = Instant::now();
             for page in 0..bytes / 4096 {

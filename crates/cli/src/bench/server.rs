@@ -6,7 +6,7 @@
 
 mod least;
 mod load;
-mod memory;
+pub(super) mod memory;
 pub(super) mod redis;
 
 use super::Common;
@@ -43,10 +43,6 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     depth: usize,
 
-    /// Rounds of each
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-
     /// Length of a round
     #[arg(long, default_value_t = 1000, value_name = "MS")]
     round_ms: u64,
@@ -73,8 +69,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32> {
-    if args.connections == 0 || args.threads == 0 || args.depth == 0 || args.rounds == 0 || args.pages == 0 {
-        bail!("connections, threads, depth, rounds and pages must be at least 1");
+    if args.connections == 0 || args.threads == 0 || args.depth == 0 || args.pages == 0 {
+        bail!("connections, threads, depth and pages must be at least 1");
     }
     let common = &args.common;
     let count = common.pick(args.pages, args.pages.min(256));
@@ -104,7 +100,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut least = load::spread(least::connect(&least_server.address, args.connections)?, args.threads);
 
     let (mut our, mut their, mut least_rounds) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..common.pick(args.rounds, 1) {
+    for _ in 0..common.rounds(5, 1) {
         our.push(measure(&load, &mut ours, memory_server.0.id())?);
         their.push(measure(&load, &mut theirs, redis_server.0.id())?);
         least_rounds.push(measure(&least_load, &mut least, least_server.pid())?);

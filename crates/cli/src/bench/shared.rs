@@ -26,10 +26,6 @@ pub struct Args {
     #[command(flatten)]
     common: Common,
 
-    /// Rounds of each
-    #[arg(long, default_value_t = 9)]
-    rounds: usize,
-
     /// Only experiments whose name contains this: page, barrier, dirty, lock, stream, sor, diff; repeatable. `time` runs only when asked for: where the
     /// time of every program goes, under every protocol
     #[arg(long, value_name = "TEXT")]
@@ -57,7 +53,7 @@ struct Run<'a> {
 pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
     let mut report = Report::start("shared", common.quick);
-    let rounds = common.pick(args.rounds, 2);
+    let rounds = common.rounds(9, 2);
     report.note("every process on this machine, messages over loopback TCP; what is read is checked; ArgoDSM's figures are of an earlier measurement");
     report
         .note("but for SOR and `time`, each rank's threads run on one CPU, the next rank's on the next, and the raw other end on the last");

@@ -36,10 +36,6 @@ pub struct Args {
     #[arg(long, default_value_t = 0.5)]
     local_share: f64,
 
-    /// Rounds of each measurement
-    #[arg(long)]
-    rounds: Option<usize>,
-
     /// Put the server behind a link of this rate (root only; needs ip and tc) instead of loopback
     #[arg(long, value_name = "RATE")]
     link: Option<Rate>,
@@ -157,7 +153,7 @@ impl Bench<'_> {
         let mut remote = RemoteArrays::new(&memory, self.elements)?;
         let mut local = LocalArrays::new(self.elements);
         let mut replay = Replay::default();
-        let rounds = self.args.rounds.unwrap_or(self.args.common.pick(5, 1));
+        let rounds = self.args.common.rounds(5, 1);
         let mut gb = Kernel::ALL.map(|_| (Vec::new(), Vec::new()));
         for round in 0..=rounds {
             for (kernel, (ours, theirs)) in Kernel::ALL.into_iter().zip(&mut gb) {
@@ -192,7 +188,7 @@ impl Bench<'_> {
 
     /// Returns the best median of what came over the wire, in GB/s.
     fn pages(&self, report: &mut Report) -> Result<f64> {
-        let rounds = self.args.rounds.unwrap_or(self.args.common.pick(if self.args.link.is_some() { 1 } else { 3 }, 1));
+        let rounds = self.args.common.rounds(if self.args.link.is_some() { 1 } else { 3 }, 1);
         let mut best = 0f64;
         let sizes: Vec<u32> = if self.args.page_size.is_empty() {
             self.args.common.pick(&[4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048][..], &[4, 2048]).to_vec()

@@ -449,15 +449,7 @@ impl Node {
     fn bare_loop(self, count: u64, stride: i64) -> Result<Self, LayoutError> {
         let reach = i128::from(count - 1) * i128::from(stride);
         let (low, high) = (i128::from(self.low) + reach.min(0), i128::from(self.high) + reach.max(0));
-        let node = Self {
-            low: 0,
-            high: 0,
-            bytes: self.bytes.checked_mul(count).ok_or(LayoutError::TooLarge)?,
-            runs: self.runs.saturating_mul(count),
-            depth: self.depth + 1,
-            shape: Shape::Loop { count, stride, body: Box::new(self) },
-        };
-        node.bounded(low, high)
+        self.times(count, |body| Shape::Loop { count, stride, body })?.bounded(low, high)
     }
 
     fn list(mut self, offsets: Vec<i64>) -> Result<Self, LayoutError> {
@@ -472,16 +464,13 @@ impl Node {
     fn bare_list(self, offsets: Vec<i64>) -> Result<Self, LayoutError> {
         let (least, most) = (offsets.iter().min().expect("not empty"), offsets.iter().max().expect("not empty"));
         let (low, high) = (i128::from(*least) + i128::from(self.low), i128::from(*most) + i128::from(self.high));
-        let count = offsets.len() as u64;
-        let node = Self {
-            low: 0,
-            high: 0,
-            bytes: self.bytes.checked_mul(count).ok_or(LayoutError::TooLarge)?,
-            runs: self.runs.saturating_mul(count),
-            depth: self.depth + 1,
-            shape: Shape::List { offsets: offsets.into(), body: Box::new(self) },
-        };
-        node.bounded(low, high)
+        self.times(offsets.len() as u64, |body| Shape::List { offsets: offsets.into(), body })?.bounded(low, high)
+    }
+
+    /// A shape that goes through this one `count` times; its bounds are still to be set.
+    fn times(self, count: u64, shape: impl FnOnce(Box<Self>) -> Shape) -> Result<Self, LayoutError> {
+        let bytes = self.bytes.checked_mul(count).ok_or(LayoutError::TooLarge)?;
+        Ok(Self { low: 0, high: 0, bytes, runs: self.runs.saturating_mul(count), depth: self.depth + 1, shape: shape(Box::new(self)) })
     }
 
     /// Joins what follows each other, and makes a list of what is alike.

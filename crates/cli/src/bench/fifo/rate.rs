@@ -16,7 +16,7 @@ use rampool_proto::wire::{
 use serde_json::json;
 
 use super::super::report::{Reach, Report};
-use super::super::server::{WorkDir, start_redis};
+use super::super::server::{WorkDir, memory, start_redis};
 use super::super::service::{Place, Service};
 use super::super::workload::word;
 use super::{Args, HEAD_BYTES, PATIENCE, SPIN};
@@ -48,7 +48,7 @@ pub fn run(report: &mut Report, place: &Place<'_>, args: &Args) -> Result<()> {
         theirs.push(Box::new(Redis::connect(port)?));
     }
     let (mut our_rates, mut their_rates) = (Vec::new(), Vec::new());
-    for round in 0..=if quick { 1 } else { args.rounds } {
+    for round in 0..=args.common.rounds(7, 1) {
         let rates = [drive(&mut ours, args.depth, length)?, drive(&mut theirs, args.depth, length)?];
         if round > 0 {
             our_rates.push(rates[0]);
@@ -191,17 +191,7 @@ impl Memory {
     fn call(&mut self, opcode: Opcode, arg: u64, table: &[u8]) -> Result<(Header, Vec<u8>)> {
         self.table = table.to_vec();
         self.ask(opcode, arg);
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            self.link.flush()?;
-            match self.link.receive()? {
-                Received::Head(header) if header.status == Status::Ok => return Ok((header, self.link.table().to_vec())),
-                Received::Head(_) => bail!("the memory server says: {}", parse_message(self.link.table())),
-                Received::Bulk(_) => bail!("the memory server sent pages that nobody asked for"),
-                Received::Blocked if self.link.wait(deadline)? => {}
-                Received::Blocked => bail!("the memory server does not answer"),
-            }
-        }
+        memory::answer(&mut self.link)
     }
 }
 

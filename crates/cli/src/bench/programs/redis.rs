@@ -25,7 +25,7 @@ pub fn measure(bench: &Bench<'_>, report: &mut Report) -> Result<()> {
     let keys = bench.args.common.pick(700_000, 20_000);
     let gets = bench.args.common.pick(60_000, 1_000);
     let (mut native, mut paged, mut swapped) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..bench.args.common.pick(bench.args.rounds, 1) {
+    for _ in 0..bench.args.common.rounds(1, 1) {
         let (times, peak) = session(|program| Ok(program.native()), keys, gets)?;
         native.push(median(&times));
         let local = bench.local_bytes(peak);

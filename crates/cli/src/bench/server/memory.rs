@@ -81,16 +81,21 @@ impl Client {
     }
 
     fn answer(&mut self) -> Result<(Header, Vec<u8>)> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            self.link.flush()?;
-            match self.link.receive()? {
-                Received::Head(header) if header.status == Status::Ok => return Ok((header, self.link.table().to_vec())),
-                Received::Head(_) => bail!("the memory server says: {}", parse_message(self.link.table())),
-                Received::Bulk(_) => bail!("the memory server sent pages that nobody asked for"),
-                Received::Blocked if self.link.wait(deadline)? => {}
-                Received::Blocked => bail!("the memory server does not answer"),
-            }
+        answer(&mut self.link)
+    }
+}
+
+/// What the memory server answers next to a connection that waits for nothing else. Blocks.
+pub(in crate::bench) fn answer(link: &mut Link) -> Result<(Header, Vec<u8>)> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        link.flush()?;
+        match link.receive()? {
+            Received::Head(header) if header.status == Status::Ok => return Ok((header, link.table().to_vec())),
+            Received::Head(_) => bail!("the memory server says: {}", parse_message(link.table())),
+            Received::Bulk(_) => bail!("the memory server sent pages that nobody asked for"),
+            Received::Blocked if link.wait(deadline)? => {}
+            Received::Blocked => bail!("the memory server does not answer"),
         }
     }
 }
