@@ -38,7 +38,7 @@ pub enum ConnectReason {
     /// Nobody listens there, no route, a wrong key, a version that does not fit: whatever ends a connection before it is usable.
     #[error("{0}")]
     Link(String),
-    /// Somebody listens there, but the connection broke before it was usable. It may work the next time.
+    /// Somebody may be there, but the way to it broke before it was usable, or was taken. It may work the next time.
     #[error("{0}")]
     Broken(String),
     #[error("no answer to {operation} within {deadline:?}")]

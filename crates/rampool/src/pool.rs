@@ -226,11 +226,7 @@ impl Pool {
         let fail = |error| {
             let reason = match error {
                 HandshakeError::TimedOut => ConnectReason::Deadline { operation: Operation::Connect, deadline: config.connect_deadline },
-                broken @ (HandshakeError::Closed | HandshakeError::Io(_)) => ConnectReason::Broken(broken.to_string()),
-                // Accepted and ended in the same moment.
-                HandshakeError::Connect(error) if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
-                    ConnectReason::Broken(error.to_string())
-                }
+                broken if broken.may_pass() => ConnectReason::Broken(broken.to_string()),
                 other => ConnectReason::Link(other.to_string()),
             };
             ConnectError::Server { server: name.clone(), reason }

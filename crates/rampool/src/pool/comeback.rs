@@ -5,7 +5,6 @@
 //! arrives over the old one. Nothing here blocks. It never gives a server up that is there, and never waits for one that refuses the connection: who
 //! listens no more has lost its pages.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -116,16 +115,18 @@ impl Comeback {
             self.step = match std::mem::replace(&mut self.step, Step::Pausing) {
                 Step::Pausing => {
                     self.due = now + ATTEMPT;
-                    Step::Connecting(Stream::begin(&place.way).map_err(|error| self.connect_trouble(&error))?)
+                    Step::Connecting(Stream::begin(&place.way).map_err(|error| self.trouble(&HandshakeError::Connect(error)))?)
                 }
-                Step::Connecting(mut connecting) => match connecting.finish().map_err(|error| self.connect_trouble(&error))? {
-                    Some(stream) => Step::Shaking(Box::new(Handshake::client(stream, place.local.clone()))),
-                    None => {
-                        self.step = Step::Connecting(connecting);
-                        return Ok(None);
+                Step::Connecting(mut connecting) => {
+                    match connecting.finish().map_err(|error| self.trouble(&HandshakeError::Connect(error)))? {
+                        Some(stream) => Step::Shaking(Box::new(Handshake::client(stream, place.local.clone()))),
+                        None => {
+                            self.step = Step::Connecting(connecting);
+                            return Ok(None);
+                        }
                     }
-                },
-                Step::Shaking(mut handshake) => match handshake.advance().map_err(|error| self.handshake_trouble(&error))? {
+                }
+                Step::Shaking(mut handshake) => match handshake.advance().map_err(|error| self.trouble(&error))? {
                     Some(mut link) => {
                         let mut head = Vec::new();
                         wire::encode_frame(&mut head, Header::request(Opcode::AttachLease, ATTACH), &place.attach.encode(), 0);
@@ -176,20 +177,13 @@ impl Comeback {
         Ok(granted)
     }
 
-    /// A server's machine that says that nobody listens there means it: the server has ended, and with it the pages.
-    fn connect_trouble(&self, error: &io::Error) -> Trouble {
-        match error.kind() {
-            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => Trouble::Never(self.reason.clone()),
-            _ => Trouble::Again,
-        }
-    }
-
-    fn handshake_trouble(&self, error: &HandshakeError) -> Trouble {
+    /// What cannot pass ends the server for this client: it has ended, with its pages, or there is another one, with another key.
+    fn trouble(&self, error: &HandshakeError) -> Trouble {
         match error {
-            HandshakeError::Connect(_) | HandshakeError::TimedOut | HandshakeError::Closed | HandshakeError::Io(_) => Trouble::Again,
-            HandshakeError::NotAccepted(AcceptError::Refused(Refusal::TooManyConnections)) => Trouble::Again,
-            HandshakeError::NotAccepted(AcceptError::Refused(Refusal::Draining)) => Trouble::Never(self.reason.clone()),
-            // Another server, with another key: not the one that has the pages.
+            error if error.may_pass() => Trouble::Again,
+            HandshakeError::Connect(_) | HandshakeError::NotAccepted(AcceptError::Refused(Refusal::Draining)) => {
+                Trouble::Never(self.reason.clone())
+            }
             other => Trouble::Never(LostReason::Protocol(other.to_string())),
         }
     }

@@ -44,6 +44,19 @@ pub enum HandshakeError {
     WrongKey,
 }
 
+impl HandshakeError {
+    /// Whether trying again makes sense: somebody is there, and the way to it broke, or was taken. A machine that says that nobody listens there means it.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Connect(error) => !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
+            Self::TimedOut | Self::Closed | Self::Io(_) => true,
+            Self::NotAccepted(AcceptError::Refused(refusal)) => *refusal == Refusal::TooManyConnections,
+            Self::NotAccepted(_) | Self::Preface(_) | Self::Refused(_) | Self::WrongKey => false,
+        }
+    }
+}
+
 fn nobody_there(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => "; is `rampool serve` running there?",
