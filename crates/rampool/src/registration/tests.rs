@@ -101,9 +101,8 @@ impl Arena {
     fn remap(&mut self, pages: Range<usize>) {
         let (start, bytes) = (self.at(pages.start), pages.len() * PAGE);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: replaces pages of the arena's own mapping, to which no reference exists.
+        // SAFETY: replaces pages of the arena's own mapping, to which no reference exists; in one step, for another thread's memory would be put into a gap.
         unsafe {
-            assert_eq!(libc::munmap(std::ptr::with_exposed_provenance_mut(start), bytes), 0);
             let at = std::ptr::with_exposed_provenance_mut(start);
             assert_eq!(libc::mmap(at, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0), at);
         }
