@@ -118,6 +118,8 @@ impl Keeper {
             Some(fork::Request::Change(fork::Change::Return, start, end)) => pager.give_back(start, end),
             Some(fork::Request::Prepare) => {
                 let deadline = Instant::now() + Duration::from_millis(self.settings.op_deadline_ms);
+                // A mapping that grew in place would not be inherited as a part of what is managed, nor as memory of its own.
+                self.adopt_new_memory(pager);
                 match (pager.prepare_fork(self, deadline), fork::take_line()) {
                     (Ok((memory, region)), Some(line)) => self.expected.push(Expected { line, memory, region }),
                     (Ok((_, region)), None) => rampool::backing::Backing::free_region(pager.backing(), region),

@@ -12,6 +12,7 @@ use rampool_sys::maps::VmaKind;
 use rampool_sys::memory::{Advice, advise};
 use rampool_sys::pagetable;
 use rampool_sys::probe::Rung;
+use rampool_sys::thread::Stack;
 
 use crate::fork;
 
@@ -176,7 +177,14 @@ fn managed(start: usize, bytes: usize) -> bool {
 /// The C library's memory for threads of the agent's: they must not need the program's heap, which they serve.
 const BLOCKS_BYTES: usize = 64 << 20;
 static BLOCKS: AtomicUsize = AtomicUsize::new(0);
-static BLOCKS_USED: AtomicUsize = AtomicUsize::new(0);
+static BLOCKS_USED: AtomicUsize = AtomicUsize::new(REHEARSAL_BYTES);
+/// The first blocks are for rehearsals, which use them over and over.
+const REHEARSAL_BYTES: usize = 64 << 10;
+/// How many bytes the rehearsal under way has used; no rehearsal is under way when all are.
+static REHEARSED: AtomicUsize = AtomicUsize::new(REHEARSAL_BYTES);
+/// The stack of rehearsals, once there is one.
+static REHEARSAL_STACK: AtomicUsize = AtomicUsize::new(0);
+const REHEARSAL_STACK_BYTES: usize = 256 << 10;
 const HEAD_BYTES: usize = 16;
 
 /// At start: where `librampool_agent_io.so` is loaded, its malloc asks for these, and below the full rung for buffers to be kept.
@@ -218,13 +226,25 @@ pub extern "C" fn rampool_agent_allocate(bytes: usize) -> *mut c_void {
         return std::ptr::null_mut();
     }
     let room = HEAD_BYTES + bytes.next_multiple_of(HEAD_BYTES);
-    let at = BLOCKS_USED.fetch_add(room, Ordering::AcqRel);
+    let used = REHEARSED.load(Ordering::Relaxed);
+    let rehearses = WITHOUT_HEAP.load(Ordering::Relaxed) == this_thread() && used + room <= REHEARSAL_BYTES;
+    let at = if rehearses {
+        REHEARSED.store(used + room, Ordering::Relaxed);
+        used
+    } else {
+        BLOCKS_USED.fetch_add(room, Ordering::AcqRel)
+    };
     if at + room > BLOCKS_BYTES {
         return std::ptr::null_mut();
     }
     let head = std::ptr::with_exposed_provenance_mut::<usize>(blocks + at);
-    // SAFETY: inside our own mapping, in a part that nobody else was given.
-    unsafe { head.write(bytes.max(1)) };
+    // SAFETY: inside our own mapping, in a part that nobody else was given, or that an earlier rehearsal is done with.
+    unsafe {
+        if rehearses {
+            head.cast::<u8>().write_bytes(0, room);
+        }
+        head.write(bytes.max(1));
+    }
     head.wrapping_byte_add(HEAD_BYTES).cast()
 }
 
@@ -353,9 +373,37 @@ pub unsafe extern "C" fn rampool_agent_sigaction(new: *const libc::sigaction, ol
     0
 }
 
-/// What the C library touches in a child before it has its memory: the streams, whose locks it resets, the heads of malloc's heaps, and for the agent's thread
-/// the dynamic linker's lists. The pager evicts nothing meanwhile.
+/// Makes a thread and lets it end: what the C library reads and writes for that (lists of its own and of the dynamic linker, which may lie beside the
+/// program's memory and be managed with it) is resident and writable then.
+fn rehearse_the_agents_start() {
+    if BLOCKS.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let start = match REHEARSAL_STACK.load(Ordering::Relaxed) {
+        0 => {
+            let Ok(mapping) = rampool_sys::memory::Mapping::anonymous(REHEARSAL_STACK_BYTES) else { return };
+            let start = mapping.leak().0;
+            REHEARSAL_STACK.store(start, Ordering::Relaxed);
+            start
+        }
+        start => start,
+    };
+    REHEARSED.store(0, Ordering::Relaxed);
+    // Without a thread here there will be none in the child either, and that is said there.
+    // SAFETY: leaked above, and used by one fork at a time.
+    without_program_heap(|| _ = unsafe { rampool_sys::thread::rehearse(Stack { start, bytes: REHEARSAL_STACK_BYTES }) });
+    REHEARSED.store(REHEARSAL_BYTES, Ordering::Relaxed);
+}
+
+/// What the C library touches in a child before it has its memory: the streams, whose locks it resets, the heads of malloc's heaps, the control blocks of
+/// all threads, which it takes off its lists, and whatever it takes to start the agent's thread. The pager evicts nothing meanwhile.
 pub fn what_fork_touches() {
+    /// More than a control block is long, before and behind the list in it.
+    const CONTROL_BLOCK_BYTES: usize = 4096;
+    rampool_sys::thread::each_robust_list(|list| {
+        touch(list - CONTROL_BLOCK_BYTES, 2 * CONTROL_BLOCK_BYTES, Use::Write, false);
+    });
+    rehearse_the_agents_start();
     extern "C" fn look(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
         0
     }

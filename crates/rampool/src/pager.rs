@@ -233,8 +233,16 @@ impl<B: Backing> Pager<B> {
     /// # Errors
     /// The errno of a range that cannot be registered. EAGAIN: mappings are changing, and the event about it was not read yet. What the caller saw
     /// may be memory that is managed already and has just been moved there, or memory in a place that counts as managed until its unmapping
-    /// is known. The range stays registered, so that its faults come here; look again, and ask again, once events have been served.
+    /// is known. The range stays registered, so that its faults come here; look again, and ask again, once events have been served. Or a fork is under way whose
+    /// child was promised the memory as it was: nothing has happened then, and it is to be asked again after the fork.
     pub fn adopt(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
+        if self.frozen {
+            return Err(libc::EAGAIN);
+        }
+        self.take_in(start, bytes)
+    }
+
+    fn take_in(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
         self.faults.manage(start, bytes)?;
         if self.faults.mappings_change(start) {
             return Err(libc::EAGAIN);
@@ -293,7 +301,7 @@ impl<B: Backing> Pager<B> {
             }
         });
         // A mapping that cannot be registered again is not ours to serve; the thread is woken and meets the kernel's own answer.
-        let _ = self.adopt(start, end - start);
+        let _ = self.take_in(start, end - start);
     }
 
     /// Local memory that the cache may use from now on.

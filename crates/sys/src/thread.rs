@@ -20,30 +20,97 @@ pub fn spawn_detached(stack_bytes: usize, body: Box<dyn FnOnce() + Send>) -> Res
     }
     let stack = Mapping::anonymous(stack_bytes)?;
     let (start, bytes) = stack.leak();
+    let stack = Stack { start, bytes };
     let argument = Box::into_raw(Box::new(body));
-    // SAFETY: attr is initialised before use and destroyed after; the stack mapping is leaked, so it outlives the thread; signals are
-    // restored on the calling thread.
-    let rc = unsafe {
+    // SAFETY: the stack mapping is leaked, so it outlives the thread.
+    match unsafe { create(stack, libc::PTHREAD_CREATE_DETACHED, enter, argument.cast()) } {
+        Ok(_) => Ok(stack),
+        Err(errno) => {
+            // SAFETY: the thread was not made, so the box is still ours alone.
+            drop(unsafe { Box::from_raw(argument) });
+            Err(SpawnError::Thread { errno })
+        }
+    }
+}
+
+/// Makes a thread as [`spawn_detached`] does, one that does nothing, and waits for its end: what the C library needs to make one was in use a moment ago.
+///
+/// # Errors
+/// When the kernel refuses the thread.
+///
+/// # Safety
+/// `stack` is mapped, nobody else uses it, and it is never unmapped.
+pub unsafe fn rehearse(stack: Stack) -> Result<(), SpawnError> {
+    extern "C" fn nothing(_: *mut libc::c_void) -> *mut libc::c_void {
+        std::ptr::null_mut()
+    }
+    // SAFETY: the caller's promise; the thread is waited for once.
+    unsafe {
+        let id =
+            create(stack, libc::PTHREAD_CREATE_JOINABLE, nothing, std::ptr::null_mut()).map_err(|errno| SpawnError::Thread { errno })?;
+        libc::pthread_join(id, std::ptr::null_mut());
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `stack` outlives the thread, and nobody else uses it.
+unsafe fn create(
+    stack: Stack,
+    state: i32,
+    enter: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
+    argument: *mut libc::c_void,
+) -> Result<libc::pthread_t, i32> {
+    // SAFETY: attr is initialised before use and destroyed after; signals are restored on the calling thread.
+    unsafe {
         let mut all = std::mem::zeroed::<libc::sigset_t>();
         let mut old = std::mem::zeroed::<libc::sigset_t>();
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         let mut attr = std::mem::zeroed::<libc::pthread_attr_t>();
         libc::pthread_attr_init(&raw mut attr);
-        libc::pthread_attr_setstack(&raw mut attr, std::ptr::with_exposed_provenance_mut(start), bytes);
-        libc::pthread_attr_setdetachstate(&raw mut attr, libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstack(&raw mut attr, std::ptr::with_exposed_provenance_mut(stack.start), stack.bytes);
+        libc::pthread_attr_setdetachstate(&raw mut attr, state);
         let mut id = std::mem::zeroed::<libc::pthread_t>();
-        let rc = libc::pthread_create(&raw mut id, &raw const attr, enter, argument.cast());
+        let rc = libc::pthread_create(&raw mut id, &raw const attr, enter, argument);
         libc::pthread_attr_destroy(&raw mut attr);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
-        rc
+        if rc == 0 { Ok(id) } else { Err(rc) }
+    }
+}
+
+/// Calls `each` with the address of the list of robust mutexes of every thread of this process: in the GNU C library it lies within the thread's control block.
+/// No allocation.
+pub fn each_robust_list(mut each: impl FnMut(usize)) {
+    // SAFETY: a constant, terminated path; a non-negative result is a new descriptor that nobody else owns.
+    let directory = unsafe {
+        let fd = libc::open(c"/proc/self/task".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return;
+        }
+        OwnedFd::from_raw_fd(fd)
     };
-    if rc == 0 {
-        Ok(Stack { start, bytes })
-    } else {
-        // SAFETY: the thread was not made, so the box is still ours alone.
-        drop(unsafe { Box::from_raw(argument) });
-        Err(SpawnError::Thread { errno: rc })
+    /// Where `struct linux_dirent64` has its length and its name.
+    const LENGTH: usize = 16;
+    const NAME: usize = 19;
+    let mut entries = [0u8; 2048];
+    loop {
+        // SAFETY: the buffer is ours and of the stated length.
+        let n = unsafe { libc::syscall(libc::SYS_getdents64, directory.as_raw_fd(), entries.as_mut_ptr(), entries.len()) };
+        let Some(n) = usize::try_from(n).ok().filter(|n| *n > 0) else { return };
+        let mut rest = &entries[..n];
+        while rest.len() > NAME {
+            let length = usize::from(u16::from_ne_bytes([rest[LENGTH], rest[LENGTH + 1]]));
+            let (entry, others) = rest.split_at(length.clamp(NAME, rest.len()));
+            rest = others;
+            let name = entry[NAME..].split(|b| *b == 0).next().unwrap_or_default();
+            let Some(thread) = number(name).and_then(|number| i32::try_from(number).ok()) else { continue };
+            let (mut head, mut bytes) = (0usize, 0usize);
+            // SAFETY: the kernel writes two words that live across the call. A thread that is gone has no list.
+            if unsafe { libc::syscall(libc::SYS_get_robust_list, thread, &raw mut head, &raw mut bytes) } == 0 && head != 0 {
+                each(head);
+            }
+        }
     }
 }
 
@@ -273,6 +340,42 @@ pub fn current() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_thread_has_its_control_block_found() {
+        let count = || {
+            let mut found = Vec::new();
+            each_robust_list(|list| found.push(list));
+            found
+        };
+        // SAFETY: no preconditions.
+        let own = usize::try_from(unsafe { libc::pthread_self() }).unwrap();
+        assert!(count().iter().any(|list| (own..own + 4096).contains(list)), "the calling thread's");
+        let (to, from) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            // SAFETY: no preconditions.
+            to.send(usize::try_from(unsafe { libc::pthread_self() }).unwrap()).unwrap();
+            let _ = ended.recv();
+        });
+        let block = from.recv().unwrap();
+        assert!(count().iter().any(|list| (block..block + 4096).contains(list)), "another thread's");
+        drop(end);
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn a_stack_serves_for_one_rehearsal_after_the_other() {
+        let (start, bytes) = Mapping::anonymous(256 << 10).unwrap().leak();
+        for _ in 0..3 {
+            // SAFETY: leaked, and nobody else's.
+            unsafe { rehearse(Stack { start, bytes }) }.unwrap();
+        }
+        // The thread control block lies at the stack's end: a thread has been there.
+        // SAFETY: our own memory.
+        let used = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(start + bytes - 4096), 4096) };
+        assert!(used.iter().any(|byte| *byte != 0));
+    }
 
     #[test]
     fn short_slices_change_neither_policy_nor_niceness() {
