@@ -600,6 +600,23 @@ def programs_that_cannot_work_are_refused(world, scale):
 
 
 @suite.test()
+def programs_without_the_agent_are_named(world, scale):
+    """What the program starts cannot be refused; it is named, once, on standard error and in the summary."""
+    source, binary = world.dir / "waits.c", world.dir / "waits"
+    source.write_text("#include <unistd.h>\nint main(void) { char c; while (read(0, &c, 1) > 0) {} return 0; }\n")
+    subprocess.run(["gcc", "-static", "-o", binary, source], check=True, timeout=60)
+    pipe = world.dir / "pipe"
+    os.mkfifo(pipe)
+    server = world.serve("64M")
+    running = world.start(["sh", "-c", f"{binary} < {pipe}; {binary} < /dev/null; exit 5"], local=16 * MIB, servers=[server], options=["--memory", "32M"])
+    with open(pipe, "w"):
+        wait_until("the static program is named", lambda: f"{binary} is statically linked" in running.err.read_text(errors="replace"), 60)
+    outcome = running.finish(60)
+    check(outcome.code == 5 and outcome.err.count("runs without rampool") == 1, f"{outcome.code} {outcome.said()}")
+    check(f"not managed    {binary}" in outcome.err, f"not in the summary: {outcome.said()}")
+
+
+@suite.test()
 def alone_with_a_private_server(world, scale):
     """No server is named: a private one serves, is killed, and the program ends in order."""
     outcome = world.run([built("processes"), 64, "fork-isolation"], local=16 * MIB, timeout=120)

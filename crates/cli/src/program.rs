@@ -10,8 +10,13 @@ use anyhow::{Context, Result, bail};
 /// Finds `name` as a shell would, and refuses what cannot work with the reason.
 pub fn check(name: &OsStr) -> Result<PathBuf> {
     let path = find(name)?;
-    check_file(&path, 0)?;
+    check_file(&path, &path, 0)?;
     Ok(path)
+}
+
+/// Why the agent is not in a process that runs `file`, which people know as `shown`; `None` if it can be, or the file cannot be read.
+pub fn why_not(file: &Path, shown: &Path) -> Option<String> {
+    check_file(file, shown, 0).err().filter(|error| error.downcast_ref::<std::io::Error>().is_none()).map(|error| error.to_string())
 }
 
 fn find(name: &OsStr) -> Result<PathBuf> {
@@ -30,8 +35,8 @@ fn find(name: &OsStr) -> Result<PathBuf> {
         .with_context(|| format!("{shown}: not found in PATH"))
 }
 
-fn check_file(path: &Path, depth: u32) -> Result<()> {
-    let shown = path.display();
+fn check_file(path: &Path, shown: &Path, depth: u32) -> Result<()> {
+    let shown = shown.display();
     let mut file = std::fs::File::open(path).with_context(|| format!("{shown} cannot be read"))?;
     let meta = file.metadata()?;
     // SAFETY: geteuid has no preconditions.
@@ -54,7 +59,9 @@ fn check_file(path: &Path, depth: u32) -> Result<()> {
         if depth > 3 || interpreter.is_empty() {
             bail!("{shown}: its interpreter cannot be found");
         }
-        return check_file(Path::new(&interpreter), depth + 1).with_context(|| format!("{shown} is a script for {interpreter}"));
+        let interpreter = Path::new(&interpreter);
+        return check_file(interpreter, interpreter, depth + 1)
+            .with_context(|| format!("{shown} is a script for {}", interpreter.display()));
     }
     match linkage(&head) {
         Linkage::Dynamic(loader) if loader.contains("musl") => {

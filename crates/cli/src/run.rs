@@ -1,6 +1,7 @@
 //! `rampool run`: an unmodified program with more memory than this machine lends it.
 
 mod caretaker;
+mod unmanaged;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -22,6 +23,7 @@ use rampool_sys::probe::{Capabilities, Rung};
 use crate::rundir::RunDir;
 use crate::signals::Signals;
 use crate::{program, summary};
+use unmanaged::Unmanaged;
 
 /// Run a program, unchanged, in more memory than this machine lends it.
 ///
@@ -102,7 +104,7 @@ pub fn run(args: &Args) -> Result<i32> {
         _ => None,
     };
     let rung = choose_rung(&args.rung)?;
-    let mut libraries = vec![find_library("librampool_agent.so", "RAMPOOL_AGENT_LIB")?];
+    let mut libraries = vec![find_library(AGENT, "RAMPOOL_AGENT_LIB")?];
     if rung != Rung::Full || !Capabilities::probe().fork_events {
         // Where the kernel cannot wait for pages in system calls, these are helped; where it does not tell of forks, a child's agent needs
         // memory beside the program's heap.
@@ -164,14 +166,17 @@ pub fn run(args: &Args) -> Result<i32> {
     let started = Instant::now();
     let signals = Signals::block()?;
     let mut child = start(&program, &args.command, &libraries, run_dir.path(), &signals)?;
-    let status = wait(&mut child, &mut pool, &roll, &mut guardian, &signals, &run_dir, args.progress.then_some(started))?;
+    let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
+    let progress = args.progress.then_some(started);
+    let status = wait(&mut child, &mut pool, &roll, &mut guardian, &mut unmanaged, &signals, &run_dir, progress)?;
     let wall = started.elapsed();
     if let Some(to) = &args.stats {
         let counters = run_dir.read_stats();
+        let unmanaged: Vec<&str> = unmanaged.reasons().collect();
         let text = if to.extension().is_some_and(|e| e == "json") {
-            summary::json(&name, &counters, wall, status, args.local)
+            summary::json(&name, &counters, wall, status, args.local, &unmanaged)
         } else {
-            summary::summary(&name, &counters, wall, status, args.local, &pool.stats())
+            summary::summary(&name, &counters, wall, status, args.local, &pool.stats(), &unmanaged)
         };
         match &mut stats {
             None => eprint!("{text}"),
@@ -194,6 +199,7 @@ pub fn wanted(servers: &[ServerSpec], local: ByteLen) -> ByteLen {
     ByteLen(if all_named { named } else { named.max(local.0.saturating_mul(4)).max(1 << 30) })
 }
 
+const AGENT: &str = "librampool_agent.so";
 /// How soon the memory of a process that ended goes back while others of the run live on.
 const CALL_EVERY: Duration = Duration::from_millis(500);
 
@@ -261,11 +267,13 @@ fn start(program: &Path, command: &[OsString], libraries: &[PathBuf], run_dir: &
 }
 
 /// Waits for the program, passes signals on, keeps the lease alive.
+#[allow(clippy::too_many_arguments)]
 fn wait(
     child: &mut Child,
     pool: &mut Pool,
     roll: &Roll,
     guardian: &mut Guardian,
+    unmanaged: &mut Unmanaged,
     signals: &Signals,
     run_dir: &RunDir,
     progress: Option<Instant>,
@@ -304,6 +312,7 @@ fn wait(
             line.show(&run_dir.read_stats(), started.elapsed());
         }
         guardian.look(&mut |text| eprintln!("{text}"));
+        unmanaged.look(child.id(), run_dir.path(), &mut |text| eprintln!("{text}"));
         if called.elapsed() > CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(roll, pool);

@@ -21,7 +21,15 @@ fn total(processes: &[StatsSnapshot]) -> StatsSnapshot {
     all
 }
 
-pub fn summary(name: &str, processes: &[StatsSnapshot], wall: Duration, status: ExitStatus, local: ByteLen, servers: &PoolStats) -> String {
+pub fn summary(
+    name: &str,
+    processes: &[StatsSnapshot],
+    wall: Duration,
+    status: ExitStatus,
+    local: ByteLen,
+    servers: &PoolStats,
+    unmanaged: &[&str],
+) -> String {
     let all = total(processes);
     let paged = processes.iter().filter(|p| p.adopted_pages > 0).count();
     let ended = match (status.code(), status.signal()) {
@@ -33,6 +41,9 @@ pub fn summary(name: &str, processes: &[StatsSnapshot], wall: Duration, status: 
     let _ = writeln!(out, "rampool: {name}: {:.2} s, {ended}", wall.as_secs_f64());
     let peak = processes.iter().map(|p| p.peak_anonymous_pages).max().unwrap_or(0);
     let _ = writeln!(out, "  local memory   {local} a process; highest seen {} (anonymous memory, the kernel's count)", bytes(peak * PAGE));
+    for reason in unmanaged {
+        let _ = writeln!(out, "  not managed    {reason}");
+    }
     if paged == 0 {
         let _ = writeln!(out, "  pool           not needed: the program fitted");
         return out;
@@ -72,7 +83,7 @@ pub fn summary(name: &str, processes: &[StatsSnapshot], wall: Duration, status: 
 }
 
 /// Every counter of every process, for programs.
-pub fn json(name: &str, processes: &[StatsSnapshot], wall: Duration, status: ExitStatus, local: ByteLen) -> String {
+pub fn json(name: &str, processes: &[StatsSnapshot], wall: Duration, status: ExitStatus, local: ByteLen, unmanaged: &[&str]) -> String {
     let processes: Vec<serde_json::Value> = processes
         .iter()
         .map(|p| {
@@ -90,6 +101,7 @@ pub fn json(name: &str, processes: &[StatsSnapshot], wall: Duration, status: Exi
         "signal": status.signal(),
         "local_bytes": local.0,
         "processes": processes,
+        "unmanaged": unmanaged,
     });
     format!("{run:#}\n")
 }

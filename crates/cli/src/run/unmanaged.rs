@@ -1,0 +1,130 @@
+//! Processes of a run whose memory is not managed, because they became a program into which no agent can be loaded. What `rampool run` starts itself is
+//! refused then; what the program starts is named once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::program;
+
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Looking takes at most one part in so many of the time, however many processes there are.
+const SHARE: u32 = 50;
+
+/// Looks at the processes of a run now and then.
+pub struct Unmanaged {
+    agent: String,
+    next: Instant,
+    /// What each process ran when it was looked at.
+    seen: BTreeMap<u32, PathBuf>,
+    /// One line for each program.
+    found: BTreeSet<String>,
+}
+
+impl Unmanaged {
+    /// `agent`: the name of the library that a managed process has loaded.
+    pub fn new(agent: &str) -> Self {
+        Self { agent: agent.to_owned(), next: Instant::now(), seen: BTreeMap::new(), found: BTreeSet::new() }
+    }
+
+    /// Calls `tell` with a line for each program seen for the first time, among process `root`, those that have signed in `run_dir`, and all that these have
+    /// started. Returns at once if the last look was a moment ago.
+    pub fn look(&mut self, root: u32, run_dir: &Path, tell: &mut dyn FnMut(&str)) {
+        let began = Instant::now();
+        if began < self.next {
+            return;
+        }
+        let processes = with_descendants(root, run_dir);
+        self.seen.retain(|process, _| processes.contains(process));
+        for process in processes {
+            let Ok(program) = fs::read_link(format!("/proc/{process}/exe")) else { continue };
+            if self.seen.get(&process) == Some(&program) {
+                continue;
+            }
+            if let Some(reason) = self.reason(process, &program)
+                && self.found.insert(reason.clone())
+            {
+                tell(&format!("rampool: process {process} runs without rampool, with all of its memory on this machine: {reason}"));
+            }
+            self.seen.insert(process, program);
+        }
+        self.next = began + LOOK_EVERY.max(began.elapsed() * SHARE);
+    }
+
+    /// Why each program seen so far is not managed.
+    pub fn reasons(&self) -> impl Iterator<Item = &str> {
+        self.found.iter().map(String::as_str)
+    }
+
+    fn reason(&self, process: u32, program: &Path) -> Option<String> {
+        let of = |file: &str| PathBuf::from(format!("/proc/{process}/{file}"));
+        if let Some(reason) = program::why_not(&of("exe"), program) {
+            return Some(reason);
+        }
+        // The kernel puts the environment there before the first instruction; some programs write over it later, and have the agent loaded by then.
+        let has_agent =
+            |file: &str| fs::read(of(file)).map_or(true, |bytes| bytes.windows(self.agent.len()).any(|part| part == self.agent.as_bytes()));
+        (!has_agent("environ") && !has_agent("maps"))
+            .then(|| format!("{} was started without LD_PRELOAD, which loads the agent", program.display()))
+    }
+}
+
+fn with_descendants(root: u32, run_dir: &Path) -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    let mut left: Vec<u32> = vec![root];
+    if let Ok(entries) = fs::read_dir(run_dir) {
+        let signed = |path: PathBuf| (path.extension()? == "stats").then(|| path.file_stem()?.to_str()?.parse::<u32>().ok()).flatten();
+        left.extend(entries.filter_map(|entry| signed(entry.ok()?.path())));
+    }
+    while let Some(process) = left.pop() {
+        if !found.insert(process) {
+            continue;
+        }
+        let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { continue };
+        for thread in threads.filter_map(Result::ok) {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            left.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_program_without_the_agent_is_named_once() {
+        let run_dir = tempfile::tempdir().unwrap();
+        let start = |agent: Option<&str>| {
+            let mut command = Command::new("cat");
+            command.env_clear().stdin(Stdio::piped()).stdout(Stdio::null());
+            if let Some(agent) = agent {
+                command.env("SOME_VARIABLE", agent);
+            }
+            command.spawn().unwrap()
+        };
+        let mut told = Vec::new();
+        let mut unmanaged = Unmanaged::new("librampool_agent.so");
+        let mut look = |unmanaged: &mut Unmanaged, root: u32| {
+            unmanaged.next = Instant::now();
+            unmanaged.look(root, run_dir.path(), &mut |line| told.push(line.to_owned()));
+            told.len()
+        };
+        let mut with = start(Some("/somewhere/librampool_agent.so"));
+        assert_eq!(look(&mut unmanaged, with.id()), 0, "one that has it");
+        let (mut without, mut another) = (start(None), start(None));
+        assert_eq!(look(&mut unmanaged, without.id()), 1);
+        assert_eq!(look(&mut unmanaged, without.id()), 1, "the same process again");
+        assert_eq!(look(&mut unmanaged, another.id()), 1, "the same program again");
+        assert!(told[0].contains("cat was started without LD_PRELOAD"), "{told:?}");
+        assert_eq!(unmanaged.reasons().count(), 1);
+        for child in [&mut with, &mut without, &mut another] {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+    }
+}
