@@ -96,11 +96,12 @@ pub enum Request {
     Change(Change, usize, usize),
 }
 
-/// Once a pager is about to start.
+/// Once a pager is about to start, and before it has any memory: the bell needs a thread, and to make one the C library and the dynamic linker read lists that may
+/// lie in what is managed.
 pub fn note_faults(faults: &FaultCatcher) {
     FOLLOWED.store(faults.follows_forks(), Ordering::Release);
     FEATURES.store(faults.features().0, Ordering::Release);
-    if !faults.follows_forks() || !faults.follows_mappings() {
+    if bell().is_none() && (!faults.follows_forks() || !faults.follows_mappings()) {
         match Bell::new(&RUNG) {
             Ok(bell) => BELL.store(bell.leak(), Ordering::Release),
             Err(error) => end_process(settings(), &format!("the agent cannot be called: {error}")),
@@ -439,6 +440,7 @@ pub fn ask(line: &OwnedFd, settings: &Settings, thread: Option<CopyThread>) -> R
         (faults, memory)
     } else {
         let faults = watch::open_faults(settings)?;
+        note_faults(&faults);
         // A mapping that another thread of the parent took away at the last moment is not here.
         let here = |span: &Span| faults.manage(span.start, span.end() - span.start).is_ok();
         let spans = memory.spans.iter().copied().filter(here).collect();

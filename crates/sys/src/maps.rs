@@ -86,9 +86,11 @@ pub fn not_inherited() -> std::io::Result<Vec<NotInherited>> {
         if let Some(flags) = line.strip_prefix(b"VmFlags:") {
             let Some((start, end)) = range else { continue };
             let has = |name: &[u8]| flags.split(|b| *b == b' ').any(|flag| flag == name);
+            // Both may hold: what is not there now is wiped once it is made inheritable for a fork.
             if has(b"dc") {
                 found.push(NotInherited::Missing { start, end });
-            } else if has(b"wf") {
+            }
+            if has(b"wf") {
                 found.push(NotInherited::Wiped { start, end });
             }
         } else if line.first().is_some_and(u8::is_ascii_hexdigit)
@@ -271,6 +273,19 @@ mod tests {
         assert!(vma.private && vma.writable && vma.kind == VmaKind::Anonymous);
         assert!(vmas.iter().any(|v| v.kind == VmaKind::MainStack));
         assert!(vmas.iter().any(|v| v.kind == VmaKind::File));
+    }
+
+    #[test]
+    fn what_is_neither_inherited_nor_kept_is_both() {
+        let memory = Mapping::anonymous(4 * OS_PAGE_BYTES).unwrap();
+        for advice in [libc::MADV_DONTFORK, libc::MADV_WIPEONFORK] {
+            // SAFETY: our own mapping; changes no content.
+            assert_eq!(unsafe { libc::madvise(memory.at(OS_PAGE_BYTES).cast(), 2 * OS_PAGE_BYTES, advice) }, 0);
+        }
+        let (start, end) = (memory.start() + OS_PAGE_BYTES, memory.start() + 3 * OS_PAGE_BYTES);
+        let found = not_inherited().unwrap();
+        assert!(found.contains(&NotInherited::Missing { start, end }));
+        assert!(found.contains(&NotInherited::Wiped { start, end }));
     }
 
     #[test]

@@ -62,10 +62,11 @@ impl Unmanaged {
         if let Some(reason) = program::why_not(&of("exe"), program) {
             return Some(reason);
         }
-        // The kernel puts the environment there before the first instruction; some programs write over it later, and have the agent loaded by then.
-        let has_agent =
-            |file: &str| fs::read(of(file)).map_or(true, |bytes| bytes.windows(self.agent.len()).any(|part| part == self.agent.as_bytes()));
-        (!has_agent("environ") && !has_agent("maps"))
+        // The kernel puts the environment there before the first instruction; some programs write over it later, and have the agent loaded by then. Both are
+        // empty for a process that is about to end.
+        let lacks_agent = |bytes: &[u8]| !bytes.windows(self.agent.len()).any(|part| part == self.agent.as_bytes());
+        let read = |file: &str| fs::read(of(file)).ok().filter(|bytes| lacks_agent(bytes));
+        (read("environ").is_some() && read("maps").is_some_and(|maps| !maps.is_empty()))
             .then(|| format!("{} was started without LD_PRELOAD, which loads the agent", program.display()))
     }
 }
