@@ -74,9 +74,14 @@ impl Unmanaged {
 fn with_descendants(root: u32, run_dir: &Path) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut left: Vec<u32> = vec![root];
+    // What lives on without its parents is found by its signature; the number may be another process's by now, one that was not started by this run.
+    let of_run = |process: u32| {
+        let directory = run_dir.as_os_str().as_encoded_bytes();
+        fs::read(format!("/proc/{process}/environ")).is_ok_and(|bytes| bytes.windows(directory.len()).any(|part| part == directory))
+    };
     if let Ok(entries) = fs::read_dir(run_dir) {
         let signed = |path: PathBuf| (path.extension()? == "stats").then(|| path.file_stem()?.to_str()?.parse::<u32>().ok()).flatten();
-        left.extend(entries.filter_map(|entry| signed(entry.ok()?.path())));
+        left.extend(entries.filter_map(|entry| signed(entry.ok()?.path())).filter(|process| of_run(*process)));
     }
     while let Some(process) = left.pop() {
         if !found.insert(process) {
@@ -121,8 +126,14 @@ mod tests {
         assert_eq!(look(&mut unmanaged, without.id()), 1);
         assert_eq!(look(&mut unmanaged, without.id()), 1, "the same process again");
         assert_eq!(look(&mut unmanaged, another.id()), 1, "the same program again");
-        assert!(told[0].contains("cat was started without LD_PRELOAD"), "{told:?}");
         assert_eq!(unmanaged.reasons().count(), 1);
+        // A number that once was a process of the run, and belongs to a stranger now.
+        let mut stranger = Command::new("sleep").env_clear().arg("1000").spawn().unwrap();
+        std::fs::write(run_dir.path().join(format!("{}.stats", stranger.id())), "").unwrap();
+        assert_eq!(look(&mut unmanaged, with.id()), 1, "a stranger is not named");
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+        assert!(told[0].contains("cat was started without LD_PRELOAD"), "{told:?}");
         for child in [&mut with, &mut without, &mut another] {
             drop(child.stdin.take());
             child.wait().unwrap();
