@@ -29,8 +29,10 @@ pub(super) struct Rings {
     out: Direction,
     writer: Writer,
     reader: Reader,
-    /// This side has said that it sleeps, and not yet taken it back.
-    asleep: Cell<bool>,
+    /// This side has said that it sleeps, as a reader and as a writer, and not yet taken it back.
+    asleep: Cell<[bool; 2]>,
+    /// The peer was about to ring, and the bell had not come.
+    late: bool,
     looks: u32,
     /// The socket has ended.
     ended: bool,
@@ -53,7 +55,7 @@ impl Rings {
 
     fn new(memory: SealedMemory, geometry: Geometry, out: Direction) -> Self {
         let (writer, reader) = (Writer::new(geometry), Reader::new(geometry));
-        Self { memory, geometry, out, writer, reader, asleep: Cell::new(false), looks: 0, ended: false }
+        Self { memory, geometry, out, writer, reader, asleep: Cell::new([false; 2]), late: false, looks: 0, ended: false }
     }
 
     /// As [`Stream::send`].
@@ -92,6 +94,9 @@ impl Rings {
             self.publish_written(stream);
         }
         let nothing = total == 0 && pieces.iter().any(|piece| piece.iov_len > 0);
+        if nothing {
+            self.look_at_socket(stream);
+        }
         Ok((!nothing).then_some(total))
     }
 
@@ -133,24 +138,24 @@ impl Rings {
             self.looks = 0;
             return Ok(Some(total));
         }
-        self.look_at_socket(stream)
-    }
-
-    /// Nothing is in the ring: nothing for now, or for ever?
-    fn look_at_socket(&mut self, stream: &Stream) -> io::Result<Option<usize>> {
-        self.looks += 1;
-        if self.looks >= LOOKS {
-            self.looks = 0;
-            self.hush(stream);
-        }
+        self.look_at_socket(stream);
         // What was written before the end comes first.
         let over = self.ended && !self.reader.would_read(self.count(self.out.reverse(), Word::Written));
         Ok(over.then_some(0))
     }
 
+    /// A look at the rings was in vain.
+    fn look_at_socket(&mut self, stream: &Stream) {
+        self.looks += 1;
+        if self.looks >= LOOKS {
+            self.looks = 0;
+            self.hush(stream);
+        }
+    }
+
     /// Says that this side is about to sleep on the socket, until there is something to read or, if `writing`, room to write. False: do not sleep, it is there already.
     pub(super) fn may_sleep(&self, reading: bool, writing: bool) -> bool {
-        self.asleep.set(true);
+        self.asleep.set([reading, writing]);
         let sleeps =
             |direction, word, yes: bool| self.memory.word32(self.geometry.word(direction, word)).store(yes.into(), Ordering::Relaxed);
         sleeps(self.out.reverse(), Word::ReaderSleeps, reading);
@@ -162,20 +167,25 @@ impl Rings {
         !(readable || writable || self.ended)
     }
 
-    /// Takes back that this side sleeps, and the bells that were meant for it.
+    /// Takes back that this side sleeps, and the bell that was meant for it.
     fn awake(&mut self, stream: &Stream) {
-        if self.asleep.replace(false) {
-            for (direction, word) in [(self.out.reverse(), Word::ReaderSleeps), (self.out, Word::WriterSleeps)] {
-                self.memory.word32(self.geometry.word(direction, word)).store(0, Ordering::Relaxed);
-            }
-            self.hush(stream);
+        let asleep = self.asleep.replace([false; 2]);
+        let mut rung = false;
+        for (said, (direction, word)) in asleep.into_iter().zip([(self.out.reverse(), Word::ReaderSleeps), (self.out, Word::WriterSleeps)])
+        {
+            rung |= said && self.memory.word32(self.geometry.word(direction, word)).swap(0, Ordering::Relaxed) == 0;
+        }
+        if rung || (self.late && asleep != [false; 2]) {
+            self.late = !self.hush(stream);
         }
     }
 
-    /// Takes the bells off the socket, which would keep it readable.
-    fn hush(&mut self, stream: &Stream) {
+    /// Takes the bells off the socket, which would keep it readable. Whether there were any.
+    fn hush(&mut self, stream: &Stream) -> bool {
         let mut bells = [0; 512];
-        self.ended |= matches!(stream.receive_into(&mut bells), Ok(Some(0)) | Err(_));
+        let received = stream.receive_into(&mut bells);
+        self.ended |= matches!(received, Ok(Some(0)) | Err(_));
+        matches!(received, Ok(Some(_)))
     }
 
     fn publish_written(&self, stream: &Stream) {
