@@ -143,3 +143,98 @@ fn a_server_that_was_started_again_is_lost_and_the_next_pool_is_well() {
     assert_eq!(means(&pool), [Some(Means::Rings)]);
     exercise_pages(&mut pool, 9, 100, 500);
 }
+
+/// This test again, in a process of its own, told by the environment what it is to be there. Ends with the test.
+struct Other(std::process::Child);
+
+const ROLE: &str = "TEST_OTHER_PROCESS";
+
+impl Other {
+    /// Returns when it has said `ready`.
+    fn start(test: &str, role: &str) -> Self {
+        use std::io::{BufRead, BufReader};
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture"]).env(ROLE, role).stdout(std::process::Stdio::piped());
+        let mut other = Self(command.spawn().unwrap());
+        let said = BufReader::new(other.0.stdout.take().unwrap());
+        assert!(said.lines().map_while(Result::ok).any(|line| line.contains("ready")), "the other process has ended");
+        other
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Keeps many stores and fetches under way until a server is lost.
+fn pump(pool: &mut Pool, mut started: impl FnMut()) {
+    let region = pool.create_region().unwrap();
+    let pages = 512;
+    let memory: Vec<u8> = extent(0, pages).pages().flat_map(|page| content(page.0, 1)).collect();
+    let mut back = vec![0; memory.len()];
+    for round in 0.. {
+        // SAFETY: both live until their events, or the pool's loss, after which nothing touches them.
+        unsafe {
+            pool.store(region, 1, &[(extent(0, pages), memory.as_ptr())]);
+            pool.fetch(region, 2, &[extent(600, pages)], back.as_mut_ptr(), true);
+        }
+        if round == 10 {
+            started();
+        }
+        let mut ended = 0;
+        while ended < 2 {
+            match next(pool) {
+                PoolEvent::Fetched { .. } | PoolEvent::Stored { .. } => ended += 1,
+                PoolEvent::Lost { .. } => return,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_killed_in_the_middle_leaves_nothing_behind() {
+    if let Ok(address) = std::env::var(ROLE) {
+        let spec = ServerSpec { endpoint: address.parse().unwrap(), memory: None };
+        let mut pool = Pool::connect(&PoolConfig::new(vec![spec], ByteLen(32 * MIB), "killed")).unwrap();
+        assert_eq!(means(&pool), [Some(Means::Rings)]);
+        return pump(&mut pool, || println!("ready"));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = ServerConfig { grace: Duration::from_millis(50), spin: Duration::from_micros(100), ..at(dir.path(), "s") };
+    let server = Server::start(config).unwrap();
+    let others: Vec<_> = (0..2)
+        .map(|_| Other::start("rings::a_client_that_is_killed_in_the_middle_leaves_nothing_behind", &server.addr().to_string()))
+        .collect();
+    others.into_iter().for_each(Other::kill);
+    assert!(server.wait_until_idle(Instant::now() + WATCHDOG), "something is left: {:?}", server.status());
+    server.check();
+}
+
+#[test]
+fn a_server_that_is_killed_in_the_middle_is_lost_at_once() {
+    if let Ok(path) = std::env::var(ROLE) {
+        let config = ServerConfig { listen: vec![Endpoint::Unix(path.into())], ..server_config(64 * MIB) };
+        let _server = Server::start(config).unwrap();
+        println!("ready");
+        // Until it is killed, or the test that wants that has ended.
+        std::thread::sleep(2 * WATCHDOG);
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let mut other = Some(Other::start("rings::a_server_that_is_killed_in_the_middle_is_lost_at_once", path.to_str().unwrap()));
+    let spec = ServerSpec { endpoint: Endpoint::Unix(path), memory: None };
+    let mut pool = Pool::connect(&PoolConfig::new(vec![spec], ByteLen(32 * MIB), "left alone")).unwrap();
+    assert_eq!(means(&pool), [Some(Means::Rings)]);
+    pump(&mut pool, || other.take().unwrap().kill());
+    assert_eq!(means(&pool), [None]);
+}
