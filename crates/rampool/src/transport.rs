@@ -21,6 +21,18 @@ pub(crate) use seal::{MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Seal, TAG_BYTES};
 pub(crate) use tcp::is_host;
 pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, Stream, Way};
 
+/// Whether this machine's processes can share memory as rings: bytes of each of the two, or why not.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn probe_rings() -> Result<u32, rampool_sys::sealed::SealedError> {
+    use std::os::fd::AsFd;
+    let (_server, offer, fd) = rings::Rings::offer()?;
+    let geometry = offer.geometry().expect("it was offered");
+    rings::Rings::take(geometry, fd.as_fd())?;
+    Ok(rings::RING_BYTES)
+}
+
 /// Memory to send from. The owner keeps it valid, and its bytes unchanged, until the link says that it was sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {

@@ -49,7 +49,12 @@ pub fn run(args: &Args) -> Result<i32> {
     let cpus = allowed_cpus();
     let place = Place::loopback();
     let mut report = Report::start("direct", common.quick);
-    report.note(format!("loopback TCP, one connection, both sides spin; {}", place.describe()));
+    let carried = if args.same_host {
+        "shared memory and Unix sockets"
+    } else {
+        "loopback TCP; within the same host, shared memory and Unix sockets"
+    };
+    report.note(format!("{carried}; one connection, both sides spin; {}", place.describe()));
     report.note("content is random, and every byte of every answer is compared");
     if args.same_host {
         same_host(&mut report, &place, rounds, common)?;

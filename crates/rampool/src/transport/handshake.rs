@@ -66,7 +66,7 @@ impl HandshakeError {
             Self::Connect(error) => !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
             Self::TimedOut | Self::Closed | Self::Io(_) => true,
             Self::NotAccepted(AcceptError::Refused(refusal)) => *refusal == Refusal::TooManyConnections,
-            Self::NotAccepted(_) | Self::Preface(_) | Self::Refused(_) | Self::WrongKey => false,
+            Self::NotAccepted(_) | Self::Preface(_) | Self::Refused(_) | Self::WrongKey | Self::Rings(_) => false,
         }
     }
 }

@@ -226,6 +226,11 @@ impl<G> Link<G> {
     /// From now on large pieces leave without a copy, where that pays: `measured` is from how many bytes on. Nothing of them is to be written before the peer has answered that it
     /// has them.
     pub(crate) fn send_without_copies(&mut self, engine: Option<&SharedZeroCopy>, wish: Wish, measured: Option<u64>) {
+        if self.means() == Means::Rings {
+            // Its socket carries none of the bytes.
+            self.zero_copy = Err(Always::Missing);
+            return;
+        }
         let choice = PathChoice::new(wish, self.seal.is_some(), self.is_local(), measured);
         let attach = |engine| {
             let socket = self.carrier.as_fd().try_clone_to_owned().ok()?;
