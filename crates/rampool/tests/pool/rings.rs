@@ -57,7 +57,7 @@ fn megabytes_and_elements_of_the_direct_view_travel_through_shared_memory() {
     let mut direct = Direct::connect(&config(&[&server], 48 * MIB)).unwrap();
     assert_eq!(means(direct.pool()), [Some(Means::Rings)]);
     let region = direct.create(16 * MIB).unwrap();
-    let bytes: Vec<u8> = (0..16 * MIB).map(|n| (n * n >> 7) as u8).collect();
+    let bytes: Vec<u8> = (0..16 * MIB).map(|n| ((n * n) >> 7) as u8).collect();
     for (at, part) in (0..).step_by(3_000_000).zip(bytes.chunks(3_000_000)) {
         direct.put(region, at, part).unwrap();
     }
