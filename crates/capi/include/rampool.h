@@ -103,7 +103,7 @@ typedef enum {
 /**
  * Options of a pool, by name. Names, values and defaults are those of the command line without the dashes: "server",
  * "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption", "compression", "stripe",
- * "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
+ * "same-host", "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
  */
 typedef struct rampool_builder rampool_builder;
 

@@ -59,7 +59,7 @@ pub const RAMPOOL_ADVICE_WILL_NEED: u32 = 1;
 
 /// Options of a pool, by name. Names, values and defaults are those of the command line without the dashes: "server",
 /// "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption", "compression", "stripe",
-/// "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
+/// "same-host", "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
 pub struct Builder(runtime::Builder);
 
 /// Local memory, memory servers and the pager between them.

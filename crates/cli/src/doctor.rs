@@ -1,7 +1,7 @@
 //! `rampool doctor`: what this machine allows, and the fix for what it does not.
 
 use anyhow::Result;
-use rampool::transport::zero_copy;
+use rampool::transport::{SAME_HOST_VARIABLE, probe_rings, zero_copy};
 use rampool_proto::registration::path::crossover;
 use rampool_sys::probe::{Capabilities, Rung};
 use rampool_sys::uffd::{Features, OpenError};
@@ -38,6 +38,7 @@ pub fn run(_args: &Args) -> Result<i32> {
     println!("huge pages         {}", found.transparent_hugepages);
     println!("lockable memory    {}", lockable(found.memlock_bytes));
     println!("processors         {}", rampool_sys::thread::allowed_cpus().len());
+    same_host();
     zero_copy();
     println!();
     if best == Rung::Segv && found.segv.is_err() {
@@ -55,6 +56,17 @@ pub fn run(_args: &Args) -> Result<i32> {
     }
     fix(&found);
     Ok(1)
+}
+
+/// How servers on this machine are reached.
+fn same_host() {
+    match probe_rings() {
+        Ok(bytes) => println!(
+            "same host          shared memory, {} KiB each way, to servers named unix:PATH ({SAME_HOST_VARIABLE}, or the option same-host: auto, rings, socket)",
+            bytes >> 10
+        ),
+        Err(error) => println!("same host          no shared memory ({error}): servers named unix:PATH are reached through their socket"),
+    }
 }
 
 /// Whether bytes can leave without a copy, and from what length on that pays.

@@ -41,6 +41,7 @@ pub fn run(args: Args) -> Result<i32> {
         max_connections: settings.max_connections.unwrap_or(defaults.max_connections),
         queues: settings.queues,
         lock_memory: !settings.no_lock,
+        rings: !settings.no_rings,
         allow_uids: settings.allow_uid.clone(),
         ..defaults
     };

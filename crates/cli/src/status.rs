@@ -95,8 +95,12 @@ fn table(answers: &[Answer]) -> String {
         vec![["LEASE", "SERVER", "NAME", "HOST", "LEASED", "IN USE", "PAGES READ", "PAGES WRITTEN", "PROCESSES"].map(String::from)];
     for (name, answer) in answers {
         for lease in answer.as_ref().map_or(&[][..], |s| &s.leases) {
-            let member =
-                |m: &rampool::server::MemberStatus| if m.connections > 0 { m.pid.to_string() } else { format!("{} (lost)", m.pid) };
+            let member = |m: &rampool::server::MemberStatus| match (m.connections, m.means.as_str()) {
+                (0, _) => format!("{} (lost)", m.pid),
+                // A server that does not tell.
+                (_, "") => m.pid.to_string(),
+                (_, means) => format!("{} ({means})", m.pid),
+            };
             leases.push([
                 lease.lease.to_string(),
                 name.clone(),

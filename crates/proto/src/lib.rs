@@ -10,6 +10,7 @@
 //!   pointers       which pages an array of pointers foretells
 //!   placement      which server holds which page
 //!   registration   the pin-down cache: which memory is registered for zero-copy transfers
+//!   rings          bytes between two processes that share memory
 //!   share          the shared view: locks, barriers and five consistency protocols
 //!   server         what a memory server does with one request: leases, regions, page tables
 //! ```
@@ -25,6 +26,7 @@ pub mod layout;
 pub mod placement;
 pub mod pointers;
 pub mod registration;
+pub mod rings;
 pub mod server;
 pub mod session;
 pub mod share;

@@ -12,6 +12,8 @@
 //!     length u16, Noise message 1    ->                                        only with a key
 //!                                    <-       length u16, Noise message 2      length 0: your key is not mine
 //!     length u16, sealed empty       ->
+//!                                    <-       rings offered, and their memory  only where both have that feature
+//!     rings taken, or not            ->
 //!     frames                        <->       frames                           sealed in messages of at most 65535 bytes, or plain
 //! ```
 //! This module decides; it holds no key and performs no cryptography.
@@ -28,8 +30,10 @@ pub const PREFACE_MAGIC: [u8; 8] = *b"RAMPOOL\0";
 pub mod features {
     /// Pages may travel as LZ4 blocks.
     pub const LZ4: u32 = 1;
+    /// Frames may travel through rings of shared memory ([`crate::rings`]); said over Unix sockets only.
+    pub const RINGS: u32 = 2;
     /// Every bit this build knows.
-    pub const KNOWN: u32 = LZ4;
+    pub const KNOWN: u32 = LZ4 | RINGS;
 }
 
 /// What one side wants of encryption.

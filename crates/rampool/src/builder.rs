@@ -16,6 +16,7 @@ use crate::fault::RungChoice;
 use crate::key::{Key, KeyError};
 use crate::pool::{LeaseRequest, LeaseTicket, Pool, PoolConfig, ServerSpec};
 use crate::region::{PagedConfig, PagedError, PagedMemory};
+use crate::transport::SameHost;
 use crate::transport::zero_copy::parse_wish;
 
 /// Every option: its name, what it takes, and what it is for.
@@ -34,6 +35,11 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("key-file", "PATH", "the key shared with the servers"),
     ("encryption", "auto|on|off", "whether page data is encrypted on its way (default auto: off this machine's own addresses)"),
     ("compression", "on|off", "whether page data is compressed on its way (default off)"),
+    (
+        "same-host",
+        "auto|rings|socket",
+        "how servers named unix:PATH are reached: rings of shared memory, or their socket (default auto: rings where they can)",
+    ),
     (
         "zero-copy",
         "auto|off|AMOUNT",
@@ -57,6 +63,7 @@ pub struct Builder {
     stripe: Option<ByteLen>,
     connect_deadline: Option<Duration>,
     op_deadline: Option<Duration>,
+    same_host: Option<SameHost>,
     zero_copy: Option<Wish>,
     pinned: Option<ByteLen>,
     paged: PagedConfig,
@@ -111,6 +118,7 @@ impl Builder {
             stripe: None,
             connect_deadline: None,
             op_deadline: None,
+            same_host: None,
             zero_copy: None,
             pinned: None,
             paged: PagedConfig::default(),
@@ -205,6 +213,13 @@ impl Builder {
         self
     }
 
+    /// How servers on this machine are reached.
+    #[must_use]
+    pub fn same_host(mut self, how: SameHost) -> Self {
+        self.same_host = Some(how);
+        self
+    }
+
     /// From how many bytes on the direct view sends without a copy.
     #[must_use]
     pub fn zero_copy(mut self, wish: Wish) -> Self {
@@ -257,6 +272,7 @@ impl Builder {
                     _ => return Err(bad(format!("{value:?} is neither `on` nor `off`"))),
                 }
             }
+            "same-host" => self.same_host = Some(value.parse().map_err(bad)?),
             "zero-copy" => self.zero_copy = Some(parse_wish(value).map_err(bad)?),
             "pinned" => self.pinned = Some(amount()?),
             "stripe" => self.stripe = Some(amount()?),
@@ -319,6 +335,7 @@ impl Builder {
         config.stripe_pages = stripe_pages.unwrap_or(config.stripe_pages);
         config.connect_deadline = self.connect_deadline.unwrap_or(config.connect_deadline);
         config.op_deadline = self.op_deadline.unwrap_or(config.op_deadline);
+        config.same_host = self.same_host;
         config.zero_copy = self.zero_copy;
         config.pinned = self.pinned.unwrap_or(config.pinned);
         Ok(config)
@@ -348,6 +365,7 @@ mod tests {
                 "NUMBER" => "100",
                 "auto|on|off" | "on|off" => "on",
                 "auto|off|AMOUNT" => "64K",
+                "auto|rings|socket" => "rings",
                 "auto|uffd|uffd-user|segv|in-thread" => "in-thread",
                 "TEXT" | "PATH" => "x",
                 other => panic!("{other}"),

@@ -40,7 +40,7 @@ use rampool_proto::wire::{
 };
 
 use crate::error::{ConnectError, ConnectReason, LostReason, Operation, PoolError};
-use crate::transport::{Endpoint, HandshakeError, LocalPolicy, Peer, Way, connect};
+use crate::transport::{Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, SameHost, Way, connect};
 use comeback::Place;
 use lane::Lane;
 use request::{Class, Reply, Work, lost};
@@ -222,7 +222,9 @@ impl Pool {
 
     fn add_lane(&mut self, config: &PoolConfig, endpoint: &Endpoint, index: usize) -> Result<(), ConnectError> {
         let name = endpoint.to_string();
-        let local = policy(config);
+        let refuse = |reason| ConnectError::Server { server: endpoint.to_string(), reason: ConnectReason::Link(reason) };
+        let same_host = same_host(config).map_err(refuse)?;
+        let local = policy(config, same_host);
         let fail = |error| {
             let reason = match error {
                 HandshakeError::TimedOut => ConnectReason::Deadline { operation: Operation::Connect, deadline: config.connect_deadline },
@@ -232,6 +234,12 @@ impl Pool {
             ConnectError::Server { server: name.clone(), reason }
         };
         let link = connect(endpoint, local, Instant::now() + config.connect_deadline).map_err(fail)?;
+        if same_host == SameHost::Rings && link.means() == Means::UnixSocket {
+            return Err(refuse(
+                "it shares no memory with its clients, and nothing else is wanted (same-host is `rings`); was it started with --no-rings?"
+                    .into(),
+            ));
+        }
         let server = ServerIndex(u16::try_from(index).map_err(|_| rampool_proto::placement::PlacementError::TooManyServers(index))?);
         self.lanes.push(Lane::new(server, name, link, config.op_deadline, Instant::now()));
         self.open.push(None);
@@ -270,7 +278,8 @@ impl Pool {
                 host: host_name(),
             };
             let grace = Duration::from_millis(u64::from(granted.grace_ms));
-            lane.may_come_back(Place { way, local: policy(config), attach, server: granted.server, grace });
+            let local = policy(config, same_host(config).unwrap_or_default());
+            lane.may_come_back(Place { way, local, attach, server: granted.server, grace });
         }
         Ok(granted)
     }
@@ -489,7 +498,8 @@ impl Pool {
         self.work.events.pop_front()
     }
 
-    /// Appends the sockets to sleep on once [`Pool::poll`] has returned `None`.
+    /// Appends the sockets to sleep on once [`Pool::poll`] has returned `None`. To be called anew before each sleep, and the sleep to follow at once: what shall
+    /// wake this thread is agreed on here.
     pub fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
         for lane in &self.lanes {
             if let Some((fd, write)) = lane.watched() {
@@ -547,6 +557,7 @@ impl Pool {
             ServerStats {
                 name: lane.name.clone(),
                 alive: lane.lost_reason().is_none(),
+                means: lane.link().map(Link::means),
                 lease_bytes: *lease_bytes,
                 requests: counted.requests,
                 fetched_pages: counted.fetched_pages,
@@ -794,8 +805,15 @@ fn entry(regions: &[Option<Names>], region: PoolRegion) -> &Names {
     regions.get(region.0 as usize).and_then(Option::as_ref).expect("pages of a region that was freed or never existed")
 }
 
-fn policy(config: &PoolConfig) -> LocalPolicy {
-    LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: if config.compression { features::LZ4 } else { 0 } }
+/// How servers on this machine are to be reached.
+fn same_host(config: &PoolConfig) -> Result<SameHost, String> {
+    config.same_host.map_or_else(SameHost::from_environment, Ok)
+}
+
+fn policy(config: &PoolConfig, same_host: SameHost) -> LocalPolicy {
+    let compression = if config.compression { features::LZ4 } else { 0 };
+    let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS };
+    LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: compression | rings }
 }
 
 fn check_range(extent: Extent) {

@@ -72,6 +72,8 @@ pub struct ServerConfig {
     pub queues: QueueLimits,
     /// Lock the frames in memory.
     pub lock_memory: bool,
+    /// Let clients on this machine, which come through a Unix socket, use shared memory instead: [`crate::transport::Means::Rings`].
+    pub rings: bool,
     /// Users besides the server's own and root who may use its Unix sockets.
     pub allow_uids: Vec<u32>,
 }
@@ -97,6 +99,7 @@ impl ServerConfig {
             max_bytes: 16 << 20,
             queues: QueueLimits::default(),
             lock_memory: true,
+            rings: true,
             allow_uids: Vec::new(),
         }
     }

@@ -1,4 +1,4 @@
-//! How frames move: a non-blocking framed [`Link`] over TCP or a Unix socket, plain or sealed by Noise. Both ends use the same one.
+//! How frames move: a non-blocking framed [`Link`] over TCP, a Unix socket or rings of shared memory beside one, plain or sealed by Noise. Both ends use the same one.
 //!
 //! A link sends bytes from where they lie (memory of the program, frames of the server) and receives the bulk of a frame into the place that
 //! its receiver names once header and table are known; nothing is copied on the way when the link is plain, but for the first few KiB that came
@@ -6,17 +6,32 @@
 //!
 //! [`connect`] and [`Handshake`] make links; only a finished handshake makes one.
 
+mod carrier;
 mod handshake;
 mod link;
+mod rings;
 mod seal;
 mod tcp;
 pub mod zero_copy;
 
+pub use carrier::{Means, SAME_HOST_VARIABLE, SameHost};
 pub use handshake::{Handshake, HandshakeError, LocalPolicy, Wants, connect};
 pub use link::{Flush, Link, LinkError, Received, Urgency};
 pub(crate) use seal::{MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Seal, TAG_BYTES};
 pub(crate) use tcp::is_host;
 pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, Stream, Way};
+
+/// Whether this machine's processes can share memory as rings: bytes of each of the two, or why not.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn probe_rings() -> Result<u32, rampool_sys::sealed::SealedError> {
+    use std::os::fd::AsFd;
+    let (_server, offer, fd) = rings::Rings::offer()?;
+    let geometry = offer.geometry().expect("it was offered");
+    rings::Rings::take(geometry, fd.as_fd())?;
+    Ok(rings::RING_BYTES)
+}
 
 /// Memory to send from. The owner keeps it valid, and its bytes unchanged, until the link says that it was sent.
 #[derive(Clone, Copy, Debug)]

@@ -7,6 +7,8 @@ mod direct;
 mod queue;
 #[path = "pool/relay.rs"]
 mod relay;
+#[path = "pool/rings.rs"]
+mod rings;
 #[path = "pool/zero_copy.rs"]
 mod zero_copy;
 

@@ -12,6 +12,7 @@
 //!   bell      a bell that threads with other descriptors, and signal handlers, can ring
 //!   guard     ranges that system calls are using, which must stay
 //!   ring      io_uring: registered buffers, sends without a copy
+//!   sealed    memory that two processes share, which neither can take away
 //!   selfmem   memory of this process read and filled through /proc/self/mem
 //!   probe     what this machine allows, and the fix for what it does not
 //! ```
@@ -28,6 +29,7 @@ pub mod memory;
 pub mod pagetable;
 pub mod probe;
 pub mod ring;
+pub mod sealed;
 pub mod segv;
 pub mod selfmem;
 pub mod sigbus;

@@ -1,6 +1,8 @@
 //! The direct view: small gets beside raw round trips, long ones beside a plain stream, layouts beside one get for each element, and a column scan beside the
 //! paged view.
 
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -8,6 +10,7 @@ use rampool::direct::{Direct, DirectRegion, Filter, Total};
 use rampool::fault::RungChoice;
 use rampool::pager::InstallBy;
 use rampool::pool::PoolConfig;
+use rampool::transport::SameHost;
 use rampool_proto::layout::{Layout, Order};
 use rampool_proto::session::Encryption;
 use rampool_proto::units::ByteLen;
@@ -15,9 +18,10 @@ use rampool_sys::thread::allowed_cpus;
 use serde_json::json;
 
 use super::Common;
-use super::peer::{self, RawStream};
+use super::peer::{self, RawMemory, RawStream};
 use super::report::{Reach, Report};
 use super::sequential::stream;
+use super::server::WorkDir;
 use super::service::{Paged, Place, Service, Words};
 use super::workload::{permutation, word};
 
@@ -26,6 +30,10 @@ use super::workload::{permutation, word};
 pub struct Args {
     #[command(flatten)]
     common: Common,
+
+    /// Only what travels within this host
+    #[arg(long)]
+    same_host: bool,
 }
 
 pub const SEED: u64 = 5;
@@ -41,8 +49,17 @@ pub fn run(args: &Args) -> Result<i32> {
     let cpus = allowed_cpus();
     let place = Place::loopback();
     let mut report = Report::start("direct", common.quick);
-    report.note(format!("loopback TCP, one connection, both sides spin; {}", place.describe()));
+    let carried = if args.same_host {
+        "shared memory and Unix sockets"
+    } else {
+        "loopback TCP; within the same host, shared memory and Unix sockets"
+    };
+    report.note(format!("{carried}; one connection, both sides spin; {}", place.describe()));
     report.note("content is random, and every byte of every answer is compared");
+    if args.same_host {
+        same_host(&mut report, &place, rounds, common)?;
+        return report.finish(common.json.as_deref());
+    }
     let bytes = common.pick(64 * MIB, 16 * MIB);
     let rows = common.pick(64 * 1024, 2048);
     let server = Service::memory_server(&place, 4 * bytes + rows * 2 * 4096, SPIN)?;
@@ -57,6 +74,7 @@ pub fn run(args: &Args) -> Result<i32> {
     layouts(&mut report, &mut direct, region, rounds, common)?;
     direct.free(region);
     column(&mut report, &mut direct, &server, rows, rounds)?;
+    same_host(&mut report, &place, rounds, common)?;
     copies(&mut report, &cpus, rounds, common)?;
     direct.pool().leave();
     report.finish(common.json.as_deref())
@@ -304,6 +322,162 @@ fn layouts(report: &mut Report, direct: &mut Direct, region: DirectRegion, round
     report.series("the same bytes in one piece", "GB/s", json!({ "what": "contiguous" }), &contiguous);
     report.ratio("gather of 64-byte elements / contiguous", &gathered, &contiguous, Some(Reach::AtLeast(0.75)));
     Ok(())
+}
+
+/// Through shared memory beside the same server's socket, the least that two processes need, and memcpy.
+fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Common) -> Result<()> {
+    let bytes = common.pick(64 * MIB, 16 * MIB);
+    let dir = WorkDir::create()?;
+    let listen = format!("unix:{}", dir.0.join("server").display());
+    let server = Service::memory_server_at(place, &listen, 4 * bytes, SPIN)?;
+    let open = |how| -> Result<(Direct, DirectRegion)> {
+        let mut config = PoolConfig::new(vec![server.address.parse()?], ByteLen(bytes + MIB), "rampool bench direct");
+        config.same_host = Some(how);
+        let mut direct = Direct::connect(&config)?;
+        direct.spin_for(SPIN);
+        let region = direct.create(bytes)?;
+        for at in (0..bytes).step_by(index(MIB)) {
+            direct.put(region, at, &content(at, MIB))?;
+        }
+        Ok((direct, region))
+    };
+    let (mut rings, mut socket) = (open(SameHost::Rings)?, open(SameHost::Socket)?);
+    let (memory, file) = RawMemory::create()?;
+    let raw = Service::raw_memory_peer(place, file.as_fd())?;
+    let samples = common.pick(20_000, 500);
+    for (size, name) in [(8usize, "8 B"), (4096, "4 KiB")] {
+        let mut buffer = vec![0u8; size];
+        let peer_content = peer::content();
+        let (mut ours, mut plain, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..=rounds {
+            let mut medians = [0.0; 2];
+            for (median, (direct, region)) in medians.iter_mut().zip([&mut rings, &mut socket]) {
+                let mut times = Vec::with_capacity(samples);
+                for n in 0..samples as u64 {
+                    let at = word(SEED + 1, n) % (bytes / 4096) * 4096;
+                    let started = Instant::now();
+                    direct.get(*region, at, &mut buffer)?;
+                    times.push(started.elapsed());
+                    if buffer != content(at, size as u64) {
+                        bail!("WRONG CONTENT at byte {at}");
+                    }
+                }
+                *median = p50(times);
+            }
+            let mut times = Vec::with_capacity(samples);
+            for _ in 0..samples {
+                let started = Instant::now();
+                memory.get(&mut buffer)?;
+                times.push(started.elapsed());
+                if buffer != peer_content[..size] {
+                    bail!("WRONG CONTENT from the raw peer");
+                }
+            }
+            if round > 0 {
+                ours.push(medians[0]);
+                plain.push(medians[1]);
+                theirs.push(p50(times));
+            }
+        }
+        let what = |means: &str| json!({ "what": "same host get", "bytes": size, "means": means });
+        report.series(&format!("same host: get of {name}, shared memory, p50"), "us", what("rings"), &ours);
+        report.series(&format!("same host: get of {name}, Unix socket, p50"), "us", what("unix"), &plain);
+        report.series(&format!("same host: raw round trip over memory, {name}, p50"), "us", what("raw"), &theirs);
+        report.ratio(&format!("same host: get of {name}, socket / shared memory"), &plain, &ours, None);
+        report.ratio(&format!("same host: get of {name} / raw over memory"), &ours, &theirs, None);
+    }
+    drop(raw);
+    let blocks: Vec<Vec<u8>> = (0..bytes / MIB).map(|n| content(n * MIB, MIB)).collect();
+    let times = common.pick(1024u64, 32);
+    let (mut gets, mut puts, mut copies, mut socket_gets, mut socket_puts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        let (get, put) = megabytes(&mut rings, &blocks, times)?;
+        let copy = copied(&blocks, times);
+        let (socket_get, socket_put) = megabytes(&mut socket, &blocks, times / 4)?;
+        if round > 0 {
+            for (samples, value) in [&mut gets, &mut puts, &mut copies, &mut socket_gets, &mut socket_puts]
+                .into_iter()
+                .zip([get, put, copy, socket_get, socket_put])
+            {
+                samples.push(value);
+            }
+        }
+    }
+    let what = |what: &str, means: &str| json!({ "what": what, "means": means });
+    report.series("same host: get of 1 MiB, shared memory", "GB/s", what("same host get 1 MiB", "rings"), &gets);
+    report.series("same host: put of 1 MiB, shared memory", "GB/s", what("same host put 1 MiB", "rings"), &puts);
+    report.series("same host: get of 1 MiB, Unix socket", "GB/s", what("same host get 1 MiB", "unix"), &socket_gets);
+    report.series("same host: put of 1 MiB, Unix socket", "GB/s", what("same host put 1 MiB", "unix"), &socket_puts);
+    report.series("same host: memcpy of 1 MiB", "GB/s", what("memcpy", "none"), &copies);
+    report.ratio("same host: get of 1 MiB / memcpy", &gets, &copies, Some(Reach::AtLeast(0.5)));
+    report.ratio("same host: put of 1 MiB / memcpy", &puts, &copies, Some(Reach::AtLeast(0.5)));
+    for (direct, region) in [&mut rings, &mut socket] {
+        direct.free(*region);
+        direct.pool().leave();
+    }
+    Ok(())
+}
+
+/// GB/s of gets, and of puts, of 1 MiB, four under way. All that is there afterwards is compared.
+fn megabytes((direct, region): &mut (Direct, DirectRegion), blocks: &[Vec<u8>], times: u64) -> Result<(f64, f64)> {
+    let block = Layout::bytes(MIB)?;
+    let places = blocks.len() as u64;
+    let rate = |started: Instant| (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9;
+    let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
+    let mut under_way = VecDeque::new();
+    let started = Instant::now();
+    for n in 0..times {
+        let buffer = match buffers.pop() {
+            Some(buffer) => buffer,
+            None => direct.wait(under_way.pop_front().expect("four of them"))?,
+        };
+        under_way.push_back(direct.start_get_into(*region, n % places * MIB, &block, buffer)?);
+    }
+    for get in under_way.drain(..) {
+        buffers.push(direct.wait(get)?);
+    }
+    let got = rate(started);
+    let last = (times - 1) % places;
+    if buffers.last() != blocks.get(index(last)) {
+        bail!("WRONG CONTENT in block {last}");
+    }
+    // Each vector has the content of one block, which is put to its place again and again.
+    let mut ready: VecDeque<(u64, Vec<u8>)> = (0..4.min(places)).map(|n| (n, blocks[index(n)].clone())).collect();
+    let mut under_way = VecDeque::new();
+    let started = Instant::now();
+    for _ in 0..times {
+        let (at, bytes) = match ready.pop_front() {
+            Some(one) => one,
+            None => {
+                let (at, put) = under_way.pop_front().expect("four of them");
+                (at, direct.wait(put)?)
+            }
+        };
+        under_way.push_back((at, direct.start_put(*region, at * MIB, &block, bytes)?));
+    }
+    for (_, put) in under_way {
+        direct.wait(put)?;
+    }
+    let put = rate(started);
+    for (at, want) in (0..).step_by(index(MIB)).zip(blocks) {
+        let mut bytes = vec![0; index(MIB)];
+        direct.get(*region, at, &mut bytes)?;
+        if bytes != *want {
+            bail!("WRONG CONTENT at byte {at} after it was put");
+        }
+    }
+    Ok((got, put))
+}
+
+/// GB/s of copies of these blocks to four others, in turns.
+fn copied(blocks: &[Vec<u8>], times: u64) -> f64 {
+    let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
+    let started = Instant::now();
+    for (n, block) in (0..times).zip(blocks.iter().cycle()) {
+        buffers[index(n % 4)].copy_from_slice(std::hint::black_box(block));
+        std::hint::black_box(&mut buffers);
+    }
+    (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9
 }
 
 /// The sum of 8 bytes of every row of 4 KiB.

@@ -1,4 +1,4 @@
-//! Strided gets and gathers beside OpenMPI's one-sided operations (osc/pt2pt): TCP with TCP, and within one host a Unix socket with OpenMPI's shared memory.
+//! Strided gets and gathers beside OpenMPI's one-sided operations (osc/pt2pt): TCP with TCP, and within one host shared memory with shared memory.
 //!
 //! OpenMPI's side is a C program, compiled when the benchmark starts, that stays up and gets one layout for each line it is sent, so that both take turns.
 

@@ -5,13 +5,17 @@
 //!
 //! With `--many` it serves many connections, one request at a time on each, and does so by as few system calls as can be: it receives what came, sends the
 //! answer, and asks which sockets have more. The second 8 bytes of a request say from where on in the content then.
+//!
+//! With `--memory` it answers over memory that it shares with its client, spinning: the least that two processes need ([`RawMemory`]).
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rampool_sys::sealed::SealedMemory;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
@@ -38,6 +42,10 @@ pub struct Args {
     /// Serve many connections
     #[arg(long)]
     many: bool,
+
+    /// Answer over this file's memory
+    #[arg(long)]
+    memory: Option<std::path::PathBuf>,
 }
 
 /// What a peer sends.
@@ -46,6 +54,12 @@ pub fn content() -> Vec<u8> {
 }
 
 pub fn run(args: &Args) -> Result<i32> {
+    if let Some(file) = &args.memory {
+        let file = std::fs::File::options().read(true).write(true).open(file).context("the memory to share cannot be opened")?;
+        let memory = RawMemory { memory: SealedMemory::adopt(file.as_fd(), RawMemory::BYTES)? };
+        println!("listening on memory");
+        memory.answer(&content())
+    }
     let listener = TcpListener::bind(&args.listen).with_context(|| format!("cannot listen on {}", args.listen))?;
     let content = content();
     println!("listening on {}", listener.local_addr()?);
@@ -182,6 +196,57 @@ impl RawStream {
         // SAFETY: one pollfd, which lives across the call.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 60_000) };
         if ready > 0 { Ok(()) } else { Err(ErrorKind::TimedOut.into()) }
+    }
+}
+
+/// Memory that two processes share: how many bytes are wanted, how often that was asked, how often it was answered, each on a cache line of its own; then the bytes.
+pub struct RawMemory {
+    memory: SealedMemory,
+}
+
+impl RawMemory {
+    const WANTED: usize = 0;
+    const ASKED: usize = 128;
+    const ANSWERED: usize = 256;
+    const CONTENT: usize = 4096;
+    const BYTES: usize = Self::CONTENT + CONTENT_BYTES;
+
+    /// The client's side, and what the peer opens.
+    pub fn create() -> Result<(Self, std::os::fd::OwnedFd)> {
+        let (memory, fd) = SealedMemory::create(c"rampool-bench", Self::BYTES)?;
+        Ok((Self { memory }, fd))
+    }
+
+    fn answer(&self, content: &[u8]) -> ! {
+        let mut answered = 0;
+        loop {
+            while self.memory.word64(Self::ASKED).load(Ordering::Acquire) == answered {
+                std::hint::spin_loop();
+            }
+            let wanted = usize::try_from(self.memory.word64(Self::WANTED).load(Ordering::Relaxed)).map_or(0, |n| n.min(CONTENT_BYTES));
+            // SAFETY: as long as both; the client leaves it alone until it is answered.
+            unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), self.memory.span(Self::CONTENT, wanted), wanted) };
+            answered += 1;
+            self.memory.word64(Self::ANSWERED).store(answered, Ordering::Release);
+        }
+    }
+
+    /// Asks for as many bytes as the buffer is long, and spins until they are there.
+    pub fn get(&self, buffer: &mut [u8]) -> Result<()> {
+        anyhow::ensure!(buffer.len() <= CONTENT_BYTES, "no more than {CONTENT_BYTES} bytes at a time");
+        let asked = self.memory.word64(Self::ASKED).load(Ordering::Relaxed) + 1;
+        self.memory.word64(Self::WANTED).store(buffer.len() as u64, Ordering::Relaxed);
+        self.memory.word64(Self::ASKED).store(asked, Ordering::Release);
+        let started = Instant::now();
+        let mut looks = 0u32;
+        while self.memory.word64(Self::ANSWERED).load(Ordering::Acquire) != asked {
+            std::hint::spin_loop();
+            looks += 1;
+            anyhow::ensure!(!looks.is_multiple_of(1 << 16) || started.elapsed() < Duration::from_secs(60), "the raw peer does not answer");
+        }
+        // SAFETY: as long as both; the peer leaves it alone until it is asked again.
+        unsafe { std::ptr::copy_nonoverlapping(self.memory.span(Self::CONTENT, buffer.len()), buffer.as_mut_ptr(), buffer.len()) };
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! One load generator drives both, with the same threads, connections, requests outstanding and check of every byte, in turns: a round of one, a
 //! round of the other. Only the bytes that are said differ. A third server, which does nothing but receive a request and send 4 KiB, says what the sockets and
-//! the load generator leave to gain.
+//! the load generator leave to gain. The memory server is driven a second time over shared memory, as clients on its own machine reach it; redis has nothing like it.
 
 mod least;
 mod load;
@@ -15,6 +15,7 @@ use super::service::Service;
 use super::service::before_exec;
 use anyhow::{Context, Result, bail};
 use load::{Connection, Load, Sample};
+use rampool::proto::session::features;
 use rampool::proto::units::OS_PAGE_BYTES;
 use serde_json::json;
 use std::net::TcpListener;
@@ -89,8 +90,10 @@ pub fn run(args: &Args) -> Result<i32> {
     let crcs: Vec<u32> = pages.iter().map(|page| rampool::proto::wire::page_crc(page)).collect();
     let load = Load { depth: args.depth, length: Duration::from_millis(round_ms), crcs: &crcs };
 
-    let (memory_server, endpoint) = start_memory_server(args, &dir.0)?;
-    let mut ours = load::spread(memory::connect(&endpoint, args.connections, &pages)?, args.threads);
+    let (memory_server, endpoint) = start_memory_server(args, &dir.0.join("server"), args.unix)?;
+    let mut ours = load::spread(memory::connect(&endpoint, args.connections, &pages, 0)?, args.threads);
+    let (rings_server, rings_endpoint) = start_memory_server(args, &dir.0.join("rings"), true)?;
+    let mut rings = load::spread(memory::connect(&rings_endpoint, args.connections, &pages, features::RINGS)?, args.threads);
     let (redis_server, address) = start_redis(&args.redis, args.unix, &args.redis_arguments, &dir.0, None)?;
     let mut theirs = load::spread(redis::connect(&address, args.connections, &pages)?, args.threads);
 
@@ -99,11 +102,12 @@ pub fn run(args: &Args) -> Result<i32> {
     let least_load = Load { crcs: &least_crcs, ..load };
     let mut least = load::spread(least::connect(&least_server.address, args.connections)?, args.threads);
 
-    let (mut our, mut their, mut least_rounds) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut our, mut their, mut least_rounds, mut rings_rounds) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..common.rounds(5, 1) {
         our.push(measure(&load, &mut ours, memory_server.0.id())?);
         their.push(measure(&load, &mut theirs, redis_server.0.id())?);
         least_rounds.push(measure(&least_load, &mut least, least_server.pid())?);
+        rings_rounds.push(measure(&load, &mut rings, rings_server.0.id())?);
     }
     let figures: [Figure; 4] = [
         ("reads", "op/s", |f| f.per_second),
@@ -112,7 +116,9 @@ pub fn run(args: &Args) -> Result<i32> {
         ("load generator's CPU time an operation", "us", |f| f.load_us),
     ];
     for (what, unit, value) in figures {
-        for (who, rounds) in [("rampool", &our), ("redis", &their), ("least (TCP)", &least_rounds)] {
+        for (who, rounds) in
+            [("rampool", &our), ("redis", &their), ("least (TCP)", &least_rounds), ("rampool over shared memory", &rings_rounds)]
+        {
             let samples: Vec<f64> = rounds.iter().map(value).collect();
             report.series(
                 &format!("{who}: {what}"),
@@ -123,11 +129,12 @@ pub fn run(args: &Args) -> Result<i32> {
         }
     }
     let samples = |rounds: &[Round], value: fn(&Round) -> f64| rounds.iter().map(value).collect::<Vec<_>>();
-    let [reads, _, cpu, _] = figures.map(|(_, _, value)| [samples(&our, value), samples(&their, value), samples(&least_rounds, value)]);
+    let [reads, _, cpu, _] = figures.map(|(_, _, value)| [&our, &their, &least_rounds, &rings_rounds].map(|rounds| samples(rounds, value)));
     // What was promised is for this many connections over TCP; a smoke run promises nothing.
     let reach = (args.connections == 16 && !args.unix && !common.quick).then_some(Reach::AtLeast(2.0));
     report.ratio("reads a second: rampool / redis", &reads[0], &reads[1], reach);
     report.ratio("reads a second: least / redis", &reads[2], &reads[1], None);
+    report.ratio("reads a second: rampool over shared memory / the same over sockets", &reads[3], &reads[0], None);
     report.ratio("server's CPU time an operation: rampool / redis", &cpu[0], &cpu[1], None);
     report.ratio("server's CPU time an operation: least / redis", &cpu[2], &cpu[1], None);
     report.finish(common.json.as_deref())
@@ -206,9 +213,10 @@ impl Drop for ServerProcess {
     }
 }
 
-fn start_memory_server(args: &Args, dir: &Path) -> Result<(ServerProcess, rampool::transport::Endpoint)> {
-    let ready = dir.join("ready");
-    let listen = if args.unix { format!("unix:{}", dir.join("rampool.sock").display()) } else { "127.0.0.1:0".to_owned() };
+/// `files`: what its files' names begin with.
+fn start_memory_server(args: &Args, files: &Path, unix: bool) -> Result<(ServerProcess, rampool::transport::Endpoint)> {
+    let ready = files.with_extension("ready");
+    let listen = if unix { format!("unix:{}", files.with_extension("sock").display()) } else { "127.0.0.1:0".to_owned() };
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["serve", "--log-level", "warn", "--listen", &listen]).arg("--ready-file").arg(&ready);
     command.arg("--memory").arg((args.pages as u64 * OS_PAGE_BYTES as u64 * 2 + (64 << 20)).to_string());

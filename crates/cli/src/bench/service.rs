@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -84,6 +84,13 @@ impl Service {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench", "peer", "--listen", &format!("{}:0", place.host), "--spin-us", &spin.as_micros().to_string()]);
         Self::start(command, place).context("the raw peer did not start")
+    }
+
+    /// The same over memory, which the file is.
+    pub fn raw_memory_peer(place: &Place<'_>, file: BorrowedFd<'_>) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "peer", "--memory"]).arg(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
+        Self::start(command, place).context("the raw peer over memory did not start")
     }
 
     /// The same as a relay: what comes from its first client goes to its second.

@@ -98,6 +98,10 @@ pub struct Args {
     #[arg(long, env = "RAMPOOL_SERVE_NO_LOCK")]
     no_lock: bool,
 
+    /// Serve clients on this machine through their Unix socket only, never through shared memory
+    #[arg(long, env = "RAMPOOL_SERVE_NO_RINGS")]
+    no_rings: bool,
+
     /// Answer Prometheus here: HOST:PORT
     #[arg(long, env = "RAMPOOL_SERVE_METRICS", value_name = "ADDR")]
     metrics: Option<SocketAddr>,
@@ -152,6 +156,7 @@ pub struct Settings {
     pub queues: QueueLimits,
     pub allow_uid: Vec<u32>,
     pub no_lock: bool,
+    pub no_rings: bool,
     pub metrics: Option<SocketAddr>,
     pub log: LogFormat,
     pub log_level: String,
@@ -201,6 +206,7 @@ impl Args {
             },
             allow_uid: if self.allow_uid.is_empty() { file.allow_uid } else { self.allow_uid },
             no_lock: self.no_lock || file.no_lock,
+            no_rings: self.no_rings || file.no_rings,
             metrics: self.metrics.or(file.metrics),
             log: self.log.or(file.log).unwrap_or(LogFormat::Text),
             log_level: self.log_level.or(file.log_level).unwrap_or_else(|| "info".into()),
@@ -264,10 +270,11 @@ mod tests {
     #[test]
     fn every_argument_may_stand_in_the_file() {
         let file = "memory = \"1G\"\nlisten = \"127.0.0.1:0\"\nkey-file = \"k\"\nencryption = \"off\"\nstore = \"raw\"\nshards = 1\nspin-us = 0\n\
-            grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\nqueue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\nno-lock = true\nmetrics = \"127.0.0.1:9\"\n\
+            grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\nqueue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\nno-lock = true\nno-rings = true\nmetrics = \"127.0.0.1:9\"\n\
             log = \"json\"\nlog-level = \"debug\"\nready-file = \"r\"\n";
         let settings = settle(file, &[]).unwrap();
-        assert_eq!((settings.allow_uid, settings.no_lock, settings.log_level.as_str()), (vec![1, 2], true, "debug"));
+        assert_eq!((settings.allow_uid, settings.log_level.as_str()), (vec![1, 2], "debug"));
+        assert!(settings.no_lock && settings.no_rings);
         assert_eq!(settings.queues, QueueLimits { queues: 1, bounds: QueueBounds { messages: 2, bytes: 3072 } });
         let named = file.lines().count();
         let arguments =

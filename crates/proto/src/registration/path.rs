@@ -35,7 +35,9 @@ pub enum Always {
     Copied(u32),
     #[error("no length was found at which it is faster than copying")]
     Slower,
-    #[error("the kernel does not send without a copy here: a Unix socket, no io_uring, or no more memory may be locked (ulimit -l)")]
+    #[error(
+        "the kernel does not send without a copy here: a Unix socket, shared memory, no io_uring, or no more memory may be locked (ulimit -l)"
+    )]
     Missing,
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rampool_proto::session::{AcceptError, Refusal};
 use rampool_proto::wire::{self, AttachLease, Granted, Header, Opcode, Status};
 
-use super::lane::Departure;
+use super::lane::{Departure, watched};
 use crate::error::LostReason;
 use crate::transport::{Connecting, Handshake, HandshakeError, Link, LocalPolicy, Received, Stream, Urgency, Wants, Way};
 
@@ -83,7 +83,7 @@ impl Comeback {
             Step::Pausing => None,
             Step::Connecting(connecting) => Some((connecting.as_fd(), true)),
             Step::Shaking(handshake) => Some((handshake.as_fd(), handshake.wants() == Wants::Write)),
-            Step::Attaching(link) => Some((link.as_fd(), link.queued_bytes() > 0)),
+            Step::Attaching(link) => Some(watched(link)),
         }
     }
 

@@ -11,7 +11,7 @@ use rampool_proto::units::{ByteLen, ByteLenError};
 
 use super::ticket::LeaseTicket;
 use crate::key::Key;
-use crate::transport::Endpoint;
+use crate::transport::{Endpoint, SameHost};
 
 /// How a pool comes to be. Make one with [`PoolConfig::new`] or [`PoolConfig::attach`] and change what should be different.
 #[derive(Clone, Debug)]
@@ -29,6 +29,8 @@ pub struct PoolConfig {
     pub stripe_pages: u32,
     /// Whether pages may travel compressed where the server agrees.
     pub compression: bool,
+    /// How servers on this machine are reached; none: as the variable `RAMPOOL_SAME_HOST` says, or by shared memory where they can.
+    pub same_host: Option<SameHost>,
     /// From how many bytes on the direct view sends without a copy; none: as the variable `RAMPOOL_ZERO_COPY` says, or by itself.
     pub zero_copy: Option<Wish>,
     /// The most memory that is kept pinned for it.
@@ -72,6 +74,7 @@ impl PoolConfig {
             op_deadline: Duration::from_secs(10),
             stripe_pages: DEFAULT_STRIPE_PAGES,
             compression: false,
+            same_host: None,
             zero_copy: None,
             pinned: ByteLen(64 << 20),
         }

@@ -200,10 +200,10 @@ impl Lane {
         self.place = None;
     }
 
-    /// What to sleep on, and whether for room to write as well.
+    /// What to sleep on, and whether for room to write as well. To be asked anew before each sleep.
     pub fn watched(&self) -> Option<(BorrowedFd<'_>, bool)> {
         match (&self.link, &self.comeback) {
-            (Some(link), _) => Some((link.as_fd(), link.queued_bytes() > 0)),
+            (Some(link), _) => Some(watched(link)),
             (None, Some(comeback)) => comeback.watched(),
             (None, None) => None,
         }
@@ -839,6 +839,13 @@ impl Lane {
             self.bulk_bytes[request.class as usize] -= bytes;
         }
     }
+}
+
+/// What to sleep on for a link's sake, and whether for room to write as well.
+pub(super) fn watched(link: &Link<Option<Departure>>) -> (BorrowedFd<'_>, bool) {
+    // A socket that carries nothing but bells has room to write: who waits for that does not sleep.
+    let stays_awake = !link.may_sleep(true);
+    (link.as_fd(), stays_awake || link.waits_for_room())
 }
 
 /// Whether a request takes room at its server.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::transport::Means;
+
 /// Steps per power of two: a recorded time is known to a quarter of itself or better.
 const STEPS: u64 = STEPS_PER_POWER as u64;
 const STEPS_PER_POWER: usize = 8;
@@ -104,6 +106,8 @@ pub(super) struct LaneStats {
 pub struct ServerStats {
     pub name: String,
     pub alive: bool,
+    /// By what means it is reached; none while there is no connection.
+    pub means: Option<Means>,
     /// The part of the lease this server holds.
     pub lease_bytes: u64,
     pub requests: u64,

@@ -267,6 +267,11 @@ impl Connection {
         self.link.queued_bytes() > shared.config.max_bytes as usize
     }
 
+    /// To be asked before the shard sleeps. False: there is something to do.
+    pub(super) fn may_sleep(&self, shared: &Shared) -> bool {
+        self.link.may_sleep(!self.is_full(shared))
+    }
+
     /// Answers what has come; the answers leave with [`Connection::flush`]. Ends early where there are answers for other connections in the bench: they
     /// have waited longer.
     pub(super) fn receive(&mut self, shared: &Shared, bench: &mut Workbench, now: Instant) -> Result<Turn, End> {
@@ -555,6 +560,7 @@ impl Connection {
             }
             Opcode::Goodbye => {
                 if let Some(seat) = self.seat.take() {
+                    seat.lease.disconnected(seat.member, seat.connection);
                     let mut directory = shared.directory();
                     let current = directory.is_current(seat.lease.id, seat.member, seat.connection);
                     let departed = if current { directory.leave(seat.lease.id, seat.member) } else { None };
@@ -728,6 +734,7 @@ impl Connection {
             grace_ms: ms(shared.config.grace),
             heartbeat_ms: ms(shared.config.heartbeat),
         };
+        lease.connected(member, connection, self.link.means());
         self.seat = Some(Seat { lease, member, connection });
         granted
     }
@@ -737,6 +744,7 @@ impl Connection {
         shared.store.release(&self.arriving.frames);
         if let Some(Seat { lease, member, connection }) = self.seat.take() {
             let id: LeaseId = lease.id;
+            lease.disconnected(member, connection);
             if !self.waiting.is_empty() {
                 shared.stop_waiting(&lease, member, connection);
             }

@@ -6,10 +6,11 @@
 use super::connection::{Connection, End, Held, Turn, Workbench};
 use super::shared::{Post, Shared, lock};
 use crate::patience::Patience;
-use crate::transport::{Handshake, Listener, LocalPolicy, Peer, Stream, Wants};
-use rampool_proto::session::Refusal;
+use crate::transport::{Handshake, Listener, LocalPolicy, Means, Peer, Stream, Wants};
+use rampool_proto::session::{Refusal, features};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +25,10 @@ const FIRST_LISTENER: u64 = u64::MAX - 1024;
 const MOST_WARM: usize = 4;
 /// How often it asks the warm sockets before it looks at everything.
 const WARM_LOOKS: u32 = 16;
+/// The same where all that it asks is memory.
+const RING_LOOKS: u32 = 256;
+/// Connections over shared memory that are looked at without being asked to ring.
+const MOST_AWAKE: usize = 16;
 
 pub(super) struct Shard {
     index: usize,
@@ -34,8 +39,10 @@ pub(super) struct Shard {
     free: Vec<usize>,
     /// Connections with more to do than one turn.
     again: Vec<u64>,
-    /// Connections of the last events.
+    /// Connections of the last events, but for those over shared memory.
     warm: Vec<u64>,
+    /// Connections over shared memory whose client does not ring for what it writes; no more than `MOST_AWAKE`, the latest last.
+    awake: VecDeque<u64>,
     next_shard: usize,
     bench: Workbench,
 }
@@ -45,12 +52,20 @@ struct Slot {
     generation: u32,
     state: State,
     interest: epoll::EventFlags,
+    /// It is among those that are awake.
+    awake: bool,
 }
 
 enum State {
     Free,
     Shaking { handshake: Box<Handshake>, deadline: Instant },
     Connected(Box<Connection>),
+}
+
+impl Slot {
+    fn is_over_rings(&self) -> bool {
+        matches!(&self.state, State::Connected(connection) if connection.link().means() == Means::Rings)
+    }
 }
 
 impl Shard {
@@ -61,7 +76,8 @@ impl Shard {
             epoll::add(&epoll, listener, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         }
         let (slots, free, again, warm) = (Vec::new(), Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
-        Ok(Self { index, shared, epoll, listeners, slots, free, again, warm, next_shard: 0, bench: Workbench::default() })
+        let awake = VecDeque::with_capacity(MOST_AWAKE + 1);
+        Ok(Self { index, shared, epoll, listeners, slots, free, again, warm, awake, next_shard: 0, bench: Workbench::default() })
     }
 
     /// Works until the server stops.
@@ -84,7 +100,8 @@ impl Shard {
             }
             let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
             let spinning = !self.again.is_empty() || idle_since.is_none() || waited < patience.time();
-            if spinning && self.again.is_empty() && looks < WARM_LOOKS && !self.warm.is_empty() {
+            let most_looks = if self.warm.is_empty() { RING_LOOKS } else { WARM_LOOKS };
+            if spinning && self.again.is_empty() && looks < most_looks && !(self.warm.is_empty() && self.awake.is_empty()) {
                 looks += 1;
                 if self.look_at_warm(now) {
                     if idle_since.take().is_some() {
@@ -98,6 +115,9 @@ impl Shard {
                 continue;
             }
             looks = 0;
+            if !spinning && !self.let_all_ring() {
+                continue;
+            }
             let due = self.bench.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
             let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
             if !spinning {
@@ -123,6 +143,7 @@ impl Shard {
             self.warm.clear();
             if events.len() <= MOST_WARM && !spin.is_zero() {
                 self.warm.extend(events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER));
+                self.warm.retain(|token| self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.is_over_rings()));
             }
             let now = Instant::now();
             for token in std::mem::take(&mut self.again) {
@@ -141,16 +162,55 @@ impl Shard {
         }
     }
 
-    /// Lets the warm connections take what has come for them; whether anything had.
+    /// Lets the warm connections, and those that are awake, take what has come for them; whether anything had.
     fn look_at_warm(&mut self, now: Instant) -> bool {
         let mut any = false;
-        for at in 0..self.warm.len() {
-            let token = self.warm[at];
-            self.ready(token, now);
-            let slot = &self.slots[slot_of(token)];
+        let mut tokens = [0; MOST_WARM + MOST_AWAKE];
+        let mut count = 0;
+        for (place, token) in tokens.iter_mut().zip(self.warm.iter().chain(&self.awake)) {
+            *place = *token;
+            count += 1;
+        }
+        for token in &tokens[..count] {
+            self.ready(*token, now);
+            let slot = &self.slots[slot_of(*token)];
             any |= matches!(&slot.state, State::Connected(connection) if connection.heard == now);
         }
         any
+    }
+
+    /// A connection over shared memory has had its turn: it is looked at while this shard is awake, instead of being asked to ring.
+    fn keep_awake(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if std::mem::replace(&mut slot.awake, true) {
+            return;
+        }
+        self.awake.push_back(token(index, slot.generation));
+        if self.awake.len() > MOST_AWAKE {
+            self.let_one_ring();
+        }
+    }
+
+    /// The connection that has been awake for longest rings from now on for what it writes. What it has written already is seen to now.
+    fn let_one_ring(&mut self) {
+        let Some(token) = self.awake.pop_front() else { return };
+        let Some(slot) = self.slots.get_mut(slot_of(token)) else { return };
+        if u64::from(slot.generation) != token >> 32 {
+            return;
+        }
+        slot.awake = false;
+        let State::Connected(connection) = &slot.state else { return };
+        if !connection.may_sleep(&self.shared) {
+            self.again.push(token);
+        }
+    }
+
+    /// Before this shard sleeps. False: do not sleep, there is something to do.
+    fn let_all_ring(&mut self) -> bool {
+        while !self.awake.is_empty() {
+            self.let_one_ring();
+        }
+        self.again.is_empty()
     }
 
     fn sweep_interval(&self) -> Duration {
@@ -176,7 +236,9 @@ impl Shard {
             let refusal = self.admit(&stream);
             self.shared.connections.fetch_add(1, Ordering::Relaxed);
             let config = &self.shared.config;
-            let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: self.shared.store.features() };
+            let rings = if config.rings { features::RINGS } else { 0 };
+            let local =
+                LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: self.shared.store.features() | rings };
             let handshake = Handshake::server(stream, local, refusal);
             let target = self.next_shard % self.shared.shards.len();
             self.next_shard = self.next_shard.wrapping_add(1);
@@ -248,12 +310,13 @@ impl Shard {
 
     fn add(&mut self, handshake: Handshake, now: Instant) {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, state: State::Free, interest: epoll::EventFlags::IN });
+            self.slots.push(Slot { generation: 0, state: State::Free, interest: epoll::EventFlags::IN, awake: false });
             self.slots.len() - 1
         });
         let slot = &mut self.slots[index];
         slot.generation = slot.generation.wrapping_add(1);
         slot.interest = epoll::EventFlags::IN;
+        slot.awake = false;
         let token = token(index, slot.generation);
         if let Err(error) = epoll::add(&self.epoll, &handshake, epoll::EventData::new_u64(token), slot.interest) {
             tracing::warn!(%error, peer = %handshake.peer(), "cannot poll a new connection");
@@ -283,7 +346,7 @@ impl Shard {
                     self.watch(index, flags);
                 }
                 Ok(Some(link)) => {
-                    tracing::debug!(peer = %link.peer(), security = ?link.security(), "connected");
+                    tracing::debug!(peer = %link.peer(), security = ?link.security(), means = %link.means(), "connected");
                     let mut connection = Connection::new(link, self.index, token, now);
                     // It was accepted before: its requests are answered, if only with the reason.
                     if self.shared.draining() {
@@ -359,6 +422,11 @@ impl Shard {
         // Whoever is full, and has room again after sending, may have requests in its buffer that no event will tell of.
         if turn == Turn::More || (turn == Turn::Full && !connection.is_full(&self.shared)) {
             self.again.push(token(index, slot.generation));
+        }
+        if slot.is_over_rings() {
+            // Whatever happens there, somebody rings, or the socket ends.
+            self.keep_awake(index);
+            return self.watch(index, epoll::EventFlags::IN);
         }
         let mut flags = epoll::EventFlags::empty();
         if turn != Turn::Full {

@@ -5,7 +5,7 @@ use super::courier::{Delivered, Order};
 use super::{ServerConfig, ServerStatus};
 use crate::key::random_bytes;
 use crate::store::PageStore;
-use crate::transport::Handshake;
+use crate::transport::{Handshake, Means};
 use rampool_proto::server::{ConnectionNumber, Departed, Directory, LeaseSpace, Limits, QueueLimits, Tick};
 use rampool_proto::wire::{LeaseId, MemberId};
 use rustix::event::{EventfdFlags, eventfd};
@@ -39,6 +39,8 @@ pub(super) struct Lease {
     pub(super) id: LeaseId,
     space: Mutex<LeaseSpace>,
     pub(super) counts: Counts,
+    /// By what means its members are connected, for people.
+    means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
 }
 
 /// Operation counters, written by one lease's or one shard's requests, read by whoever asks.
@@ -87,11 +89,28 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Lease {
     pub(super) fn new(id: LeaseId, bytes: u64, limits: QueueLimits) -> Self {
-        Self { id, space: Mutex::new(LeaseSpace::new(bytes).with_queue_limits(limits)), counts: Counts::default() }
+        Self { id, space: Mutex::new(LeaseSpace::new(bytes).with_queue_limits(limits)), counts: Counts::default(), means: Mutex::default() }
     }
 
     pub(super) fn space(&self) -> MutexGuard<'_, LeaseSpace> {
         lock(&self.space)
+    }
+
+    /// A member's connection travels by these means.
+    pub(super) fn connected(&self, member: MemberId, connection: ConnectionNumber, means: Means) {
+        lock(&self.means).insert(member, (connection, means));
+    }
+
+    /// It has ended; the member may have another one by now.
+    pub(super) fn disconnected(&self, member: MemberId, connection: ConnectionNumber) {
+        let mut means = lock(&self.means);
+        if means.get(&member).is_some_and(|(of, _)| *of == connection) {
+            means.remove(&member);
+        }
+    }
+
+    pub(super) fn means_of(&self, member: MemberId) -> Option<Means> {
+        lock(&self.means).get(&member).map(|(_, means)| *means)
     }
 }
 

@@ -115,6 +115,8 @@ pub struct MemberStatus {
     pub host: String,
     /// 0: it was lost and its grace time runs.
     pub connections: u32,
+    /// By what means it is connected: `tcp`, `unix` or `rings`; empty while it is not.
+    pub means: String,
 }
 
 impl OperationCounts {
@@ -151,6 +153,7 @@ pub(super) fn collect(shared: &Shared) -> ServerStatus {
             name: m.name,
             host: m.host,
             connections: m.connections,
+            means: space.and_then(|lease| lease.means_of(m.member)).map_or_else(String::new, |means| means.name().to_owned()),
         };
         LeaseStatus {
             lease: summary.lease.0,

@@ -3,12 +3,13 @@
 mod client;
 
 use super::*;
-use crate::transport::{LinkError, Piece, Urgency};
+use crate::transport::{LinkError, Means, Piece, Urgency};
 use client::{Client, DEADLINE, No, open_policy, policy};
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{TestRng, TestRunner};
 use rampool_proto::checksum;
 use rampool_proto::layout::Layout;
+use rampool_proto::session::features;
 use rampool_proto::units::OS_PAGE_BYTES;
 use rampool_proto::wire::{Header, MemberId, Opcode, RegionId, ScanRequest, Status, Window, encode_frame};
 use std::collections::BTreeMap;
@@ -53,7 +54,7 @@ fn exercise(client: &mut Client, rng: &mut TestRng, steps: usize) {
         match below(rng, 10) {
             0..=3 => {
                 let new: Vec<Vec<u8>> = (0..count).map(|_| random_page(rng)).collect();
-                let pack = client.link.features() != 0 && below(rng, 2) == 0;
+                let pack = client.link.features() & features::LZ4 != 0 && below(rng, 2) == 0;
                 client.put(region, first, &new, pack).unwrap();
                 pages.extend((first..).zip(new));
             }
@@ -89,13 +90,27 @@ fn many_clients_read_what_they_wrote_over_every_way_and_store() {
     let key = crate::key::Key::generate();
     let dir = tempfile::tempdir().unwrap();
     for store in [StoreKind::Raw, StoreKind::Compressed] {
-        for (server_key, encryption, unix) in
-            [(None, Encryption::Auto, false), (Some(key.clone()), Encryption::On, false), (Some(key.clone()), Encryption::Auto, true)]
-        {
+        for (server_key, encryption, unix, rings) in [
+            (None, Encryption::Auto, false, true),
+            (Some(key.clone()), Encryption::On, false, true),
+            (Some(key.clone()), Encryption::Auto, true, false),
+            (Some(key.clone()), Encryption::Auto, true, true),
+        ] {
+            let means = match (unix, rings) {
+                (false, _) => Means::Tcp,
+                (true, false) => Means::UnixSocket,
+                (true, true) => Means::Rings,
+            };
             let listen = if unix { Endpoint::Unix(dir.path().join("s")) } else { local() };
-            let server =
-                Server::start(ServerConfig { listen: vec![listen], key: server_key.clone(), encryption, store, ..config(256 * MIB) })
-                    .unwrap();
+            let server = Server::start(ServerConfig {
+                listen: vec![listen],
+                key: server_key.clone(),
+                encryption,
+                store,
+                rings,
+                ..config(256 * MIB)
+            })
+            .unwrap();
             std::thread::scope(|scope| {
                 for _ in 0..6 {
                     let (server, server_key) = (&server, &server_key);
@@ -103,6 +118,7 @@ fn many_clients_read_what_they_wrote_over_every_way_and_store() {
                         let mut rng = TestRunner::deterministic().new_rng();
                         let policy = policy(server_key.as_ref(), Encryption::Auto);
                         let mut client = Client::with_lease(server.addr(), policy, 32 * MIB);
+                        assert_eq!(client.link.means(), means);
                         exercise(&mut client, &mut rng, 300);
                         client.call(Opcode::Goodbye, |h| h, &[]).unwrap();
                     });

@@ -1,14 +1,18 @@
-//! From a connected socket to a [`Link`]: prefaces, then the proof of the key. The decisions are `rampool_proto::session`'s.
+//! From a connected socket to a [`Link`]: prefaces, then the proof of the key, then perhaps shared memory. The decisions are `rampool_proto::session`'s and
+//! `rampool_proto::rings`'.
 
+use super::carrier::Carrier;
 use super::link::Link;
+use super::rings::Rings;
 use super::seal::{MAX_PLAIN_BYTES, Proof, Seal, TAG_BYTES};
 use super::tcp::{Endpoint, Peer, Stream};
 use crate::key::{Key, random_bytes};
+use rampool_proto::rings::{OFFER_BYTES, Offer, OfferError};
 use rampool_proto::session::{
-    AcceptError, Encryption, PREFACE_BYTES, Preface, PrefaceError, Refusal, Security, ServerPolicy, Verdict, accept, agree,
+    AcceptError, Encryption, PREFACE_BYTES, Preface, PrefaceError, Refusal, Security, ServerPolicy, Verdict, accept, agree, features,
 };
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 /// What this side brings to a handshake.
@@ -16,8 +20,15 @@ use std::time::Instant;
 pub struct LocalPolicy {
     pub key: Option<Key>,
     pub encryption: Encryption,
-    /// Bits of `session::features`.
+    /// Bits of `session::features`. That of rings counts for Unix sockets only.
     pub features: u32,
+}
+
+impl LocalPolicy {
+    fn features_over(&self, stream: &Stream) -> u32 {
+        let unix = matches!(stream.peer(), Peer::Unix { .. });
+        if unix { self.features } else { self.features & !features::RINGS }
+    }
 }
 
 /// Why a handshake ended without a link. The connection is closed.
@@ -42,6 +53,9 @@ pub enum HandshakeError {
     Refused(Refusal),
     #[error("the two sides have different keys (or someone altered the handshake)")]
     WrongKey,
+    /// What came does not set shared memory up, and is nothing else either.
+    #[error(transparent)]
+    Rings(#[from] OfferError),
 }
 
 impl HandshakeError {
@@ -52,7 +66,7 @@ impl HandshakeError {
             Self::Connect(error) => !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
             Self::TimedOut | Self::Closed | Self::Io(_) => true,
             Self::NotAccepted(AcceptError::Refused(refusal)) => *refusal == Refusal::TooManyConnections,
-            Self::NotAccepted(_) | Self::Preface(_) | Self::Refused(_) | Self::WrongKey => false,
+            Self::NotAccepted(_) | Self::Preface(_) | Self::Refused(_) | Self::WrongKey | Self::Rings(_) => false,
         }
     }
 }
@@ -81,7 +95,12 @@ pub struct Handshake {
     incoming: Vec<u8>,
     have: usize,
     outgoing: Vec<u8>,
+    /// Leaves with the first byte of `outgoing`.
+    hand_over: Option<OwnedFd>,
     sent: usize,
+    /// Came with what is incoming.
+    handed: Option<OwnedFd>,
+    rings: Option<Box<Rings>>,
     state: State,
 }
 
@@ -90,6 +109,10 @@ enum State {
     AwaitPreface,
     AwaitLength(Box<Keyed>),
     AwaitMessage(Box<Keyed>),
+    /// Client: the server's offer of shared memory.
+    AwaitOffer(Option<Seal>, Agreed),
+    /// Server: the client's answer to this offer.
+    AwaitTaken(Offer, Option<Seal>, Agreed),
     /// Everything was read; what is left to send leads to this outcome.
     Finishing(Outcome),
     Over,
@@ -108,6 +131,8 @@ struct Agreed {
 }
 
 enum Outcome {
+    /// What is left to agree on is shared memory, where both have it.
+    Secured(Option<Seal>, Agreed),
     Link(Option<Seal>, Agreed),
     Failed(HandshakeError),
 }
@@ -116,7 +141,8 @@ impl Handshake {
     /// Starts as the client: it speaks first.
     #[must_use]
     pub fn client(stream: Stream, local: LocalPolicy) -> Self {
-        let preface = Preface::ask(local.encryption, local.key.is_some(), local.features, u64::from_le_bytes(random_bytes()));
+        let features = local.features_over(&stream);
+        let preface = Preface::ask(local.encryption, local.key.is_some(), features, u64::from_le_bytes(random_bytes()));
         Self::start(stream, local, Some(preface), None, preface.encode().to_vec())
     }
 
@@ -128,7 +154,20 @@ impl Handshake {
 
     fn start(stream: Stream, local: LocalPolicy, asked: Option<Preface>, refuse: Option<Refusal>, outgoing: Vec<u8>) -> Self {
         let incoming = vec![0; PREFACE_BYTES];
-        Self { stream: Some(stream), local, asked, refuse, incoming, have: 0, outgoing, sent: 0, state: State::AwaitPreface }
+        Self {
+            stream: Some(stream),
+            local,
+            asked,
+            refuse,
+            incoming,
+            have: 0,
+            outgoing,
+            hand_over: None,
+            sent: 0,
+            handed: None,
+            rings: None,
+            state: State::AwaitPreface,
+        }
     }
 
     fn stream(&self) -> &Stream {
@@ -161,17 +200,32 @@ impl Handshake {
     pub fn advance<G>(&mut self) -> Result<Option<Link<G>>, HandshakeError> {
         loop {
             while self.sent < self.outgoing.len() {
-                match self.stream().send_from(&self.outgoing[self.sent..]).map_err(HandshakeError::Io)? {
+                let rest = &self.outgoing[self.sent..];
+                let sent = match &self.hand_over {
+                    Some(fd) => self.stream().send_with(rest, fd.as_fd()),
+                    None => self.stream().send_from(rest),
+                };
+                match sent.map_err(HandshakeError::Io)? {
                     Some(n) => self.sent += n,
                     None => return Ok(None),
                 }
+                self.hand_over = None;
+            }
+            if let State::Finishing(Outcome::Secured(..)) = self.state {
+                self.share_memory();
+                continue;
             }
             if let State::Finishing(_) = self.state {
                 return self.finish();
             }
             while self.have < self.incoming.len() {
                 let stream = self.stream.as_ref().expect("a finished handshake is not used any more");
-                match stream.receive_into(&mut self.incoming[self.have..]).map_err(HandshakeError::Io)? {
+                let room = &mut self.incoming[self.have..];
+                let received = match self.state {
+                    State::AwaitOffer(..) => stream.receive_with(room, &mut self.handed),
+                    _ => stream.receive_into(room),
+                };
+                match received.map_err(HandshakeError::Io)? {
                     Some(0) => return Err(HandshakeError::Closed),
                     Some(n) => self.have += n,
                     None => return Ok(None),
@@ -181,13 +235,55 @@ impl Handshake {
         }
     }
 
+    /// The two are who they say they are. Goes on to shared memory where both have that.
+    fn share_memory(&mut self) {
+        let State::Finishing(Outcome::Secured(seal, agreed)) = std::mem::replace(&mut self.state, State::Over) else {
+            unreachable!("called only when secured");
+        };
+        if agreed.features & features::RINGS == 0 {
+            self.state = State::Finishing(Outcome::Link(seal, agreed));
+        } else if self.asked.is_some() {
+            self.expect(OFFER_BYTES, State::AwaitOffer(seal, agreed));
+        } else {
+            let offer = match Rings::offer() {
+                Ok((rings, offer, fd)) => {
+                    self.rings = Some(Box::new(rings));
+                    self.hand_over = Some(fd);
+                    offer
+                }
+                Err(error) => {
+                    tracing::warn!(peer = %self.peer(), %error, "a client on this machine is served through its socket");
+                    Offer::NONE
+                }
+            };
+            self.say(offer.encode().to_vec());
+            self.expect(OFFER_BYTES, State::AwaitTaken(offer, seal, agreed));
+        }
+    }
+
+    /// Client: maps what the server offers.
+    fn take(&mut self, offer: Offer) -> Offer {
+        let (Some(geometry), Some(fd)) = (offer.geometry(), self.handed.take()) else { return Offer::NONE };
+        match Rings::take(geometry, fd.as_fd()) {
+            Ok(rings) => {
+                self.rings = Some(Box::new(rings));
+                offer
+            }
+            Err(error) => {
+                tracing::warn!(peer = %self.peer(), %error, "a server on this machine is reached through its socket");
+                Offer::NONE
+            }
+        }
+    }
+
     fn finish<G>(&mut self) -> Result<Option<Link<G>>, HandshakeError> {
         match std::mem::replace(&mut self.state, State::Over) {
             State::Finishing(Outcome::Failed(error)) => Err(error),
             State::Finishing(Outcome::Link(seal, agreed)) => {
                 let stream = self.stream.take().expect("a handshake finishes once");
                 let seal = if agreed.security == Security::Sealed { seal } else { None };
-                Ok(Some(Link::new(stream, seal, agreed.security, agreed.features)))
+                let carrier = Carrier { stream, rings: self.rings.take() };
+                Ok(Some(Link::new(carrier, seal, agreed.security, agreed.features)))
             }
             _ => unreachable!("called only when finishing"),
         }
@@ -224,9 +320,28 @@ impl Handshake {
                 self.expect(len, State::AwaitMessage(keyed));
             }
             State::AwaitMessage(keyed) => self.read_proof(*keyed),
+            State::AwaitOffer(seal, agreed) => {
+                let offer = Offer::parse(self.offer_bytes())?;
+                let taken = self.take(offer);
+                self.say(taken.encode().to_vec());
+                self.state = State::Finishing(Outcome::Link(seal, agreed));
+            }
+            State::AwaitTaken(offer, seal, agreed) => {
+                let taken = Offer::parse(self.offer_bytes())?;
+                if taken == Offer::NONE {
+                    self.rings = None;
+                } else if taken != offer {
+                    return Err(OfferError.into());
+                }
+                self.state = State::Finishing(Outcome::Link(seal, agreed));
+            }
             State::Finishing(_) | State::Over => unreachable!("nothing is awaited in these states"),
         }
         Ok(())
+    }
+
+    fn offer_bytes(&self) -> &[u8; OFFER_BYTES] {
+        self.incoming.first_chunk().expect("an offer, or the answer to one, was awaited")
     }
 
     /// Client: the server's preface has come.
@@ -234,7 +349,7 @@ impl Handshake {
         let (security, features) = accept(asked, answer)?;
         let agreed = Agreed { security, features };
         match (&self.local.key, security) {
-            (_, Security::Open) => self.state = State::Finishing(Outcome::Link(None, agreed)),
+            (_, Security::Open) => self.state = State::Finishing(Outcome::Secured(None, agreed)),
             (None, _) => unreachable!("`accept` allows a proof only where this side has a key"),
             (Some(key), _) => {
                 let mut proof = Proof::new(key, &prologue(asked, answer), true);
@@ -251,7 +366,7 @@ impl Handshake {
         let policy = ServerPolicy {
             encryption: self.local.encryption,
             has_key: self.local.key.is_some(),
-            features: self.local.features,
+            features: self.local.features_over(self.stream()),
             local_peer: self.stream().is_local(),
             refuse: self.refuse,
         };
@@ -260,7 +375,7 @@ impl Handshake {
         match (answer.verdict, &self.local.key) {
             (Verdict::Refused(reason), _) => self.state = State::Finishing(Outcome::Failed(HandshakeError::Refused(reason))),
             (Verdict::Agreed(security @ Security::Open), _) => {
-                self.state = State::Finishing(Outcome::Link(None, Agreed { security, features: answer.features }));
+                self.state = State::Finishing(Outcome::Secured(None, Agreed { security, features: answer.features }));
             }
             (Verdict::Agreed(security), Some(key)) => {
                 let proof = Proof::new(key, &prologue(asked, &answer), false);
@@ -281,7 +396,7 @@ impl Handshake {
                 let mut plain = [0; 1024];
                 match seal.open(&self.incoming, &mut plain) {
                     Ok(0) => {
-                        self.state = State::Finishing(Outcome::Link(Some(seal), agreed));
+                        self.state = State::Finishing(Outcome::Secured(Some(seal), agreed));
                         return;
                     }
                     Ok(_) | Err(_) => Err(super::seal::NotAuthentic),
@@ -300,7 +415,7 @@ impl Handshake {
             let mut confirm = Vec::new();
             seal.seal(&[], &mut confirm);
             self.say(confirm);
-            self.state = State::Finishing(Outcome::Link(Some(seal), agreed));
+            self.state = State::Finishing(Outcome::Secured(Some(seal), agreed));
         } else {
             let message = proof.write();
             self.say(message);

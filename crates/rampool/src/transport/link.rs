@@ -1,5 +1,6 @@
-//! A framed connection: frames in, frames out, without blocking and without copying pages when plain.
+//! A framed connection: frames in, frames out, without blocking and without copying pages when plain and over a socket.
 
+use super::carrier::{Carrier, Means};
 use super::seal::{MAX_PLAIN_BYTES, NotAuthentic, Seal};
 use super::tcp::{Peer, Stream, iovec, iovec_mut};
 use super::zero_copy::{Sender, SharedZeroCopy};
@@ -47,7 +48,7 @@ impl From<NotAuthentic> for LinkError {
 /// What [`Link::receive`] has for its caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Received {
-    /// Nothing complete now; wait until the socket can be read.
+    /// Nothing complete now; wait until the socket can be read ([`Link::may_sleep`]).
     Blocked,
     /// A header and its table ([`Link::table`]) are in. Where `bulk_len` is not 0, [`Link::place`] must be called before the next `receive`.
     Head(Header),
@@ -60,7 +61,7 @@ pub enum Received {
 pub enum Flush {
     /// Nothing is left to send.
     Empty,
-    /// The kernel takes no more now; wait until the socket can be written.
+    /// There is no room now; wait for it ([`Link::may_sleep`], [`Link::waits_for_room`]).
     Blocked,
 }
 
@@ -86,7 +87,7 @@ const MAX_CALL_BYTES: usize = 4 * 1024 * 1024;
 pub struct Link<G = ()> {
     // Dropped before the socket, whose last bytes it may hold back.
     zero_copy: Result<ZeroCopySender, Always>,
-    stream: Stream,
+    carrier: Carrier,
     security: Security,
     features: u32,
     seal: Option<Sealing>,
@@ -168,7 +169,7 @@ struct Frame<G> {
 unsafe impl<G: Send> Send for Link<G> {}
 
 impl<G> Link<G> {
-    pub(super) fn new(stream: Stream, seal: Option<Seal>, security: Security, features: u32) -> Self {
+    pub(super) fn new(carrier: Carrier, seal: Option<Seal>, security: Security, features: u32) -> Self {
         let seal = seal.map(|seal| Sealing { seal, received: Vec::new(), opened: 0, plain: Vec::new(), sealed: Vec::new(), sent: 0 });
         let buffer_bytes = if seal.is_some() { SEALED_BUFFER_BYTES } else { PLAIN_BUFFER_BYTES };
         let incoming = Incoming {
@@ -191,17 +192,24 @@ impl<G> Link<G> {
             calls: Vec::new(),
             queued_bytes: 0,
         };
-        Self { zero_copy: Err(Always::Off), stream, security, features, seal, incoming, outgoing }
+        Self { zero_copy: Err(Always::Off), carrier, security, features, seal, incoming, outgoing }
     }
 
-    /// The socket and its keys, for another kind of frames. Only right after the handshake: nothing has been sent or received.
+    /// The socket and its keys, for another kind of frames. Only right after the handshake, and without rings: nothing has been sent or received.
     pub(crate) fn into_parts(self) -> (Stream, Option<Seal>) {
-        (self.stream, self.seal.map(|sealing| sealing.seal))
+        assert!(self.means() != Means::Rings, "whoever wants the socket does not ask for rings");
+        (self.carrier.stream, self.seal.map(|sealing| sealing.seal))
     }
 
     #[must_use]
     pub fn peer(&self) -> &Peer {
-        self.stream.peer()
+        self.carrier.stream.peer()
+    }
+
+    /// By what means its bytes travel.
+    #[must_use]
+    pub fn means(&self) -> Means {
+        self.carrier.means()
     }
 
     #[must_use]
@@ -218,9 +226,14 @@ impl<G> Link<G> {
     /// From now on large pieces leave without a copy, where that pays: `measured` is from how many bytes on. Nothing of them is to be written before the peer has answered that it
     /// has them.
     pub(crate) fn send_without_copies(&mut self, engine: Option<&SharedZeroCopy>, wish: Wish, measured: Option<u64>) {
+        if self.means() == Means::Rings {
+            // Its socket carries none of the bytes.
+            self.zero_copy = Err(Always::Missing);
+            return;
+        }
         let choice = PathChoice::new(wish, self.seal.is_some(), self.is_local(), measured);
         let attach = |engine| {
-            let socket = self.stream.as_fd().try_clone_to_owned().ok()?;
+            let socket = self.carrier.as_fd().try_clone_to_owned().ok()?;
             Some(ZeroCopySender { sender: Sender::attach(engine, choice), socket })
         };
         self.zero_copy = choice.from().and_then(|_| engine.and_then(attach).ok_or(Always::Missing));
@@ -236,7 +249,7 @@ impl<G> Link<G> {
 
     /// Whether the peer is on this machine, by its address.
     pub(crate) fn is_local(&self) -> bool {
-        self.stream.is_local()
+        self.carrier.stream.is_local()
     }
 
     /// Queues a frame: `head` (an encoded header and table), then the pieces. Nothing leaves before [`Link::flush`].
@@ -280,8 +293,8 @@ impl<G> Link<G> {
     /// [`LinkError::Closed`] or [`LinkError::Io`].
     pub fn flush(&mut self) -> Result<Flush, LinkError> {
         match &mut self.seal {
-            None => self.outgoing.flush_plain(&self.stream, self.zero_copy.as_ref().ok().map(|zero_copy| &zero_copy.sender)),
-            Some(sealing) => self.outgoing.flush_sealed(&self.stream, sealing),
+            None => self.outgoing.flush_plain(&mut self.carrier, self.zero_copy.as_ref().ok().map(|zero_copy| &zero_copy.sender)),
+            Some(sealing) => self.outgoing.flush_sealed(&mut self.carrier, sealing),
         }
     }
 
@@ -312,7 +325,7 @@ impl<G> Link<G> {
                         self.incoming.phase = Phase::Head;
                         return Ok(Received::Bulk(header));
                     }
-                    let progress = if self.seal.is_some() { self.fill()? } else { self.incoming.read_bulk(&self.stream)? };
+                    let progress = if self.seal.is_some() { self.fill()? } else { self.incoming.read_bulk(&mut self.carrier)? };
                     if !progress {
                         return Ok(Received::Blocked);
                     }
@@ -351,21 +364,34 @@ impl<G> Link<G> {
     /// # Errors
     /// As `poll`.
     pub fn wait(&self, deadline: std::time::Instant) -> io::Result<bool> {
-        self.stream.wait(self.queued_bytes() > 0, deadline)
+        self.carrier.wait(self.queued_bytes() > 0, deadline)
+    }
+
+    /// To be called before each sleep on the link's descriptor, after [`Link::receive`] has said `Blocked`: through rings, whoever is not told that this side sleeps
+    /// does not wake it. `reading`: what comes shall end the sleep; room does, where something is queued. False: do not sleep, there is something to do.
+    #[must_use]
+    pub fn may_sleep(&self, reading: bool) -> bool {
+        self.carrier.may_sleep(reading, self.queued_bytes() > 0)
+    }
+
+    /// Whether to wait for the descriptor to be writable, too: room in rings shows as something to read.
+    #[must_use]
+    pub fn waits_for_room(&self) -> bool {
+        self.queued_bytes() > 0 && self.carrier.shows_room()
     }
 
     /// Brings more plain bytes into the buffer; false if there are none now.
     fn fill(&mut self) -> Result<bool, LinkError> {
         match &mut self.seal {
-            None => self.incoming.fill_plain(&self.stream),
-            Some(sealing) => self.incoming.fill_sealed(&self.stream, sealing),
+            None => self.incoming.fill_plain(&mut self.carrier),
+            Some(sealing) => self.incoming.fill_sealed(&mut self.carrier, sealing),
         }
     }
 }
 
 impl<G> AsFd for Link<G> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.carrier.as_fd()
     }
 }
 
@@ -398,7 +424,7 @@ impl Incoming {
         }
     }
 
-    fn fill_plain(&mut self, stream: &Stream) -> Result<bool, LinkError> {
+    fn fill_plain(&mut self, carrier: &mut Carrier) -> Result<bool, LinkError> {
         if std::mem::take(&mut self.drained) {
             return Ok(false);
         }
@@ -408,12 +434,12 @@ impl Incoming {
         let end = self.filled.end.saturating_add(ask).min(self.buffer.len());
         let room = &mut self.buffer[self.filled.end..end];
         let len = room.len();
-        match stream.receive_into(room)? {
+        match carrier.receive_into(room)? {
             None => Ok(false),
             Some(0) => Err(LinkError::Closed),
             Some(n) => {
                 self.filled.end += n;
-                self.drained = n < len;
+                self.drained = n < len && carrier.asks_kernel();
                 Ok(true)
             }
         }
@@ -427,7 +453,7 @@ impl Incoming {
         }
     }
 
-    fn fill_sealed(&mut self, stream: &Stream, sealing: &mut Sealing) -> Result<bool, LinkError> {
+    fn fill_sealed(&mut self, carrier: &mut Carrier, sealing: &mut Sealing) -> Result<bool, LinkError> {
         loop {
             let waiting = &sealing.received[sealing.opened..];
             if let Some((length, rest)) = waiting.split_first_chunk::<2>()
@@ -451,7 +477,7 @@ impl Incoming {
             sealing.opened = 0;
             let have = sealing.received.len();
             sealing.received.resize(have + 2 * 65_536, 0);
-            let got = stream.receive_into(&mut sealing.received[have..]);
+            let got = carrier.receive_into(&mut sealing.received[have..]);
             let (got, error) = match got {
                 Ok(Some(n)) => (n, None),
                 Ok(None) => (0, Some(Ok(false))),
@@ -461,7 +487,7 @@ impl Incoming {
             match error {
                 Some(result) => return result,
                 None if got == 0 => return Err(LinkError::Closed),
-                None => self.drained = got < 2 * 65_536,
+                None => self.drained = got < 2 * 65_536 && carrier.asks_kernel(),
             }
         }
     }
@@ -500,7 +526,7 @@ impl Incoming {
     }
 
     /// Receives straight into the bulk's place, and a little beyond it into the (empty) buffer.
-    fn read_bulk(&mut self, stream: &Stream) -> Result<bool, LinkError> {
+    fn read_bulk(&mut self, carrier: &mut Carrier) -> Result<bool, LinkError> {
         if std::mem::take(&mut self.drained) {
             return Ok(false);
         }
@@ -520,13 +546,13 @@ impl Incoming {
             asked += ahead;
         }
         // SAFETY: the pieces by `place`'s contract, the buffer because it is ours and its bytes are not in use.
-        match unsafe { stream.receive(&mut self.calls) }? {
+        match unsafe { carrier.receive(&mut self.calls) }? {
             None => Ok(false),
             Some(0) => Err(LinkError::Closed),
             Some(n) => {
                 let beyond = self.advance(n);
                 self.filled = 0..beyond;
-                self.drained = n < asked;
+                self.drained = n < asked && carrier.asks_kernel();
                 Ok(true)
             }
         }
@@ -557,7 +583,7 @@ impl<G> Outgoing<G> {
         self.started.or_else(|| ALL.into_iter().find(|u| !self.queues[*u as usize].is_empty()))
     }
 
-    fn flush_plain(&mut self, stream: &Stream, zero_copy: Option<&Sender>) -> Result<Flush, LinkError> {
+    fn flush_plain(&mut self, carrier: &mut Carrier, zero_copy: Option<&Sender>) -> Result<Flush, LinkError> {
         while self.queued_bytes > 0 {
             let mut without_copy = None;
             let mut calls = std::mem::take(&mut self.calls);
@@ -591,7 +617,7 @@ impl<G> Outgoing<G> {
             if let Some((piece, sender)) = without_copy.zip(zero_copy) {
                 self.calls = calls;
                 // SAFETY: the piece is readable by `send`'s contract, and stays so, and as it is, until the peer has all of it, by that of `send_without_copies`.
-                match unsafe { sender.send(stream.as_fd(), piece) }.map_err(closed_or_io)? {
+                match unsafe { sender.send(carrier.as_fd(), piece) }.map_err(closed_or_io)? {
                     Sent::Taken { bytes, .. } => {
                         self.left(bytes);
                         if bytes < piece.len {
@@ -605,7 +631,7 @@ impl<G> Outgoing<G> {
                 continue;
             }
             // SAFETY: heads belong to queued frames, pieces are readable by `send`'s contract.
-            let sent = unsafe { stream.send(&calls) };
+            let sent = unsafe { carrier.send(&calls) };
             self.calls = calls;
             let Some(sent) = sent.map_err(closed_or_io)? else {
                 return Ok(Flush::Blocked);
@@ -643,10 +669,10 @@ impl<G> Outgoing<G> {
         }
     }
 
-    fn flush_sealed(&mut self, stream: &Stream, sealing: &mut Sealing) -> Result<Flush, LinkError> {
+    fn flush_sealed(&mut self, carrier: &mut Carrier, sealing: &mut Sealing) -> Result<Flush, LinkError> {
         loop {
             while sealing.sent < sealing.sealed.len() {
-                match stream.send_from(&sealing.sealed[sealing.sent..]).map_err(closed_or_io)? {
+                match carrier.send_from(&sealing.sealed[sealing.sent..]).map_err(closed_or_io)? {
                     Some(n) => sealing.sent += n,
                     None => return Ok(Flush::Blocked),
                 }

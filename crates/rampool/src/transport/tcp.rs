@@ -252,6 +252,41 @@ impl Stream {
         unsafe { self.send(&piece) }
     }
 
+    /// [`Self::send_from`] together with a descriptor, over a Unix socket. Where any bytes are sent, so is the descriptor.
+    pub(crate) fn send_with(&self, buffer: &[u8], fd: BorrowedFd<'_>) -> io::Result<Option<usize>> {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        let fds = [fd];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "there is room for one descriptor");
+        match sendmsg(&self.fd, &[io::IoSlice::new(buffer)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(sent) => Ok(Some(sent)),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// [`Self::receive_into`], and the descriptor that comes with the bytes, if one does. Others are closed.
+    pub(crate) fn receive_with(&self, buffer: &mut [u8], fd: &mut Option<OwnedFd>) -> io::Result<Option<usize>> {
+        use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = match recvmsg(&self.fd, &mut [io::IoSliceMut::new(buffer)], &mut control, flags) {
+            Ok(received) => received.bytes,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                for came in fds {
+                    fd.get_or_insert(came);
+                }
+            }
+        }
+        Ok(Some(received))
+    }
+
     /// Waits until the socket can be read (or written, too) or the deadline is past. Returns false at the deadline.
     pub(crate) fn wait(&self, write: bool, deadline: Instant) -> io::Result<bool> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -1,15 +1,18 @@
-//! One suite over every way frames can travel: TCP and Unix sockets, open, proved, sealed.
+//! One suite over every way frames can travel: TCP, Unix sockets and shared memory, open, proved, sealed.
+
+mod rings;
 
 use super::*;
 use crate::key::Key;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRng, TestRunner};
 use rampool_proto::checksum;
-use rampool_proto::session::{Encryption, Refusal, Security};
+use rampool_proto::session::{Encryption, Refusal, Security, features};
 use rampool_proto::wire::{Header, Opcode, WireError, encode_frame};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -19,22 +22,26 @@ struct Way {
     client: LocalPolicy,
     server: LocalPolicy,
     expect: Security,
+    means: Means,
     _dir: tempfile::TempDir,
 }
 
 fn ways() -> Vec<Way> {
     let key = Key::generate();
-    let policy = |keyed: bool, encryption| LocalPolicy { key: keyed.then(|| key.clone()), encryption, features: 0 };
     let mut ways = Vec::new();
-    for unix in [false, true] {
+    for means in [Means::Tcp, Means::UnixSocket, Means::Rings] {
+        let features = if means == Means::Rings { features::RINGS } else { 0 };
+        let policy = |keyed: bool, encryption| LocalPolicy { key: keyed.then(|| key.clone()), encryption, features };
         for (keyed, encryption, expect) in [
             (false, Encryption::Auto, Security::Open),
             (true, Encryption::Auto, Security::ProvedPlain),
             (true, Encryption::On, Security::Sealed),
         ] {
             let dir = tempfile::tempdir().unwrap();
-            let endpoint = if unix { Endpoint::Unix(dir.path().join("s")) } else { Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 } };
-            ways.push(Way { endpoint, client: policy(keyed, encryption), server: policy(keyed, Encryption::Auto), expect, _dir: dir });
+            let tcp = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
+            let endpoint = if means == Means::Tcp { tcp } else { Endpoint::Unix(dir.path().join("s")) };
+            let (client, server) = (policy(keyed, encryption), policy(keyed, Encryption::Auto));
+            ways.push(Way { endpoint, client, server, expect, means, _dir: dir });
         }
     }
     ways
@@ -87,6 +94,7 @@ fn pair<G>(way: &Way) -> (Link<G>, Link<G>) {
     let (client, server) = shake(&way.endpoint, way.client.clone(), way.server.clone());
     let (client, server) = (client.unwrap(), server.unwrap());
     assert_eq!((client.security(), server.security()), (way.expect, way.expect));
+    assert_eq!((client.means(), server.means()), (way.means, way.means));
     (client, server)
 }
 
@@ -179,7 +187,7 @@ fn guards_are_held_until_the_frame_has_left_and_dropped_with_the_link() {
             unsafe { client.send(Urgency::Demand, &head, &piece, Rc::clone(&guard)) };
         }
         assert_eq!(Rc::strong_count(&guard), 21);
-        assert_eq!(client.flush().unwrap(), Flush::Blocked, "40 MiB do not fit a socket buffer");
+        assert_eq!(client.flush().unwrap(), Flush::Blocked, "40 MiB fit neither a socket buffer nor a ring");
         assert!(Rc::strong_count(&guard) > 1);
         let mut room = vec![0u8; page.len()];
         let mut bulks = 0;
@@ -430,6 +438,67 @@ fn a_peer_that_goes_is_noticed() {
                 }
             }
         }
+    }
+}
+
+/// One side sleeps whenever it finds nothing: whatever comes, or makes room, wakes it.
+#[test]
+fn who_sleeps_is_woken_by_what_comes_and_by_room() {
+    for way in ways() {
+        let (mut client, mut server) = pair::<Arc<Vec<u8>>>(&way);
+        let echo = std::thread::spawn(move || {
+            for _ in 0..ROUNDS {
+                let header = next_head(&mut server);
+                let mut room = vec![0; header.bulk_len as usize];
+                // SAFETY: `room` is not touched before `Bulk`.
+                unsafe { server.place(&[PieceMut { ptr: room.as_mut_ptr(), len: room.len() }]) };
+                assert!(matches!(next_received(&mut server), Received::Bulk(_)));
+                let mut head = Vec::new();
+                encode_frame(&mut head, header.reply(rampool_proto::wire::Status::Ok), &[], room.len());
+                let piece = [Piece { ptr: room.as_ptr(), len: room.len() }];
+                // SAFETY: the guard keeps the bytes.
+                unsafe { server.send(Urgency::Demand, &head, &piece, Arc::new(room)) };
+                while server.flush().unwrap() == Flush::Blocked {
+                    assert!(server.wait(Instant::now() + DEADLINE).unwrap(), "nobody makes room");
+                }
+            }
+        });
+        for round in 0..ROUNDS {
+            let bytes = Arc::new(vec![u8::try_from(round % 251).unwrap(); if round % 50 == 0 { 1 << 20 } else { 64 }]);
+            let mut head = Vec::new();
+            encode_frame(&mut head, Header::request(Opcode::Put, round), &[], bytes.len());
+            let piece = [Piece { ptr: bytes.as_ptr(), len: bytes.len() }];
+            // SAFETY: the guard keeps the bytes.
+            unsafe { client.send(Urgency::Demand, &head, &piece, Arc::clone(&bytes)) };
+            let header = next_head(&mut client);
+            assert_eq!(header.request, round);
+            let mut room = vec![0; bytes.len()];
+            // SAFETY: `room` is not touched before `Bulk`.
+            unsafe { client.place(&[PieceMut { ptr: room.as_mut_ptr(), len: room.len() }]) };
+            assert!(matches!(next_received(&mut client), Received::Bulk(_)));
+            assert!(room == *bytes, "round {round} came back altered");
+        }
+        echo.join().unwrap();
+    }
+}
+
+const ROUNDS: u64 = 400;
+
+/// Sends what is queued, and sleeps until something has come.
+fn next_received<G>(link: &mut Link<G>) -> Received {
+    loop {
+        link.flush().unwrap();
+        match link.receive().unwrap() {
+            Received::Blocked => assert!(link.wait(Instant::now() + DEADLINE).unwrap(), "nothing comes"),
+            received => return received,
+        }
+    }
+}
+
+fn next_head<G>(link: &mut Link<G>) -> Header {
+    match next_received(link) {
+        Received::Head(header) => header,
+        other => panic!("{other:?} where a head was expected"),
     }
 }
 

@@ -14,6 +14,11 @@ const SILENCE: Duration = Duration::from_secs(10);
 pub trait Connection: Send {
     fn fd(&self) -> BorrowedFd<'_>;
 
+    /// Asked before each sleep on the descriptor. False: there is something to take.
+    fn may_sleep(&self) -> bool {
+        true
+    }
+
     /// Queues a read of this page.
     fn ask(&mut self, page: usize);
 
@@ -109,16 +114,23 @@ impl Load<'_> {
         let mut answered = Vec::new();
         let mut events: Vec<epoll::Event> = Vec::with_capacity(hand.len());
         let silence = Timespec { tv_sec: i64::try_from(SILENCE.as_secs())?, tv_nsec: 0 };
+        let mut ready: Vec<usize> = Vec::with_capacity(hand.len());
         while outstanding.iter().any(|waiting| !waiting.is_empty()) {
-            events.clear();
-            epoll::wait(&poll, spare_capacity(&mut events), Some(&silence))?;
-            if events.is_empty() {
-                bail!("no answer for {SILENCE:?}");
+            ready.clear();
+            ready.extend((0..hand.len()).filter(|index| !hand[*index].may_sleep()));
+            if ready.is_empty() {
+                events.clear();
+                epoll::wait(&poll, spare_capacity(&mut events), Some(&silence))?;
+                if events.is_empty() {
+                    bail!("no answer for {SILENCE:?}");
+                }
+                for event in &events {
+                    ready.push(usize::try_from(event.data.u64())?);
+                }
             }
             let now = Instant::now();
             let over = now.duration_since(begin) >= self.length;
-            for event in &events {
-                let index = usize::try_from(event.data.u64())?;
+            for index in ready.iter().copied() {
                 let (connection, waiting) = (&mut hand[index], &mut outstanding[index]);
                 answered.clear();
                 connection.take(&mut answered)?;

@@ -20,9 +20,9 @@ struct Client {
     page: Box<[u8]>,
 }
 
-pub fn connect(endpoint: &Endpoint, connections: usize, pages: &[Vec<u8>]) -> Result<Connections> {
+pub fn connect(endpoint: &Endpoint, connections: usize, pages: &[Vec<u8>], features: u32) -> Result<Connections> {
     let share = (pages.len() * OS_PAGE_BYTES + (1 << 20)) as u64;
-    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 };
+    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features };
     // The first client's region holds the pages; the others are members of its lease, each with a copy-on-write copy of the region.
     let mut first = Client::new(connect_link(endpoint, policy.clone(), Instant::now() + PATIENCE)?);
     let open = OpenLease { bytes: share, pid: std::process::id(), name: "bench".into(), host: "here".into() };
@@ -103,6 +103,10 @@ pub(in crate::bench) fn answer(link: &mut Link) -> Result<(Header, Vec<u8>)> {
 impl Connection for Client {
     fn fd(&self) -> BorrowedFd<'_> {
         self.link.as_fd()
+    }
+
+    fn may_sleep(&self) -> bool {
+        self.link.may_sleep(true)
     }
 
     fn ask(&mut self, page: usize) {

@@ -34,7 +34,7 @@ pub struct No {
 }
 
 pub fn policy(key: Option<&crate::key::Key>, encryption: Encryption) -> LocalPolicy {
-    LocalPolicy { key: key.cloned(), encryption, features: features::LZ4 }
+    LocalPolicy { key: key.cloned(), encryption, features: features::LZ4 | features::RINGS }
 }
 
 pub fn open_policy() -> LocalPolicy {

@@ -1,0 +1,164 @@
+//! What carries a link's bytes: a socket, or rings of shared memory beside one.
+
+use super::rings::Rings;
+use super::tcp::{Peer, Stream, iovec, iovec_mut};
+use super::{Piece, PieceMut};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+/// By what means a connection's bytes travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Means {
+    Tcp,
+    UnixSocket,
+    /// Memory that both processes have mapped; a Unix socket wakes who sleeps.
+    Rings,
+}
+
+impl Means {
+    /// The word for it in tables and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Means::Tcp => "tcp",
+            Means::UnixSocket => "unix",
+            Means::Rings => "rings",
+        }
+    }
+}
+
+impl std::fmt::Display for Means {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How a client reaches servers on its own machine, those named `unix:PATH`. Servers with another kind of address are of no concern to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SameHost {
+    /// Through shared memory where the server can, else through the socket.
+    #[default]
+    Auto,
+    /// Through shared memory; a server that cannot is not used.
+    Rings,
+    /// Through the socket.
+    Socket,
+}
+
+/// The variable that says so where the program does not.
+pub const SAME_HOST_VARIABLE: &str = "RAMPOOL_SAME_HOST";
+
+impl std::str::FromStr for SameHost {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(SameHost::Auto),
+            "rings" => Ok(SameHost::Rings),
+            "socket" => Ok(SameHost::Socket),
+            _ => Err(format!("{text:?} is not `auto`, `rings` or `socket`")),
+        }
+    }
+}
+
+impl SameHost {
+    /// What the environment says, `Auto` if nothing.
+    ///
+    /// # Errors
+    /// A text that names the variable and says what is wrong with its value.
+    pub fn from_environment() -> Result<Self, String> {
+        match std::env::var(SAME_HOST_VARIABLE) {
+            Ok(text) => text.parse().map_err(|error| format!("{SAME_HOST_VARIABLE}: {error}")),
+            Err(_) => Ok(SameHost::Auto),
+        }
+    }
+}
+
+/// A connected, non-blocking stream of bytes.
+pub(super) struct Carrier {
+    pub stream: Stream,
+    pub rings: Option<Box<Rings>>,
+}
+
+impl Carrier {
+    pub fn means(&self) -> Means {
+        match (&self.rings, self.stream.peer()) {
+            (Some(_), _) => Means::Rings,
+            (None, Peer::Unix { .. }) => Means::UnixSocket,
+            (None, Peer::Tcp(_)) => Means::Tcp,
+        }
+    }
+
+    /// Sends from these pieces, in order, as much as there is room for now. `Ok(None)`: nothing now.
+    ///
+    /// # Safety
+    /// Every piece is readable memory for the whole call.
+    pub unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Option<usize>> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &mut self.rings {
+                Some(rings) => rings.send(&self.stream, pieces),
+                None => self.stream.send(pieces),
+            }
+        }
+    }
+
+    /// Receives into these pieces, in order, what has arrived. `Ok(None)`: nothing now; `Ok(Some(0))`: the peer has closed.
+    ///
+    /// # Safety
+    /// Every piece is writable memory for the whole call, and nobody else uses it meanwhile.
+    pub unsafe fn receive(&mut self, pieces: &mut [libc::iovec]) -> io::Result<Option<usize>> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &mut self.rings {
+                Some(rings) => rings.receive(&self.stream, pieces),
+                None => self.stream.receive(pieces),
+            }
+        }
+    }
+
+    /// [`Self::receive`] into memory of our own.
+    pub fn receive_into(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut piece = [iovec_mut(PieceMut { ptr: buffer.as_mut_ptr(), len: buffer.len() })];
+        // SAFETY: the piece is the exclusively borrowed buffer.
+        unsafe { self.receive(&mut piece) }
+    }
+
+    /// [`Self::send`] from memory of our own.
+    pub fn send_from(&mut self, buffer: &[u8]) -> io::Result<Option<usize>> {
+        let piece = [iovec(Piece { ptr: buffer.as_ptr(), len: buffer.len() })];
+        // SAFETY: the piece is the borrowed buffer.
+        unsafe { self.send(&piece) }
+    }
+
+    /// Whether a call that brings nothing costs one into the kernel.
+    pub fn asks_kernel(&self) -> bool {
+        self.rings.is_none()
+    }
+
+    /// To be called before each sleep on the socket. `reading`, `writing`: what shall end the sleep. False: do not sleep.
+    pub fn may_sleep(&self, reading: bool, writing: bool) -> bool {
+        self.rings.as_ref().is_none_or(|rings| rings.may_sleep(reading, writing))
+    }
+
+    /// Whether room to write shows on the socket as such. Otherwise it shows as something to read: a bell.
+    pub fn shows_room(&self) -> bool {
+        self.rings.is_none()
+    }
+
+    /// Waits until there is something to read (or room to write, too) or the deadline is past. Returns false at the deadline.
+    pub fn wait(&self, write: bool, deadline: Instant) -> io::Result<bool> {
+        if !self.may_sleep(true, write) {
+            return Ok(true);
+        }
+        self.stream.wait(write && self.shows_room(), deadline)
+    }
+}
+
+impl AsFd for Carrier {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
