@@ -14,9 +14,9 @@ use rampool_proto::share::message::Message;
 use rampool_proto::units::ByteLen;
 use rampool_proto::wire::{
     AttachLease, AwaitBody, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES,
-    MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, Opcode, OpenLease, Push, QueueBounds,
-    Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_put, parse_accumulate_arg, parse_extents, parse_get_reply,
-    parse_message, parse_put,
+    MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, Opcode, OpenLease, Push, PushHeads,
+    QueueBounds, Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_put, parse_accumulate_arg, parse_extents,
+    parse_get_reply, parse_message, parse_put,
 };
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -74,6 +74,16 @@ pub fn frame(data: &[u8]) {
                 push.encode(&mut again);
                 assert_eq!(again, table);
                 let _ = Reference::parse(push.body.reference()).map(|told| assert!(told.program.bounds().0 >= 0));
+            }
+        }
+        Opcode::PushHeads if !header.is_reply() => {
+            if let Ok(pushes) = PushHeads::parse(table) {
+                let heads: Vec<&[u8]> = pushes.heads().collect();
+                assert!(!heads.is_empty() && heads.len() as u64 == pushes.count() && heads.iter().all(|head| head.len() <= MAX_HEAD_BYTES));
+                assert_eq!(PushHeads::fit(&heads), heads.len());
+                let mut again = Vec::new();
+                PushHeads::encode(pushes.patience_ms, &heads, &mut again);
+                assert_eq!(again, table);
             }
         }
         Opcode::Take if header.is_reply() => {

@@ -7,8 +7,8 @@ use rampool_proto::share::message::{Body as MessageBody, Message};
 use rampool_proto::units::{Extent, PageIndex};
 use rampool_proto::wire::{
     AttachLease, AwaitBody, Body, CopyRequest, Delivery, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, PageEntry,
-    Push, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error, encode_extents, encode_frame,
-    encode_get_reply, encode_put,
+    Push, PushHeads, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error, encode_extents,
+    encode_frame, encode_get_reply, encode_put,
 };
 
 /// xorshift64*: enough to choose mutations, and the same in every run.
@@ -93,6 +93,8 @@ fn frames() -> Vec<Vec<u8>> {
     delivery.encode(&mut deliveries);
     let in_pool = Delivery { arriving: false, body: Body::InPool(5600, &reference), body_at: 0, ..delivery };
     in_pool.encode(&mut deliveries);
+    let mut heads = Vec::new();
+    PushHeads::encode(9, &[&[7; 64], b"", b"head"], &mut heads);
     Take { patience_ms: 9, most: 5, acknowledged: vec![1, 2, 3] }.encode(&mut take);
     Settlement::Return.encode(&[1, 2], &mut settle);
     AwaitBody { number: 3, patience_ms: 4 }.encode(&mut wait);
@@ -113,6 +115,7 @@ fn frames() -> Vec<Vec<u8>> {
         frame(&|out| encode_frame(out, Header::request(Opcode::FetchOp, 7).with_arg(0x204), &[8; 24], 0)),
         frame(&|out| encode_frame(out, Header::request(Opcode::Copy, 8), &copy, 0)),
         frame(&|out| encode_frame(out, Header::request(Opcode::Push, 9), &push, 0)),
+        frame(&|out| encode_frame(out, Header::request(Opcode::PushHeads, 9), &heads, 0)),
         frame(&|out| encode_frame(out, Header::request(Opcode::Take, 10).reply(Status::Ok), &deliveries, 0)),
         frame(&|out| encode_frame(out, Header::request(Opcode::Take, 10), &take, 0)),
         frame(&|out| encode_frame(out, Header::request(Opcode::Settle, 11), &settle, 0)),

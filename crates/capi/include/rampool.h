@@ -49,6 +49,57 @@
 #define RAMPOOL_ORDER_FORTRAN 1
 
 /**
+ * What an element is: little-endian, of 4 or 8 bytes, at a multiple of its length from the start of its region.
+ */
+#define RAMPOOL_KIND_I32 1
+
+#define RAMPOOL_KIND_U32 2
+
+#define RAMPOOL_KIND_I64 3
+
+#define RAMPOOL_KIND_U64 4
+
+#define RAMPOOL_KIND_F32 5
+
+#define RAMPOOL_KIND_F64 6
+
+/**
+ * How an operand changes an element. AND, OR and XOR are for integers; sums of integers wrap around.
+ */
+#define RAMPOOL_COMBINE_REPLACE 1
+
+#define RAMPOOL_COMBINE_SUM 2
+
+#define RAMPOOL_COMBINE_MIN 3
+
+#define RAMPOOL_COMBINE_MAX 4
+
+#define RAMPOOL_COMBINE_AND 5
+
+#define RAMPOOL_COMBINE_OR 6
+
+#define RAMPOOL_COMBINE_XOR 7
+
+/**
+ * Which elements of a column count. BETWEEN is from `low` to `high`, both included; the others compare with `low`.
+ */
+#define RAMPOOL_TEST_ALL 0
+
+#define RAMPOOL_TEST_EQUAL 1
+
+#define RAMPOOL_TEST_NOT_EQUAL 2
+
+#define RAMPOOL_TEST_LESS 3
+
+#define RAMPOOL_TEST_LESS_OR_EQUAL 4
+
+#define RAMPOOL_TEST_GREATER 5
+
+#define RAMPOOL_TEST_GREATER_OR_EQUAL 6
+
+#define RAMPOOL_TEST_BETWEEN 7
+
+/**
  * Atomic operations, for rampool_shared_atomic(). LOAD ignores the operand.
  */
 #define RAMPOOL_ATOMIC_LOAD 0
@@ -188,6 +239,43 @@ typedef struct {
    */
   uint64_t pool_full_events;
 } rampool_stats;
+
+/**
+ * Which elements of a column count: those that pass a test against one or two numbers of the column's kind.
+ */
+typedef struct {
+  /**
+   * RAMPOOL_TEST_....
+   */
+  uint32_t test;
+  /**
+   * Points to a number of the column's kind. May be null for RAMPOOL_TEST_ALL.
+   */
+  const void *low;
+  /**
+   * Likewise, for RAMPOOL_TEST_BETWEEN; else it may be null.
+   */
+  const void *high;
+} rampool_filter;
+
+/**
+ * The sum of those elements of a column that count.
+ */
+typedef struct {
+  /**
+   * How many elements count.
+   */
+  uint64_t count;
+  /**
+   * Of integers: the exact sum is `high` * 2^64 + `low`. Of floating-point numbers: 0.
+   */
+  uint64_t low;
+  int64_t high;
+  /**
+   * The sum as a floating-point number, rounded where it is one of integers.
+   */
+  double real;
+} rampool_total;
 
 /**
  * Counts of a rank since it joined; times are sums over its threads.
@@ -633,6 +721,147 @@ void rampool_direct_forget(rampool_direct *direct,
                            size_t bytes);
 
 /**
+ * Changes each element of this kind that `there` selects from `offset` of the region on by an operand, at the servers: `element = combine(element, operand)`. There are as many operands,
+ * one after the other at `operands`; an element that is selected twice is changed twice. Each element is changed at once, and exactly once. Blocks until all are.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() or _join() and was not closed, `region` is one of it; `there` is a layout that was not freed; `operands` has
+ * rampool_layout_size(there) bytes, which nobody writes meanwhile.
+ */
+rampool_status rampool_direct_accumulate(rampool_direct *direct,
+                                         const rampool_direct_region *region,
+                                         uint64_t offset,
+                                         const rampool_layout *there,
+                                         uint32_t kind,
+                                         uint32_t combine,
+                                         const void *operands);
+
+/**
+ * Changes one element of this kind by an operand, and gives what it was before in `*old` (null: nobody wants it). At once, and exactly once: with RAMPOOL_COMBINE_SUM it is
+ * fetch-and-add. Blocks until the server has answered.
+ *
+ * # Safety
+ * `direct` and `region` as for rampool_direct_accumulate(); `operand` points to a number of this kind, and one can be written to `old` if that is not null.
+ */
+rampool_status rampool_direct_fetch_op(rampool_direct *direct,
+                                       const rampool_direct_region *region,
+                                       uint64_t offset,
+                                       uint32_t kind,
+                                       uint32_t combine,
+                                       const void *operand,
+                                       void *old);
+
+/**
+ * Writes `*desired` to one element of this kind if it is `*expected`, bit by bit, and gives what it was before in `*old`: it was written if that is `*expected`. At once,
+ * and exactly once. Blocks until the server has answered.
+ *
+ * # Safety
+ * As rampool_direct_fetch_op(); `expected` and `desired` point to numbers of this kind.
+ */
+rampool_status rampool_direct_compare_swap(rampool_direct *direct,
+                                           const rampool_direct_region *region,
+                                           uint64_t offset,
+                                           uint32_t kind,
+                                           const void *expected,
+                                           const void *desired,
+                                           void *old);
+
+/**
+ * How many elements of a column count, and their sum: the servers add up, only the results travel. The column is what `column` selects from `offset` of the region on, elements of
+ * this kind. Blocks until all servers have answered.
+ *
+ * # Safety
+ * `direct` and `region` as for rampool_direct_accumulate(); `column` is a layout that was not freed; `filter` is null (all count) or valid; `total` is null or can be
+ * written.
+ */
+rampool_status rampool_direct_sum(rampool_direct *direct,
+                                  const rampool_direct_region *region,
+                                  uint64_t offset,
+                                  const rampool_layout *column,
+                                  uint32_t kind,
+                                  const rampool_filter *filter,
+                                  rampool_total *total);
+
+/**
+ * The least of the elements of a column that count, in `*value`; `*found` is false if none does. Numbers that are no numbers are passed over.
+ *
+ * # Safety
+ * As rampool_direct_sum(); a number of this kind can be written to `value`; `found` can be written.
+ */
+rampool_status rampool_direct_min(rampool_direct *direct,
+                                  const rampool_direct_region *region,
+                                  uint64_t offset,
+                                  const rampool_layout *column,
+                                  uint32_t kind,
+                                  const rampool_filter *filter,
+                                  void *value,
+                                  bool *found);
+
+/**
+ * The greatest of the elements of a column that count, in `*value`; `*found` is false if none does.
+ *
+ * # Safety
+ * As rampool_direct_min().
+ */
+rampool_status rampool_direct_max(rampool_direct *direct,
+                                  const rampool_direct_region *region,
+                                  uint64_t offset,
+                                  const rampool_layout *column,
+                                  uint32_t kind,
+                                  const rampool_filter *filter,
+                                  void *value,
+                                  bool *found);
+
+/**
+ * The positions of those elements that count among the elements of the column, in order: the first `room` of them. `*count` is how many there are; if that is more than `room`,
+ * nothing is wrong, and the rest is not written.
+ *
+ * # Safety
+ * As rampool_direct_sum(); `positions` has room for `room` of them, and is not null unless that is 0; `count` can be written.
+ */
+rampool_status rampool_direct_select(rampool_direct *direct,
+                                     const rampool_direct_region *region,
+                                     uint64_t offset,
+                                     const rampool_layout *column,
+                                     uint32_t kind,
+                                     const rampool_filter *filter,
+                                     uint64_t *positions,
+                                     size_t room,
+                                     uint64_t *count);
+
+/**
+ * The elements of a column that count, themselves, in no particular order; `room` and `*count` as for rampool_direct_select().
+ *
+ * # Safety
+ * As rampool_direct_select(); `values` has room for `room` numbers of this kind.
+ */
+rampool_status rampool_direct_select_values(rampool_direct *direct,
+                                            const rampool_direct_region *region,
+                                            uint64_t offset,
+                                            const rampool_layout *column,
+                                            uint32_t kind,
+                                            const rampool_filter *filter,
+                                            void *values,
+                                            size_t room,
+                                            uint64_t *count);
+
+/**
+ * Copies what `source` selects from `from_offset` of one region on to what `target` selects from `to_offset` of another, or the same, byte for byte in the layouts' order. The bytes
+ * go from server to server, not through this process. Both select as many bytes, `target` none twice, and what they select does not meet. Exactly once; blocks until it is
+ * done. It has no place in the order of operations: what it is to come after must have ended.
+ *
+ * # Safety
+ * `direct`, `from` and `to` as for rampool_direct_accumulate(); `source` and `target` are layouts that were not freed.
+ */
+rampool_status rampool_direct_copy(rampool_direct *direct,
+                                   const rampool_direct_region *from,
+                                   uint64_t from_offset,
+                                   const rampool_layout *source,
+                                   const rampool_direct_region *to,
+                                   uint64_t to_offset,
+                                   const rampool_layout *target);
+
+/**
  * Opens the queue of this name. If there is none it is made, for at most `messages` messages with together `bytes` bytes; unless both are 0, then it is
  * RAMPOOL_STATUS_GONE. On success, `*queue` is for rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
  *
@@ -676,6 +905,22 @@ rampool_status rampool_queue_send(rampool_direct *direct,
                                   const void *body,
                                   size_t body_bytes,
                                   uint32_t patience_ms);
+
+/**
+ * Appends `count` messages of `head_bytes` bytes each (at most 256), which lie one after the other at `heads`, without bodies. They travel in groups, each of which enters the queue
+ * whole: fewer requests and answers than as many rampool_queue_send() take. Blocks until all are in the queue; while there is no room for a group, `patience_ms` at most. `*sent` is how
+ * many are in it, the first ones: fewer than `count` if there was no room for more, and if there was for none, it is RAMPOOL_STATUS_NO_ROOM.
+ *
+ * # Safety
+ * `direct` and `queue` are null or valid; `heads` has `count` times `head_bytes` bytes; `sent` is null or can be written.
+ */
+rampool_status rampool_queue_send_many(rampool_direct *direct,
+                                       const rampool_queue *queue,
+                                       const void *heads,
+                                       size_t head_bytes,
+                                       size_t count,
+                                       uint32_t patience_ms,
+                                       size_t *sent);
 
 /**
  * Takes the next message. Blocks until there is one, `patience_ms` at most; then `*message` is null, and that is a success. A message stays in its queue until

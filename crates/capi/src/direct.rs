@@ -14,13 +14,13 @@ pub const RAMPOOL_ORDER_C: u32 = 0;
 pub const RAMPOOL_ORDER_FORTRAN: u32 = 1;
 
 /// Which bytes, in which order, in the terms of MPI's derived datatypes. Never changes; freed with rampool_layout_free(), also when others were made of it.
-pub struct LayoutHandle(Layout);
+pub struct LayoutHandle(pub(crate) Layout);
 
 /// One thread's way to the bytes of regions, read and changed where they lie. It belongs to one thread at a time.
 pub struct DirectHandle(pub Direct);
 
 /// A region as the direct view knows it.
-pub struct DirectRegionHandle(DirectRegion);
+pub struct DirectRegionHandle(pub(crate) DirectRegion);
 
 /// # Safety
 /// `out` is null or can be written.
@@ -580,7 +580,7 @@ unsafe fn moved(
     }
 }
 
-fn failed(error: &DirectError) -> RampoolStatus {
+pub(crate) fn failed(error: &DirectError) -> RampoolStatus {
     let status = match error {
         DirectError::Full { .. } => RampoolStatus::NoRoom,
         DirectError::Damaged { .. } | DirectError::Pool(_) => RampoolStatus::Server,

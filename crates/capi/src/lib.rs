@@ -4,17 +4,19 @@
 //!   lib     rampool.h: builder, pool, region, statistics, errors; nothing but conversions around the crate `rampool`
 //!   shared  rampool.h too: the shared view
 //!   direct  rampool.h too: the direct view and its layouts
+//!   elements rampool.h too: the direct view's updates, filters, totals and copies
 //!   queue   rampool.h too: the direct view's queues
 //!   dlmm    dlmm.h: the interface of DLM-M (Saito, Midorikawa, Kai), on one pool a process
 //!   tsm     tsm.h: the interface of the software DSM of Barli, Watanabe, Sakai and Tanaka, on one run a process
 //!   parmacs what the macros of m4/rampool.m4 call, for the SPLASH programs
 //! ```
-//! `include/rampool.h` is generated from `lib`, `shared`, `direct` and `queue` (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
+//! `include/rampool.h` is generated from `lib`, `shared`, `direct`, `elements` and `queue` (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
 
 mod direct;
 // The headers of these are written by hand.
 /// cbindgen:ignore
 mod dlmm;
+mod elements;
 /// cbindgen:ignore
 mod parmacs;
 mod queue;

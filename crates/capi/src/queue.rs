@@ -98,6 +98,42 @@ pub unsafe extern "C" fn rampool_queue_send(
     done(direct.0.send(&queue.0, head, body, Duration::from_millis(patience_ms.into())))
 }
 
+/// Appends `count` messages of `head_bytes` bytes each (at most 256), which lie one after the other at `heads`, without bodies. They travel in groups, each of which enters the queue
+/// whole: fewer requests and answers than as many rampool_queue_send() take. Blocks until all are in the queue; while there is no room for a group, `patience_ms` at most. `*sent` is how
+/// many are in it, the first ones: fewer than `count` if there was no room for more, and if there was for none, it is RAMPOOL_STATUS_NO_ROOM.
+///
+/// # Safety
+/// `direct` and `queue` are null or valid; `heads` has `count` times `head_bytes` bytes; `sent` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_send_many(
+    direct: *mut DirectHandle,
+    queue: *const QueueHandle,
+    heads: *const c_void,
+    head_bytes: usize,
+    count: usize,
+    patience_ms: u32,
+    sent: *mut usize,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (direct, queue, out) = unsafe { (direct.as_mut(), queue.as_ref(), sent.as_mut()) };
+    let total = head_bytes.checked_mul(count);
+    let (Some(direct), Some(queue), Some(out), Some(total), false) = (direct, queue, out, total, heads.is_null() && total != Some(0))
+    else {
+        return fail(RampoolStatus::Invalid, "rampool_queue_send_many: a null pointer, or more messages than memory has bytes");
+    };
+    *out = 0;
+    // SAFETY: the caller promises as many readable bytes, which nobody writes meanwhile.
+    let all = unsafe { bytes(heads, total) };
+    let heads: Vec<&[u8]> = (0..count).map(|n| &all[n * head_bytes..(n + 1) * head_bytes]).collect();
+    match direct.0.send_many(&queue.0, &heads, Duration::from_millis(patience_ms.into())) {
+        Ok(sent) => {
+            *out = sent;
+            RampoolStatus::Ok
+        }
+        Err(error) => status(&error),
+    }
+}
+
 /// Takes the next message. Blocks until there is one, `patience_ms` at most; then `*message` is null, and that is a success. A message stays in its queue until
 /// rampool_message_done(): if this process is lost before, or closes the direct view, another receiver gets it.
 ///

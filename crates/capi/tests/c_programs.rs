@@ -157,6 +157,22 @@ fn a_service_in_c_answers_requests_with_bodies_out_of_a_queue() {
 }
 
 #[test]
+fn a_table_in_c_is_changed_filtered_and_added_up_where_it_lies() {
+    let program = compile("table");
+    let servers = [serve(64 * MIB), serve(64 * MIB)];
+    let names = servers.each_ref().map(|server| server.addr().to_string());
+    for (rows, printed) in [("10", "10 rows: sum 2243, 3 below zero\n"), ("20000", "20000 rows: sum 4120779, 5905 below zero\n")] {
+        let output = started(&program, &[rows, &names[0], &names[1]]);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(text(&output.stdout), printed);
+        for server in &servers {
+            assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+            server.check();
+        }
+    }
+}
+
+#[test]
 fn a_region_larger_than_local_memory_is_an_array_in_c() {
     let program = compile("array");
     let server = serve(64 * MIB);

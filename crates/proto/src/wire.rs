@@ -34,7 +34,8 @@ pub use direct::{
 };
 
 pub use queue::{
-    AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_REFERENCE_BYTES, MAX_SETTLED, Push, QueueBounds, Reference, Settlement, Take,
+    AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_REFERENCE_BYTES, MAX_SETTLED, Push, PushHeads, QueueBounds, Reference,
+    Settlement, Take,
 };
 
 use crate::checksum;
@@ -128,11 +129,13 @@ pub enum Opcode {
     Settle = 27,
     /// Wait for the body of a message of queue `arg` ([`AwaitBody`]). The reply's `arg`: 1, or 0 when time is up.
     AwaitBody = 28,
+    /// Append several messages without bodies ([`PushHeads`]) to queue `arg`, all or none. The reply's `arg` is the first one's number; the others' follow it.
+    PushHeads = 29,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 28] = [
+    pub const ALL: [Opcode; 29] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -161,6 +164,7 @@ impl Opcode {
         Opcode::Take,
         Opcode::Settle,
         Opcode::AwaitBody,
+        Opcode::PushHeads,
     ];
 
     fn parse(byte: u8) -> Option<Self> {

@@ -588,8 +588,8 @@ impl Direct {
     /// Copies what `source` selects from `from_offset` of one region on to what `target` selects from `to_offset` of another (or the same), byte for byte in the layouts'
     /// order. The bytes go from server to server: this client only orders it.
     ///
-    /// A copy has no place in the order of operations: wait for those that it is to come after. If the connection to a server breaks, what was ordered there may be
-    /// copied twice.
+    /// A copy has no place in the order of operations: wait for those that it is to come after. It is carried out once, also where connections break
+    /// and are made again, that of this client or that between the servers.
     ///
     /// # Errors
     /// [`DirectError`]. [`LayoutError::Overlap`] if `target` selects a byte twice. The layouts must not meet in one region: what is copied is then either.

@@ -833,7 +833,7 @@ pub(crate) fn operation_of(opcode: Opcode) -> Operation {
         Opcode::OpenQueue => Operation::OpenQueue,
         Opcode::FreeQueue => Operation::FreeQueue,
         Opcode::ListQueues => Operation::ListQueues,
-        Opcode::Push => Operation::Push,
+        Opcode::Push | Opcode::PushHeads => Operation::Push,
         Opcode::Take => Operation::Take,
         Opcode::Settle => Operation::Settle,
         Opcode::AwaitBody => Operation::AwaitBody,

@@ -79,9 +79,10 @@ int main(int argc, char **argv)
 {
     rampool_builder *builder;
     rampool_direct *direct;
-    rampool_queue *requests, *answers;
+    rampool_queue *requests, *answers, *many;
     rampool_message *message;
     struct head head;
+    size_t sent;
     char ticket[4096];
     unsigned char *body;
     unsigned long long number, count;
@@ -121,6 +122,24 @@ int main(int argc, char **argv)
         rampool_direct_ticket(direct, ticket, sizeof ticket) != RAMPOOL_STATUS_OK ||
         write(ways[1], ticket, sizeof ticket) != sizeof ticket)
         return failed("ticket");
+
+    /* Many small messages at once. */
+    if (rampool_queue_open(direct, "many", 5, 1000, &many) != RAMPOOL_STATUS_OK ||
+        rampool_queue_send_many(direct, many, "onetwosixten", 3, 4, 0, &sent) != RAMPOOL_STATUS_OK || sent != 4)
+        return failed("many");
+    if (rampool_queue_send_many(direct, many, "onetwosixten", 3, 4, 0, &sent) != RAMPOOL_STATUS_NO_ROOM || sent != 0)
+        return failed("no room for many");
+    for (i = 0; i < 4; i++) {
+        size_t length;
+        if (rampool_queue_take(direct, many, PATIENCE_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
+            return failed("take one of many");
+        if (memcmp(rampool_message_head(message, &length), "onetwosixten" + 3 * i, 3) != 0 || length != 3) {
+            fprintf(stderr, "message %zu of many is wrong\n", i);
+            return 1;
+        }
+        rampool_message_done(direct, message);
+    }
+    rampool_queue_free(many);
 
     body = malloc(bytes);
     memset(&head, 0, sizeof head);

@@ -35,6 +35,16 @@ pub struct Args {
     /// The redis to measure against
     #[arg(long, default_value = "redis-server", value_name = "PROGRAM")]
     redis: PathBuf,
+
+    /// Only one part of it
+    #[arg(long)]
+    only: Option<Part>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    Latency,
+    Rate,
 }
 
 const SPIN: Duration = Duration::from_millis(2);
@@ -52,8 +62,12 @@ pub fn run(args: &Args) -> Result<i32> {
     report.note(format!("loopback TCP, heads of {HEAD_BYTES} random bytes, every message compared; {}", place.describe()));
     report.note("one thread has the sender's and the receiver's connection, and the clock is read in it: before the send, and when the receiver has the head");
     report.note("a queue is at a server, so a head makes two hops; a raw relay makes the same two (a process that passes on what comes), half a raw round trip is one");
-    latency(&mut report, &place, common.rounds(7, 2), common)?;
-    rate::run(&mut report, &place, args)?;
+    if args.only != Some(Part::Rate) {
+        latency(&mut report, &place, common.rounds(7, 2), common)?;
+    }
+    if args.only != Some(Part::Latency) {
+        rate::run(&mut report, &place, args)?;
+    }
     report.finish(common.json.as_deref())
 }
 

@@ -15,14 +15,17 @@
 //!
 //! Driven from outside: commands and [`Queues::handle_timeout`], then [`Queues::poll`] until `None`. No command blocks; what has to wait is answered by a later output.
 //!
-//! Invariants of each queue: `ready` and `held` are disjoint and together are all of its messages but withdrawn ones that nobody holds (there are none);
+//! Invariants of each queue: every message is `fresh` (nobody has taken it) or `taken`; numbers of fresh ones ascend and are above those of taken ones; a taken one is
+//! held or `returned`, never both; withdrawn ones are held;
 //! `bytes` is the sum of its messages' costs, `<= bounds.bytes`; extents of bodies do not overlap; a sender waits only while its message does not fit or others wait before
 //! it; a receiver waits only while nothing is ready.
 
 use super::Tick;
 use super::space::{Answers, REMEMBERED};
 use crate::units::{Extent, OS_PAGE_BYTES, PageIndex};
-use crate::wire::{Body, Delivery, Listed, MAX_PAGE_INDEX, MAX_TABLE_BYTES, MemberId, Push, QueueBounds, RegionId, Settlement, Take};
+use crate::wire::{
+    Body, Delivery, Listed, MAX_PAGE_INDEX, MAX_TABLE_BYTES, MemberId, Push, PushHeads, QueueBounds, RegionId, Settlement, Take,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What the server remembers of a message besides its head and reference, for the accounts.
@@ -72,6 +75,8 @@ pub enum QueueError {
     TooLong { needs: u64, most: u64 },
     #[error("the queue is full: {messages} messages are in it")]
     Full { messages: u64 },
+    #[error("{count} messages at once are more than the queue holds: {most}")]
+    TooMany { count: u64, most: u64 },
     #[error("no such message, or it is not this member's")]
     NoSuchMessage,
     #[error("the sender of the message was lost, or took it back, before its body was there")]
@@ -82,7 +87,7 @@ pub enum QueueError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Output {
-    /// The message is in the queue; its body goes to this byte of the queue's region.
+    /// The message is in the queue; its body goes to this byte of the queue's region. Of several, the number is the first one's.
     Pushed { to: Asker, number: u64, body_at: Option<u64> },
     /// Messages for a receiver, none if its time is up. [`Queues::delivery`] has them until the next command.
     Taken { to: Asker, queue: QueueId, numbers: Vec<u64> },
@@ -125,10 +130,13 @@ struct Queue {
     name: String,
     bounds: QueueBounds,
     region: RegionId,
-    messages: BTreeMap<u64, Message>,
-    ready: BTreeSet<u64>,
+    /// By ascending numbers.
+    fresh: VecDeque<(u64, Message)>,
+    taken: BTreeMap<u64, Message>,
+    /// Those of the taken ones that nobody holds any more: they are handed out again, before fresh ones.
+    returned: BTreeSet<u64>,
     /// By receiver and the request that took them.
-    held: BTreeMap<(MemberId, u64), Vec<u64>>,
+    held: BTreeMap<(MemberId, u64), Handful>,
     /// Bodies: first page, and pages.
     extents: BTreeMap<u64, (u32, u64)>,
     bytes: u64,
@@ -138,6 +146,15 @@ struct Queue {
     receivers: VecDeque<WaitingReceiver>,
     for_bodies: Vec<WaitingForBody>,
     counts: QueueCounts,
+}
+
+/// What one request took.
+#[derive(Debug)]
+struct Handful {
+    /// In order; also those that were settled meanwhile.
+    numbers: Vec<u64>,
+    /// How many of them are held still. `> 0`.
+    left: usize,
 }
 
 #[derive(Debug)]
@@ -164,7 +181,14 @@ enum OwnBody {
 struct WaitingSender {
     asker: Asker,
     until: Tick,
-    message: Message,
+    /// They enter the queue together. At least one.
+    messages: Vec<Message>,
+}
+
+impl WaitingSender {
+    fn cost(&self) -> u64 {
+        self.messages.iter().map(Message::cost).sum()
+    }
 }
 
 #[derive(Debug)]
@@ -182,6 +206,18 @@ struct WaitingForBody {
 }
 
 impl Message {
+    /// Its length must have been [asked about](Queues::needs).
+    fn new(sender: MemberId, push: &Push<'_>) -> Self {
+        let body = match push.body {
+            Body::None => OwnBody::None,
+            // Its place is found when it enters the queue.
+            Body::Bytes(bytes) => OwnBody::Bytes { bytes, at: Extent::new(PageIndex(0), pages(bytes).expect("asked about before")) },
+            Body::InPool(bytes, reference) => OwnBody::InPool { bytes, reference: reference.into() },
+        };
+        let missing = if let Body::Bytes(bytes) = push.body { bytes } else { 0 };
+        Self { sender, head: push.head.into(), body, missing, withdrawn: false, redelivered: false, holder: None }
+    }
+
     /// Bytes that count against the queue's bound.
     fn cost(&self) -> u64 {
         self.head.len() as u64 + if let OwnBody::Bytes { bytes, .. } = self.body { bytes } else { 0 }
@@ -259,8 +295,9 @@ impl Queues {
             name: name.to_owned(),
             bounds,
             region,
-            messages: BTreeMap::new(),
-            ready: BTreeSet::new(),
+            fresh: VecDeque::new(),
+            taken: BTreeMap::new(),
+            returned: BTreeSet::new(),
             held: BTreeMap::new(),
             extents: BTreeMap::new(),
             bytes: 0,
@@ -288,7 +325,7 @@ impl Queues {
         for to in askers.chain(queue.for_bodies.iter().map(|w| w.asker)) {
             self.outputs.push_back(Output::Failed { to, error: QueueError::NoSuchQueue });
         }
-        let messages = queue.messages.values().chain(queue.senders.iter().map(|w| &w.message));
+        let messages = queue.messages().map(|(_, m)| m).chain(queue.senders.iter().flat_map(|w| &w.messages));
         self.memory_bytes -= QUEUE_BYTES + messages.map(Message::memory_bytes).sum::<u64>();
         Ok(queue.region)
     }
@@ -305,6 +342,22 @@ impl Queues {
         Ok((MESSAGE_BYTES + push.head.len() as u64 + push.body.reference().len() as u64, u64::from(pages) * OS_PAGE_BYTES as u64))
     }
 
+    /// Bytes of memory that several messages without bodies would take.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSuchQueue`], or [`QueueError::TooLong`] or [`QueueError::TooMany`] if the queue will never have room for all of them.
+    pub fn heads_need(&self, id: QueueId, heads: &PushHeads<'_>) -> Result<u64, QueueError> {
+        let bounds = self.queues.get(&id).ok_or(QueueError::NoSuchQueue)?.bounds;
+        let needs = heads.heads().map(|head| head.len() as u64).sum();
+        if heads.count() > bounds.messages {
+            return Err(QueueError::TooMany { count: heads.count(), most: bounds.messages });
+        }
+        if needs > bounds.bytes {
+            return Err(QueueError::TooLong { needs, most: bounds.bytes });
+        }
+        Ok(heads.count() * MESSAGE_BYTES + needs)
+    }
+
     /// Whether this very request has appended its message already.
     #[must_use]
     pub fn has_pushed(&self, asker: &Asker) -> bool {
@@ -313,37 +366,44 @@ impl Queues {
 
     /// Appends a message, now or when there is room. Ends in [`Output::Pushed`] or [`Output::Failed`].
     pub fn push(&mut self, now: Tick, asker: Asker, id: QueueId, push: &Push<'_>) {
+        let may = self.needs(id, push).map(|_| ());
+        self.enter(asker, id, may, (now, push.patience_ms), std::iter::once(*push));
+    }
+
+    /// Appends several messages without bodies, all of them now or when there is room for all; nobody's come between. Ends in [`Output::Pushed`] or
+    /// [`Output::Failed`].
+    pub fn push_heads(&mut self, now: Tick, asker: Asker, id: QueueId, heads: &PushHeads<'_>) {
+        let (may, patience_ms) = (self.heads_need(id, heads).map(|_| ()), heads.patience_ms);
+        let pushes = heads.heads().map(|head| Push { patience_ms, head, body: Body::None });
+        self.enter(asker, id, may, (now, patience_ms), pushes);
+    }
+
+    fn enter<'a>(
+        &mut self,
+        asker: Asker,
+        id: QueueId,
+        may: Result<(), QueueError>,
+        (now, patience_ms): (Tick, u32),
+        pushes: impl Iterator<Item = Push<'a>>,
+    ) {
         if let Some(number) = self.pushed.get(&asker.member).and_then(|pushed| pushed.get(asker.request)) {
-            let message = self.queues.get(&id).and_then(|queue| queue.messages.get(&number));
+            let message = self.queues.get(&id).and_then(|queue| queue.get(number));
             let body_at = message.and_then(|m| if let OwnBody::Bytes { at, .. } = m.body { Some(first_byte(at)) } else { None });
             self.outputs.push_back(Output::Pushed { to: asker, number, body_at });
             return;
         }
-        if let Err(error) = self.needs(id, push) {
+        if let Err(error) = may {
             self.outputs.push_back(Output::Failed { to: asker, error });
             return;
         }
         let queue = self.queues.get_mut(&id).expect("asked about above");
         // One that waits already takes its place at the end.
         queue.forget_senders(|waiting| waiting.is_same(&asker), &mut self.memory_bytes);
-        let message = Message {
-            sender: asker.member,
-            head: push.head.into(),
-            body: match push.body {
-                Body::None => OwnBody::None,
-                // Its place is found when it enters the queue.
-                Body::Bytes(bytes) => OwnBody::Bytes { bytes, at: Extent::new(PageIndex(0), pages(bytes).expect("asked about above")) },
-                Body::InPool(bytes, reference) => OwnBody::InPool { bytes, reference: reference.into() },
-            },
-            missing: if let Body::Bytes(bytes) = push.body { bytes } else { 0 },
-            withdrawn: false,
-            redelivered: false,
-            holder: None,
-        };
-        self.memory_bytes += message.memory_bytes();
-        queue.senders.push_back(WaitingSender { asker, until: now.after(push.patience_ms), message });
+        let messages: Vec<Message> = pushes.map(|push| Message::new(asker.member, &push)).collect();
+        self.memory_bytes += messages.iter().map(Message::memory_bytes).sum::<u64>();
+        queue.senders.push_back(WaitingSender { asker, until: now.after(patience_ms), messages });
         self.advance(id);
-        if push.patience_ms == 0 {
+        if patience_ms == 0 {
             self.end_waits(id, |_| false, |waiting| waiting.is_same(&asker));
         }
     }
@@ -355,9 +415,11 @@ impl Queues {
             return;
         }
         let queue = self.queues.get_mut(&id).expect("settled above");
-        if let Some(numbers) = queue.held.get(&(asker.member, asker.request)) {
+        let holder = (asker.member, asker.request);
+        if let Some(handful) = queue.held.get(&holder) {
             // It was answered, and the answer was lost with its connection.
-            self.outputs.push_back(Output::Taken { to: asker, queue: id, numbers: numbers.clone() });
+            let numbers = handful.numbers.iter().copied().filter(|number| queue.is_held(*number, holder)).collect();
+            self.outputs.push_back(Output::Taken { to: asker, queue: id, numbers });
             return;
         }
         queue.receivers.retain(|waiting| !waiting.asker.is_same(&asker));
@@ -377,7 +439,7 @@ impl Queues {
         let queue = self.queues.get_mut(&id).ok_or(QueueError::NoSuchQueue)?;
         let mut settled = 0;
         for number in numbers {
-            let Some(message) = queue.messages.get(number) else { continue };
+            let Some(message) = queue.get(*number) else { continue };
             let holder = message.holder.filter(|(holder, _)| *holder == member);
             match (how, holder) {
                 (Settlement::Done, Some(_)) => {
@@ -401,7 +463,7 @@ impl Queues {
     /// Waits until the body of a message is there. Ends in [`Output::Body`] or [`Output::Failed`].
     pub fn await_body(&mut self, now: Tick, asker: Asker, id: QueueId, number: u64, patience_ms: u32) {
         let message = self.queues.get(&id).ok_or(QueueError::NoSuchQueue).and_then(|queue| {
-            let message = queue.messages.get(&number).filter(|m| m.holder.is_some_and(|(holder, _)| holder == asker.member));
+            let message = queue.get(number).filter(|m| m.holder.is_some_and(|(holder, _)| holder == asker.member));
             message.ok_or(QueueError::NoSuchMessage)
         });
         let output = match message {
@@ -425,7 +487,7 @@ impl Queues {
         let Some(id) = self.regions.get(&region) else { return true };
         let queue = &self.queues[id];
         let Some((first, number)) = queue.body_of(from) else { return false };
-        let message = &queue.messages[&number];
+        let message = queue.get(number).expect("extents are of messages");
         let OwnBody::Bytes { bytes, .. } = message.body else { unreachable!("extents are of bodies") };
         message.sender == member && message.missing > 0 && !message.withdrawn && end <= first * OS_PAGE_BYTES as u64 + bytes
     }
@@ -435,7 +497,7 @@ impl Queues {
         let Some(id) = self.regions.get(&region) else { return };
         let queue = self.queues.get_mut(id).expect("regions are those of queues");
         let Some((_, number)) = queue.body_of(from) else { return };
-        let message = queue.messages.get_mut(&number).expect("extents are of messages");
+        let message = queue.get_mut(number).expect("extents are of messages");
         message.missing = message.missing.saturating_sub(bytes);
         if message.missing == 0 {
             let outputs = &mut self.outputs;
@@ -456,26 +518,30 @@ impl Queues {
 
     /// The member's connection broke, or it has another one: nobody waits for answers over the old one. What it asked for it asks for again.
     pub fn disconnected(&mut self, member: MemberId) {
+        self.forget_waits(member);
+        // Whoever stood behind it may be next.
+        self.advance_all();
+    }
+
+    fn forget_waits(&mut self, member: MemberId) {
         for queue in self.queues.values_mut() {
             queue.forget_senders(|waiting| waiting.member == member, &mut self.memory_bytes);
             queue.receivers.retain(|waiting| waiting.asker.member != member);
             queue.for_bodies.retain(|waiting| waiting.asker.member != member);
         }
-        // Whoever stood behind it may be next.
-        self.advance_all();
     }
 
     /// The member is gone for good: what it held is for others, and what it had not sent altogether will never come.
     pub fn member_gone(&mut self, member: MemberId) {
-        self.disconnected(member);
+        // Nothing is handed out before what it held is there again: that goes first.
+        self.forget_waits(member);
         self.pushed.remove(&member);
         for queue in self.queues.values_mut() {
-            let held = queue.held.range((member, 0)..=(member, u64::MAX)).flat_map(|(_, numbers)| numbers.clone());
+            let held = queue.taken.iter().filter(|(_, m)| m.holder.is_some_and(|(holder, _)| holder == member)).map(|(number, _)| *number);
             for number in held.collect::<Vec<u64>>() {
                 queue.release(number, &mut self.memory_bytes, &mut self.outputs);
             }
-            let unsent =
-                queue.messages.iter().filter(|(_, m)| m.sender == member && m.missing > 0 && !m.withdrawn).map(|(number, _)| *number);
+            let unsent = queue.messages().filter(|(_, m)| m.sender == member && m.missing > 0 && !m.withdrawn).map(|(number, _)| number);
             for number in unsent.collect::<Vec<u64>>() {
                 queue.withdraw(number, &mut self.memory_bytes, &mut self.outputs);
             }
@@ -511,7 +577,7 @@ impl Queues {
     /// If it is not there.
     #[must_use]
     pub fn delivery(&self, id: QueueId, number: u64) -> Delivery<'_> {
-        let message = &self.queues[&id].messages[&number];
+        let message = self.queues[&id].get(number).expect("a message that was just taken");
         let (body, body_at) = match &message.body {
             OwnBody::None => (Body::None, 0),
             OwnBody::Bytes { bytes, at } => (Body::Bytes(*bytes), first_byte(*at)),
@@ -526,8 +592,8 @@ impl Queues {
         self.queues.range(QueueId(after.0.saturating_add(1))..).map(|(id, queue)| {
             let listed = Listed {
                 queue: id.0,
-                messages: queue.messages.len() as u64,
-                held: (queue.messages.len() - queue.ready.len()) as u64,
+                messages: queue.len(),
+                held: (queue.taken.len() - queue.returned.len()) as u64,
                 bytes: queue.bytes,
                 waiting_senders: queue.senders.len() as u64,
                 waiting_receivers: queue.receivers.len() as u64,
@@ -553,7 +619,12 @@ impl Queues {
         );
         let mut memory = self.queues.len() as u64 * QUEUE_BYTES;
         for queue in self.queues.values() {
-            memory += queue.messages.values().chain(queue.senders.iter().map(|w| &w.message)).map(Message::memory_bytes).sum::<u64>();
+            memory += queue
+                .messages()
+                .map(|(_, m)| m)
+                .chain(queue.senders.iter().flat_map(|w| &w.messages))
+                .map(Message::memory_bytes)
+                .sum::<u64>();
             queue.check();
         }
         assert_eq!(memory, self.memory_bytes, "memory of messages");
@@ -569,31 +640,22 @@ impl Queues {
     fn advance(&mut self, id: QueueId) {
         let queue = self.queues.get_mut(&id).expect("a queue that is there");
         while let Some(first) = queue.senders.front()
-            && queue.has_room(first.message.cost())
+            && queue.has_room(first.messages.len(), first.cost())
         {
-            let WaitingSender { asker, message, .. } = queue.senders.pop_front().expect("seen above");
-            let (number, body_at) = queue.append(message);
+            let WaitingSender { asker, messages, .. } = queue.senders.pop_front().expect("seen above");
+            let mut first = None;
+            for message in messages {
+                let place = queue.append(message);
+                first.get_or_insert(place);
+            }
+            let (number, body_at) = first.expect("one message at least");
             self.pushed.entry(asker.member).or_default().insert(asker.request, number);
             self.outputs.push_back(Output::Pushed { to: asker, number, body_at });
         }
-        while !queue.ready.is_empty()
+        while queue.is_anything_ready()
             && let Some(WaitingReceiver { asker, most, .. }) = queue.receivers.pop_front()
         {
-            let (mut numbers, mut room) = (Vec::new(), MAX_TABLE_BYTES);
-            while numbers.len() < most
-                && let Some(number) = queue.ready.first().copied()
-            {
-                let message = queue.messages.get_mut(&number).expect("ready messages are messages");
-                let coded = Delivery::coded_bytes(message.head.len(), message.reference().len());
-                if coded > room {
-                    break;
-                }
-                room -= coded;
-                message.holder = Some((asker.member, asker.request));
-                queue.ready.pop_first();
-                numbers.push(number);
-            }
-            queue.held.insert((asker.member, asker.request), numbers.clone());
+            let numbers = queue.hand_out((asker.member, asker.request), most);
             self.outputs.push_back(Output::Taken { to: asker, queue: id, numbers });
         }
     }
@@ -602,14 +664,14 @@ impl Queues {
     fn end_waits(&mut self, id: QueueId, over: impl Fn(Tick) -> bool, of: impl Fn(&Asker) -> bool) {
         let Self { queues, outputs, memory_bytes, .. } = self;
         let queue = queues.get_mut(&id).expect("a queue that is there");
-        let messages = queue.messages.len() as u64;
+        let messages = queue.len();
         let ends = |asker: &Asker, until: Tick| over(until) || of(asker);
         let before = queue.senders.len();
         queue.senders.retain(|waiting| {
             let stays = !ends(&waiting.asker, waiting.until);
             if !stays {
                 queue.counts.refused += 1;
-                *memory_bytes -= waiting.message.memory_bytes();
+                *memory_bytes -= waiting.messages.iter().map(Message::memory_bytes).sum::<u64>();
                 outputs.push_back(Output::Failed { to: waiting.asker, error: QueueError::Full { messages } });
             }
             stays
@@ -637,8 +699,74 @@ impl Queues {
 }
 
 impl Queue {
-    fn has_room(&self, cost: u64) -> bool {
-        (self.messages.len() as u64) < self.bounds.messages && cost <= self.bounds.bytes - self.bytes
+    /// Messages in it.
+    fn len(&self) -> u64 {
+        (self.fresh.len() + self.taken.len()) as u64
+    }
+
+    /// All of them, by their numbers.
+    fn messages(&self) -> impl Iterator<Item = (u64, &Message)> {
+        self.taken.iter().map(|(number, message)| (*number, message)).chain(self.fresh.iter().map(|(number, message)| (*number, message)))
+    }
+
+    fn fresh_at(&self, number: u64) -> Option<usize> {
+        self.fresh.binary_search_by_key(&number, |(number, _)| *number).ok()
+    }
+
+    fn get(&self, number: u64) -> Option<&Message> {
+        self.taken.get(&number).or_else(|| Some(&self.fresh[self.fresh_at(number)?].1))
+    }
+
+    fn get_mut(&mut self, number: u64) -> Option<&mut Message> {
+        if let Some(at) = self.fresh_at(number) {
+            return Some(&mut self.fresh[at].1);
+        }
+        self.taken.get_mut(&number)
+    }
+
+    fn is_held(&self, number: u64, by: (MemberId, u64)) -> bool {
+        self.taken.get(&number).is_some_and(|message| message.holder == Some(by))
+    }
+
+    fn is_anything_ready(&self) -> bool {
+        !self.returned.is_empty() || !self.fresh.is_empty()
+    }
+
+    /// Gives a receiver as many messages as it wants, are ready and fit one answer: those that were given back before others.
+    fn hand_out(&mut self, holder: (MemberId, u64), most: usize) -> Vec<u64> {
+        let (mut numbers, mut room) = (Vec::with_capacity(most.min(self.returned.len() + self.fresh.len())), MAX_TABLE_BYTES);
+        let mut fits = |message: &Message| {
+            let coded = Delivery::coded_bytes(message.head.len(), message.reference().len());
+            let fits = coded <= room;
+            room -= if fits { coded } else { 0 };
+            fits
+        };
+        while numbers.len() < most {
+            if let Some(number) = self.returned.first() {
+                let message = self.taken.get_mut(number).expect("returned messages are taken ones");
+                if !fits(message) {
+                    break;
+                }
+                message.holder = Some(holder);
+                numbers.extend(self.returned.pop_first());
+            } else if let Some((_, message)) = self.fresh.front() {
+                if !fits(message) {
+                    break;
+                }
+                let (number, mut message) = self.fresh.pop_front().expect("seen above");
+                message.holder = Some(holder);
+                self.taken.insert(number, message);
+                numbers.push(number);
+            } else {
+                break;
+            }
+        }
+        self.held.insert(holder, Handful { left: numbers.len(), numbers: numbers.clone() });
+        numbers
+    }
+
+    fn has_room(&self, messages: usize, cost: u64) -> bool {
+        messages as u64 <= self.bounds.messages - self.len() && cost <= self.bounds.bytes - self.bytes
     }
 
     fn append(&mut self, mut message: Message) -> (u64, Option<u64>) {
@@ -652,8 +780,7 @@ impl Queue {
             self.extents.insert(at.first.0, (at.count, number));
             body_at = Some(first_byte(*at));
         }
-        self.messages.insert(number, message);
-        self.ready.insert(number);
+        self.fresh.push_back((number, message));
         (number, body_at)
     }
 
@@ -661,7 +788,7 @@ impl Queue {
         self.senders.retain(|waiting| {
             let stays = !gone(&waiting.asker);
             if !stays {
-                *memory_bytes -= waiting.message.memory_bytes();
+                *memory_bytes -= waiting.messages.iter().map(Message::memory_bytes).sum::<u64>();
             }
             stays
         });
@@ -693,13 +820,13 @@ impl Queue {
 
     /// A message that a receiver holds is for others again.
     fn release(&mut self, number: u64, memory_bytes: &mut u64, outputs: &mut VecDeque<Output>) {
-        let message = self.messages.get_mut(&number).expect("held messages are messages");
+        let message = self.taken.get_mut(&number).expect("held messages are taken");
         let holder = message.holder.take().expect("it is held");
         message.redelivered = true;
         let withdrawn = message.withdrawn;
-        self.forget_holder(holder, number);
+        self.forget_holder(holder);
         self.for_bodies.retain(|waiting| waiting.number != number || waiting.asker.member != holder.0);
-        self.ready.insert(number);
+        self.returned.insert(number);
         if withdrawn {
             self.drop_message(number, memory_bytes, outputs);
         } else {
@@ -710,7 +837,7 @@ impl Queue {
     /// The body of a message will never be there.
     fn withdraw(&mut self, number: u64, memory_bytes: &mut u64, outputs: &mut VecDeque<Output>) {
         self.counts.withdrawn += 1;
-        let message = self.messages.get_mut(&number).expect("the caller has seen it");
+        let message = self.get_mut(number).expect("the caller has seen it");
         message.withdrawn = true;
         let is_held = message.holder.is_some();
         self.for_bodies.retain(|waiting| {
@@ -726,10 +853,13 @@ impl Queue {
     }
 
     fn drop_message(&mut self, number: u64, memory_bytes: &mut u64, outputs: &mut VecDeque<Output>) {
-        let message = self.messages.remove(&number).expect("the caller has seen it");
-        self.ready.remove(&number);
-        if let Some(holder) = message.holder {
-            self.forget_holder(holder, number);
+        let message = match self.taken.remove(&number) {
+            Some(message) => message,
+            None => self.fresh_at(number).and_then(|at| self.fresh.remove(at)).expect("the caller has seen it").1,
+        };
+        match message.holder {
+            Some(holder) => self.forget_holder(holder),
+            None => _ = self.returned.remove(&number),
         }
         self.for_bodies.retain(|waiting| {
             if waiting.number == number {
@@ -745,40 +875,49 @@ impl Queue {
         }
     }
 
-    fn forget_holder(&mut self, holder: (MemberId, u64), number: u64) {
-        let numbers = self.held.get_mut(&holder).expect("holders are listed");
-        numbers.retain(|held| *held != number);
-        if numbers.is_empty() {
+    fn forget_holder(&mut self, holder: (MemberId, u64)) {
+        let handful = self.held.get_mut(&holder).expect("holders are listed");
+        handful.left -= 1;
+        if handful.left == 0 {
             self.held.remove(&holder);
         }
     }
 
     fn check(&self) {
-        assert!(self.messages.len() as u64 <= self.bounds.messages);
-        assert_eq!(self.bytes, self.messages.values().map(Message::cost).sum::<u64>(), "bytes of messages");
+        assert!(self.len() <= self.bounds.messages);
+        assert_eq!(self.bytes, self.messages().map(|(_, m)| m.cost()).sum::<u64>(), "bytes of messages");
         assert!(self.bytes <= self.bounds.bytes);
-        let held: BTreeMap<u64, (MemberId, u64)> =
-            self.held.iter().flat_map(|(holder, numbers)| numbers.iter().map(|number| (*number, *holder))).collect();
-        assert!(self.held.values().all(|numbers| !numbers.is_empty()));
-        assert_eq!(held.len() + self.ready.len(), self.messages.len(), "a message is ready or held");
-        for (number, message) in &self.messages {
-            assert_eq!(message.holder, held.get(number).copied());
-            assert!(message.holder.is_some() != self.ready.contains(number));
+        assert!(self.messages().is_sorted_by(|(a, _), (b, _)| a < b) && self.messages().all(|(number, _)| number < self.next_number));
+        for (holder, handful) in &self.held {
+            let held = handful.numbers.iter().filter(|number| self.is_held(**number, *holder)).count();
+            assert!(held == handful.left && held > 0, "a handful is listed while some of it is held");
+        }
+        assert_eq!(
+            self.held.values().map(|h| h.left).sum::<usize>() + self.returned.len(),
+            self.taken.len(),
+            "a taken message is held or returned"
+        );
+        assert!(self.fresh.iter().all(|(_, message)| message.holder.is_none() && !message.withdrawn));
+        assert!(self.returned.iter().all(|number| self.taken[number].holder.is_none()));
+        for (number, message) in self.messages() {
             assert!(!message.withdrawn || message.holder.is_some());
             if let OwnBody::Bytes { at, .. } = message.body {
-                assert_eq!(self.extents.get(&at.first.0), Some(&(at.count, *number)));
+                assert_eq!(self.extents.get(&at.first.0), Some(&(at.count, number)));
             } else {
                 assert_eq!(message.missing, 0);
             }
         }
         let mut end = 0;
         for (first, (pages, number)) in &self.extents {
-            assert!(*first >= end && self.messages.contains_key(number), "bodies do not overlap");
+            assert!(*first >= end && self.get(*number).is_some(), "bodies do not overlap");
             end = first + u64::from(*pages);
         }
-        assert!(self.senders.front().is_none_or(|first| !self.has_room(first.message.cost())), "somebody waits for room that is there");
-        assert!(self.receivers.is_empty() || self.ready.is_empty(), "somebody waits for a message that is there");
-        assert!(self.for_bodies.iter().all(|waiting| self.messages.get(&waiting.number).is_some_and(|m| m.missing > 0 && !m.withdrawn)));
+        assert!(
+            self.senders.front().is_none_or(|first| !self.has_room(first.messages.len(), first.cost())),
+            "somebody waits for room that is there"
+        );
+        assert!(self.receivers.is_empty() || !self.is_anything_ready(), "somebody waits for a message that is there");
+        assert!(self.for_bodies.iter().all(|waiting| self.get(waiting.number).is_some_and(|m| m.missing > 0 && !m.withdrawn)));
     }
 }
 

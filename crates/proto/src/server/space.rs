@@ -13,7 +13,7 @@ use super::queue::{Asker, Output, QueueError, QueueId, QueueLimits, Queues};
 use super::table::{CHUNK_BYTES, Chunk, Root, StoredPage, Tables, chunk_of, slot_of};
 use super::{FrameIndex, Tick};
 use crate::units::{Extent, OS_PAGE_BYTES, PageIndex};
-use crate::wire::{MAX_PAGE_INDEX, MemberId, Push, QueueBounds, RegionId, Settlement, Take};
+use crate::wire::{MAX_PAGE_INDEX, MemberId, Push, PushHeads, QueueBounds, RegionId, Settlement, Take};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Regions of one lease.
@@ -553,6 +553,21 @@ impl LeaseSpace {
             return Err(error.into());
         }
         self.queues.push(now, asker, queue, push);
+        Ok(())
+    }
+
+    /// [`Queues::push_heads`], if the lease has room for the messages. Outputs follow.
+    ///
+    /// # Errors
+    /// [`SpaceError::Full`] or [`QueueError`]; then no output does.
+    pub fn push_heads(&mut self, now: Tick, asker: Asker, queue: QueueId, heads: &PushHeads<'_>) -> Result<(), QueueSpaceError> {
+        let memory = self.queues.heads_need(queue, heads)?;
+        if let Err(error) = self.room_for(memory, 0)
+            && !self.queues.has_pushed(&asker)
+        {
+            return Err(error.into());
+        }
+        self.queues.push_heads(now, asker, queue, heads);
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 //!                                                                        reply: deliveries
 //!   Settle        how u32, zero u32, numbers u64 each
 //!   AwaitBody     number u64, patience_ms u32, zero u32
+//!   PushHeads     patience_ms u32, count u16, zero u16, and for each: length of the head u16, head
 //! ```
 //! A head and the reference to a body in the pool travel in tables; the bytes of a body travel as those of any other region ([`super::Window`]).
 
@@ -121,6 +122,83 @@ impl<'a> Push<'a> {
         }
         let head = reader.take(head)?;
         Ok(Self { patience_ms, head, body: Body::parse(kind, bytes, reader.rest())? })
+    }
+}
+
+/// Messages without bodies that enter a queue together. At least one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PushHeads<'a> {
+    /// How long they may wait for room for all of them.
+    pub patience_ms: u32,
+    count: u16,
+    /// Each a length (2) and a head, as many as `count`.
+    coded: &'a [u8],
+}
+
+impl<'a> PushHeads<'a> {
+    /// How many of these heads one request takes: as many as its table has room for.
+    #[must_use]
+    pub fn fit(heads: &[&[u8]]) -> usize {
+        let mut bytes = 8;
+        let fits = |head: &&&[u8]| {
+            bytes += 2 + head.len();
+            bytes <= MAX_TABLE_BYTES
+        };
+        heads.iter().take_while(fits).count()
+    }
+
+    /// Appends the table.
+    ///
+    /// # Panics
+    /// If there are none, or more than [fit](Self::fit), or one is too long.
+    pub fn encode(patience_ms: u32, heads: &[&[u8]], out: &mut Vec<u8>) {
+        assert!(!heads.is_empty() && heads.iter().all(|head| head.len() <= MAX_HEAD_BYTES), "heads that are no messages");
+        let from = out.len();
+        out.extend_from_slice(&patience_ms.to_le_bytes());
+        out.extend_from_slice(&u16::try_from(heads.len()).expect("they fit").to_le_bytes());
+        out.extend_from_slice(&[0; 2]);
+        for head in heads {
+            out.extend_from_slice(&u16::try_from(head.len()).expect("at most MAX_HEAD_BYTES").to_le_bytes());
+            out.extend_from_slice(head);
+        }
+        assert!(out.len() - from <= MAX_TABLE_BYTES, "{} heads are too many", heads.len());
+    }
+
+    /// # Errors
+    /// [`WireError`].
+    pub fn parse(table: &'a [u8]) -> Result<Self, WireError> {
+        let mut reader = Reader::new(table);
+        let (patience_ms, count, zero) = (reader.u32()?, reader.u16()?, reader.u16()?);
+        if zero != 0 {
+            return Err(WireError::Reserved);
+        }
+        let coded = reader.rest();
+        let mut heads = Reader::new(coded);
+        for _ in 0..count {
+            let len = usize::from(heads.u16()?);
+            if len > MAX_HEAD_BYTES {
+                return Err(WireError::BadMessage);
+            }
+            heads.take(len)?;
+        }
+        heads.end()?;
+        if count == 0 { Err(WireError::BadMessage) } else { Ok(Self { patience_ms, count, coded }) }
+    }
+
+    /// How many they are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count.into()
+    }
+
+    pub fn heads(&self) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a> {
+        let mut rest = self.coded;
+        std::iter::from_fn(move || {
+            let (len, after) = rest.split_first_chunk::<2>()?;
+            let (head, after) = after.split_at(u16::from_le_bytes(*len).into());
+            rest = after;
+            Some(head)
+        })
     }
 }
 
@@ -447,6 +525,21 @@ mod tests {
             [&[9, 0, 0, 0, 0, 0, 0, 0][..], &[0, 16, 0, 0, 0, 0, 0, 0], &[3, 0, 0, 0, 0, 0, 0, 0], &[1, 3, 1, 0, 0, 0, 0, 0], b"h"];
         assert_eq!(bytes, expected.concat());
         assert_eq!(bytes.len(), Delivery::coded_bytes(1, 0));
+        let bytes = coded(|out| PushHeads::encode(5, &[b"head", b""], out));
+        assert_eq!(bytes, [&[5, 0, 0, 0, 2, 0, 0, 0, 4, 0][..], b"head", &[0, 0]].concat());
+    }
+
+    #[test]
+    fn heads_fill_a_table_and_not_more() {
+        let head = [7; MAX_HEAD_BYTES];
+        let mut heads: Vec<&[u8]> = vec![&head; 63];
+        // 8 + 63 * 258 bytes; what is left is one head's, to the byte.
+        let left = MAX_TABLE_BYTES - 8 - 63 * 258 - 2;
+        heads.extend([&head[..left], b""]);
+        assert_eq!(PushHeads::fit(&heads), 64);
+        assert_eq!(coded(|out| PushHeads::encode(0, &heads[..64], out)).len(), MAX_TABLE_BYTES);
+        assert!(PushHeads::parse(&[0; 8]).is_err(), "none");
+        assert!(PushHeads::parse(&[0, 0, 0, 0, 1, 0, 0, 0, 1, 1]).is_err(), "a head that is too long");
     }
 
     proptest! {
@@ -460,6 +553,10 @@ mod tests {
             let push = Push { patience_ms: 7, head: &head, body };
             let table = coded(|out| push.encode(out));
             prop_assert_eq!(Push::parse(&table), Ok(push));
+            let heads = [&head[..], b"", &head[..head.len() / 2]];
+            let table = coded(|out| PushHeads::encode(7, &heads, out));
+            prop_assert_eq!(PushHeads::parse(&table).unwrap().heads().collect::<Vec<_>>(), heads);
+            prop_assert!(PushHeads::parse(&table[..table.len() - 1]).is_err());
             let arriving = flags[1] && kind == 1;
             let one = Delivery { number: 3, redelivered: flags[0], arriving, head: &head, body, body_at: if kind == 1 { 8192 } else { 0 } };
             let table = coded(|out| { one.encode(out); one.encode(out) });

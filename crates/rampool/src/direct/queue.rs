@@ -25,8 +25,8 @@ use rampool_proto::layout::{Layout, Program};
 use rampool_proto::placement::ServerIndex;
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES};
 use rampool_proto::wire::{
-    AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_NAME_BYTES, MAX_PAGE_INDEX, MAX_SETTLED, Opcode, Push, QueueBounds, Reference,
-    RegionId, Settlement, Status, Take,
+    AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_NAME_BYTES, MAX_PAGE_INDEX, MAX_SETTLED, Opcode, Push, PushHeads, QueueBounds,
+    Reference, RegionId, Settlement, Status, Take,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -325,17 +325,74 @@ impl Direct {
     /// [`QueueError`] for a head that is too long.
     pub fn start_send(&mut self, queue: &Queue, head: &[u8], body: Vec<u8>, patience: Duration) -> Result<PendingSend, QueueError> {
         let request = self.push(queue, head, SendBody::Bytes(&body), patience)?;
+        Ok(self.note_send(queue, request, (!body.is_empty()).then_some(body)))
+    }
+
+    fn note_send(&mut self, queue: &Queue, request: u64, body: Option<Vec<u8>>) -> PendingSend {
         self.queues.next += 1;
         let id = self.queues.next;
-        let body = (!body.is_empty()).then_some(body);
         if body.is_some() {
             self.queues.with_bodies.push(id);
         }
         self.queues.sends.insert(id, Sending { queue: queue.clone(), request, stage: Stage::Head(body) });
-        Ok(PendingSend { id })
+        PendingSend { id }
     }
 
-    /// Waits until a message is in its queue with all of its body.
+    /// Appends many messages without bodies, which costs a fraction of one send for each: they travel in groups of up to 16 KiB (heads, and 2 bytes for each), and a group
+    /// enters the queue whole, with nobody's message in between. Blocks until all are in the queue; at most for `patience` for each group, while there is no room for it.
+    /// Returns how many are in the queue, the first ones: fewer than there are if there was no room for more.
+    ///
+    /// # Errors
+    /// [`QueueError`] if none was appended. As with [`Direct::send`], except where the server is lost, none is in the queue then.
+    pub fn send_many(&mut self, queue: &Queue, heads: &[&[u8]], patience: Duration) -> Result<usize, QueueError> {
+        let mut sent = 0;
+        while sent < heads.len() {
+            let until = Instant::now() + patience;
+            let result = loop {
+                let left = until.saturating_duration_since(Instant::now());
+                let (pending, count) = self.start_send_many(queue, &heads[sent..], left)?;
+                match self.wait_send(pending) {
+                    // It waited for as long as one request may.
+                    Err(QueueError::Full { .. }) if Instant::now() < until => {}
+                    result => break result.map(|()| count),
+                }
+            };
+            match result {
+                Ok(count) => sent += count,
+                Err(error) if sent == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Begins to append as many of these messages without bodies as fit one group (see [`Direct::send_many`]); returns how many they are, at least one. The group leaves at
+    /// once, and so do others behind it: many may be in flight. If the queue has no room for all of the group, it waits as [`Direct::start_send`] does.
+    ///
+    /// # Errors
+    /// [`QueueError::Head`] for a head among them that is too long; nothing was sent then.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn start_send_many(&mut self, queue: &Queue, heads: &[&[u8]], patience: Duration) -> Result<(PendingSend, usize), QueueError> {
+        assert!(!heads.is_empty(), "no messages to send");
+        let bytes = heads.iter().map(|head| head.len()).max().unwrap_or_default();
+        if bytes > MAX_HEAD_BYTES {
+            return Err(QueueError::Head { queue: queue.name.to_string(), bytes });
+        }
+        // A queue may be made for fewer messages than a group has.
+        let holds = usize::try_from(queue.bounds.messages).unwrap_or(usize::MAX).min(heads.len());
+        let mut count = PushHeads::fit(&heads[..holds]);
+        while count > 1 && heads[..count].iter().map(|head| head.len() as u64).sum::<u64>() > queue.bounds.bytes {
+            count -= 1;
+        }
+        let mut table = Vec::new();
+        PushHeads::encode(self.patience_ms(patience), &heads[..count], &mut table);
+        let request = self.pool.ask_queue(queue.server, Opcode::PushHeads, queue.id, &table);
+        Ok((self.note_send(queue, request, None), count))
+    }
+
+    /// Waits until a message is in its queue with all of its body; or a group of messages.
     ///
     /// # Errors
     /// As [`Direct::send`].

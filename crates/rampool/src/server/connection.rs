@@ -361,7 +361,8 @@ impl Connection {
                     | Opcode::Push
                     | Opcode::Take
                     | Opcode::Settle
-                    | Opcode::AwaitBody => self.queue(shared, bench, header, now),
+                    | Opcode::AwaitBody
+                    | Opcode::PushHeads => self.queue(shared, bench, header, now),
                     _ => self.control(shared, bench, header),
                 };
             }

@@ -2,6 +2,10 @@
 //!
 //! One thread carries out the copies that clients order. It joins the other server's lease with the token that the client has for it, writes as any member does, and
 //! leaves when nothing was to be copied for a while. What it reads it reads under the lease's lock, a request at a time; several are on their way at once.
+//!
+//! **Once.** A copy that its client orders again, because its connection broke before the answer came, is not made again: one that has ended is remembered in the lease, as
+//! updates are, and one that is on its way answers over the new connection. Where the way to the other server breaks, it is made again as the same member, and what is
+//! unanswered is sent again with its number, by which that server knows what it has entered already.
 //! A server without a key only goes to addresses of its own machine, as it is only reached from there.
 
 use super::connection::direct::Gathered;
@@ -10,7 +14,9 @@ use super::shared::{Lease, Shared, lock};
 use crate::blocks::block_crcs;
 use crate::transport::{Endpoint, Link, LocalPolicy, Received, Urgency, connect};
 use rampool_proto::server::ConnectionNumber;
-use rampool_proto::wire::{AttachLease, CopyRequest, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame, parse_message};
+use rampool_proto::wire::{
+    AttachLease, CopyRequest, Granted, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame, parse_message,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -48,6 +54,8 @@ pub(super) struct Delivered {
 /// The way to another server's lease.
 struct Way {
     link: Link<Held>,
+    /// Who this server is there.
+    member: MemberId,
     next: u64,
     used: Instant,
     /// Orders whose bytes are on their way.
@@ -83,7 +91,13 @@ pub(super) fn run(shared: &Shared, orders: &Receiver<Order>) {
         let Ways { open, down } = &mut ways;
         down.retain(|_, (since, _)| now.duration_since(*since) < DOWN);
         open.retain(|(name, _), way| {
-            if let Err(message) = collect(shared, way, keep, Instant::now() + PATIENCE) {
+            let deadline = Instant::now() + PATIENCE;
+            let collected = collect(shared, way, keep, deadline).or_else(|message| {
+                tracing::info!(peer = name, message, "the way to another server broke");
+                come_back(shared, way, deadline)?;
+                collect(shared, way, keep, deadline)
+            });
+            if let Err(message) = collected {
                 fail(shared, way, name, &message);
                 down.insert(name.clone(), (Instant::now(), message));
                 return false;
@@ -116,20 +130,36 @@ fn fail(shared: &Shared, way: &mut Way, name: &str, message: &str) {
     }
 }
 
-/// Reads what is to be copied and sends it.
+/// Reads what is to be copied and sends it, unless it was ordered before.
 fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
-    let (gathered, held) = match read(shared, &order) {
-        Ok(read) => read,
-        Err(refused) => return tell(shared, order, Err(refused)),
+    let twin =
+        |other: &&mut Order| (other.lease.id, other.member, other.header.request) == (order.lease.id, order.member, order.header.request);
+    if let Some(under_way) = ways.open.values_mut().flat_map(|way| way.waiting.values_mut()).find(twin) {
+        // Whoever ordered it before has come back over this connection.
+        *under_way = order;
+        return;
+    }
+    let admitted = {
+        let space = order.lease.space();
+        space.admit(order.member, order.connection).map(|()| space.answered(order.member, order.header.request))
     };
+    match admitted {
+        Ok(None) => {}
+        Ok(Some(answer)) => return tell(shared, order, Ok(answer)),
+        Err(error) => return tell(shared, order, Err(error.into())),
+    }
     let key = (order.copy.endpoint.clone(), order.copy.lease);
     if !ways.open.contains_key(&key) {
         let gone = match ways.down.get(&key.0) {
             Some((_, message)) => Err(message.clone()),
-            None => go(shared, &order.copy).inspect_err(|message| _ = ways.down.insert(key.0.clone(), (Instant::now(), message.clone()))),
+            None => go(shared, &order.copy, MemberId(0), Instant::now() + PATIENCE)
+                .inspect_err(|message| _ = ways.down.insert(key.0.clone(), (Instant::now(), message.clone()))),
         };
         match gone {
-            Ok(way) => _ = ways.open.insert(key.clone(), way),
+            Ok((link, member)) => {
+                let way = Way { link, member, next: 0, used: Instant::now(), waiting: BTreeMap::new() };
+                _ = ways.open.insert(key.clone(), way);
+            }
             Err(message) => {
                 let refused = lost(&order.copy.endpoint, &message);
                 return tell(shared, order, Err(refused));
@@ -139,21 +169,41 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
     let way = ways.open.get_mut(&key).expect("there is a way now");
     way.next += 1;
     way.used = Instant::now();
+    let number = way.next;
+    match send(shared, way, &order, number) {
+        Ok(()) => _ = way.waiting.insert(number, order),
+        Err(refused) => tell(shared, order, Err(refused)),
+    }
+}
+
+/// Sends the bytes of a copy as the request of this number.
+fn send(shared: &Shared, way: &mut Way, order: &Order, number: u64) -> Result<(), Refused> {
+    let (gathered, held) = read(shared, order)?;
     // SAFETY: frames and buffer are held; nobody writes to a frame that is.
     let crcs = unsafe { crcs_there(&order.copy, &gathered) };
     let (mut table, mut head) = (Vec::new(), Vec::new());
     order.copy.target.encode_with(&crcs, &mut table);
-    encode_frame(
-        &mut head,
-        Header::request(Opcode::Scatter, way.next).with_region(order.copy.region),
-        &table,
-        order.copy.target.len as usize,
-    );
+    let header = Header::request(Opcode::Scatter, number).with_region(order.copy.region);
+    encode_frame(&mut head, header, &table, order.copy.target.len as usize);
     // SAFETY: the guard keeps the buffer and a reference to every frame until the frame has left.
     unsafe { way.link.send(Urgency::Demand, &head, &gathered.pieces, held) };
     // What does not leave now leaves when answers are collected.
     let _ = way.link.flush();
-    way.waiting.insert(way.next, order);
+    Ok(())
+}
+
+/// The way broke: makes it again, as the same member, and sends what is unanswered again. An error if the other server is gone, or does not know this one any more.
+fn come_back(shared: &Shared, way: &mut Way, deadline: Instant) -> Result<(), String> {
+    let Some(first) = way.waiting.values().next() else { return Err("the connection broke".to_owned()) };
+    (way.link, way.member) = go(shared, &first.copy, way.member, deadline)?;
+    for (number, order) in std::mem::take(&mut way.waiting) {
+        // Its bytes are read again: if the first ones were entered there, these are not.
+        match send(shared, way, &order, number) {
+            Ok(()) => _ = way.waiting.insert(number, order),
+            Err(refused) => tell(shared, order, Err(refused)),
+        }
+    }
+    Ok(())
 }
 
 /// The bytes to copy. With an error, nothing is held.
@@ -161,7 +211,6 @@ fn read(shared: &Shared, order: &Order) -> Result<(Gathered, Held), Refused> {
     let mut gathered = Gathered::default();
     let result = (|| {
         let space = order.lease.space();
-        space.admit(order.member, order.connection)?;
         let mut view = space.view(order.member, RegionId(order.header.region))?;
         gathered.collect(shared, order.shard, &mut view, &order.copy.source)
     })();
@@ -185,38 +234,41 @@ unsafe fn crcs_there(copy: &CopyRequest, gathered: &Gathered) -> Vec<u32> {
     crcs
 }
 
-/// Connects to the other server and joins the lease there.
-fn go(shared: &Shared, copy: &CopyRequest) -> Result<Way, String> {
+/// Connects to the other server and joins the lease there, as this member (0: a new one). The link, and the member it speaks for.
+fn go(shared: &Shared, copy: &CopyRequest, member: MemberId, deadline: Instant) -> Result<(Link<Held>, MemberId), String> {
     let config = &shared.config;
     let endpoint: Endpoint = copy.endpoint.parse().map_err(|error| format!("{error}"))?;
     if config.key.is_none() && !endpoint.is_local().map_err(|error| error.to_string())? {
         return Err("a server without a key copies to its own machine only".to_owned());
     }
-    let deadline = Instant::now() + PATIENCE;
     let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: 0 };
-    let link = connect::<Held>(&endpoint, local, deadline).map_err(|error| error.to_string())?;
-    let mut way = Way { link, next: 0, used: Instant::now(), waiting: BTreeMap::new() };
+    let mut link = connect::<Held>(&endpoint, local, deadline).map_err(|error| error.to_string())?;
     let attach = AttachLease {
         lease: copy.lease,
         token: copy.token,
-        member: MemberId(0),
+        member,
         pid: std::process::id(),
         name: "copy from another server".to_owned(),
         host: String::new(),
     };
     let mut head = Vec::new();
     encode_frame(&mut head, Header::request(Opcode::AttachLease, 0), &attach.encode(), 0);
-    way.link.send_head(Urgency::Demand, &head, Held::nothing());
-    let (header, table) = reply(&mut way, deadline)?;
-    if header.status == Status::Ok { Ok(way) } else { Err(parse_message(&table)) }
+    link.send_head(Urgency::Demand, &head, Held::nothing());
+    let (header, table) = reply(&mut link, deadline)?;
+    if header.status != Status::Ok {
+        return Err(parse_message(&table));
+    }
+    let granted = Granted::parse(&table).map_err(|error| error.to_string())?;
+    Ok((link, granted.member))
 }
 
 /// Waits for answers until `keep` copies are on their way.
 fn collect(shared: &Shared, way: &mut Way, keep: usize, deadline: Instant) -> Result<(), String> {
     while way.waiting.len() > keep {
-        let (header, table) = reply(way, deadline)?;
+        let (header, table) = reply(&mut way.link, deadline)?;
         let order = way.waiting.remove(&header.request).ok_or("it answers what nobody asked")?;
         let result = if header.status == Status::Ok {
+            order.lease.space().remember(order.member, order.header.request, 0);
             Ok(0)
         } else {
             // For the client it is the other server that has no room, or no such region.
@@ -231,17 +283,17 @@ fn collect(shared: &Shared, way: &mut Way, keep: usize, deadline: Instant) -> Re
     Ok(())
 }
 
-fn reply(way: &mut Way, deadline: Instant) -> Result<(Header, Vec<u8>), String> {
+fn reply(link: &mut Link<Held>, deadline: Instant) -> Result<(Header, Vec<u8>), String> {
     loop {
-        way.link.flush().map_err(|error| error.to_string())?;
-        match way.link.receive().map_err(|error| error.to_string())? {
+        link.flush().map_err(|error| error.to_string())?;
+        match link.receive().map_err(|error| error.to_string())? {
             Received::Blocked => {
-                if !way.link.wait(deadline).map_err(|error| error.to_string())? {
+                if !link.wait(deadline).map_err(|error| error.to_string())? {
                     return Err(format!("no answer within {PATIENCE:?}"));
                 }
             }
             Received::Head(header) if header.opcode == Opcode::Draining => {}
-            Received::Head(header) if header.is_reply() && header.bulk_len == 0 => return Ok((header, way.link.table().to_vec())),
+            Received::Head(header) if header.is_reply() && header.bulk_len == 0 => return Ok((header, link.table().to_vec())),
             Received::Head(_) | Received::Bulk(_) => return Err("it says what nobody asked".to_owned()),
         }
     }

@@ -4,7 +4,7 @@
 //! requests or connections by then is answered in one go.
 
 use super::connection::{Connection, End, Held, Turn, Workbench};
-use super::shared::{Post, Shared, lock};
+use super::shared::{Shared, lock};
 use crate::patience::Patience;
 use crate::transport::{Handshake, Listener, LocalPolicy, Means, Peer, Stream, Wants};
 use rampool_proto::session::{Refusal, features};
@@ -23,12 +23,15 @@ const DOORBELL: u64 = u64::MAX;
 const FIRST_LISTENER: u64 = u64::MAX - 1024;
 /// While it looks for more work, a shard asks the sockets that had some last, if they are this few, rather than the poll set: one call less for each.
 const MOST_WARM: usize = 4;
-/// How often it asks the warm sockets before it looks at everything.
+/// How often it asks the warm sockets in vain before it looks at everything.
 const WARM_LOOKS: u32 = 16;
 /// The same where all that it asks is memory.
 const RING_LOOKS: u32 = 256;
 /// Connections over shared memory that are looked at without being asked to ring.
 const MOST_AWAKE: usize = 16;
+/// How often it asks them at all: however busy they are, the others are not forgotten.
+const WARM_TURNS: u32 = 64;
+const RING_TURNS: u32 = 1024;
 
 pub(super) struct Shard {
     index: usize,
@@ -88,7 +91,7 @@ impl Shard {
         rampool_sys::thread::ask_for_short_slices();
         let mut next_sweep = Instant::now() + sweep_every;
         let mut idle_since: Option<Instant> = None;
-        let mut looks = 0;
+        let (mut looks, mut turns) = (0, 0);
         while !self.shared.stopping() {
             let now = Instant::now();
             if self.bench.alarm.is_some_and(|alarm| now >= alarm) {
@@ -100,9 +103,11 @@ impl Shard {
             }
             let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
             let spinning = !self.again.is_empty() || idle_since.is_none() || waited < patience.time();
-            let most_looks = if self.warm.is_empty() { RING_LOOKS } else { WARM_LOOKS };
-            if spinning && self.again.is_empty() && looks < most_looks && !(self.warm.is_empty() && self.awake.is_empty()) {
+            let (most_looks, most_turns) = if self.warm.is_empty() { (RING_LOOKS, RING_TURNS) } else { (WARM_LOOKS, WARM_TURNS) };
+            let any = !(self.warm.is_empty() && self.awake.is_empty());
+            if spinning && self.again.is_empty() && looks < most_looks && turns < most_turns && any {
                 looks += 1;
+                turns += 1;
                 if self.look_at_warm(now) {
                     if idle_since.take().is_some() {
                         patience.waited(waited);
@@ -114,7 +119,7 @@ impl Shard {
                 }
                 continue;
             }
-            looks = 0;
+            (looks, turns) = (0, 0);
             if !spinning && !self.let_all_ring() {
                 continue;
             }
@@ -288,10 +293,8 @@ impl Shard {
                 self.after(index, flushed.map(|_| Turn::Idle));
             }
         }
-        let posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
-        for post in posts {
-            self.hand_over(post, now);
-        }
+        self.bench.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
+        self.hand_out(now);
         let draining = self.shared.draining();
         for index in 0..self.slots.len() {
             let State::Connected(connection) = &mut self.slots[index].state else { continue };
@@ -375,29 +378,30 @@ impl Shard {
         }
     }
 
-    /// Brings the answers of queues in the bench to whom they are for.
+    /// Brings the answers of queues in the bench to whom they are for, and sends them: those of one connection in one go.
     fn hand_out(&mut self, now: Instant) {
-        let mut others = Vec::new();
+        let (mut others, mut told) = (Vec::new(), Vec::new());
         for post in std::mem::take(&mut self.bench.posts) {
-            if post.shard == self.index {
-                self.hand_over(post, now);
-            } else {
+            if post.shard != self.index {
                 others.push(post);
+                continue;
+            }
+            let index = slot_of(post.token);
+            let Some(slot) = self.slots.get_mut(index) else { continue };
+            let State::Connected(connection) = &mut slot.state else { continue };
+            if u64::from(slot.generation) == post.token >> 32 {
+                connection.told(&self.shared, &mut self.bench, post);
+                if !told.contains(&index) {
+                    told.push(index);
+                }
             }
         }
-        self.shared.post(others);
-    }
-
-    /// Gives one of this shard's connections an answer of a queue, and sends it.
-    fn hand_over(&mut self, post: Post, now: Instant) {
-        let index = slot_of(post.token);
-        let Some(slot) = self.slots.get_mut(index) else { return };
-        let State::Connected(connection) = &mut slot.state else { return };
-        if u64::from(slot.generation) == post.token >> 32 {
-            connection.told(&self.shared, &mut self.bench, post);
+        for index in told {
+            let State::Connected(connection) = &mut self.slots[index].state else { continue };
             let flushed = connection.flush(now);
             self.after(index, flushed.map(|_| Turn::Idle));
         }
+        self.shared.post(others);
     }
 
     /// Somebody has waited in a queue for long enough.

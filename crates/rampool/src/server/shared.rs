@@ -228,9 +228,13 @@ impl Shared {
 
     /// Brings answers of queues to their shards.
     pub(super) fn post(&self, posts: Posts) {
+        let mut rung = vec![false; if posts.is_empty() { 0 } else { self.shards.len() }];
         for post in posts {
-            let shard = &self.shards[post.shard];
-            lock(&shard.posts).push(post);
+            let shard = post.shard;
+            lock(&self.shards[shard].posts).push(post);
+            rung[shard] = true;
+        }
+        for (shard, _) in self.shards.iter().zip(rung).filter(|(_, rung)| *rung) {
             shard.ring();
         }
     }

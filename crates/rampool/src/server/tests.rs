@@ -577,7 +577,7 @@ fn more_requests_than_granted_end_the_connection() {
 /// Raw requests to a queue, as nobody who means well makes them.
 #[test]
 fn queues_answer_strangers_greed_and_nonsense() {
-    use rampool_proto::wire::{AwaitBody, Body, Push, QueueBounds, Settlement, Take, encode_frame};
+    use rampool_proto::wire::{AwaitBody, Body, Push, PushHeads, QueueBounds, Settlement, Take, encode_frame};
     let server = Server::start(ServerConfig { shards: 1, max_requests: 10, ..config(64 * MIB) }).unwrap();
     let table = |write: &dyn Fn(&mut Vec<u8>)| {
         let mut out = Vec::new();
@@ -601,6 +601,12 @@ fn queues_answer_strangers_greed_and_nonsense() {
     assert_eq!(client.call(Opcode::Push, |h| h.with_arg(99), &push).err().unwrap().status, Status::NoSuchQueue);
     let pushed = client.call(Opcode::Push, |h| h.with_arg(queue), &push).unwrap();
     assert_eq!((pushed.header.arg, &pushed.table[..]), (1, &0u64.to_le_bytes()[..]));
+    let heads = |heads: &[&[u8]]| table(&|out| PushHeads::encode(0, heads, out));
+    let group = heads(&[b"a", b"b", b"c"]);
+    assert_eq!(client.call(Opcode::PushHeads, |h| h.with_arg(99), &group).err().unwrap().status, Status::NoSuchQueue);
+    let too_many = heads(&[&b""[..]; 11]);
+    assert_eq!(client.call(Opcode::PushHeads, |h| h.with_arg(queue), &too_many).err().unwrap().status, Status::BadRequest);
+    assert_eq!(client.call(Opcode::PushHeads, |h| h.with_arg(queue), &group).unwrap().header.arg, 2);
     let wait = |number| table(&|out| AwaitBody { number, patience_ms: 0 }.encode(out));
     assert_eq!(client.call(Opcode::AwaitBody, |h| h.with_arg(queue), &wait(1)).err().unwrap().status, Status::NoSuchMessage, "not taken");
     let done = table(&|out| Settlement::Done.encode(&[1, 2, u64::MAX], out));
@@ -618,9 +624,14 @@ fn queues_answer_strangers_greed_and_nonsense() {
     client.link.flush().unwrap();
     client.wait_closed();
     // Every table that is cut short ends its connection, and nobody else's.
-    for (opcode, table) in
-        [(Opcode::OpenQueue, open), (Opcode::Push, push), (Opcode::Take, take), (Opcode::Settle, withdraw), (Opcode::AwaitBody, wait(1))]
-    {
+    for (opcode, table) in [
+        (Opcode::OpenQueue, open),
+        (Opcode::Push, push),
+        (Opcode::PushHeads, group),
+        (Opcode::Take, take),
+        (Opcode::Settle, withdraw),
+        (Opcode::AwaitBody, wait(1)),
+    ] {
         let mut client = Client::with_lease(server.addr(), open_policy(), MIB);
         let cut = &table[..if opcode == Opcode::OpenQueue { 16 } else { table.len() - 1 }];
         let refused = client.call(opcode, |h| h.with_arg(1), cut).err().unwrap();

@@ -5,7 +5,7 @@ use crate::relay::Cut;
 use rampool::direct::{Direct, DirectError, DirectRegion, Filter, Number, Pending, Total};
 use rampool::error::{Operation, PoolError};
 use rampool::key::Key;
-use rampool::pool::{Pool, PoolConfig, PoolEvent};
+use rampool::pool::{Pool, PoolConfig, PoolEvent, ServerSpec};
 use rampool::proto::elements::{Combine, Kind};
 use rampool::proto::layout::{Layout, LayoutError, Order};
 use rampool::proto::session::Encryption;
@@ -583,6 +583,42 @@ fn bytes_go_from_server_to_server_without_the_client() {
         direct.pool().leave();
         all_gone(&list);
     }
+}
+
+/// A copy whose answer is lost, between the client and the source or between the servers, is carried out once: the target takes its bytes in one time, although everybody
+/// asks again.
+#[test]
+fn a_copy_is_made_once_however_often_links_break() {
+    let [source, target] = [serve(32 * MIB), serve(32 * MIB)];
+    let relays = [&source, &target].map(|server| Relay::start(address_of(server), Cut::Clean, 0));
+    let specs = relays.iter().map(|relay| ServerSpec { endpoint: relay.address.to_string().parse().unwrap(), memory: None });
+    let mut config = PoolConfig::new(specs.collect(), ByteLen(32 * MIB), "test");
+    config.stripe_pages = 4;
+    let mut direct = Direct::connect(&config).unwrap();
+    let region = direct.create(MIB).unwrap();
+    let mut page_of = |server: u16| (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == server).unwrap() * 4096;
+    let (here, there) = (page_of(0), page_of(1));
+    let page = Layout::bytes(4096).unwrap();
+    for n in 0..20u8 {
+        direct.put(region, here, &[n; 4096]).unwrap();
+        let before = target.status().operations.puts;
+        let cuts = relays.each_ref().map(Relay::cuts);
+        let lost = usize::from(n % 2);
+        if lost == 1 {
+            // So that the servers know each other by now, and the next answer is that to a copy.
+            direct.copy((region, here, &page), (region, there, &page)).unwrap();
+        }
+        relays[lost].lose_answer();
+        direct.copy((region, here, &page), (region, there, &page)).unwrap();
+        assert!(relays[lost].cuts() > cuts[lost], "the answer was to be lost");
+        assert_eq!(target.status().operations.puts - before, 1 + lost as u64, "copy {n}");
+        let mut bytes = [0; 4096];
+        direct.get(region, there, &mut bytes).unwrap();
+        assert_eq!(bytes, [n; 4096]);
+    }
+    direct.pool().leave();
+    drop(relays);
+    all_gone(&[&source, &target]);
 }
 
 #[test]

@@ -472,6 +472,72 @@ fn cut_links_lose_no_message_and_append_none_twice() {
     }
 }
 
+/// More heads than one request takes, through a queue that holds fewer than that, from several senders: all arrive, in each sender's order, and no group is torn.
+#[test]
+fn many_heads_travel_in_groups_that_are_not_torn() {
+    let server = Server::start(ServerConfig { shards: 2, ..server_config(64 * MIB) }).unwrap();
+    let config = config(&[&server], 32 * MIB);
+    let mut receiver = Direct::connect(&config).unwrap();
+    let from = receiver.open_or_create_queue("many", QueueBounds { messages: 100, bytes: 12_000 }).unwrap();
+    let head =
+        |sender: u64, n: u64| [&sender.to_le_bytes()[..], &n.to_le_bytes(), &bytes(n, usize::try_from(n * 7 % 240).unwrap())].concat();
+    const EACH: u64 = 700;
+    std::thread::scope(|scope| {
+        for sender in 0..2 {
+            let mut direct = another(&mut receiver, &config);
+            scope.spawn(move || {
+                let queue = direct.open_queue("many").unwrap();
+                let heads: Vec<Vec<u8>> = (0..EACH).map(|n| head(sender, n)).collect();
+                let heads: Vec<&[u8]> = heads.iter().map(Vec::as_slice).collect();
+                assert_eq!(direct.send_many(&queue, &heads, WATCHDOG).unwrap(), heads.len());
+                // Many in flight, and waited for in another order.
+                let started: Vec<_> = (0..20).map(|n| direct.start_send_many(&queue, &heads[n..=n + 1], WATCHDOG).unwrap()).collect();
+                for (pending, count) in started.into_iter().rev() {
+                    assert_eq!(count, 2);
+                    direct.wait_send(pending).unwrap();
+                }
+                direct.pool().leave();
+            });
+        }
+        let (mut next, mut pairs, mut last) = ([0; 2], 0, None);
+        while next != [EACH; 2] || pairs < 80 {
+            for message in receiver.take_many(&from, 64, WATCHDOG).unwrap() {
+                let (sender, n) = message.head().split_at(8);
+                let sender = u64::from_le_bytes(sender.try_into().unwrap());
+                let n = u64::from_le_bytes(n[..8].try_into().unwrap());
+                assert!(message.head() == head(sender, n));
+                let expected = &mut next[usize::try_from(sender).unwrap()];
+                if *expected < EACH {
+                    assert_eq!(n, *expected, "in the order of its sends");
+                    *expected += 1;
+                } else {
+                    // The pairs: the second one of each right behind the first.
+                    last = match last {
+                        None => Some((sender, n)),
+                        Some(first) => {
+                            assert_eq!((sender, n), (first.0, first.1 + 1), "a pair is torn");
+                            None
+                        }
+                    };
+                    pairs += 1;
+                }
+                receiver.done(message);
+            }
+        }
+    });
+    receiver.flush_done(&from).unwrap();
+    // What there is no room for is left out, from some group on.
+    let full: Vec<&[u8]> = vec![b"head"; 250];
+    assert_eq!(receiver.send_many(&from, &full, NOW).unwrap(), 100);
+    assert!(matches!(receiver.send_many(&from, &full, NOW), Err(QueueError::Full { messages: 100, .. })));
+    assert!(
+        matches!(receiver.send_many(&from, &[b"", &[0; MAX_HEAD_BYTES + 1]], NOW), Err(QueueError::Head { bytes, .. }) if bytes == MAX_HEAD_BYTES + 1)
+    );
+    assert_eq!(receiver.send_many(&from, &[], NOW).unwrap(), 0);
+    receiver.pool().leave();
+    all_gone(&[&server]);
+}
+
 /// An answer that is lost with its connection: the message was appended, or handed over, already.
 #[test]
 fn a_lost_answer_is_given_again() {
@@ -488,8 +554,17 @@ fn a_lost_answer_is_given_again() {
         direct.done(message);
     }
     assert!(relay.cuts() >= 60);
+    for n in 0..10u8 {
+        relay.lose_answer();
+        assert_eq!(direct.send_many(&queue, &[b"group", &[n], b""], NOW).unwrap(), 3);
+        let got = direct.take_many(&queue, 9, NOW).unwrap();
+        assert_eq!(got.iter().map(Message::head).collect::<Vec<_>>(), [&b"group"[..], &[n], b""], "once");
+        got.into_iter().for_each(|message| direct.done(message));
+    }
+    assert!(relay.cuts() >= 70);
     direct.flush_done(&queue).unwrap();
-    assert_eq!(status(&[&server], "jobs").messages, 0);
+    let now = status(&[&server], "jobs");
+    assert_eq!((now.messages, now.pushed), (0, 60));
     direct.pool().leave();
     all_gone(&[&server]);
 }

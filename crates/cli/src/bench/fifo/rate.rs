@@ -1,17 +1,22 @@
-//! Messages a second: senders append 64 bytes each to one queue (`RPUSH` to one list), a receiver takes 160 at a time and acknowledges them (`LPOP key 160`).
+//! Messages a second: senders append 64 bytes each to one queue, a receiver takes up to 160 at a time and acknowledges them with its next request.
 //!
-//! One thread drives all connections of either, and both do the same work: each message is made, sent, received and compared.
+//! Redis does the same in two ways: a list (`RPUSH`, `LPOP key 160`), which forgets a message as soon as it is handed out, so that a receiver that is lost loses it; and a
+//! stream with a group of consumers (`XADD`, `XREADGROUP`, `XACK` and `XDEL`), which keeps it until it is acknowledged, as a queue does. Each sender has as many messages
+//! unanswered as any other, sent one by one (a request for each, pipelined), or in one request (`send_many`; `RPUSH` with many values; a stream has no such command).
+//! One thread drives all connections of either, and all do the same work: each message is made, sent, received and compared.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rampool::transport::{Endpoint, Link, LocalPolicy, Received, Urgency, connect};
 use rampool_proto::session::Encryption;
 use rampool_proto::wire::{
-    AttachLease, Body, Delivery, Granted, Header, MemberId, Opcode, OpenLease, Push, QueueBounds, Status, Take, encode_frame, parse_message,
+    AttachLease, Body, Delivery, Granted, Header, MemberId, Opcode, OpenLease, Push, PushHeads, QueueBounds, Status, Take, encode_frame,
+    parse_message,
 };
 use serde_json::json;
 
@@ -26,8 +31,8 @@ const BATCH: u16 = 160;
 
 /// One connection: requests queued, answers taken.
 trait Way {
-    /// Queues a message.
-    fn push(&mut self, message: &[u8; HEAD_BYTES]);
+    /// Queues messages, one at least.
+    fn push(&mut self, messages: &[[u8; HEAD_BYTES]]);
     /// Queues a request for messages.
     fn take(&mut self);
     fn send(&mut self) -> Result<()>;
@@ -42,40 +47,50 @@ pub fn run(report: &mut Report, place: &Place<'_>, args: &Args) -> Result<()> {
     let dir = WorkDir::create()?;
     let (redis, address) = start_redis(&args.redis, false, &[], &dir.0, place.server_cpu)?;
     let super::super::server::redis::Address::Tcp(port) = address else { bail!("redis listens over TCP") };
-    let mut ours = memory_ways(&server.address.parse()?, args.senders + 1)?;
-    let mut theirs: Vec<Box<dyn Way>> = Vec::new();
-    for _ in 0..=args.senders {
-        theirs.push(Box::new(Redis::connect(port)?));
+    let endpoint: Endpoint = server.address.parse()?;
+    let count = args.senders + 1;
+    let mut kinds = Vec::new();
+    for together in [false, true] {
+        kinds.push(Kind { name: "rampool", together, ways: memory_ways(&endpoint, count, together)?, rates: Vec::new() });
+        kinds.push(Kind { name: "redis list", together, ways: redis_ways(port, count, Store::List, together)?, rates: Vec::new() });
     }
-    let (mut our_rates, mut their_rates) = (Vec::new(), Vec::new());
+    kinds.push(Kind { name: "redis stream", together: false, ways: redis_ways(port, count, Store::Stream, false)?, rates: Vec::new() });
     for round in 0..=args.common.rounds(7, 1) {
-        let rates = [drive(&mut ours, args.depth, length)?, drive(&mut theirs, args.depth, length)?];
-        if round > 0 {
-            our_rates.push(rates[0]);
-            their_rates.push(rates[1]);
+        for kind in &mut kinds {
+            let rate = drive(&mut kind.ways, args.depth, length)?;
+            if round > 0 {
+                kind.rates.push(rate);
+            }
         }
     }
     drop(redis);
     let senders = args.senders;
     report.note(format!(
-        "the rate: {senders} senders with {} messages unanswered each and one receiver that takes up to {BATCH} at a time, driven by one thread; rampool's receiver \
-         acknowledges what it took with its next request, redis forgets it at once",
+        "the rate: {senders} senders with {} messages unanswered each and one receiver that takes up to {BATCH} at a time, driven by one thread; rampool's receiver and that of \
+         the stream acknowledge what they took with the next request, the list forgets it at once",
         args.depth
     ));
-    report.series(
-        &format!("messages a second, {senders} senders: rampool"),
-        "1/s",
-        json!({ "what": "rate", "server": "rampool" }),
-        &our_rates,
-    );
-    report.series(
-        &format!("messages a second, {senders} senders: redis RPUSH and LPOP"),
-        "1/s",
-        json!({ "what": "rate", "server": "redis" }),
-        &their_rates,
-    );
-    report.ratio("messages a second: rampool / redis", &our_rates, &their_rates, Some(Reach::AtLeast(3.0)));
+    for kind in &kinds {
+        let how = if kind.together { "in groups" } else { "one by one" };
+        let name = format!("messages a second, {senders} senders, {how}: {}", kind.name);
+        report.series(&name, "1/s", json!({ "what": "rate", "server": kind.name, "how": how }), &kind.rates);
+    }
+    let [ours, list, ours_together, list_together, stream] = &kinds[..] else { unreachable!("five kinds") };
+    let reach = Some(Reach::AtLeast(3.0));
+    report.ratio("messages a second, one by one: rampool / redis list", &ours.rates, &list.rates, reach);
+    report.ratio("messages a second, one by one: rampool / redis stream", &ours.rates, &stream.rates, reach);
+    report.ratio("messages a second, in groups: rampool / redis list", &ours_together.rates, &list_together.rates, reach);
+    report.ratio("messages a second: rampool in groups / redis stream", &ours_together.rates, &stream.rates, reach);
     Ok(())
+}
+
+/// A server, and a way to send.
+struct Kind {
+    name: &'static str,
+    /// What a sender may have unanswered goes in one request.
+    together: bool,
+    ways: Vec<Box<dyn Way>>,
+    rates: Vec<f64>,
 }
 
 /// As many messages as fit the time; all of them are received at the end. The last way is the receiver's.
@@ -86,19 +101,21 @@ fn drive(ways: &mut [Box<dyn Way>], depth: usize, length: Duration) -> Result<f6
     let mut seen: BTreeSet<u64> = BTreeSet::new();
     let mut next_in_order = 0;
     let mut asked = false;
-    let mut messages = Vec::new();
+    let (mut messages, mut group) = (Vec::new(), Vec::new());
     let started = Instant::now();
     let mut last = started;
     loop {
         let now = Instant::now();
         let over = now.duration_since(started) >= length;
         for (way, unanswered) in senders.iter_mut().zip(&mut unanswered) {
-            if !over {
+            if !over && *unanswered < depth {
+                group.clear();
                 while *unanswered < depth {
-                    way.push(&message(sent));
+                    group.push(message(sent));
                     sent += 1;
                     *unanswered += 1;
                 }
+                way.push(&group);
             }
             way.send()?;
             let mut answers = 0;
@@ -151,18 +168,22 @@ struct Memory {
     head: Vec<u8>,
     table: Vec<u8>,
     acknowledged: Vec<u64>,
+    /// Sends groups, and how many messages those have that are unanswered.
+    together: bool,
+    groups: VecDeque<usize>,
 }
 
-fn memory_ways(endpoint: &Endpoint, count: usize) -> Result<Vec<Box<dyn Way>>> {
+fn memory_ways(endpoint: &Endpoint, count: usize, together: bool) -> Result<Vec<Box<dyn Way>>> {
     let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 };
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
     let mut granted: Option<Granted> = None;
     for _ in 0..count {
         let link = connect(endpoint, policy.clone(), Instant::now() + PATIENCE)?;
-        let mut way = Memory { link, request: 0, queue: 0, head: Vec::new(), table: Vec::new(), acknowledged: Vec::new() };
+        let (head, table, acknowledged, groups) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
+        let mut way = Memory { link, request: 0, queue: 0, head, table, acknowledged, together, groups };
         match &granted {
             None => {
-                let open = OpenLease { bytes: 1 << 30, pid: std::process::id(), name: "bench".into(), host: "here".into() };
+                let open = OpenLease { bytes: 512 << 20, pid: std::process::id(), name: "bench".into(), host: "here".into() };
                 granted = Some(Granted::parse(&way.call(Opcode::OpenLease, 0, &open.encode())?.1)?);
             }
             Some(first) => {
@@ -172,7 +193,7 @@ fn memory_ways(endpoint: &Endpoint, count: usize) -> Result<Vec<Box<dyn Way>>> {
             }
         }
         let mut table = Vec::new();
-        QueueBounds { messages: 1 << 20, bytes: 512 << 20 }.encode("rate", &mut table);
+        QueueBounds { messages: 1 << 20, bytes: 256 << 20 }.encode("rate", &mut table);
         way.queue = way.call(Opcode::OpenQueue, 1, &table)?.0.arg;
         ways.push(Box::new(way));
     }
@@ -196,10 +217,20 @@ impl Memory {
 }
 
 impl Way for Memory {
-    fn push(&mut self, message: &[u8; HEAD_BYTES]) {
-        self.table.clear();
-        Push { patience_ms: 1000, head: message, body: Body::None }.encode(&mut self.table);
-        self.ask(Opcode::Push, self.queue);
+    fn push(&mut self, messages: &[[u8; HEAD_BYTES]]) {
+        if self.together {
+            self.table.clear();
+            let heads: Vec<&[u8]> = messages.iter().map(|message| &message[..]).collect();
+            PushHeads::encode(1000, &heads, &mut self.table);
+            self.ask(Opcode::PushHeads, self.queue);
+            self.groups.push_back(messages.len());
+            return;
+        }
+        for message in messages {
+            self.table.clear();
+            Push { patience_ms: 1000, head: message, body: Body::None }.encode(&mut self.table);
+            self.ask(Opcode::Push, self.queue);
+        }
     }
 
     fn take(&mut self) {
@@ -231,6 +262,10 @@ impl Way for Memory {
                         self.acknowledged.push(delivery.number);
                     }
                 }
+                // Groups of one sender enter the queue in order.
+                Received::Head(header) if header.opcode == Opcode::PushHeads => {
+                    *accepted += self.groups.pop_front().context("an answer to nothing")?;
+                }
                 Received::Head(_) => *accepted += 1,
             }
         }
@@ -239,50 +274,174 @@ impl Way for Memory {
 
 // --- redis -----------------------------------------------------------------------------------------------------------------------------
 
+/// What holds the messages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Store {
+    List,
+    Stream,
+}
+
 struct Redis {
     socket: TcpStream,
+    store: Store,
+    together: bool,
+    groups: VecDeque<usize>,
     asked: Vec<u8>,
     received: Box<[u8]>,
     filled: usize,
-    /// Values of an answer that have not come.
-    values: usize,
+    /// Identities of entries of the stream that were taken.
+    taken: Vec<Vec<u8>>,
+}
+
+fn redis_ways(port: u16, count: usize, store: Store, together: bool) -> Result<Vec<Box<dyn Way>>> {
+    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    for number in 0..count {
+        let mut way = Redis::connect(port, store, together)?;
+        if store == Store::Stream && number == 0 {
+            way.make_group()?;
+        }
+        ways.push(Box::new(way));
+    }
+    Ok(ways)
+}
+
+/// A value as redis says it.
+enum Value {
+    Nothing,
+    Number,
+    Bytes(Range<usize>),
+    Array(Vec<Value>),
+}
+
+/// `*count`, then each argument.
+fn command(out: &mut Vec<u8>, count: usize, arguments: &[&[u8]]) {
+    out.extend_from_slice(format!("*{count}\r\n").as_bytes());
+    arguments.iter().for_each(|argument| add_argument(out, argument));
+}
+
+fn add_argument(out: &mut Vec<u8>, argument: &[u8]) {
+    out.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
+    out.extend_from_slice(argument);
+    out.extend_from_slice(b"\r\n");
 }
 
 impl Redis {
-    fn connect(port: u16) -> Result<Self> {
+    fn connect(port: u16, store: Store, together: bool) -> Result<Self> {
         let socket = TcpStream::connect(("127.0.0.1", port))?;
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
-        Ok(Self { socket, asked: Vec::new(), received: vec![0; 256 * 1024].into(), filled: 0, values: 0 })
+        let (asked, received) = (Vec::new(), vec![0; 256 * 1024].into());
+        Ok(Self { socket, store, together, groups: VecDeque::new(), asked, received, filled: 0, taken: Vec::new() })
     }
 
-    /// The next line of what has come, and where what follows it begins.
-    fn line(&self, from: usize) -> Option<(&[u8], usize)> {
+    fn make_group(&mut self) -> Result<()> {
+        self.socket.set_nonblocking(false)?;
+        self.socket.write_all(b"*6\r\n$6\r\nXGROUP\r\n$6\r\nCREATE\r\n$4\r\nflow\r\n$1\r\ng\r\n$1\r\n$\r\n$8\r\nMKSTREAM\r\n")?;
+        let mut answer = [0; 5];
+        self.socket.read_exact(&mut answer)?;
+        self.socket.set_nonblocking(true)?;
+        if &answer == b"+OK\r\n" { Ok(()) } else { bail!("redis makes no group of consumers: {:?}", String::from_utf8_lossy(&answer)) }
+    }
+
+    /// The value that begins here, if all of it has come, and where the next one begins.
+    fn value(&self, from: usize) -> Result<Option<(Value, usize)>> {
         let rest = &self.received[from..self.filled];
-        let end = rest.windows(2).position(|two| two == b"\r\n")?;
-        Some((&rest[..end], from + end + 2))
+        let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else { return Ok(None) };
+        let next = from + end + 2;
+        let number = || -> Result<usize> { Ok(std::str::from_utf8(&rest[1..end])?.parse()?) };
+        Ok(Some(match rest[0] {
+            b':' => (Value::Number, next),
+            _ if &rest[..end] == b"*-1" || &rest[..end] == b"$-1" => (Value::Nothing, next),
+            b'$' => {
+                let bytes = number()?;
+                if self.filled < next + bytes + 2 {
+                    return Ok(None);
+                }
+                (Value::Bytes(next..next + bytes), next + bytes + 2)
+            }
+            b'*' => {
+                let (mut values, mut at) = (Vec::new(), next);
+                for _ in 0..number()? {
+                    let Some((value, next)) = self.value(at)? else { return Ok(None) };
+                    values.push(value);
+                    at = next;
+                }
+                (Value::Array(values), at)
+            }
+            _ => bail!("redis says {:?}", String::from_utf8_lossy(&rest[..end])),
+        }))
+    }
+
+    fn message(&self, value: &Value) -> Result<[u8; HEAD_BYTES]> {
+        let Value::Bytes(range) = value else { bail!("redis gives what is no message") };
+        self.received[range.clone()].try_into().context("a message of another length")
+    }
+
+    /// Entries of a stream: `[[name, [[identity, [field, message]] ...]]]`.
+    fn entries(&mut self, value: &Value, messages: &mut Vec<[u8; HEAD_BYTES]>) -> Result<()> {
+        let Value::Array(streams) = value else { return Ok(()) };
+        let [Value::Array(stream)] = &streams[..] else { bail!("redis gives other streams") };
+        let [_, Value::Array(entries)] = &stream[..] else { bail!("redis gives a stream of another form") };
+        for entry in entries {
+            let Value::Array(entry) = entry else { bail!("redis gives what is no entry") };
+            let [Value::Bytes(identity), Value::Array(fields)] = &entry[..] else { bail!("redis gives an entry of another form") };
+            messages.push(self.message(fields.get(1).context("an entry without a message")?)?);
+            self.taken.push(self.received[identity.clone()].to_vec());
+        }
+        Ok(())
     }
 }
 
 impl Way for Redis {
-    fn push(&mut self, message: &[u8; HEAD_BYTES]) {
-        self.asked.extend_from_slice(b"*3\r\n$5\r\nRPUSH\r\n$4\r\nrate\r\n$64\r\n");
-        self.asked.extend_from_slice(message);
-        self.asked.extend_from_slice(b"\r\n");
+    fn push(&mut self, messages: &[[u8; HEAD_BYTES]]) {
+        match self.store {
+            Store::Stream => messages.iter().for_each(|message| {
+                self.asked.extend_from_slice(b"*5\r\n$4\r\nXADD\r\n$4\r\nflow\r\n$1\r\n*\r\n$1\r\nm\r\n$64\r\n");
+                self.asked.extend_from_slice(message);
+                self.asked.extend_from_slice(b"\r\n");
+            }),
+            Store::List if self.together => {
+                command(&mut self.asked, 2 + messages.len(), &[b"RPUSH", b"lots"]);
+                messages.iter().for_each(|message| add_argument(&mut self.asked, message));
+                self.groups.push_back(messages.len());
+            }
+            Store::List => messages.iter().for_each(|message| {
+                self.asked.extend_from_slice(b"*3\r\n$5\r\nRPUSH\r\n$4\r\nrate\r\n$64\r\n");
+                self.asked.extend_from_slice(message);
+                self.asked.extend_from_slice(b"\r\n");
+            }),
+        }
     }
 
     fn take(&mut self) {
-        self.asked.extend_from_slice(b"*3\r\n$4\r\nLPOP\r\n$4\r\nrate\r\n$3\r\n160\r\n");
+        match self.store {
+            Store::Stream => {
+                let taken = std::mem::take(&mut self.taken);
+                if !taken.is_empty() {
+                    command(&mut self.asked, 3 + taken.len(), &[b"XACK", b"flow", b"g"]);
+                    taken.iter().for_each(|identity| add_argument(&mut self.asked, identity));
+                    command(&mut self.asked, 2 + taken.len(), &[b"XDEL", b"flow"]);
+                    taken.iter().for_each(|identity| add_argument(&mut self.asked, identity));
+                }
+                command(&mut self.asked, 9, &[b"XREADGROUP", b"GROUP", b"g", b"c", b"COUNT", b"160", b"STREAMS", b"flow", b">"]);
+            }
+            Store::List => {
+                let name: &[u8] = if self.together { b"lots" } else { b"rate" };
+                command(&mut self.asked, 3, &[b"LPOP", name, b"160"]);
+            }
+        }
     }
 
     fn send(&mut self) -> Result<()> {
-        while !self.asked.is_empty() {
-            match self.socket.write(&self.asked) {
-                Ok(n) => drop(self.asked.drain(..n)),
+        let mut sent = 0;
+        while sent < self.asked.len() {
+            match self.socket.write(&self.asked[sent..]) {
+                Ok(n) => sent += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error.into()),
             }
         }
+        self.asked.drain(..sent);
         Ok(())
     }
 
@@ -290,25 +449,29 @@ impl Way for Redis {
         match self.socket.read(&mut self.received[self.filled..]) {
             Ok(0) => bail!("redis closed the connection"),
             Ok(n) => self.filled += n,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error.into()),
         }
         let (mut start, mut took) = (0, false);
-        while let Some((line, next)) = self.line(start) {
-            match line {
-                // The length of the list.
-                [b':', ..] => *accepted += 1,
-                b"*-1" | b"$-1" => took = true,
-                [b'*', digits @ ..] => self.values = std::str::from_utf8(digits)?.parse()?,
-                b"$64" => {
-                    let Some(value) = self.received[next..self.filled].first_chunk::<{ HEAD_BYTES + 2 }>() else { break };
-                    messages.push(*value.first_chunk().expect("shorter"));
-                    self.values -= 1;
-                    took = self.values == 0;
-                    start = next + HEAD_BYTES + 2;
-                    continue;
+        while let Some((value, next)) = self.value(start)? {
+            match value {
+                // The length of the list; or what XACK and XDEL did.
+                Value::Number if self.together => *accepted += self.groups.pop_front().context("an answer to nothing")?,
+                Value::Number if self.store == Store::List => *accepted += 1,
+                Value::Number => {}
+                // The identity of an entry.
+                Value::Bytes(_) => *accepted += 1,
+                Value::Nothing => took = true,
+                value @ Value::Array(_) if self.store == Store::Stream => {
+                    self.entries(&value, messages)?;
+                    took = true;
                 }
-                other => bail!("redis says {:?}", String::from_utf8_lossy(other)),
+                Value::Array(values) => {
+                    for value in &values {
+                        messages.push(self.message(value)?);
+                    }
+                    took = true;
+                }
             }
             start = next;
         }

@@ -1,5 +1,6 @@
 use super::*;
 use proptest::prelude::*;
+use std::ops::Range;
 
 const BOUNDS: QueueBounds = QueueBounds { messages: 4, bytes: 30_000 };
 
@@ -217,6 +218,45 @@ fn a_queue_that_is_given_up_says_so_to_who_waits() {
 }
 
 #[test]
+fn heads_that_are_sent_together_enter_together() {
+    let (mut queues, id) = with_queue(QueueBounds { messages: 4, bytes: 30 });
+    let table = |patience_ms, heads: &[&[u8]]| {
+        let mut table = Vec::new();
+        PushHeads::encode(patience_ms, heads, &mut table);
+        table
+    };
+    let send =
+        |queues: &mut Queues, request, table: &[u8]| queues.push_heads(Tick(0), asker(1, request), id, &PushHeads::parse(table).unwrap());
+    send(&mut queues, 1, &table(0, &[b"a", b"b", b"c"]));
+    assert_eq!(outputs(&mut queues), [Output::Pushed { to: asker(1, 1), number: 1, body_at: None }]);
+    send(&mut queues, 2, &table(0, &[b"d", b"e"]));
+    assert_eq!(
+        outputs(&mut queues),
+        [Output::Failed { to: asker(1, 2), error: QueueError::Full { messages: 3 } }],
+        "there is room for one of them"
+    );
+    send(&mut queues, 3, &table(9, &[b"d", b"e"]));
+    // A single one that would fit waits behind them.
+    queues.push(Tick(0), asker(2, 1), id, &Push { patience_ms: 9, ..message(b"f") });
+    assert_eq!(outputs(&mut queues), []);
+    queues.take(Tick(0), asker(3, 1), id, &take(0, 2));
+    queues.settle(MemberId(3), id, &[1, 2], Settlement::Done).unwrap();
+    let got = outputs(&mut queues);
+    assert_eq!(
+        got[1..],
+        [Output::Pushed { to: asker(1, 3), number: 4, body_at: None }, Output::Pushed { to: asker(2, 1), number: 6, body_at: None }]
+    );
+    queues.take(Tick(0), asker(3, 2), id, &take(0, 9));
+    let got = outputs(&mut queues);
+    assert_eq!(heads(&queues, &got[0]).iter().flat_map(|(head, _)| head.clone()).collect::<Vec<u8>>(), b"cdef");
+    // What never fits is said at once, whatever its patience.
+    send(&mut queues, 4, &table(9, &[b"1", b"2", b"3", b"4", b"5"]));
+    assert_eq!(outputs(&mut queues), [Output::Failed { to: asker(1, 4), error: QueueError::TooMany { count: 5, most: 4 } }]);
+    send(&mut queues, 5, &table(9, &[b"0123456789", b"0123456789", b"0123456789a"]));
+    assert_eq!(outputs(&mut queues), [Output::Failed { to: asker(1, 5), error: QueueError::TooLong { needs: 31, most: 30 } }]);
+}
+
+#[test]
 fn places_of_bodies_come_around_and_pass_over_those_in_use() {
     let (mut queues, id) = with_queue(QueueBounds { messages: 9, bytes: 1 << 40 });
     let body = |pages: u64| Push { body: Body::Bytes(pages * 4096), ..message(b"") };
@@ -249,7 +289,7 @@ fn limits_are_named() {
 struct Model {
     list: VecDeque<Naive>,
     /// Members' requests that wait for room, and for messages.
-    senders: VecDeque<(Asker, u64, Naive)>,
+    senders: VecDeque<(Asker, u64, Vec<Naive>)>,
     receivers: VecDeque<(Asker, u64, usize)>,
     pushed: Vec<(u64, u64, u64)>,
     answers: Vec<(u64, u64, Answer)>,
@@ -278,12 +318,15 @@ impl Model {
     fn settle_down(&mut self) {
         loop {
             let used: u64 = self.list.iter().map(|m| m.bytes + 8).sum();
-            let fits = |m: &Naive| (self.list.len() as u64) < BOUNDS.messages && used + m.bytes + 8 <= BOUNDS.bytes;
-            if self.senders.front().is_some_and(|(_, _, m)| fits(m)) {
-                let (asker, _, message) = self.senders.pop_front().unwrap();
-                self.pushed.push((asker.member.0, asker.request, message.id));
-                self.answers.push((asker.member.0, asker.request, Answer::Pushed(message.id)));
-                self.list.push_back(message);
+            let fits = |group: &[Naive]| {
+                let bytes: u64 = group.iter().map(|m| m.bytes + 8).sum();
+                (self.list.len() + group.len()) as u64 <= BOUNDS.messages && used + bytes <= BOUNDS.bytes
+            };
+            if self.senders.front().is_some_and(|(_, _, group)| fits(group)) {
+                let (asker, _, group) = self.senders.pop_front().unwrap();
+                self.pushed.push((asker.member.0, asker.request, group[0].id));
+                self.answers.push((asker.member.0, asker.request, Answer::Pushed(group[0].id)));
+                self.list.extend(group);
                 continue;
             }
             break;
@@ -301,13 +344,13 @@ impl Model {
         }
     }
 
-    fn push(&mut self, asker: Asker, until: u64, message: Naive, patient: bool) {
+    fn push(&mut self, asker: Asker, until: u64, group: Vec<Naive>, patient: bool) {
         let (member, request) = (asker.member.0, asker.request);
         if let Some((_, _, id)) = self.pushed.iter().find(|(m, r, _)| (*m, *r) == (member, request)) {
             self.answers.push((member, request, Answer::Pushed(*id)));
             return;
         }
-        self.senders.push_back((asker, until, message));
+        self.senders.push_back((asker, until, group));
         self.settle_down();
         if !patient {
             self.time(0, Some(asker));
@@ -396,8 +439,34 @@ struct Client {
 
 #[derive(Clone, Debug)]
 enum Ask {
-    Push { id: u64, bytes: u64, patience_ms: u32 },
-    Take { most: u16, patience_ms: u32 },
+    Push {
+        id: u64,
+        bytes: u64,
+        patience_ms: u32,
+    },
+    /// Messages with these identities and no bodies.
+    PushHeads {
+        ids: Range<u64>,
+        patience_ms: u32,
+    },
+    Take {
+        most: u16,
+        patience_ms: u32,
+    },
+}
+
+impl Ask {
+    fn pushes(&self) -> Range<u64> {
+        match self {
+            Self::Push { id, .. } => *id..*id + 1,
+            Self::PushHeads { ids, .. } => ids.clone(),
+            Self::Take { .. } => panic!("it pushes nothing"),
+        }
+    }
+}
+
+fn naive(id: u64, sender: u64, bytes: u64) -> Naive {
+    Naive { id, sender, bytes, missing: bytes > 0, holder: None, redelivered: false, withdrawn: false }
 }
 
 struct World {
@@ -430,16 +499,15 @@ impl World {
                 let head = id.to_le_bytes();
                 let body = if *bytes == 0 { Body::None } else { Body::Bytes(*bytes) };
                 self.queues.push(now, asker, self.queue, &Push { patience_ms: *patience_ms, head: &head, body });
-                let naive = Naive {
-                    id: *id,
-                    sender: member,
-                    bytes: *bytes,
-                    missing: *bytes > 0,
-                    holder: None,
-                    redelivered: false,
-                    withdrawn: false,
-                };
-                self.model.push(asker, self.now + u64::from(*patience_ms), naive, *patience_ms > 0);
+                self.model.push(asker, self.now + u64::from(*patience_ms), vec![naive(*id, member, *bytes)], *patience_ms > 0);
+            }
+            Ask::PushHeads { ids, patience_ms } => {
+                let all: Vec<[u8; 8]> = ids.clone().map(u64::to_le_bytes).collect();
+                let mut table = Vec::new();
+                PushHeads::encode(*patience_ms, &all.iter().map(|head| &head[..]).collect::<Vec<_>>(), &mut table);
+                self.queues.push_heads(now, asker, self.queue, &PushHeads::parse(&table).unwrap());
+                let group = ids.clone().map(|id| naive(id, member, 0)).collect();
+                self.model.push(asker, self.now + u64::from(*patience_ms), group, *patience_ms > 0);
             }
             Ask::Take { most, patience_ms } => {
                 self.queues.take(now, asker, self.queue, &take(*patience_ms, *most));
@@ -455,10 +523,12 @@ impl World {
         while let Some(output) = self.queues.poll() {
             let (to, answer) = match &output {
                 Output::Pushed { to, number, .. } => {
-                    let id = self.clients[&to.member.0].unanswered.iter().find(|(request, _)| *request == to.request);
-                    let Some((_, Ask::Push { id, .. })) = id else { panic!("{output:?} to nothing") };
-                    assert_eq!(*self.numbers.entry(*id).or_insert(*number), *number, "one message has one number");
-                    (*to, Answer::Pushed(*id))
+                    let ask = self.clients[&to.member.0].unanswered.iter().find(|(request, _)| *request == to.request);
+                    let ids = ask.expect("an answer to nothing").1.pushes();
+                    for (id, number) in ids.clone().zip(*number..) {
+                        assert_eq!(*self.numbers.entry(id).or_insert(number), number, "one message has one number");
+                    }
+                    (*to, Answer::Pushed(ids.start))
                 }
                 Output::Failed { to, error: QueueError::Full { .. } } => (*to, Answer::Full),
                 Output::Taken { to, .. } => {
@@ -481,9 +551,12 @@ impl World {
     fn read(&mut self, member: u64) {
         let client = self.clients.get_mut(&member).unwrap();
         for (request, answer) in std::mem::take(&mut client.coming) {
-            client.unanswered.retain(|(asked, _)| *asked != request);
+            let at = client.unanswered.iter().position(|(asked, _)| *asked == request);
+            let asked = at.map(|at| client.unanswered.remove(at).1);
             match answer {
-                Answer::Pushed(id) => assert!(self.sent.insert(id), "acknowledged twice"),
+                Answer::Pushed(_) => {
+                    asked.expect("acknowledged twice").pushes().for_each(|id| assert!(self.sent.insert(id), "acknowledged twice"));
+                }
                 Answer::Taken(got) => client.in_hand.extend(got.iter().map(|(id, _)| *id)),
                 Answer::Full => {}
             }
@@ -531,8 +604,13 @@ fn live(seed: u64, steps: usize) {
         match rng.below(16) {
             0..=4 => {
                 let bytes = if rng.below(3) == 0 { 1 + rng.below(12_000) } else { 0 };
-                let ask = Ask::Push { id: next_id, bytes, patience_ms: u32::try_from(rng.below(3) * 10).unwrap() };
-                next_id += 1;
+                let patience_ms = u32::try_from(rng.below(3) * 10).unwrap();
+                let ask = if bytes == 0 && rng.below(2) == 0 {
+                    Ask::PushHeads { ids: next_id..next_id + 1 + rng.below(BOUNDS.messages), patience_ms }
+                } else {
+                    Ask::Push { id: next_id, bytes, patience_ms }
+                };
+                next_id = ask.pushes().end;
                 client.next += 1;
                 client.unanswered.push((client.next, ask.clone()));
                 let request = client.next;
@@ -625,6 +703,12 @@ fn live(seed: u64, steps: usize) {
     }
     let counts = world.queues.list(QueueId(0)).next().unwrap();
     assert_eq!((counts.0.messages, counts.0.bytes, counts.0.held), (0, 0, 0));
+}
+
+/// What a member held is there again before others that waited behind it send or receive anything.
+#[test]
+fn what_a_lost_receiver_held_goes_before_what_comes_in_by_its_going() {
+    live(3_696_778_456_970_303_536, 300);
 }
 
 proptest! {

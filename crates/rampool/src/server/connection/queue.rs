@@ -6,7 +6,9 @@
 use super::{Connection, End, Refused, Workbench};
 use crate::server::shared::{Post, Posts, Shared};
 use rampool_proto::server::{Asker, LeaseSpace, QueueError, QueueId, QueueOutput, QueueSpaceError};
-use rampool_proto::wire::{AwaitBody, Header, Opcode, Push, QueueBounds, RegionId, Settlement, Status, Take, WireError, encode_frame};
+use rampool_proto::wire::{
+    AwaitBody, Header, Opcode, Push, PushHeads, QueueBounds, RegionId, Settlement, Status, Take, WireError, encode_frame,
+};
 use std::time::{Duration, Instant};
 
 /// What a request to a queue comes to at once.
@@ -74,9 +76,18 @@ impl Connection {
         };
         match asked {
             Ok(Now::Asked) => {
-                self.waiting.insert(header.request, header);
-                // Its own answers are queued here; the others' leave with the end of this turn.
-                while let Some(at) = bench.posts.iter().position(|post| post.token == self.token && post.shard == self.arena) {
+                let (own, number) = ((self.arena, self.token), header.request);
+                let is_own = |post: &Post| (post.shard, post.token) == own;
+                // What most requests come to, one answer and that to themselves, is not written down first.
+                match bench.posts.iter().position(|post| is_own(post) && post.request == number) {
+                    Some(at) => {
+                        let post = bench.posts.remove(at);
+                        self.pass_on(shared, bench, header, post);
+                    }
+                    None => _ = self.waiting.insert(number, header),
+                }
+                // The connection's own answers are queued here; the others' leave with the end of this turn.
+                while let Some(at) = bench.posts.iter().position(is_own) {
                     let post = bench.posts.remove(at);
                     self.told(shared, bench, post);
                 }
@@ -140,6 +151,14 @@ impl Connection {
                     Ok(Now::Asked)
                 })
             }
+            Opcode::PushHeads => {
+                let heads = PushHeads::parse(table)?;
+                patience_ms = heads.patience_ms;
+                act(&mut |space| {
+                    space.push_heads(tick, asker, queue, &heads)?;
+                    Ok(Now::Asked)
+                })
+            }
             Opcode::Take => {
                 let take = Take::parse(table)?;
                 patience_ms = take.patience_ms;
@@ -170,7 +189,12 @@ impl Connection {
 
     /// The answer to a request that waited, if it still does.
     pub(in crate::server) fn told(&mut self, shared: &Shared, bench: &mut Workbench, post: Post) {
-        let Some(header) = self.waiting.remove(&post.request) else { return };
+        if let Some(header) = self.waiting.remove(&post.request) {
+            self.pass_on(shared, bench, header, post);
+        }
+    }
+
+    fn pass_on(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, post: Post) {
         match post.result {
             Ok((arg, table)) => self.tell(bench, header, arg, &table),
             Err(refused) => self.refuse(bench, header, &refused, shared),
