@@ -154,6 +154,8 @@ pub enum Event<'a> {
     Timer(TimerId),
     /// The rank has time and the network room for about this many bytes.
     Idle { budget_bytes: u32 },
+    /// The host needs room. Those of `pages` that are copies which can be had again are forgotten ([`Mem::discard`]); nothing is written back for it.
+    Evict { pages: &'a [PageIndex] },
     /// This rank cannot be reached any more, and how that was seen.
     PeerLost { peer: Rank, how: &'a str },
     /// The host ends the run.

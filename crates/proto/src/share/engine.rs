@@ -230,6 +230,7 @@ impl Engine {
                     plugin.timer(&mut cx, page);
                 }
             }
+            Event::Evict { pages } => self.evict(io, pages),
             Event::Idle { budget_bytes } => {
                 if !self.barrier.is_inside() {
                     self.each(io, |plugin, cx| plugin.idle(cx, budget_bytes));
@@ -279,6 +280,17 @@ impl Engine {
         }
         let (plugin, mut cx) = self.plugin_of(io, page).expect("the region has a protocol");
         plugin.fault(&mut cx, thread, page, write);
+    }
+
+    fn evict(&mut self, io: &mut Io<'_>, pages: &[PageIndex]) {
+        for at in 0..self.plugins.len() {
+            let plugin = &mut self.plugins[at];
+            let kind = plugin.kind();
+            let of_it = |page: &PageIndex| self.shared.regions.find(*page).is_some_and(|region| region.protocol == kind);
+            let pages: Vec<PageIndex> = pages.iter().copied().filter(of_it).collect();
+            let mut cx = Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out };
+            plugin.get_mut().evict(&mut cx, &pages);
+        }
     }
 
     fn receive(&mut self, io: &mut Io<'_>, from: Rank, message: &Message) {

@@ -169,7 +169,8 @@ pub enum Body {
         page: PageIndex,
         diffs: Vec<IntervalDiff>,
     },
-    /// Changes for their home; answered by `FlushAck`. `fences` are pages whose changes were streamed before.
+    /// Changes for their home; answered by `FlushAck`. `fences` are pages whose changes were streamed before;
+    /// under sc, where nothing else is flushed, pages whose copies the sender has forgotten.
     Flush {
         protocol: ProtocolKind,
         flush: u64,

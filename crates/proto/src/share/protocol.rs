@@ -35,6 +35,8 @@ pub(crate) trait Protocol {
     fn receive(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked;
     fn timer(&mut self, _cx: &mut Cx<'_>, _page: PageIndex) {}
     fn idle(&mut self, _cx: &mut Cx<'_>, _budget_bytes: u32) {}
+    /// Forgets those of `pages` (of this protocol, ascending) that are copies without changes and can be fetched again.
+    fn evict(&mut self, _cx: &mut Cx<'_>, _pages: &[PageIndex]) {}
 
     /// What this rank knows when it asks for `lock`.
     fn info(&self, _lock: LockId) -> Info {
@@ -233,6 +235,15 @@ impl Cx<'_> {
         if !runs.is_empty() {
             self.shared.stats.protects += 1;
             self.mem.protect(&runs, to);
+        }
+    }
+
+    /// Gives up what `pages` (ascending) hold; those of `mapped` can still be seen.
+    pub fn forget(&mut self, pages: &[PageIndex], mapped: impl IntoIterator<Item = PageIndex>) {
+        self.protect_all(mapped, Protection::None);
+        self.shared.stats.evictions += pages.len() as u64;
+        for &page in pages {
+            self.mem.discard(page);
         }
     }
 

@@ -288,6 +288,9 @@ impl World {
         if self.setup.check {
             self.check(rank)?;
         }
+        if self.setup.evict > 0 && self.random.below(1000) < self.setup.evict {
+            self.evict(rank)?;
+        }
         if self.setup.unmap > 0 && self.random.below(1000) < self.setup.unmap {
             let pages: Vec<PageIndex> = self.nodes[rank].memory.pages().map(|(page, _)| page).collect();
             if !pages.is_empty() {
@@ -296,6 +299,18 @@ impl World {
             }
         }
         self.idle(rank)
+    }
+
+    /// The rank wants room: any of its pages may go.
+    fn evict(&mut self, rank: usize) -> Result<(), Failure> {
+        let of_rank = self.nodes[rank].memory.pages().map(|(page, _)| page);
+        let pages: Vec<PageIndex> = of_rank.filter(|_| self.random.percent(60)).collect();
+        let siblings = (self.setup.siblings > 0 && self.nodes[rank].threads.len() > 1)
+            .then_some(Siblings { random: &mut self.random, chance: self.setup.siblings });
+        let mut out = Vec::new();
+        self.nodes[rank].handle(Event::Evict { pages: &pages }, &mut self.golden, siblings, &mut out)?;
+        self.act(rank, &mut out)?;
+        if self.setup.check { self.check(rank) } else { Ok(()) }
     }
 
     /// The rank may have time on its hands.

@@ -43,6 +43,23 @@ fn ibec_conforms() {
 }
 
 #[test]
+fn copies_that_are_forgotten_to_make_room_change_nothing() {
+    for protocol in ProtocolKind::ALL {
+        let mut evictions = 0;
+        for seed in 0..60 * effort() {
+            let mut setup = generate(seed, protocol, &Shape::small(protocol));
+            setup.evict = [20, 100, 400][usize::try_from(seed % 3).unwrap()];
+            match run(setup) {
+                Ok(report) => evictions += report.stats.evictions,
+                Err(failure) => panic!("{} seed {seed}: {failure:?}", protocol.name()),
+            }
+        }
+        // Under lrc nobody else may have what a copy holds.
+        assert_eq!(evictions > 0, protocol != ProtocolKind::Lrc, "{}: {evictions} copies were forgotten", protocol.name());
+    }
+}
+
+#[test]
 fn racy_programs_are_sequentially_consistent_under_sc() {
     for seed in 0..60 * effort() {
         let mut random = Rng::new(seed);
@@ -52,6 +69,7 @@ fn racy_programs_are_sequentially_consistent_under_sc() {
         let mut setup = Setup::new(seed, ProtocolKind::Sc, 3, 16, several(scripts));
         setup.tuning.hold_us = if seed % 2 == 0 { 0 } else { 50 };
         setup.unmap = if seed % 3 == 0 { 20 } else { 0 };
+        setup.evict = if seed % 4 == 0 { 100 } else { 0 };
         if let Err(failure) = run(setup) {
             panic!("seed {seed}: {failure:?}");
         }

@@ -108,6 +108,10 @@ impl Protocol for Aurc {
         }
     }
 
+    fn evict(&mut self, cx: &mut Cx<'_>, pages: &[PageIndex]) {
+        self.base.evict(cx, pages);
+    }
+
     fn info(&self, lock: LockId) -> Info {
         self.base.info(lock)
     }

@@ -68,6 +68,8 @@ pub(crate) struct Ibec {
     log_pages: Notices,
     pulling: BTreeMap<PageIndex, u64>,
     held: Vec<(Rank, Body)>,
+    /// Pages whose home this rank was before the last barrier. The new home may still ask for them.
+    lent: BTreeSet<PageIndex>,
 }
 
 /// A page at a rank that is not its home.
@@ -147,6 +149,7 @@ impl Ibec {
             log_pages: Notices::default(),
             pulling: BTreeMap::new(),
             held: Vec::new(),
+            lent: BTreeSet::new(),
         }
     }
 
@@ -350,6 +353,26 @@ impl Protocol for Ibec {
         }
     }
 
+    fn evict(&mut self, cx: &mut Cx<'_>, pages: &[PageIndex]) {
+        let (mut gone, mut mapped) = (Vec::new(), Vec::new());
+        for &page in pages {
+            let lent = self.lent.contains(&page) && cx.keep(Rule::EvictLent);
+            let Some(copy) = self.copies.get(&page) else { continue };
+            // Twins, and what locks brought since the barrier, are not at the home.
+            let dirty = (copy.writable || self.locals.contains_key(&page)) && cx.keep(Rule::EvictClean);
+            if lent || dirty || copy.fetch.is_some() || !copy.stash.is_empty() || self.pulling.contains_key(&page) {
+                continue;
+            }
+            if copy.mapped {
+                mapped.push(page);
+            }
+            self.copies.entry(page).or_default().valid = false;
+            self.set_access(page, Protection::None);
+            gone.push(page);
+        }
+        cx.forget(&gone, mapped);
+    }
+
     fn info(&self, lock: LockId) -> Info {
         Info::Seen { at: self.seen.get(&lock).copied().unwrap_or(0) }
     }
@@ -539,6 +562,8 @@ impl Protocol for Ibec {
         self.history.clear();
         self.seen.clear();
         self.logged = false;
+        // Every rank has arrived, so every new home has what it asked for.
+        self.lent.clear();
         self.protect_twinned(cx);
         Ok(())
     }
@@ -560,6 +585,7 @@ impl Protocol for Ibec {
             if home.access > access {
                 cx.protect(page, access);
             }
+            self.lent.insert(page);
             self.copies.insert(page, Copy { valid: !kept, ..Copy::default() });
             self.set_access(page, access);
         }
