@@ -11,7 +11,8 @@ use super::engine::Shared;
 use super::message::{Info, Payload};
 use super::rule::Rule;
 use super::{Action, Body, Checked, LockId, LockMode, Mem, Message, Protection, ProtocolKind, Rank, ThreadId, TimerId, Violation, extents};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What ends when a release begins.
@@ -109,6 +110,11 @@ pub(crate) trait Protocol {
     }
     /// The page's home moved. `kept`: the new home was its only writer, and all other copies are gone.
     fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool);
+
+    /// Nobody uses these pages any more: changes of this rank's own need not go anywhere.
+    fn freed(&mut self, _cx: &mut Cx<'_>, _pages: Extent) {}
+    /// In a barrier, on all ranks alike: forgets everything about these pages, which nobody uses. They are zero, and their homes stay.
+    fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent);
 
     fn overhead_bytes(&self) -> usize;
     /// Checks invariants.
@@ -263,6 +269,20 @@ impl Cx<'_> {
 
     pub fn end_flush(&mut self, flush: u64) -> Checked {
         self.shared.flushes.end(flush)
+    }
+}
+
+/// Forgets what `map` has of these pages, and says what that was.
+pub(crate) fn take_pages<V>(map: &mut BTreeMap<PageIndex, V>, pages: Extent) -> Vec<(PageIndex, V)> {
+    let known: Vec<PageIndex> = map.range(pages.first..pages.end()).map(|(&page, _)| page).collect();
+    known.into_iter().filter_map(|page| map.remove(&page).map(|value| (page, value))).collect()
+}
+
+/// As [`take_pages`], of a set.
+pub(crate) fn unlist_pages(set: &mut BTreeSet<PageIndex>, pages: Extent) {
+    let known: Vec<PageIndex> = set.range(pages.first..pages.end()).copied().collect();
+    for page in known {
+        set.remove(&page);
     }
 }
 

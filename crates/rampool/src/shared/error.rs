@@ -7,6 +7,7 @@ use rampool_proto::share::{OpError, Rank, Reason};
 use super::config::ConfigError;
 use super::line::LineError;
 use super::memory::MemoryError;
+use super::servers::ServersError;
 use crate::transport::{EndpointError, HandshakeError};
 
 /// Why a process could not become a rank.
@@ -21,6 +22,8 @@ pub enum JoinError {
     Engine(#[from] rampool_proto::share::ConfigError),
     #[error("no shared memory: {0}")]
     Memory(#[from] MemoryError),
+    #[error("memory servers for shared pages: {0}")]
+    Servers(#[from] ServersError),
     #[error("the rendezvous: {0}")]
     Address(#[source] Box<EndpointError>),
     #[error("the rendezvous {address} is no TCP address")]

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use rampool_proto::share::{Action, Body, Event, Message, OpError, ProtocolKind, Rank, Reason, ThreadId, TimerId};
-use rampool_proto::units::PageIndex;
+use rampool_proto::units::{Extent, PageIndex};
 
 use super::cost::Cost;
 use super::golden::{Failure, Golden};
@@ -253,6 +253,15 @@ impl World {
                 return self.idle(rank);
             }
             Step::Finished => {}
+            Step::Frees(page) => {
+                let bytes = self.nodes[rank].memory.page_bytes();
+                self.golden.fill_range(usize::try_from(page.0).expect("few pages") * bytes, bytes, 0);
+                // Every rank hears of it, when it does.
+                for other in 0..self.nodes.len() {
+                    self.handle(other, Event::Freed { pages: Extent::page(page), renew: other == rank })?;
+                }
+                self.schedule_step(rank, thread);
+            }
             Step::Computes(ticks) => {
                 self.report.computed += ticks;
                 let before = self.interrupted_us[rank];
@@ -349,6 +358,7 @@ impl World {
                 Action::SetTimer { timer, after_us } => {
                     self.schedule(u64::from(after_us), Happening::Timer { rank, timer });
                 }
+                Action::Renewed { .. } => {}
                 Action::Fatal(reason) => {
                     if self.setup.crash.is_none() {
                         return Err(Failure::Stopped { rank: Rank(u16::try_from(rank).expect("few")), reason });

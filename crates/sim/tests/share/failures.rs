@@ -55,6 +55,7 @@ impl Mem for Plain {
     fn install(&mut self, _: PageIndex, bytes: &[u8], _: Protection) {
         self.0.copy_from_slice(bytes);
     }
+    fn clear(&mut self, _: rampool_proto::units::Extent) {}
     fn discard(&mut self, _: PageIndex) {}
 }
 

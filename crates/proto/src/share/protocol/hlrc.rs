@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Cx, Protocol, Scope, unexpected};
+use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
 use crate::share::ahead::{Habit, Streams};
 use crate::share::engine::Shared;
 use crate::share::home::{HomePage, patched};
@@ -24,7 +24,7 @@ use crate::share::message::{Advance, Info, PageCopy, PageDiff, Payload};
 use crate::share::notice::{Notice, NoticeRuns, Notices};
 use crate::share::rule::Rule;
 use crate::share::{Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank, ThreadId};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
 
 #[derive(Clone, Hash, Debug)]
 pub(crate) struct Hlrc {
@@ -695,6 +695,32 @@ impl Protocol for Hlrc {
                 cx.protect(page, Protection::None);
             }
         }
+    }
+
+    fn freed(&mut self, cx: &mut Cx<'_>, pages: Extent) {
+        let twinned: Vec<PageIndex> = self.twinned.range(pages.first..pages.end()).copied().collect();
+        let mut gone = Vec::new();
+        for page in twinned {
+            let copy = self.copies.get_mut(&page).expect("a page with a twin has a copy");
+            if copy.fetch.is_none() {
+                (copy.valid, copy.access, copy.twin) = (false, Protection::None, None);
+                self.twinned.remove(&page);
+                gone.push(page);
+            }
+        }
+        cx.protect_all(gone, Protection::None);
+    }
+
+    fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
+        let homes = take_pages(&mut self.homes, pages).into_iter().map(|(page, home)| (page, home.access));
+        let copies = take_pages(&mut self.copies, pages).into_iter().map(|(page, copy)| (page, copy.access));
+        let seen: BTreeSet<PageIndex> =
+            homes.chain(copies).filter(|&(_, access)| access > Protection::None).map(|(page, _)| page).collect();
+        cx.protect_all(seen, Protection::None);
+        for listed in [&mut self.twinned, &mut self.dirty_homes, &mut self.streamed, &mut self.lent] {
+            unlist_pages(listed, pages);
+        }
+        self.wanted.retain(|&page| !pages.contains(page));
     }
 
     fn begin_epoch(&mut self, cx: &mut Cx<'_>) {

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::hlrc::{merge_changed, single_writers};
-use super::{Cx, Protocol, Scope, unexpected};
+use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
 use crate::share::engine::Shared;
 use crate::share::home::HomePage;
 use crate::share::message::{Info, PageCopy, PageDiff, PageRuns, Payload, Stamp};
@@ -32,7 +32,7 @@ use crate::share::notice::{Notice, Notices};
 use crate::share::overlay::Overlay;
 use crate::share::rule::Rule;
 use crate::share::{Body, Checked, Diff, LockId, LockMode, Protection, ProtocolKind, Rank, ThreadId};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
 
 /// A thread that holds a lock.
 type Holding = (ThreadId, LockId);
@@ -588,6 +588,18 @@ impl Protocol for Ibec {
             self.lent.insert(page);
             self.copies.insert(page, Copy { valid: !kept, ..Copy::default() });
             self.set_access(page, access);
+        }
+    }
+
+    fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
+        let homes = take_pages(&mut self.homes, pages).into_iter().map(|(page, home)| (page, home.access));
+        let copies = take_pages(&mut self.copies, pages).into_iter().map(|(page, copy)| (page, copy.access()));
+        let seen: BTreeSet<PageIndex> =
+            homes.chain(copies).filter(|&(_, access)| access > Protection::None).map(|(page, _)| page).collect();
+        cx.protect_all(seen, Protection::None);
+        take_pages(&mut self.locals, pages);
+        for listed in [&mut self.writable, &mut self.lent] {
+            unlist_pages(listed, pages);
         }
     }
 

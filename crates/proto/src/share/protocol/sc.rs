@@ -16,7 +16,7 @@ use super::{Cx, Protocol, unexpected};
 use crate::share::engine::Shared;
 use crate::share::rule::Rule;
 use crate::share::{Body, Checked, Protection, ProtocolKind, Rank, ThreadId, TimerId};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
 
 #[derive(Clone, Hash, Debug)]
 pub(crate) struct Sc {
@@ -410,6 +410,9 @@ impl Protocol for Sc {
             self.awaited.insert(page, Awaited { from, flush, waiting: Vec::new(), forgot: Vec::new() });
         }
     }
+
+    /// Every copy becomes zero at once, so who has one and who owns it stays.
+    fn renew(&mut self, _cx: &mut Cx<'_>, _pages: Extent) {}
 
     fn overhead_bytes(&self) -> usize {
         0
