@@ -132,7 +132,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut said = Vec::new();
     // Nothing more can come; what cannot be read is not told.
     let _ = reports.read_to_end(&mut said);
-    match verdict(&ends, &String::from_utf8_lossy(&said)) {
+    let machines = hosts.map(|hosts| hosts.places(args.ranks)).unwrap_or_default();
+    match verdict(&ends, &String::from_utf8_lossy(&said), &machines) {
         None => Ok(0),
         Some((message, code)) => {
             eprintln!("rampool: {message}");

@@ -986,6 +986,9 @@ fn a_key_seals_what_travels() {
     let sealed = |program| Launch::new(3, program).arg("--key-file").arg(key.to_str().unwrap()).env("RAMPOOL_ENCRYPTION", "on");
     sealed("sor").succeeds();
     sealed("bounded buffer").succeeds();
+    for program in ["sor", "counter", "words"] {
+        sealed(program).args(&["--transport", "udp"]).env("RAMPOOL_DROP_PERCENT", "5").succeeds();
+    }
 }
 
 /// This binary as one rank, started by nobody but the test.
@@ -1085,6 +1088,71 @@ fn ranks_meet_over_a_remote_shell() {
     let mut names: Vec<String> = std::fs::read_to_string(dir.path().join("names")).unwrap().lines().map(str::to_owned).collect();
     names.sort();
     assert_eq!(names, ["127.0.0.1", "127.0.0.1", "localhost"]);
+}
+
+/// A command `ssh` for `PATH` that runs what it is given on this machine, in another directory, without the caller's environment. The machine `refuses` lets nobody in.
+fn stand_in_for_ssh(dir: &std::path::Path) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let ssh = dir.join("ssh");
+    let script = "#!/bin/sh\n[ $# = 2 ] || exit 99\n[ \"$1\" = refuses ] && { echo 'Permission denied (publickey).' >&2; exit 255; }\n\
+                  cd / && exec env -i PATH=/usr/bin:/bin sh -c \"$2\"\n";
+    std::fs::write(&ssh, script).unwrap();
+    std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", dir.display(), std::env::var("PATH").unwrap())
+}
+
+#[test]
+fn ssh_gets_words_variables_and_the_directory_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = stand_in_for_ssh(dir.path());
+    let here = dir.path().join("it's $HOME; a `dir`");
+    std::fs::create_dir(&here).unwrap();
+    let (hosts, key) = (dir.path().join("hosts"), here.join("the key"));
+    std::fs::write(&hosts, "# two machines\n\nlocalhost\n127.0.0.1 slots=2\n").unwrap();
+    rampool::key::Key::generate().save_new(&key).unwrap();
+    // Each rank says what it was given; the program is no shared one, so nobody waits for anybody.
+    let print =
+        r#"printf '%s|' "$PWD" "$RAMPOOL_RANK/$RAMPOOL_RANKS" "$RAMPOOL_KEY_FILE" "$RAMPOOL_RENDEZVOUS" "$@" > "$RAMPOOL_RANK.said""#;
+    let words = ["it's", "two words", "$HOME", "`ls`", "", "a\\b\"c", "*"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
+    command.args(["launch", "-n", "3", "--port", "7199", "--hosts"]).arg(&hosts).arg("--key-file").arg(&key);
+    command.args(["sh", "-c", print, "name"]).args(words).current_dir(&here).env("PATH", path);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    for rank in 0..3 {
+        let said = std::fs::read_to_string(here.join(format!("{rank}.said"))).unwrap();
+        let expected = format!("{}|{rank}/3|{}|localhost:7199|{}|", here.display(), key.display(), words.join("|"));
+        assert_eq!(said, expected);
+    }
+}
+
+#[test]
+fn a_machine_that_lets_nobody_in_is_named_and_so_is_a_key_that_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = stand_in_for_ssh(dir.path());
+    let hosts = dir.path().join("hosts");
+    let launch = |file: &str| {
+        std::fs::write(&hosts, file).unwrap();
+        let port = free_port().to_string();
+        Launch::new(2, "counter").args(&["--hosts", hosts.to_str().unwrap(), "--port", &port]).env("PATH", &path)
+    };
+    let (said, code) = launch("localhost\nrefuses\n").fails();
+    for word in ["Permission denied (publickey).", "rank 1 on refuses", "255", "the other rank was ended"] {
+        assert!(said.contains(word), "{said}");
+    }
+    assert_eq!(code, Some(255));
+    let missing = dir.path().join("no such key");
+    let (said, _) = launch("localhost slots=2\n").arg("--key-file").arg(missing.to_str().unwrap()).fails();
+    assert!(said.contains(missing.to_str().unwrap()) && said.contains("key"), "{said}");
+    for (file, word) in
+        [("# nobody\n", "names no machine"), ("localhost slots=many\n", "slots=many"), ("-oProxyCommand=x\n", "-oProxyCommand=x")]
+    {
+        let (said, _) = launch(file).fails();
+        assert!(said.contains(word) && said.contains(hosts.to_str().unwrap()), "{said}");
+    }
+    std::fs::remove_file(&hosts).unwrap();
+    let (said, _) = Launch::new(2, "counter").args(&["--hosts", hosts.to_str().unwrap()]).fails();
+    assert!(said.contains("cannot be read"), "{said}");
 }
 
 #[test]
