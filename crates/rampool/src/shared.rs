@@ -15,6 +15,7 @@
 //!   environment   which rank this is, by launcher     service   the thread that serves
 //!   mesh          how ranks meet                      line      one TCP connection;  datagrams: UDP instead
 //!   watch         which thread a message wakes
+//!   servers       pages that a budget has no room for
 //!   error, stats  what can go wrong, what happened    failure   how a process ends when its run does
 //!   account       where the time goes, and the trace
 //! ```
@@ -225,18 +226,19 @@ impl Shared {
             memory.limit(budget.max(LEAST_LOCAL_BYTES), servers);
         }
         let Mesh { lines, datagrams } = Mesh::meet(&config)?;
-        let datagrams = datagrams.map(|(socket, addresses)| {
+        let datagrams = datagrams.map(|(socket, places)| {
             let mut channel = config.channel;
             // A rank that merely gets no CPU for a while is not lost: its silence counts, as on TCP.
             let tries = config.silence.as_micros() / u128::from(channel.most_timeout_us.max(1));
             channel.tries = channel.tries.max(u32::try_from(tries).unwrap_or(u32::MAX));
-            Datagrams::new(socket, &addresses, channel, config.drop_percent)
+            Datagrams::new(socket, places, channel, config.drop_percent)
         });
         let account = Account::new(Rank(config.rank), config.protocol.name(), config.threads).map_err(JoinError::Trace)?;
         let watch = watch(&memory, &lines, datagrams.as_ref()).map_err(JoinError::Socket)?;
         let mut host = Host::new(&config, &engine, memory, lines, datagrams, Arc::clone(&watch), account)?;
         let wish = AllocOptions::new().wish(u64::from(SEMAPHORES) * 8, &config);
         let semaphores = host.open_first(Demand::Alloc { wish }).map(|region| place(&host, &region));
+        host.take_what_came_early();
         let semaphores = semaphores.ok_or(MemoryError::Kernel { operation: "opening the first region", errno: 0 })?;
         let inner = Arc::new(Inner {
             threads: AtomicU16::new(config.threads),

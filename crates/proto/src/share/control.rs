@@ -182,6 +182,10 @@ pub enum Control {
     Added {
         serial: u64,
     },
+    /// While ranks meet, over a sealed connection: what the sender's datagrams are sealed with.
+    DatagramKey {
+        key: Vec<u8>,
+    },
     /// From rank 0: nobody uses this region's pages any more.
     Drop {
         serial: u64,
@@ -214,6 +218,7 @@ wire_enum!(Control {
     10 => Bye { epoch },
     11 => Stuck { what },
     12 => Drop { serial, region },
+    13 => DatagramKey { key },
 });
 
 impl Control {
@@ -307,6 +312,7 @@ mod tests {
             Control::Bye { epoch: 9 },
             Control::Stuck { what: "x".into() },
             Control::Drop { serial: 6, region },
+            Control::DatagramKey { key: vec![7; 32] },
         ]
     }
 
@@ -336,7 +342,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_message_is_refused_or_another(which in 0_usize..15, at in any::<usize>(), bit in 0_u8..8) {
+        fn a_changed_message_is_refused_or_another(which in 0_usize..16, at in any::<usize>(), bit in 0_u8..8) {
             let mut bytes = Vec::new();
             examples()[which].encode(&mut bytes);
             let at = at % bytes.len();

@@ -19,7 +19,7 @@ use crate::pool::{PoolConfig, ServerSpec};
 pub enum Transport {
     #[default]
     Tcp,
-    /// Datagrams, repeated until they are acknowledged. They are not sealed, so beyond one machine only with encryption off. The ranks
+    /// Datagrams, repeated until they are acknowledged. They are sealed where the ranks' connections are. The ranks
     /// still keep a TCP connection each, by which they notice each other's end.
     Udp,
 }

@@ -41,8 +41,6 @@ pub enum JoinError {
     Refused { why: String },
     #[error("{ranks} did not come within {seconds} s")]
     Missing { ranks: String, seconds: u64 },
-    #[error("datagrams are not encrypted: beyond this machine use the tcp transport, or set RAMPOOL_ENCRYPTION=off")]
-    OpenDatagrams,
     #[error("a socket failed: {0}")]
     Socket(#[source] io::Error),
     #[error("the trace cannot be written: {0}")]

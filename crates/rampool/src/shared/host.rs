@@ -148,6 +148,8 @@ pub(super) struct Host {
     needs_service: bool,
     /// When it looks by itself.
     planned: Instant,
+    /// When memory servers last heard from this rank for no other reason.
+    servers_heard: Instant,
     /// The budget of shared pages.
     local_bytes: Option<u64>,
     pub account: Account,
@@ -257,6 +259,7 @@ impl Host {
             offer: None,
             needs_service: false,
             planned: now,
+            servers_heard: now,
             local_bytes: config.local_bytes,
             account,
         })
@@ -389,7 +392,10 @@ impl Host {
         self.take_timers(now);
         self.offer_idle(now);
         self.look_after_peers(now);
-        self.memory.keep_alive();
+        if now.saturating_duration_since(self.servers_heard) >= HEARTBEAT {
+            self.servers_heard = now;
+            self.memory.keep_alive();
+        }
         self.look_for_end();
         // What nobody waits for goes with the next message, or when there is nothing to take any more.
         if ready.lines.is_empty() || self.unsent == Unsent::Urgent {
@@ -523,6 +529,14 @@ impl Host {
             Err(error) => self.closed(from, &error.to_string()),
         }
         true
+    }
+
+    /// Ranks that had met earlier may have said something already, behind their last word while they met: no connection becomes readable for that.
+    pub fn take_what_came_early(&mut self) {
+        let now = Instant::now();
+        for rank in 0..self.ranks {
+            self.take_frames(Rank(rank), now);
+        }
     }
 
     fn take_message(&mut self, from: Rank, message: &Message) {
@@ -859,6 +873,7 @@ impl Host {
                 let why = self.with_absent(&what);
                 self.stop(&why);
             }
+            Control::DatagramKey { .. } => self.lose(from, "it changes its key in the middle of the run"),
             other => self.lose(from, &format!("it sent what makes no sense here: {other:?}")),
         }
     }
