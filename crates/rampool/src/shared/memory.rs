@@ -340,6 +340,9 @@ impl SharedMemory {
 
     /// The page will be here, whatever is in it: makes room, and makes it present.
     fn hold(&mut self, page: PageIndex) {
+        if self.residency.budget().is_none() {
+            return;
+        }
         let (alias, bytes) = self.alias_of(page);
         if self.residency.place(page) != Place::Here {
             while self.residency.exceeds(bytes as u64) && self.send_away(Some(page)) {}
@@ -350,6 +353,9 @@ impl SharedMemory {
 
     /// Makes sure that the page's content is here.
     fn bring(&mut self, page: PageIndex) {
+        if self.residency.budget().is_none() {
+            return;
+        }
         let away = self.residency.place(page) == Place::Away;
         self.hold(page);
         if away {
@@ -430,7 +436,7 @@ impl SharedMemory {
         }
     }
 
-    /// To be called every second or so.
+    /// To be called every second or so. Does not block.
     pub fn keep_alive(&mut self) {
         if let Some(servers) = &mut self.servers {
             servers.keep_alive();
