@@ -51,6 +51,11 @@ pub struct RampoolSharedStats {
     pub barrier_wait_ns: u64,
     /// Bytes of twins, diffs and logs that this rank holds now.
     pub overhead_bytes: u64,
+    /// Bytes of shared pages in this rank's memory now, and of those that are at memory servers only.
+    pub resident_bytes: u64,
+    pub away_bytes: u64,
+    /// Copies that were forgotten to make room.
+    pub evictions: u64,
 }
 
 /// Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a Kubernetes job; without any, a run of this
@@ -136,7 +141,7 @@ pub unsafe extern "C" fn rampool_shared_set_threads(shared: *const SharedHandle,
 }
 
 /// Allocates `bytes` bytes, in whole pages, at the same address on every rank. Every rank makes the same call, in the same order among such calls.
-/// It reads as zeroes, unless it was freed before. Only addresses are taken: pages take memory when they are touched.
+/// It reads as zeroes. Only addresses are taken: pages take memory when they are touched.
 ///
 /// `options` is null or words like "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc, aurc or ibec (the run's, unless given);
 /// homes cyclic, blocked or the number of one rank (cyclic); page-size from 4K to 64K, a power of two (4K).
@@ -556,6 +561,9 @@ pub unsafe extern "C" fn rampool_shared_count(shared: *const SharedHandle, stats
         unlock_wait_ns: ns(now.unlock_wait),
         barrier_wait_ns: ns(now.barrier_wait),
         overhead_bytes: now.overhead_bytes,
+        resident_bytes: now.resident_bytes,
+        away_bytes: now.away_bytes,
+        evictions: now.engine.evictions,
     };
     let bytes = size.min(size_of::<RampoolSharedStats>());
     // SAFETY: `size` bytes can be written, as the caller promises, and no more than the struct has are read.

@@ -14,7 +14,10 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rampool::pool::ServerSpec;
+use rampool::shared::LEAST_LOCAL_BYTES;
 use rampool::shared::environment::variable;
+use rampool_proto::units::ByteLen;
 
 use crate::signals::Signals;
 use hosts::Hosts;
@@ -38,6 +41,20 @@ pub struct Args {
     /// What carries the processes' messages: tcp or udp [default: tcp]
     #[arg(long, env = "RAMPOOL_TRANSPORT", value_name = "NAME", value_parser = ["tcp", "udp"])]
     transport: Option<String>,
+
+    /// The most bytes of shared memory that each process keeps in RAM at a time, such as 512M. Copies that others have are forgotten first; the rest goes to
+    /// --server
+    #[arg(long, env = "RAMPOOL_SHARED_LOCAL", value_name = "SIZE")]
+    local: Option<ByteLen>,
+
+    /// A memory server for shared memory that --local has no room for: HOST[:PORT] or unix:/PATH, perhaps with the amount that each process leases of it
+    /// (HOST=4G). Repeat it, or separate by commas
+    #[arg(long = "server", env = "RAMPOOL_SHARED_SERVERS", value_name = "ADDR", value_delimiter = ',', requires = "local")]
+    servers: Vec<ServerSpec>,
+
+    /// Memory that each process leases from the servers, unless every --server says how much
+    #[arg(long, env = "RAMPOOL_SHARED_MEMORY", value_name = "SIZE", requires = "servers")]
+    memory: Option<ByteLen>,
 
     /// Start the processes over ssh on the machines that FILE names, one a line, perhaps with `slots=N`. The first one must be reachable from all
     /// others by its name; beyond one machine every process needs the key file (RAMPOOL_KEY_FILE)
@@ -83,6 +100,12 @@ struct Rank {
 
 /// Returns the exit code of the run: that of the process that ended it, or 0.
 pub fn run(args: &Args) -> Result<i32> {
+    if args.local.is_some_and(|local| local.0 < LEAST_LOCAL_BYTES) {
+        bail!("--local is at least {}", ByteLen(LEAST_LOCAL_BYTES));
+    }
+    if args.memory.is_none() && args.servers.iter().any(|server| server.memory.is_none()) {
+        bail!("--server says where, but not how much: write HOST=4G, or give --memory");
+    }
     let hosts = args.hosts.as_deref().map(Hosts::read).transpose()?;
     let signals = Signals::block()?;
     let inbox = args.stats.as_ref().map(|_| stats::Inbox::make()).transpose()?;
@@ -109,7 +132,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut said = Vec::new();
     // Nothing more can come; what cannot be read is not told.
     let _ = reports.read_to_end(&mut said);
-    match verdict(&ends, &String::from_utf8_lossy(&said)) {
+    let machines = hosts.map(|hosts| hosts.places(args.ranks)).unwrap_or_default();
+    match verdict(&ends, &String::from_utf8_lossy(&said), &machines) {
         None => Ok(0),
         Some((message, code)) => {
             eprintln!("rampool: {message}");
@@ -139,6 +163,16 @@ fn environment(args: &Args, rank: u16, rendezvous: &str, run: &str, local_ranks:
     }
     if let Some(transport) = &args.transport {
         variables.push(("RAMPOOL_TRANSPORT", transport.into()));
+    }
+    if let Some(local) = args.local {
+        variables.push(("RAMPOOL_SHARED_LOCAL", local.0.to_string().into()));
+    }
+    if !args.servers.is_empty() {
+        let servers: Vec<String> = args.servers.iter().map(ToString::to_string).collect();
+        variables.push(("RAMPOOL_SHARED_SERVERS", servers.join(",").into()));
+    }
+    if let Some(memory) = args.memory {
+        variables.push(("RAMPOOL_SHARED_MEMORY", memory.0.to_string().into()));
     }
     if let Some(path) = &args.key_file {
         variables.push(("RAMPOOL_KEY_FILE", path.into()));

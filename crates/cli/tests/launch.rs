@@ -3,10 +3,12 @@
 //! The programs are in this binary too: the launcher starts it again, once for each rank, with the name of a program in the environment.
 
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rampool::server::{RunningServer, Server, ServerConfig};
 use rampool::shared::{AllocOptions, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
 
 const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
@@ -88,6 +90,9 @@ fn this_binary_is_a_rank() {
     if program == "settings" && config.rank == 1 {
         config.protocol = ProtocolKind::Lrc;
     }
+    if program == "clean copies" && config.rank == 0 {
+        config.local_bytes = None;
+    }
     if program == "returns errors" {
         config.on_failure = OnFailure::ReturnError;
     }
@@ -105,6 +110,9 @@ fn this_binary_is_a_rank() {
         "sor" => sor(&shared),
         "words" => words(&shared),
         "allocations" => allocations(&shared),
+        "budget" => budget(&shared),
+        "free and take" => free_and_take(&shared),
+        "clean copies" => clean_copies(&shared),
         "protocols" => protocols(&shared),
         "litmus" => litmus(&shared),
         "placement" => placement(&shared),
@@ -349,17 +357,175 @@ fn allocations(shared: &Shared) {
     shared.barrier(3).unwrap();
     if rank == 0 {
         shared.free_alone(address).unwrap();
-        let again = shared.alloc_alone(20_000, AllocOptions::new().protocol(ProtocolKind::Sc)).unwrap();
-        assert_eq!(again.address(), address, "freed memory is used again");
-        assert!(matches!(shared.free_alone(address + 4096), Err(SharedError::Refused { .. })));
+        assert!(matches!(shared.free_alone(address), Err(SharedError::Refused { .. })));
         assert!(matches!(shared.free_alone(0x1000), Err(SharedError::NotShared { .. })));
     }
     shared.free(large).unwrap();
+    let other = shared.alloc(1 << 20, AllocOptions::new().page_bytes(16384)).unwrap();
+    assert_ne!(other.address(), large.address(), "who frees does not wait until nobody knows the memory any more");
+    shared.barrier(5).unwrap();
     let again = shared.alloc(1 << 20, AllocOptions::new().page_bytes(16384)).unwrap();
-    assert_eq!(again.address(), large.address());
+    assert_eq!(again.address(), large.address(), "freed memory is used again");
+    if rank == 0 {
+        let again = shared.alloc_alone(20_000, AllocOptions::new().protocol(ProtocolKind::Sc)).unwrap();
+        assert_eq!(again.address(), address, "freed memory is used again");
+    }
     let error = shared.alloc(1 << 50, AllocOptions::new()).unwrap_err();
     assert!(error.to_string().contains("are left"), "{error}");
     shared.barrier(4).unwrap();
+}
+
+/// Bytes of shared pages that the kernel has for this process now.
+fn kernels_count() -> u64 {
+    let shared = |fd: &std::path::PathBuf| std::fs::read_link(fd).is_ok_and(|to| to.to_string_lossy().contains("memfd:rampool-shared"));
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().path());
+    let bytes: Vec<u64> = fds.filter(shared).map(|fd| std::fs::metadata(fd).unwrap().blocks() * 512).collect();
+    assert_eq!(bytes.len(), 1, "one object holds the shared pages");
+    bytes[0]
+}
+
+/// Runs `body`, and returns the most bytes of shared pages that the kernel had meanwhile, as somebody saw who looked again and again.
+fn most_resident(body: impl FnOnce()) -> u64 {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut most = 0;
+            while !done.load(Ordering::Relaxed) {
+                most = most.max(kernels_count());
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            most
+        });
+        body();
+        done.store(true, Ordering::Relaxed);
+        watcher.join().unwrap()
+    })
+}
+
+/// Memory that is freed is the kernel's again on every rank, and zero when it is taken again.
+fn free_and_take(shared: &Shared) {
+    const PAGES: usize = 1024;
+    let (rank, ranks) = (usize::from(shared.rank()), usize::from(shared.ranks()));
+    let turns = shared.alloc(4096, AllocOptions::new().homes(Homes::Blocked)).unwrap();
+    let before = kernels_count();
+    let mut first = None;
+    for round in 0..4_u64 {
+        let region = shared.alloc(PAGES * 4096, AllocOptions::new()).unwrap();
+        assert_eq!(*first.get_or_insert(region), region, "the memory of round {round} is that of the first");
+        for page in 0..PAGES {
+            // SAFETY: nobody writes before the barrier.
+            assert_eq!(unsafe { get::<u64>(region, page * 512 + 7) }, 0, "page {page} in round {round}");
+        }
+        shared.barrier(0).unwrap();
+        for page in (rank..PAGES).step_by(ranks) {
+            // SAFETY: the page is this rank's until the next barrier.
+            unsafe { put(region, page * 512 + 7, round + 1) };
+        }
+        shared.barrier_keep(1).unwrap();
+        for page in 0..PAGES {
+            // SAFETY: nobody writes between barriers.
+            assert_eq!(unsafe { get::<u64>(region, page * 512 + 7) }, round + 1);
+            if page % ranks == rank {
+                // SAFETY: nobody reads word 8 of it.
+                unsafe { put(region, page * 512 + 8, round) };
+            }
+        }
+        shared.barrier(2).unwrap();
+        assert!(kernels_count() >= before + (PAGES * 4096) as u64, "all pages are here: {}", kernels_count());
+        // What was written and not released does not come back either.
+        if rank == 0 {
+            // SAFETY: nobody uses it any more.
+            unsafe { put(region, 9, round) };
+        }
+        if round % 2 == 0 {
+            shared.free(region).unwrap();
+        } else {
+            // The last one to be done with it.
+            if shared.fetch_add(turns.at(0), 1).unwrap() % ranks as u64 == ranks as u64 - 1 {
+                shared.free_alone(region.address()).unwrap();
+            }
+        }
+        shared.barrier(3).unwrap();
+        let after = kernels_count();
+        assert!(after <= before + 64 * 1024, "{before} bytes were taken before it, {after} are after it was freed");
+        shared.barrier(4).unwrap();
+    }
+}
+
+/// Five times as much data as a rank may keep: written by turns, read by all, and counted in under locks.
+fn budget(shared: &Shared) {
+    const PAGES: usize = 2048;
+    const ROUNDS: usize = 2;
+    let limit = shared.config().local_bytes.unwrap();
+    let region = shared.alloc(PAGES * 4096, AllocOptions::new()).unwrap();
+    let sums = shared.alloc(64 * 4096, AllocOptions::new()).unwrap();
+    assert!(region.bytes() as u64 > 5 * limit, "the data is more than one rank may keep");
+    let (rank, ranks) = (usize::from(shared.rank()), usize::from(shared.ranks()));
+    let value = |page: usize, round: usize, at: usize| (page * 31 + round * 7 + at) as u64 | 1 << 40;
+    let most = most_resident(|| {
+        for round in 0..ROUNDS {
+            for page in (0..PAGES).filter(|page| page % 3 % ranks == (rank + round) % ranks) {
+                for at in (0..512).step_by(61) {
+                    // SAFETY: between these barriers the page is this rank's.
+                    unsafe { put(region, page * 512 + at, value(page, round, at)) };
+                }
+            }
+            for sum in 0..64 {
+                shared.lock(sum as u64).unwrap();
+                // SAFETY: the lock orders all accesses.
+                unsafe { add(sums, sum * 512, 1) };
+                shared.unlock(sum as u64).unwrap();
+            }
+            shared.barrier(0).unwrap();
+            for page in 0..PAGES {
+                for at in (0..512).step_by(61) {
+                    // SAFETY: nobody writes between these barriers.
+                    assert_eq!(unsafe { get::<u64>(region, page * 512 + at) }, value(page, round, at), "page {page} in round {round}");
+                }
+                // SAFETY: as above.
+                assert_eq!(unsafe { get::<u64>(region, page * 512 + 1) }, 0, "page {page} in round {round}");
+            }
+            shared.barrier(1).unwrap();
+        }
+    });
+    for sum in 0..64 {
+        // SAFETY: nobody writes any more.
+        assert_eq!(unsafe { get::<u64>(sums, sum * 512) }, (ROUNDS * ranks) as u64);
+    }
+    assert!(most > limit / 2, "the watcher saw {most} bytes");
+    assert!(most <= limit, "{most} bytes were here, {limit} may be");
+    let stats = shared.stats();
+    assert!(stats.away_sent_bytes > 0 && stats.away_brought_bytes > 0, "{stats:?}");
+    // Under lrc nobody else may have what a copy holds: all of it goes to servers.
+    assert_eq!(stats.engine.evictions > 0, shared.config().protocol != ProtocolKind::Lrc, "{stats:?}");
+    shared.barrier(2).unwrap();
+}
+
+/// Reads more than fits, all of which another rank has: without memory servers.
+fn clean_copies(shared: &Shared) {
+    const PAGES: usize = 2048;
+    let region = shared.alloc(PAGES * 4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(0)))).unwrap();
+    let reader = shared.rank() == 1;
+    for round in 0..2_u64 {
+        if !reader {
+            for page in 0..PAGES {
+                // SAFETY: barriers order it before the reads and behind those of the round before.
+                unsafe { put(region, page * 512, page as u64 + round) };
+            }
+        }
+        shared.barrier(0).unwrap();
+        if let Some(limit) = shared.config().local_bytes.filter(|_| reader) {
+            let most = most_resident(|| {
+                for page in (0..PAGES).chain((0..PAGES).rev()) {
+                    // SAFETY: nobody writes between these barriers.
+                    assert_eq!(unsafe { get::<u64>(region, page * 512) }, page as u64 + round);
+                }
+            });
+            assert!((limit / 2..=limit).contains(&most), "{most} bytes were here, {limit} may be");
+            assert!(shared.stats().engine.evictions as usize > PAGES, "{:?}", shared.stats());
+        }
+        shared.barrier(1).unwrap();
+    }
 }
 
 /// Regions of all protocols side by side.
@@ -726,6 +892,55 @@ fn memory_is_allocated_and_freed_by_all_and_by_one() {
     }
 }
 
+/// A memory server for a test's ranks.
+fn memory_server() -> (RunningServer, String) {
+    let mut config = ServerConfig::new(256 << 20, "127.0.0.1:0".parse().unwrap());
+    config.lock_memory = false;
+    let server = Server::start(config).unwrap();
+    let address = format!("{}=64M", server.addr());
+    (server, address)
+}
+
+#[test]
+fn more_data_than_ranks_may_keep_goes_to_memory_servers_and_comes_back() {
+    let (server, address) = memory_server();
+    for protocol in PROTOCOLS {
+        Launch::new(2, "budget").args(&["--protocol", protocol, "--local", "1536K", "--server", &address]).succeeds();
+    }
+    drop(server);
+}
+
+#[test]
+fn freed_memory_goes_back_to_the_kernel_and_is_zero_when_it_is_taken_again() {
+    for protocol in PROTOCOLS {
+        Launch::new(2, "free and take").args(&["--protocol", protocol]).succeeds();
+    }
+}
+
+#[test]
+fn copies_that_another_rank_has_leave_for_want_of_room() {
+    for protocol in ["sc", "hlrc", "aurc", "ibec"] {
+        Launch::new(2, "clean copies").args(&["--protocol", protocol, "--local", "1536K"]).succeeds();
+    }
+}
+
+#[test]
+fn a_budget_that_cannot_be_kept_ends_the_run_and_says_what_to_do() {
+    let (said, _) = Launch::new(2, "budget").args(&["--local", "1M"]).fails();
+    for word in ["rank", "cannot forget", "1 MiB", "--server", "--local"] {
+        assert!(said.contains(word), "{said}");
+    }
+    for (arguments, word) in [
+        (&["--server", "127.0.0.1:1=1M"][..], "--local"),
+        (&["--local", "1M", "--server", "127.0.0.1:1"], "--memory"),
+        (&["--local", "4K"], "1 MiB"),
+        (&["--local", "1M", "--server", "127.0.0.1:1=1M"], "127.0.0.1:1"),
+    ] {
+        let (said, _) = Launch::new(2, "sor").args(arguments).fails();
+        assert!(said.contains(word), "{said}");
+    }
+}
+
 #[test]
 fn protocols_live_side_by_side() {
     Launch::new(3, "protocols").succeeds();
@@ -771,6 +986,9 @@ fn a_key_seals_what_travels() {
     let sealed = |program| Launch::new(3, program).arg("--key-file").arg(key.to_str().unwrap()).env("RAMPOOL_ENCRYPTION", "on");
     sealed("sor").succeeds();
     sealed("bounded buffer").succeeds();
+    for program in ["sor", "counter", "words"] {
+        sealed(program).args(&["--transport", "udp"]).env("RAMPOOL_DROP_PERCENT", "5").succeeds();
+    }
 }
 
 /// This binary as one rank, started by nobody but the test.
@@ -870,6 +1088,71 @@ fn ranks_meet_over_a_remote_shell() {
     let mut names: Vec<String> = std::fs::read_to_string(dir.path().join("names")).unwrap().lines().map(str::to_owned).collect();
     names.sort();
     assert_eq!(names, ["127.0.0.1", "127.0.0.1", "localhost"]);
+}
+
+/// A command `ssh` for `PATH` that runs what it is given on this machine, in another directory, without the caller's environment. The machine `refuses` lets nobody in.
+fn stand_in_for_ssh(dir: &std::path::Path) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let ssh = dir.join("ssh");
+    let script = "#!/bin/sh\n[ $# = 2 ] || exit 99\n[ \"$1\" = refuses ] && { echo 'Permission denied (publickey).' >&2; exit 255; }\n\
+                  cd / && exec env -i PATH=/usr/bin:/bin sh -c \"$2\"\n";
+    std::fs::write(&ssh, script).unwrap();
+    std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", dir.display(), std::env::var("PATH").unwrap())
+}
+
+#[test]
+fn ssh_gets_words_variables_and_the_directory_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = stand_in_for_ssh(dir.path());
+    let here = dir.path().join("it's $HOME; a `dir`");
+    std::fs::create_dir(&here).unwrap();
+    let (hosts, key) = (dir.path().join("hosts"), here.join("the key"));
+    std::fs::write(&hosts, "# two machines\n\nlocalhost\n127.0.0.1 slots=2\n").unwrap();
+    rampool::key::Key::generate().save_new(&key).unwrap();
+    // Each rank says what it was given; the program is no shared one, so nobody waits for anybody.
+    let print =
+        r#"printf '%s|' "$PWD" "$RAMPOOL_RANK/$RAMPOOL_RANKS" "$RAMPOOL_KEY_FILE" "$RAMPOOL_RENDEZVOUS" "$@" > "$RAMPOOL_RANK.said""#;
+    let words = ["it's", "two words", "$HOME", "`ls`", "", "a\\b\"c", "*"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
+    command.args(["launch", "-n", "3", "--port", "7199", "--hosts"]).arg(&hosts).arg("--key-file").arg(&key);
+    command.args(["sh", "-c", print, "name"]).args(words).current_dir(&here).env("PATH", path);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    for rank in 0..3 {
+        let said = std::fs::read_to_string(here.join(format!("{rank}.said"))).unwrap();
+        let expected = format!("{}|{rank}/3|{}|localhost:7199|{}|", here.display(), key.display(), words.join("|"));
+        assert_eq!(said, expected);
+    }
+}
+
+#[test]
+fn a_machine_that_lets_nobody_in_is_named_and_so_is_a_key_that_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = stand_in_for_ssh(dir.path());
+    let hosts = dir.path().join("hosts");
+    let launch = |file: &str| {
+        std::fs::write(&hosts, file).unwrap();
+        let port = free_port().to_string();
+        Launch::new(2, "counter").args(&["--hosts", hosts.to_str().unwrap(), "--port", &port]).env("PATH", &path)
+    };
+    let (said, code) = launch("localhost\nrefuses\n").fails();
+    for word in ["Permission denied (publickey).", "rank 1 on refuses", "255", "the other rank was ended"] {
+        assert!(said.contains(word), "{said}");
+    }
+    assert_eq!(code, Some(255));
+    let missing = dir.path().join("no such key");
+    let (said, _) = launch("localhost slots=2\n").arg("--key-file").arg(missing.to_str().unwrap()).fails();
+    assert!(said.contains(missing.to_str().unwrap()) && said.contains("key"), "{said}");
+    for (file, word) in
+        [("# nobody\n", "names no machine"), ("localhost slots=many\n", "slots=many"), ("-oProxyCommand=x\n", "-oProxyCommand=x")]
+    {
+        let (said, _) = launch(file).fails();
+        assert!(said.contains(word) && said.contains(hosts.to_str().unwrap()), "{said}");
+    }
+    std::fs::remove_file(&hosts).unwrap();
+    let (said, _) = Launch::new(2, "counter").args(&["--hosts", hosts.to_str().unwrap()]).fails();
+    assert!(said.contains("cannot be read"), "{said}");
 }
 
 #[test]

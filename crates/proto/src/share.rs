@@ -48,6 +48,7 @@ pub mod message;
 mod notice;
 mod overlay;
 mod protocol;
+pub mod residency;
 mod rule;
 mod stats;
 mod sync;
@@ -139,6 +140,8 @@ pub trait Mem {
     }
     /// The content of this page (protection `None`) is not needed any more.
     fn discard(&mut self, page: PageIndex);
+    /// Nobody uses these pages, all of one region, whatever their protection, which stays. Their memory goes back, and they read as zeroes.
+    fn clear(&mut self, pages: Extent);
 }
 
 /// What happened.
@@ -154,6 +157,11 @@ pub enum Event<'a> {
     Timer(TimerId),
     /// The rank has time and the network room for about this many bytes.
     Idle { budget_bytes: u32 },
+    /// The host needs room. Those of `pages` that are copies which can be had again are forgotten ([`Mem::discard`]); nothing is written back for it.
+    Evict { pages: &'a [PageIndex] },
+    /// These pages were freed on all ranks: no thread uses them, and what was written there need not be seen by anyone. At the next barrier all ranks forget
+    /// what they know of them, if one rank (the root) is also told to `renew` them; then they are as new.
+    Freed { pages: Extent, renew: bool },
     /// This rank cannot be reached any more, and how that was seen.
     PeerLost { peer: Rank, how: &'a str },
     /// The host ends the run.
@@ -284,6 +292,8 @@ pub enum Action {
     Retry { page: PageIndex },
     /// Deliver `Event::Timer(timer)` after at least this long.
     SetTimer { timer: TimerId, after_us: u32 },
+    /// These pages are as new on this rank, and no other knows anything older of them that it would use.
+    Renewed { pages: Extent },
     /// The run is over.
     Fatal(Reason),
 }

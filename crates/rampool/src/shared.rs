@@ -15,6 +15,7 @@
 //!   environment   which rank this is, by launcher     service   the thread that serves
 //!   mesh          how ranks meet                      line      one TCP connection;  datagrams: UDP instead
 //!   watch         which thread a message wakes
+//!   servers       pages that a budget has no room for
 //!   error, stats  what can go wrong, what happened    failure   how a process ends when its run does
 //!   account       where the time goes, and the trace
 //! ```
@@ -58,6 +59,7 @@ mod host;
 mod line;
 mod memory;
 mod mesh;
+mod servers;
 mod service;
 mod stats;
 mod watch;
@@ -69,11 +71,12 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 pub use account::TimeReport;
-pub use config::{AllocOptions, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, OnFailure, SharedConfig, Transport};
+pub use config::{AllocOptions, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, LEAST_LOCAL_BYTES, OnFailure, SharedConfig, Transport};
 pub use error::{JoinError, SharedError};
 pub use line::LineError;
 pub use memory::{MemoryError, Reach};
 pub use rampool_proto::share::{AtomicOp, Homes, LockPath, Managers, OpError, ProtocolKind, Rank, Reason, Stats, Tuning};
+pub use servers::ServersError;
 pub use stats::{Kind, SharedStats};
 
 use account::Account;
@@ -83,6 +86,7 @@ use memory::SharedMemory;
 use mesh::Mesh;
 use rampool_proto::share::control::{Answer, Demand};
 use rampool_proto::share::{BarrierId, BarrierKind, CondId, Config, LockId, LockMode, OpResult, RegionConfig, SyncOp, ThreadId};
+use servers::Servers;
 use watch::{Ready, Watch};
 
 /// Semaphores there are: `0 .. SEMAPHORES`.
@@ -215,21 +219,26 @@ impl Shared {
             tuning: config.tuning,
         };
         let bytes = usize::try_from(config.range_bytes).expect("64-bit addresses");
-        let memory = SharedMemory::new(Rank(config.rank), config.base, bytes, config.user_faults)?;
+        let mut memory = SharedMemory::new(Rank(config.rank), config.base, bytes, config.user_faults)?;
         let reach = memory.reach();
+        if let Some(budget) = config.local_bytes {
+            let servers = config.servers.as_ref().map(|servers| Servers::connect(servers, bytes)).transpose()?;
+            memory.limit(budget.max(LEAST_LOCAL_BYTES), servers);
+        }
         let Mesh { lines, datagrams } = Mesh::meet(&config)?;
-        let datagrams = datagrams.map(|(socket, addresses)| {
+        let datagrams = datagrams.map(|(socket, places)| {
             let mut channel = config.channel;
             // A rank that merely gets no CPU for a while is not lost: its silence counts, as on TCP.
             let tries = config.silence.as_micros() / u128::from(channel.most_timeout_us.max(1));
             channel.tries = channel.tries.max(u32::try_from(tries).unwrap_or(u32::MAX));
-            Datagrams::new(socket, &addresses, channel, config.drop_percent)
+            Datagrams::new(socket, places, channel, config.drop_percent)
         });
         let account = Account::new(Rank(config.rank), config.protocol.name(), config.threads).map_err(JoinError::Trace)?;
         let watch = watch(&memory, &lines, datagrams.as_ref()).map_err(JoinError::Socket)?;
         let mut host = Host::new(&config, &engine, memory, lines, datagrams, Arc::clone(&watch), account)?;
         let wish = AllocOptions::new().wish(u64::from(SEMAPHORES) * 8, &config);
         let semaphores = host.open_first(Demand::Alloc { wish }).map(|region| place(&host, &region));
+        host.take_what_came_early();
         let semaphores = semaphores.ok_or(MemoryError::Kernel { operation: "opening the first region", errno: 0 })?;
         let inner = Arc::new(Inner {
             threads: AtomicU16::new(config.threads),
@@ -278,8 +287,8 @@ impl Shared {
 
     // --- memory -------------------------------------------------------------------------------------------------------------------------
 
-    /// Allocates shared memory; every rank makes the same call, in the same order among such calls, by one thread. It reads as zeroes unless
-    /// it was freed before. Only addresses are taken: pages take memory when they are touched. Blocks until all ranks have called.
+    /// Allocates shared memory; every rank makes the same call, in the same order among such calls, by one thread. It reads as zeroes.
+    /// Only addresses are taken: pages take memory when they are touched. Blocks until all ranks have called.
     ///
     /// # Errors
     /// If there is no room. Ranks that ask for different things end the run.
@@ -304,8 +313,8 @@ impl Shared {
         }
     }
 
-    /// Frees an allocation; every rank makes the same call. Nobody uses the memory any more. Later allocations of the same kind may get it,
-    /// with what is in it; until then it stays taken.
+    /// Frees an allocation; every rank makes the same call. Nobody uses the memory any more, on any rank. When it returns, its pages are back with the kernel
+    /// everywhere. After the next barrier allocations of the same kind may get the same addresses, which read as zeroes.
     ///
     /// # Errors
     /// If nothing that was allocated begins there.

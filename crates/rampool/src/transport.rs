@@ -17,7 +17,7 @@ pub mod zero_copy;
 pub use carrier::{Means, SAME_HOST_VARIABLE, SameHost};
 pub use handshake::{Handshake, HandshakeError, LocalPolicy, Wants, connect};
 pub use link::{Flush, Link, LinkError, Received, Urgency};
-pub(crate) use seal::{MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Seal, TAG_BYTES};
+pub(crate) use seal::{DATAGRAM_KEY_BYTES, DATAGRAM_SEAL_BYTES, DatagramSeal, MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Seal, TAG_BYTES};
 pub(crate) use tcp::is_host;
 pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, Stream, Way};
 

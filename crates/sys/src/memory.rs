@@ -193,6 +193,19 @@ impl SharedObject {
         }
         Ok(Self { fd, bytes })
     }
+
+    /// Bytes of it that are in memory (or in swap) now; 0 if the kernel does not say.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        use std::os::fd::AsRawFd;
+        // SAFETY: plain data, for which all zeroes is a value.
+        let mut status: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: a descriptor of ours, and memory that is ours.
+        if unsafe { libc::fstat(self.fd.as_raw_fd(), &raw mut status) } != 0 {
+            return 0;
+        }
+        u64::try_from(status.st_blocks).unwrap_or(0) * 512
+    }
 }
 
 impl Drop for Mapping {
@@ -307,6 +320,8 @@ mod own {
 pub enum Advice {
     /// Give the pages back: they read as zeroes next time.
     DontNeed,
+    /// Give the pages of a shared mapping back, in its object: they are absent in every mapping of it, and zero when they come again.
+    Remove,
     /// A forked child does not get this mapping.
     DontFork,
     /// A forked child does.
@@ -328,10 +343,11 @@ pub enum Advice {
 /// The errno.
 ///
 /// # Safety
-/// For [`Advice::DontNeed`] the range must be memory whose content its owner has given up.
+/// For [`Advice::DontNeed`] and [`Advice::Remove`] the range must be memory whose content its owner has given up.
 pub unsafe fn advise(start: usize, bytes: usize, advice: Advice) -> Result<(), i32> {
     let number = match advice {
         Advice::DontNeed => libc::MADV_DONTNEED,
+        Advice::Remove => libc::MADV_REMOVE,
         Advice::DontFork => libc::MADV_DONTFORK,
         Advice::DoFork => libc::MADV_DOFORK,
         Advice::WipeOnFork => libc::MADV_WIPEONFORK,

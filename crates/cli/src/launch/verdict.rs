@@ -19,7 +19,8 @@ pub struct End {
 /// What to say, and the exit code of the run. `None`: all went well.
 ///
 /// `reports` has a line `rank N: why` from each rank whose library saw the run fail.
-pub fn verdict(ends: &[End], reports: &str) -> Option<(String, i32)> {
+/// `machines`: where each rank was started through a remote shell.
+pub fn verdict(ends: &[End], reports: &str, machines: &[String]) -> Option<(String, i32)> {
     // Ranks that ended by themselves say more than those that followed.
     let weight = |end: &&End| match (end.status.signal(), end.status.code()) {
         _ if end.ended_by_us => 3,
@@ -29,13 +30,21 @@ pub fn verdict(ends: &[End], reports: &str) -> Option<(String, i32)> {
     };
     let cause = ends.iter().filter(|end| !end.status.success()).min_by_key(|end| (weight(end), end.order))?;
     let own = format!("rank {}: ", cause.rank);
+    let machine = machines.get(cause.rank);
+    let on = machine.map(|machine| format!(" on {machine}")).unwrap_or_default();
     let why = match (cause.status.signal(), cause.status.code()) {
         (Some(signal), _) => format!("rank {} was killed by signal {signal}{}", cause.rank, name(signal)),
         (None, Some(code @ (EXIT_FAILED | EXIT_FOLLOWED))) => {
             let said = reports.lines().find(|line| line.starts_with(&own));
             said.map_or_else(|| format!("rank {} ended the run (exit code {code})", cause.rank), str::to_owned)
         }
-        (None, code) => format!("rank {} ended with exit code {}", cause.rank, code.unwrap_or(1)),
+        (None, Some(SHELL_FAILED)) if machine.is_some() => {
+            format!(
+                "rank {}{on} could not be started, or the connection to it broke: the remote shell ended with exit code {SHELL_FAILED}",
+                cause.rank
+            )
+        }
+        (None, code) => format!("rank {}{on} ended with exit code {}", cause.rank, code.unwrap_or(1)),
     };
     let others = match ends.len() - 1 {
         0 => String::new(),
@@ -45,6 +54,9 @@ pub fn verdict(ends: &[End], reports: &str) -> Option<(String, i32)> {
     let code = cause.status.code().unwrap_or_else(|| 128 + cause.status.signal().unwrap_or(0));
     Some((format!("{why}{others}"), code))
 }
+
+/// With this exit code ssh says that it is about itself, not the command.
+const SHELL_FAILED: i32 = 255;
 
 fn name(signal: i32) -> &'static str {
     match signal {
@@ -64,6 +76,11 @@ fn name(signal: i32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// On one machine.
+    fn verdict(ends: &[End], reports: &str) -> Option<(String, i32)> {
+        super::verdict(ends, reports, &[])
+    }
 
     fn end(rank: usize, raw: i32, order: usize) -> End {
         End { rank, status: ExitStatus::from_raw(raw), order, ended_by_us: false }
@@ -102,5 +119,14 @@ mod tests {
     fn an_exit_code_passes_through() {
         let (message, code) = verdict(&[end(0, 3 << 8, 0), end(1, EXIT_FOLLOWED << 8, 1)], "").unwrap();
         assert_eq!((message.as_str(), code), ("rank 0 ended with exit code 3; so the other rank was ended", 3));
+    }
+
+    #[test]
+    fn a_machine_that_cannot_be_reached_is_named() {
+        let machines = ["near".to_owned(), "far".to_owned()];
+        let (message, code) = super::verdict(&[end(0, EXIT_FOLLOWED << 8, 1), end(1, 255 << 8, 0)], "", &machines).unwrap();
+        assert!(message.contains("rank 1 on far could not be started") && code == 255, "{message}");
+        let (message, _) = super::verdict(&[end(0, 0, 1), end(1, 3 << 8, 0)], "", &machines).unwrap();
+        assert!(message.starts_with("rank 1 on far ended with exit code 3"), "{message}");
     }
 }

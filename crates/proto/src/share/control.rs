@@ -10,7 +10,7 @@ use super::{Homes, ProtocolKind, Rank, RegionConfig};
 use crate::units::{Extent, PageIndex};
 
 /// What two ranks must have in common to understand each other, beside the version of the program.
-pub const SHARE_WIRE_VERSION: u32 = 2;
+pub const SHARE_WIRE_VERSION: u32 = 3;
 /// The longest frame that a rank takes.
 pub const MOST_FRAME_BYTES: usize = 64 << 20;
 /// Bytes before a frame's content: its length and its kind.
@@ -178,9 +178,18 @@ pub enum Control {
         serial: u64,
         region: RegionConfig,
     },
-    /// To rank 0: the region is known here.
+    /// To rank 0: what came with this serial is done here.
     Added {
         serial: u64,
+    },
+    /// While ranks meet, over a sealed connection: what the sender's datagrams are sealed with.
+    DatagramKey {
+        key: Vec<u8>,
+    },
+    /// From rank 0: nobody uses this region's pages any more.
+    Drop {
+        serial: u64,
+        region: RegionConfig,
     },
     /// From rank 0.
     Given {
@@ -208,6 +217,8 @@ wire_enum!(Control {
     9 => Given { ticket, answer },
     10 => Bye { epoch },
     11 => Stuck { what },
+    12 => Drop { serial, region },
+    13 => DatagramKey { key },
 });
 
 impl Control {
@@ -300,6 +311,8 @@ mod tests {
             Control::Given { ticket: 1, answer: Answer::Refused { why: "full".into() } },
             Control::Bye { epoch: 9 },
             Control::Stuck { what: "x".into() },
+            Control::Drop { serial: 6, region },
+            Control::DatagramKey { key: vec![7; 32] },
         ]
     }
 
@@ -329,7 +342,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_message_is_refused_or_another(which in 0_usize..14, at in any::<usize>(), bit in 0_u8..8) {
+        fn a_changed_message_is_refused_or_another(which in 0_usize..16, at in any::<usize>(), bit in 0_u8..8) {
             let mut bytes = Vec::new();
             examples()[which].encode(&mut bytes);
             let at = at % bytes.len();

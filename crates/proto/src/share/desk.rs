@@ -1,8 +1,11 @@
 //! Where regions come from: rank 0 gives pages out, tells every rank, and answers who asked when all know.
 //!
 //! A demand is made by one rank alone or by all together. In the second case rank 0 waits until all have made it and compares them: ranks that
-//! ask for different things are a mistake that ends the run. What was freed is given out again for a wish of the same kind, with the content it
-//! had; engines never forget a region, so nothing that is still under way can name a page that they do not know.
+//! ask for different things are a mistake that ends the run.
+//!
+//! What is freed goes back to the kernel on all ranks before the demand is answered. It is given out again, for a wish of the same kind, when a barrier has made it
+//! new: only then does no rank know anything older of it. Engines never forget a region, so nothing that is still under way can name a page that they do not
+//! know.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +18,10 @@ use crate::units::{Extent, OS_PAGE_BYTES, PageIndex};
 pub enum Order {
     /// Every rank adds this region and says so with the serial.
     Add { serial: u64, region: RegionConfig },
+    /// Nobody uses this region's pages any more: every rank drops them and says so with the serial.
+    Drop { serial: u64, region: RegionConfig },
+    /// All ranks have dropped these pages: the next barrier is to make them new ([`Desk::renewed`]).
+    Renew { pages: Extent },
     /// This rank's demand is over.
     Give { to: Rank, ticket: u64, answer: Answer },
     /// The ranks do not agree: the run is over.
@@ -23,7 +30,7 @@ pub enum Order {
 
 /// What has been given out, and what waits.
 ///
-/// Invariant: taken, free and never used pages are disjoint; a free extent lies inside one region.
+/// Invariant: taken, dropped, free and never used pages are disjoint; a free extent lies inside one region.
 #[derive(Clone, Debug)]
 pub struct Desk {
     ranks: u16,
@@ -32,10 +39,12 @@ pub struct Desk {
     end: u64,
     taken: BTreeMap<PageIndex, RegionConfig>,
     free: BTreeMap<PageIndex, (u32, Kind)>,
+    /// Dropped by all ranks, but not new yet.
+    dropped: Vec<RegionConfig>,
     /// Demands of all ranks, by turn: who has made it, with which ticket.
     gathering: BTreeMap<u32, Gathering>,
-    /// Regions on their way to all ranks: who knows, and who is told then.
-    adding: BTreeMap<u64, Adding>,
+    /// Orders on their way to all ranks: who has carried them out, and who is told then.
+    orders_out: BTreeMap<u64, Out>,
     serial: u64,
     orders: Vec<Order>,
 }
@@ -50,8 +59,9 @@ struct Gathering {
 }
 
 #[derive(Clone, Debug)]
-struct Adding {
+struct Out {
     region: RegionConfig,
+    answer: Answer,
     missing: BTreeSet<Rank>,
     tickets: Vec<(Rank, u64)>,
 }
@@ -66,8 +76,9 @@ impl Desk {
             end: pages.min(u64::from(u32::MAX)),
             taken: BTreeMap::new(),
             free: BTreeMap::new(),
+            dropped: Vec::new(),
             gathering: BTreeMap::new(),
-            adding: BTreeMap::new(),
+            orders_out: BTreeMap::new(),
             serial: 0,
             orders: Vec::new(),
         }
@@ -101,18 +112,45 @@ impl Desk {
         }
     }
 
-    /// `from` knows the region with this serial. False if that was not expected of it.
+    /// `from` has carried out the order with this serial. False if that was not expected of it.
     #[must_use]
-    pub fn added(&mut self, from: Rank, serial: u64) -> bool {
-        let Some(adding) = self.adding.get_mut(&serial) else { return false };
-        if !adding.missing.remove(&from) {
+    pub fn carried_out(&mut self, from: Rank, serial: u64) -> bool {
+        let Some(out) = self.orders_out.get_mut(&serial) else { return false };
+        if !out.missing.remove(&from) {
             return false;
         }
-        if adding.missing.is_empty() {
-            let Adding { region, tickets, .. } = self.adding.remove(&serial).expect("it is there");
-            self.give(&tickets, &Answer::Region { region });
+        if out.missing.is_empty() {
+            let Out { region, answer, tickets, .. } = self.orders_out.remove(&serial).expect("it is there");
+            if answer == (Answer::Freed {}) {
+                self.dropped.push(region);
+                self.orders.push(Order::Renew { pages: region.pages });
+            }
+            self.give(&tickets, &answer);
         }
         true
+    }
+
+    /// A barrier has made these pages new. They may be given out again.
+    pub fn renewed(&mut self, pages: Extent) {
+        let Some(at) = self.dropped.iter().position(|region| region.pages.contains(pages.first)) else { return };
+        let region = self.dropped[at];
+        self.release(&RegionConfig { pages, ..region });
+        // Pieces come in order.
+        if pages.end() >= region.pages.end() {
+            self.dropped.swap_remove(at);
+        }
+    }
+
+    /// Has every rank carry out an order about a region; then `tickets` get the answer.
+    fn order(&mut self, region: RegionConfig, answer: Answer, tickets: Vec<(Rank, u64)>) {
+        let serial = self.serial;
+        self.serial += 1;
+        self.orders.push(match answer {
+            Answer::Freed {} => Order::Drop { serial, region },
+            _ => Order::Add { serial, region },
+        });
+        let missing = (0..self.ranks).map(Rank).collect();
+        self.orders_out.insert(serial, Out { region, answer, missing, tickets });
     }
 
     /// What is to be done next.
@@ -137,26 +175,14 @@ impl Desk {
     fn serve(&mut self, demand: Demand, tickets: Vec<(Rank, u64)>) {
         match demand {
             Demand::Alloc { wish } => match self.place(&wish) {
-                Ok((region, true)) => {
-                    let serial = self.serial;
-                    self.serial += 1;
-                    let missing = (0..self.ranks).map(Rank).collect();
-                    self.adding.insert(serial, Adding { region, missing, tickets });
-                    self.orders.push(Order::Add { serial, region });
-                }
+                Ok((region, true)) => self.order(region, Answer::Region { region }, tickets),
                 Ok((region, false)) => self.give(&tickets, &Answer::Region { region }),
                 Err(why) => self.give(&tickets, &Answer::Refused { why }),
             },
-            Demand::Free { first } => {
-                let answer = match self.taken.remove(&first) {
-                    Some(region) => {
-                        self.release(&region);
-                        Answer::Freed {}
-                    }
-                    None => Answer::Refused { why: "nothing that was allocated and not freed begins there".into() },
-                };
-                self.give(&tickets, &answer);
-            }
+            Demand::Free { first } => match self.taken.remove(&first) {
+                Some(region) => self.order(region, Answer::Freed {}, tickets),
+                None => self.give(&tickets, &Answer::Refused { why: "nothing that was allocated and not freed begins there".into() }),
+            },
         }
     }
 
@@ -196,7 +222,9 @@ impl Desk {
         let left = self.end.saturating_sub(first);
         let end = count.checked_mul(os_pages).filter(|&wanted| wanted <= left).map(|wanted| first + wanted);
         let (Some(end), Ok(count)) = (end, u32::try_from(count)) else {
-            return Err(format!("{} bytes of shared memory are wanted, {} are left", wish.bytes, left * OS_PAGE_BYTES as u64));
+            let soon: u64 = self.dropped.iter().map(|region| u64::from(region.pages.count) * u64::from(region.page_bytes)).sum();
+            let soon = if soon > 0 { format!(", and {soon} that were freed can be had after the next barrier") } else { String::new() };
+            return Err(format!("{} bytes of shared memory are wanted, {} are left{soon}", wish.bytes, left * OS_PAGE_BYTES as u64));
         };
         self.next = end;
         let region = region(PageIndex(first), count);
@@ -250,12 +278,13 @@ mod tests {
         let mut answers = Vec::new();
         while let Some(order) = desk.poll() {
             match order {
-                Order::Add { serial, .. } => {
+                Order::Add { serial, .. } | Order::Drop { serial, .. } => {
                     for rank in (0..ranks).rev() {
-                        assert!(desk.added(Rank(rank), serial));
-                        assert!(!desk.added(Rank(rank), serial), "once is enough");
+                        assert!(desk.carried_out(Rank(rank), serial));
+                        assert!(!desk.carried_out(Rank(rank), serial), "once is enough");
                     }
                 }
+                Order::Renew { .. } => {}
                 Order::Give { to, answer, .. } => answers.push((to, answer)),
                 Order::Mismatch { why } => panic!("{why}"),
             }
@@ -301,6 +330,26 @@ mod tests {
         assert!(answers.iter().all(|(_, answer)| matches!(answer, Answer::Refused { .. })), "{answers:?}");
     }
 
+    #[test]
+    fn what_is_freed_is_given_out_again_when_a_barrier_has_made_it_new() {
+        let mut desk = Desk::new(2, 100);
+        desk.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
+        let Some((_, Answer::Region { region })) = settle(&mut desk, 2).pop() else { panic!("no region") };
+        desk.ask(Rank(1), 0, None, Demand::Free { first: region.pages.first });
+        let Some(Order::Drop { serial, .. }) = desk.poll() else { panic!("nobody drops it") };
+        assert!(desk.carried_out(Rank(0), serial));
+        assert_eq!(desk.poll(), None, "rank 1 still has it");
+        assert!(desk.carried_out(Rank(1), serial));
+        assert_eq!(desk.poll(), Some(Order::Renew { pages: region.pages }));
+        assert!(matches!(desk.poll(), Some(Order::Give { answer: Answer::Freed {}, .. })));
+        desk.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
+        let Some((_, Answer::Refused { why })) = settle(&mut desk, 2).pop() else { panic!("it is not new yet") };
+        assert!(why.contains("245760 that were freed can be had after the next barrier"), "{why}");
+        desk.renewed(region.pages);
+        desk.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
+        assert_eq!(settle(&mut desk, 2).pop(), Some((Rank(0), Answer::Region { region })));
+    }
+
     proptest! {
         /// Each number asks for that many pages, or frees something.
         #[test]
@@ -317,6 +366,11 @@ mod tests {
                 desk.ask(Rank(0), 0, None, demand);
                 let answers = settle(&mut desk, 1);
                 prop_assert_eq!(answers.len(), 1);
+                if pages % 2 == 0 {
+                    for region in desk.dropped.clone() {
+                        desk.renewed(region.pages);
+                    }
+                }
                 match &answers[0].1 {
                     Answer::Region { region } => held.push(*region),
                     Answer::Freed {} => prop_assert!(matches!(demand, Demand::Free { .. }), "freed"),

@@ -12,7 +12,7 @@ use super::{
     Action, Body, Checked, Config, ConfigError, Event, Io, LockId, LockPath, Mem, Message, OpError, OpResult, ProtocolKind, Rank, Reason,
     RegionConfig, Stats, SyncOp, ThreadId, TimerId, Tuning, Violation,
 };
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
 
 /// A rank of the shared view. See the module for how to drive it.
 ///
@@ -230,6 +230,8 @@ impl Engine {
                     plugin.timer(&mut cx, page);
                 }
             }
+            Event::Evict { pages } => self.evict(io, pages),
+            Event::Freed { pages, renew } => self.freed(io, pages, renew),
             Event::Idle { budget_bytes } => {
                 if !self.barrier.is_inside() {
                     self.each(io, |plugin, cx| plugin.idle(cx, budget_bytes));
@@ -279,6 +281,42 @@ impl Engine {
         }
         let (plugin, mut cx) = self.plugin_of(io, page).expect("the region has a protocol");
         plugin.fault(&mut cx, thread, page, write);
+    }
+
+    /// Cuts pages up by the regions they are in.
+    pub(crate) fn by_region(&self, pages: Extent) -> Vec<Extent> {
+        let (mut cut, mut first) = (Vec::new(), pages.first);
+        while first < pages.end()
+            && let Some(region) = self.shared.regions.find(first)
+        {
+            let end = region.pages.end().min(pages.end());
+            cut.push(Extent::new(first, u32::try_from(end.0 - first.0).expect("no more than there were")));
+            first = end;
+        }
+        cut
+    }
+
+    fn freed(&mut self, io: &mut Io<'_>, pages: Extent, renew: bool) {
+        for pages in self.by_region(pages) {
+            if let Some((plugin, mut cx)) = self.plugin_of(io, pages.first) {
+                plugin.freed(&mut cx, pages);
+                cx.mem.clear(pages);
+            }
+            if renew {
+                self.barrier.propose_freed(pages);
+            }
+        }
+    }
+
+    fn evict(&mut self, io: &mut Io<'_>, pages: &[PageIndex]) {
+        for at in 0..self.plugins.len() {
+            let plugin = &mut self.plugins[at];
+            let kind = plugin.kind();
+            let of_it = |page: &PageIndex| self.shared.regions.find(*page).is_some_and(|region| region.protocol == kind);
+            let pages: Vec<PageIndex> = pages.iter().copied().filter(of_it).collect();
+            let mut cx = Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out };
+            plugin.get_mut().evict(&mut cx, &pages);
+        }
     }
 
     fn receive(&mut self, io: &mut Io<'_>, from: Rank, message: &Message) {

@@ -169,7 +169,8 @@ pub enum Body {
         page: PageIndex,
         diffs: Vec<IntervalDiff>,
     },
-    /// Changes for their home; answered by `FlushAck`. `fences` are pages whose changes were streamed before.
+    /// Changes for their home; answered by `FlushAck`. `fences` are pages whose changes were streamed before;
+    /// under sc, where nothing else is flushed, pages whose copies the sender has forgotten.
     Flush {
         protocol: ProtocolKind,
         flush: u64,
@@ -566,8 +567,10 @@ pub struct Moves {
     /// Who proposed it, and the new home. The lowest proposer wins.
     pub homes: Vec<(PageIndex, (Rank, Rank))>,
     pub managers: Vec<(LockId, (Rank, Rank))>,
+    /// Pages that nobody uses any more, from the first on, so many, all of one region.
+    pub freed: Vec<(PageIndex, u32)>,
 }
-wire_struct!(Moves { homes, managers });
+wire_struct!(Moves { homes, managers, freed });
 
 /// The end of a barrier.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -11,7 +11,8 @@ use super::engine::Shared;
 use super::message::{Info, Payload};
 use super::rule::Rule;
 use super::{Action, Body, Checked, LockId, LockMode, Mem, Message, Protection, ProtocolKind, Rank, ThreadId, TimerId, Violation, extents};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What ends when a release begins.
@@ -35,6 +36,8 @@ pub(crate) trait Protocol {
     fn receive(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked;
     fn timer(&mut self, _cx: &mut Cx<'_>, _page: PageIndex) {}
     fn idle(&mut self, _cx: &mut Cx<'_>, _budget_bytes: u32) {}
+    /// Forgets those of `pages` (of this protocol, ascending) that are copies without changes and can be fetched again.
+    fn evict(&mut self, _cx: &mut Cx<'_>, _pages: &[PageIndex]) {}
 
     /// What this rank knows when it asks for `lock`.
     fn info(&self, _lock: LockId) -> Info {
@@ -107,6 +110,11 @@ pub(crate) trait Protocol {
     }
     /// The page's home moved. `kept`: the new home was its only writer, and all other copies are gone.
     fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool);
+
+    /// Nobody uses these pages any more: changes of this rank's own need not go anywhere.
+    fn freed(&mut self, _cx: &mut Cx<'_>, _pages: Extent) {}
+    /// In a barrier, on all ranks alike: forgets everything about these pages, which nobody uses. They are zero, and their homes stay.
+    fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent);
 
     fn overhead_bytes(&self) -> usize;
     /// Checks invariants.
@@ -236,6 +244,15 @@ impl Cx<'_> {
         }
     }
 
+    /// Gives up what `pages` (ascending) hold; those of `mapped` can still be seen.
+    pub fn forget(&mut self, pages: &[PageIndex], mapped: impl IntoIterator<Item = PageIndex>) {
+        self.protect_all(mapped, Protection::None);
+        self.shared.stats.evictions += pages.len() as u64;
+        for &page in pages {
+            self.mem.discard(page);
+        }
+    }
+
     /// Wakes every thread that waits for the page.
     pub fn retry(&mut self, page: PageIndex) {
         self.shared.retried.insert(page);
@@ -252,6 +269,20 @@ impl Cx<'_> {
 
     pub fn end_flush(&mut self, flush: u64) -> Checked {
         self.shared.flushes.end(flush)
+    }
+}
+
+/// Forgets what `map` has of these pages, and says what that was.
+pub(crate) fn take_pages<V>(map: &mut BTreeMap<PageIndex, V>, pages: Extent) -> Vec<(PageIndex, V)> {
+    let known: Vec<PageIndex> = map.range(pages.first..pages.end()).map(|(&page, _)| page).collect();
+    known.into_iter().filter_map(|page| map.remove(&page).map(|value| (page, value))).collect()
+}
+
+/// As [`take_pages`], of a set.
+pub(crate) fn unlist_pages(set: &mut BTreeSet<PageIndex>, pages: Extent) {
+    let known: Vec<PageIndex> = set.range(pages.first..pages.end()).copied().collect();
+    for page in known {
+        set.remove(&page);
     }
 }
 

@@ -55,10 +55,16 @@ pub enum Rule {
     Released,
     /// A new home answers nobody before it has the page.
     HomePull,
+    /// Only a copy without changes of this rank's own is forgotten to make room.
+    EvictClean,
+    /// `sc`: the directory learns that a copy was forgotten.
+    EvictTold,
+    /// An old home keeps the page until the new one has it.
+    EvictLent,
 }
 
 impl Rule {
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 28] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
@@ -84,6 +90,9 @@ impl Rule {
         Self::OuterLast,
         Self::Released,
         Self::HomePull,
+        Self::EvictClean,
+        Self::EvictTold,
+        Self::EvictLent,
     ];
 }
 

@@ -15,6 +15,8 @@ pub struct Stats {
     /// Fetches repeated because what came was too old.
     pub refetches: u64,
     pub invalidations: u64,
+    /// Copies that were forgotten to make room.
+    pub evictions: u64,
     pub twins: u64,
     pub diffs: u64,
     pub empty_diffs: u64,

@@ -204,6 +204,7 @@ impl Account {
             ("write faults", since(engine.write_faults, self.base.write_faults)),
             ("pages fetched", since(engine.pages_fetched, self.base.pages_fetched)),
             ("invalidations", since(engine.invalidations, self.base.invalidations)),
+            ("copies forgotten for room", since(engine.evictions, self.base.evictions)),
             ("twins", since(engine.twins, self.base.twins)),
             ("diffs", since(engine.diffs, self.base.diffs)),
             ("diff bytes", since(engine.diff_bytes, self.base.diff_bytes)),

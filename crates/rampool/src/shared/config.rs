@@ -12,13 +12,14 @@ use rampool_proto::units::{ByteLen, OS_PAGE_BYTES};
 
 use super::environment::{EnvironmentError, Place};
 use crate::key::{Key, KeyError};
+use crate::pool::{PoolConfig, ServerSpec};
 
 /// What carries the ranks' messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Transport {
     #[default]
     Tcp,
-    /// Datagrams, repeated until they are acknowledged. They are not sealed, so beyond one machine only with encryption off. The ranks
+    /// Datagrams, repeated until they are acknowledged. They are sealed where the ranks' connections are. The ranks
     /// still keep a TCP connection each, by which they notice each other's end.
     Udp,
 }
@@ -32,6 +33,9 @@ impl Transport {
         }
     }
 }
+
+/// The smallest budget of shared pages.
+pub const LEAST_LOCAL_BYTES: u64 = 1 << 20;
 
 /// What happens in this process when the run cannot go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -91,6 +95,11 @@ pub struct SharedConfig {
     pub on_failure: OnFailure,
     /// Catches only the faults of the program's own code, as a user without rights must: see [`Reach`](super::Reach).
     pub user_faults: bool,
+    /// The most bytes of shared pages that are in this rank's memory at a time, at least [`LEAST_LOCAL_BYTES`]. Copies that can be had again are forgotten first; pages
+    /// whose home is here, and written ones, go to `servers`. Twins and diffs are not counted. `None`: as many as there are.
+    pub local_bytes: Option<u64>,
+    /// Memory servers for what the budget has no room for, with their key and the lease that each rank takes.
+    pub servers: Option<PoolConfig>,
     /// Threads of this rank that take part in barriers ([`Shared::set_threads`](super::Shared::set_threads)).
     pub threads: u16,
 }
@@ -105,6 +114,14 @@ pub enum ConfigError {
     Value { name: &'static str, value: String, wanted: &'static str },
     #[error(transparent)]
     Key(#[from] KeyError),
+    #[error(
+        "RAMPOOL_SHARED_SERVERS names servers, but not how much memory to lease of each rank: write HOST=4G, or set RAMPOOL_SHARED_MEMORY"
+    )]
+    NoMemory,
+    #[error(
+        "RAMPOOL_SHARED_SERVERS names memory servers, which are for what RAMPOOL_SHARED_LOCAL, the budget of each rank, has no room for: set it"
+    )]
+    NoBudget,
 }
 
 impl SharedConfig {
@@ -136,6 +153,8 @@ impl SharedConfig {
             spin: default_spin(ranks),
             on_failure: OnFailure::default(),
             user_faults: false,
+            local_bytes: None,
+            servers: None,
             threads: 1,
         }
     }
@@ -143,6 +162,7 @@ impl SharedConfig {
     /// The place in the run from whatever launcher started this process ([`Place::detect`]); the rest from
     /// `RAMPOOL_PROTOCOL` (sc, lrc, hlrc, aurc, ibec), `RAMPOOL_TRANSPORT` (tcp, udp), `RAMPOOL_KEY_FILE`, `RAMPOOL_ENCRYPTION`,
     /// `RAMPOOL_SHARED_BASE` (hexadecimal), `RAMPOOL_SHARED_RANGE` (bytes, such as 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none),
+    /// `RAMPOOL_SHARED_LOCAL` (bytes), `RAMPOOL_SHARED_SERVERS` (as for `rampool run --server`), `RAMPOOL_SHARED_MEMORY` (bytes to lease for each rank),
     /// `RAMPOOL_SILENCE_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_SHARED_USER_FAULTS` (1) and `RAMPOOL_DROP_PERCENT`.
     ///
     /// # Errors
@@ -173,6 +193,9 @@ impl SharedConfig {
         if let Some(bytes) = setting("RAMPOOL_SHARED_RANGE", "a size of at least 1M", size)? {
             config.range_bytes = bytes.next_multiple_of(OS_PAGE_BYTES as u64);
         }
+        let size_of_budget = |text: &str| ByteLen::from_str(text).ok().map(|bytes| bytes.0).filter(|&bytes| bytes >= LEAST_LOCAL_BYTES);
+        config.local_bytes = setting("RAMPOOL_SHARED_LOCAL", "a size of at least 1M", size_of_budget)?;
+        config.servers = servers_from_env(&config)?;
         let seconds = |text: &str| text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         if let Some(time) = setting("RAMPOOL_JOIN_S", "a number of seconds", seconds)? {
             config.join_deadline = time;
@@ -204,6 +227,22 @@ impl SharedConfig {
             transport.name(),
         )
     }
+}
+
+fn servers_from_env(config: &SharedConfig) -> Result<Option<PoolConfig>, ConfigError> {
+    let list = |text: &str| text.split(',').map(|server| server.parse().ok()).collect::<Option<Vec<ServerSpec>>>();
+    let Some(servers) = setting("RAMPOOL_SHARED_SERVERS", "a list such as host1:7117=4G,host2=4G", list)? else { return Ok(None) };
+    let memory = setting("RAMPOOL_SHARED_MEMORY", "a size such as 4G", |text| ByteLen::from_str(text).ok())?;
+    if memory.is_none() && servers.iter().any(|server| server.memory.is_none()) {
+        return Err(ConfigError::NoMemory);
+    }
+    if config.local_bytes.is_none() {
+        return Err(ConfigError::NoBudget);
+    }
+    let mut pool = PoolConfig::new(servers, memory.unwrap_or(ByteLen(0)), format!("rank {} of {}", config.rank, config.ranks));
+    pool.key.clone_from(&config.key);
+    pool.encryption = config.encryption;
+    Ok(Some(pool))
 }
 
 /// Spinning helps where there is a CPU for it: each rank has a thread that computes and one that answers.

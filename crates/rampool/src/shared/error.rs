@@ -7,6 +7,7 @@ use rampool_proto::share::{OpError, Rank, Reason};
 use super::config::ConfigError;
 use super::line::LineError;
 use super::memory::MemoryError;
+use super::servers::ServersError;
 use crate::transport::{EndpointError, HandshakeError};
 
 /// Why a process could not become a rank.
@@ -21,6 +22,8 @@ pub enum JoinError {
     Engine(#[from] rampool_proto::share::ConfigError),
     #[error("no shared memory: {0}")]
     Memory(#[from] MemoryError),
+    #[error("memory servers for shared pages: {0}")]
+    Servers(#[from] ServersError),
     #[error("the rendezvous: {0}")]
     Address(#[source] Box<EndpointError>),
     #[error("the rendezvous {address} is no TCP address")]
@@ -38,8 +41,6 @@ pub enum JoinError {
     Refused { why: String },
     #[error("{ranks} did not come within {seconds} s")]
     Missing { ranks: String, seconds: u64 },
-    #[error("datagrams are not encrypted: beyond this machine use the tcp transport, or set RAMPOOL_ENCRYPTION=off")]
-    OpenDatagrams,
     #[error("a socket failed: {0}")]
     Socket(#[source] io::Error),
     #[error("the trace cannot be written: {0}")]

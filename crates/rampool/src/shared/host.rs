@@ -16,7 +16,7 @@ use rampool_proto::share::desk::{Desk, Order};
 use rampool_proto::share::{
     Action, BarrierId, Config, Engine, Event, Message, OpResult, ProtocolKind, Rank, Reason, RegionConfig, SyncOp, ThreadId, TimerId,
 };
-use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
+use rampool_proto::units::{ByteLen, OS_PAGE_BYTES, PageIndex};
 
 use super::account::{Account, Category};
 use super::config::{OnFailure, SharedConfig};
@@ -148,6 +148,10 @@ pub(super) struct Host {
     needs_service: bool,
     /// When it looks by itself.
     planned: Instant,
+    /// When memory servers last heard from this rank for no other reason.
+    servers_heard: Instant,
+    /// The budget of shared pages.
+    local_bytes: Option<u64>,
     pub account: Account,
 }
 
@@ -255,6 +259,8 @@ impl Host {
             offer: None,
             needs_service: false,
             planned: now,
+            servers_heard: now,
+            local_bytes: config.local_bytes,
             account,
         })
     }
@@ -386,6 +392,10 @@ impl Host {
         self.take_timers(now);
         self.offer_idle(now);
         self.look_after_peers(now);
+        if now.saturating_duration_since(self.servers_heard) >= HEARTBEAT {
+            self.servers_heard = now;
+            self.memory.keep_alive();
+        }
         self.look_for_end();
         // What nobody waits for goes with the next message, or when there is nothing to take any more.
         if ready.lines.is_empty() || self.unsent == Unsent::Urgent {
@@ -521,6 +531,14 @@ impl Host {
         true
     }
 
+    /// Ranks that had met earlier may have said something already, behind their last word while they met: no connection becomes readable for that.
+    pub fn take_what_came_early(&mut self) {
+        let now = Instant::now();
+        for rank in 0..self.ranks {
+            self.take_frames(Rank(rank), now);
+        }
+    }
+
     fn take_message(&mut self, from: Rank, message: &Message) {
         if self.stopped.is_some() {
             return;
@@ -626,6 +644,47 @@ impl Host {
     // --- what the engine wants ----------------------------------------------------------------------------------------------------------
 
     fn handle(&mut self, event: Event<'_>) {
+        self.step(event);
+        if self.memory.wants_room() {
+            self.make_room();
+        }
+    }
+
+    /// Lets pages leave until the next ones have room: first copies that can be had again, then, to memory servers, what has not been asked for the longest.
+    fn make_room(&mut self) {
+        if self.stopped.is_some() {
+            return;
+        }
+        let mut offer = self.memory.to_offer();
+        while !offer.is_empty() {
+            self.step(Event::Evict { pages: &offer });
+            self.memory.offered(&offer);
+            offer = self.memory.to_offer();
+        }
+        let mut send = self.memory.to_send();
+        while !send.is_empty() {
+            self.step(Event::Evict { pages: &send });
+            self.memory.send(&send);
+            send = self.memory.to_send();
+        }
+        // Without servers: what was refused may have become clean.
+        let excess = self.memory.in_excess();
+        if !excess.is_empty() {
+            self.step(Event::Evict { pages: &excess });
+        }
+        if !self.memory.in_excess().is_empty() {
+            let why = format!(
+                "{} holds {} of shared pages that it cannot forget (their home is here, or they were written), and its budget is {}: name memory servers \
+                 (--server), or give it more (--local)",
+                self.rank,
+                ByteLen(self.memory.resident()),
+                ByteLen(self.local_bytes.unwrap_or_default()),
+            );
+            self.stop(&why);
+        }
+    }
+
+    fn step(&mut self, event: Event<'_>) {
         self.memory.begin_event();
         self.engine.handle(event, &mut self.memory, &mut self.actions);
         let mut actions = std::mem::take(&mut self.actions);
@@ -669,6 +728,11 @@ impl Host {
                 let due = Instant::now() + Duration::from_micros(after_us.into());
                 self.timers.push(Reverse((due, timer)));
                 self.expect(due);
+            }
+            Action::Renewed { pages } => {
+                if let Some(desk) = &mut self.desk {
+                    desk.renewed(pages);
+                }
             }
             Action::Fatal(reason) => self.fatal(reason),
         }
@@ -795,6 +859,10 @@ impl Host {
                     self.tell(from, &Control::Added { serial });
                 }
             }
+            Control::Drop { serial, region } if from == Rank(0) => {
+                self.handle(Event::Freed { pages: region.pages, renew: false });
+                self.tell(from, &Control::Added { serial });
+            }
             Control::Given { ticket, answer } if from == Rank(0) => self.given(ticket, answer),
             Control::Bye { epoch } => {
                 let peer = self.peers[usize::from(from.0)].as_mut().expect("it is connected");
@@ -805,6 +873,7 @@ impl Host {
                 let why = self.with_absent(&what);
                 self.stop(&why);
             }
+            Control::DatagramKey { .. } => self.lose(from, "it changes its key in the middle of the run"),
             other => self.lose(from, &format!("it sent what makes no sense here: {other:?}")),
         }
     }
@@ -834,7 +903,7 @@ impl Host {
         while let Some(order) = of_all.poll() {
             if let Order::Add { serial, region } = order {
                 for rank in 0..self.ranks {
-                    let _ = of_all.added(Rank(rank), serial);
+                    let _ = of_all.carried_out(Rank(rank), serial);
                 }
                 found = Some(region);
             }
@@ -848,10 +917,10 @@ impl Host {
     }
 
     fn desk_added(&mut self, from: Rank, serial: u64) {
-        if self.desk.as_mut().expect("rank 0").added(from, serial) {
+        if self.desk.as_mut().expect("rank 0").carried_out(from, serial) {
             self.desk_orders();
         } else {
-            self.lose(from, "it knows of a region that it was not told of");
+            self.lose(from, "it has done what it was not told to");
         }
     }
 
@@ -865,9 +934,17 @@ impl Host {
                         self.tell(Rank(rank), &Control::Add { serial, region });
                     }
                     if self.open(region) {
-                        let _ = self.desk.as_mut().expect("rank 0").added(self.rank, serial);
+                        let _ = self.desk.as_mut().expect("rank 0").carried_out(self.rank, serial);
                     }
                 }
+                Order::Drop { serial, region } => {
+                    for rank in 1..self.ranks {
+                        self.tell(Rank(rank), &Control::Drop { serial, region });
+                    }
+                    self.handle(Event::Freed { pages: region.pages, renew: false });
+                    let _ = self.desk.as_mut().expect("rank 0").carried_out(self.rank, serial);
+                }
+                Order::Renew { pages } => self.handle(Event::Freed { pages, renew: true }),
                 Order::Give { to, ticket, answer } if to == self.rank => self.given(ticket, answer),
                 Order::Give { to, ticket, answer } => self.tell(to, &Control::Given { ticket, answer }),
                 Order::Mismatch { why } => self.stop(&why),
@@ -924,6 +1001,10 @@ impl Host {
         SharedStats {
             engine: self.engine.stats().clone(),
             overhead_bytes: self.engine.overhead_bytes() as u64,
+            resident_bytes: self.memory.resident(),
+            away_bytes: self.memory.away(),
+            away_sent_bytes: self.memory.traffic.sent_bytes,
+            away_brought_bytes: self.memory.traffic.brought_bytes,
             ..self.account.stats.clone()
         }
     }

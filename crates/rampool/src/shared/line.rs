@@ -135,6 +135,11 @@ impl Line {
         &self.stream
     }
 
+    /// Whether what travels is encrypted.
+    pub fn is_sealed(&self) -> bool {
+        self.seal.is_some()
+    }
+
     /// Returns the frame's bytes.
     pub fn queue_message(&mut self, message: &Message) -> usize {
         let before = self.frames.bytes.len();

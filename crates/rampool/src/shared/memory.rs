@@ -6,18 +6,24 @@
 //!   alias   anywhere, for the runtime: always readable and writable, never registered. All content moves through it.
 //! ```
 //! A page comes by filling it through the alias and then mapping it in the view (UFFDIO_CONTINUE): threads see all of it or nothing. It
-//! goes by `madvise(MADV_DONTNEED)` on the view. Both mappings stay out of forked children and of huge pages. Nothing here decides anything.
+//! goes by `madvise(MADV_DONTNEED)` on the view. Both mappings stay out of forked children and of huge pages.
+//!
+//! Under a budget the content of a page may be at memory servers instead ([`Residency`]): its protection is as before, but nothing is mapped, so whoever touches
+//! it faults; whatever the engine does with it brings it back first. What goes, and when, is decided there and by the engine.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rampool_proto::share::residency::{Place, Residency};
 use rampool_proto::share::{Diff, Mem, Protection, Rank, RegionConfig};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use rampool_sys::memory::{Advice, MapError, Mapping, SharedObject, advise, dont_fork};
 use rampool_sys::uffd::{Event, Features, OpenError, Reply, Scope, Uffd};
 
 use super::failure;
+use super::servers::Servers;
+use crate::direct::DirectError;
 
 /// What the kernel must offer: write protection and minor faults on shared memory (Linux 5.19).
 const NEEDED: Features = Features::WP.with(Features::WP_SHMEM).with(Features::MINOR_SHMEM);
@@ -60,18 +66,33 @@ pub struct FaultAt {
 ///
 /// Invariant: `state` of a page is the protection that the engine gave it last. The kernel may drop a page table entry by itself; the next
 /// access faults, and [`Mem::reassert`] maps it again.
-#[derive(Debug)]
 pub struct SharedMemory {
     rank: Rank,
     uffd: Uffd,
     reach: Reach,
+    object: SharedObject,
     view: Mapping,
     alias: Mapping,
     regions: BTreeMap<PageIndex, Region>,
     events: Vec<Event>,
     /// Start and bytes of what was mapped last: who waited for it is awake.
     mapped: Cell<(usize, usize)>,
+    residency: Residency,
+    servers: Option<Servers>,
+    pub traffic: Traffic,
 }
+
+/// Bytes to and from memory servers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Traffic {
+    pub sent_bytes: u64,
+    pub brought_bytes: u64,
+}
+
+/// So many bytes go to memory servers at a time, at least.
+const SEND_BYTES: usize = 64 << 10;
+/// So many pages are offered to the engine at a time.
+pub const OFFER_PAGES: usize = 64;
 
 #[derive(Debug)]
 struct Region {
@@ -123,9 +144,29 @@ impl SharedMemory {
             // SAFETY: changes no content. Kernels without huge pages refuse it, and need it not.
             let _ = unsafe { advise(mapping.start(), mapping.bytes(), Advice::NoHugePage) };
         }
-        let memory = Self { rank, uffd, reach, view, alias, regions: BTreeMap::new(), events: Vec::new(), mapped: Cell::new((0, 0)) };
+        let memory = Self {
+            rank,
+            uffd,
+            reach,
+            object,
+            view,
+            alias,
+            regions: BTreeMap::new(),
+            events: Vec::new(),
+            mapped: Cell::new((0, 0)),
+            residency: Residency::default(),
+            servers: None,
+            traffic: Traffic::default(),
+        };
         memory.try_write_protected_install()?;
         Ok(memory)
+    }
+
+    /// From now on at most `budget` bytes of pages are here; what cannot be forgotten goes to memory servers, if there are some.
+    pub fn limit(&mut self, budget: u64, servers: Option<Servers>) {
+        assert!(self.regions.is_empty(), "the budget is set before there are pages");
+        self.residency = Residency::new(Some(budget));
+        self.servers = servers;
     }
 
     /// Opens a context, or says which of the features is missing.
@@ -152,6 +193,7 @@ impl SharedMemory {
         populate(self.rank, self.alias.start() + offset, OS_PAGE_BYTES);
         let reply = self.uffd.continue_pages(page, OS_PAGE_BYTES, true);
         drop_pages(page, OS_PAGE_BYTES);
+        give_back(self.alias.start() + offset, OS_PAGE_BYTES);
         match reply {
             Reply::Done => Ok(()),
             _ => Err(MemoryError::Features { what: "installing pages write-protected", since: "6.4", features: NEEDED.0 }),
@@ -227,7 +269,10 @@ impl SharedMemory {
     }
 
     /// No access to shared pages is possible any more: it ends the process.
-    pub fn close(&self) {
+    pub fn close(&mut self) {
+        if let Some(servers) = self.servers.take() {
+            servers.leave();
+        }
         let closed = self.view.forbid();
         assert!(closed.is_ok(), "mprotect of our own mapping failed");
     }
@@ -252,21 +297,217 @@ impl SharedMemory {
         (self.alias.at(region.offset_of(page)), region.page_bytes())
     }
 
-    /// Changes pages `first .. first + count` of one region, which all have the protection `from`.
-    fn change(&self, region: &Region, first: PageIndex, count: usize, from: Protection, to: Protection) {
-        let offset = region.offset_of(first);
-        let (start, bytes) = (self.view.start() + offset, count * region.page_bytes());
+    /// Changes `count` pages of one region from `first` on, which all have the protection `from`. `offset`: of the first one, `page_bytes`: of each.
+    fn change(&mut self, first: PageIndex, offset: usize, page_bytes: usize, count: usize, from: Protection, to: Protection) {
+        let (start, bytes) = (self.view.start() + offset, count * page_bytes);
         match (from, to) {
             (Protection::None, Protection::None) => {}
             (_, Protection::None) => drop_pages(start, bytes),
+            (Protection::None, _) if self.residency.budget().is_some() => {
+                // One by one: room for one may have to be made of the one before.
+                for index in 0..count {
+                    let page = first.offset(index as u64);
+                    self.bring(page);
+                    self.map_page(page, to);
+                }
+            }
             (Protection::None, _) => {
                 populate(self.rank, self.alias.start() + offset, bytes);
                 self.map(start, bytes, to);
             }
             _ => {
+                if to == Protection::ReadWrite && self.residency.budget().is_some() {
+                    for index in 0..count {
+                        self.residency.changed(first.offset(index as u64));
+                    }
+                }
                 let reply = self.uffd.write_protect(start, bytes, to == Protection::Read);
                 assert!(reply == Reply::Done, "changing the protection of shared pages failed: {reply:?}");
             }
+        }
+    }
+
+    /// Maps one page, which is here.
+    fn map_page(&mut self, page: PageIndex, to: Protection) {
+        if to == Protection::ReadWrite {
+            self.residency.changed(page);
+        }
+        let (start, bytes) = self.place(page);
+        self.map(start, bytes, to);
+    }
+
+    // --- what is here -------------------------------------------------------------------------------------------------------------------
+
+    /// The page will be here, whatever is in it: makes room, and makes it present.
+    fn hold(&mut self, page: PageIndex) {
+        if self.residency.budget().is_none() {
+            return;
+        }
+        let (alias, bytes) = self.alias_of(page);
+        if self.residency.place(page) != Place::Here {
+            while self.residency.exceeds(bytes as u64) && self.send_away(Some(page)) {}
+            populate(self.rank, alias.addr(), bytes);
+        }
+        self.residency.used(page, small(bytes));
+    }
+
+    /// Makes sure that the page's content is here.
+    fn bring(&mut self, page: PageIndex) {
+        if self.residency.budget().is_none() {
+            return;
+        }
+        let away = self.residency.place(page) == Place::Away;
+        self.hold(page);
+        if away {
+            let offset = self.region(page).offset_of(page);
+            let (into, len) = self.alias_of(page);
+            let mut bytes = vec![0; len];
+            let brought = self.servers.as_mut().expect("only servers have pages that are away").bring(offset, &mut bytes);
+            self.or_die(brought, "bringing back");
+            self.traffic.brought_bytes += len as u64;
+            // SAFETY: the page lies in the alias and is mapped nowhere else: nobody else reads or writes it now.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, len) };
+        }
+    }
+
+    /// Sends pages to memory servers, but not `except`. False if that is not possible.
+    fn send_away(&mut self, except: Option<PageIndex>) -> bool {
+        if self.servers.is_none() {
+            return false;
+        }
+        let (mut pages, mut bytes) = (Vec::new(), 0);
+        for page in self.residency.to_send(SEND_BYTES / OS_PAGE_BYTES + 1).into_iter().filter(|&page| Some(page) != except) {
+            bytes += self.region(page).page_bytes();
+            pages.push(page);
+            if bytes >= SEND_BYTES {
+                break;
+            }
+        }
+        self.send_pages(&pages);
+        !pages.is_empty()
+    }
+
+    /// Sends these pages, which are here, to memory servers. Their protection stays: who touches them waits until they are back.
+    fn send_pages(&mut self, pages: &[PageIndex]) {
+        let mut content = Vec::with_capacity(pages.len());
+        let mut empty = Vec::new();
+        for &page in pages {
+            let (start, len) = self.place(page);
+            // No thread writes to it from now on.
+            drop_pages(start, len);
+            if self.residency.is_saved(page) {
+                continue;
+            }
+            let mut bytes = vec![0; len];
+            self.read_alias(page, &mut bytes);
+            if bytes.iter().all(|&byte| byte == 0) {
+                empty.push(page);
+            } else {
+                content.push((self.region(page).offset_of(page), bytes));
+            }
+        }
+        self.traffic.sent_bytes += content.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
+        let sent = self.servers.as_mut().expect("there are servers").send(content);
+        self.or_die(sent, "sending away");
+        for &page in pages {
+            if empty.contains(&page) {
+                // What reads as zeroes takes no memory anywhere.
+                self.forget_saved(page);
+                self.residency.forget(page);
+            } else {
+                self.residency.sent(page);
+            }
+            let (alias, bytes) = self.alias_of(page);
+            give_back(alias.addr(), bytes);
+        }
+    }
+
+    /// A memory server need not keep the page any more.
+    fn forget_saved(&mut self, page: PageIndex) {
+        let (offset, bytes) = (self.region(page).offset_of(page), self.region(page).page_bytes());
+        if let Some(servers) = &mut self.servers {
+            servers.forget(offset, bytes);
+        }
+    }
+
+    fn or_die(&self, done: Result<(), DirectError>, what: &str) {
+        if let Err(error) = done {
+            failure::die(self.rank, &format!("{what} shared pages failed: {error}"));
+        }
+    }
+
+    /// To be called every second or so. Does not block.
+    pub fn keep_alive(&mut self) {
+        if let Some(servers) = &mut self.servers {
+            servers.keep_alive();
+        }
+    }
+
+    /// Bytes of pages that are here, as the kernel counts them.
+    #[must_use]
+    pub fn resident(&self) -> u64 {
+        self.object.allocated()
+    }
+
+    /// Bytes of pages that are at memory servers only.
+    #[must_use]
+    pub fn away(&self) -> u64 {
+        self.residency.away()
+    }
+
+    /// Whether some pages should leave, so that what comes next has room.
+    #[must_use]
+    pub fn wants_room(&self) -> bool {
+        self.residency.wants_room()
+    }
+
+    /// Pages for the engine to forget, ascending; empty when enough have left, or all have been offered.
+    #[must_use]
+    pub fn to_offer(&self) -> Vec<PageIndex> {
+        let mut pages = if self.residency.has_room() { Vec::new() } else { self.residency.to_offer(OFFER_PAGES) };
+        pages.sort_unstable();
+        pages
+    }
+
+    /// The engine has been asked to forget these.
+    pub fn offered(&mut self, pages: &[PageIndex]) {
+        for &page in pages {
+            self.residency.refuse(page);
+        }
+    }
+
+    /// The next pages that would go to memory servers, ascending; empty when enough have left. Some may have become clean since the engine refused them.
+    #[must_use]
+    pub fn to_send(&self) -> Vec<PageIndex> {
+        let mut pages = if self.residency.has_room() || self.servers.is_none() { Vec::new() } else { self.residency.to_send(OFFER_PAGES) };
+        pages.sort_unstable();
+        pages
+    }
+
+    /// Sends those of the pages that are still here to memory servers.
+    pub fn send(&mut self, pages: &[PageIndex]) {
+        let here: Vec<PageIndex> = pages.iter().copied().filter(|&page| self.residency.place(page) == Place::Here).collect();
+        self.send_pages(&here);
+    }
+
+    /// Pages that the engine refused to forget, ascending, if the budget is exceeded and there are no memory servers.
+    #[must_use]
+    pub fn in_excess(&self) -> Vec<PageIndex> {
+        let mut pages = if self.residency.exceeds(0) && self.servers.is_none() { self.residency.refused() } else { Vec::new() };
+        pages.sort_unstable();
+        pages
+    }
+
+    /// Reads the page, whose content is here.
+    fn read_alias(&self, page: PageIndex, into: &mut [u8]) {
+        let (from, bytes) = self.alias_of(page);
+        assert_eq!(into.len(), bytes);
+        let from = from.cast::<u64>();
+        for (index, word) in into.chunks_exact_mut(8).enumerate() {
+            // SAFETY: inside of the page, which lies in the alias, is aligned, and stays mapped; other threads may write it, so the read is
+            // volatile and no reference is made.
+            let value = unsafe { from.add(index).read_volatile() };
+            word.copy_from_slice(&value.to_ne_bytes());
         }
     }
 
@@ -296,6 +537,11 @@ impl SharedMemory {
     }
 }
 
+/// A page's length.
+fn small(bytes: usize) -> u32 {
+    u32::try_from(bytes).expect("a page is small")
+}
+
 /// Makes pages of the object present. `start` is in the alias.
 fn populate(rank: Rank, start: usize, bytes: usize) {
     // SAFETY: changes no content.
@@ -303,6 +549,13 @@ fn populate(rank: Rank, start: usize, bytes: usize) {
     if let Err(errno) = done {
         failure::die(rank, &format!("no memory for {bytes} bytes of shared pages (errno {errno})"));
     }
+}
+
+/// Gives memory back to the kernel: pages of the object, which are absent in the view and the alias then. `start` is in the alias.
+fn give_back(start: usize, bytes: usize) {
+    // SAFETY: what was in it is at memory servers, or not needed.
+    let done = unsafe { advise(start, bytes, Advice::Remove) };
+    assert!(done.is_ok(), "giving shared pages back failed (errno {})", done.expect_err("checked"));
 }
 
 /// Takes pages out of the view. Their content stays in the object.
@@ -323,8 +576,8 @@ impl Mem for SharedMemory {
                 let from = region.state[at];
                 let end = (at..most).find(|&next| region.state[next] != from).unwrap_or(most);
                 if from != to {
-                    self.change(region, page, end - at, from, to);
-                    let first = region.config.pages.first;
+                    let (first, offset, page_bytes) = (region.config.pages.first, region.offset_of(page), region.page_bytes());
+                    self.change(page, offset, page_bytes, end - at, from, to);
                     self.regions.get_mut(&first).expect("it is there").state[at..end].fill(to);
                 }
                 page = page.offset((end - at) as u64);
@@ -336,24 +589,25 @@ impl Mem for SharedMemory {
         let region = self.region(page);
         let to = region.state[index(page, region.config.pages.first)];
         if to != Protection::None {
-            let start = self.view.start() + region.offset_of(page);
-            self.map(start, region.page_bytes(), to);
+            self.bring(page);
+            self.map_page(page, to);
         }
     }
 
     fn snapshot(&mut self, page: PageIndex, into: &mut [u8]) {
-        let (from, bytes) = self.alias_of(page);
-        assert_eq!(into.len(), bytes);
-        let from = from.cast::<u64>();
-        for (index, word) in into.chunks_exact_mut(8).enumerate() {
-            // SAFETY: inside of the page, which lies in the alias, is aligned, and stays mapped; other threads may write it, so the read is
-            // volatile and no reference is made.
-            let value = unsafe { from.add(index).read_volatile() };
-            word.copy_from_slice(&value.to_ne_bytes());
+        match self.residency.place(page) {
+            // Reading it would make it present.
+            Place::Nowhere => into.fill(0),
+            Place::Here | Place::Away => {
+                self.bring(page);
+                self.read_alias(page, into);
+            }
         }
     }
 
     fn store(&mut self, page: PageIndex, diff: &Diff) {
+        self.bring(page);
+        self.residency.changed(page);
         let (to, bytes) = self.alias_of(page);
         assert!(diff.end() as usize <= bytes);
         for (offset, bytes) in diff.iter() {
@@ -383,6 +637,8 @@ impl Mem for SharedMemory {
     fn install(&mut self, page: PageIndex, bytes: &[u8], to: Protection) {
         let (into, len) = self.alias_of(page);
         assert_eq!(bytes.len(), len);
+        self.hold(page);
+        self.residency.changed(page);
         // SAFETY: the page lies in the alias; the view does not map it, so nobody else reads or writes it now.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, len) };
         let region = self.region(page);
@@ -396,6 +652,12 @@ impl Mem for SharedMemory {
     }
 
     fn install_all(&mut self, pages: &[(PageIndex, &[u8])], to: Protection) {
+        if self.residency.budget().is_some() {
+            for &(page, bytes) in pages {
+                self.install(page, bytes, to);
+            }
+            return;
+        }
         for &(page, bytes) in pages {
             self.install(page, bytes, Protection::None);
         }
@@ -413,7 +675,32 @@ impl Mem for SharedMemory {
         }
     }
 
-    fn discard(&mut self, _page: PageIndex) {
-        // The bytes stay until the page comes again: giving single pages back costs more than a fault.
+    fn discard(&mut self, page: PageIndex) {
+        if self.residency.budget().is_none() {
+            // The bytes stay until the page comes again: giving single pages back costs more than a fault.
+            return;
+        }
+        let saved = self.residency.is_saved(page);
+        let place = self.residency.forget(page);
+        if saved || place == Place::Away {
+            self.forget_saved(page);
+        }
+        if place == Place::Here {
+            let (alias, bytes) = self.alias_of(page);
+            give_back(alias.addr(), bytes);
+        }
+    }
+
+    fn clear(&mut self, pages: Extent) {
+        let region = self.region(pages.first);
+        let count = index(pages.end().min(region.config.pages.end()), pages.first);
+        let (offset, page_bytes) = (region.offset_of(pages.first), region.page_bytes());
+        for page in self.residency.within(pages) {
+            let saved = self.residency.is_saved(page);
+            if self.residency.forget(page) == Place::Away || saved {
+                self.forget_saved(page);
+            }
+        }
+        give_back(self.alias.start() + offset, count * page_bytes);
     }
 }

@@ -12,22 +12,23 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rampool_proto::session::Encryption;
 use rampool_proto::share::Rank;
 use rampool_proto::share::control::{Control, Hello, SHARE_WIRE_VERSION};
 
 use super::config::{SharedConfig, Transport};
+use super::datagrams::Place;
 use super::environment::variable;
 use super::error::JoinError;
 use super::line::{Line, LineError};
-use crate::transport::{Endpoint, Handshake, HandshakeError, Listener, LocalPolicy, Peer, Stream, Wants};
+use crate::key::random_bytes;
+use crate::transport::{DATAGRAM_KEY_BYTES, DatagramSeal, Endpoint, Handshake, HandshakeError, Listener, LocalPolicy, Peer, Stream, Wants};
 
 /// All ranks, connected.
 pub(super) struct Mesh {
     /// By rank; none for this one.
     pub lines: Vec<Option<Line>>,
     /// Where datagrams go, by rank, and the socket that they leave from.
-    pub datagrams: Option<(UdpSocket, Vec<Option<SocketAddr>>)>,
+    pub datagrams: Option<(UdpSocket, Vec<Option<Place>>)>,
 }
 
 /// A stranger may not keep the others waiting for longer than this.
@@ -48,13 +49,15 @@ impl Mesh {
         let deadline = Instant::now() + config.join_deadline;
         let mut meeting = Meeting { config, deadline, hello: hello(config), socket: None };
         let addresses = if config.rank == 0 { meeting.receive_all(&mut lines)? } else { meeting.go_to_first(&mut lines)? };
-        if lines.iter().flatten().any(|line| !line.stream().is_local())
-            && config.transport == Transport::Udp
-            && config.encryption != Encryption::Off
-        {
-            return Err(JoinError::OpenDatagrams);
-        }
-        Ok(Self { lines, datagrams: meeting.socket.map(|socket| (socket, addresses)) })
+        let datagrams = match meeting.socket.take() {
+            None => None,
+            Some(socket) => {
+                let seals = meeting.exchange_keys(&mut lines)?;
+                let place = |(address, seal): (Option<SocketAddr>, _)| address.map(|address| Place { address, seal });
+                Some((socket, addresses.into_iter().zip(seals).map(place).collect()))
+            }
+        };
+        Ok(Self { lines, datagrams })
     }
 }
 
@@ -203,6 +206,33 @@ impl Meeting<'_> {
         }
         places[usize::from(self.config.rank)] = None;
         Ok(places)
+    }
+
+    /// Gives each rank with a sealed connection a key for this one's datagrams, and takes its.
+    fn exchange_keys(&self, lines: &mut [Option<Line>]) -> Result<Vec<Option<DatagramSeal>>, JoinError> {
+        let mut ours = Vec::with_capacity(lines.len());
+        for (rank, line) in lines.iter_mut().enumerate() {
+            let key = line.as_mut().filter(|line| line.is_sealed()).map(|line| {
+                let key: [u8; DATAGRAM_KEY_BYTES] = random_bytes();
+                line.queue_control(&Control::DatagramKey { key: key.to_vec() });
+                self.sent(line, rank).map(|()| key)
+            });
+            ours.push(key.transpose()?);
+        }
+        let mut seals = Vec::with_capacity(lines.len());
+        for (rank, (line, ours)) in lines.iter_mut().zip(ours).enumerate() {
+            let (Some(line), Some(ours)) = (line, ours) else {
+                seals.push(None);
+                continue;
+            };
+            let missing = || JoinError::Missing { ranks: Rank(number(rank)).to_string(), seconds: self.config.join_deadline.as_secs() };
+            let theirs = match line.wait_control(self.deadline).map_err(|error| self.trouble(rank, error))?.ok_or_else(missing)? {
+                Control::DatagramKey { key } => <[u8; DATAGRAM_KEY_BYTES]>::try_from(key).map_err(|_| self.trouble(rank, unexpected()))?,
+                _ => return Err(self.trouble(rank, unexpected())),
+            };
+            seals.push(Some(DatagramSeal::new(&ours, &theirs)));
+        }
+        Ok(seals)
     }
 
     /// The socket that rank 0 was given, or one at the rendezvous.

@@ -35,4 +35,10 @@ pub struct SharedStats {
     pub requests_overlapped: Duration,
     /// Twins, diffs and logs that this rank holds now. Approximate.
     pub overhead_bytes: u64,
+    /// Bytes of shared pages in this rank's memory now, and of those that are at memory servers only.
+    pub resident_bytes: u64,
+    pub away_bytes: u64,
+    /// Bytes that went to memory servers for want of room, and came back, since the rank joined.
+    pub away_sent_bytes: u64,
+    pub away_brought_bytes: u64,
 }

@@ -1,6 +1,9 @@
 //! Sealing: a byte stream as Noise messages, each a 2-byte length and a ciphertext.
 
 use crate::key::Key;
+use snow::params::CipherChoice;
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::types::Cipher;
 use snow::{Builder, HandshakeState, TransportState};
 
 /// X25519, AES-256-GCM, SHA-256; the key is mixed in before the first message, so a wrong key shows at once.
@@ -65,6 +68,57 @@ impl Seal {
     /// Opens one message (without its length) into `out`, which has room for it. Returns the plain length.
     pub(crate) fn open(&mut self, message: &[u8], out: &mut [u8]) -> Result<usize, NotAuthentic> {
         self.0.read_message(message, out).map_err(|_| NotAuthentic)
+    }
+}
+
+/// Bytes of a key for datagrams.
+pub(crate) const DATAGRAM_KEY_BYTES: usize = 32;
+/// Bytes a datagram grows by: the number that its key is used with, and the tag.
+pub(crate) const DATAGRAM_SEAL_BYTES: usize = 8 + TAG_BYTES;
+/// A datagram that was overtaken by more than so many is not believed: it may be an old one, sent again by somebody else.
+const MOST_OVERTAKEN: u64 = 4096;
+
+/// Keys for datagrams to and from one peer, which exchanged them over a sealed connection. AES-256-GCM with the number that each datagram carries.
+pub(crate) struct DatagramSeal {
+    ours: Box<dyn Cipher>,
+    theirs: Box<dyn Cipher>,
+    /// The number of the next datagram, and the highest that came.
+    next: u64,
+    newest: u64,
+}
+
+impl DatagramSeal {
+    /// `ours` seals what leaves, `theirs` opens what comes. A key is used for one direction between two ranks in one run, never again.
+    pub(crate) fn new(ours: &[u8; DATAGRAM_KEY_BYTES], theirs: &[u8; DATAGRAM_KEY_BYTES]) -> Self {
+        let cipher = |key| {
+            let mut cipher = DefaultResolver.resolve_cipher(&CipherChoice::AESGCM).expect("the cipher of connections");
+            cipher.set(key);
+            cipher
+        };
+        Self { ours: cipher(ours), theirs: cipher(theirs), next: 0, newest: 0 }
+    }
+
+    /// Replaces `out` by the sealed datagram.
+    pub(crate) fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
+        out.clear();
+        out.extend_from_slice(&self.next.to_le_bytes());
+        out.resize(DATAGRAM_SEAL_BYTES + plain.len(), 0);
+        let (number, sealed) = out.split_at_mut(8);
+        let len = self.ours.encrypt(self.next, number, plain, sealed);
+        debug_assert_eq!(len, plain.len() + TAG_BYTES);
+        self.next += 1;
+    }
+
+    /// Opens a datagram into `out`, which has room for it. Returns the plain length.
+    pub(crate) fn open(&mut self, datagram: &[u8], out: &mut [u8]) -> Result<usize, NotAuthentic> {
+        let (head, sealed) = datagram.split_first_chunk::<8>().ok_or(NotAuthentic)?;
+        let number = u64::from_le_bytes(*head);
+        if sealed.len() < TAG_BYTES || number.saturating_add(MOST_OVERTAKEN) < self.newest || number == u64::MAX {
+            return Err(NotAuthentic);
+        }
+        let len = self.theirs.decrypt(number, head, sealed, out).map_err(|_| NotAuthentic)?;
+        self.newest = self.newest.max(number);
+        Ok(len)
     }
 }
 

@@ -8,6 +8,8 @@ use std::hash::{Hash, Hasher};
 
 use rampool_proto::share::{Action, Event, Message, Rank, ThreadId};
 
+use rampool_proto::units::Extent;
+
 use super::golden::{Failure, Golden};
 use super::node::Node;
 use super::program::{State, Step};
@@ -105,6 +107,11 @@ impl Small {
                 let own = ThreadId(u16::try_from(thread).expect("few threads"));
                 match self.nodes[rank].step(thread, &mut self.golden)? {
                     Step::Did | Step::Computes(_) | Step::Finished => Ok(()),
+                    Step::Frees(page) => {
+                        let page_bytes = self.nodes[rank].memory.page_bytes();
+                        self.golden.fill_range(usize::try_from(page.0).expect("few pages") * page_bytes, page_bytes, 0);
+                        self.handle(rank, Event::Freed { pages: Extent::page(page), renew: true })
+                    }
                     Step::Fault { page, write } => self.handle(rank, Event::Fault { thread: own, page, write }),
                     Step::Sync(op) => self.handle(rank, Event::Sync { thread: own, op }),
                 }
@@ -138,7 +145,7 @@ impl Small {
                         thread.retry(page);
                     }
                 }
-                Action::SetTimer { .. } => {}
+                Action::SetTimer { .. } | Action::Renewed { .. } => {}
                 Action::Fatal(reason) => return Err(Failure::Stopped { rank: id(rank), reason }),
             }
         }

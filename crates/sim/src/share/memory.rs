@@ -118,6 +118,14 @@ impl Memory {
         slot.bytes.fill(0xdb);
     }
 
+    /// Whatever the protection: it is zero, and not mapped.
+    pub fn clear(&mut self, page: PageIndex) {
+        if let Some(slot) = self.pages.get_mut(&page) {
+            slot.bytes.clear();
+            slot.unmapped = true;
+        }
+    }
+
     /// The pages that were ever touched.
     pub fn pages(&self) -> impl Iterator<Item = (PageIndex, Protection)> {
         self.pages.iter().map(|(&page, slot)| (page, slot.protection))

@@ -184,4 +184,10 @@ impl Mem for Port<'_> {
     fn discard(&mut self, page: PageIndex) {
         self.memory.discard(page);
     }
+
+    fn clear(&mut self, pages: Extent) {
+        for page in pages.pages() {
+            self.memory.clear(page);
+        }
+    }
 }

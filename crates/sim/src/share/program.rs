@@ -104,6 +104,10 @@ pub enum Op {
         lock: LockId,
         manager: Rank,
     },
+    /// Frees a page. Nobody uses it before the next barrier, nor in this epoch before this.
+    Free {
+        page: PageIndex,
+    },
     SetHome {
         page: PageIndex,
         home: Rank,
@@ -154,6 +158,7 @@ pub enum Step {
     Did,
     /// Goes on after that many ticks.
     Computes(u64),
+    Frees(PageIndex),
     Fault {
         page: PageIndex,
         write: bool,
@@ -239,6 +244,10 @@ impl Thread {
             }
             Op::SetLockManager { lock, manager } => SyncOp::SetLockManager { lock, manager },
             Op::SetHome { page, home } => SyncOp::SetHome { page, home },
+            Op::Free { page } => {
+                self.advance(1);
+                return Ok(Step::Frees(page));
+            }
             Op::Mistake { op } => op,
             Op::Compute { ticks } => {
                 self.advance(1);

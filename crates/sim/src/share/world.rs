@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use rampool_proto::share::{Action, Body, Event, Message, OpError, ProtocolKind, Rank, Reason, ThreadId, TimerId};
-use rampool_proto::units::PageIndex;
+use rampool_proto::units::{Extent, PageIndex};
 
 use super::cost::Cost;
 use super::golden::{Failure, Golden};
@@ -253,6 +253,15 @@ impl World {
                 return self.idle(rank);
             }
             Step::Finished => {}
+            Step::Frees(page) => {
+                let bytes = self.nodes[rank].memory.page_bytes();
+                self.golden.fill_range(usize::try_from(page.0).expect("few pages") * bytes, bytes, 0);
+                // Every rank hears of it, when it does.
+                for other in 0..self.nodes.len() {
+                    self.handle(other, Event::Freed { pages: Extent::page(page), renew: other == rank })?;
+                }
+                self.schedule_step(rank, thread);
+            }
             Step::Computes(ticks) => {
                 self.report.computed += ticks;
                 let before = self.interrupted_us[rank];
@@ -288,6 +297,9 @@ impl World {
         if self.setup.check {
             self.check(rank)?;
         }
+        if self.setup.evict > 0 && self.random.below(1000) < self.setup.evict {
+            self.evict(rank)?;
+        }
         if self.setup.unmap > 0 && self.random.below(1000) < self.setup.unmap {
             let pages: Vec<PageIndex> = self.nodes[rank].memory.pages().map(|(page, _)| page).collect();
             if !pages.is_empty() {
@@ -296,6 +308,18 @@ impl World {
             }
         }
         self.idle(rank)
+    }
+
+    /// The rank wants room: any of its pages may go.
+    fn evict(&mut self, rank: usize) -> Result<(), Failure> {
+        let of_rank = self.nodes[rank].memory.pages().map(|(page, _)| page);
+        let pages: Vec<PageIndex> = of_rank.filter(|_| self.random.percent(60)).collect();
+        let siblings = (self.setup.siblings > 0 && self.nodes[rank].threads.len() > 1)
+            .then_some(Siblings { random: &mut self.random, chance: self.setup.siblings });
+        let mut out = Vec::new();
+        self.nodes[rank].handle(Event::Evict { pages: &pages }, &mut self.golden, siblings, &mut out)?;
+        self.act(rank, &mut out)?;
+        if self.setup.check { self.check(rank) } else { Ok(()) }
     }
 
     /// The rank may have time on its hands.
@@ -334,6 +358,7 @@ impl World {
                 Action::SetTimer { timer, after_us } => {
                     self.schedule(u64::from(after_us), Happening::Timer { rank, timer });
                 }
+                Action::Renewed { .. } => {}
                 Action::Fatal(reason) => {
                     if self.setup.crash.is_none() {
                         return Err(Failure::Stopped { rank: Rank(u16::try_from(rank).expect("few")), reason });

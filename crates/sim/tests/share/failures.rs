@@ -1,9 +1,9 @@
 //! Ranks that die, and peers that say what makes no sense.
 
-use rampool_proto::share::message::{Ask, Info};
+use rampool_proto::share::message::{Ask, Info, Moves, Part, Payload};
 use rampool_proto::share::{
-    Action, Body, Config, Diff, Engine, Event, Homes, LockId, LockMode, Managers, Mem, Message, OpError, Protection, ProtocolKind, Rank,
-    Reason, RegionConfig, SyncOp, ThreadId, Tuning,
+    Action, BarrierId, BarrierKind, Body, Config, Diff, Engine, Event, Homes, LockId, LockMode, Managers, Mem, Message, OpError, OpResult,
+    Protection, ProtocolKind, Rank, Reason, RegionConfig, SyncOp, ThreadId, Tuning,
 };
 use rampool_proto::units::{Extent, PageIndex};
 use rampool_sim::rng::Rng;
@@ -55,6 +55,7 @@ impl Mem for Plain {
     fn install(&mut self, _: PageIndex, bytes: &[u8], _: Protection) {
         self.0.copy_from_slice(bytes);
     }
+    fn clear(&mut self, _: rampool_proto::units::Extent) {}
     fn discard(&mut self, _: PageIndex) {}
 }
 
@@ -95,6 +96,43 @@ fn a_lie_about_what_is_known_is_found_when_the_lock_is_given_on_and_names_the_li
     assert_eq!(engine.failure(), None);
     engine.handle(Event::Sync { thread, op: SyncOp::Unlock { lock } }, &mut memory, &mut out);
     assert!(matches!(engine.failure(), Some(Reason::BadMessage { peer: Rank(2), .. })), "{:?}", engine.failure());
+}
+
+/// Rank 0 of two, where the barrier's parts are joined.
+fn root() -> Engine {
+    let region = RegionConfig { pages: Extent::new(PageIndex(0), 4), page_bytes: 32, protocol: ProtocolKind::Lrc, homes: Homes::Cyclic };
+    let tuning = Tuning::default();
+    let config = Config { rank: Rank(0), ranks: 2, regions: vec![region], managers: Managers::Cyclic, lock_path: None, tuning };
+    Engine::new(&config).unwrap()
+}
+
+/// A rank brings another protocol's payload. Whether it comes before this rank's own or after it, the liar is named and the engine does not take it for its own doing.
+#[test]
+fn a_lie_that_is_brought_to_a_barrier_ends_the_run_and_names_the_liar() {
+    let lie = Part { protocol: ProtocolKind::Lrc, payload: Payload::Homed { records: Vec::new(), upto: Vec::new() } };
+    let (barrier, kind) = (BarrierId(1), BarrierKind::Normal);
+    let arrival = Body::BarrierArrive { barrier, kind, rank: Rank(1), moves: Moves::default(), parts: vec![lie] };
+    let message = Message { epoch: 0, body: arrival };
+    for lie_first in [false, true] {
+        let (mut engine, mut memory, mut out) = (root(), Plain(vec![0; 32]), Vec::new());
+        let lies = |engine: &mut Engine, memory: &mut Plain, out: &mut Vec<Action>| {
+            engine.handle(Event::Receive { from: Rank(1), message: &message }, memory, out);
+        };
+        if lie_first {
+            lies(&mut engine, &mut memory, &mut out);
+            assert!(engine.failure().is_none(), "nothing to compare it with yet");
+        }
+        let op = SyncOp::Barrier { barrier, kind, threads: 1 };
+        engine.handle(Event::Sync { thread: ThreadId(0), op }, &mut memory, &mut out);
+        if !lie_first {
+            lies(&mut engine, &mut memory, &mut out);
+        }
+        let reason = engine.failure().map(ToString::to_string).unwrap_or_default();
+        assert!(reason.contains("rank 1") && !reason.contains("rank 0"), "lie first: {lie_first}: {reason}");
+        let told = |action: &Action| matches!(action, Action::Done { result: OpResult::Failed(OpError::Stopped(_)), .. });
+        assert!(out.iter().any(told), "the thread that waits at the barrier is told");
+        assert!(!out.iter().any(|action| matches!(action, Action::Done { result: OpResult::Ok, .. })), "nobody leaves the barrier");
+    }
 }
 
 #[test]

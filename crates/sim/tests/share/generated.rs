@@ -1,6 +1,7 @@
 //! Legal programs from seeds, under every protocol, judged at every load.
 
 use rampool_proto::share::{Managers, ProtocolKind, Rank};
+use rampool_proto::units::PageIndex;
 use rampool_sim::rng::Rng;
 use rampool_sim::share::generate::{Shape, generate, many_ranks};
 use rampool_sim::share::network::Loss;
@@ -43,6 +44,80 @@ fn ibec_conforms() {
 }
 
 #[test]
+fn copies_that_are_forgotten_to_make_room_change_nothing() {
+    for protocol in ProtocolKind::ALL {
+        let mut evictions = 0;
+        for seed in 0..60 * effort() {
+            let mut setup = generate(seed, protocol, &Shape::small(protocol));
+            setup.evict = [20, 100, 400][usize::try_from(seed % 3).unwrap()];
+            match run(setup) {
+                Ok(report) => evictions += report.stats.evictions,
+                Err(failure) => panic!("{} seed {seed}: {failure:?}", protocol.name()),
+            }
+        }
+        // Under lrc nobody else may have what a copy holds.
+        assert_eq!(evictions > 0, protocol != ProtocolKind::Lrc, "{}: {evictions} copies were forgotten", protocol.name());
+    }
+}
+
+/// Pages are written, read and freed by turns; each page is one thing in an epoch.
+fn reuse(seed: u64, protocol: ProtocolKind) -> Setup {
+    const PAGES: usize = 6;
+    let mut random = Rng::new(seed);
+    let ranks = 2 + random.index(3);
+    let mut scripts: Vec<Vec<Op>> = vec![Vec::new(); ranks];
+    for epoch in 0..14 {
+        for page in 0..PAGES {
+            let at = 16 * page;
+            match random.index(6) {
+                0 => scripts[random.index(ranks)].push(Op::Mutate {
+                    at: at + random.index(8),
+                    len: 1 + random.index(8),
+                    value: 1 + random.byte() % 9,
+                }),
+                1 => {
+                    for (rank, script) in scripts.iter_mut().enumerate() {
+                        script.push(Op::Write { at: at + 3 * rank, len: 3, value: random.byte() });
+                    }
+                }
+                2 => scripts.iter_mut().for_each(|script| script.push(Op::Read { at, len: 16 })),
+                3 => {
+                    for script in &mut scripts {
+                        script.extend([crate::lock(page as u64), Op::Add { at, len: 9, value: 3 }, crate::unlock(page as u64)]);
+                    }
+                }
+                4 if random.percent(40) => {
+                    let home = Rank(u16::try_from(random.index(ranks)).unwrap());
+                    scripts[random.index(ranks)].push(Op::SetHome { page: PageIndex(page as u64), home });
+                }
+                _ => scripts[random.index(ranks)].push(Op::Free { page: PageIndex(page as u64) }),
+            }
+        }
+        let number = u32::try_from(epoch).unwrap();
+        let meet = if random.percent(30) { crate::keep_barrier(number) } else { crate::barrier(number) };
+        scripts.iter_mut().for_each(|script| script.push(meet));
+    }
+    scripts.iter_mut().for_each(|script| script.push(Op::Read { at: 0, len: 16 * PAGES }));
+    let mut setup = Setup::new(seed, protocol, u32::try_from(PAGES).unwrap(), 16, crate::single(scripts));
+    setup.evict = if seed % 3 == 0 { 100 } else { 0 };
+    setup.unmap = if seed % 2 == 0 { 50 } else { 0 };
+    setup.tuning.collect_bytes = if seed % 5 == 0 { 64 } else { setup.tuning.collect_bytes };
+    setup.tuning.hot_after = [1, 2, setup.tuning.hot_after][usize::try_from(seed % 3).unwrap()];
+    setup
+}
+
+#[test]
+fn pages_that_are_freed_are_zero_when_they_are_used_again() {
+    for protocol in ProtocolKind::ALL {
+        for seed in 0..80 * effort() {
+            if let Err(failure) = run(reuse(seed, protocol)) {
+                panic!("{} seed {seed}: {failure:?}", protocol.name());
+            }
+        }
+    }
+}
+
+#[test]
 fn racy_programs_are_sequentially_consistent_under_sc() {
     for seed in 0..60 * effort() {
         let mut random = Rng::new(seed);
@@ -52,6 +127,7 @@ fn racy_programs_are_sequentially_consistent_under_sc() {
         let mut setup = Setup::new(seed, ProtocolKind::Sc, 3, 16, several(scripts));
         setup.tuning.hold_us = if seed % 2 == 0 { 0 } else { 50 };
         setup.unmap = if seed % 3 == 0 { 20 } else { 0 };
+        setup.evict = if seed % 4 == 0 { 100 } else { 0 };
         if let Err(failure) = run(setup) {
             panic!("seed {seed}: {failure:?}");
         }

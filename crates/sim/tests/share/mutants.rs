@@ -11,8 +11,10 @@ use crate::{barrier, effort, lock, read, run, several, unlock, write};
 
 /// Leaves `rule` out in generated programs until one fails. Most are caught within a few dozen runs.
 fn is_caught(protocol: ProtocolKind, rule: Rule, runs: u64, shape: Shape) {
+    let makes_room = matches!(rule, Rule::EvictClean | Rule::EvictTold | Rule::EvictLent);
     for seed in 0..runs * effort() {
         let mut setup = generate(seed, protocol, &shape);
+        setup.evict = if makes_room { 150 } else { 0 };
         setup.omit = Some(rule);
         setup.most_events = 400_000;
         let outcome = catch_unwind(AssertUnwindSafe(|| run(setup)));
@@ -66,6 +68,11 @@ caught! {
     ibec_that_lets_logs_overwrite_outer_changes_is_caught: Ibec, OuterLast, 300;
     hlrc_whose_new_home_answers_too_early_is_caught: Hlrc, HomePull, 600;
     lrc_whose_new_home_answers_too_early_is_caught: Lrc, HomePull, 1500;
+    hlrc_that_forgets_what_it_wrote_is_caught: Hlrc, EvictClean, 100;
+    ibec_that_forgets_what_it_wrote_is_caught: Ibec, EvictClean, 100;
+    sc_that_forgets_a_copy_in_secret_is_caught: Sc, EvictTold, 200;
+    hlrc_whose_old_home_forgets_the_page_too_early_is_caught: Hlrc, EvictLent, 600;
+    ibec_whose_old_home_forgets_the_page_too_early_is_caught: Ibec, EvictLent, 600;
 }
 
 /// Leaves `rule` out in a program made to need it, until a run fails. With the rule, none does.

@@ -11,12 +11,12 @@
 use std::collections::BTreeMap;
 
 use super::hlrc::Hlrc;
-use super::{Cx, Protocol, Scope};
+use super::{Cx, Protocol, Scope, take_pages};
 use crate::share::engine::Shared;
 use crate::share::message::{Info, PageDiff, Payload};
 use crate::share::rule::Rule;
 use crate::share::{Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank, ThreadId};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
 
 /// The longest pause of a page that changes all the time, in rounds.
 const LONGEST_PAUSE: u8 = 64;
@@ -108,6 +108,10 @@ impl Protocol for Aurc {
         }
     }
 
+    fn evict(&mut self, cx: &mut Cx<'_>, pages: &[PageIndex]) {
+        self.base.evict(cx, pages);
+    }
+
     fn info(&self, lock: LockId) -> Info {
         self.base.info(lock)
     }
@@ -167,6 +171,15 @@ impl Protocol for Aurc {
 
     fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool) {
         self.base.rehome(cx, page, from, to, kept);
+    }
+
+    fn freed(&mut self, cx: &mut Cx<'_>, pages: Extent) {
+        self.base.freed(cx, pages);
+    }
+
+    fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
+        self.base.renew(cx, pages);
+        take_pages(&mut self.pauses, pages);
     }
 
     fn overhead_bytes(&self) -> usize {

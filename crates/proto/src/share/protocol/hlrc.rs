@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Cx, Protocol, Scope, unexpected};
+use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
 use crate::share::ahead::{Habit, Streams};
 use crate::share::engine::Shared;
 use crate::share::home::{HomePage, patched};
@@ -24,7 +24,7 @@ use crate::share::message::{Advance, Info, PageCopy, PageDiff, Payload};
 use crate::share::notice::{Notice, NoticeRuns, Notices};
 use crate::share::rule::Rule;
 use crate::share::{Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank, ThreadId};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
 
 #[derive(Clone, Hash, Debug)]
 pub(crate) struct Hlrc {
@@ -49,6 +49,8 @@ pub(crate) struct Hlrc {
     wanted: Vec<PageIndex>,
     /// Requests for pages ahead of their use that are not answered.
     ahead: u32,
+    /// Pages whose home this rank was before the last barrier. The new home may still ask for them.
+    lent: BTreeSet<PageIndex>,
 }
 
 /// A page at a rank that is not its home.
@@ -114,6 +116,7 @@ impl Hlrc {
             streams: Streams::default(),
             wanted: Vec::new(),
             ahead: 0,
+            lent: BTreeSet::new(),
         }
     }
 
@@ -538,6 +541,26 @@ impl Protocol for Hlrc {
         }
     }
 
+    fn evict(&mut self, cx: &mut Cx<'_>, pages: &[PageIndex]) {
+        let (mut gone, mut mapped) = (Vec::new(), Vec::new());
+        for &page in pages {
+            let lent = self.lent.contains(&page) && cx.keep(Rule::EvictLent);
+            let Some(copy) = self.copies.get_mut(&page) else { continue };
+            let dirty = copy.twin.is_some() && cx.keep(Rule::EvictClean);
+            if lent || dirty || copy.fetch.is_some() || self.pulling.contains_key(&page) {
+                continue;
+            }
+            if copy.access > Protection::None {
+                mapped.push(page);
+            }
+            // What is known of versions stays: whatever the home answers from now on is as new as every notice that came so far.
+            (copy.valid, copy.access, copy.twin) = (false, Protection::None, None);
+            self.twinned.remove(&page);
+            gone.push(page);
+        }
+        cx.forget(&gone, mapped);
+    }
+
     fn info(&self, _lock: LockId) -> Info {
         Info::Time { at: self.intervals.time().into_iter().collect() }
     }
@@ -631,6 +654,8 @@ impl Protocol for Hlrc {
             _ => return unexpected("payload"),
         }
         self.intervals.restart();
+        // Every rank has arrived, so every new home has what it asked for.
+        self.lent.clear();
         Ok(())
     }
 
@@ -651,6 +676,7 @@ impl Protocol for Hlrc {
         } else if from == cx.me() {
             let home = self.homes.remove(&page).unwrap_or_else(HomePage::new);
             self.dirty_homes.remove(&page);
+            self.lent.insert(page);
             let mut copy = Copy { valid: !kept, version: home.version, access: home.access, ..Copy::new() };
             let down = if kept { Protection::None } else { Protection::Read };
             if copy.access > down {
@@ -669,6 +695,32 @@ impl Protocol for Hlrc {
                 cx.protect(page, Protection::None);
             }
         }
+    }
+
+    fn freed(&mut self, cx: &mut Cx<'_>, pages: Extent) {
+        let twinned: Vec<PageIndex> = self.twinned.range(pages.first..pages.end()).copied().collect();
+        let mut gone = Vec::new();
+        for page in twinned {
+            let copy = self.copies.get_mut(&page).expect("a page with a twin has a copy");
+            if copy.fetch.is_none() {
+                (copy.valid, copy.access, copy.twin) = (false, Protection::None, None);
+                self.twinned.remove(&page);
+                gone.push(page);
+            }
+        }
+        cx.protect_all(gone, Protection::None);
+    }
+
+    fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
+        let homes = take_pages(&mut self.homes, pages).into_iter().map(|(page, home)| (page, home.access));
+        let copies = take_pages(&mut self.copies, pages).into_iter().map(|(page, copy)| (page, copy.access));
+        let seen: BTreeSet<PageIndex> =
+            homes.chain(copies).filter(|&(_, access)| access > Protection::None).map(|(page, _)| page).collect();
+        cx.protect_all(seen, Protection::None);
+        for listed in [&mut self.twinned, &mut self.dirty_homes, &mut self.streamed, &mut self.lent] {
+            unlist_pages(listed, pages);
+        }
+        self.wanted.retain(|&page| !pages.contains(page));
     }
 
     fn begin_epoch(&mut self, cx: &mut Cx<'_>) {

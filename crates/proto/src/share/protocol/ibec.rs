@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::hlrc::{merge_changed, single_writers};
-use super::{Cx, Protocol, Scope, unexpected};
+use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
 use crate::share::engine::Shared;
 use crate::share::home::HomePage;
 use crate::share::message::{Info, PageCopy, PageDiff, PageRuns, Payload, Stamp};
@@ -32,7 +32,7 @@ use crate::share::notice::{Notice, Notices};
 use crate::share::overlay::Overlay;
 use crate::share::rule::Rule;
 use crate::share::{Body, Checked, Diff, LockId, LockMode, Protection, ProtocolKind, Rank, ThreadId};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
 
 /// A thread that holds a lock.
 type Holding = (ThreadId, LockId);
@@ -68,6 +68,8 @@ pub(crate) struct Ibec {
     log_pages: Notices,
     pulling: BTreeMap<PageIndex, u64>,
     held: Vec<(Rank, Body)>,
+    /// Pages whose home this rank was before the last barrier. The new home may still ask for them.
+    lent: BTreeSet<PageIndex>,
 }
 
 /// A page at a rank that is not its home.
@@ -147,6 +149,7 @@ impl Ibec {
             log_pages: Notices::default(),
             pulling: BTreeMap::new(),
             held: Vec::new(),
+            lent: BTreeSet::new(),
         }
     }
 
@@ -350,6 +353,26 @@ impl Protocol for Ibec {
         }
     }
 
+    fn evict(&mut self, cx: &mut Cx<'_>, pages: &[PageIndex]) {
+        let (mut gone, mut mapped) = (Vec::new(), Vec::new());
+        for &page in pages {
+            let lent = self.lent.contains(&page) && cx.keep(Rule::EvictLent);
+            let Some(copy) = self.copies.get(&page) else { continue };
+            // Twins, and what locks brought since the barrier, are not at the home.
+            let dirty = (copy.writable || self.locals.contains_key(&page)) && cx.keep(Rule::EvictClean);
+            if lent || dirty || copy.fetch.is_some() || !copy.stash.is_empty() || self.pulling.contains_key(&page) {
+                continue;
+            }
+            if copy.mapped {
+                mapped.push(page);
+            }
+            self.copies.entry(page).or_default().valid = false;
+            self.set_access(page, Protection::None);
+            gone.push(page);
+        }
+        cx.forget(&gone, mapped);
+    }
+
     fn info(&self, lock: LockId) -> Info {
         Info::Seen { at: self.seen.get(&lock).copied().unwrap_or(0) }
     }
@@ -539,6 +562,8 @@ impl Protocol for Ibec {
         self.history.clear();
         self.seen.clear();
         self.logged = false;
+        // Every rank has arrived, so every new home has what it asked for.
+        self.lent.clear();
         self.protect_twinned(cx);
         Ok(())
     }
@@ -560,8 +585,21 @@ impl Protocol for Ibec {
             if home.access > access {
                 cx.protect(page, access);
             }
+            self.lent.insert(page);
             self.copies.insert(page, Copy { valid: !kept, ..Copy::default() });
             self.set_access(page, access);
+        }
+    }
+
+    fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
+        let homes = take_pages(&mut self.homes, pages).into_iter().map(|(page, home)| (page, home.access));
+        let copies = take_pages(&mut self.copies, pages).into_iter().map(|(page, copy)| (page, copy.access()));
+        let seen: BTreeSet<PageIndex> =
+            homes.chain(copies).filter(|&(_, access)| access > Protection::None).map(|(page, _)| page).collect();
+        cx.protect_all(seen, Protection::None);
+        take_pages(&mut self.locals, pages);
+        for listed in [&mut self.writable, &mut self.lent] {
+            unlist_pages(listed, pages);
         }
     }
 

@@ -19,14 +19,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::hlrc::time_of;
-use super::{Cx, Protocol, Scope, unexpected};
+use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
 use crate::share::engine::Shared;
 use crate::share::interval::{IntervalId, Intervals};
 use crate::share::message::{Info, IntervalDiff, LazyRecord, PageCopy, Payload};
 use crate::share::notice::{Notice, Notices};
 use crate::share::rule::Rule;
 use crate::share::{Body, Checked, Diff, LockId, Protection, Rank, ThreadId};
-use crate::units::PageIndex;
+use crate::units::{Extent, PageIndex};
 
 #[derive(Clone, Hash, Debug)]
 pub(crate) struct Lrc {
@@ -574,6 +574,23 @@ impl Protocol for Lrc {
             self.pulling.insert(page, cx.begin_flush());
             cx.send(from, Body::HomePull { page, by });
         }
+    }
+
+    fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
+        // All ranks know all intervals now, and none asks for what they wrote here any more.
+        let mut seen = BTreeSet::new();
+        for (page, state) in take_pages(&mut self.pages, pages) {
+            self.pending -= state.pend.len();
+            if state.access > Protection::None {
+                seen.insert(page);
+            }
+        }
+        cx.protect_all(seen, Protection::None);
+        for (_, diffs) in take_pages(&mut self.diffs, pages) {
+            self.diff_bytes -= diffs.iter().map(|diff| diff.diff.len() + size_of::<IntervalDiff>()).sum::<usize>();
+        }
+        unlist_pages(&mut self.dirty, pages);
+        unlist_pages(&mut self.collecting, pages);
     }
 
     fn overhead_bytes(&self) -> usize {

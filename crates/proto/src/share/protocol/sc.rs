@@ -15,8 +15,8 @@ use std::sync::Arc;
 use super::{Cx, Protocol, unexpected};
 use crate::share::engine::Shared;
 use crate::share::rule::Rule;
-use crate::share::{Body, Checked, Protection, Rank, ThreadId, TimerId};
-use crate::units::PageIndex;
+use crate::share::{Body, Checked, Protection, ProtocolKind, Rank, ThreadId, TimerId};
+use crate::units::{Extent, PageIndex};
 
 #[derive(Clone, Hash, Debug)]
 pub(crate) struct Sc {
@@ -24,6 +24,10 @@ pub(crate) struct Sc {
     directory: BTreeMap<PageIndex, Entry>,
     /// Pages whose directory entry is on its way here.
     awaited: BTreeMap<PageIndex, Awaited>,
+    /// Messages about copies that this rank has forgotten, until they are acknowledged. The next barrier waits for them, since homes may move there.
+    forgetting: BTreeSet<u64>,
+    /// The number of the next one.
+    next_forgetting: u64,
 }
 
 /// A directory entry that is on its way here.
@@ -34,12 +38,16 @@ struct Awaited {
     flush: u64,
     /// What was asked meanwhile.
     waiting: Vec<(Rank, Body)>,
+    /// Who forgot a copy meanwhile.
+    forgot: Vec<Rank>,
 }
 
 /// A page at a rank.
 #[derive(Clone, Hash, Debug)]
 struct Local {
     access: Protection,
+    /// Another rank is the owner.
+    borrowed: bool,
     wants: Option<Want>,
     /// It just came: it stays until its timer is due.
     held: bool,
@@ -91,13 +99,19 @@ impl Entry {
 
 impl Local {
     fn new() -> Self {
-        Self { access: Protection::None, wants: None, held: false, taken: Vec::new() }
+        Self { access: Protection::None, borrowed: false, wants: None, held: false, taken: Vec::new() }
     }
 }
 
 impl Sc {
     pub fn new() -> Self {
-        Self { pages: BTreeMap::new(), directory: BTreeMap::new(), awaited: BTreeMap::new() }
+        Self {
+            pages: BTreeMap::new(),
+            directory: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            forgetting: BTreeSet::new(),
+            next_forgetting: 0,
+        }
     }
 
     fn local(&mut self, page: PageIndex) -> &mut Local {
@@ -190,6 +204,26 @@ impl Sc {
         }
     }
 
+    /// `from` has forgotten its copies of these pages. If one was taken away meanwhile, the directory knows already.
+    fn forgotten(&mut self, cx: &mut Cx<'_>, from: Rank, flush: u64, pages: &[PageIndex]) -> Checked {
+        for &page in pages {
+            if !cx.is_home(page) {
+                return unexpected("forgotten copy of another home's page");
+            }
+            if let Some(awaited) = self.awaited.get_mut(&page) {
+                awaited.forgot.push(from);
+                continue;
+            }
+            let entry = self.entry(cx, page);
+            if entry.owner == from {
+                return unexpected("owner who has forgotten its page");
+            }
+            entry.copies.remove(&from);
+        }
+        cx.send(from, Body::FlushAck { protocol: ProtocolKind::Sc, flush, pages: Vec::new() });
+        Ok(())
+    }
+
     /// Another rank wants the page.
     fn take_away(&mut self, cx: &mut Cx<'_>, page: PageIndex, body: &Body) -> Checked {
         let local = self.local(page);
@@ -238,6 +272,7 @@ impl Sc {
         let access = if grant.write { Protection::ReadWrite } else { Protection::Read };
         let Grant { write, bytes, acks } = grant.clone();
         local.access = access;
+        local.borrowed = !write && (bytes.is_some() || local.borrowed);
         local.wants = None;
         let hold_us = cx.shared.tuning.hold_us;
         if hold_us > 0 && (bytes.is_some() || acks > 0) {
@@ -300,18 +335,58 @@ impl Protocol for Sc {
                 if !copies.contains(owner) {
                     return unexpected("directory entry");
                 }
-                let Some(Awaited { flush, waiting, .. }) = self.awaited.remove(page) else { return unexpected("directory entry") };
+                let Some(Awaited { flush, waiting, forgot, .. }) = self.awaited.remove(page) else { return unexpected("directory entry") };
                 cx.end_flush(flush)?;
                 let mut entry = Entry::new(*owner);
-                entry.copies = copies.iter().copied().collect();
+                entry.copies = copies.iter().copied().filter(|rank| rank == owner || !forgot.contains(rank)).collect();
                 self.directory.insert(*page, entry);
                 for (from, body) in waiting {
                     self.at_home(cx, from, *page, &body)?;
                 }
                 Ok(())
             }
+            Body::Flush { flush, fences, diffs, .. } if diffs.is_empty() => self.forgotten(cx, from, *flush, fences),
+            Body::FlushAck { flush, .. } => {
+                if self.forgetting.remove(flush) {
+                    Ok(())
+                } else {
+                    unexpected("acknowledgement")
+                }
+            }
             _ => unexpected("message"),
         }
+    }
+
+    fn evict(&mut self, cx: &mut Cx<'_>, pages: &[PageIndex]) {
+        if cx.shared.at_barrier {
+            return;
+        }
+        let (mut gone, mut mapped) = (Vec::new(), Vec::new());
+        let mut by_home: BTreeMap<Rank, Vec<PageIndex>> = BTreeMap::new();
+        for &page in pages {
+            let Some(local) = self.pages.get_mut(&page) else { continue };
+            let idle = local.wants.is_none() && !local.held && local.taken.is_empty();
+            if local.access == Protection::Read && local.borrowed && idle {
+                (local.access, local.borrowed) = (Protection::None, false);
+                mapped.push(page);
+                gone.push(page);
+                by_home.entry(cx.home(page)).or_default().push(page);
+            }
+        }
+        cx.forget(&gone, mapped);
+        if !cx.keep(Rule::EvictTold) {
+            return;
+        }
+        for (home, fences) in by_home {
+            let flush = self.next_forgetting;
+            self.next_forgetting += 1;
+            self.forgetting.insert(flush);
+            cx.send(home, Body::Flush { protocol: ProtocolKind::Sc, flush, diffs: Vec::new(), fences });
+        }
+    }
+
+    fn fetches_ahead(&self) -> bool {
+        !self.forgetting.is_empty()
     }
 
     fn timer(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
@@ -332,9 +407,12 @@ impl Protocol for Sc {
             }
         } else if to == cx.me() {
             let flush = cx.begin_flush();
-            self.awaited.insert(page, Awaited { from, flush, waiting: Vec::new() });
+            self.awaited.insert(page, Awaited { from, flush, waiting: Vec::new(), forgot: Vec::new() });
         }
     }
+
+    /// Every copy becomes zero at once, so who has one and who owns it stays.
+    fn renew(&mut self, _cx: &mut Cx<'_>, _pages: Extent) {}
 
     fn overhead_bytes(&self) -> usize {
         0

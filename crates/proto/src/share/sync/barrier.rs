@@ -11,7 +11,8 @@ use super::After;
 use crate::share::engine::Engine;
 use crate::share::message::{Departure, Moves, Part, Payload};
 use crate::share::protocol::{Scope, unexpected};
-use crate::share::{BarrierId, BarrierKind, Body, Checked, Io, OpError, OpResult, Rank, Reason, ThreadId, Violation};
+use crate::share::{Action, BarrierId, BarrierKind, Body, Checked, Io, OpError, OpResult, Rank, Reason, ThreadId, Violation};
+use crate::units::{Extent, PageIndex};
 
 /// This rank's place in the barrier that is gathering.
 #[derive(Clone, Hash, Debug, Default)]
@@ -48,6 +49,11 @@ enum Stage {
 }
 
 impl Barrier {
+    /// The next barrier makes these pages new.
+    pub fn propose_freed(&mut self, pages: Extent) {
+        self.moves.freed.push((pages.first, pages.count));
+    }
+
     /// Whether this rank has arrived and not left.
     pub fn is_inside(&self) -> bool {
         !matches!(self.stage, Stage::Open | Stage::Releasing)
@@ -233,6 +239,10 @@ impl Engine {
         moves.homes.dedup_by_key(|&mut (page, _)| page);
         moves.managers.sort_unstable();
         moves.managers.dedup_by_key(|&mut (lock, _)| lock);
+        // What nobody uses need not move.
+        let freed: Vec<Extent> = moves.freed.iter().map(|&(first, count)| Extent::new(first, count)).collect();
+        let is_used = |page: PageIndex| !freed.iter().any(|pages| pages.contains(page));
+        moves.homes.retain(|&(page, _)| is_used(page));
         let (_, _, kind) = self.barrier.name.expect("a thread named it");
         let parts = std::mem::take(&mut self.barrier.total);
         let mut kept = Vec::new();
@@ -241,6 +251,7 @@ impl Engine {
                 self.each(io, |plugin, cx| kept.extend(plugin.kept(cx, &part.payload)));
             }
             kept.sort_unstable();
+            kept.retain(|&(page, _)| is_used(page));
             kept.retain(|(page, _)| moves.homes.binary_search_by_key(page, |&(page, _)| page).is_err());
         }
         self.depart(io, &Arc::new(Departure { kind, moves, kept, parts }))
@@ -254,6 +265,16 @@ impl Engine {
         let epoch = self.shared.epoch;
         self.take_parts(io, epoch, &departure.parts, |plugin, cx, payload| plugin.depart(cx, payload))?;
         self.each_without_part(io, departure)?;
+        for &(first, count) in &departure.moves.freed {
+            let pages = Extent::new(first, count);
+            let known = self.shared.regions.find(first).is_some_and(|region| pages.end() <= region.pages.end());
+            let Some((plugin, mut cx)) = self.plugin_of(io, first).filter(|_| known && count > 0) else {
+                return unexpected("freed pages");
+            };
+            plugin.renew(&mut cx, pages);
+            cx.mem.clear(pages);
+            cx.out.push(Action::Renewed { pages });
+        }
         let me = self.shared.rank;
         self.shared.epoch += 1;
         let moved = departure.moves.homes.iter().map(|&(page, (_, to))| (page, to, false));
@@ -335,6 +356,7 @@ impl Engine {
                 }
                 self.barrier.moves.homes.extend_from_slice(&moves.homes);
                 self.barrier.moves.managers.extend_from_slice(&moves.managers);
+                self.barrier.moves.freed.extend_from_slice(&moves.freed);
                 self.join(parts)?;
                 self.barrier_up(io)
             }

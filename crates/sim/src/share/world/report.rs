@@ -91,6 +91,7 @@ pub(super) fn add(total: &mut Stats, more: &Stats) {
     total.pages_fetched += more.pages_fetched;
     total.refetches += more.refetches;
     total.invalidations += more.invalidations;
+    total.evictions += more.evictions;
     total.twins += more.twins;
     total.diffs += more.diffs;
     total.empty_diffs += more.empty_diffs;

@@ -29,6 +29,8 @@ pub struct Setup {
     pub idle: u64,
     /// Chance, in a thousand, that the kernel drops a mapping after an event.
     pub unmap: u64,
+    /// Chance, in a thousand, that a rank wants room after an event and offers some of its pages to be forgotten.
+    pub evict: u64,
     /// Some channels and threads are slow for a while.
     pub slow_phases: bool,
     /// Chance, in percent, that a rank does nothing at all for a while.
@@ -67,6 +69,7 @@ impl Setup {
             siblings: 40,
             idle: if protocol == ProtocolKind::Aurc { 30 } else { 0 },
             unmap: 0,
+            evict: 0,
             slow_phases: true,
             pauses: 0,
             cost: None,

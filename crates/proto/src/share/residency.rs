@@ -1,0 +1,299 @@
+//! Which shared pages take memory on this rank, and which of them go first when there is a budget.
+//!
+//! ```text
+//!   nowhere ---> here ---> away          away: at memory servers. nowhere: it reads as zeroes, or its content is not needed.
+//!      ^          |  ^------'            here: in this rank's memory; `saved` if a memory server has the same content.
+//!      '----------'
+//! ```
+//! What goes first is what has not been asked for the longest (accesses to mapped pages are invisible). Pages are offered to the engine, which forgets copies
+//! that others have; what it refused is remembered, and is what goes to memory servers.
+//!
+//! Invariant: `resident` is the sum of the sizes of pages that are here; each of them is in exactly one of `fresh` and `refused`.
+//!
+//! Without a budget nothing is counted: every page counts as here.
+//!
+//! What it never does: it never takes a page away by itself. The host does, and says so.
+
+use std::collections::BTreeMap;
+
+use crate::units::{Extent, PageIndex};
+
+/// Where a page's content is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Place {
+    Nowhere,
+    Here,
+    Away,
+}
+
+/// See the module.
+#[derive(Clone, Hash, Debug, Default)]
+pub struct Residency {
+    budget: Option<u64>,
+    resident: u64,
+    away: u64,
+    pages: BTreeMap<PageIndex, Page>,
+    /// By when they were last asked for.
+    fresh: BTreeMap<u64, PageIndex>,
+    refused: BTreeMap<u64, PageIndex>,
+    clock: u64,
+}
+
+#[derive(Clone, Copy, Hash, Debug)]
+struct Page {
+    bytes: u32,
+    state: State,
+}
+
+#[derive(Clone, Copy, Hash, Debug)]
+enum State {
+    Here { asked: u64, saved: bool },
+    Away,
+}
+
+/// Room is made when less than this part of the budget is left, so that what one event brings fits.
+const HEADROOM_PART: u64 = 16;
+/// The least headroom.
+const HEADROOM_BYTES: u64 = 128 << 10;
+
+impl Residency {
+    /// At most `budget` bytes are to be here; without one, everything may.
+    #[must_use]
+    pub fn new(budget: Option<u64>) -> Self {
+        Self { budget, ..Self::default() }
+    }
+
+    #[must_use]
+    pub fn budget(&self) -> Option<u64> {
+        self.budget
+    }
+
+    /// Bytes that are here, as far as there is a budget for them.
+    #[must_use]
+    pub fn resident(&self) -> u64 {
+        self.resident
+    }
+
+    /// Bytes that are at memory servers only.
+    #[must_use]
+    pub fn away(&self) -> u64 {
+        self.away
+    }
+
+    #[must_use]
+    pub fn place(&self, page: PageIndex) -> Place {
+        match self.pages.get(&page) {
+            None if self.budget.is_none() => Place::Here,
+            None => Place::Nowhere,
+            Some(Page { state: State::Here { .. }, .. }) => Place::Here,
+            Some(Page { state: State::Away, .. }) => Place::Away,
+        }
+    }
+
+    /// Whether the page is here and a memory server has the same content.
+    #[must_use]
+    pub fn is_saved(&self, page: PageIndex) -> bool {
+        matches!(self.pages.get(&page), Some(Page { state: State::Here { saved: true, .. }, .. }))
+    }
+
+    /// The page of `bytes` bytes is here, and was asked for now. One that was away is saved.
+    pub fn used(&mut self, page: PageIndex, bytes: u32) {
+        if self.budget.is_none() {
+            return;
+        }
+        self.clock += 1;
+        let before = self.pages.insert(page, Page { bytes, state: State::Here { asked: self.clock, saved: false } });
+        let saved = match before.map(|page| page.state) {
+            Some(State::Here { asked, saved }) => {
+                self.unlist(asked);
+                saved
+            }
+            Some(State::Away) => {
+                self.away -= u64::from(bytes);
+                self.resident += u64::from(bytes);
+                true
+            }
+            None => {
+                self.resident += u64::from(bytes);
+                false
+            }
+        };
+        self.pages.insert(page, Page { bytes, state: State::Here { asked: self.clock, saved } });
+        self.fresh.insert(self.clock, page);
+    }
+
+    /// The page, which is here, may differ from what memory servers have.
+    pub fn changed(&mut self, page: PageIndex) {
+        if let Some(Page { state: State::Here { saved, .. }, .. }) = self.pages.get_mut(&page) {
+            *saved = false;
+        }
+    }
+
+    /// Its content is nowhere any more. Returns where it was.
+    pub fn forget(&mut self, page: PageIndex) -> Place {
+        let Some(Page { bytes, state }) = self.pages.remove(&page) else { return Place::Nowhere };
+        match state {
+            State::Here { asked, .. } => {
+                self.unlist(asked);
+                self.resident -= u64::from(bytes);
+                Place::Here
+            }
+            State::Away => {
+                self.away -= u64::from(bytes);
+                Place::Away
+            }
+        }
+    }
+
+    /// The page, which was here, is only at memory servers now.
+    pub fn sent(&mut self, page: PageIndex) {
+        let Some(Page { bytes, state }) = self.pages.get_mut(&page) else { return };
+        if let State::Here { asked, .. } = std::mem::replace(state, State::Away) {
+            self.resident -= u64::from(*bytes);
+            self.away += u64::from(*bytes);
+            self.unlist(asked);
+        }
+    }
+
+    /// The engine does not forget the page now: it is a home's, or has changes.
+    pub fn refuse(&mut self, page: PageIndex) {
+        if let Some(Page { state: State::Here { asked, .. }, .. }) = self.pages.get(&page)
+            && let Some(page) = self.fresh.remove(asked)
+        {
+            self.refused.insert(*asked, page);
+        }
+    }
+
+    fn unlist(&mut self, asked: u64) {
+        if self.fresh.remove(&asked).is_none() {
+            self.refused.remove(&asked);
+        }
+    }
+
+    /// Up to `count` pages that have not been offered to the engine since they were asked for, the oldest first.
+    #[must_use]
+    pub fn to_offer(&self, count: usize) -> Vec<PageIndex> {
+        self.fresh.values().take(count).copied().collect()
+    }
+
+    /// Up to `count` pages to be sent to memory servers: those that the engine refused, the oldest first, then others.
+    #[must_use]
+    pub fn to_send(&self, count: usize) -> Vec<PageIndex> {
+        self.refused.values().chain(self.fresh.values()).take(count).copied().collect()
+    }
+
+    /// Pages that the engine refused.
+    #[must_use]
+    pub fn refused(&self) -> Vec<PageIndex> {
+        self.refused.values().copied().collect()
+    }
+
+    /// Those of `pages` that are here or away.
+    #[must_use]
+    pub fn within(&self, pages: Extent) -> Vec<PageIndex> {
+        self.pages.range(pages.first..pages.end()).map(|(&page, _)| page).collect()
+    }
+
+    /// Whether `bytes` more do not fit the budget.
+    #[must_use]
+    pub fn exceeds(&self, bytes: u64) -> bool {
+        self.budget.is_some_and(|budget| self.resident + bytes > budget)
+    }
+
+    fn headroom(budget: u64) -> u64 {
+        (budget / HEADROOM_PART).max(HEADROOM_BYTES).min(budget / 2)
+    }
+
+    /// Whether room should be made before more is needed.
+    #[must_use]
+    pub fn wants_room(&self) -> bool {
+        self.budget.is_some_and(|budget| self.resident + Self::headroom(budget) > budget)
+    }
+
+    /// Whether enough room was made.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.budget.is_none_or(|budget| self.resident + 2 * Self::headroom(budget) <= budget)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn what_was_not_asked_for_the_longest_goes_first_and_what_is_refused_is_not_offered_again() {
+        let mut pages = Residency::new(Some(1 << 20));
+        for page in [5, 3, 9, 3] {
+            pages.used(PageIndex(page), 4096);
+        }
+        assert_eq!(pages.to_offer(9), [PageIndex(5), PageIndex(9), PageIndex(3)]);
+        pages.refuse(PageIndex(9));
+        assert_eq!(pages.to_offer(9), [PageIndex(5), PageIndex(3)]);
+        assert_eq!(pages.to_send(2), [PageIndex(9), PageIndex(5)]);
+        pages.used(PageIndex(9), 4096);
+        assert_eq!(pages.to_offer(9), [PageIndex(5), PageIndex(3), PageIndex(9)], "asked for again, it is offered again");
+    }
+
+    #[test]
+    fn a_page_that_comes_back_is_saved_until_it_changes() {
+        let mut pages = Residency::new(Some(1 << 20));
+        pages.used(PageIndex(1), 4096);
+        assert!(!pages.is_saved(PageIndex(1)));
+        pages.sent(PageIndex(1));
+        assert_eq!((pages.place(PageIndex(1)), pages.resident(), pages.away()), (Place::Away, 0, 4096));
+        pages.used(PageIndex(1), 4096);
+        pages.used(PageIndex(1), 4096);
+        assert!(pages.is_saved(PageIndex(1)));
+        pages.changed(PageIndex(1));
+        assert!(!pages.is_saved(PageIndex(1)));
+    }
+
+    #[test]
+    fn room_is_wanted_before_the_budget_is_used_up() {
+        let mut pages = Residency::new(Some(1 << 20));
+        let mut page = 0;
+        while !pages.wants_room() {
+            pages.used(PageIndex(page), 4096);
+            page += 1;
+        }
+        assert!(!pages.exceeds(4096 * 16) && !pages.has_room());
+        while !pages.has_room() {
+            page -= 1;
+            pages.forget(PageIndex(page));
+        }
+        assert!(!pages.wants_room());
+        let mut boundless = Residency::new(None);
+        boundless.used(PageIndex(1), 4096);
+        assert!(!boundless.exceeds(u64::MAX / 2) && boundless.to_offer(1).is_empty(), "without a budget everything fits");
+        assert_eq!(boundless.place(PageIndex(2)), Place::Here);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_here_is_counted_and_listed_once(steps in proptest::collection::vec((0_u64..12, 0_u8..5), 0..200)) {
+            let mut pages = Residency::new(Some(1 << 20));
+            let bytes = |page: u64| 4096_u32 << (page % 3);
+            for (page, step) in steps {
+                let index = PageIndex(page);
+                match step {
+                    0 => pages.used(index, bytes(page)),
+                    1 => pages.changed(index),
+                    2 => { let _ = pages.forget(index); }
+                    3 => pages.sent(index),
+                    _ => pages.refuse(index),
+                }
+                let of = |place: Place| (0..12).filter(|&page| pages.place(PageIndex(page)) == place).collect::<Vec<u64>>();
+                let sum = |these: &[u64]| these.iter().map(|&page| u64::from(bytes(page))).sum::<u64>();
+                prop_assert_eq!(pages.resident(), sum(&of(Place::Here)));
+                prop_assert_eq!(pages.away(), sum(&of(Place::Away)));
+                let listed = pages.to_send(100);
+                let unique: BTreeSet<u64> = listed.iter().map(|page| page.0).collect();
+                prop_assert_eq!(unique.len(), listed.len());
+                prop_assert_eq!(unique.into_iter().collect::<Vec<_>>(), of(Place::Here));
+            }
+        }
+    }
+}
