@@ -522,7 +522,7 @@ fn clean_copies(shared: &Shared) {
                 }
             });
             assert!((limit / 2..=limit).contains(&most), "{most} bytes were here, {limit} may be");
-            assert!(shared.stats().engine.evictions as usize > PAGES, "{:?}", shared.stats());
+            assert!(shared.stats().engine.evictions > PAGES as u64, "{:?}", shared.stats());
         }
         shared.barrier(1).unwrap();
     }

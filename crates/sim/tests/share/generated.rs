@@ -99,9 +99,9 @@ fn reuse(seed: u64, protocol: ProtocolKind) -> Setup {
     }
     scripts.iter_mut().for_each(|script| script.push(Op::Read { at: 0, len: 16 * PAGES }));
     let mut setup = Setup::new(seed, protocol, u32::try_from(PAGES).unwrap(), 16, crate::single(scripts));
-    setup.evict = if seed % 3 == 0 { 100 } else { 0 };
-    setup.unmap = if seed % 2 == 0 { 50 } else { 0 };
-    setup.tuning.collect_bytes = if seed % 5 == 0 { 64 } else { setup.tuning.collect_bytes };
+    setup.evict = if seed.is_multiple_of(3) { 100 } else { 0 };
+    setup.unmap = if seed.is_multiple_of(2) { 50 } else { 0 };
+    setup.tuning.collect_bytes = if seed.is_multiple_of(5) { 64 } else { setup.tuning.collect_bytes };
     setup.tuning.hot_after = [1, 2, setup.tuning.hot_after][usize::try_from(seed % 3).unwrap()];
     setup
 }
