@@ -96,6 +96,10 @@ impl Rings {
         let nothing = total == 0 && pieces.iter().any(|piece| piece.iov_len > 0);
         if nothing {
             self.look_at_socket(stream);
+            if self.ended {
+                // Nobody will make room.
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
         }
         Ok((!nothing).then_some(total))
     }

@@ -156,6 +156,30 @@ fn a_reader_that_takes_nothing_blocks_the_writer_until_it_does() {
     assert_eq!(client.flush().unwrap(), Flush::Blocked);
 }
 
+/// A server that hears a client no more, because that takes no answers, only ever sends to it.
+#[test]
+fn who_waits_for_room_hears_that_the_peer_has_ended() {
+    let (mut link, peer) = hostile();
+    let bulk = vec![0; 2 * RING_BYTES as usize];
+    let mut head = Vec::new();
+    encode_frame(&mut head, Header::request(Opcode::Put, 1), &[], bulk.len());
+    // SAFETY: the bytes outlive the link, which is dropped first.
+    unsafe { link.send(Urgency::Demand, &head, &[Piece { ptr: bulk.as_ptr(), len: bulk.len() }], ()) };
+    assert_eq!(link.flush().unwrap(), Flush::Blocked);
+    assert!(link.may_sleep(false));
+    drop(peer);
+    let deadline = Instant::now() + DEADLINE;
+    let error = loop {
+        assert!(Instant::now() < deadline, "the end is not noticed");
+        match link.flush() {
+            Ok(flushed) => assert_eq!(flushed, Flush::Blocked),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, LinkError::Closed), "{error}");
+    drop(link);
+}
+
 #[test]
 fn rings_are_not_forced_on_who_cannot_take_them() {
     // The client does not map what it is offered.
