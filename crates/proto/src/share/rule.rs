@@ -19,8 +19,14 @@ pub enum Rule {
     Need,
     /// What comes ahead of its use is refused like what was waited for.
     Ahead,
+    /// What nobody asked for, or asked for before the own diff, is refused if it may lack changes of this rank's own.
+    Early,
+    /// What a page's home has told about its mode ends when the home moves.
+    Moved,
     /// A page that its home writes unnoticed is compared at each release with what was handed out.
     Handed,
+    /// Copies of one version that differ make a new one, also where the page is in the end what it was in the first.
+    HandedTwice,
     /// A diff or a copy is only taken of closed intervals.
     Cut,
     /// A diff of several intervals is applied at the place of its first.
@@ -51,14 +57,14 @@ pub enum Rule {
     ImportTwin,
     /// What was written outside of locks is newer than what logs say.
     OuterLast,
-    /// A new home gets nothing that the old one has not released.
+    /// A rank hands on nothing that it has not released.
     Released,
     /// A new home answers nobody before it has the page.
     HomePull,
 }
 
 impl Rule {
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 28] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
@@ -66,7 +72,10 @@ impl Rule {
         Self::Restart,
         Self::Need,
         Self::Ahead,
+        Self::Early,
+        Self::Moved,
         Self::Handed,
+        Self::HandedTwice,
         Self::Cut,
         Self::First,
         Self::Split,

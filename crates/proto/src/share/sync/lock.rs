@@ -252,7 +252,7 @@ impl Engine {
         node.have = Have::Nothing;
         node.streak = 0;
         let epoch = self.shared.epoch;
-        let parts = match self.make_parts(io, |plugin, cx, kind| plugin.grant(cx, lock, info_of(ask, kind, epoch))) {
+        let parts = match self.make_parts(io, |plugin, cx, kind| plugin.grant(cx, lock, ask.by, info_of(ask, kind, epoch))) {
             Ok(parts) => parts,
             // What the one who asks knows makes no sense. This may be long after it asked.
             Err(violation) => {
