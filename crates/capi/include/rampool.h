@@ -1055,7 +1055,7 @@ rampool_status rampool_shared_set_threads(const rampool_shared *shared, uint32_t
  * Allocates `bytes` bytes, in whole pages, at the same address on every rank. Every rank makes the same call, in the same order among such calls.
  * It reads as zeroes. Only addresses are taken: pages take memory when they are touched.
  *
- * `options` is null or words like "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc, aurc or ibec (the run's, unless given);
+ * `options` is null or words like "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc, aurc, ibec or auto (the run's, unless given);
  * homes cyclic, blocked or the number of one rank (cyclic); page-size from 4K to 64K, a power of two (4K).
  *
  * # Safety

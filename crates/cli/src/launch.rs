@@ -34,8 +34,8 @@ pub struct Args {
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks: u16,
 
-    /// The consistency protocol of memory that names none: sc, lrc, hlrc, aurc or ibec [default: hlrc]
-    #[arg(long, env = "RAMPOOL_PROTOCOL", value_name = "NAME", value_parser = ["sc", "lrc", "hlrc", "aurc", "ibec"])]
+    /// The consistency protocol of memory that names none: sc, lrc, hlrc, aurc, ibec or auto [default: hlrc]
+    #[arg(long, env = "RAMPOOL_PROTOCOL", value_name = "NAME", value_parser = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"])]
     protocol: Option<String>,
 
     /// What carries the processes' messages: tcp or udp [default: tcp]

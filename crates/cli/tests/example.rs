@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-const PROTOCOLS: [&str; 5] = ["sc", "lrc", "hlrc", "aurc", "ibec"];
+const PROTOCOLS: [&str; 6] = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"];
 
 fn rampool() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));

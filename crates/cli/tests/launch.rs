@@ -842,7 +842,7 @@ fn fail(shared: &Shared, how: &str) {
 
 // --- tests --------------------------------------------------------------------------------------------------------------------------------
 
-const PROTOCOLS: [&str; 5] = ["sc", "lrc", "hlrc", "aurc", "ibec"];
+const PROTOCOLS: [&str; 6] = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"];
 
 /// Under every protocol, on 2 and 4 ranks.
 fn everywhere(program: &str) {

@@ -31,7 +31,7 @@ fn ms(row: &Value) -> f64 {
 
 #[test]
 fn every_protocols_trace_can_be_replayed() {
-    for protocol in ["sc", "lrc", "hlrc", "aurc", "ibec"] {
+    for protocol in ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"] {
         for program in ["water", "sor"] {
             let dir = tempfile::tempdir().unwrap();
             record(program, protocol, dir.path());

@@ -172,7 +172,7 @@ impl Program {
 /// Programs whose shared bytes are, between two barriers, used under one lock, or by one rank, or only read.
 const ALL: &[ProtocolKind] = &ProtocolKind::ALL;
 /// Programs without data races.
-const RACE_FREE: &[ProtocolKind] = &[ProtocolKind::Sc, ProtocolKind::Lrc, ProtocolKind::Hlrc, ProtocolKind::Aurc];
+const RACE_FREE: &[ProtocolKind] = &[ProtocolKind::Sc, ProtocolKind::Lrc, ProtocolKind::Hlrc, ProtocolKind::Aurc, ProtocolKind::Auto];
 
 fn any(_: &[usize]) -> Result<(), &'static str> {
     Ok(())

@@ -5,7 +5,7 @@
 //!   load, store  --page fault-->   Event::Fault            ---->  +----------------------------------+
 //!   lock, barrier ------------->   Event::Sync             ---->  | Engine                           |
 //!   other ranks  --frames------>   Event::Receive          ---->  |   sync      locks, barriers, conditions, epochs, managers
-//!                                                                 |   protocol  sc | lrc | hlrc | aurc | ibec, by region
+//!                                                                 |   protocol  sc | lrc | hlrc | aurc | ibec | auto, by region
 //!   page table   <--------------   Mem (called inside)     <----  |   home, interval, notice, diff   what they share
 //!   other ranks  <--frames------   Action::Send            <----  +----------------------------------+
 //!   threads      <--------------   Action::Done, Retry
@@ -35,6 +35,7 @@
 //! from it, a *write notice* says that a page changed. Papers: Li and Hudak (sc), Keleher et al. (lrc), Zhou, Iftode and Li (hlrc), Iftode et
 //! al. (aurc), Midorikawa et al. (ibec).
 
+mod adapt;
 mod ahead;
 pub mod channel;
 pub mod config;
@@ -57,6 +58,7 @@ mod wire;
 use std::fmt;
 use std::hash::Hash;
 
+pub use adapt::Mode;
 pub use config::{Config, ConfigError, Homes, LockPath, Managers, ProtocolKind, RegionConfig, Tuning};
 pub use diff::Diff;
 pub use engine::Engine;

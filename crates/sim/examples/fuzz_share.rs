@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         Some(name) => match ProtocolKind::from_name(name) {
             Some(protocol) => vec![protocol],
             None => {
-                eprintln!("{name} is no protocol: all, sc, lrc, hlrc, aurc or ibec");
+                eprintln!("{name} is no protocol: all, sc, lrc, hlrc, aurc, ibec or auto");
                 return ExitCode::FAILURE;
             }
         },

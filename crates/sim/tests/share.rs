@@ -28,7 +28,8 @@ fn effort() -> u64 {
 }
 
 /// The protocols under which every race-free program is sequentially consistent.
-const RELEASE_CONSISTENT: [ProtocolKind; 4] = [ProtocolKind::Sc, ProtocolKind::Lrc, ProtocolKind::Hlrc, ProtocolKind::Aurc];
+const RELEASE_CONSISTENT: [ProtocolKind; 5] =
+    [ProtocolKind::Sc, ProtocolKind::Lrc, ProtocolKind::Hlrc, ProtocolKind::Aurc, ProtocolKind::Auto];
 
 fn lock(lock: u64) -> Op {
     Op::Lock { lock: LockId(lock), mode: LockMode::Exclusive }

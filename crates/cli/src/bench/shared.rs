@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rampool::shared::TimeReport;
-use rampool_parallel::PROGRAMS;
-use rampool_proto::share::Diff;
+use rampool_parallel::{PROGRAMS, Program};
+use rampool_proto::share::{Diff, ProtocolKind};
 use serde_json::{Value, json};
 
 use super::Common;
@@ -26,8 +26,9 @@ pub struct Args {
     #[command(flatten)]
     common: Common,
 
-    /// Only experiments whose name contains this: page, barrier, dirty, lock, stream, sor, diff; repeatable. `time` runs only when asked for: where the
-    /// time of every program goes, under every protocol
+    /// Only experiments whose name contains this: page, barrier, dirty, lock, stream, sor, diff; repeatable. Only when asked for:
+    /// `time` (where the time of every program goes, under every protocol), `s5` (the lock schemes and the barrier of that paper), and `auto`, or `auto-`
+    /// and a program's name (every program under every protocol, in turns)
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
 }
@@ -81,6 +82,14 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     if args.only.iter().any(|part| part == "time") {
         time(&mut report, common)?;
+    }
+    if args.only.iter().any(|part| part == "s5") {
+        s5(&mut report, common, rounds)?;
+    }
+    for program in &PROGRAMS {
+        if args.only.iter().any(|part| part == "auto" || part.strip_prefix("auto-") == Some(program.name)) {
+            auto(&mut report, common, rounds, program)?;
+        }
     }
     report.finish(common.json.as_deref())
 }
@@ -216,6 +225,87 @@ fn sor(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         report.series(&format!("{name}: by two ranks"), "s", json!({ "what": "sor", "protocol": protocol }), &parallel);
         // ArgoDSM: 1.19.
         report.ratio(&format!("{name}: sequentially / by two ranks (ArgoDSM: 1.19)"), &sequential, &parallel, Some(Reach::AtLeast(1.6)));
+    }
+    Ok(())
+}
+
+/// A program under each protocol in turns; `auto` against the best of the others.
+fn auto(report: &mut Report, common: &Common, rounds: usize, program: &Program) -> Result<()> {
+    let mut times: BTreeMap<ProtocolKind, Vec<f64>> = BTreeMap::new();
+    let file = std::env::temp_dir().join(format!("rampool-bench-{}.auto", std::process::id()));
+    for _ in 0..rounds {
+        for &protocol in program.protocols {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["launch", "-n", "2", "--protocol", protocol.name()]).arg(std::env::current_exe()?);
+            command.args(["example", program.name]).args(common.quick.then_some("--small")).arg("--json").arg(&file);
+            output(command)?;
+            let line: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+            std::fs::remove_file(&file)?;
+            times.entry(protocol).or_default().push(line["parallel_s"].as_f64().context("the program says no time")? * 1e3);
+        }
+    }
+    let mut best: Option<(ProtocolKind, f64)> = None;
+    for (&protocol, samples) in &times {
+        let parameters = json!({ "experiment": "auto", "program": program.name, "protocol": protocol.name() });
+        let median = report.series(&format!("{}, {}", program.name, protocol.name()), "ms", parameters, samples);
+        if protocol != ProtocolKind::Auto && best.is_none_or(|(_, least)| median < least) {
+            best = Some((protocol, median));
+        }
+    }
+    let (best, _) = best.context("no protocol but auto")?;
+    let name = format!("{}: auto / {}, the best of the others", program.name, best.name());
+    report.ratio(&name, &times[&ProtocolKind::Auto], &times[&best], Some(Reach::AtMost(1.05)));
+    Ok(())
+}
+
+/// The experiments of S5 that compare its protocol with lazy release consistency, its new locks with the old, and barriers that keep pages with others.
+fn s5(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    let turns = common.pick(17, 3).to_string();
+    for spread in ["one manager", "managers spread"] {
+        let mut counts = Vec::new();
+        for protocol in ["ibec", "lrc"] {
+            let arguments = vec![turns.clone(), usize::from(spread == "managers spread").to_string()];
+            let samples = Run { ranks: 8, protocol, spin: Duration::ZERO, experiment: "eight-locks", arguments }.measure()?;
+            for what in ["messages", "bytes"] {
+                let parameters = json!({ "experiment": "s5", "what": what, "protocol": protocol, "managers": spread });
+                report.series(&format!("8 locks, {spread}, {protocol}: {what}"), "", parameters, get(&samples, what)?);
+            }
+            counts.push(samples);
+        }
+        for what in ["messages", "bytes"] {
+            let name = format!("8 locks, {spread}: {what} of ibec / lrc");
+            report.ratio(&name, get(&counts[0], what)?, get(&counts[1], what)?, Some(Reach::AtMost(1.0)));
+        }
+    }
+    let sections = common.pick(1000, 50).to_string();
+    let (mut old, mut new) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        for (path, times) in [("0", &mut old), ("1", &mut new)] {
+            let arguments = vec![sections.clone(), path.to_owned()];
+            let samples = Run { ranks: 2, protocol: "ibec", spin: SPIN, experiment: "one-lock", arguments }.measure()?;
+            times.extend_from_slice(get(&samples, "section")?);
+        }
+    }
+    report.series("one lock by 2 ranks, old scheme (forward)", "us", json!({ "experiment": "s5", "what": "old" }), &old);
+    report.series("one lock by 2 ranks, new scheme (central)", "us", json!({ "experiment": "s5", "what": "new" }), &new);
+    report.ratio("one lock by 2 ranks: old / new scheme (S5: 1.6 to 2.2)", &old, &new, Some(Reach::AtLeast(1.6)));
+    for (kind, name, reach) in [("0", "plain barriers", None), ("1", "barriers that keep pages", Some(Reach::AtMost(0.1)))] {
+        let arguments = vec![common.pick(50, 5).to_string(), rounds.to_string(), kind.to_owned()];
+        let samples = Run { ranks: 2, protocol: "ibec", spin: SPIN, experiment: "strips", arguments }.measure()?;
+        let (faults, overhead) = (get(&samples, "faults")?, get(&samples, "overhead")?);
+        report.series(
+            &format!("rows of SOR, {name}: write faults"),
+            "ms",
+            json!({ "experiment": "s5", "what": "faults", "of": name }),
+            faults,
+        );
+        report.series(
+            &format!("rows of SOR, {name}: all waiting"),
+            "ms",
+            json!({ "experiment": "s5", "what": "waiting", "of": name }),
+            overhead,
+        );
+        report.ratio(&format!("rows of SOR, {name}: write faults / all waiting"), faults, overhead, reach);
     }
     Ok(())
 }

@@ -58,6 +58,11 @@ impl Habit {
         *self = Self::default();
     }
 
+    /// Whether the page comes by itself when it changes.
+    pub fn is_believed(&self) -> bool {
+        self.left > 0
+    }
+
     /// The page has changed. Whether it should come by itself.
     pub fn changed(&mut self) -> bool {
         let believed = self.left > 0;

@@ -18,10 +18,12 @@ pub enum ProtocolKind {
     Aurc,
     /// Implicit-binding entry consistency: what is written under a lock travels with the lock.
     Ibec,
+    /// As hlrc, and each page in the mode that suits how it is used.
+    Auto,
 }
 
 impl ProtocolKind {
-    pub const ALL: [Self; 5] = [Self::Sc, Self::Lrc, Self::Hlrc, Self::Aurc, Self::Ibec];
+    pub const ALL: [Self; 6] = [Self::Sc, Self::Lrc, Self::Hlrc, Self::Aurc, Self::Ibec, Self::Auto];
 
     /// The name by which users choose it.
     #[must_use]
@@ -32,6 +34,7 @@ impl ProtocolKind {
             Self::Hlrc => "hlrc",
             Self::Aurc => "aurc",
             Self::Ibec => "ibec",
+            Self::Auto => "auto",
         }
     }
 
@@ -89,11 +92,11 @@ pub struct Tuning {
     pub local_handovers: u8,
     /// `sc`: a page that just arrived is kept this long, so that the thread that waited can use it. 0: not at all.
     pub hold_us: u32,
-    /// `hlrc`, `aurc`: a page that was written in this many intervals stays writable over releases and is scanned instead. 255: never.
+    /// `hlrc`, `aurc`, `auto`: a page that was written in this many intervals stays writable over releases and is scanned instead. 255: never.
     pub hot_after: u8,
     /// A hot page cools after this many scans without a change.
     pub cool_after: u8,
-    /// `hlrc`, `aurc`: at most so many bytes of pages that nobody has touched yet are fetched at a time. 0: none.
+    /// `hlrc`, `aurc`, `auto`: at most so many bytes of pages that nobody has touched yet are fetched at a time. 0: none.
     pub ahead_bytes: u32,
     /// `lrc`: bytes of diffs kept by one rank after which it asks for a collection at the next barrier.
     pub collect_bytes: u32,

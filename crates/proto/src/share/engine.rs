@@ -501,7 +501,7 @@ fn page_of(body: &Body) -> Option<Subject> {
         Body::Page { copy } | Body::HomeMove { copy } => Subject::Page(copy.page),
         Body::Flush { protocol, .. } | Body::FlushAck { protocol, .. } => Subject::Protocol(*protocol),
         Body::GetPages { pages } => pages.first().map_or(Subject::None, |&first| Subject::Page(first)),
-        Body::Pages { copies } => copies.first().map_or(Subject::None, |first| Subject::Page(first.page)),
+        Body::Pages { copies } | Body::Push { copies } => copies.first().map_or(Subject::None, |first| Subject::Page(first.page)),
         Body::Update { diffs } => diffs.first().map_or(Subject::None, |first| Subject::Page(first.page)),
         Body::Log { .. } => Subject::Protocol(ProtocolKind::Ibec),
         _ => return None,

@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use super::adapt::Mode;
 use super::message::{Advance, PageCopy};
 use super::protocol::Cx;
 use super::rule::Rule;
@@ -70,10 +71,10 @@ impl HomePage {
             match &self.handed {
                 None => self.handed = Some(Arc::clone(&bytes)),
                 // It was written in between: the earlier copy is stale.
-                Some(earlier) => self.dirty |= *earlier != bytes,
+                Some(earlier) => self.dirty |= *earlier != bytes && cx.keep(Rule::HandedTwice),
             }
         }
-        PageCopy { page, version: self.version, applied: Vec::new(), bytes }
+        PageCopy { page, version: self.version, applied: Vec::new(), mode: Mode::Invalidate, bytes }
     }
 
     /// A writer's changes, released. The writer keeps a copy.
@@ -86,7 +87,7 @@ impl HomePage {
         self.shared = true;
         // The writer's copy lacks what the home may have written meanwhile.
         self.dirty |= self.access == Protection::ReadWrite;
-        Advance { page, before, after: self.version }
+        Advance { page, before, after: self.version, mode: Mode::Invalidate }
     }
 
     /// The home releases: the new version, if others have to learn of one.

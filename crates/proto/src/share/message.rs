@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::adapt::Mode;
 use super::interval::IntervalId;
 use super::notice::NoticeRuns;
 pub use super::wire::Malformed;
@@ -54,6 +55,7 @@ impl Message {
             Body::ScData { bytes: Some(_), .. }
             | Body::Page { .. }
             | Body::Pages { .. }
+            | Body::Push { .. }
             | Body::Diffs { .. }
             | Body::Flush { .. }
             | Body::Log { .. }
@@ -160,6 +162,10 @@ pub enum Body {
     Pages {
         copies: Vec<PageCopy>,
     },
+    /// auto: pages that changed, unasked, at the end of a barrier.
+    Push {
+        copies: Vec<PageCopy>,
+    },
     DiffRequest {
         page: PageIndex,
         first: u32,
@@ -170,10 +176,11 @@ pub enum Body {
         diffs: Vec<IntervalDiff>,
     },
     /// Changes for their home; answered by `FlushAck`. `fences` are pages whose changes were streamed before;
-    /// under sc, where nothing else is flushed, pages whose copies the sender has forgotten.
+    /// under sc, where nothing else is flushed, pages whose copies the sender has forgotten. `under`: the lock whose release it is.
     Flush {
         protocol: ProtocolKind,
         flush: u64,
+        under: Option<LockId>,
         diffs: Vec<PageDiff>,
         fences: Vec<PageIndex>,
     },
@@ -317,6 +324,7 @@ names!(
     Page,
     GetPages,
     Pages,
+    Push,
     DiffRequest,
     Diffs,
     Flush,
@@ -357,12 +365,13 @@ wire_enum!(Body {
     0x11 => Page { copy },
     0x12 => DiffRequest { page, first, last },
     0x13 => Diffs { page, diffs },
-    0x14 => Flush { protocol, flush, diffs, fences },
+    0x14 => Flush { protocol, flush, under, diffs, fences },
     0x15 => FlushAck { protocol, flush, pages },
     0x16 => Update { diffs },
     0x17 => Log { flush, pages },
     0x18 => GetPages { pages },
     0x19 => Pages { copies },
+    0x1a => Push { copies },
     0x20 => LockRequest { lock, ask },
     0x21 => LockForward { lock, ask, recall },
     0x22 => LockGrant { lock, mode, central, parts },
@@ -393,6 +402,8 @@ pub struct PageCopy {
     pub version: u32,
     /// lrc: up to which interval of each writer the content goes.
     pub applied: Vec<(Rank, u32)>,
+    /// auto: the page's mode.
+    pub mode: Mode,
     pub bytes: Arc<[u8]>,
 }
 
@@ -401,10 +412,17 @@ impl Wire for PageCopy {
         self.page.put(out);
         self.version.put(out);
         self.applied.put(out);
+        self.mode.put(out);
         self.bytes.put(out);
     }
     fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self { page: Wire::take(from)?, version: Wire::take(from)?, applied: Wire::take(from)?, bytes: Wire::take(from)? })
+        Ok(Self {
+            page: Wire::take(from)?,
+            version: Wire::take(from)?,
+            applied: Wire::take(from)?,
+            mode: Wire::take(from)?,
+            bytes: Wire::take(from)?,
+        })
     }
     fn sane(&self, limits: &Limits<'_>) -> bool {
         limits.fills(self.page, &self.bytes) && self.applied.sane(limits)
@@ -448,8 +466,10 @@ pub struct Advance {
     pub page: PageIndex,
     pub before: u32,
     pub after: u32,
+    /// auto: the page's mode.
+    pub mode: Mode,
 }
-wire_struct!(Advance { page, before, after });
+wire_struct!(Advance { page, before, after, mode });
 
 /// When, in the program's own order, a byte was written: Lamport clock, then rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -517,10 +537,11 @@ wire_struct!(Part { protocol, payload });
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Payload {
     Nothing,
-    /// hlrc, aurc: intervals as notices. For a manager, `upto` is what the lock's next holder has to know.
+    /// hlrc, aurc, auto: intervals as notices. For a manager, `upto` is what the lock's next holder has to know. `riding`: pages that come with the lock.
     Homed {
         records: Vec<(IntervalId, NoticeRuns)>,
         upto: Vec<(Rank, u32)>,
+        riding: Vec<PageCopy>,
     },
     /// lrc: intervals. At barriers `collect` asks for a collection of diffs.
     Lazy {
@@ -545,7 +566,7 @@ pub enum Payload {
 }
 wire_enum!(Payload {
     0 => Nothing {},
-    1 => Homed { records, upto },
+    1 => Homed { records, upto, riding },
     2 => Lazy { records, upto, collect },
     3 => Changed { notices, logged },
     4 => Runs { at, pages },
@@ -612,7 +633,7 @@ macro_rules! wire_plain {
         }
     };
 }
-wire_plain!(ProtocolKind { 0 => Sc, 1 => Lrc, 2 => Hlrc, 3 => Aurc, 4 => Ibec });
+wire_plain!(ProtocolKind { 0 => Sc, 1 => Lrc, 2 => Hlrc, 3 => Aurc, 4 => Ibec, 5 => Auto });
 wire_plain!(LockMode { 0 => Exclusive, 1 => Shared, 2 => Snapshot });
 wire_plain!(BarrierKind { 0 => Normal, 1 => KeepReadWrite });
 

@@ -10,7 +10,10 @@ mod sc;
 use super::engine::Shared;
 use super::message::{Info, Payload};
 use super::rule::Rule;
-use super::{Action, Body, Checked, LockId, LockMode, Mem, Message, Protection, ProtocolKind, Rank, ThreadId, TimerId, Violation, extents};
+use super::{
+    Action, BarrierKind, Body, Checked, LockId, LockMode, Mem, Message, Protection, ProtocolKind, Rank, ThreadId, TimerId, Violation,
+    extents,
+};
 use crate::units::{Extent, PageIndex};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,8 +52,8 @@ pub(crate) trait Protocol {
     fn release(&mut self, _cx: &mut Cx<'_>, _scope: Scope) {}
     /// The flushes are acknowledged.
     fn released(&mut self, _cx: &mut Cx<'_>) {}
-    /// The last holder grants: what the next one has to know. `info` is `None` if it knows nothing of this epoch.
-    fn grant(&mut self, _cx: &mut Cx<'_>, _lock: LockId, _info: Option<&Info>) -> Checked<Payload> {
+    /// The last holder grants: what the next one, `_to`, has to know. `info` is `None` if it knows nothing of this epoch.
+    fn grant(&mut self, _cx: &mut Cx<'_>, _lock: LockId, _to: Rank, _info: Option<&Info>) -> Checked<Payload> {
         Ok(Payload::Nothing)
     }
     /// What a release brings to the manager.
@@ -94,8 +97,8 @@ pub(crate) trait Protocol {
     fn flushed(&mut self, _cx: &mut Cx<'_>) -> Payload {
         Payload::Nothing
     }
-    /// Pages of one writer, which may become its own.
-    fn kept(&self, _cx: &Cx<'_>, _total: &Payload) -> Vec<(PageIndex, Rank)> {
+    /// At the root: pages of one writer that become its own.
+    fn kept(&mut self, _cx: &Cx<'_>, _kind: BarrierKind, _total: &Payload) -> Vec<(PageIndex, Rank)> {
         Vec::new()
     }
     /// Leaves the barrier: acts on what all ranks brought.
@@ -129,6 +132,7 @@ pub(crate) enum Plugin {
 
     Hlrc(hlrc::Hlrc),
     Aurc(aurc::Aurc),
+    Auto(aurc::Aurc),
     Ibec(ibec::Ibec),
 }
 
@@ -138,7 +142,8 @@ impl Plugin {
             ProtocolKind::Sc => Self::Sc(sc::Sc::new()),
             ProtocolKind::Lrc => Self::Lrc(lrc::Lrc::new()),
             ProtocolKind::Hlrc => Self::Hlrc(hlrc::Hlrc::new()),
-            ProtocolKind::Aurc => Self::Aurc(aurc::Aurc::new()),
+            ProtocolKind::Aurc => Self::Aurc(aurc::Aurc::of_kind(kind)),
+            ProtocolKind::Auto => Self::Auto(aurc::Aurc::of_kind(kind)),
             ProtocolKind::Ibec => Self::Ibec(ibec::Ibec::new()),
         }
     }
@@ -149,6 +154,7 @@ impl Plugin {
             Self::Lrc(_) => ProtocolKind::Lrc,
             Self::Hlrc(_) => ProtocolKind::Hlrc,
             Self::Aurc(_) => ProtocolKind::Aurc,
+            Self::Auto(_) => ProtocolKind::Auto,
             Self::Ibec(_) => ProtocolKind::Ibec,
         }
     }
@@ -158,7 +164,7 @@ impl Plugin {
             Self::Sc(protocol) => protocol,
             Self::Lrc(protocol) => protocol,
             Self::Hlrc(protocol) => protocol,
-            Self::Aurc(protocol) => protocol,
+            Self::Aurc(protocol) | Self::Auto(protocol) => protocol,
             Self::Ibec(protocol) => protocol,
         }
     }
@@ -168,7 +174,7 @@ impl Plugin {
             Self::Sc(protocol) => protocol,
             Self::Lrc(protocol) => protocol,
             Self::Hlrc(protocol) => protocol,
-            Self::Aurc(protocol) => protocol,
+            Self::Aurc(protocol) | Self::Auto(protocol) => protocol,
             Self::Ibec(protocol) => protocol,
         }
     }

@@ -19,8 +19,14 @@ pub enum Rule {
     Need,
     /// What comes ahead of its use is refused like what was waited for.
     Ahead,
+    /// What nobody asked for, or asked for before the own diff, is refused if it may lack changes of this rank's own.
+    Early,
+    /// What a page's home has told about its mode ends when the home moves.
+    Moved,
     /// A page that its home writes unnoticed is compared at each release with what was handed out.
     Handed,
+    /// Copies of one version that differ make a new one, also where the page is in the end what it was in the first.
+    HandedTwice,
     /// A diff or a copy is only taken of closed intervals.
     Cut,
     /// A diff of several intervals is applied at the place of its first.
@@ -51,7 +57,7 @@ pub enum Rule {
     ImportTwin,
     /// What was written outside of locks is newer than what logs say.
     OuterLast,
-    /// A new home gets nothing that the old one has not released.
+    /// A rank hands on nothing that it has not released.
     Released,
     /// A new home answers nobody before it has the page.
     HomePull,
@@ -64,7 +70,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 31] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
@@ -72,7 +78,10 @@ impl Rule {
         Self::Restart,
         Self::Need,
         Self::Ahead,
+        Self::Early,
+        Self::Moved,
         Self::Handed,
+        Self::HandedTwice,
         Self::Cut,
         Self::First,
         Self::Split,

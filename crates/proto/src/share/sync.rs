@@ -31,8 +31,8 @@ pub(crate) struct Pending {
 /// What comes when the flushes are acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum After {
+    /// The lock may leave this rank. Nobody waits for that here.
     Unlock {
-        thread: ThreadId,
         lock: LockId,
     },
     Wait {
@@ -63,8 +63,6 @@ enum WordState {
     Locking,
     /// Has it, and waits for the page.
     Faulting,
-    /// Done; the lock is on its way back.
-    Unlocking { before: u64 },
 }
 
 impl Engine {
@@ -72,7 +70,7 @@ impl Engine {
     pub(crate) fn start(&mut self, io: &mut Io<'_>, thread: ThreadId, op: SyncOp) {
         match op {
             SyncOp::Lock { lock, mode, wait } => self.lock_begin(io, thread, lock, mode, wait),
-            SyncOp::Unlock { lock } => self.unlock(io, thread, lock),
+            SyncOp::Unlock { lock } => self.unlock(io, thread, lock, OpResult::Ok),
             SyncOp::Wait { cond, lock } => {
                 if self.holds_exclusively(thread, lock) {
                     let mode = LockMode::Exclusive;
@@ -109,7 +107,13 @@ impl Engine {
         let from = self.shared.flushes.next();
         self.each(io, |plugin, cx| plugin.release(cx, scope));
         let upto = self.shared.flushes.next();
-        self.pending.push_back(Pending { after, from, upto });
+        let pending = Pending { after, from, upto };
+        if matches!(after, After::Unlock { .. }) && self.is_ready(&pending) {
+            // Before the thread hears of it, so that others get the lock first.
+            self.finish(io, after);
+        } else {
+            self.pending.push_back(pending);
+        }
     }
 
     /// Carries on with one thing that waited. False if there is none.
@@ -144,15 +148,7 @@ impl Engine {
     fn finish(&mut self, io: &mut Io<'_>, after: After) {
         self.each(io, |plugin, cx| plugin.released(cx));
         match after {
-            After::Unlock { thread, lock } => {
-                self.unlocked(io, thread, lock);
-                let result = match self.words.remove(&thread) {
-                    Some(Word { state: WordState::Unlocking { before }, .. }) => OpResult::Value(before),
-                    Some(_) => unreachable!("a word is unlocked after its operation"),
-                    None => OpResult::Ok,
-                };
-                self.done(io, thread, result);
-            }
+            After::Unlock { lock } => self.unlocked(io, lock),
             After::Wait { thread, lock, cond } => self.cond_wait(io, thread, lock, cond),
             After::Fence { thread } => self.done(io, thread, OpResult::Ok),
             After::Arrive => self.arrive(io),
@@ -219,8 +215,8 @@ impl Engine {
             cx.mem.store(word.page, &diff);
         }
         let lock = word_lock(word.page, word.offset);
-        self.words.insert(thread, Word { state: WordState::Unlocking { before }, ..word });
-        self.unlock(io, thread, lock);
+        self.words.remove(&thread);
+        self.unlock(io, thread, lock, OpResult::Value(before));
         true
     }
 

@@ -160,7 +160,7 @@ impl SharedConfig {
     }
 
     /// The place in the run from whatever launcher started this process ([`Place::detect`]); the rest from
-    /// `RAMPOOL_PROTOCOL` (sc, lrc, hlrc, aurc, ibec), `RAMPOOL_TRANSPORT` (tcp, udp), `RAMPOOL_KEY_FILE`, `RAMPOOL_ENCRYPTION`,
+    /// `RAMPOOL_PROTOCOL` (sc, lrc, hlrc, aurc, ibec, auto), `RAMPOOL_TRANSPORT` (tcp, udp), `RAMPOOL_KEY_FILE`, `RAMPOOL_ENCRYPTION`,
     /// `RAMPOOL_SHARED_BASE` (hexadecimal), `RAMPOOL_SHARED_RANGE` (bytes, such as 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none),
     /// `RAMPOOL_SHARED_LOCAL` (bytes), `RAMPOOL_SHARED_SERVERS` (as for `rampool run --server`), `RAMPOOL_SHARED_MEMORY` (bytes to lease for each rank),
     /// `RAMPOOL_SILENCE_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_SHARED_USER_FAULTS` (1) and `RAMPOOL_DROP_PERCENT`.
@@ -172,7 +172,7 @@ impl SharedConfig {
         let mut config = Self::new(place.rank, place.ranks, place.rendezvous.as_deref().unwrap_or_default());
         config.run = place.run;
         config.spin = default_spin(place.local_ranks.unwrap_or(1));
-        if let Some(kind) = setting("RAMPOOL_PROTOCOL", "sc, lrc, hlrc, aurc or ibec", ProtocolKind::from_name)? {
+        if let Some(kind) = setting("RAMPOOL_PROTOCOL", "sc, lrc, hlrc, aurc, ibec or auto", ProtocolKind::from_name)? {
             config.protocol = kind;
         }
         let transport = |name: &str| [Transport::Tcp, Transport::Udp].into_iter().find(|kind| kind.name() == name);

@@ -142,7 +142,7 @@ pub(super) struct Host {
     turn: u32,
     stopped: Option<Reason>,
     leaving: Leaving,
-    /// `aurc`: when to offer idle time next, and how long to wait after that.
+    /// `aurc`, `auto`: when to offer idle time next, and how long to wait after that.
     offer: Option<(Instant, Duration)>,
     /// The service thread has to look again: something was left to do, or is due before it looks by itself.
     needs_service: bool,
@@ -197,7 +197,7 @@ impl Default for Plan {
     }
 }
 
-/// Idle time is offered at most this often, and at least (for `aurc`).
+/// Idle time is offered at most this often, and at least (for `aurc` and `auto`).
 const OFFER_LEAST: Duration = Duration::from_millis(1);
 const OFFER_MOST: Duration = Duration::from_millis(64);
 const OFFER_BYTES: u32 = 16 << 10;
@@ -887,7 +887,7 @@ impl Host {
             self.stop(&why);
             return false;
         }
-        if region.protocol == ProtocolKind::Aurc && self.offer.is_none() {
+        if matches!(region.protocol, ProtocolKind::Aurc | ProtocolKind::Auto) && self.offer.is_none() {
             self.offer = Some((Instant::now(), OFFER_LEAST));
             self.needs_service = true;
         }

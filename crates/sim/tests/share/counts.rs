@@ -3,7 +3,7 @@
 use rampool_proto::share::{BarrierId, BarrierKind, LockPath, Managers, ProtocolKind, Rank};
 use rampool_sim::share::{Op, Report, Setup};
 
-use crate::{lock, run, several, unlock};
+use crate::{barrier, lock, run, several, unlock};
 
 fn quiet(protocol: ProtocolKind, ranks: Vec<Vec<Vec<Op>>>) -> Setup {
     let mut setup = Setup::new(1, protocol, 8, 64, several(ranks));
@@ -123,4 +123,66 @@ fn streaming_leaves_less_for_the_release() {
     setup.idle = 60;
     let report = report(setup);
     assert!(report.stats.streamed_bytes > 0, "{:?}", report.stats);
+}
+
+/// How often messages of these kinds were sent.
+fn sent(report: &Report, kinds: &[&str]) -> u64 {
+    kinds.iter().filter_map(|kind| report.messages.get(kind)).map(|&(messages, _)| messages).sum()
+}
+
+const REQUESTS: &[&str] = &["get page", "get pages"];
+
+#[test]
+fn auto_sends_readers_what_they_would_ask_for() {
+    let of = |protocol| report(quiet(protocol, strips(BarrierKind::KeepReadWrite)));
+    let (auto, hlrc) = (of(ProtocolKind::Auto), of(ProtocolKind::Hlrc));
+    assert!(sent(&auto, &["push"]) > 0 && sent(&hlrc, &["push"]) == 0, "{:?}", auto.messages);
+    assert!(sent(&auto, REQUESTS) * 3 < sent(&hlrc, REQUESTS) * 2, "{:?} against {:?}", auto.messages, hlrc.messages);
+}
+
+#[test]
+fn auto_gives_pages_along_with_the_lock_that_guards_them() {
+    let of = |protocol| {
+        // Long enough outside for the other to get its turn.
+        let turn = [lock(1), Op::Add { at: 0, len: 4, value: 1 }, unlock(1), Op::Compute { ticks: 2000 }];
+        let mut setup = quiet(protocol, vec![vec![turn.repeat(40)], vec![turn.repeat(40)]]);
+        setup.lock_path = Some(LockPath::Forward);
+        setup.tuning.hot_after = 255;
+        report(setup)
+    };
+    let (auto, hlrc) = (of(ProtocolKind::Auto), of(ProtocolKind::Hlrc));
+    assert!(sent(&hlrc, REQUESTS) > 20, "{:?}", hlrc.messages);
+    assert!(sent(&auto, REQUESTS) < 6, "{:?}", auto.messages);
+    assert!(auto.stats.write_faults + 30 < hlrc.stats.write_faults, "{:?} against {:?}", auto.stats, hlrc.stats);
+}
+
+#[test]
+fn auto_gives_pages_to_their_single_writers_at_any_barrier() {
+    let of = |protocol| report(quiet(protocol, strips(BarrierKind::Normal))).stats;
+    let (auto, hlrc) = (of(ProtocolKind::Auto), of(ProtocolKind::Hlrc));
+    assert!(auto.homes_gained > 0 && hlrc.homes_gained == 0);
+    assert!(auto.diffs * 2 < hlrc.diffs, "{auto:?} against {hlrc:?}");
+}
+
+#[test]
+fn auto_streams_pages_that_change_a_lot() {
+    // Two writers in turns, so that neither becomes the page's owner; the home is a third.
+    let writer = |own: u32| {
+        let round = |number: u32| {
+            let value = u8::try_from(number + 1).expect("few rounds");
+            let write = Op::Write { at: 0, len: 64, value };
+            let mut ops = if number % 2 == own { vec![write, Op::Compute { ticks: 200 }] } else { Vec::new() };
+            ops.push(barrier(number));
+            ops
+        };
+        vec![(0..12).flat_map(round).collect::<Vec<Op>>()]
+    };
+    let idle = vec![(0..12).map(barrier).collect::<Vec<Op>>()];
+    let of = |protocol| {
+        let mut setup = quiet(protocol, vec![idle.clone(), writer(0), writer(1)]);
+        setup.idle = 30;
+        report(setup).stats
+    };
+    assert!(of(ProtocolKind::Auto).streamed_bytes > 0);
+    assert_eq!(of(ProtocolKind::Hlrc).streamed_bytes, 0);
 }

@@ -21,7 +21,7 @@ fn is_test(name: &str) -> bool {
 fn every_row_of_every_protocols_table_names_tests_that_exist() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/shared");
     let mut rows = 0;
-    for protocol in ["sc", "lrc", "hlrc", "aurc", "ibec"] {
+    for protocol in ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"] {
         let text = std::fs::read_to_string(folder.join(format!("{protocol}.md"))).unwrap();
         let table = text.lines().filter(|line| line.starts_with('|')).skip(2);
         for row in table {

@@ -109,7 +109,7 @@ fn root() -> Engine {
 /// A rank brings another protocol's payload. Whether it comes before this rank's own or after it, the liar is named and the engine does not take it for its own doing.
 #[test]
 fn a_lie_that_is_brought_to_a_barrier_ends_the_run_and_names_the_liar() {
-    let lie = Part { protocol: ProtocolKind::Lrc, payload: Payload::Homed { records: Vec::new(), upto: Vec::new() } };
+    let lie = Part { protocol: ProtocolKind::Lrc, payload: Payload::Homed { records: Vec::new(), upto: Vec::new(), riding: Vec::new() } };
     let (barrier, kind) = (BarrierId(1), BarrierKind::Normal);
     let arrival = Body::BarrierArrive { barrier, kind, rank: Rank(1), moves: Moves::default(), parts: vec![lie] };
     let message = Message { epoch: 0, body: arrival };

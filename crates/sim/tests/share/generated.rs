@@ -39,6 +39,11 @@ fn aurc_conforms() {
 }
 
 #[test]
+fn auto_conforms() {
+    conforms(ProtocolKind::Auto);
+}
+
+#[test]
 fn ibec_conforms() {
     conforms(ProtocolKind::Ibec);
 }
@@ -145,8 +150,8 @@ fn racy_script(random: &mut Rng) -> Vec<Op> {
 #[test]
 fn regions_of_all_protocols_live_side_by_side() {
     for seed in 0..30 * effort() {
-        // Locks carry payloads of five protocols; ibec's rules hold for all objects, so hand-over is left out.
-        let mut setup = generate(seed, ProtocolKind::Ibec, &Shape { pages: (5, 5), ..Shape::small(ProtocolKind::Ibec) });
+        // Locks carry payloads of all protocols; ibec's rules hold for all objects, so hand-over is left out.
+        let mut setup = generate(seed, ProtocolKind::Ibec, &Shape { pages: (6, 6), ..Shape::small(ProtocolKind::Ibec) });
         setup.regions = ProtocolKind::ALL.into_iter().map(|protocol| (1, protocol)).collect();
         setup.idle = 20;
         if let Err(failure) = run(setup) {

@@ -52,6 +52,8 @@ caught! {
     hlrc_that_takes_a_page_older_than_a_notice_is_caught: Hlrc, Need, 3000;
     hlrc_that_believes_whatever_comes_ahead_is_caught: Hlrc, Ahead, 1500;
     aurc_that_believes_whatever_comes_ahead_is_caught: Aurc, Ahead, 1500;
+    auto_that_takes_a_page_without_its_own_diff_is_caught: Auto, Early, 3000;
+    auto_that_believes_what_a_former_home_told_is_caught: Auto, Moved, 600;
     hlrc_whose_home_forgets_what_it_handed_out_is_caught: Hlrc, Handed, 1500;
     lrc_that_hands_out_open_intervals_is_caught: Lrc, Cut, 200;
     lrc_that_orders_diffs_by_their_last_interval_is_caught: Lrc, First, 3000;
@@ -113,6 +115,26 @@ fn hlrc_whose_old_home_hands_out_what_is_not_released_is_caught() {
 }
 
 #[test]
+fn hlrc_whose_home_hands_out_two_copies_that_differ_is_caught() {
+    // The home's page is hot: it stays writable when it is handed out. One reader gets it as it was and is in the end, another as it is for a moment.
+    let home = |number: u32| {
+        let mut ops = vec![Op::Add { at: 1, len: 1, value: 1 }, barrier(2 * number)];
+        ops.extend(there_and_back(0));
+        ops.extend([barrier(2 * number + 1), read(0)]);
+        ops
+    };
+    let reader = |rank: u64| {
+        let epoch = move |number: u32| {
+            let later = Op::Compute { ticks: 1 + 40 * (rank + u64::from(number)) % 160 };
+            [barrier(2 * number), later, read(8), barrier(2 * number + 1), read(0)]
+        };
+        vec![(0..12).flat_map(epoch).collect::<Vec<Op>>()]
+    };
+    let program = [vec![(0..12).flat_map(home).collect::<Vec<Op>>()], reader(1), reader(2), reader(3)];
+    is_needed(ProtocolKind::Hlrc, Rule::HandedTwice, &program, 60);
+}
+
+#[test]
 fn ibec_whose_twins_keep_what_was_only_there_for_a_moment_is_caught() {
     let (x, y) = (0, 1);
     let moment = Op::Compute { ticks: 150 };
@@ -126,7 +148,7 @@ fn ibec_whose_twins_keep_what_was_only_there_for_a_moment_is_caught() {
 
 #[test]
 fn every_rule_is_left_out_by_some_test() {
-    let directed = [Rule::Released, Rule::Transient];
+    let directed = [Rule::Released, Rule::Transient, Rule::HandedTwice];
     for rule in Rule::ALL {
         assert!(CAUGHT.contains(&rule) || directed.contains(&rule), "nothing leaves {rule:?} out");
     }

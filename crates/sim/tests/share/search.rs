@@ -21,7 +21,7 @@ fn threads_hold_in_every_order(name: &str, protocol: ProtocolKind, scripts: &[Ve
             let mut setup = Setup::new(0, protocol, 2, 8, scripts.to_vec());
             setup.lock_path = Some(path);
             setup.homes = Homes::At(home);
-            let idles = u8::from(protocol == ProtocolKind::Aurc);
+            let idles = u8::from(matches!(protocol, ProtocolKind::Aurc | ProtocolKind::Auto));
             match explore(&setup, idles, MOST_STATES) {
                 Ok(explored) => {
                     assert!(explored.complete && explored.ends > 0, "{name}, {}: not searched to the end: {explored:?}", protocol.name())

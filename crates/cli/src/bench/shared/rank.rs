@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rampool::shared::{AllocOptions, Homes, Rank, Region, Shared};
+use rampool::shared::{AllocOptions, Homes, LockPath, Managers, Rank, Region, Shared, SharedConfig};
 use rampool_sys::thread::{allowed_cpus, pin_to_cpu};
 
 use super::Samples;
@@ -41,7 +41,13 @@ pub fn run(args: &Args) -> Result<i32> {
     if cpus.len() > 1 {
         pin_to_cpu(cpus[rank % cpus.len()]).map_err(std::io::Error::from_raw_os_error)?;
     }
-    let shared = Shared::join_from_env()?;
+    let mut config = SharedConfig::from_env()?;
+    match (args.experiment.as_str(), &args.sizes[..]) {
+        ("eight-locks", &[_, 0]) => config.managers = Managers::At(Rank(0)),
+        ("one-lock", &[_, path]) => config.lock_path = Some(if path == 0 { LockPath::Forward } else { LockPath::Central }),
+        _ => {}
+    }
+    let shared = Shared::join(config)?;
     let raw = (shared.rank() == 0).then(|| RawStream::connect(&args.raw, shared.config().spin)).transpose()?;
     let mut bench = Bench { shared, raw, samples: BTreeMap::new() };
     match (args.experiment.as_str(), &args.sizes[..]) {
@@ -50,6 +56,9 @@ pub fn run(args: &Args) -> Result<i32> {
         ("dirty", &[pages, count, rounds]) => bench.dirty(pages, count, rounds)?,
         ("lock", &[count, rounds]) => bench.locks(count, rounds)?,
         ("stream", &[mib, rounds, page_bytes]) => bench.stream(mib, rounds, page_bytes)?,
+        ("eight-locks", &[turns, spread]) => bench.eight_locks(turns, spread == 1)?,
+        ("one-lock", &[count, _]) => bench.one_lock(count)?,
+        ("strips", &[sweeps, rounds, keep]) => bench.strips(sweeps, rounds, keep == 1)?,
         (other, sizes) => bail!("there is no experiment {other} with {} sizes", sizes.len()),
     }
     bench.shared.barrier(99)?;
@@ -223,6 +232,100 @@ impl Bench {
                     self.add("messages", messages as f64 / count as f64);
                     self.raw(count, 64)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// S5, table 3: eight ranks count under eight locks, each of which two ranks take in turns.
+    fn eight_locks(&mut self, turns: usize, spread: bool) -> Result<()> {
+        let homes = if spread { Homes::Cyclic } else { Homes::At(Rank(0)) };
+        let ranks = usize::from(self.shared.ranks());
+        let (counters, sums) =
+            (self.shared.alloc(ranks * PAGE, AllocOptions::new().homes(homes))?, self.shared.alloc(2 * ranks * PAGE, AllocOptions::new())?);
+        let me = usize::from(self.shared.rank());
+        self.shared.barrier(1)?;
+        self.shared.start_measuring();
+        for turn in 0..2 * turns {
+            let lock = (me + turn % 2) % ranks;
+            self.shared.lock(lock as u64)?;
+            let at = lock * PAGE / 8;
+            write(counters, at, read(counters, at) + 1);
+            self.shared.unlock(lock as u64)?;
+        }
+        self.shared.barrier(2)?;
+        let sent = self.shared.stats().sent;
+        for (which, total) in
+            [sent.values().map(|kind| kind.messages).sum::<u64>(), sent.values().map(|kind| kind.bytes).sum()].into_iter().enumerate()
+        {
+            write(sums, (2 * me + which) * PAGE / 8, total);
+        }
+        self.shared.barrier(3)?;
+        if me == 0 {
+            for lock in 0..ranks {
+                let count = read(counters, lock * PAGE / 8);
+                ensure!(count == 2 * turns as u64, "WRONG CONTENT: lock {lock} has counted {count}");
+            }
+            for (which, name) in ["messages", "bytes"].into_iter().enumerate() {
+                let total: u64 = (0..ranks).map(|rank| read(sums, (2 * rank + which) * PAGE / 8)).sum();
+                self.add(name, total as f64);
+            }
+        }
+        Ok(())
+    }
+
+    /// S5, figure 1: ranks count under one lock; the time of a critical section.
+    fn one_lock(&mut self, count: usize) -> Result<()> {
+        let counter = self.shared.alloc(PAGE, AllocOptions::new().homes(Homes::At(Rank(0))))?;
+        self.shared.barrier(1)?;
+        let began = Instant::now();
+        for _ in 0..count {
+            self.shared.lock(1)?;
+            write(counter, 0, read(counter, 0) + 1);
+            self.shared.unlock(1)?;
+        }
+        self.shared.barrier(2)?;
+        let took = us(began.elapsed());
+        if self.shared.rank() == 0 {
+            let counted = read(counter, 0);
+            ensure!(counted == (count * usize::from(self.shared.ranks())) as u64, "WRONG CONTENT: {counted} critical sections");
+            self.add("section", took / count as f64);
+        }
+        Ok(())
+    }
+
+    /// S5, figure 5: each rank writes its rows and reads its neighbours' nearest, between barriers of either kind; pages are dealt out in turn.
+    fn strips(&mut self, sweeps: usize, rounds: usize, keep: bool) -> Result<()> {
+        const ROWS: usize = 128;
+        const ROW_WORDS: usize = 1536;
+        let ranks = usize::from(self.shared.ranks());
+        let region = self.shared.alloc(ranks * ROWS * ROW_WORDS * 8, AllocOptions::new().homes(Homes::Cyclic))?;
+        let me = usize::from(self.shared.rank());
+        let meet = |shared: &Shared| if keep { shared.barrier_keep(1) } else { shared.barrier(1) };
+        // The first round finds out whose pages they are.
+        for round in 0..=rounds {
+            meet(&self.shared)?;
+            self.shared.start_measuring();
+            for sweep in 0..sweeps {
+                let value = word(SEED, (round * sweeps + sweep) as u64);
+                for row in me * ROWS..(me + 1) * ROWS {
+                    for at in (0..ROW_WORDS).step_by(8) {
+                        write(region, row * ROW_WORDS + at, value);
+                    }
+                }
+                meet(&self.shared)?;
+                let next = (me + 1) % ranks * ROWS;
+                for at in (0..ROW_WORDS).step_by(8) {
+                    let found = read(region, next * ROW_WORDS + at);
+                    ensure!(found == value, "WRONG CONTENT: word {at} of row {next} is {found:#x}");
+                }
+                meet(&self.shared)?;
+            }
+            let stats = self.shared.stats();
+            if me == 0 && round > 0 {
+                let waited = stats.read_fault_wait + stats.write_fault_wait + stats.barrier_wait;
+                self.add("faults", us(stats.write_fault_wait) / 1e3);
+                self.add("overhead", us(waited) / 1e3);
             }
         }
         Ok(())

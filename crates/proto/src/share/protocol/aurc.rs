@@ -15,7 +15,7 @@ use super::{Cx, Protocol, Scope, take_pages};
 use crate::share::engine::Shared;
 use crate::share::message::{Info, PageDiff, Payload};
 use crate::share::rule::Rule;
-use crate::share::{Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank, ThreadId};
+use crate::share::{BarrierKind, Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank, ThreadId};
 use crate::units::{Extent, PageIndex};
 
 /// The longest pause of a page that changes all the time, in rounds.
@@ -37,14 +37,15 @@ struct Pause {
 }
 
 impl Aurc {
-    pub fn new() -> Self {
-        Self { base: Hlrc::of_kind(ProtocolKind::Aurc), cursor: PageIndex(0), pauses: BTreeMap::new() }
+    /// `Aurc` streams every page that is written, `Auto` those in the mode for it.
+    pub fn of_kind(kind: ProtocolKind) -> Self {
+        Self { base: Hlrc::of_kind(kind), cursor: PageIndex(0), pauses: BTreeMap::new() }
     }
 
     /// Whether the page's turn has come.
     fn is_due(&mut self, page: PageIndex) -> bool {
         let copy = &self.base.copies[&page];
-        if !copy.valid || copy.access != Protection::ReadWrite || copy.fetch.is_some() {
+        if !copy.valid || copy.access != Protection::ReadWrite || copy.fetch.is_some() || !self.base.streams(copy) {
             return false;
         }
         let pause = self.pauses.entry(page).or_insert(Pause { period: 1, left: 0 });
@@ -125,8 +126,8 @@ impl Protocol for Aurc {
         self.base.released(cx);
     }
 
-    fn grant(&mut self, cx: &mut Cx<'_>, lock: LockId, info: Option<&Info>) -> Checked<Payload> {
-        self.base.grant(cx, lock, info)
+    fn grant(&mut self, cx: &mut Cx<'_>, lock: LockId, to: Rank, info: Option<&Info>) -> Checked<Payload> {
+        self.base.grant(cx, lock, to, info)
     }
 
     fn update(&mut self, cx: &mut Cx<'_>, lock: LockId, manager: Rank) -> Payload {
@@ -153,8 +154,8 @@ impl Protocol for Aurc {
         self.base.merge(into, from)
     }
 
-    fn kept(&self, cx: &Cx<'_>, total: &Payload) -> Vec<(PageIndex, Rank)> {
-        self.base.kept(cx, total)
+    fn kept(&mut self, cx: &Cx<'_>, kind: BarrierKind, total: &Payload) -> Vec<(PageIndex, Rank)> {
+        self.base.kept(cx, kind, total)
     }
 
     fn depart(&mut self, cx: &mut Cx<'_>, total: &Payload) -> Checked {

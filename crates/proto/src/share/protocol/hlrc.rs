@@ -15,7 +15,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+mod modes;
+
 use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
+use crate::share::adapt::{Mode, Record, Singles};
 use crate::share::ahead::{Habit, Streams};
 use crate::share::engine::Shared;
 use crate::share::home::{HomePage, patched};
@@ -23,7 +26,7 @@ use crate::share::interval::{IntervalId, Intervals, VectorTime};
 use crate::share::message::{Advance, Info, PageCopy, PageDiff, Payload};
 use crate::share::notice::{Notice, NoticeRuns, Notices};
 use crate::share::rule::Rule;
-use crate::share::{Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank, ThreadId};
+use crate::share::{BarrierKind, Body, Checked, Diff, LockId, LockMode, Protection, ProtocolKind, Rank, ThreadId};
 use crate::units::{Extent, PageIndex};
 
 #[derive(Clone, Hash, Debug)]
@@ -51,6 +54,14 @@ pub(crate) struct Hlrc {
     ahead: u32,
     /// Pages whose home this rank was before the last barrier. The new home may still ask for them.
     lent: BTreeSet<PageIndex>,
+    /// auto: what this rank has seen of the pages that it is home of.
+    records: BTreeMap<PageIndex, Record>,
+    /// auto, at the root of the barrier: who writes what alone.
+    singles: Singles,
+    /// auto: pages to send when the epoch begins, and to whom.
+    pushes: BTreeMap<PageIndex, Vec<Rank>>,
+    /// auto: pages that their homes are sending.
+    expected: BTreeSet<PageIndex>,
 }
 
 /// A page at a rank that is not its home.
@@ -64,6 +75,13 @@ pub(super) struct Copy {
     /// The page as of the last time its changes were on their way home.
     pub twin: Option<Arc<[u8]>>,
     pub fetch: Option<Fetch>,
+    /// auto: as its home has told.
+    pub mode: Mode,
+    /// auto: the home sends it when it has changed and a barrier ends.
+    pushed: bool,
+    /// Own diffs that the home has not acknowledged, and the version that the last one made.
+    flying: u32,
+    own: u32,
     habit: Habit,
     /// Intervals in which it was written.
     heat: u8,
@@ -78,6 +96,8 @@ pub(super) struct Fetch {
     write: bool,
     /// A thread waits for it.
     waited: bool,
+    /// A barrier has ended since it was asked for: what the answer tells about the page's mode may be of before.
+    crossed: bool,
 }
 
 impl Copy {
@@ -89,6 +109,10 @@ impl Copy {
             access: Protection::None,
             twin: None,
             fetch: None,
+            mode: Mode::Invalidate,
+            pushed: false,
+            flying: 0,
+            own: 0,
             habit: Habit::default(),
             heat: 0,
             quiet: 0,
@@ -117,6 +141,10 @@ impl Hlrc {
             wanted: Vec::new(),
             ahead: 0,
             lent: BTreeSet::new(),
+            records: BTreeMap::new(),
+            singles: Singles::default(),
+            pushes: BTreeMap::new(),
+            expected: BTreeSet::new(),
         }
     }
 
@@ -148,7 +176,7 @@ impl Hlrc {
     }
 
     fn ask(&mut self, cx: &mut Cx<'_>, page: PageIndex, write: bool) {
-        self.copy(page).fetch = Some(Fetch { restart: false, write, waited: true });
+        self.copy(page).fetch = Some(Fetch { restart: false, write, waited: true, crossed: false });
         let (home, by) = (cx.home(page), cx.me());
         cx.send(home, Body::GetPage { page, by });
     }
@@ -162,7 +190,7 @@ impl Hlrc {
             }
             let copy = self.copy(page);
             if !copy.valid && copy.fetch.is_none() {
-                copy.fetch = Some(Fetch { restart: false, write: false, waited: false });
+                copy.fetch = Some(Fetch { restart: false, write: false, waited: false, crossed: false });
                 by_home.entry(cx.home(page)).or_default().push(page);
             }
         }
@@ -180,7 +208,7 @@ impl Hlrc {
     }
 
     /// What was asked for ahead is here.
-    fn on_pages(&mut self, cx: &mut Cx<'_>, copies: &[PageCopy]) -> Checked {
+    fn on_pages(&mut self, cx: &mut Cx<'_>, from: Rank, copies: &[PageCopy]) -> Checked {
         let Some(ahead) = self.ahead.checked_sub(1) else { return unexpected("pages") };
         self.ahead = ahead;
         if !copies.is_sorted_by(|a, b| a.page < b.page) {
@@ -189,6 +217,7 @@ impl Hlrc {
         let mut ready = Vec::with_capacity(copies.len());
         for got in copies {
             let Some(fetch) = self.copies.get(&got.page).and_then(|copy| copy.fetch) else { return unexpected("page among others") };
+            self.told(cx, from, got, fetch.crossed);
             let copy = self.copy(got.page);
             let refused = cx.keep(Rule::Ahead) && (fetch.restart || got.version < copy.need);
             if refused && fetch.waited {
@@ -206,23 +235,19 @@ impl Hlrc {
                 ready.push((got.page, &*got.bytes, fetch.waited));
             }
         }
-        cx.shared.stats.pages_fetched += ready.len() as u64;
-        let pages: Vec<_> = ready.iter().map(|&(page, bytes, _)| (page, bytes)).collect();
-        cx.mem.install_all(&pages, Protection::Read);
-        for (page, _, _) in ready.into_iter().filter(|&(_, _, waited)| waited) {
-            cx.retry(page);
-        }
+        install_all(cx, &ready);
         Ok(())
     }
 
     /// The home's copy is here.
-    fn on_page(&mut self, cx: &mut Cx<'_>, got: &PageCopy) -> Checked {
+    fn on_page(&mut self, cx: &mut Cx<'_>, from: Rank, got: &PageCopy) -> Checked {
         let page = got.page;
         if cx.is_home(page) {
             // It was asked for before this rank became the home.
             return Ok(());
         }
         let Some(fetch) = self.copy(page).fetch else { return unexpected("page") };
+        self.told(cx, from, got, fetch.crossed);
         let copy = self.copy(page);
         let late = (fetch.restart && cx.keep(Rule::Restart)) || (got.version < copy.need && cx.keep(Rule::Need));
         if late {
@@ -328,7 +353,12 @@ impl Hlrc {
                     cx.send(home, body.clone());
                     return Ok(());
                 }
-                let copy = self.hand_out(cx, *page);
+                let mut copy = self.hand_out(cx, *page);
+                if self.adapts() {
+                    let record = self.records.entry(*page).or_default();
+                    record.missed(*by);
+                    copy.mode = record.mode_for(*by);
+                }
                 cx.send(*by, Body::Page { copy });
             }
             Body::GetPages { .. } => {
@@ -336,22 +366,20 @@ impl Hlrc {
                 if pages.len() > MOST_AT_ONCE || !pages.is_sorted_by(|a, b| a < b) || !pages.iter().all(mine) {
                     return unexpected("request for several pages");
                 }
-                let open: Vec<PageIndex> = pages.iter().copied().filter(|&page| self.home(page).close(cx)).collect();
-                cx.protect_all(open, Protection::Read);
-                let copies = pages.into_iter().map(|page| self.hand_out(cx, page)).collect();
+                let copies = self.hand_out_all(cx, &pages, from);
                 cx.send(from, Body::Pages { copies });
             }
-            Body::Flush { flush, diffs, fences, .. } => {
+            Body::Flush { flush, under, diffs, fences, .. } => {
                 if !pages.iter().all(|&page| cx.is_home(page)) {
                     return unexpected("diff for another home");
                 }
                 let mut pages = Vec::with_capacity(diffs.len() + fences.len());
                 for PageDiff { page, diff } in diffs {
-                    pages.push(self.apply(cx, *page, diff));
+                    pages.push(self.apply(cx, *page, diff, from, *under));
                 }
                 let nothing = Diff::default();
                 for &page in fences {
-                    pages.push(self.apply(cx, page, &nothing));
+                    pages.push(self.apply(cx, page, &nothing, from, *under));
                 }
                 cx.send(from, Body::FlushAck { protocol: self.kind, flush: *flush, pages });
             }
@@ -381,11 +409,31 @@ impl Hlrc {
         copy
     }
 
-    fn apply(&mut self, cx: &mut Cx<'_>, page: PageIndex, diff: &Diff) -> Advance {
+    /// Copies of these pages (ascending) for one rank.
+    fn hand_out_all(&mut self, cx: &mut Cx<'_>, pages: &[PageIndex], to: Rank) -> Vec<PageCopy> {
+        let open: Vec<PageIndex> = pages.iter().copied().filter(|&page| self.home(page).close(cx)).collect();
+        cx.protect_all(open, Protection::Read);
+        let one = |&page: &PageIndex| {
+            let mut copy = self.hand_out(cx, page);
+            if let Some(record) = self.records.get_mut(&page) {
+                record.handed(to);
+                copy.mode = record.mode_for(to);
+            }
+            copy
+        };
+        pages.iter().map(one).collect()
+    }
+
+    fn apply(&mut self, cx: &mut Cx<'_>, page: PageIndex, diff: &Diff, from: Rank, under: Option<LockId>) -> Advance {
         let home = self.home(page);
-        let advance = home.apply(cx, page, diff);
+        let mut advance = home.apply(cx, page, diff);
         if home.dirty {
             self.dirty_homes.insert(page);
+        }
+        if self.adapts() {
+            let record = self.records.entry(page).or_default();
+            record.released(from, under, is_large(diff, cx.page_bytes(page)));
+            advance.mode = record.mode();
         }
         advance
     }
@@ -393,12 +441,13 @@ impl Hlrc {
     fn on_flushed(&mut self, cx: &mut Cx<'_>, flush: u64, pages: &[Advance]) -> Checked {
         cx.end_flush(flush)?;
         let me = cx.me();
-        for &Advance { page, before, after } in pages {
+        for &Advance { page, before, after, mode } in pages {
             self.fresh.add(page, Notice { version: after, writer: Some(me) });
-            if let Some(copy) = self.copies.get_mut(&page)
-                && copy.valid
-                && copy.version == before
-            {
+            let Some(copy) = self.copies.get_mut(&page) else { continue };
+            copy.flying = copy.flying.saturating_sub(1);
+            copy.own = copy.own.max(after);
+            copy.mode = mode;
+            if copy.valid && copy.version == before {
                 copy.version = after;
             }
         }
@@ -445,6 +494,12 @@ impl Hlrc {
             }
         }
         self.invalidate(cx, news.iter());
+        Ok(())
+    }
+
+    /// What was written before the barrier is known to all.
+    fn restart(&mut self) -> Checked {
+        self.intervals.restart();
         Ok(())
     }
 
@@ -511,8 +566,9 @@ impl Protocol for Hlrc {
     fn receive(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked {
         match body {
             Body::GetPage { .. } | Body::GetPages { .. } | Body::Flush { .. } | Body::Update { .. } => self.at_home(cx, from, body),
-            Body::Page { copy } => self.on_page(cx, copy),
-            Body::Pages { copies } => self.on_pages(cx, copies),
+            Body::Page { copy } => self.on_page(cx, from, copy),
+            Body::Pages { copies } => self.on_pages(cx, from, copies),
+            Body::Push { copies } => self.on_push(cx, from, copies),
             Body::FlushAck { flush, pages, .. } => self.on_flushed(cx, *flush, pages),
             Body::HomePull { page, by } => {
                 let (version, twin) = match (self.copies.get(page), self.homes.get(page)) {
@@ -523,7 +579,7 @@ impl Protocol for Hlrc {
                 // Only what is released: a byte that is written and put back before the next release would be in no diff.
                 let released = if cx.keep(Rule::Released) { twin } else { None };
                 let bytes = released.unwrap_or_else(|| cx.snapshot(*page));
-                let copy = PageCopy { page: *page, version, applied: Vec::new(), bytes };
+                let copy = PageCopy { page: *page, version, applied: Vec::new(), mode: Mode::Invalidate, bytes };
                 cx.send(*by, Body::HomeMove { copy });
                 Ok(())
             }
@@ -565,12 +621,19 @@ impl Protocol for Hlrc {
         Info::Time { at: self.intervals.time().into_iter().collect() }
     }
 
-    fn release(&mut self, cx: &mut Cx<'_>, _scope: Scope) {
+    fn release(&mut self, cx: &mut Cx<'_>, scope: Scope) {
         let me = cx.me();
+        let under = match scope {
+            Scope::Lock { lock, mode: LockMode::Exclusive, .. } => Some(lock),
+            _ => None,
+        };
         for page in std::mem::take(&mut self.dirty_homes) {
             let Some(home) = self.homes.get_mut(&page) else { continue };
             if let Some(version) = home.release(cx, page) {
                 self.fresh.add(page, Notice { version, writer: Some(me) });
+                if self.adapts() {
+                    self.records.entry(page).or_default().released(me, under, false);
+                }
             } else if home.handed.is_some() {
                 self.dirty_homes.insert(page);
             }
@@ -586,8 +649,11 @@ impl Protocol for Hlrc {
             by_home.entry(cx.home(page)).or_default().0.push(PageDiff { page, diff });
         }
         for (home, (diffs, fences)) in by_home {
+            for page in diffs.iter().map(|diff| diff.page).chain(fences.iter().copied()) {
+                self.copy(page).flying += 1;
+            }
             let flush = cx.begin_flush();
-            cx.send(home, Body::Flush { protocol: self.kind, flush, diffs, fences });
+            cx.send(home, Body::Flush { protocol: self.kind, flush, under, diffs, fences });
         }
     }
 
@@ -598,30 +664,32 @@ impl Protocol for Hlrc {
         }
     }
 
-    fn grant(&mut self, _cx: &mut Cx<'_>, _lock: LockId, info: Option<&Info>) -> Checked<Payload> {
+    fn grant(&mut self, cx: &mut Cx<'_>, lock: LockId, to: Rank, info: Option<&Info>) -> Checked<Payload> {
         let records = self.intervals.unknown_to(&time_of(info)?);
-        Ok(Payload::Homed { records, upto: Vec::new() })
+        let riding = if self.adapts() { self.riding(cx, lock, to, &records) } else { Vec::new() };
+        Ok(Payload::Homed { records, upto: Vec::new(), riding })
     }
 
     fn update(&mut self, _cx: &mut Cx<'_>, _lock: LockId, manager: Rank) -> Payload {
         let records = self.intervals.news_for(manager);
-        Payload::Homed { records, upto: self.intervals.time().into_iter().collect() }
+        Payload::Homed { records, upto: self.intervals.time().into_iter().collect(), riding: Vec::new() }
     }
 
     fn absorb(&mut self, _cx: &mut Cx<'_>, lock: LockId, payload: &Payload) -> Checked {
-        let Payload::Homed { records, upto } = payload else { return unexpected("payload") };
+        let Payload::Homed { records, upto, .. } = payload else { return unexpected("payload") };
         self.intervals.keep_for_lock(lock, records.clone(), upto);
         Ok(())
     }
 
     fn serve(&mut self, _cx: &mut Cx<'_>, lock: LockId, info: Option<&Info>) -> Checked<Payload> {
         let records = self.intervals.unknown_of_lock(lock, &time_of(info)?);
-        Ok(Payload::Homed { records, upto: Vec::new() })
+        Ok(Payload::Homed { records, upto: Vec::new(), riding: Vec::new() })
     }
 
     fn acquire(&mut self, cx: &mut Cx<'_>, _lock: LockId, payload: &Payload) -> Checked {
-        let Payload::Homed { records, .. } = payload else { return unexpected("payload") };
-        self.learn(cx, records)
+        let Payload::Homed { records, riding, .. } = payload else { return unexpected("payload") };
+        self.learn(cx, records)?;
+        self.on_riding(cx, riding)
     }
 
     fn arrive(&mut self, cx: &mut Cx<'_>) -> Payload {
@@ -639,27 +707,33 @@ impl Protocol for Hlrc {
         merge_changed(into, from)
     }
 
-    fn kept(&self, cx: &Cx<'_>, total: &Payload) -> Vec<(PageIndex, Rank)> {
-        single_writers(cx, total)
+    fn kept(&mut self, cx: &Cx<'_>, kind: BarrierKind, total: &Payload) -> Vec<(PageIndex, Rank)> {
+        let owned = if self.adapts() { self.owned(cx, total) } else { Vec::new() };
+        if kind == BarrierKind::KeepReadWrite { single_writers(cx, total) } else { owned }
     }
 
     fn depart(&mut self, cx: &mut Cx<'_>, total: &Payload) -> Checked {
         match total {
             Payload::Nothing => {}
             Payload::Changed { notices, .. } => {
-                let stale = self.invalidate(cx, Notices::from(notices).iter());
+                let notices = Notices::from(notices);
+                let stale = self.invalidate(cx, notices.iter());
+                if self.adapts() {
+                    self.expect(cx, &notices);
+                    return self.restart();
+                }
                 let habitual = |page: &PageIndex| self.copies.get_mut(page).is_some_and(|copy| copy.habit.changed());
                 self.wanted = stale.into_iter().filter(habitual).collect();
             }
             _ => return unexpected("payload"),
         }
-        self.intervals.restart();
         // Every rank has arrived, so every new home has what it asked for.
         self.lent.clear();
-        Ok(())
+        self.restart()
     }
 
     fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool) {
+        self.forget(cx, page);
         if to == cx.me() {
             let valid = self.copies.get(&page).is_some_and(|copy| copy.valid);
             if valid {
@@ -721,9 +795,14 @@ impl Protocol for Hlrc {
             unlist_pages(listed, pages);
         }
         self.wanted.retain(|&page| !pages.contains(page));
+        take_pages(&mut self.records, pages);
+        take_pages(&mut self.pushes, pages);
+        unlist_pages(&mut self.expected, pages);
+        self.singles.forget(pages);
     }
 
     fn begin_epoch(&mut self, cx: &mut Cx<'_>) {
+        self.push(cx);
         let mut left = cx.shared.tuning.ahead_bytes as usize;
         let fits = |&page: &PageIndex| {
             let rest = left.checked_sub(cx.page_bytes(page));
@@ -735,7 +814,7 @@ impl Protocol for Hlrc {
     }
 
     fn fetches_ahead(&self) -> bool {
-        self.ahead > 0
+        self.ahead > 0 || !self.expected.is_empty()
     }
 
     fn overhead_bytes(&self) -> usize {
@@ -757,6 +836,21 @@ impl Protocol for Hlrc {
             assert!(noticed, "{page}: a shared page is written unnoticed");
         }
     }
+}
+
+/// Makes copies readable that are valid already: the pages, what they hold, and whether a thread waits.
+fn install_all(cx: &mut Cx<'_>, ready: &[(PageIndex, &[u8], bool)]) {
+    cx.shared.stats.pages_fetched += ready.len() as u64;
+    let pages: Vec<_> = ready.iter().map(|&(page, bytes, _)| (page, bytes)).collect();
+    cx.mem.install_all(&pages, Protection::Read);
+    for &(page, _, _) in ready.iter().filter(|&&(_, _, waited)| waited) {
+        cx.retry(page);
+    }
+}
+
+/// Whether these changes are a large part of a page.
+fn is_large(diff: &Diff, page_bytes: usize) -> bool {
+    diff.len() * 4 >= page_bytes
 }
 
 /// Asked for ahead in one message, at least one page.

@@ -25,13 +25,14 @@ use std::sync::Arc;
 
 use super::hlrc::{merge_changed, single_writers};
 use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
+use crate::share::adapt::Mode;
 use crate::share::engine::Shared;
 use crate::share::home::HomePage;
 use crate::share::message::{Info, PageCopy, PageDiff, PageRuns, Payload, Stamp};
 use crate::share::notice::{Notice, Notices};
 use crate::share::overlay::Overlay;
 use crate::share::rule::Rule;
-use crate::share::{Body, Checked, Diff, LockId, LockMode, Protection, ProtocolKind, Rank, ThreadId};
+use crate::share::{BarrierKind, Body, Checked, Diff, LockId, LockMode, Protection, ProtocolKind, Rank, ThreadId};
 use crate::units::{Extent, PageIndex};
 
 /// A thread that holds a lock.
@@ -331,7 +332,7 @@ impl Protocol for Ibec {
                 Ok(())
             }
             Body::HomePull { page, by } => {
-                let copy = PageCopy { page: *page, version: 0, applied: Vec::new(), bytes: cx.snapshot(*page) };
+                let copy = PageCopy { page: *page, version: 0, applied: Vec::new(), mode: Mode::Invalidate, bytes: cx.snapshot(*page) };
                 let copy = self.as_of_barrier(*page, copy);
                 cx.send(*by, Body::HomeMove { copy });
                 Ok(())
@@ -412,7 +413,7 @@ impl Protocol for Ibec {
         }
     }
 
-    fn grant(&mut self, _cx: &mut Cx<'_>, lock: LockId, _info: Option<&Info>) -> Checked<Payload> {
+    fn grant(&mut self, _cx: &mut Cx<'_>, lock: LockId, _to: Rank, _info: Option<&Info>) -> Checked<Payload> {
         let updates = self.history.get(&lock).cloned().unwrap_or_default();
         Ok(if updates.is_empty() { Payload::Nothing } else { Payload::History { updates } })
     }
@@ -525,8 +526,8 @@ impl Protocol for Ibec {
         if notices.is_empty() { Payload::Nothing } else { Payload::Changed { notices: notices.runs(), logged: true } }
     }
 
-    fn kept(&self, cx: &Cx<'_>, total: &Payload) -> Vec<(PageIndex, Rank)> {
-        single_writers(cx, total)
+    fn kept(&mut self, cx: &Cx<'_>, kind: BarrierKind, total: &Payload) -> Vec<(PageIndex, Rank)> {
+        if kind == BarrierKind::KeepReadWrite { single_writers(cx, total) } else { Vec::new() }
     }
 
     fn depart(&mut self, cx: &mut Cx<'_>, total: &Payload) -> Checked {

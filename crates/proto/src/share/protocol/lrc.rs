@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use super::hlrc::time_of;
 use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
+use crate::share::adapt::Mode;
 use crate::share::engine::Shared;
 use crate::share::interval::{IntervalId, Intervals};
 use crate::share::message::{Info, IntervalDiff, LazyRecord, PageCopy, Payload};
@@ -332,7 +333,7 @@ impl Lrc {
             self.finalise_for_copy(cx, page);
         }
         let applied = self.pages[&page].applied.iter().map(|(&rank, &at)| (rank, at)).collect();
-        PageCopy { page, version: 0, applied, bytes: cx.snapshot(page) }
+        PageCopy { page, version: 0, applied, mode: Mode::Invalidate, bytes: cx.snapshot(page) }
     }
 
     /// A later diff must not span the moment of the copy: it would take other writers' bytes back.
@@ -464,7 +465,7 @@ impl Protocol for Lrc {
         }
     }
 
-    fn grant(&mut self, cx: &mut Cx<'_>, _lock: LockId, info: Option<&Info>) -> Checked<Payload> {
+    fn grant(&mut self, cx: &mut Cx<'_>, _lock: LockId, _to: Rank, info: Option<&Info>) -> Checked<Payload> {
         self.close(cx);
         let records = self.intervals.unknown_to(&time_of(info)?);
         Ok(Payload::Lazy { records, upto: Vec::new(), collect: false })

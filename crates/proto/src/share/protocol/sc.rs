@@ -381,7 +381,7 @@ impl Protocol for Sc {
             let flush = self.next_forgetting;
             self.next_forgetting += 1;
             self.forgetting.insert(flush);
-            cx.send(home, Body::Flush { protocol: ProtocolKind::Sc, flush, diffs: Vec::new(), fences });
+            cx.send(home, Body::Flush { protocol: ProtocolKind::Sc, flush, diffs: Vec::new(), fences, under: None });
         }
     }
 

@@ -246,14 +246,15 @@ impl Engine {
         let (_, _, kind) = self.barrier.name.expect("a thread named it");
         let parts = std::mem::take(&mut self.barrier.total);
         let mut kept = Vec::new();
-        if kind == BarrierKind::KeepReadWrite {
-            for part in &parts {
-                self.each(io, |plugin, cx| kept.extend(plugin.kept(cx, &part.payload)));
-            }
-            kept.sort_unstable();
-            kept.retain(|&(page, _)| is_used(page));
-            kept.retain(|(page, _)| moves.homes.binary_search_by_key(page, |&(page, _)| page).is_err());
+        for plugin in &mut self.plugins {
+            let of = plugin.kind();
+            let Some(part) = parts.iter().find(|part| part.protocol == of) else { continue };
+            let cx = crate::share::protocol::Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out };
+            kept.extend(plugin.get_mut().kept(&cx, kind, &part.payload));
         }
+        kept.sort_unstable();
+        kept.retain(|&(page, _)| is_used(page));
+        kept.retain(|(page, _)| moves.homes.binary_search_by_key(page, |&(page, _)| page).is_err());
         self.depart(io, &Arc::new(Departure { kind, moves, kept, parts }))
     }
 

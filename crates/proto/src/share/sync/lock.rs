@@ -22,7 +22,8 @@ use crate::share::{Body, Checked, CondId, Io, LockId, LockMode, LockPath, OpErro
 
 /// A lock as a rank that uses it sees it.
 ///
-/// Invariants: a holder implies `have == Exclusive`, readers imply `have == Shared`; `next` and `recall` are never both set.
+/// Invariants: a holder implies `have == Exclusive`, readers imply `have == Shared`; `next` and `recall` are never both set; nothing that is `leaving`
+/// leaves before the writes of every critical section that ended here are available.
 #[derive(Clone, Hash, Debug, Default)]
 pub(crate) struct LockNode {
     have: Have,
@@ -43,6 +44,8 @@ pub(crate) struct LockNode {
     recall: bool,
     /// How often it passed between threads of this rank.
     streak: u8,
+    /// Critical sections that are over here, but whose writes are not all available. Threads of this rank need not wait for that, others do.
+    leaving: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -76,13 +79,20 @@ impl LockNode {
         self.have == Have::Exclusive && self.holder.is_none()
     }
 
+    /// Whether it goes elsewhere as soon as it is free.
+    fn is_wanted_elsewhere(&self) -> bool {
+        self.central || self.next.is_some() || self.recall
+    }
+
     pub fn check(&self, lock: LockId) {
         assert!(self.holder.is_none() || self.have == Have::Exclusive, "{lock} is held but not here");
         assert!(self.readers.is_empty() || self.have == Have::Shared, "{lock} is read but not here");
         assert!(!(self.next.is_some() && self.recall), "{lock} has two successors");
         let front = self.queue.front().map(|&(_, mode)| mode);
-        assert!(!(self.is_free() && front == Some(LockMode::Exclusive)), "{lock} is free and waited for");
-        assert!(!(self.is_free() && (self.next.is_some() || self.recall)), "{lock} is free and wanted elsewhere");
+        if self.is_free() && self.leaving == 0 {
+            assert!(front != Some(LockMode::Exclusive), "{lock} is free and waited for");
+            assert!(self.next.is_none() && !self.recall, "{lock} is free and wanted elsewhere");
+        }
     }
 }
 
@@ -137,12 +147,12 @@ impl Engine {
         }
         let exclusive = mode == LockMode::Exclusive;
         let here = if exclusive {
-            node.is_free() && node.queue.is_empty()
+            node.is_free() && node.queue.is_empty() && (!node.is_wanted_elsewhere() || node.streak < handovers)
         } else {
             node.have == Have::Shared && node.queue.is_empty() && node.snapshot == (mode == LockMode::Snapshot) && node.streak < handovers
         };
         if here {
-            if !exclusive {
+            if !exclusive || node.is_wanted_elsewhere() {
                 node.streak += 1;
             }
             self.shared.stats.local_acquires += 1;
@@ -151,7 +161,7 @@ impl Engine {
             node.queue.push_back((thread, mode));
             self.lock_ask(io, lock);
         } else {
-            let taken = (node.have == Have::Exclusive && node.holder.is_some())
+            let taken = (node.have == Have::Exclusive && (exclusive || node.holder.is_some()))
                 || node.have == Have::Shared
                 || node.asked.is_some()
                 || !node.queue.is_empty();
@@ -208,13 +218,16 @@ impl Engine {
         if !node.is_free() {
             return Ok(());
         }
-        let wanted = node.central || node.next.is_some() || node.recall;
+        let wanted = node.is_wanted_elsewhere();
         if let Some(&(thread, LockMode::Exclusive)) = node.queue.front()
             && (!wanted || node.streak < handovers)
         {
             node.streak = node.streak.saturating_add(1);
             node.queue.pop_front();
             self.lock_take(io, thread, lock, LockMode::Exclusive);
+            return Ok(());
+        }
+        if node.leaving > 0 {
             return Ok(());
         }
         if let Some(ask) = node.next.take() {
@@ -239,7 +252,7 @@ impl Engine {
         node.have = Have::Nothing;
         node.streak = 0;
         let epoch = self.shared.epoch;
-        let parts = match self.make_parts(io, |plugin, cx, kind| plugin.grant(cx, lock, info_of(ask, kind, epoch))) {
+        let parts = match self.make_parts(io, |plugin, cx, kind| plugin.grant(cx, lock, ask.by, info_of(ask, kind, epoch))) {
             Ok(parts) => parts,
             // What the one who asks knows makes no sense. This may be long after it asked.
             Err(violation) => {
@@ -261,8 +274,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins an unlock.
-    pub(super) fn unlock(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId) {
+    /// Ends a critical section. The thread goes on at once; the lock leaves this rank when what was written is available.
+    pub(super) fn unlock(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId, result: OpResult) {
         let mode = match self.locks.get(&lock) {
             Some(node) if node.holder == Some(thread) => LockMode::Exclusive,
             Some(node) if node.readers.contains(&thread) && node.snapshot => LockMode::Snapshot,
@@ -272,25 +285,31 @@ impl Engine {
                 return;
             }
         };
-        self.release(io, Scope::Lock { thread, lock, mode }, After::Unlock { thread, lock });
+        let node = self.node(lock);
+        node.holder = None;
+        node.readers.remove(&thread);
+        node.leaving += 1;
+        self.release(io, Scope::Lock { thread, lock, mode }, After::Unlock { lock });
+        self.done(io, thread, result);
     }
 
-    /// The unlocking thread's writes are available.
-    pub(super) fn unlocked(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId) {
+    /// What was written in a critical section that is over is available.
+    pub(super) fn unlocked(&mut self, io: &mut Io<'_>, lock: LockId) {
         let node = self.node(lock);
-        let result = if node.holder == Some(thread) {
-            node.holder = None;
+        node.leaving -= 1;
+        if node.leaving > 0 {
+            return;
+        }
+        let result = if node.have == Have::Exclusive {
             self.lock_dispatch(io, lock)
-        } else {
-            node.readers.remove(&thread);
-            if !node.readers.is_empty() {
-                return;
-            }
+        } else if node.readers.is_empty() {
             node.have = Have::Nothing;
             node.streak = 0;
             let told = if node.snapshot { Ok(()) } else { self.give_back(io, lock, LockMode::Shared) };
             self.lock_ask(io, lock);
             told
+        } else {
+            Ok(())
         };
         result.expect("what this rank makes by itself is well-formed");
     }

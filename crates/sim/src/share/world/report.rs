@@ -53,6 +53,7 @@ pub fn name(body: &Body) -> &'static str {
         Body::Page { .. } => "page",
         Body::GetPages { .. } => "get pages",
         Body::Pages { .. } => "pages",
+        Body::Push { .. } => "push",
         Body::DiffRequest { .. } => "diff request",
         Body::Diffs { .. } => "diffs",
         Body::Flush { .. } => "flush",

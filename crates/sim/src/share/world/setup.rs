@@ -67,7 +67,7 @@ impl Setup {
             tuning: Tuning { hold_us: 0, ..Tuning::default() },
             scripts,
             siblings: 40,
-            idle: if protocol == ProtocolKind::Aurc { 30 } else { 0 },
+            idle: if matches!(protocol, ProtocolKind::Aurc | ProtocolKind::Auto) { 30 } else { 0 },
             unmap: 0,
             evict: 0,
             slow_phases: true,

@@ -189,7 +189,7 @@ impl Ibec {
         }
         for (home, diffs) in by_home {
             let flush = cx.begin_flush();
-            cx.send(home, Body::Flush { protocol: ProtocolKind::Ibec, flush, diffs, fences: Vec::new() });
+            cx.send(home, Body::Flush { protocol: ProtocolKind::Ibec, flush, under: None, diffs, fences: Vec::new() });
         }
     }
 }
