@@ -121,6 +121,16 @@ pub unsafe extern "C" fn rampool_layout_hvector(
     unsafe { made(element, layout, |element| element.hvector(count, block, stride)) }
 }
 
+/// Lengths and displacements, from two arrays of `count` items; `None` if one is missing.
+///
+/// # Safety
+/// Each is null or has `count` items.
+unsafe fn pairs(blocks: *const u64, displacements: *const i64, count: usize) -> Option<Vec<(u64, i64)>> {
+    // SAFETY: the caller's promise.
+    let (blocks, at) = unsafe { array(blocks, count).zip(array(displacements, count)) }?;
+    Some(blocks.iter().copied().zip(at.iter().copied()).collect())
+}
+
 /// `count` blocks of `blocks[i]` elements at `displacements[i]` extents.
 ///
 /// # Safety
@@ -134,10 +144,9 @@ pub unsafe extern "C" fn rampool_layout_indexed(
     layout: *mut *mut LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    let Some((blocks, at)) = (unsafe { array(blocks, count).zip(array(displacements, count)) }) else {
+    let Some(blocks) = (unsafe { pairs(blocks, displacements, count) }) else {
         return fail(RampoolStatus::Invalid, "rampool_layout_indexed: a null pointer");
     };
-    let blocks: Vec<(u64, i64)> = blocks.iter().copied().zip(at.iter().copied()).collect();
     // SAFETY: the caller's promise.
     unsafe { made(element, layout, |element| element.indexed(&blocks)) }
 }
@@ -155,10 +164,9 @@ pub unsafe extern "C" fn rampool_layout_hindexed(
     layout: *mut *mut LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    let Some((blocks, at)) = (unsafe { array(blocks, count).zip(array(displacements, count)) }) else {
+    let Some(blocks) = (unsafe { pairs(blocks, displacements, count) }) else {
         return fail(RampoolStatus::Invalid, "rampool_layout_hindexed: a null pointer");
     };
-    let blocks: Vec<(u64, i64)> = blocks.iter().copied().zip(at.iter().copied()).collect();
     // SAFETY: the caller's promise.
     unsafe { made(element, layout, |element| element.hindexed(&blocks)) }
 }

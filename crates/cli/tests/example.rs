@@ -42,7 +42,7 @@ fn all_are_right(protocol: &str, ranks: &str) {
 fn the_list_names_all_programs() {
     let listed = listed();
     assert_eq!(listed.len(), 9);
-    assert!(listed.iter().all(|(program, legal)| legal.len() == if program == "tasks" { 4 } else { 5 }), "{listed:?}");
+    assert!(listed.iter().all(|(program, legal)| legal.len() == if program == "tasks" { 5 } else { 6 }), "{listed:?}");
 }
 
 #[test]

@@ -11,7 +11,7 @@
 //!   placement      which server holds which page
 //!   registration   the pin-down cache: which memory is registered for zero-copy transfers
 //!   rings          bytes between two processes that share memory
-//!   share          the shared view: locks, barriers and five consistency protocols
+//!   share          the shared view: locks, barriers and six consistency protocols
 //!   server         what a memory server does with one request: leases, regions, page tables
 //! ```
 //!

@@ -35,7 +35,7 @@ pub use direct::{
 
 pub use queue::{
     AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_REFERENCE_BYTES, MAX_SETTLED, Push, PushHeads, QueueBounds, Reference,
-    Settlement, Take,
+    Settlement, Take, is_queue_name,
 };
 
 use crate::checksum;

@@ -98,7 +98,7 @@ pub enum Role {
 
 /// Every message type, as the trace names it, with what it does; whether it decides who may go on, and not only what they see; and whether it carries changes of
 /// pages to their home or from there, which hardware that maps memory over the network does without (AURC as its authors meant it).
-const KINDS: [(&str, Role, bool, bool); 37] = [
+const KINDS: [(&str, Role, bool, bool); 38] = [
     ("ScRequest", Role::Request, false, false),
     ("ScForward", Role::Request, false, false),
     ("ScData", Role::Reply, false, false),
@@ -110,6 +110,7 @@ const KINDS: [(&str, Role, bool, bool); 37] = [
     ("Page", Role::Reply, false, false),
     ("GetPages", Role::Request, false, false),
     ("Pages", Role::Reply, false, false),
+    ("Push", Role::Reply, false, false),
     ("DiffRequest", Role::Request, false, true),
     ("Diffs", Role::Reply, false, true),
     ("Flush", Role::Request, false, true),

@@ -402,12 +402,19 @@ impl QueueBounds {
     pub fn parse(table: &[u8]) -> Result<(Self, &str), WireError> {
         let mut reader = Reader::new(table);
         let bounds = Self { messages: reader.u64()?, bytes: reader.u64()? };
-        let name = std::str::from_utf8(reader.rest()).map_err(|_| WireError::BadName)?;
-        if name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
-            return Err(WireError::BadName);
-        }
+        let name = name_of(reader.rest())?;
         Ok((bounds, name))
     }
+}
+
+/// Whether a queue may be called that. A request may name none, where it is known otherwise.
+#[must_use]
+pub fn is_queue_name(name: &str) -> bool {
+    name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control)
+}
+
+fn name_of(bytes: &[u8]) -> Result<&str, WireError> {
+    std::str::from_utf8(bytes).ok().filter(|name| is_queue_name(name)).ok_or(WireError::BadName)
 }
 
 /// A queue in a list.
@@ -455,11 +462,7 @@ impl Listed {
                 name: String::new(),
             };
             let len = usize::from(reader.u16()?);
-            let name = std::str::from_utf8(reader.take(len)?).map_err(|_| WireError::BadName)?;
-            if name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
-                return Err(WireError::BadName);
-            }
-            name.clone_into(&mut one.name);
+            name_of(reader.take(len)?)?.clone_into(&mut one.name);
             all.push(one);
         }
         Ok(all)

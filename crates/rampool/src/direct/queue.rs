@@ -26,7 +26,7 @@ use rampool_proto::placement::ServerIndex;
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES};
 use rampool_proto::wire::{
     AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_NAME_BYTES, MAX_PAGE_INDEX, MAX_SETTLED, Opcode, Push, PushHeads, QueueBounds,
-    Reference, RegionId, Settlement, Status, Take,
+    Reference, RegionId, Settlement, Status, Take, is_queue_name,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -239,7 +239,7 @@ impl Direct {
     }
 
     fn open_queue_as(&mut self, name: &str, bounds: Option<QueueBounds>) -> Result<Queue, QueueError> {
-        if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+        if name.is_empty() || !is_queue_name(name) {
             return Err(QueueError::Name);
         }
         let server = self.pool.queue_server(name);
