@@ -189,6 +189,8 @@ fn start_pager(
     config.compression = settings.compression;
     config.key = tools.key;
     config.encryption = settings.encryption;
+    // Not left to the environment: some programs move it into memory of their own, which a forked child has only with this pool.
+    config.same_host = Some(settings.same_host);
     let mut pool = Pool::connect(&config).map_err(|error| error.to_string())?;
     let paged = PagedConfig {
         local_bytes: settings.local_bytes,

@@ -16,6 +16,7 @@ use rampool::key::Key;
 use rampool::pool::{LeaseRequest, Pool, PoolConfig, PoolEvent, ServerSpec};
 use rampool::roll::Roll;
 use rampool::settings::{RUN_DIR_VARIABLE, Settings};
+use rampool::transport::SameHost;
 use rampool_proto::session::Encryption;
 use rampool_proto::units::ByteLen;
 use rampool_sys::probe::{Capabilities, Rung};
@@ -132,6 +133,8 @@ pub fn run(args: &Args) -> Result<i32> {
         config.key = Some(Key::load(path)?);
     }
     config.encryption = args.encryption;
+    let same_host = SameHost::from_environment().map_err(anyhow::Error::msg)?;
+    config.same_host = Some(same_host);
     config.op_deadline = Duration::from_millis(args.op_deadline_ms);
     config.compression = args.compression;
     debug_assert!(matches!(config.lease, LeaseRequest::Open { .. }));
@@ -142,6 +145,7 @@ pub fn run(args: &Args) -> Result<i32> {
         ticket: pool.lease_ticket(),
         key_file: args.key_file.as_deref().map(std::fs::canonicalize).transpose()?,
         encryption: args.encryption,
+        same_host,
         local_bytes: args.local.0,
         page_bytes: u32::try_from(args.page_size.0).unwrap_or(u32::MAX),
         prefetch_bytes: u32::try_from(args.prefetch.0).unwrap_or(u32::MAX),

@@ -11,6 +11,7 @@ use rampool::proto::session::Encryption;
 use rampool::proto::units::ByteLen;
 use rampool::settings::Settings;
 use rampool::stats::{PagerStats, StatsPage};
+use rampool::transport::SameHost;
 use rampool_sys::probe::Rung;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -75,6 +76,7 @@ fn a_run_its_server_and_its_lease_are_in_the_table() {
         ticket: pool.lease_ticket(),
         key_file: None,
         encryption: Encryption::Auto,
+        same_host: SameHost::Auto,
         local_bytes: 24 << 20,
         page_bytes: 4096,
         prefetch_bytes: 0,

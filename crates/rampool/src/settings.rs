@@ -12,6 +12,7 @@ use rampool_proto::session::Encryption;
 use rampool_sys::probe::Rung;
 
 use crate::pool::{LeaseTicket, TicketError};
+use crate::transport::SameHost;
 
 /// Names the run's directory to the agent.
 pub const RUN_DIR_VARIABLE: &str = "RAMPOOL_RUN_DIR";
@@ -27,6 +28,7 @@ pub struct Settings {
     pub ticket: LeaseTicket,
     pub key_file: Option<PathBuf>,
     pub encryption: Encryption,
+    pub same_host: SameHost,
     /// Local memory of each process, in bytes.
     pub local_bytes: u64,
     pub page_bytes: u32,
@@ -68,10 +70,11 @@ impl Settings {
         let io = |source| SettingsError::Io { path: path.clone(), source };
         let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
         let mut text = format!(
-            "ticket = {}\nencryption = {}\nlocal_bytes = {}\npage_bytes = {}\nprefetch_bytes = {}\nrung = {}\nevict_by_copy = {}\nop_deadline_ms = {}\n\
+            "ticket = {}\nencryption = {}\nsame_host = {}\nlocal_bytes = {}\npage_bytes = {}\nprefetch_bytes = {}\nrung = {}\nevict_by_copy = {}\nop_deadline_ms = {}\n\
              compression = {}\nspin_us = {}\nfollow_faults = {}\n",
             self.ticket,
             self.encryption,
+            self.same_host,
             self.local_bytes,
             self.page_bytes,
             self.prefetch_bytes,
@@ -113,6 +116,7 @@ impl Settings {
                 .map_err(|source| SettingsError::Ticket { path: path.clone(), source })?,
             key_file: find("key_file").map(PathBuf::from),
             encryption: field(&path, "encryption", find("encryption"))?,
+            same_host: field(&path, "same_host", find("same_host"))?,
             local_bytes: field(&path, "local_bytes", find("local_bytes"))?,
             page_bytes: field(&path, "page_bytes", find("page_bytes"))?,
             prefetch_bytes: field(&path, "prefetch_bytes", find("prefetch_bytes"))?,

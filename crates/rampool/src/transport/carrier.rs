@@ -50,6 +50,16 @@ pub enum SameHost {
 /// The variable that says so where the program does not.
 pub const SAME_HOST_VARIABLE: &str = "RAMPOOL_SAME_HOST";
 
+impl std::fmt::Display for SameHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            SameHost::Auto => "auto",
+            SameHost::Rings => "rings",
+            SameHost::Socket => "socket",
+        })
+    }
+}
+
 impl std::str::FromStr for SameHost {
     type Err = String;
 
