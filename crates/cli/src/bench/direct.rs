@@ -550,7 +550,9 @@ fn copies(report: &mut Report, cpus: &[usize], rounds: usize, common: &Common) -
         Service::memory_server(&place(cpus.last()), 3 * bytes, Duration::ZERO)?,
         Service::memory_server(&place(cpus.first()), 3 * bytes, Duration::ZERO)?,
     ];
-    report.note(format!("copies: the source on CPU {:?}, target and client on CPU {:?}, nobody spins", cpus.last(), cpus.first()));
+    if let [first, .., last] = cpus {
+        report.note(format!("copies: the source on CPU {last}, target and client on CPU {first}, nobody spins"));
+    }
     let mut config = PoolConfig::new(
         servers.iter().map(|server| server.address.parse()).collect::<Result<_, _>>()?,
         ByteLen(4 * bytes),

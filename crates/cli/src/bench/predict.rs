@@ -176,8 +176,9 @@ const PAPERS_SOFTWARE: f64 = 30.0;
 
 /// Four ranks of each program, recorded here and predicted for S4's nodes and networks. AURC is hlrc whose updates cost no CPU time.
 fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
+    let slower = PAPERS.map(|(program, times)| format!("{program} {times}")).join(", ");
     report.note(format!(
-        "papers: 4 ranks recorded over loopback on this machine, undisturbed steps; computing takes {PAPERS:?} times as long, the protocol's software \
+        "papers: 4 ranks recorded over loopback on this machine, undisturbed steps; computing takes as many times as long ({slower}), the protocol's software \
          {PAPERS_SOFTWARE} times; pages of 4 KiB, the paper's have 8"
     ));
     for (program, slower) in PAPERS {
