@@ -42,7 +42,9 @@ impl Unmanaged {
             if self.seen.get(&process) == Some(&program) {
                 continue;
             }
-            if let Some(reason) = self.reason(process, &program)
+            // One that becomes another program just now is looked at the next time.
+            let Some(reason) = while_unchanged(process, || self.reason(process, &program)) else { continue };
+            if let Some(reason) = reason
                 && self.found.insert(reason.clone())
             {
                 tell(&format!("rampool: process {process} runs without rampool, with all of its memory on this machine: {reason}"));
@@ -62,13 +64,25 @@ impl Unmanaged {
         if let Some(reason) = program::why_not(&of("exe"), program) {
             return Some(reason);
         }
-        // The kernel puts the environment there before the first instruction; some programs write over it later, and have the agent loaded by then. Both are
-        // empty for a process that is about to end.
+        // Some programs write over their environment, and have the agent loaded by then. Both are empty for a process that is about to end.
         let lacks_agent = |bytes: &[u8]| !bytes.windows(self.agent.len()).any(|part| part == self.agent.as_bytes());
         let read = |file: &str| fs::read(of(file)).ok().filter(|bytes| lacks_agent(bytes));
         (read("environ").is_some() && read("maps").is_some_and(|maps| !maps.is_empty()))
             .then(|| format!("{} was started without LD_PRELOAD, which loads the agent", program.display()))
     }
+}
+
+/// What `look` finds, if the process was one program all the while. In the middle of `execve` a process has its new name already, and neither an environment nor
+/// libraries; the end of its environment (0 until all is there, and drawn anew each time) tells.
+fn while_unchanged<T>(process: u32, look: impl FnOnce() -> T) -> Option<T> {
+    let environment = || {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // proc_pid_stat(5): env_end is the 51st field, the name (2nd) may hold spaces and parentheses.
+        stat.rsplit_once(')')?.1.split_whitespace().nth(51 - 3)?.parse::<u64>().ok().filter(|end| *end != 0)
+    };
+    let before = environment()?;
+    let found = look();
+    (environment() == Some(before)).then_some(found)
 }
 
 fn with_descendants(root: u32, run_dir: &Path) -> BTreeSet<u32> {
@@ -98,6 +112,7 @@ fn with_descendants(root: u32, run_dir: &Path) -> BTreeSet<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -107,11 +122,15 @@ mod tests {
         let run_dir = tempfile::tempdir().unwrap();
         let start = |agent: Option<&str>| {
             let mut command = Command::new("cat");
-            command.env_clear().stdin(Stdio::piped()).stdout(Stdio::null());
+            command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped());
             if let Some(agent) = agent {
                 command.env("SOME_VARIABLE", agent);
             }
-            command.spawn().unwrap()
+            let mut child = command.spawn().unwrap();
+            // `spawn` returns while the child still becomes cat; what it copies, it copies as cat.
+            child.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+            child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+            child
         };
         let mut told = Vec::new();
         let mut unmanaged = Unmanaged::new("librampool_agent.so");
@@ -138,5 +157,26 @@ mod tests {
             drop(child.stdin.take());
             child.wait().unwrap();
         }
+    }
+
+    #[test]
+    fn one_that_becomes_another_program_just_now_is_not_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("again.sh");
+        std::fs::write(&script, "read line || exit 0; exec /bin/sh \"$0\"\n").unwrap();
+        let mut command = Command::new("/bin/sh");
+        command.arg(&script).env_clear().env("SOME_VARIABLE", "librampool_agent.so").stdin(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = child.stdin.take().unwrap();
+        let mut unmanaged = Unmanaged::new("librampool_agent.so");
+        for _ in 0..2000 {
+            // It becomes itself again while it is looked at, and the next look takes it for another.
+            lines.write_all(b"\n").unwrap();
+            unmanaged.seen.clear();
+            unmanaged.next = Instant::now();
+            unmanaged.look(child.id(), directory.path(), &mut |line| panic!("{line}"));
+        }
+        drop(lines);
+        child.wait().unwrap();
     }
 }
