@@ -22,6 +22,7 @@ static TOUCH_TEXT: Symbol = Symbol::new();
 static ALLOCATE: Symbol = Symbol::new();
 static ALLOCATED: Symbol = Symbol::new();
 static CHANGING: Symbol = Symbol::new();
+static CHANGED: Symbol = Symbol::new();
 static SIGACTION: Symbol = Symbol::new();
 static SETTLE: Symbol = Symbol::new();
 static STREAM_BUFFER: Symbol = Symbol::new();
@@ -35,6 +36,7 @@ pub fn find() {
     ALLOCATE.find(c"rampool_agent_allocate");
     ALLOCATED.find(c"rampool_agent_allocated");
     CHANGING.find(c"rampool_agent_changing");
+    CHANGED.find(c"rampool_agent_changed");
     SIGACTION.find(c"rampool_agent_sigaction");
     SETTLE.find(c"rampool_agent_settle");
     STREAM_BUFFER.find(c"rampool_agent_stream_buffer");
@@ -102,11 +104,25 @@ pub enum Change {
     Return = 2,
 }
 
-/// The program is about to change a mapping.
-pub fn changing(what: Change, start: *const c_void, bytes: usize) {
-    if let Some(call) = agent!(CHANGING, fn(c_int, *const c_void, usize)) {
-        // SAFETY: the agent looks at addresses only.
-        unsafe { call(what as c_int, start, bytes) };
+/// While this lives, the agent leaves the program's mappings as they are.
+#[must_use]
+pub struct Changing(bool);
+
+/// The program is about to change a mapping, and has done so when what this returns is dropped.
+pub fn changing(what: Change, start: *const c_void, bytes: usize) -> Changing {
+    let call = agent!(CHANGING, fn(c_int, *const c_void, usize) -> c_int);
+    // SAFETY: the agent looks at addresses only.
+    Changing(call.is_some_and(|call| unsafe { call(what as c_int, start, bytes) } != 0))
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        if self.0
+            && let Some(call) = agent!(CHANGED, fn())
+        {
+            // SAFETY: this thread told the agent of the change, and does so once.
+            unsafe { call() };
+        }
     }
 }
 

@@ -71,9 +71,59 @@ fn is_regular(fd: c_int) -> bool {
     }
 }
 
+/// So many buffers of a vector are kept resident at a time.
+const GUARDED: usize = 16;
+
+/// Moves the buffers of a vector by `call(vector, count, at)`, where `at` bytes were moved before: all of them at once, as a datagram must go. Where a page
+/// that left in the middle of the call made it short and there is a file behind it, the rest follows in pieces.
+fn vectors(
+    fd: c_int,
+    vector: *const libc::iovec,
+    count: c_int,
+    write: bool,
+    mut call: impl FnMut(*const libc::iovec, c_int, Size) -> Signed,
+) -> Signed {
+    let result = {
+        let _guards = guards(vector, count, write);
+        again(|| call(vector, count, 0), || touch_all(vector, count, write))
+    };
+    let Ok(mut done) = Size::try_from(result) else { return result };
+    let mut moved = done;
+    while moved > 0 {
+        let (rest, count) = rest_of(vector, count, done);
+        // A file has more, and then the next piece starts there; at its end that brings nothing.
+        if count == 0 || !touch_all(rest.as_ptr(), count, write) || !is_regular(fd) {
+            break;
+        }
+        let _guards = guards(rest.as_ptr(), count, write);
+        let result = again(|| call(rest.as_ptr(), count, done), || touch_all(rest.as_ptr(), count, write));
+        moved = Size::try_from(result).unwrap_or(0);
+        done += moved;
+    }
+    Signed::try_from(done).unwrap_or(Signed::MAX)
+}
+
+/// The next buffers of a vector of which `done` bytes were moved: no more than can be kept resident together, and none that is empty.
+fn rest_of(vector: *const libc::iovec, count: c_int, mut done: Size) -> ([libc::iovec; GUARDED], c_int) {
+    let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; GUARDED];
+    let (mut used, mut room) = (0, PIECE);
+    each(vector, count, |_, start, bytes| {
+        let skipped = done.min(bytes);
+        done -= skipped;
+        let part = (bytes - skipped).min(room);
+        if part > 0 && used < GUARDED {
+            rest[used] = libc::iovec { iov_base: start.wrapping_byte_add(skipped).cast_mut(), iov_len: part };
+            used += 1;
+            // What was cut short must be the last.
+            room = if part < bytes - skipped { 0 } else { room - part };
+        }
+    });
+    (rest, c_int::try_from(used).expect("a few"))
+}
+
 /// Guards the buffers of a vector; the vector itself is touched.
-fn guards(vector: *const libc::iovec, count: c_int, write: bool) -> [Option<Guard>; 16] {
-    let mut guards = [const { None }; 16];
+fn guards(vector: *const libc::iovec, count: c_int, write: bool) -> [Option<Guard>; GUARDED] {
+    let mut guards = [const { None }; GUARDED];
     each(vector, count, |index, start, bytes| {
         if let Some(slot) = guards.get_mut(index) {
             *slot = Some(Guard::new(start, bytes.min(PIECE), write));
@@ -154,7 +204,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, bytes: Size,
 }
 
 macro_rules! move_vectors {
-    ($($name:ident, $text:literal, $write:literal, ($($extra:ident: $type:ty),*);)*) => {$(
+    ($($name:ident, $text:literal, $write:literal, ($($extra:ident: $type:ty),*), $offset:ident;)*) => {$(
         /// As the C library's function of this name.
         ///
         /// # Safety
@@ -162,23 +212,23 @@ macro_rules! move_vectors {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(fd: c_int, vector: *const libc::iovec, count: c_int, $($extra: $type),*) -> Signed {
             let next = real!($text, fn(c_int, *const libc::iovec, c_int, $($type),*) -> Signed);
-            let guards = guards(vector, count, $write);
-            // SAFETY: the caller's own arguments.
-            let result = again(|| unsafe { next(fd, vector, count, $($extra),*) }, || touch_all(vector, count, $write));
-            drop(guards);
-            result
+            // SAFETY: the caller's own arguments, or what is left of them.
+            vectors(fd, vector, count, $write, |vector, count, at| unsafe {
+                let _ = at;
+                next(fd, vector, count, $(offset!($offset, $extra, at)),*)
+            })
         }
     )*};
 }
 
 move_vectors! {
-    readv, c"readv", true, ();
-    writev, c"writev", false, ();
-    preadv, c"preadv", true, (offset: i64);
-    preadv64, c"preadv64", true, (offset: i64);
-    pwritev, c"pwritev", false, (offset: i64);
-    pwritev64, c"pwritev64", false, (offset: i64);
-    vmsplice, c"vmsplice", false, (flags: c_uint);
+    readv, c"readv", true, (), stays;
+    writev, c"writev", false, (), stays;
+    preadv, c"preadv", true, (offset: i64), moves;
+    preadv64, c"preadv64", true, (offset: i64), moves;
+    pwritev, c"pwritev", false, (offset: i64), moves;
+    pwritev64, c"pwritev64", false, (offset: i64), moves;
+    vmsplice, c"vmsplice", false, (flags: c_uint), stays;
 }
 
 /// As `recvfrom`.

@@ -116,7 +116,7 @@ pub extern "C" fn malloc_trim(_keep: usize) -> c_int {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(start: *mut c_void, bytes: usize) -> c_int {
-    agent::changing(Change::Forget, start, bytes);
+    let _changing = agent::changing(Change::Forget, start, bytes);
     let next = real!(c"munmap", fn(*mut c_void, usize) -> c_int);
     // SAFETY: the caller's own arguments.
     unsafe { next(start, bytes) }
@@ -130,9 +130,8 @@ macro_rules! maps {
         /// As there.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(start: *mut c_void, bytes: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void {
-            if flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE {
-                agent::changing(Change::Forget, start, bytes);
-            }
+            let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
+            let _changing = replaces.then(|| agent::changing(Change::Forget, start, bytes));
             let next = real!($text, fn(*mut c_void, usize, c_int, c_int, c_int, i64) -> *mut c_void);
             // SAFETY: the caller's own arguments.
             unsafe { next(start, bytes, protection, flags, fd, offset) }
@@ -151,10 +150,8 @@ maps! {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(start: *mut c_void, old: usize, new: usize, flags: c_int, to: *mut c_void) -> *mut c_void {
-    if flags & libc::MREMAP_FIXED != 0 {
-        agent::changing(Change::Forget, to, new);
-    }
-    agent::changing(Change::Return, start, old);
+    let _from = agent::changing(Change::Return, start, old);
+    let _to = (flags & libc::MREMAP_FIXED != 0).then(|| agent::changing(Change::Forget, to, new));
     let next = real!(c"mremap", fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void);
     // SAFETY: the caller's own arguments.
     unsafe { next(start, old, new, flags, to) }
@@ -166,7 +163,7 @@ pub unsafe extern "C" fn mremap(start: *mut c_void, old: usize, new: usize, flag
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: usize, protection: c_int) -> c_int {
-    agent::changing(Change::Return, start, bytes);
+    let _changing = agent::changing(Change::Return, start, bytes);
     let next = real!(c"mprotect", fn(*mut c_void, usize, c_int) -> c_int);
     // SAFETY: the caller's own arguments.
     unsafe { next(start, bytes, protection) }
@@ -180,11 +177,11 @@ pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: usize, protection: 
 pub unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
     // MADV_FREE gives content up at any time from now on, so at once will do: where the kernel takes it later, nobody here would hear of it.
     let advice = if advice == libc::MADV_FREE { libc::MADV_DONTNEED } else { advice };
-    match advice {
-        libc::MADV_DONTNEED | libc::MADV_REMOVE => agent::changing(Change::Discard, start, bytes),
-        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if touch(start, bytes, advice == libc::MADV_POPULATE_WRITE) => return 0,
-        _ => {}
+    if matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE) && touch(start, bytes, advice == libc::MADV_POPULATE_WRITE) {
+        return 0;
     }
+    let gives_up = matches!(advice, libc::MADV_DONTNEED | libc::MADV_REMOVE);
+    let _changing = gives_up.then(|| agent::changing(Change::Discard, start, bytes));
     let next = real!(c"madvise", fn(*mut c_void, usize, c_int) -> c_int);
     // SAFETY: the caller's own arguments.
     unsafe { next(start, bytes, advice) }

@@ -36,8 +36,16 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const NONE: i32 = -1;
 
 static SETTINGS: OnceLock<&'static Settings> = OnceLock::new();
-/// Held from before a fork until after it, while watching becomes paging, and in a child until its own agent serves it.
+/// Held from before a fork until after it, while watching becomes paging, and in a child until its own agent serves it. Where the kernel does not tell of changed
+/// mappings, also by a thread that changes some, from before the agent hears of it until the system call is over, and by the agent while it takes memory over:
+/// otherwise what it has just read of the mappings, or given back, would be something else by the time it acts.
 static LOCKED: AtomicBool = AtomicBool::new(false);
+/// The thread that holds the lock because it changes mappings, as [`touch::this_thread`] names it; 0: none.
+static CHANGING: AtomicUsize = AtomicUsize::new(0);
+/// The signals that thread had blocked before.
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+/// The process whose agent this is. One that was made without the agent's knowing (by a bare `clone`) has none.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Memory is managed: a child has something to inherit.
 static PAGING: AtomicBool = AtomicBool::new(false);
 /// This process is served by the one that made it.
@@ -75,9 +83,51 @@ pub enum Change {
     Return,
 }
 
-/// Tells the pager of a change, before it happens, and waits until it has drawn the consequences.
+/// While this lives no other thread changes mappings, none forks, and the agent takes nothing over. Signals wait meanwhile: a handler that changed mappings itself,
+/// or stopped its thread for long, would never get, or keep, the lock.
+pub struct MappingChange(());
+
+impl MappingChange {
+    /// `None` if this thread has begun one already.
+    pub fn begin() -> Option<Self> {
+        if CHANGING.load(Ordering::Relaxed) == touch::this_thread() {
+            return None;
+        }
+        let before = rampool_sys::thread::hold_signals();
+        lock();
+        SIGNALS.store(before, Ordering::Relaxed);
+        CHANGING.store(touch::this_thread(), Ordering::Relaxed);
+        Some(Self(()))
+    }
+
+    /// For callers that cannot hold a Rust value: to be ended with [`MappingChange::resumed`].
+    pub fn suspend(self) {
+        std::mem::forget(self);
+    }
+
+    /// The one that this thread has suspended.
+    pub fn resumed() -> Self {
+        assert!(CHANGING.load(Ordering::Relaxed) == touch::this_thread(), "no change was begun");
+        Self(())
+    }
+}
+
+impl Drop for MappingChange {
+    fn drop(&mut self) {
+        let before = SIGNALS.load(Ordering::Relaxed);
+        CHANGING.store(0, Ordering::Relaxed);
+        LOCKED.store(false, Ordering::Release);
+        rampool_sys::thread::release_signals(before);
+    }
+}
+
+/// Whether this process has an agent of its own.
+pub fn has_agent() -> bool {
+    PROCESS.load(Ordering::Relaxed) == std::process::id()
+}
+
+/// Tells the pager of a change, before it happens, and waits until it has drawn the consequences. The caller has begun a [`MappingChange`].
 pub fn change(what: Change, start: usize, end: usize) {
-    lock();
     CHANGE_START.store(start, Ordering::Relaxed);
     CHANGE_END.store(end, Ordering::Relaxed);
     request(match what {
@@ -85,7 +135,22 @@ pub fn change(what: Change, start: usize, end: usize) {
         Change::Discard => REQUEST_DISCARD,
         Change::Return => REQUEST_RETURN,
     });
-    LOCKED.store(false, Ordering::Release);
+}
+
+/// For the agent: while this lives, no mapping changes and no fork happens.
+pub struct Standstill(());
+
+impl Standstill {
+    /// `None` while a thread of the program is about either: it may be waiting for the agent.
+    pub fn begin() -> Option<Self> {
+        LOCKED.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok().then_some(Self(()))
+    }
+}
+
+impl Drop for Standstill {
+    fn drop(&mut self) {
+        LOCKED.store(false, Ordering::Release);
+    }
 }
 
 /// What the pager should do.
@@ -170,6 +235,7 @@ pub fn install_handlers(settings: &'static Settings) {
     if SETTINGS.set(settings).is_err() {
         return;
     }
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
     rampool_agent_register_child();
     register(Some(before), Some(after_in_parent), None);
 }
@@ -281,6 +347,7 @@ fn wait_for_hang_up(line: RawFd) {
 
 extern "C" fn after_in_child() {
     // The only thread of this process, which was copied while the agent's thread may have been anywhere.
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
     HEAP.abandon();
     rampool_sys::memory::forget_own_after_fork();
     rampool_sys::guard::forget_after_fork();

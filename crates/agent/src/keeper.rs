@@ -17,7 +17,8 @@ use rampool_sys::memory::ResidentCounter;
 use rampool_sys::uffd::Uffd;
 
 use crate::scan::Scanner;
-use crate::{end_process, fork, report};
+use crate::fork::{self, Standstill};
+use crate::{end_process, report};
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(10);
@@ -87,7 +88,7 @@ impl Keeper {
         }
     }
 
-    /// Takes over what the program has mapped since the last look.
+    /// Takes over what the program has mapped since the last look. Where the kernel does not tell of changed mappings, the caller sees to it that none changes.
     pub fn adopt_new_memory(&mut self, pager: &mut Pager<Pool>) {
         let mut found = Vec::new();
         let scanned = self.scanner.candidates(|start, end| found.push((start, end)));
@@ -195,7 +196,12 @@ impl Supervisor<Pool> for Keeper {
         let mut other = self.other_pages(pager);
         let grown = other > self.other_at_scan + LEAST_GROWTH_PAGES;
         if grown {
-            self.adopt_new_memory(pager);
+            let told_by_kernel = pager.faults().follows_mappings();
+            // While the program changes its mappings, what is read of them is no use. The next tick, which comes soon, looks again.
+            let still = if told_by_kernel { None } else { Standstill::begin() };
+            if told_by_kernel || still.is_some() {
+                self.adopt_new_memory(pager);
+            }
             other = self.other_at_scan;
         } else {
             self.other_at_scan = self.other_at_scan.min(other);

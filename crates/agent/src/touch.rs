@@ -14,7 +14,7 @@ use rampool_sys::pagetable;
 use rampool_sys::probe::Rung;
 use rampool_sys::thread::Stack;
 
-use crate::fork;
+use crate::fork::{self, MappingChange};
 
 /// The thread that must not allocate from the program's heap just now; 0 for none.
 static WITHOUT_HEAP: AtomicUsize = AtomicUsize::new(0);
@@ -22,6 +22,8 @@ static WITHOUT_HEAP: AtomicUsize = AtomicUsize::new(0);
 static AGENT: AtomicUsize = AtomicUsize::new(0);
 /// System calls on absent pages fail here.
 static GUARDING: AtomicBool = AtomicBool::new(false);
+/// The kernel does not tell of changed mappings here.
+static TELLING: AtomicBool = AtomicBool::new(false);
 /// The main thread's control block: the kernel writes beside it (rseq), and cannot wait for it.
 static MAIN_TCB: AtomicUsize = AtomicUsize::new(0);
 
@@ -195,6 +197,7 @@ pub fn prepare(rung: Rung) {
         BLOCKS.store(mapping.leak().0, Ordering::Release);
     }
     GUARDING.store(rung != Rung::Full, Ordering::Release);
+    TELLING.store(rung == Rung::Segv, Ordering::Release);
 }
 
 /// The calling thread is the agent's from now on.
@@ -203,7 +206,7 @@ pub fn this_is_the_agents_thread() {
 }
 
 /// Names a thread for as long as it lives, without a system call.
-fn this_thread() -> usize {
+pub fn this_thread() -> usize {
     // SAFETY: no preconditions.
     usize::try_from(unsafe { libc::pthread_self() }).expect("an address")
 }
@@ -328,30 +331,52 @@ const CHANGE_DISCARD: c_int = 1;
 const CHANGE_RETURN: c_int = 2;
 
 /// Before a change of mappings, where the kernel does not tell of it: 0 `munmap` and the like, 1 the content is given up, 2 anything else (everything is
-/// brought back first, and the range is the program's alone again).
+/// brought back first, and the range is the program's alone again). If this is not 0, the agent takes nothing over until [`rampool_agent_changed`] is called, which is to be done
+/// by the same thread once the system call is over.
 #[unsafe(no_mangle)]
-pub extern "C" fn rampool_agent_changing(what: c_int, start: *const c_void, bytes: usize) {
-    let start = start.expose_provenance() & !(OS_PAGE_BYTES - 1);
-    let Some(end) = start.checked_add(bytes).map(|end| end.next_multiple_of(OS_PAGE_BYTES)) else { return };
-    if !rampool_sys::segv::manages_any(start, end) || is_agents_thread() {
-        return;
+pub extern "C" fn rampool_agent_changing(what: c_int, start: *const c_void, bytes: usize) -> c_int {
+    let start = start.expose_provenance();
+    // Any such call fails with EINVAL when the address is not that of a page.
+    let Some(end) = start.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(OS_PAGE_BYTES)) else { return 0 };
+    if !TELLING.load(Ordering::Relaxed) || !start.is_multiple_of(OS_PAGE_BYTES) || start == end || is_agents_thread() || !fork::has_agent() {
+        return 0;
     }
-    match what {
-        CHANGE_FORGET => fork::change(fork::Change::Forget, start, end),
-        CHANGE_DISCARD => fork::change(fork::Change::Discard, start, end),
-        CHANGE_RETURN => {
-            let guard = Guard::new(start, end - start);
-            loop {
-                touch(start, end - start, Use::Read, false);
-                fork::change(fork::Change::Return, start, end);
-                if !rampool_sys::segv::manages_any(start, end) {
-                    break;
-                }
+    let managed = || rampool_sys::segv::manages_any(start, end);
+    let change = match what {
+        CHANGE_FORGET | CHANGE_DISCARD => {
+            let change = MappingChange::begin();
+            if managed() {
+                fork::change(if what == CHANGE_FORGET { fork::Change::Forget } else { fork::Change::Discard }, start, end);
             }
-            drop(guard);
+            change
         }
-        _ => {}
-    }
+        CHANGE_RETURN => loop {
+            // Many pages may have to come back: that is nothing to wait for with the lock held.
+            let _guard = managed().then(|| {
+                let guard = Guard::new(start, end - start);
+                touch(start, end - start, Use::Read, false);
+                guard
+            });
+            let change = MappingChange::begin();
+            if managed() {
+                fork::change(fork::Change::Return, start, end);
+            }
+            if !managed() {
+                break change;
+            }
+        },
+        _ => None,
+    };
+    change.map_or(0, |change| {
+        change.suspend();
+        1
+    })
+}
+
+/// The system call is over that [`rampool_agent_changing`] was told of. Leaves `errno` as it is.
+#[unsafe(no_mangle)]
+pub extern "C" fn rampool_agent_changed() {
+    drop(MappingChange::resumed());
 }
 
 /// `sigaction(SIGSEGV)` of the program, where the handler is ours: 0 if it was taken note of instead of done.

@@ -371,7 +371,7 @@ impl FaultCatcher {
         match self {
             // The kernel refuses this from before the change until the event has been read; otherwise it does nothing here.
             Self::Uffd(_) => self.unprotect(managed, OS_PAGE_BYTES) == Reply::MapChanging,
-            // Changes are told of by whoever makes them, and wait until they were heard.
+            // Whoever changes mappings tells of it before, and nothing is taken over until that is done.
             Self::Segv(_) => false,
         }
     }

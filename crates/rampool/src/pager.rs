@@ -216,7 +216,11 @@ impl<B: Backing> Pager<B> {
     pub fn take_over(&mut self, memory: &ChildMemory, stays: Option<(usize, usize)>) {
         self.space = AddressSpace::from_spans(&memory.spans);
         if let Some((start, end)) = stays {
-            self.space.extents_in(start, end, |at, extent| self.faults.unmanage(at, extent.count as usize * OS_PAGE_BYTES));
+            self.space.extents_in(start, end, |at, extent| {
+                let bytes = extent.count as usize * OS_PAGE_BYTES;
+                self.faults.inheritable(at, bytes, true);
+                self.faults.unmanage(at, bytes);
+            });
             self.space.remove(start, end, |_| {});
         }
         for span in self.space.spans().to_vec() {
@@ -523,6 +527,8 @@ impl<B: Backing> Pager<B> {
             self.space.extents_in(start, end, |at, extent| {
                 let bytes = extent.count as usize * OS_PAGE_BYTES;
                 let _ = rampool_sys::selfmem::protect(at, bytes, rampool_sys::selfmem::Protection::ReadWrite);
+                // A child gets it as any memory of the program's own, whatever the program makes of it now.
+                self.faults.inheritable(at, bytes, true);
             });
             self.forget(start, end);
         }

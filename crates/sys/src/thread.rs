@@ -33,6 +33,28 @@ pub fn spawn_detached(stack_bytes: usize, body: Box<dyn FnOnce() + Send>) -> Res
     }
 }
 
+/// Lets no signal reach this thread but those that its own instructions raise; returns which it had blocked, for [`release_signals`].
+#[must_use]
+pub fn hold_signals() -> u64 {
+    let raised = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+    let all = raised.iter().fold(u64::MAX, |set, signal| set & !(1 << (signal - 1)));
+    let mut before = 0u64;
+    set_signals(libc::SIG_BLOCK, all, &mut before);
+    before
+}
+
+/// Blocks exactly those signals.
+pub fn release_signals(before: u64) {
+    set_signals(libc::SIG_SETMASK, before, std::ptr::null_mut());
+}
+
+/// The kernel's own call: the C library's function may be another library's by now.
+fn set_signals(how: i32, set: u64, before: *mut u64) {
+    // SAFETY: the kernel's set of signals is one word; `before` is null, or the caller's.
+    let rc = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const set, before, size_of::<u64>()) };
+    assert!(rc == 0, "a valid set of signals is refused");
+}
+
 /// Makes a thread as [`spawn_detached`] does, one that does nothing, and waits for its end: what the C library needs to make one was in use a moment ago.
 ///
 /// # Errors

@@ -16,18 +16,32 @@ static size_t counts[16], refused;
 static uint64_t rnd(uint64_t below) { return next_random(&seed_state) % below; }
 static char *at(size_t page) { return window + page * PAGE; }
 static sigjmp_buf escape;
-static void on_fault(int sig) { (void)sig; siglongjmp(escape, 1); }
+static volatile int expecting;
+static void on_fault(int sig, siginfo_t *info, void *context) {
+    (void)context;
+    if (!expecting) { psiginfo(info, "memory that should be there is not"); fprintf(stderr, "signal %d at page %zd of the window\n", sig, ((char *)info->si_addr - window) / (ssize_t)PAGE); _exit(4); }
+    expecting = 0;
+    siglongjmp(escape, 1);
+}
+/* Whether the access is refused. */
+static int refuses(volatile char *byte, int write) {
+    if (sigsetjmp(escape, 1)) return 1;
+    expecting = 1;
+    if (write) *byte = 1; else (void)*byte;
+    expecting = 0;
+    return 0;
+}
 
 static void touch(size_t page, int write) {
     if (!mapped[page] || !(prot[page] & PROT_READ)) {
         /* It must not be readable: what is closed stays closed, absent or not. */
-        if (sigsetjmp(escape, 1) == 0) { (void)*(volatile char *)at(page); FAIL("page %zu can be read and should not", page); }
+        if (!refuses(at(page), 0)) FAIL("page %zu can be read and should not", page);
         return;
     }
     must_be(at(page), tag[page], "touch");
     if (write && prot[page] & PROT_WRITE) { tag[page] = fresh_tag++; fill_page(at(page), tag[page]); }
     else if (write) {
-        if (sigsetjmp(escape, 1) == 0) { *(volatile char *)at(page) = 1; FAIL("page %zu can be written and should not", page); }
+        if (!refuses(at(page), 1)) FAIL("page %zu can be written and should not", page);
         must_be(at(page), tag[page], "a refused write changed something");
     }
 }
@@ -147,7 +161,7 @@ int main(int argc, char **argv) {
     seed_state = strtoull(argv[1], NULL, 0);
     size_t operations = strtoul(argv[2], NULL, 0);
     pages = strtoul(argv[3], NULL, 0);
-    struct sigaction action = {.sa_handler = on_fault, .sa_flags = SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_NODEFER | SA_SIGINFO};
     sigaction(SIGSEGV, &action, NULL); sigaction(SIGBUS, &action, NULL);
     /* Each process has its own model, in memory that a fork copies but that is small and hot. */
     /* Far below where the kernel puts mappings of its own choice: a hole in the window stays a hole. */

@@ -68,6 +68,18 @@ static void files(void) {
     CHECK(preadv(fd, v, 200, 0) == 200 * 4099);
     for (int i = 0; i < 200; i++) CHECK(memcmp(copy + i * 4099, buffer + i * 5000 + 13, 4099) == 0);
     free(copy);
+    /* More than can be resident at a time, in one call. */
+    struct iovec *many = slot(44);
+    size_t each = ballast_pages / 1024 * PAGE;
+    for (int i = 0; i < 1024; i++) many[i] = (struct iovec){ballast_memory + i * each, each};
+    pushed_out();
+    CHECK(pwritev(fd, many, 1024, 0) == (ssize_t)(1024 * each));
+    char *other = map_pages(1024 * each / PAGE);
+    for (int i = 0; i < 1024; i++) many[i].iov_base = other + i * each;
+    pushed_out();
+    CHECK(preadv(fd, many, 1024, 0) == (ssize_t)(1024 * each));
+    for (size_t i = 0; i < 1024 * each / PAGE; i++) must_be(other + i * PAGE, 7000000 + i, "preadv of more than fits");
+    munmap(other, 1024 * each);
     close(fd);
 }
 
