@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   nowhere ---> here ---> away          away: at memory servers. nowhere: it reads as zeroes, or its content is not needed.
-//!      ^          |  ^------'            here: in this rank's memory; `saved` if a memory server has the same content.
+//!      ^          |  ^------'            here: in this rank's memory; a memory server may have it too, the same or an older content.
 //!      '----------'
 //! ```
 //! What goes first is what has not been asked for the longest (accesses to mapped pages are invisible). Pages are offered to the engine, which forgets copies
@@ -47,8 +47,24 @@ struct Page {
 
 #[derive(Clone, Copy, Hash, Debug)]
 enum State {
-    Here { asked: u64, saved: bool },
+    Here { asked: u64, saved: Saved },
     Away,
+}
+
+/// What memory servers have of a page that is here.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Saved {
+    Nothing,
+    Older,
+    Same,
+}
+
+/// Where a page was that is forgotten.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Left {
+    pub here: bool,
+    /// Memory servers have it, as it was last or as it was earlier.
+    pub at_servers: bool,
 }
 
 /// Room is made when less than this part of the budget is left, so that what one event brings fits.
@@ -93,7 +109,7 @@ impl Residency {
     /// Whether the page is here and a memory server has the same content.
     #[must_use]
     pub fn is_saved(&self, page: PageIndex) -> bool {
-        matches!(self.pages.get(&page), Some(Page { state: State::Here { saved: true, .. }, .. }))
+        matches!(self.pages.get(&page), Some(Page { state: State::Here { saved: Saved::Same, .. }, .. }))
     }
 
     /// The page of `bytes` bytes is here, and was asked for now. One that was away is saved.
@@ -102,8 +118,7 @@ impl Residency {
             return;
         }
         self.clock += 1;
-        let before = self.pages.insert(page, Page { bytes, state: State::Here { asked: self.clock, saved: false } });
-        let saved = match before.map(|page| page.state) {
+        let saved = match self.pages.get(&page).map(|page| page.state) {
             Some(State::Here { asked, saved }) => {
                 self.unlist(asked);
                 saved
@@ -111,11 +126,11 @@ impl Residency {
             Some(State::Away) => {
                 self.away -= u64::from(bytes);
                 self.resident += u64::from(bytes);
-                true
+                Saved::Same
             }
             None => {
                 self.resident += u64::from(bytes);
-                false
+                Saved::Nothing
             }
         };
         self.pages.insert(page, Page { bytes, state: State::Here { asked: self.clock, saved } });
@@ -124,23 +139,23 @@ impl Residency {
 
     /// The page, which is here, may differ from what memory servers have.
     pub fn changed(&mut self, page: PageIndex) {
-        if let Some(Page { state: State::Here { saved, .. }, .. }) = self.pages.get_mut(&page) {
-            *saved = false;
+        if let Some(Page { state: State::Here { saved: saved @ Saved::Same, .. }, .. }) = self.pages.get_mut(&page) {
+            *saved = Saved::Older;
         }
     }
 
     /// Its content is nowhere any more. Returns where it was.
-    pub fn forget(&mut self, page: PageIndex) -> Place {
-        let Some(Page { bytes, state }) = self.pages.remove(&page) else { return Place::Nowhere };
+    pub fn forget(&mut self, page: PageIndex) -> Left {
+        let Some(Page { bytes, state }) = self.pages.remove(&page) else { return Left::default() };
         match state {
-            State::Here { asked, .. } => {
+            State::Here { asked, saved } => {
                 self.unlist(asked);
                 self.resident -= u64::from(bytes);
-                Place::Here
+                Left { here: true, at_servers: saved != Saved::Nothing }
             }
             State::Away => {
                 self.away -= u64::from(bytes);
-                Place::Away
+                Left { here: false, at_servers: true }
             }
         }
     }
@@ -252,6 +267,23 @@ mod tests {
     }
 
     #[test]
+    fn what_servers_have_of_a_page_is_known_when_it_is_forgotten_even_if_it_has_changed_since() {
+        let mut pages = Residency::new(Some(1 << 20));
+        let page = PageIndex(1);
+        assert_eq!(pages.forget(page), Left { here: false, at_servers: false });
+        pages.used(page, 4096);
+        pages.changed(page);
+        assert_eq!(pages.forget(page), Left { here: true, at_servers: false }, "it has never been there");
+        pages.used(page, 4096);
+        pages.sent(page);
+        pages.used(page, 4096);
+        pages.changed(page);
+        pages.used(page, 4096);
+        assert!(!pages.is_saved(page));
+        assert_eq!(pages.forget(page), Left { here: true, at_servers: true }, "the older content takes room there");
+    }
+
+    #[test]
     fn room_is_wanted_before_the_budget_is_used_up() {
         let mut pages = Residency::new(Some(1 << 20));
         let mut page = 0;
@@ -275,14 +307,24 @@ mod tests {
         #[test]
         fn what_is_here_is_counted_and_listed_once(steps in proptest::collection::vec((0_u64..12, 0_u8..5), 0..200)) {
             let mut pages = Residency::new(Some(1 << 20));
+            let mut at_servers = BTreeSet::new();
             let bytes = |page: u64| 4096_u32 << (page % 3);
             for (page, step) in steps {
                 let index = PageIndex(page);
                 match step {
                     0 => pages.used(index, bytes(page)),
                     1 => pages.changed(index),
-                    2 => { let _ = pages.forget(index); }
-                    3 => pages.sent(index),
+                    2 => {
+                        let here = pages.place(index) == Place::Here;
+                        let left = pages.forget(index);
+                        prop_assert_eq!(left, Left { here, at_servers: at_servers.remove(&page) });
+                    }
+                    3 => {
+                        if pages.place(index) == Place::Here {
+                            at_servers.insert(page);
+                        }
+                        pages.sent(index);
+                    }
                     _ => pages.refuse(index),
                 }
                 let of = |place: Place| (0..12).filter(|&page| pages.place(PageIndex(page)) == place).collect::<Vec<u64>>();

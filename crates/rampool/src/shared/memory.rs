@@ -412,8 +412,7 @@ impl SharedMemory {
         for &page in pages {
             if empty.contains(&page) {
                 // What reads as zeroes takes no memory anywhere.
-                self.forget_saved(page);
-                self.residency.forget(page);
+                self.forget(page);
             } else {
                 self.residency.sent(page);
             }
@@ -422,12 +421,16 @@ impl SharedMemory {
         }
     }
 
-    /// A memory server need not keep the page any more.
-    fn forget_saved(&mut self, page: PageIndex) {
+    /// What the page holds is not needed any more, neither here nor at memory servers. Whether it was here.
+    fn forget(&mut self, page: PageIndex) -> bool {
+        let left = self.residency.forget(page);
         let (offset, bytes) = (self.region(page).offset_of(page), self.region(page).page_bytes());
-        if let Some(servers) = &mut self.servers {
+        if left.at_servers
+            && let Some(servers) = &mut self.servers
+        {
             servers.forget(offset, bytes);
         }
+        left.here
     }
 
     fn or_die(&self, done: Result<(), DirectError>, what: &str) {
@@ -680,12 +683,7 @@ impl Mem for SharedMemory {
             // The bytes stay until the page comes again: giving single pages back costs more than a fault.
             return;
         }
-        let saved = self.residency.is_saved(page);
-        let place = self.residency.forget(page);
-        if saved || place == Place::Away {
-            self.forget_saved(page);
-        }
-        if place == Place::Here {
+        if self.forget(page) {
             let (alias, bytes) = self.alias_of(page);
             give_back(alias.addr(), bytes);
         }
@@ -696,10 +694,7 @@ impl Mem for SharedMemory {
         let count = index(pages.end().min(region.config.pages.end()), pages.first);
         let (offset, page_bytes) = (region.offset_of(pages.first), region.page_bytes());
         for page in self.residency.within(pages) {
-            let saved = self.residency.is_saved(page);
-            if self.residency.forget(page) == Place::Away || saved {
-                self.forget_saved(page);
-            }
+            self.forget(page);
         }
         give_back(self.alias.start() + offset, count * page_bytes);
     }
