@@ -1,6 +1,7 @@
 //! What travels: message and fault counts are exact in the simulated world.
 
 use rampool_proto::share::{BarrierId, BarrierKind, LockPath, Managers, ProtocolKind, Rank};
+use rampool_proto::units::PageIndex;
 use rampool_sim::share::{Op, Report, Setup};
 
 use crate::{barrier, lock, run, several, unlock};
@@ -185,4 +186,24 @@ fn auto_streams_pages_that_change_a_lot() {
     };
     assert!(of(ProtocolKind::Auto).streamed_bytes > 0);
     assert_eq!(of(ProtocolKind::Hlrc).streamed_bytes, 0);
+}
+
+#[test]
+fn a_former_home_can_forget_its_copy_after_the_next_barrier() {
+    for protocol in [ProtocolKind::Hlrc, ProtocolKind::Aurc, ProtocolKind::Auto] {
+        let rounds = 1..20;
+        // One reads what the other does not write, and earlier than that writes, so that the page changes at every barrier.
+        let read = Op::Read { at: 0, len: 8 };
+        let mut old_home = vec![read, barrier(0)];
+        old_home.extend(rounds.clone().flat_map(|round| [read, barrier(u32::from(round))]));
+        let mut new_home = vec![Op::SetHome { page: PageIndex(0), home: Rank(1) }, barrier(0)];
+        new_home.extend(
+            rounds.flat_map(|round| [Op::Compute { ticks: 2000 }, Op::Write { at: 8, len: 8, value: round }, barrier(u32::from(round))]),
+        );
+        let mut setup = quiet(protocol, vec![vec![old_home], vec![new_home]]);
+        setup.evict = 1000;
+        let stats = report(setup).stats;
+        assert_eq!(stats.homes_gained, 1, "{}", protocol.name());
+        assert!(stats.evictions > 0, "{}: the only copy that there is was never forgotten", protocol.name());
+    }
 }

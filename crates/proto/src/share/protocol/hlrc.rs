@@ -497,12 +497,6 @@ impl Hlrc {
         Ok(())
     }
 
-    /// What was written before the barrier is known to all.
-    fn restart(&mut self) -> Checked {
-        self.intervals.restart();
-        Ok(())
-    }
-
     /// The new home has the page: it answers from now on.
     fn become_home(&mut self, cx: &mut Cx<'_>, page: PageIndex, kept: bool) {
         let copy = self.copies.remove(&page).expect("a new home has a copy");
@@ -720,16 +714,17 @@ impl Protocol for Hlrc {
                 let stale = self.invalidate(cx, notices.iter());
                 if self.adapts() {
                     self.expect(cx, &notices);
-                    return self.restart();
+                } else {
+                    let habitual = |page: &PageIndex| self.copies.get_mut(page).is_some_and(|copy| copy.habit.changed());
+                    self.wanted = stale.into_iter().filter(habitual).collect();
                 }
-                let habitual = |page: &PageIndex| self.copies.get_mut(page).is_some_and(|copy| copy.habit.changed());
-                self.wanted = stale.into_iter().filter(habitual).collect();
             }
             _ => return unexpected("payload"),
         }
-        // Every rank has arrived, so every new home has what it asked for.
+        // Every rank has arrived, so every new home has what it asked for, and what was written before is known to all.
         self.lent.clear();
-        self.restart()
+        self.intervals.restart();
+        Ok(())
     }
 
     fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool) {
