@@ -549,6 +549,18 @@ mod tests {
         run
     }
 
+    /// An array of pointers to `n` objects behind it, on a page each and in no order, all absent; and the objects in the array's order.
+    fn array_of_scattered(n: u64) -> (World, Vec<u64>) {
+        let array_pages = (n * WORD).div_ceil(PAGE);
+        let mut world = World::new(array_pages + n);
+        let objects: Vec<u64> = scattered(n).into_iter().map(|at| BASE + (array_pages + at) * PAGE).collect();
+        for (at, object) in (0u64..).zip(&objects) {
+            world.set(BASE + at * WORD, *object);
+        }
+        world.absent.extend(array_pages..array_pages + n);
+        (world, objects)
+    }
+
     fn array_of(stride_words: u64, downwards: bool, head: u64) -> Run {
         let n = 20_000;
         let array_pages = (n * stride_words * WORD).div_ceil(PAGE);
@@ -600,13 +612,7 @@ mod tests {
     fn a_walk_where_others_have_been_is_found_soon() {
         let (pieces, each) = (40u64, 1000u64);
         let n = pieces * each;
-        let array_pages = (n * WORD).div_ceil(PAGE);
-        let mut world = World::new(array_pages + n);
-        let objects: Vec<u64> = scattered(n).into_iter().map(|at| BASE + (array_pages + at) * PAGE).collect();
-        for (at, object) in (0u64..).zip(&objects) {
-            world.set(BASE + at * WORD, *object);
-        }
-        world.absent.extend(array_pages..array_pages + n);
+        let (mut world, objects) = array_of_scattered(n);
         // The array is walked piece by piece, in no order.
         let order: Vec<u64> = scattered(pieces)
             .into_iter()
@@ -649,13 +655,8 @@ mod tests {
     #[test]
     fn an_array_that_is_absent_itself_is_asked_for() {
         let n = 20_000;
+        let (mut world, objects) = array_of_scattered(n);
         let array_pages = (n * WORD).div_ceil(PAGE);
-        let mut world = World::new(array_pages + n);
-        let objects: Vec<u64> = scattered(n).into_iter().map(|at| BASE + (array_pages + at) * PAGE).collect();
-        for (at, object) in (0u64..).zip(&objects) {
-            world.set(BASE + at * WORD, *object);
-        }
-        world.absent.extend(array_pages..array_pages + n);
         let mut pointers = Pointers::default();
         let mut ahead = Vec::new();
         let mut order = objects.iter();

@@ -250,6 +250,12 @@ impl Cx<'_> {
         }
     }
 
+    /// Takes all of `pages` (in any order, each with what the application may do with it now) from the application.
+    pub fn hide(&mut self, pages: impl IntoIterator<Item = (PageIndex, Protection)>) {
+        let seen: BTreeSet<PageIndex> = pages.into_iter().filter(|&(_, access)| access > Protection::None).map(|(page, _)| page).collect();
+        self.protect_all(seen, Protection::None);
+    }
+
     /// Gives up what `pages` (ascending) hold; those of `mapped` can still be seen.
     pub fn forget(&mut self, pages: &[PageIndex], mapped: impl IntoIterator<Item = PageIndex>) {
         self.protect_all(mapped, Protection::None);

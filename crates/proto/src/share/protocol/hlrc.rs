@@ -118,6 +118,11 @@ impl Copy {
             quiet: 0,
         }
     }
+
+    /// What was fetched or sent is taken.
+    fn becomes_valid(&mut self, version: u32, access: Protection) {
+        (self.valid, self.version, self.access, self.fetch) = (true, version, access, None);
+    }
 }
 
 impl Hlrc {
@@ -228,10 +233,7 @@ impl Hlrc {
             } else if fetch.write || copy.twin.is_some() {
                 self.install(cx, got, fetch.write);
             } else {
-                copy.valid = true;
-                copy.version = got.version;
-                copy.fetch = None;
-                copy.access = Protection::Read;
+                copy.becomes_valid(got.version, Protection::Read);
                 ready.push((got.page, &*got.bytes, fetch.waited));
             }
         }
@@ -271,11 +273,8 @@ impl Hlrc {
         }
         let writable = write || twin.is_some();
         let copy = self.copy(page);
-        copy.valid = true;
-        copy.version = got.version;
-        copy.fetch = None;
-        copy.access = if writable { Protection::ReadWrite } else { Protection::Read };
-        let access = copy.access;
+        let access = if writable { Protection::ReadWrite } else { Protection::Read };
+        copy.becomes_valid(got.version, access);
         if writable {
             copy.twin = Some(Arc::clone(&got.bytes));
             copy.heat = copy.heat.saturating_add(u8::from(twin.is_none()));
@@ -783,9 +782,7 @@ impl Protocol for Hlrc {
     fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
         let homes = take_pages(&mut self.homes, pages).into_iter().map(|(page, home)| (page, home.access));
         let copies = take_pages(&mut self.copies, pages).into_iter().map(|(page, copy)| (page, copy.access));
-        let seen: BTreeSet<PageIndex> =
-            homes.chain(copies).filter(|&(_, access)| access > Protection::None).map(|(page, _)| page).collect();
-        cx.protect_all(seen, Protection::None);
+        cx.hide(homes.chain(copies));
         for listed in [&mut self.twinned, &mut self.dirty_homes, &mut self.streamed, &mut self.lent] {
             unlist_pages(listed, pages);
         }

@@ -595,9 +595,7 @@ impl Protocol for Ibec {
     fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
         let homes = take_pages(&mut self.homes, pages).into_iter().map(|(page, home)| (page, home.access));
         let copies = take_pages(&mut self.copies, pages).into_iter().map(|(page, copy)| (page, copy.access()));
-        let seen: BTreeSet<PageIndex> =
-            homes.chain(copies).filter(|&(_, access)| access > Protection::None).map(|(page, _)| page).collect();
-        cx.protect_all(seen, Protection::None);
+        cx.hide(homes.chain(copies));
         take_pages(&mut self.locals, pages);
         for listed in [&mut self.writable, &mut self.lent] {
             unlist_pages(listed, pages);

@@ -579,14 +579,9 @@ impl Protocol for Lrc {
 
     fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
         // All ranks know all intervals now, and none asks for what they wrote here any more.
-        let mut seen = BTreeSet::new();
-        for (page, state) in take_pages(&mut self.pages, pages) {
-            self.pending -= state.pend.len();
-            if state.access > Protection::None {
-                seen.insert(page);
-            }
-        }
-        cx.protect_all(seen, Protection::None);
+        let known = take_pages(&mut self.pages, pages);
+        self.pending -= known.iter().map(|(_, state)| state.pend.len()).sum::<usize>();
+        cx.hide(known.iter().map(|(page, state)| (*page, state.access)));
         for (_, diffs) in take_pages(&mut self.diffs, pages) {
             self.diff_bytes -= diffs.iter().map(|diff| diff.diff.len() + size_of::<IntervalDiff>()).sum::<usize>();
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::After;
 use crate::share::engine::Engine;
 use crate::share::message::{Departure, Moves, Part, Payload};
-use crate::share::protocol::{Scope, unexpected};
+use crate::share::protocol::{Cx, Scope, unexpected};
 use crate::share::{Action, BarrierId, BarrierKind, Body, Checked, Io, OpError, OpResult, Rank, Reason, ThreadId, Violation};
 use crate::units::{Extent, PageIndex};
 
@@ -249,7 +249,7 @@ impl Engine {
         for plugin in &mut self.plugins {
             let of = plugin.kind();
             let Some(part) = parts.iter().find(|part| part.protocol == of) else { continue };
-            let cx = crate::share::protocol::Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out };
+            let cx = Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out };
             kept.extend(plugin.get_mut().kept(&cx, kind, &part.payload));
         }
         kept.sort_unstable();
@@ -337,7 +337,7 @@ impl Engine {
         let kinds: Vec<_> = departure.parts.iter().map(|part| part.protocol).collect();
         for plugin in &mut self.plugins {
             if !kinds.contains(&plugin.kind()) {
-                let mut cx = crate::share::protocol::Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out };
+                let mut cx = Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out };
                 result = result.and(plugin.get_mut().depart(&mut cx, &Payload::Nothing));
             }
         }

@@ -129,9 +129,7 @@ impl Hlrc {
             if copy.twin.is_some() {
                 self.install(cx, got, false);
             } else {
-                copy.valid = true;
-                copy.version = got.version;
-                copy.access = Protection::Read;
+                copy.becomes_valid(got.version, Protection::Read);
                 ready.push((got.page, &*got.bytes, false));
             }
         }
