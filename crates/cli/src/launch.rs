@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use rampool::pool::ServerSpec;
 use rampool::shared::LEAST_LOCAL_BYTES;
 use rampool::shared::environment::variable;
+use rampool::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_proto::units::ByteLen;
 
 use crate::signals::Signals;
@@ -38,9 +39,13 @@ pub struct Args {
     #[arg(long, env = "RAMPOOL_PROTOCOL", value_name = "NAME", value_parser = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"])]
     protocol: Option<String>,
 
-    /// What carries the processes' messages: tcp or udp [default: tcp]
+    /// What carries the processes' messages: tcp (within a machine shared memory, see --same-host) or udp [default: tcp]
     #[arg(long, env = "RAMPOOL_TRANSPORT", value_name = "NAME", value_parser = ["tcp", "udp"])]
     transport: Option<String>,
+
+    /// How processes on one machine reach each other: auto (shared memory where both can, else tcp), rings (shared memory, or an error) or socket (tcp) [default: auto]
+    #[arg(long, env = SAME_HOST_VARIABLE, value_name = "HOW")]
+    same_host: Option<SameHost>,
 
     /// The most bytes of shared memory that each process keeps in RAM at a time, such as 512M. Copies that others have are forgotten first; the rest goes to
     /// --server
@@ -163,6 +168,9 @@ fn environment(args: &Args, rank: u16, rendezvous: &str, run: &str, local_ranks:
     }
     if let Some(transport) = &args.transport {
         variables.push(("RAMPOOL_TRANSPORT", transport.into()));
+    }
+    if let Some(how) = args.same_host {
+        variables.push((SAME_HOST_VARIABLE, how.to_string().into()));
     }
     if let Some(local) = args.local {
         variables.push(("RAMPOOL_SHARED_LOCAL", local.0.to_string().into()));

@@ -10,8 +10,12 @@ use std::time::{Duration, Instant};
 
 use rampool::server::{RunningServer, Server, ServerConfig};
 use rampool::shared::{AllocOptions, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
+use rampool::transport::SameHost;
 
 const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
+/// What carries the connections of the program `connections`, and that its rank 1 wants no shared memory.
+const CARRIED_BY: &str = "RAMPOOL_TEST_CARRIED_BY";
+const APART: &str = "RAMPOOL_TEST_APART";
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The launcher with this binary as the program to start.
@@ -93,6 +97,9 @@ fn this_binary_is_a_rank() {
     if program == "clean copies" && config.rank == 0 {
         config.local_bytes = None;
     }
+    if program == "connections" && config.rank == 1 && std::env::var(APART).is_ok() {
+        config.same_host = SameHost::Socket;
+    }
     if program == "returns errors" {
         config.on_failure = OnFailure::ReturnError;
     }
@@ -116,6 +123,8 @@ fn this_binary_is_a_rank() {
         "protocols" => protocols(&shared),
         "litmus" => litmus(&shared),
         "placement" => placement(&shared),
+        "connections" => connections(&shared),
+        "much at once" => much_at_once(&shared),
         "vanishing mappings" => vanishing_mappings(&shared),
         "mistakes" => mistakes(&shared),
         "system call" => system_call(&shared),
@@ -728,6 +737,42 @@ fn system_call(shared: &Shared) {
     shared.barrier(1).unwrap();
 }
 
+/// Looks by what its connections are carried.
+fn connections(shared: &Shared) {
+    let found = shared.stats().connections;
+    let expected: &[(&str, u64)] = match std::env::var(CARRIED_BY).unwrap().as_str() {
+        "rings" => &[("rings", 2)],
+        "tcp" => &[("tcp", 2)],
+        "udp" => &[("udp", 2)],
+        _ if shared.rank() == 1 => &[("tcp", 2)],
+        _ => &[("rings", 1), ("tcp", 1)],
+    };
+    assert_eq!(found, expected.iter().copied().collect(), "rank {}", shared.rank());
+    shared.barrier(1).unwrap();
+}
+
+/// Every rank changes all of what the next one is the home of, and sends it there: more than lies on the way at a time.
+fn much_at_once(shared: &Shared) {
+    const WORDS: usize = 512 << 10;
+    let ranks = usize::from(shared.ranks());
+    let homes = |rank: usize| Homes::At(rampool::shared::Rank(u16::try_from(rank % ranks).unwrap()));
+    let regions: Vec<Region> =
+        (0..ranks).map(|rank| shared.alloc(WORDS * 8, AllocOptions::new().page_bytes(65536).homes(homes(rank + 1))).unwrap()).collect();
+    let me = usize::from(shared.rank());
+    for round in 1..4 {
+        for at in 0..WORDS {
+            // SAFETY: this rank's until the barrier.
+            unsafe { put(regions[me], at, (at * round) as u64) };
+        }
+        shared.barrier(1).unwrap();
+        for at in 0..WORDS {
+            // SAFETY: nobody writes between these barriers.
+            assert_eq!(unsafe { get::<u64>(regions[(me + 1) % ranks], at) }, (at * round) as u64, "word {at} in round {round}");
+        }
+        shared.barrier(2).unwrap();
+    }
+}
+
 /// Runs that end badly. Rank 1 is the one that does it.
 fn fail(shared: &Shared, how: &str) {
     let culprit = shared.rank() == 1;
@@ -844,12 +889,35 @@ fn fail(shared: &Shared, how: &str) {
 
 const PROTOCOLS: [&str; 6] = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"];
 
-/// Under every protocol, on 2 and 4 ranks.
+/// Under every protocol, on 2 and 4 ranks, through shared memory and over TCP.
 fn everywhere(program: &str) {
     for protocol in PROTOCOLS {
-        for ranks in [2, 4] {
-            Launch::new(ranks, program).arg("--protocol").arg(protocol).succeeds();
+        for (ranks, same_host) in [(2, "rings"), (2, "socket"), (4, "rings"), (4, "socket")] {
+            Launch::new(ranks, program).args(&["--protocol", protocol, "--same-host", same_host]).succeeds();
         }
+    }
+}
+
+#[test]
+fn ranks_of_one_machine_share_memory_unless_somebody_does_not_want_it() {
+    let connections = |carried_by| Launch::new(3, "connections").env(CARRIED_BY, carried_by);
+    connections("rings").succeeds();
+    connections("rings").args(&["--same-host", "rings"]).succeeds();
+    connections("tcp").args(&["--same-host", "socket"]).succeeds();
+    connections("udp").args(&["--transport", "udp"]).succeeds();
+    // Ranks 0 and 2 have shared memory between them, rank 1 has none.
+    connections("both").env(APART, "1").succeeds();
+    let (said, _) = connections("both").env(APART, "1").args(&["--same-host", "rings"]).fails();
+    assert!(said.contains("rank 1 is on this machine, but shares no memory with this one"), "{said}");
+    let output = connections("rings").arg("--stats").run();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("connections: 3 over rings"), "{said}");
+}
+
+#[test]
+fn more_than_fits_the_shared_memory_goes_through_it() {
+    for (ranks, protocol) in [(2, "hlrc"), (3, "aurc"), (2, "lrc")] {
+        Launch::new(ranks, "much at once").args(&["--protocol", protocol, "--same-host", "rings"]).succeeds();
     }
 }
 
@@ -984,8 +1052,9 @@ fn a_key_seals_what_travels() {
     let key = dir.path().join("one.key");
     rampool::key::Key::generate().save_new(&key).unwrap();
     let sealed = |program| Launch::new(3, program).arg("--key-file").arg(key.to_str().unwrap()).env("RAMPOOL_ENCRYPTION", "on");
-    sealed("sor").succeeds();
-    sealed("bounded buffer").succeeds();
+    sealed("sor").args(&["--same-host", "rings"]).succeeds();
+    sealed("sor").args(&["--same-host", "socket"]).succeeds();
+    sealed("bounded buffer").args(&["--same-host", "socket"]).succeeds();
     for program in ["sor", "counter", "words"] {
         sealed(program).args(&["--transport", "udp"]).env("RAMPOOL_DROP_PERCENT", "5").succeeds();
     }
@@ -1180,22 +1249,26 @@ fn ranks_meet_under_other_launchers() {
 /// How each run of `fail` must be told, and its exit code.
 #[test]
 fn a_run_that_fails_is_told_in_one_message_that_names_the_rank_and_why() {
-    let cases: [(&str, &[&str], i32); 12] = [
-        ("killed", &["rank 1 was killed by signal 9 (SIGKILL)"], 137),
-        ("exits", &["rank 1 is lost: its process ended without finishing"], 87),
-        ("exit code", &["rank 1 ended with exit code 3"], 3),
-        ("panics", &["rank 1 ended with exit code 101"], 101),
-        ("finishes early", &["waits at barrier 17", "rank 1 has finished"], 86),
-        ("other barrier", &["different barriers", "barrier 1", "barrier 2", "rank 1"], 86),
-        ("other allocation", &["do not agree", "8192 bytes", "4096 bytes", "rank 1"], 86),
-        ("stray", &["rank 1 was killed by signal 11 (SIGSEGV)"], 139),
-        ("gives up", &["rank 1 gave up: the input is wrong"], 86),
-        ("hung", &["rank 1 is lost: it has said nothing for 6 s"], 87),
-        ("absent", &["has waited 5 s at barrier 5", "not there: rank 1"], 86),
-        ("keeps a lock", &["has waited 5 s for lock 6"], 86),
+    // A connection that ends looks different by what carries it.
+    let (rings, socket) = ("rings", "socket");
+    let cases: [(&str, &str, &[&str], i32); 14] = [
+        ("killed", rings, &["rank 1 was killed by signal 9 (SIGKILL)"], 137),
+        ("killed", socket, &["rank 1 was killed by signal 9 (SIGKILL)"], 137),
+        ("exits", rings, &["rank 1 is lost: its process ended without finishing"], 87),
+        ("exits", socket, &["rank 1 is lost: its process ended without finishing"], 87),
+        ("exit code", rings, &["rank 1 ended with exit code 3"], 3),
+        ("panics", rings, &["rank 1 ended with exit code 101"], 101),
+        ("finishes early", rings, &["waits at barrier 17", "rank 1 has finished"], 86),
+        ("other barrier", rings, &["different barriers", "barrier 1", "barrier 2", "rank 1"], 86),
+        ("other allocation", rings, &["do not agree", "8192 bytes", "4096 bytes", "rank 1"], 86),
+        ("stray", rings, &["rank 1 was killed by signal 11 (SIGSEGV)"], 139),
+        ("gives up", rings, &["rank 1 gave up: the input is wrong"], 86),
+        ("hung", rings, &["rank 1 is lost: it has said nothing for 6 s"], 87),
+        ("absent", rings, &["has waited 5 s at barrier 5", "not there: rank 1"], 86),
+        ("keeps a lock", rings, &["has waited 5 s for lock 6"], 86),
     ];
-    for (how, words, code) in cases {
-        let mut launch = Launch::new(3, how);
+    for (how, same_host, words, code) in cases {
+        let mut launch = Launch::new(3, how).args(&["--same-host", same_host]);
         match how {
             "hung" => launch = launch.env("RAMPOOL_SILENCE_S", "6"),
             "absent" | "keeps a lock" => launch = launch.env("RAMPOOL_DEADLINE_S", "5"),

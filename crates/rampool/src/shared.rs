@@ -13,7 +13,7 @@
 //!   shared.rs     what programs call                  memory    one object mapped twice: the program's view, the runtime's alias
 //!   config        how to join, how to allocate        host      the engine and everything it needs, behind one lock
 //!   environment   which rank this is, by launcher     service   the thread that serves
-//!   mesh          how ranks meet                      line      one TCP connection;  datagrams: UDP instead
+//!   mesh          how ranks meet                      line      one connection: TCP or shared memory;  datagrams: UDP instead
 //!   watch         which thread a message wakes
 //!   servers       pages that a budget has no room for
 //!   error, stats  what can go wrong, what happened    failure   how a process ends when its run does
@@ -119,8 +119,35 @@ struct Inner {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Host> {
-        self.host.lock().expect("the rank's state is whole: nobody panicked while changing it")
+    fn lock(&self) -> Driver<'_> {
+        Driver(self.host.lock().expect("the rank's state is whole: nobody panicked while changing it"))
+    }
+
+    fn try_lock(&self) -> Option<Driver<'_>> {
+        self.host.try_lock().ok().map(Driver)
+    }
+}
+
+/// Whoever drives the rank, for as long as that has its lock. Invariant: when it goes, no thread of the rank sleeps on memory whose other end does not know that.
+struct Driver<'a>(MutexGuard<'a, Host>);
+
+impl std::ops::Deref for Driver<'_> {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Driver<'_> {
+    fn deref_mut(&mut self) -> &mut Host {
+        &mut self.0
+    }
+}
+
+impl Drop for Driver<'_> {
+    fn drop(&mut self) {
+        self.0.settle();
     }
 }
 
@@ -793,8 +820,8 @@ impl Shared {
         let mut since = Instant::now();
         let mut looks = 0_u32;
         while !slot.is_ready() && since.elapsed() < inner.config.spin {
-            match inner.host.try_lock() {
-                Ok(mut host) => {
+            match inner.try_lock() {
+                Some(mut host) => {
                     if host.look(ready) {
                         since = Instant::now();
                     }
@@ -803,7 +830,7 @@ impl Shared {
                         inner.watch.ring();
                     }
                 }
-                Err(_) => std::hint::spin_loop(),
+                None => std::hint::spin_loop(),
             }
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS_A_YIELD) && !slot.is_ready() {

@@ -14,9 +14,11 @@ mod seal;
 mod tcp;
 pub mod zero_copy;
 
+pub(crate) use carrier::Carrier;
 pub use carrier::{Means, SAME_HOST_VARIABLE, SameHost};
 pub use handshake::{Handshake, HandshakeError, LocalPolicy, Wants, connect};
 pub use link::{Flush, Link, LinkError, Received, Urgency};
+pub(crate) use rings::RING_BYTES;
 pub(crate) use seal::{DATAGRAM_KEY_BYTES, DATAGRAM_SEAL_BYTES, DatagramSeal, MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Seal, TAG_BYTES};
 pub(crate) use tcp::is_host;
 pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, Stream, Way};
@@ -27,10 +29,10 @@ pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, Stream, Way};
 /// What the kernel refuses.
 pub fn probe_rings() -> Result<u32, rampool_sys::sealed::SealedError> {
     use std::os::fd::AsFd;
-    let (_server, offer, fd) = rings::Rings::offer()?;
+    let (_server, offer, fd) = rings::Rings::offer(RING_BYTES)?;
     let geometry = offer.geometry().expect("it was offered");
     rings::Rings::take(geometry, fd.as_fd())?;
-    Ok(rings::RING_BYTES)
+    Ok(RING_BYTES)
 }
 
 /// Memory to send from. The owner keeps it valid, and its bytes unchanged, until the link says that it was sent.

@@ -67,15 +67,23 @@ pub fn table(reports: &[TimeReport]) -> String {
         rows.push(std::iter::once(report.rank.to_string()).chain(ms.map(|seconds| format!("{:.1}", seconds * 1e3))).collect());
     }
     let mut text = format!("where the time went, ms ({})\n{}", reports.first().map_or("", |report| &report.protocol), aligned(&rows));
-    let (mut sent, mut counts) = (BTreeMap::new(), BTreeMap::new());
+    let (mut sent, mut counts, mut connections) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::<&str, u64>::new());
     for report in reports {
         for (name, kind) in &report.sent {
             let sum: &mut (u64, u64) = sent.entry(name).or_default();
             *sum = (sum.0 + kind.messages, sum.1 + kind.bytes);
         }
+        for (name, count) in &report.connections {
+            *connections.entry(name).or_default() += count;
+        }
         for (name, count) in &report.counts {
             *counts.entry(name).or_insert(0) += count;
         }
+    }
+    // Both ends count it.
+    let connections: Vec<String> = connections.iter().map(|(name, ends)| format!("{} over {name}", ends / 2)).collect();
+    if !connections.is_empty() {
+        text += &format!("connections: {}\n", connections.join(", "));
     }
     let mut rows = vec![["messages of all ranks", "count", "bytes"].map(str::to_owned).to_vec()];
     rows.extend(sent.iter().map(|(name, (count, bytes))| vec![name.to_string(), count.to_string(), bytes.to_string()]));
@@ -112,6 +120,7 @@ mod tests {
             rank,
             threads: 2,
             elapsed_s: 0.25,
+            connections: BTreeMap::from([("rings".to_owned(), 1)]),
             sent: BTreeMap::from([("GetPage".to_owned(), Kind { messages, bytes })]),
             ..TimeReport::default()
         };
@@ -123,5 +132,6 @@ mod tests {
         assert_eq!(words("GetPage"), ["GetPage", "7", "90"]);
         assert_eq!(words("all"), ["all", "7", "90"]);
         assert_eq!(words("1 ")[..2], ["1", "500.0"]);
+        assert_eq!(words("connections"), ["connections:", "1", "over", "rings"]);
     }
 }

@@ -10,7 +10,7 @@ use super::{Homes, ProtocolKind, Rank, RegionConfig};
 use crate::units::{Extent, PageIndex};
 
 /// What two ranks must have in common to understand each other, beside the version of the program.
-pub const SHARE_WIRE_VERSION: u32 = 3;
+pub const SHARE_WIRE_VERSION: u32 = 4;
 /// The longest frame that a rank takes.
 pub const MOST_FRAME_BYTES: usize = 64 << 20;
 /// Bytes before a frame's content: its length and its kind.
@@ -186,6 +186,14 @@ pub enum Control {
     DatagramKey {
         key: Vec<u8>,
     },
+    /// While ranks meet, to a rank with a higher number: processes of the same machine reach the sender by this name as well. Empty: none do.
+    Nearby {
+        name: String,
+    },
+    /// The answer: whether what follows goes that way.
+    Move {
+        there: bool,
+    },
     /// From rank 0: nobody uses this region's pages any more.
     Drop {
         serial: u64,
@@ -219,6 +227,8 @@ wire_enum!(Control {
     11 => Stuck { what },
     12 => Drop { serial, region },
     13 => DatagramKey { key },
+    14 => Nearby { name },
+    15 => Move { there },
 });
 
 impl Control {
@@ -313,6 +323,8 @@ mod tests {
             Control::Stuck { what: "x".into() },
             Control::Drop { serial: 6, region },
             Control::DatagramKey { key: vec![7; 32] },
+            Control::Nearby { name: "rampool-7".into() },
+            Control::Move { there: true },
         ]
     }
 

@@ -56,6 +56,9 @@ pub struct TimeReport {
     pub other_s: f64,
     /// Handling other ranks' messages while a thread waited: not part of the sum.
     pub requests_overlapped_s: f64,
+    /// Connections to other ranks by what carries them: `rings` (shared memory), `tcp`, `udp`.
+    #[serde(default)]
+    pub connections: BTreeMap<String, u64>,
     /// Messages that this rank sent, by type.
     pub sent: BTreeMap<String, Kind>,
     pub counts: BTreeMap<String, u64>,
@@ -99,7 +102,7 @@ impl Account {
 
     /// From now on counts what `rampool launch --stats` shows.
     pub fn start(&mut self, engine: &Stats) {
-        self.stats = SharedStats::default();
+        self.stats = SharedStats { connections: std::mem::take(&mut self.stats.connections), ..SharedStats::default() };
         self.base = engine.clone();
         self.began = Instant::now();
         self.fixed = None;
@@ -226,6 +229,7 @@ impl Account {
             barrier_s: stats.barrier_wait.as_secs_f64(),
             other_s: stats.other_wait.as_secs_f64(),
             requests_overlapped_s: stats.requests_overlapped.as_secs_f64(),
+            connections: stats.connections.iter().map(|(&name, &count)| (name.to_owned(), count)).collect(),
             sent: stats.sent.iter().map(|(&name, &kind)| (name.to_owned(), kind)).collect(),
             counts: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
         }

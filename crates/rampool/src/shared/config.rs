@@ -13,10 +13,12 @@ use rampool_proto::units::{ByteLen, OS_PAGE_BYTES};
 use super::environment::{EnvironmentError, Place};
 use crate::key::{Key, KeyError};
 use crate::pool::{PoolConfig, ServerSpec};
+use crate::transport::{SAME_HOST_VARIABLE, SameHost};
 
 /// What carries the ranks' messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Transport {
+    /// Between ranks on one machine shared memory instead, unless [`SharedConfig::same_host`] says otherwise.
     #[default]
     Tcp,
     /// Datagrams, repeated until they are acknowledged. They are sealed where the ranks' connections are. The ranks
@@ -78,6 +80,8 @@ pub struct SharedConfig {
     /// How much of it there can be: addresses, not memory.
     pub range_bytes: u64,
     pub transport: Transport,
+    /// How ranks on this machine are reached.
+    pub same_host: SameHost,
     pub channel: ChannelConfig,
     /// Drops this many percent of the datagrams that are sent (for tests).
     pub drop_percent: u8,
@@ -143,6 +147,7 @@ impl SharedConfig {
             base: 0x2000_0000_0000,
             range_bytes: 256 << 30,
             transport: Transport::Tcp,
+            same_host: SameHost::default(),
             channel: ChannelConfig::default(),
             drop_percent: 0,
             key: None,
@@ -160,7 +165,7 @@ impl SharedConfig {
     }
 
     /// The place in the run from whatever launcher started this process ([`Place::detect`]); the rest from
-    /// `RAMPOOL_PROTOCOL` (sc, lrc, hlrc, aurc, ibec, auto), `RAMPOOL_TRANSPORT` (tcp, udp), `RAMPOOL_KEY_FILE`, `RAMPOOL_ENCRYPTION`,
+    /// `RAMPOOL_PROTOCOL` (sc, lrc, hlrc, aurc, ibec, auto), `RAMPOOL_TRANSPORT` (tcp, udp), `RAMPOOL_SAME_HOST` (auto, rings, socket), `RAMPOOL_KEY_FILE`, `RAMPOOL_ENCRYPTION`,
     /// `RAMPOOL_SHARED_BASE` (hexadecimal), `RAMPOOL_SHARED_RANGE` (bytes, such as 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none),
     /// `RAMPOOL_SHARED_LOCAL` (bytes), `RAMPOOL_SHARED_SERVERS` (as for `rampool run --server`), `RAMPOOL_SHARED_MEMORY` (bytes to lease for each rank),
     /// `RAMPOOL_SILENCE_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_SHARED_USER_FAULTS` (1) and `RAMPOOL_DROP_PERCENT`.
@@ -178,6 +183,9 @@ impl SharedConfig {
         let transport = |name: &str| [Transport::Tcp, Transport::Udp].into_iter().find(|kind| kind.name() == name);
         if let Some(kind) = setting("RAMPOOL_TRANSPORT", "tcp or udp", transport)? {
             config.transport = kind;
+        }
+        if let Some(how) = setting(SAME_HOST_VARIABLE, "auto, rings or socket", |text| text.parse().ok())? {
+            config.same_host = how;
         }
         if let Some(path) = std::env::var_os("RAMPOOL_KEY_FILE") {
             config.key = Some(Key::load(Path::new(&path))?);

@@ -36,6 +36,8 @@ pub enum JoinError {
     Handshake { rank: Rank, source: HandshakeError },
     #[error("{rank}: {source}")]
     Line { rank: Rank, source: LineError },
+    #[error("{rank} is on this machine, but shares no memory with this one (RAMPOOL_SAME_HOST=rings asks for it; see `rampool doctor`)")]
+    NoSharedMemory { rank: Rank },
     /// Ranks that cannot run together; both are named.
     #[error("{why}")]
     Refused { why: String },

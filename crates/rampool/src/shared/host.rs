@@ -19,7 +19,7 @@ use rampool_proto::share::{
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES, PageIndex};
 
 use super::account::{Account, Category};
-use super::config::{OnFailure, SharedConfig};
+use super::config::{OnFailure, SharedConfig, Transport};
 use super::datagrams::Datagrams;
 use super::failure;
 use super::line::{Incoming, Line, LineError};
@@ -115,6 +115,9 @@ pub(super) struct Host {
     pub memory: SharedMemory,
     watch: Arc<Watch>,
     peers: Vec<Option<Peer>>,
+    /// Those to whom memory is shared, and whether there are others.
+    nearby: Vec<Rank>,
+    sockets: bool,
     datagrams: Option<Datagrams>,
     /// Threads of the program that look at the connections themselves.
     lookers: usize,
@@ -122,6 +125,10 @@ pub(super) struct Host {
     sleeper: Option<ThreadId>,
     /// It has been told that its wait is over.
     nudged: bool,
+    /// The service thread sleeps, or is about to.
+    service_sleeps: bool,
+    /// What comes over connections wakes the service thread.
+    wakes_service: bool,
     /// What was queued since connections were last flushed.
     unsent: Unsent,
     slots: Vec<Arc<Slot>>,
@@ -186,14 +193,14 @@ pub(super) struct Plan {
     pub until: Instant,
     /// A thread of this rank waits for a page, or has just done so: what comes next is wanted soon.
     pub urgent: bool,
-    /// A thread of this rank waits for a page.
-    pub awaits_page: bool,
+    /// Whoever does not sleep meanwhile has to look for messages: a thread of this rank waits for a page, or they come through shared memory, where nothing tells of them.
+    pub looks: bool,
     pub stop: bool,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { until: Instant::now(), urgent: false, awaits_page: false, stop: false }
+        Self { until: Instant::now(), urgent: false, looks: false, stop: false }
     }
 }
 
@@ -222,9 +229,16 @@ impl Host {
         lines: Vec<Option<Line>>,
         datagrams: Option<Datagrams>,
         watch: Arc<Watch>,
-        account: Account,
+        mut account: Account,
     ) -> Result<Self, rampool_proto::share::ConfigError> {
         let now = Instant::now();
+        let by_rank = || lines.iter().zip(0..).filter_map(|(line, rank)| Some((line.as_ref()?.is_shared_memory(), Rank(rank))));
+        let nearby = by_rank().filter_map(|(is_shared, rank)| is_shared.then_some(rank)).collect();
+        let sockets = datagrams.is_some() || by_rank().any(|(is_shared, _)| !is_shared);
+        for line in lines.iter().flatten() {
+            let name = if datagrams.is_some() { Transport::Udp.name() } else { line.means().name() };
+            *account.stats.connections.entry(name).or_default() += 1;
+        }
         let peer = |line| Peer { line, heard: now, beat: now, bye: None, closed: false, backlog: false };
         let rank = Rank(config.rank);
         Ok(Self {
@@ -237,10 +251,14 @@ impl Host {
             memory,
             watch,
             peers: lines.into_iter().map(|line| line.map(peer)).collect(),
+            nearby,
+            sockets,
             datagrams,
             lookers: 0,
             sleeper: None,
             nudged: false,
+            service_sleeps: false,
+            wakes_service: true,
             unsent: Unsent::Nothing,
             slots: Vec::new(),
             idle_threads: VecDeque::new(),
@@ -379,10 +397,12 @@ impl Host {
     /// Takes what is there, and says what to wait for next.
     pub fn serve(&mut self, ready: &Ready, plan: &mut Plan) {
         self.needs_service = false;
+        self.service_sleeps = false;
         let now = Instant::now();
         if ready.faults {
             self.take_faults(now);
         }
+        let came = self.take_nearby(now);
         for &rank in &ready.lines {
             self.take_frames(rank, now);
         }
@@ -398,7 +418,8 @@ impl Host {
         }
         self.look_for_end();
         // What nobody waits for goes with the next message, or when there is nothing to take any more.
-        if ready.lines.is_empty() || self.unsent == Unsent::Urgent {
+        let backlog = self.peers.iter().flatten().any(|peer| peer.backlog);
+        if (ready.lines.is_empty() && !came) || self.unsent == Unsent::Urgent || backlog {
             self.flush();
         }
         self.plan(now, plan);
@@ -409,8 +430,15 @@ impl Host {
     /// A thread of the program looks for messages itself from now on: they wake the service thread no more.
     pub fn begin_to_look(&mut self) {
         self.lookers += 1;
-        if self.lookers == 1 {
-            self.watch.set_lines(false);
+        if self.sockets {
+            self.wake_service(false);
+        }
+    }
+
+    fn wake_service(&mut self, yes: bool) {
+        if self.wakes_service != yes {
+            self.wakes_service = yes;
+            self.watch.set_lines(yes);
         }
     }
 
@@ -419,36 +447,50 @@ impl Host {
         self.lookers -= 1;
         self.flush();
         if self.lookers == 0 {
-            self.watch.set_lines(true);
+            self.wake_service(true);
         }
     }
 
     /// Takes what the other ranks have sent. True if that was something.
     pub fn look(&mut self, ready: &mut Ready) -> bool {
-        if self.ranks <= FEW_RANKS && self.datagrams.is_none() {
-            let now = Instant::now();
-            let mut any = false;
+        let now = Instant::now();
+        let mut any = self.take_nearby(now);
+        if self.sockets && self.ranks <= FEW_RANKS && self.datagrams.is_none() {
             for rank in 0..self.ranks {
                 any |= self.take_frames(Rank(rank), now);
             }
-            self.looked(any);
-            return any;
+        } else if self.sockets {
+            self.watch.wait_lines(Some(Duration::ZERO), ready);
+            any |= self.take_from_sockets(ready, now);
         }
-        self.watch.wait_lines(Some(Duration::ZERO), ready);
-        self.look_at(ready);
-        ready.has_lines()
+        self.looked(any);
+        any
     }
 
-    /// Takes what `ready` says there is.
+    /// Takes what `ready` says there is, and what is in shared memory.
     pub fn look_at(&mut self, ready: &Ready) {
         let now = Instant::now();
+        let any = self.take_nearby(now) | self.take_from_sockets(ready, now);
+        self.looked(any);
+    }
+
+    fn take_from_sockets(&mut self, ready: &Ready, now: Instant) -> bool {
         for &rank in &ready.lines {
             self.take_frames(rank, now);
         }
         if ready.datagrams {
             self.take_datagrams();
         }
-        self.looked(ready.has_lines());
+        ready.has_lines()
+    }
+
+    /// Takes what has come through shared memory.
+    fn take_nearby(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for at in 0..self.nearby.len() {
+            any |= self.take_frames(self.nearby[at], now);
+        }
+        any
     }
 
     fn looked(&mut self, any: bool) {
@@ -466,6 +508,7 @@ impl Host {
         if is_free {
             self.flush();
             self.sleeper = Some(thread);
+            self.wake_service(false);
         }
         is_free
     }
@@ -475,6 +518,31 @@ impl Host {
         self.sleeper = None;
         if std::mem::take(&mut self.nudged) {
             self.watch.end_nudge();
+        }
+    }
+
+    /// The service thread is about to sleep.
+    pub fn let_service_sleep(&mut self) {
+        self.service_sleeps = true;
+    }
+
+    /// Whoever has had the lock has used shared memory as one who is awake, so nobody rings a bell for it any more. If a thread of this rank sleeps, the peers are told so again; what they
+    /// had to say in between wakes it.
+    pub fn settle(&mut self) {
+        if self.sleeper.is_none() && (self.lookers > 0 || !self.service_sleeps) {
+            return;
+        }
+        let mut something = false;
+        for rank in &self.nearby {
+            if let Some(peer) = self.peers[usize::from(rank.0)].as_ref().filter(|peer| !peer.closed) {
+                something |= !peer.line.may_sleep();
+            }
+        }
+        if something && self.sleeper.is_none() {
+            self.watch.ring();
+        } else if something && !self.nudged {
+            self.nudged = true;
+            self.watch.nudge();
         }
     }
 
@@ -636,7 +704,7 @@ impl Host {
         plan.until = if self.unsent == Unsent::CanWait { now } else { until };
         self.planned = until;
         // Who has just waited for a page often wants the next one.
-        plan.awaits_page = !self.awaited.is_empty();
+        plan.looks = !self.awaited.is_empty() || !self.nearby.is_empty();
         plan.urgent = !self.awaited.is_empty() || now.saturating_duration_since(self.last_fault) < FAULTS_COME_TOGETHER;
         plan.stop = self.leaving == Leaving::Done;
     }
@@ -803,7 +871,9 @@ impl Host {
             match peer.line.flush() {
                 Ok(all) if all == peer.backlog => {
                     peer.backlog = !all;
-                    self.watch.set_backlog(Rank(rank), peer.line.as_fd(), !all);
+                    if peer.line.shows_room() {
+                        self.watch.set_backlog(Rank(rank), peer.line.as_fd(), !all);
+                    }
                 }
                 Ok(_) => {}
                 Err(error) => failed.push((Rank(rank), error)),

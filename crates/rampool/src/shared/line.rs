@@ -1,4 +1,4 @@
-//! One connection to another rank: frames in and out of a byte stream, plain or sealed. Never blocks.
+//! One connection to another rank, over TCP or through shared memory: frames in and out of a byte stream, plain or sealed. Never blocks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,7 +7,7 @@ use std::time::Instant;
 use rampool_proto::share::control::{Control, FrameKind, Framed, deframe, frame};
 use rampool_proto::share::{Malformed, Message};
 
-use crate::transport::{MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Seal, Stream, TAG_BYTES};
+use crate::transport::{Carrier, MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Means, Peer, Seal, TAG_BYTES};
 
 /// Why a connection is of no use any more.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +109,7 @@ const MOST_IDLE_BYTES: usize = 4 << 20;
 
 /// A connection.
 pub(super) struct Line {
-    stream: Stream,
+    carrier: Carrier,
     seal: Option<Seal>,
     /// As it came, where the connection is sealed.
     ciphertext: Arrived,
@@ -120,9 +120,9 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub fn new(stream: Stream, seal: Option<Seal>) -> Self {
+    pub fn new(carrier: Carrier, seal: Option<Seal>) -> Self {
         Self {
-            stream,
+            carrier,
             seal,
             ciphertext: Arrived::default(),
             plain: Arrived::default(),
@@ -131,8 +131,23 @@ impl Line {
         }
     }
 
-    pub fn stream(&self) -> &Stream {
-        &self.stream
+    pub fn peer(&self) -> &Peer {
+        self.carrier.peer()
+    }
+
+    /// Whether the other rank is on this machine, by its address.
+    pub fn is_local(&self) -> bool {
+        self.carrier.is_local()
+    }
+
+    pub fn means(&self) -> Means {
+        self.carrier.means()
+    }
+
+    /// Whether to ask the connection whether something has come costs no call into the kernel, and whether it has to be told before a thread sleeps on it
+    /// ([`Line::may_sleep`]).
+    pub fn is_shared_memory(&self) -> bool {
+        self.means() == Means::Rings
     }
 
     /// Whether what travels is encrypted.
@@ -161,6 +176,18 @@ impl Line {
         self.frames.rest().len()
     }
 
+    /// Says to the other end that a thread is about to sleep until something comes, or there is room for what waits to be sent. Every other call takes that back.
+    /// False: there is something already.
+    pub fn may_sleep(&self) -> bool {
+        let writing = self.has_backlog();
+        self.carrier.has_said_that_it_sleeps(true, writing) || self.carrier.may_sleep(true, writing)
+    }
+
+    /// Whether room for what waits to be sent is to be asked for as such. Otherwise it shows as something to read.
+    pub fn shows_room(&self) -> bool {
+        self.carrier.shows_room()
+    }
+
     /// Sends what the kernel takes now. True if nothing is left.
     pub fn flush(&mut self) -> Result<bool, LineError> {
         if let Some(seal) = &mut self.seal {
@@ -173,7 +200,7 @@ impl Line {
         }
         let out = if self.seal.is_some() { &mut self.sealed } else { &mut self.frames };
         while !out.rest().is_empty() {
-            match self.stream.send_from(out.rest())? {
+            match self.carrier.send_from(out.rest())? {
                 Some(sent) => out.take(sent),
                 None => {
                     out.compact();
@@ -187,7 +214,7 @@ impl Line {
     /// Sends everything, or gives up at the deadline.
     pub fn flush_until(&mut self, deadline: Instant) -> Result<bool, LineError> {
         while !self.flush()? {
-            if !self.stream.wait(true, deadline)? {
+            if !self.carrier.wait(true, deadline)? {
                 return Ok(false);
             }
         }
@@ -197,7 +224,7 @@ impl Line {
     /// Takes what has arrived. False if that was nothing. After an error, what came whole before it can still be had.
     pub fn receive(&mut self) -> Result<bool, LineError> {
         let into = if self.seal.is_some() { &mut self.ciphertext } else { &mut self.plain };
-        match self.stream.receive_into(into.room(READ_BYTES / 2))? {
+        match self.carrier.receive_into(into.room(READ_BYTES / 2))? {
             None => return Ok(false),
             Some(0) => return Err(LineError::Closed),
             Some(got) => into.filled += got,
@@ -237,7 +264,7 @@ impl Line {
                 Some(Incoming::Message(_)) => return Err(Malformed { what: "a message before the ranks have met", at: 0 }.into()),
                 None => {}
             }
-            if !self.receive()? && !self.stream.wait(false, deadline)? {
+            if !self.receive()? && !self.carrier.wait(false, deadline)? {
                 return Ok(None);
             }
         }
@@ -246,6 +273,6 @@ impl Line {
 
 impl AsFd for Line {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.carrier.as_fd()
     }
 }

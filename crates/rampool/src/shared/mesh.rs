@@ -4,7 +4,12 @@
 //!   rank 0   <-- Hello --   every other rank, which listens somewhere by then
 //!   rank 0   --- Table -->  all of them
 //!   rank i   -- Hello -->   rank j, for 0 < j < i, which answers Welcome
+//!   rank j   -- Nearby -->  rank i, for j < i: the name of a Unix socket on j's machine
+//!   rank i   --- Move -->   rank j: whether it found the socket
 //! ```
+//! A socket's name is known to one machine only (to one network namespace of it), so who finds it there is near. The two shake hands again over that socket, are given memory to share
+//! ([`crate::transport`]), and leave their TCP connection.
+//!
 //! Each connection begins with the handshake of [`crate::transport`]: beyond this machine both ends prove a key, and what follows is sealed.
 //! Who does not know the run's name, has another version or other settings is refused, with both named.
 
@@ -12,6 +17,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rampool_proto::rings::MIN_RING_BYTES;
+use rampool_proto::session::{Refusal, features};
 use rampool_proto::share::Rank;
 use rampool_proto::share::control::{Control, Hello, SHARE_WIRE_VERSION};
 
@@ -21,7 +28,9 @@ use super::environment::variable;
 use super::error::JoinError;
 use super::line::{Line, LineError};
 use crate::key::random_bytes;
-use crate::transport::{DATAGRAM_KEY_BYTES, DatagramSeal, Endpoint, Handshake, HandshakeError, Listener, LocalPolicy, Peer, Stream, Wants};
+use crate::transport::{
+    DATAGRAM_KEY_BYTES, DatagramSeal, Endpoint, Handshake, HandshakeError, Listener, LocalPolicy, Peer, RING_BYTES, SameHost, Stream, Wants,
+};
 
 /// All ranks, connected.
 pub(super) struct Mesh {
@@ -37,6 +46,10 @@ const STRANGER_S: u64 = 10;
 const TO_SAY_WHO: Duration = Duration::from_secs(5);
 /// A rank whose program starts late is tried again after this.
 const RETRY: Duration = Duration::from_millis(20);
+/// Rings of all the connections of one rank together take at most about twice this.
+const RINGS_OF_A_RANK_BYTES: u32 = 4 << 20;
+/// With what the names of the sockets begin at which ranks of one machine find each other.
+const NEARBY: &str = "rampool-rank-";
 
 impl Mesh {
     /// Meets the other ranks. Blocks until all are connected, or an error, or the deadline.
@@ -49,6 +62,7 @@ impl Mesh {
         let deadline = Instant::now() + config.join_deadline;
         let mut meeting = Meeting { config, deadline, hello: hello(config), socket: None };
         let addresses = if config.rank == 0 { meeting.receive_all(&mut lines)? } else { meeting.go_to_first(&mut lines)? };
+        meeting.go_nearer(&mut lines)?;
         let datagrams = match meeting.socket.take() {
             None => None,
             Some(socket) => {
@@ -89,7 +103,7 @@ struct Guest {
 
 impl Meeting<'_> {
     fn policy(&self) -> LocalPolicy {
-        LocalPolicy { key: self.config.key.clone(), encryption: self.config.encryption, features: 0 }
+        LocalPolicy { key: self.config.key.clone(), encryption: self.config.encryption, features: features::RINGS }
     }
 
     /// Rank 0: waits for all others, then tells them where they are.
@@ -121,7 +135,7 @@ impl Meeting<'_> {
                 }
                 return Err(JoinError::Refused { why });
             }
-            let Peer::Tcp(peer) = *guest.line.stream().peer() else { unreachable!("rank 0 listens on TCP") };
+            let Peer::Tcp(peer) = *guest.line.peer() else { unreachable!("rank 0 listens on TCP") };
             hellos[rank] = Some((guest.hello, peer.ip().to_canonical()));
             lines[rank] = Some(guest.line);
         }
@@ -166,13 +180,9 @@ impl Meeting<'_> {
             let endpoint: Endpoint = addresses[rank].parse().map_err(|_| self.trouble(rank, unexpected()))?;
             let stream = self.reach(&endpoint, rank)?;
             let mut line = self.introduce(stream, rank)?;
-            match line.wait_control(self.deadline).map_err(|error| self.trouble(rank, error))? {
-                Some(Control::Welcome {}) => lines[rank] = Some(line),
-                Some(Control::Refused { why }) => return Err(JoinError::Refused { why }),
-                Some(_) => return Err(self.trouble(rank, unexpected())),
-                None => {
-                    return Err(JoinError::Missing { ranks: Rank(number(rank)).to_string(), seconds: self.config.join_deadline.as_secs() });
-                }
+            match self.next_control(&mut line, rank)? {
+                Control::Welcome {} => lines[rank] = Some(line),
+                _ => return Err(self.trouble(rank, unexpected())),
             }
         }
         while lines[usize::from(self.config.rank) + 1..].iter().any(Option::is_none) {
@@ -208,6 +218,87 @@ impl Meeting<'_> {
         Ok(places)
     }
 
+    /// Ranks on one machine exchange their connections for shared memory.
+    fn go_nearer(&self, lines: &mut [Option<Line>]) -> Result<(), JoinError> {
+        let me = usize::from(self.config.rank);
+        // Datagrams carry what matters where they are wanted.
+        let wanted = self.config.same_host != SameHost::Socket && self.config.transport == Transport::Tcp;
+        let name = format!("{NEARBY}{:032x}", u128::from_le_bytes(random_bytes()));
+        // Where the kernel refuses the socket, a sandbox say, the ranks stay as they are.
+        let listener = wanted.then(|| Listener::bind(&Endpoint::unix_name(&name)).ok()).flatten();
+        let name = if listener.is_some() { name } else { String::new() };
+        for (rank, line) in lines.iter_mut().enumerate().skip(me + 1) {
+            let line = line.as_mut().expect("all have met");
+            line.queue_control(&Control::Nearby { name: name.clone() });
+            self.sent(line, rank)?;
+        }
+        for (rank, place) in lines.iter_mut().enumerate().take(me) {
+            let line = place.as_mut().expect("all have met");
+            let Control::Nearby { name } = self.next_control(line, rank)? else { return Err(self.trouble(rank, unexpected())) };
+            let found = if wanted { self.reach_nearby(&name) } else { None };
+            line.queue_control(&Control::Move { there: found.is_some() });
+            self.sent(line, rank)?;
+            if let Some(stream) = found {
+                let near = self.introduce(stream, rank)?;
+                if near.is_shared_memory() {
+                    *place = Some(near);
+                }
+            }
+        }
+        let mut near: Vec<Option<Line>> = std::iter::repeat_with(|| None).take(lines.len()).collect();
+        for rank in me + 1..lines.len() {
+            let Control::Move { there } = self.next_control(lines[rank].as_mut().expect("all have met"), rank)? else {
+                return Err(self.trouble(rank, unexpected()));
+            };
+            let Some(listener) = listener.as_ref().filter(|_| there) else { continue };
+            while near[rank].is_none() {
+                let Some(mut guest) = self.accept(listener, || Rank(number(rank)).to_string())? else { continue };
+                let who = usize::from(guest.hello.rank.0);
+                if guest.hello.compatible(&self.hello).is_err() || who <= me || near[who].is_some() {
+                    self.refuse(&mut guest.line, "it is not awaited here");
+                    continue;
+                }
+                near[who] = Some(guest.line);
+            }
+        }
+        for (place, near) in lines.iter_mut().zip(near) {
+            if let Some(near) = near.filter(Line::is_shared_memory) {
+                *place = Some(near);
+            }
+        }
+        let socket = lines.iter().position(|line| line.as_ref().is_some_and(|line| line.is_local() && !line.is_shared_memory()));
+        match socket.filter(|_| self.config.same_host == SameHost::Rings) {
+            Some(rank) => Err(JoinError::NoSharedMemory { rank: Rank(number(rank)) }),
+            None => Ok(()),
+        }
+    }
+
+    /// A connection to the rank that has this name on this machine, if there is one, and it is the same user's.
+    fn reach_nearby(&self, name: &str) -> Option<Stream> {
+        let is_a_name = |name: &str| name.len() < 64 && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        name.strip_prefix(NEARBY).filter(|rest| is_a_name(rest))?;
+        let endpoint = Endpoint::unix_name(name);
+        loop {
+            match Stream::connect(&endpoint, self.deadline) {
+                Ok(stream) => return Some(stream).filter(|stream| !is_another_user(stream.peer())),
+                // Many knock at once.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() + RETRY < self.deadline => {
+                    std::thread::sleep(RETRY);
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// What the rank says next.
+    fn next_control(&self, line: &mut Line, rank: usize) -> Result<Control, JoinError> {
+        let missing = || JoinError::Missing { ranks: Rank(number(rank)).to_string(), seconds: self.config.join_deadline.as_secs() };
+        match line.wait_control(self.deadline).map_err(|error| self.trouble(rank, error))?.ok_or_else(missing)? {
+            Control::Refused { why } => Err(JoinError::Refused { why }),
+            control => Ok(control),
+        }
+    }
+
     /// Gives each rank with a sealed connection a key for this one's datagrams, and takes its.
     fn exchange_keys(&self, lines: &mut [Option<Line>]) -> Result<Vec<Option<DatagramSeal>>, JoinError> {
         let mut ours = Vec::with_capacity(lines.len());
@@ -225,8 +316,7 @@ impl Meeting<'_> {
                 seals.push(None);
                 continue;
             };
-            let missing = || JoinError::Missing { ranks: Rank(number(rank)).to_string(), seconds: self.config.join_deadline.as_secs() };
-            let theirs = match line.wait_control(self.deadline).map_err(|error| self.trouble(rank, error))?.ok_or_else(missing)? {
+            let theirs = match self.next_control(line, rank)? {
                 Control::DatagramKey { key } => <[u8; DATAGRAM_KEY_BYTES]>::try_from(key).map_err(|_| self.trouble(rank, unexpected()))?,
                 _ => return Err(self.trouble(rank, unexpected())),
             };
@@ -295,7 +385,9 @@ impl Meeting<'_> {
         };
         let deadline = self.deadline.min(Instant::now() + Duration::from_secs(STRANGER_S));
         let from = stream.peer().to_string();
-        let mut line = match shake(Handshake::server(stream, self.policy(), None), deadline) {
+        let refuse = is_another_user(stream.peer()).then_some(Refusal::User);
+        let handshake = Handshake::server(stream, self.policy(), refuse).with_rings_of(ring_bytes(self.config.ranks));
+        let mut line = match shake(handshake, deadline) {
             Ok(line) => line,
             Err(error) => {
                 tracing::warn!("somebody at {from} was sent away: {error}");
@@ -383,6 +475,17 @@ fn inherited(address: &str) -> Option<Listener> {
     Listener::adopt(owned.into()).ok()
 }
 
+/// Over a Unix socket: the two could not open each other's memory as a file either.
+fn is_another_user(peer: &Peer) -> bool {
+    matches!(peer, Peer::Unix { uid, .. } if *uid != rustix::process::geteuid().as_raw())
+}
+
+/// The more ranks there may be on this machine, the shorter the rings between two of them.
+fn ring_bytes(ranks: u16) -> u32 {
+    let share = RINGS_OF_A_RANK_BYTES / u32::from(ranks.max(1)).next_power_of_two();
+    share.clamp(MIN_RING_BYTES, RING_BYTES)
+}
+
 fn readable(listener: &Listener, deadline: Instant) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let left = deadline.saturating_duration_since(Instant::now());
@@ -397,8 +500,8 @@ fn readable(listener: &Listener, deadline: Instant) -> bool {
 fn shake(mut handshake: Handshake, deadline: Instant) -> Result<Line, HandshakeError> {
     loop {
         if let Some(link) = handshake.advance::<()>()? {
-            let (stream, seal) = link.into_parts();
-            return Ok(Line::new(stream, seal));
+            let (carrier, seal) = link.into_parts();
+            return Ok(Line::new(carrier, seal));
         }
         if !handshake.wait(handshake.wants() == Wants::Write, deadline)? {
             return Err(HandshakeError::TimedOut);

@@ -33,12 +33,14 @@ fn wait(inner: &Inner, spin: Duration, plan: &Plan, ready: &mut Ready) {
         let spinning = plan.urgent && now.duration_since(began) < spin;
         let mut came = false;
         if spinning {
-            if plan.awaits_page {
+            if plan.looks {
                 let mut host = inner.lock();
                 came = host.look(ready) | host.wants_service();
             }
             // To the thread that was waiting: if it waits for the next page in a moment, nobody has to be woken.
             std::thread::yield_now();
+        } else {
+            inner.lock().let_service_sleep();
         }
         if inner.watch.wait(if spinning { Duration::ZERO } else { left }, ready) {
             return;

@@ -18,6 +18,8 @@ pub struct Kind {
 pub struct SharedStats {
     /// What the protocols did, since the rank joined.
     pub engine: Stats,
+    /// Connections to other ranks by what carries them: `rings` (shared memory), `tcp`, `udp`.
+    pub connections: BTreeMap<&'static str, u64>,
     pub sent_messages: u64,
     pub received_messages: u64,
     /// What was sent, by type.

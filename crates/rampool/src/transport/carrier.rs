@@ -35,13 +35,14 @@ impl std::fmt::Display for Means {
     }
 }
 
-/// How a client reaches servers on its own machine, those named `unix:PATH`. Servers with another kind of address are of no concern to it.
+/// How a client reaches servers on its own machine, those named `unix:PATH`, and a rank of the shared view the ranks on its machine. Servers with another kind of
+/// address are of no concern to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SameHost {
-    /// Through shared memory where the server can, else through the socket.
+    /// Through shared memory where both can, else through the socket: the Unix socket to a server, TCP to a rank.
     #[default]
     Auto,
-    /// Through shared memory; a server that cannot is not used.
+    /// Through shared memory; a server that cannot is not used, and ranks that cannot do not run together.
     Rings,
     /// Through the socket.
     Socket,
@@ -87,12 +88,21 @@ impl SameHost {
 }
 
 /// A connected, non-blocking stream of bytes.
-pub(super) struct Carrier {
-    pub stream: Stream,
-    pub rings: Option<Box<Rings>>,
+pub(crate) struct Carrier {
+    pub(super) stream: Stream,
+    pub(super) rings: Option<Box<Rings>>,
 }
 
 impl Carrier {
+    pub fn peer(&self) -> &Peer {
+        self.stream.peer()
+    }
+
+    /// Whether the peer is on this machine, by its address.
+    pub fn is_local(&self) -> bool {
+        self.stream.is_local()
+    }
+
     pub fn means(&self) -> Means {
         match (&self.rings, self.stream.peer()) {
             (Some(_), _) => Means::Rings,
@@ -146,6 +156,11 @@ impl Carrier {
     /// Whether a call that brings nothing costs one into the kernel.
     pub fn asks_kernel(&self) -> bool {
         self.rings.is_none()
+    }
+
+    /// Whether what [`Carrier::may_sleep`] would say has been said, and no call has taken it back since.
+    pub fn has_said_that_it_sleeps(&self, reading: bool, writing: bool) -> bool {
+        self.rings.as_ref().is_none_or(|rings| rings.has_said_that_it_sleeps(reading, writing))
     }
 
     /// To be called before each sleep on the socket. `reading`, `writing`: what shall end the sleep. False: do not sleep.

@@ -3,7 +3,7 @@
 
 use super::carrier::Carrier;
 use super::link::Link;
-use super::rings::Rings;
+use super::rings::{RING_BYTES, Rings};
 use super::seal::{MAX_PLAIN_BYTES, Proof, Seal, TAG_BYTES};
 use super::tcp::{Endpoint, Peer, Stream};
 use crate::key::{Key, random_bytes};
@@ -101,6 +101,8 @@ pub struct Handshake {
     /// Came with what is incoming.
     handed: Option<OwnedFd>,
     rings: Option<Box<Rings>>,
+    /// Bytes of each ring that a server offers.
+    ring_bytes: u32,
     state: State,
 }
 
@@ -166,8 +168,16 @@ impl Handshake {
             sent: 0,
             handed: None,
             rings: None,
+            ring_bytes: RING_BYTES,
             state: State::AwaitPreface,
         }
+    }
+
+    /// As a server: offers rings of so many bytes each, a power of two, where shared memory is agreed on.
+    #[must_use]
+    pub(crate) fn with_rings_of(mut self, ring_bytes: u32) -> Self {
+        self.ring_bytes = ring_bytes;
+        self
     }
 
     fn stream(&self) -> &Stream {
@@ -245,7 +255,7 @@ impl Handshake {
         } else if self.asked.is_some() {
             self.expect(OFFER_BYTES, State::AwaitOffer(seal, agreed));
         } else {
-            let offer = match Rings::offer() {
+            let offer = match Rings::offer(self.ring_bytes) {
                 Ok((rings, offer, fd)) => {
                     self.rings = Some(Box::new(rings));
                     self.hand_over = Some(fd);

@@ -2,7 +2,7 @@
 
 use super::carrier::{Carrier, Means};
 use super::seal::{MAX_PLAIN_BYTES, NotAuthentic, Seal};
-use super::tcp::{Peer, Stream, iovec, iovec_mut};
+use super::tcp::{Peer, iovec, iovec_mut};
 use super::zero_copy::{Sender, SharedZeroCopy};
 use super::{Piece, PieceMut};
 use rampool_proto::registration::path::{Always, PathChoice, Wish};
@@ -195,15 +195,14 @@ impl<G> Link<G> {
         Self { zero_copy: Err(Always::Off), carrier, security, features, seal, incoming, outgoing }
     }
 
-    /// The socket and its keys, for another kind of frames. Only right after the handshake, and without rings: nothing has been sent or received.
-    pub(crate) fn into_parts(self) -> (Stream, Option<Seal>) {
-        assert!(self.means() != Means::Rings, "whoever wants the socket does not ask for rings");
-        (self.carrier.stream, self.seal.map(|sealing| sealing.seal))
+    /// What carries its bytes, and the keys, for another kind of frames. Only right after the handshake: nothing has been sent or received.
+    pub(crate) fn into_parts(self) -> (Carrier, Option<Seal>) {
+        (self.carrier, self.seal.map(|sealing| sealing.seal))
     }
 
     #[must_use]
     pub fn peer(&self) -> &Peer {
-        self.carrier.stream.peer()
+        self.carrier.peer()
     }
 
     /// By what means its bytes travel.
@@ -249,7 +248,7 @@ impl<G> Link<G> {
 
     /// Whether the peer is on this machine, by its address.
     pub(crate) fn is_local(&self) -> bool {
-        self.carrier.stream.is_local()
+        self.carrier.is_local()
     }
 
     /// Queues a frame: `head` (an encoded header and table), then the pieces. Nothing leaves before [`Link::flush`].

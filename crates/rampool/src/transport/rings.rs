@@ -14,8 +14,8 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
-/// Bytes of each ring: both together, and what they are copied from or to, fit the caches that two cores have beside each other.
-pub(super) const RING_BYTES: u32 = 256 << 10;
+/// Bytes of each ring to a server: both together, and what they are copied from or to, fit the caches that two cores have beside each other.
+pub(crate) const RING_BYTES: u32 = 256 << 10;
 /// So many bytes are published at once: the other side takes them while the next are on their way.
 const PUBLISH_BYTES: usize = 16 << 10;
 /// So often a ring is looked at in vain before the socket is: for the peer's end, and for bells that nobody waits for any more.
@@ -40,8 +40,8 @@ pub(super) struct Rings {
 
 impl Rings {
     /// The server's side, and what the client needs to have the other one.
-    pub(super) fn offer() -> Result<(Self, Offer, OwnedFd), SealedError> {
-        let offer = Offer::of(RING_BYTES).expect("a power of two within the bounds");
+    pub(super) fn offer(ring_bytes: u32) -> Result<(Self, Offer, OwnedFd), SealedError> {
+        let offer = Offer::of(ring_bytes).expect("a power of two within the bounds");
         let geometry = offer.geometry().expect("there are rings");
         let (memory, fd) = SealedMemory::create(c"rampool-rings", geometry.memory_bytes())?;
         Ok((Self::new(memory, geometry, Direction::ToClient), offer, fd))
@@ -169,6 +169,10 @@ impl Rings {
         let readable = reading && self.reader.would_read(self.count(self.out.reverse(), Word::Written));
         let writable = writing && self.writer.would_write(self.count(self.out, Word::Read));
         !(readable || writable || self.ended)
+    }
+
+    pub(super) fn has_said_that_it_sleeps(&self, reading: bool, writing: bool) -> bool {
+        self.asleep.get() == [reading, writing]
     }
 
     /// Takes back that this side sleeps, and the bell that was meant for it.

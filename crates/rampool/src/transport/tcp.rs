@@ -7,6 +7,8 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -64,6 +66,12 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
+    /// A Unix socket that is no file: a name in this network namespace, gone with the process that listens. The name is no secret: whoever connects is to be judged
+    /// by who it is.
+    pub(crate) fn unix_name(name: &str) -> Self {
+        Endpoint::Unix(format!("\0{name}").into())
+    }
+
     fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         match self {
             Endpoint::Tcp { host, port } => {
@@ -401,9 +409,14 @@ impl Listener {
                 Ok(Self { socket: ListenSocket::Tcp(listener), endpoint: Endpoint::Tcp { host: host.clone(), port } })
             }
             Endpoint::Unix(path) => {
-                remove_stale_socket(path)?;
-                let listener = UnixListener::bind(path)?;
-                std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+                let listener = if let Some(name) = name_of(path) {
+                    UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(name)?)?
+                } else {
+                    remove_stale_socket(path)?;
+                    let listener = UnixListener::bind(path)?;
+                    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+                    listener
+                };
                 listener.set_nonblocking(true)?;
                 Ok(Self { socket: ListenSocket::Unix(listener), endpoint: endpoint.clone() })
             }
@@ -455,11 +468,18 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Endpoint::Unix(path) = &self.endpoint {
+        if let Endpoint::Unix(path) = &self.endpoint
+            && name_of(path).is_none()
+        {
             // Best effort: the file may be gone already.
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// The name that stands in for a path ([`Endpoint::unix_name`]).
+fn name_of(path: &Path) -> Option<&[u8]> {
+    path.as_os_str().as_bytes().strip_prefix(&[0])
 }
 
 /// Removes a socket file that refuses connections; anything else is left for `bind` to complain about.
