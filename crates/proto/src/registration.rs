@@ -21,6 +21,7 @@
 use crate::units::PageIndex;
 use std::collections::VecDeque;
 
+pub mod keys;
 pub mod path;
 mod policy;
 

@@ -1,6 +1,7 @@
 //! The simulated world: everything the pure machines meet outside, from one seed, in one thread, without a clock.
 //!
 //! ```text
+//!   keys      owners and peers of registered memory, and a network that loses and delays
 //!   rng       one u64 seed picks everything that happens
 //!   paging    a program with threads, a software MMU, the kernel's replies and the memory servers, around the page cache
 //!   share     ranks with threads that share memory, a network, and golden memory that judges every load
@@ -9,6 +10,7 @@
 //! A run that breaks a rule panics with its seed; the same seed replays it. Never shipped.
 #![forbid(unsafe_code)]
 
+pub mod keys;
 pub mod paging;
 pub mod rng;
 pub mod share;
