@@ -32,8 +32,10 @@ pub mod features {
     pub const LZ4: u32 = 1;
     /// Frames may travel through rings of shared memory ([`crate::rings`]); said over Unix sockets only.
     pub const RINGS: u32 = 2;
+    /// Memory may be exposed by key ([`crate::registration::keys`]); beside rings only.
+    pub const KEYS: u32 = 4;
     /// Every bit this build knows.
-    pub const KNOWN: u32 = LZ4 | RINGS;
+    pub const KNOWN: u32 = LZ4 | RINGS | KEYS;
 }
 
 /// What one side wants of encryption.

@@ -21,6 +21,7 @@
 mod control;
 mod data;
 mod direct;
+mod keyed;
 mod queue;
 
 pub use control::{AttachLease, Granted, LeaseId, LeaseToken, MAX_NAME_BYTES, MemberId, OpenLease, RegionId};
@@ -32,6 +33,8 @@ pub use direct::{
     Block, Change, CopyRequest, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_PIECES, MAX_PROGRAM_BYTES, Piece, Pieces, ScanRequest, Window,
     accumulate_arg, encode_reduced, parse_accumulate_arg, parse_crcs, parse_reduced, patched_crc,
 };
+
+pub use keyed::{ByKey, encode_grant, encode_revocation, parse_grant, parse_revocation};
 
 pub use queue::{
     AwaitBody, Body, Delivery, Listed, MAX_HEAD_BYTES, MAX_REFERENCE_BYTES, MAX_SETTLED, Push, PushHeads, QueueBounds, Reference,
@@ -62,8 +65,10 @@ pub const MAX_MESSAGE_BYTES: usize = 1024;
 pub mod flags {
     /// This frame answers the request with the same number.
     pub const REPLY: u8 = 1;
+    /// The bytes do not travel: the server takes them from, or puts them into, memory that the client has exposed ([`super::ByKey`]).
+    pub const KEYED: u8 = 2;
     /// Every bit that has a meaning; the others are zero.
-    pub const KNOWN: u8 = REPLY;
+    pub const KNOWN: u8 = REPLY | KEYED;
 }
 
 /// What a frame asks for, or answers.
@@ -131,11 +136,15 @@ pub enum Opcode {
     AwaitBody = 28,
     /// Append several messages without bodies ([`PushHeads`]) to queue `arg`, all or none. The reply's `arg` is the first one's number; the others' follow it.
     PushHeads = 29,
+    /// Give the server a key to memory whose descriptor went over the socket ([`encode_grant`]). `arg`: its place.
+    Expose = 30,
+    /// Take a key back ([`encode_revocation`]); after the answer nobody touches that memory.
+    Revoke = 31,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 29] = [
+    pub const ALL: [Opcode; 31] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -165,6 +174,8 @@ impl Opcode {
         Opcode::Settle,
         Opcode::AwaitBody,
         Opcode::PushHeads,
+        Opcode::Expose,
+        Opcode::Revoke,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
@@ -206,11 +217,13 @@ pub enum Status {
     NoSuchQueue = 13,
     /// The message is not, or not any more, in the queue, or not the member's; or its sender was lost before its body was there.
     NoSuchMessage = 14,
+    /// The key is not, or not any more, known; nothing was done. Give it anew, or let the bytes travel.
+    StaleKey = 15,
 }
 
 impl Status {
     /// Every status, for tests and tables.
-    pub const ALL: [Status; 15] = [
+    pub const ALL: [Status; 16] = [
         Status::Ok,
         Status::PoolFull,
         Status::LeaseRefused,
@@ -226,6 +239,7 @@ impl Status {
         Status::QueueFull,
         Status::NoSuchQueue,
         Status::NoSuchMessage,
+        Status::StaleKey,
     ];
 
     fn parse(byte: u8) -> Option<Self> {
@@ -354,8 +368,18 @@ impl Header {
     }
 
     #[must_use]
+    pub fn by_key(self) -> Self {
+        Self { flags: self.flags | flags::KEYED, ..self }
+    }
+
+    #[must_use]
     pub fn is_reply(&self) -> bool {
         self.flags & flags::REPLY != 0
+    }
+
+    #[must_use]
+    pub fn is_by_key(&self) -> bool {
+        self.flags & flags::KEYED != 0
     }
 
     /// The bytes of the header, checksum included.

@@ -34,14 +34,17 @@
 //!
 //! Every wait ends: a server that does not answer within the pool's deadline is lost, and every operation that needs it ends with an error that names it.
 
+mod exposed;
 mod listener;
 mod queue;
 
+pub use exposed::Exposed;
 pub use listener::{ListenError, QueueListener, Verdict};
 pub use queue::{Message, PendingSend, Queue, QueueError, SendBody};
 pub use rampool_proto::wire::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
 
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
+pub use crate::pool::KeyStats;
 use crate::pool::{Job, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ScanPart};
 use crate::transport::zero_copy::{self, SharedZeroCopy, ZeroCopyStats};
 use rampool_proto::elements::{Combine, Kind, Reduced, Scan, Test, Want};
@@ -94,6 +97,8 @@ pub enum DirectError {
     Full { server: String, operation: Operation, free: ByteLen },
     #[error("twice in a row, memory server {server} sent bytes that are not those that were stored ({operation})")]
     Damaged { server: String, operation: Operation },
+    #[error("there is no memory to expose: {0}")]
+    Memory(#[from] rampool_sys::sealed::SealedError),
     #[error(transparent)]
     Pool(PoolError),
 }

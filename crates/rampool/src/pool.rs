@@ -16,6 +16,7 @@
 mod comeback;
 mod config;
 mod direct;
+mod keyed;
 mod lane;
 mod queue;
 mod request;
@@ -24,6 +25,7 @@ mod ticket;
 
 pub use config::{LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
 pub(crate) use direct::{Job, ScanPart};
+pub use keyed::KeyStats;
 pub(crate) use queue::QueueReply;
 pub use stats::{Histogram, PoolStats, ServerStats};
 pub use ticket::{LeaseTicket, Membership, RegionTicket, TicketError};
@@ -812,7 +814,7 @@ fn same_host(config: &PoolConfig) -> Result<SameHost, String> {
 
 fn policy(config: &PoolConfig, same_host: SameHost) -> LocalPolicy {
     let compression = if config.compression { features::LZ4 } else { 0 };
-    let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS };
+    let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS | features::KEYS };
     LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: compression | rings }
 }
 

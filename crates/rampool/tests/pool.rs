@@ -3,6 +3,8 @@
 
 #[path = "pool/direct.rs"]
 mod direct;
+#[path = "pool/keyed.rs"]
+mod keyed;
 #[path = "pool/queue.rs"]
 mod queue;
 #[path = "pool/relay.rs"]

@@ -13,6 +13,7 @@
 //!   guard     ranges that system calls are using, which must stay
 //!   ring      io_uring: registered buffers, sends without a copy
 //!   sealed    memory that two processes share, which neither can take away
+//!   exposed   the same, taken back from the other one when it is lost
 //!   selfmem   memory of this process read and filled through /proc/self/mem
 //!   probe     what this machine allows, and the fix for what it does not
 //! ```
@@ -23,6 +24,7 @@
 pub mod bell;
 mod chain;
 pub mod descriptors;
+pub mod exposed;
 pub mod guard;
 pub mod maps;
 pub mod memory;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use rampool_proto::checksum;
 use rampool_proto::placement::ServerIndex;
+use rampool_proto::registration::keys::Key;
 use rampool_proto::registration::path::Wish;
 use rampool_proto::server::REMEMBERED;
 use rampool_proto::session::{Credits, features};
@@ -27,6 +28,7 @@ use rampool_proto::wire::{self, Block, Header, Opcode, PageEntry, Status};
 
 use super::PoolEvent;
 use super::comeback::{Came, Comeback, Place};
+use super::keyed::Keyring;
 use super::request::{CLASSES, Class, Reply, Request, Work, lost};
 use super::stats::LaneStats;
 use crate::blocks::block_crcs;
@@ -102,6 +104,8 @@ pub(super) struct Lane {
     drained: bool,
     compressed: bool,
     zero_copy: Option<ZeroCopyWish>,
+    /// Memory that the server reaches by key.
+    pub(super) keyring: Option<Box<Keyring>>,
     pub stats: LaneStats,
 }
 
@@ -150,6 +154,7 @@ impl Lane {
             drained: true,
             compressed,
             zero_copy: None,
+            keyring: None,
             stats: LaneStats::default(),
         }
     }
@@ -303,6 +308,10 @@ impl Lane {
             return;
         }
         self.lost = Some(reason.clone());
+        // Before anybody hears of it and does something else with that memory.
+        if let Some(keyring) = &mut self.keyring {
+            keyring.line_ended();
+        }
         let sent = std::mem::take(&mut self.outstanding).into_iter().filter_map(|(id, _)| work.find(id));
         let queued = self.queues.iter_mut().flat_map(std::mem::take);
         let slots: Vec<u32> = sent.chain(queued).collect();
@@ -333,6 +342,9 @@ impl Lane {
         };
         let patience = place.grace.min(self.op_deadline);
         self.link = None;
+        if let Some(keyring) = &mut self.keyring {
+            keyring.line_ended();
+        }
         // What never left with the broken link has not left.
         self.departed.borrow_mut().clear();
         for (id, _) in std::mem::take(&mut self.outstanding).into_iter().rev() {
@@ -373,6 +385,7 @@ impl Lane {
                 self.granted(&granted);
                 self.drained = true;
                 (self.last_sent, self.last_progress) = (now, now);
+                self.tell_all(work, now);
                 self.send(work, now);
             }
         }
@@ -485,18 +498,45 @@ impl Lane {
             Opcode::Gather => {
                 request.table.clear();
                 request.window.as_ref().expect("a gather has a window").encode(&mut request.table);
-                wire::encode_frame(&mut self.head, header, &request.table, 0);
+                let header = if self.by_key(work.get(slot)) { header.by_key() } else { header };
+                wire::encode_frame(&mut self.head, header, &work.get(slot).table, 0);
             }
             Opcode::Scatter | Opcode::Accumulate => {
                 // SAFETY: the places are memory of a put, readable and unchanged until its operation ends.
                 unsafe { outgoing(request, &mut self.pieces, &mut self.crcs) };
                 request.table.clear();
                 request.window.as_ref().expect("a scatter has a window").encode_with(&self.crcs, &mut request.table);
-                wire::encode_frame(&mut self.head, header, &request.table, request.bytes as usize);
+                let by_key = self.by_key(work.get(slot));
+                let request = work.get(slot);
+                if by_key {
+                    self.pieces.clear();
+                    wire::encode_frame(&mut self.head, header.by_key(), &request.table, 0);
+                } else {
+                    wire::encode_frame(&mut self.head, header, &request.table, request.bytes as usize);
+                }
                 departure = Some(Departure { request: id, departed: self.departed.clone() });
+            }
+            Opcode::Expose => {
+                request.table.clear();
+                let place = u32::try_from(request.arg).expect("a place");
+                let announced = self.keyring.as_mut().and_then(|keyring| keyring.announce(place, &mut request.table));
+                // Without its memory the server refuses the key; what was withdrawn meanwhile has no key, and is refused as well.
+                if let Some((generation, file)) = announced {
+                    request.by_key = Some(Key { place, generation });
+                    let handed = self.link.as_ref().is_some_and(|link| link.hand_over(file).is_ok_and(|handed| handed));
+                    if !handed {
+                        request.by_key = None;
+                    }
+                } else {
+                    work.finish(slot);
+                    self.credits.give_back(0);
+                    return;
+                }
+                wire::encode_frame(&mut self.head, header, &request.table, 0);
             }
             _ => wire::encode_frame(&mut self.head, header, &request.table, 0),
         }
+        let request = work.get(slot);
         let urgency = match request.class {
             Class::Demand => Urgency::Demand,
             Class::Prefetch => Urgency::Prefetch,
@@ -583,9 +623,17 @@ impl Lane {
             unsafe { link.place(&self.places) };
             return Ok(());
         }
+        if header.status == Status::StaleKey && request.by_key.is_some() && matches!(header.opcode, Opcode::Gather | Opcode::Scatter) {
+            self.key_was_stale(work, slot, now);
+            return Ok(());
+        }
         if header.opcode == Opcode::Gather && header.status == Status::Ok {
             let request = work.get(slot);
             wire::parse_crcs(link.table(), request.blocks.len(), &mut self.crcs)?;
+            if header.is_by_key() && request.by_key.is_some() && header.bulk_len == 0 {
+                self.bytes_came(work, slot, now);
+                return Ok(());
+            }
             if header.bulk_len != request.bytes {
                 return Err(LostReason::Wire(wire::WireError::BulkLength));
             }
@@ -632,6 +680,15 @@ impl Lane {
         } else if header.status != Status::Ok {
             let message = wire::parse_message(link.table());
             self.refused(work, slot, header, &message)?;
+        }
+        if header.status == Status::Ok
+            && let Some((keyring, key)) = self.keyring.as_mut().zip(work.get(slot).by_key)
+        {
+            match header.opcode {
+                Opcode::Expose => keyring.confirmed(key),
+                Opcode::Revoke => keyring.revoked(key),
+                _ => {}
+            }
         }
         self.end_request(work, slot);
         Ok(())
@@ -784,7 +841,7 @@ impl Lane {
     }
 
     /// Puts a request back to the front of its queue, under a new number: the answer to come is another one.
-    fn ask_again(&mut self, work: &mut Work, slot: u32) {
+    pub(super) fn ask_again(&mut self, work: &mut Work, slot: u32) {
         let old = work.id(slot);
         self.give_back(work, slot);
         self.outstanding.retain(|(id, _)| *id != old);

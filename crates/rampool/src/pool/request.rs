@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rampool_proto::placement::ServerIndex;
+use rampool_proto::registration::keys::Key;
 use rampool_proto::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
 use rampool_proto::wire::{Block, Opcode, RegionId, Status, Window};
 
@@ -66,6 +67,8 @@ pub(super) struct Request {
     pub departed: bool,
     /// Its pages came damaged once and were asked for again.
     pub retried: bool,
+    /// The key that its frame named instead of carrying bytes, or that it takes back.
+    pub by_key: Option<Key>,
 }
 
 impl Request {
@@ -176,6 +179,7 @@ impl Work {
             request.sent = false;
             request.departed = false;
             request.retried = false;
+            request.by_key = None;
             return slot;
         }
         let slot = u32::try_from(self.requests.len()).expect("credits and memory end long before four billion requests");
@@ -204,6 +208,7 @@ impl Work {
             sent: false,
             departed: false,
             retried: false,
+            by_key: None,
         });
         slot
     }

@@ -1,6 +1,7 @@
 //! One client's connection: requests in, replies out.
 
 pub(super) mod direct;
+mod keyed;
 pub(super) mod queue;
 
 use super::shared::{Counts, Lease, Posts, Shared};
@@ -203,6 +204,8 @@ pub(super) struct Connection {
     copies: usize,
     /// Requests that wait in queues.
     waiting: BTreeMap<u64, Header>,
+    /// Memory of the client's that requests reach by key.
+    exposures: keyed::Exposures,
     /// When the client was heard of last.
     pub(super) heard: Instant,
     /// When it last took something of what is queued for it, or nothing was queued.
@@ -245,7 +248,21 @@ impl Connection {
     pub(super) fn new(link: Link<Held>, arena: usize, token: u64, now: Instant) -> Self {
         let arriving = Arriving::default();
         let waiting = BTreeMap::new();
-        Self { link, seat: None, parked: None, arriving, arena, token, copies: 0, waiting, heard: now, took: now, said_draining: false }
+        let exposures = keyed::Exposures::default();
+        Self {
+            link,
+            seat: None,
+            parked: None,
+            arriving,
+            arena,
+            token,
+            copies: 0,
+            waiting,
+            exposures,
+            heard: now,
+            took: now,
+            said_draining: false,
+        }
     }
 
     pub(super) fn link(&self) -> &Link<Held> {
@@ -314,6 +331,10 @@ impl Connection {
 
     fn request(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, now: Instant) -> Result<(), End> {
         let counts = &shared.shards[self.arena].counts;
+        if header.is_by_key() && !matches!(header.opcode, Opcode::Gather | Opcode::Scatter) {
+            let error = End::Protocol("a key where none belongs".to_owned());
+            return Err(self.protocol_error(shared, bench, header, error));
+        }
         match header.opcode {
             Opcode::Get => {
                 let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
@@ -355,6 +376,8 @@ impl Connection {
                     Opcode::FetchOp => self.fetch_op(shared, bench, header),
                     Opcode::Scan => self.scan(shared, bench, header),
                     Opcode::Copy => self.copy(shared, bench, header),
+                    Opcode::Expose => self.expose(shared, bench, header),
+                    Opcode::Revoke => self.revoke(shared, bench, header),
                     Opcode::OpenQueue
                     | Opcode::FreeQueue
                     | Opcode::ListQueues

@@ -241,7 +241,7 @@ impl Shard {
             let refusal = self.admit(&stream);
             self.shared.connections.fetch_add(1, Ordering::Relaxed);
             let config = &self.shared.config;
-            let rings = if config.rings { features::RINGS } else { 0 };
+            let rings = if config.rings { features::RINGS | features::KEYS } else { 0 };
             let local =
                 LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: self.shared.store.features() | rings };
             let handshake = Handshake::server(stream, local, refusal);

@@ -4,7 +4,7 @@ use super::rings::Rings;
 use super::tcp::{Peer, Stream, iovec, iovec_mut};
 use super::{Piece, PieceMut};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 /// By what means a connection's bytes travel.
@@ -171,6 +171,16 @@ impl Carrier {
     /// Whether room to write shows on the socket as such. Otherwise it shows as something to read: a bell.
     pub fn shows_room(&self) -> bool {
         self.rings.is_none()
+    }
+
+    /// Client, beside rings: hands a descriptor over, before the frame that speaks of it. False: not over this connection, or not now.
+    pub fn hand_over(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        if self.rings.is_some() { Rings::hand_over(&self.stream, fd) } else { Ok(false) }
+    }
+
+    /// Server: what the client has handed over.
+    pub fn take_handed(&mut self) -> Option<OwnedFd> {
+        self.rings.as_mut()?.take_handed(&self.stream)
     }
 
     /// Waits until there is something to read (or room to write, too) or the deadline is past. Returns false at the deadline.

@@ -20,14 +20,14 @@ use std::time::Instant;
 pub struct LocalPolicy {
     pub key: Option<Key>,
     pub encryption: Encryption,
-    /// Bits of `session::features`. That of rings counts for Unix sockets only.
+    /// Bits of `session::features`. Those of rings and keys count for Unix sockets only.
     pub features: u32,
 }
 
 impl LocalPolicy {
     fn features_over(&self, stream: &Stream) -> u32 {
         let unix = matches!(stream.peer(), Peer::Unix { .. });
-        if unix { self.features } else { self.features & !features::RINGS }
+        if unix { self.features } else { self.features & !(features::RINGS | features::KEYS) }
     }
 }
 

@@ -6,13 +6,13 @@ use super::tcp::{Peer, iovec, iovec_mut};
 use super::zero_copy::{Sender, SharedZeroCopy};
 use super::{Piece, PieceMut};
 use rampool_proto::registration::path::{Always, PathChoice, Wish};
-use rampool_proto::session::Security;
+use rampool_proto::session::{Security, features};
 use rampool_proto::wire::{HEADER_BYTES, Header, MAX_TABLE_BYTES, WireError};
 use rampool_sys::ring::Sent;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// What may overtake what in the send queue. A frame that has begun to leave is finished first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -244,6 +244,21 @@ impl<G> Link<G> {
     /// Why they never do.
     pub(crate) fn zero_copy_from(&self) -> Result<u64, Always> {
         self.zero_copy.as_ref().map_err(|why| *why)?.sender.choice().from()
+    }
+
+    /// Whether memory can be exposed to the peer by key.
+    pub(crate) fn takes_keys(&self) -> bool {
+        self.means() == Means::Rings && self.seal.is_none() && self.features & features::KEYS != 0
+    }
+
+    /// Hands a descriptor over, before the frame that speaks of it. False: not over this connection, or not now.
+    pub(crate) fn hand_over(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        self.carrier.hand_over(fd)
+    }
+
+    /// What the peer has handed over before the frame that came last.
+    pub(crate) fn take_handed(&mut self) -> Option<OwnedFd> {
+        self.carrier.take_handed()
     }
 
     /// Whether the peer is on this machine, by its address.

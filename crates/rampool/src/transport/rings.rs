@@ -36,6 +36,8 @@ pub(super) struct Rings {
     looks: u32,
     /// The socket has ended.
     ended: bool,
+    /// What a client has handed over beside a bell, until somebody asks for it.
+    handed: Option<OwnedFd>,
 }
 
 impl Rings {
@@ -55,7 +57,7 @@ impl Rings {
 
     fn new(memory: SealedMemory, geometry: Geometry, out: Direction) -> Self {
         let (writer, reader) = (Writer::new(geometry), Reader::new(geometry));
-        Self { memory, geometry, out, writer, reader, asleep: Cell::new([false; 2]), late: false, looks: 0, ended: false }
+        Self { memory, geometry, out, writer, reader, asleep: Cell::new([false; 2]), late: false, looks: 0, ended: false, handed: None }
     }
 
     /// As [`Stream::send`].
@@ -191,9 +193,24 @@ impl Rings {
     /// Takes the bells off the socket, which would keep it readable. Whether there were any.
     fn hush(&mut self, stream: &Stream) -> bool {
         let mut bells = [0; 512];
-        let received = stream.receive_into(&mut bells);
+        let received = match self.out {
+            Direction::ToClient => stream.receive_with(&mut bells, &mut self.handed),
+            Direction::ToServer => stream.receive_into(&mut bells),
+        };
         self.ended |= matches!(received, Ok(Some(0)) | Err(_));
         matches!(received, Ok(Some(_)))
+    }
+
+    /// Client: hands a descriptor to the server, before the frame that speaks of it. False: not now.
+    pub(super) fn hand_over(stream: &Stream, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        Ok(stream.send_with(&[1], fd)?.is_some())
+    }
+
+    /// Server: what the client has handed over.
+    pub(super) fn take_handed(&mut self, stream: &Stream) -> Option<OwnedFd> {
+        // A bell with a descriptor is the last that one call takes in.
+        while self.handed.is_none() && self.hush(stream) && !self.ended {}
+        self.handed.take()
     }
 
     fn publish_written(&self, stream: &Stream) {

@@ -102,7 +102,7 @@ fn the_way_is_the_users_choice() {
 }
 
 /// Ends the socket beside the rings, as a server does that loses patience.
-fn cut(pool: &Pool) {
+pub(super) fn cut(pool: &Pool) {
     let mut fds = Vec::new();
     pool.poll_fds(&mut fds);
     // SAFETY: a descriptor of the pool's, which stays open.

@@ -4,7 +4,7 @@
 //! leave from their frames as pages do. Bytes are changed in place where nobody else refers to the frame, and else in a copy that takes the page's place: whatever
 //! is being sent stays as it was.
 
-use super::{Connection, End, Held, Refused, Seat, Workbench, count, queue};
+use super::{Connection, End, Held, Refused, Seat, Workbench, count, keyed, queue};
 use crate::server::courier::{Delivered, Order};
 use crate::server::shared::Shared;
 use crate::transport::{Piece as Place, PieceMut, Urgency};
@@ -61,8 +61,9 @@ impl Blocks {
 
 impl Connection {
     pub(super) fn gather(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
-        let window = match Window::parse(self.link.table()) {
-            Ok(window) => window,
+        let parsed = keyed::split(&header, self.link.table()).and_then(|(place, table)| Ok((place, Window::parse(table)?)));
+        let (place, window) = match parsed {
+            Ok(parsed) => parsed,
             Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
         };
         let mut gathered =
@@ -92,6 +93,11 @@ impl Connection {
             Ok(()) => {
                 bench.head.clear();
                 let table: Vec<u8> = crcs.iter().flat_map(|crc| crc.to_le_bytes()).collect();
+                if let Some(place) = place {
+                    self.deliver(shared, bench, header, place, &table);
+                    drop(held);
+                    return Ok(());
+                }
                 encode_frame(&mut bench.head, header.reply(Status::Ok), &table, window.len as usize);
                 // SAFETY: `held` keeps the buffer and a reference to every frame until the reply has left; frames are not written while anybody but a
                 // page table refers to them.
@@ -104,10 +110,12 @@ impl Connection {
 
     /// The table of a `Scatter` or `Accumulate`: says where the bytes go.
     pub(super) fn begin_part(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
-        let mut part = match parse_part(&header, self.link.table()) {
-            Ok(part) => part,
+        let parsed = keyed::split(&header, self.link.table()).and_then(|(place, table)| Ok((place, parse_part(&header, table)?)));
+        let (place, mut part) = match parsed {
+            Ok(parsed) => parsed,
             Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
         };
+        let header = Header { bulk_len: part.window.len, ..header };
         assert!(self.arriving.frames.is_empty() && self.arriving.part.is_none(), "one put arrives at a time");
         self.arriving.refused = None;
         bench.lens.clear();
@@ -140,6 +148,11 @@ impl Connection {
             bench.places = places;
         }
         self.arriving.part = Some(part);
+        if let Some(place) = place {
+            self.pick_up(bench, place, header.bulk_len);
+            self.finish_part(shared, bench, header);
+            return Ok(());
+        }
         // SAFETY: frames just taken and the staging belong to `arriving` until `Bulk`, and are released only with or after the link; the sink belongs to
         // the shard, is never read, and outlives its connections.
         unsafe { self.link.place(&bench.places) };
@@ -498,7 +511,8 @@ impl Part {
 fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
     let mut crcs = Vec::new();
     let window = Window::parse_with(table, &mut crcs)?;
-    if window.len != header.bulk_len {
+    let on_the_wire = if header.is_by_key() { 0 } else { window.len };
+    if on_the_wire != header.bulk_len {
         return Err(WireError::BulkLength);
     }
     let mut part = Part { window, crcs, staging: Vec::new(), whole: Vec::new(), update: None };

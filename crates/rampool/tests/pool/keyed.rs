@@ -1,0 +1,207 @@
+//! Memory that a server on this machine reaches by key.
+
+use super::*;
+use rampool::direct::{Direct, Exposed};
+use rampool::proto::layout::Layout;
+use rampool::transport::{Endpoint, SameHost};
+use std::path::Path;
+
+fn at(dir: &Path, name: &str) -> ServerConfig {
+    ServerConfig { listen: vec![Endpoint::Unix(dir.join(name))], ..server_config(64 * MIB) }
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    (0..len.div_ceil(8) as u64).flat_map(|n| mix(n ^ seed << 32).to_le_bytes()).take(len).collect()
+}
+
+fn content_of(memory: &Exposed) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes);
+    bytes
+}
+
+/// Mappings in this process, the server's included, of the file that is mapped at this address.
+fn mappings_of(memory: &Exposed) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let lines: Vec<Vec<&str>> = maps.lines().map(|line| line.split_whitespace().collect()).collect();
+    let address = memory.as_ptr().addr();
+    let has = |range: &str| {
+        let (low, high) = range.split_once('-').unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        (number(low)..number(high)).contains(&address)
+    };
+    let inode = lines.iter().find(|line| has(line[0])).expect("it is mapped")[4];
+    lines.iter().filter(|line| line[4] == inode).count()
+}
+
+/// Reads and writes at random, contiguous and strided, and compares every byte with a vector that is treated alike.
+fn exercise_memory(direct: &mut Direct, rounds: u64, mut between: impl FnMut(&mut Direct, u64)) {
+    let region_bytes = 4 * MIB;
+    let region = direct.create(region_bytes).unwrap();
+    let memory = direct.expose(MIB as usize + 5).unwrap();
+    let mut model = vec![0; memory.len()];
+    let mut there = pattern(region_bytes as usize, 99);
+    direct.put(region, 0, &there).unwrap();
+    for round in 0..rounds {
+        between(direct, round);
+        let draw = |n: u64, below: u64| mix(round * 16 + n) % below;
+        let len = (1 + draw(0, 600_000)) as usize;
+        let here = draw(1, (memory.len() - len) as u64 + 1) as usize;
+        if round % 3 == 0 {
+            let new = pattern(len, round);
+            memory.write(here, &new);
+            model[here..here + len].copy_from_slice(&new);
+            let offset = draw(2, region_bytes - len as u64);
+            direct.put_from(region, offset, &Layout::bytes(len as u64).unwrap(), &memory, here).unwrap();
+            there[offset as usize..offset as usize + len].copy_from_slice(&new);
+        } else if round % 3 == 1 {
+            let offset = draw(2, region_bytes - len as u64);
+            direct.get_into(region, offset, &Layout::bytes(len as u64).unwrap(), &memory, here).unwrap();
+            model[here..here + len].copy_from_slice(&there[offset as usize..offset as usize + len]);
+        } else {
+            // 2000 pieces of 40 bytes, 1000 bytes apart.
+            let strided = Layout::bytes(40).unwrap().hvector(2000, 1, 1000).unwrap();
+            let offset = draw(2, region_bytes - 2_000_000);
+            let here = draw(1, (memory.len() - 80_000) as u64) as usize;
+            direct.get_into(region, offset, &strided, &memory, here).unwrap();
+            for n in 0..2000 {
+                let from = offset as usize + n * 1000;
+                model[here + n * 40..here + n * 40 + 40].copy_from_slice(&there[from..from + 40]);
+            }
+        }
+        assert!(content_of(&memory) == model, "round {round}");
+    }
+    let mut back = vec![0; there.len()];
+    direct.get(region, 0, &mut back).unwrap();
+    assert!(back == there);
+    direct.free(region);
+}
+
+#[test]
+fn bytes_land_in_exposed_memory_and_are_taken_from_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(at(dir.path(), "s")).unwrap();
+    let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
+    exercise_memory(&mut direct, 30, |_, _| {});
+    let stats = direct.key_stats();
+    assert!(stats.requests >= 30 && stats.bytes > 3 * MIB && stats.stale == 0 && stats.replaced == 0, "{stats:?}");
+}
+
+#[test]
+fn what_is_on_other_servers_travels_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let near = Server::start(at(dir.path(), "near")).unwrap();
+    let (far, other) = (serve(64 * MIB), Server::start(at(dir.path(), "other")).unwrap());
+    let mut config = config(&[&far, &near, &other], 48 * MIB);
+    config.stripe_pages = 16;
+    let mut direct = Direct::connect(&config).unwrap();
+    exercise_memory(&mut direct, 15, |_, _| {});
+    assert!(direct.key_stats().requests > 0);
+}
+
+#[test]
+fn nobody_has_to_be_able_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = Server::start(ServerConfig { rings: false, ..at(dir.path(), "s") }).unwrap();
+    let rings = Server::start(at(dir.path(), "r")).unwrap();
+    for (server, same_host) in [(&serve(64 * MIB), SameHost::Auto), (&socket, SameHost::Auto), (&rings, SameHost::Socket)] {
+        let mut config = config(&[server], 32 * MIB);
+        config.same_host = Some(same_host);
+        let mut direct = Direct::connect(&config).unwrap();
+        let memory = direct.expose(4096).unwrap();
+        assert!(!direct.is_exposed(&memory));
+        exercise_memory(&mut direct, 3, |_, _| {});
+        assert_eq!(direct.key_stats().requests, 0);
+        direct.withdraw(&memory).unwrap();
+    }
+}
+
+#[test]
+fn memory_that_was_withdrawn_is_mapped_by_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(at(dir.path(), "s")).unwrap();
+    let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
+    let region = direct.create(MIB).unwrap();
+    let bytes = pattern(MIB as usize, 1);
+    direct.put(region, 0, &bytes).unwrap();
+    let all = Layout::bytes(MIB).unwrap();
+    let memory = direct.expose(MIB as usize).unwrap();
+    assert!(direct.is_exposed(&memory));
+    assert_eq!(mappings_of(&memory), 2, "ours and the server's");
+    direct.withdraw(&memory).unwrap();
+    assert!(!direct.is_exposed(&memory));
+    assert_eq!(mappings_of(&memory), 1);
+    // It is as any other memory.
+    direct.get_into(region, 0, &all, &memory, 0).unwrap();
+    assert!(content_of(&memory) == bytes);
+    assert_eq!(direct.key_stats().requests, 0);
+    direct.withdraw(&memory).unwrap();
+    // What is dropped goes by itself, and its place is used again: never with the same key.
+    for round in 0..200 {
+        let memory = direct.expose(MIB as usize).unwrap();
+        assert!(direct.is_exposed(&memory), "round {round}");
+        direct.get_into(region, 0, &all, &memory, 0).unwrap();
+        assert!(content_of(&memory) == bytes);
+    }
+    let stats = direct.key_stats();
+    assert!(stats.exposed <= 2 && stats.requests == 200 * 4 && stats.stale == 0, "{stats:?}");
+    let beyond = direct.get_into(region, 0, &all, &memory, 1).unwrap_err().to_string();
+    assert!(beyond.contains("1048576 bytes"), "{beyond}");
+}
+
+#[test]
+fn keys_that_a_server_had_to_forget_are_given_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(at(dir.path(), "s")).unwrap();
+    let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
+    let region = direct.create(MIB).unwrap();
+    let bytes = pattern(MIB as usize, 1);
+    direct.put(region, 0, &bytes).unwrap();
+    // A server keeps 256 MiB for a connection. Nothing of it is touched but what is read into.
+    let memories: Vec<Exposed> = (0..3).map(|_| direct.expose(100 * MIB as usize).unwrap()).collect();
+    for round in 0..9 {
+        let memory = &memories[round % 3];
+        direct.get_into(region, 0, &Layout::bytes(MIB).unwrap(), memory, 70 * MIB as usize).unwrap();
+        let mut back = vec![0; MIB as usize];
+        memory.read(70 * MIB as usize, &mut back);
+        assert!(back == bytes, "round {round}");
+        memory.write(70 * MIB as usize, &vec![0; MIB as usize]);
+    }
+    let stats = direct.key_stats();
+    assert!(stats.stale > 0 && stats.replaced == 0, "{stats:?}");
+}
+
+#[test]
+fn a_broken_connection_takes_its_keys_along_and_the_memory_is_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(at(dir.path(), "s")).unwrap();
+    let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
+    exercise_memory(&mut direct, 20, |direct, round| {
+        if round % 4 == 1 {
+            super::rings::cut(direct.pool());
+        }
+    });
+    let stats = direct.key_stats();
+    assert!(stats.replaced == 5 && stats.requests > 20, "{stats:?}");
+}
+
+#[test]
+fn a_server_that_is_lost_in_the_middle_writes_to_no_memory_that_anybody_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(at(dir.path(), "s")).unwrap();
+    let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
+    let region = direct.create(MIB).unwrap();
+    let memory = direct.expose(MIB as usize).unwrap();
+    memory.write(0, &pattern(MIB as usize, 3));
+    let before = mappings_of(&memory);
+    // It keeps its mapping, as one that is stopped in the middle of an answer would.
+    server.stop();
+    let error = direct.get_into(region, 0, &Layout::bytes(MIB).unwrap(), &memory, 0).unwrap_err().to_string();
+    assert!(error.contains("unix:"), "{error}");
+    assert_eq!((before, mappings_of(&memory)), (2, 1), "nobody else has the memory that is there now");
+    assert!(content_of(&memory) == pattern(MIB as usize, 3));
+    assert!(!direct.is_exposed(&memory));
+    assert_eq!(direct.key_stats().replaced, 1);
+    drop(direct);
+    memory.write(0, &[1]);
+}
