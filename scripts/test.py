@@ -3,7 +3,7 @@
 
 The output is that of the tools themselves, with a heading before each step. Besides what they find, this fails when a test was ignored, or was skipped
 for want of something that this machine has: a test that cannot run appends a line `FEATURE: why` to the file named by RAMPOOL_SKIPS, and this script asks the
-kernel itself, not rampool, whether the feature is there. Python's standard library only.
+kernel itself, not rampool, whether the feature is there. What failed, and how, comes once more at the very end. Python's standard library only.
 """
 
 import ctypes
@@ -115,6 +115,35 @@ def unjustified(skips):
     return wrong
 
 
+# --- what failed, once more ---------------------------------------------------------------------------------------------------------
+
+MOST_REPEATED = 15
+
+
+class Failures:
+    """The failures in the output of `cargo test`, which come in the middle of it. (The suites of programs repeat their own at their end.)"""
+
+    def __init__(self):
+        self.found, self.inside = {}, None
+
+    def see(self, line):
+        if begins := re.fullmatch(r"---- (.+) stdout ----", line):
+            self.inside = self.found.setdefault(begins.group(1), [])
+        elif line == "failures:":
+            self.inside = None
+        elif "process didn't exit successfully" in line:
+            self.found[line.strip()] = []
+        elif self.inside is not None and line.strip():
+            self.inside.append(line)
+
+    def lines(self):
+        room = max(MOST_REPEATED // max(len(self.found), 1), 3)
+        for name, said in self.found.items():
+            yield f"FAILED {name}"
+            shown = said if len(said) <= room else [*said[: room - 1], "..."]
+            yield from (f"    {line[:200]}" for line in shown)
+
+
 # --- the steps ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -126,10 +155,11 @@ def run(name, command, skips_file):
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     watchdog = threading.Timer(LIMIT_S, process.kill)
     watchdog.start()
-    ignored = 0
+    ignored, failures = 0, Failures()
     try:
         for line in process.stdout:
             print(line, end="", flush=True)
+            failures.see(line.rstrip("\n"))
             found = re.match(r"test result: .* (\d+) ignored", line)
             ignored += int(found.group(1)) if found else 0
         status = process.wait()
@@ -139,6 +169,8 @@ def run(name, command, skips_file):
             process.kill()
             process.wait()
     if status != 0:
+        for line in failures.lines():
+            print(line, flush=True)
         return f"{name}: `{' '.join(command)}` ended with {status}"
     if ignored:
         return f"{name}: {ignored} tests are marked as ignored"

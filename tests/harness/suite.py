@@ -1,4 +1,4 @@
-"""A list of tests, run one after the other, with a table at the end."""
+"""A list of tests, run one after the other. What failed, and how, comes once more at the very end: a long log is often cut to its last lines."""
 
 import argparse
 import os
@@ -8,6 +8,10 @@ import traceback
 
 from . import procs
 from .world import Failure, World
+
+
+MOST_REPEATED = 15
+"""Lines of all failures together that the end of the output repeats."""
 
 
 class Suite:
@@ -38,7 +42,7 @@ class Suite:
         seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(4), "little")
         print(f"{self.name}: seed {seed} (repeat with --seed {seed})", flush=True)
         procs.adopt_orphans()
-        failed, started = [], time.monotonic()
+        failed, started = {}, time.monotonic()
         for round_ in range(args.repeat):
             for name, function, reduced in self.tests:
                 if args.only and not any(part in name for part in args.only):
@@ -56,12 +60,23 @@ class Suite:
                 except Exception:  # noqa: BLE001 - a broken test is a failed test
                     verdict = f"FAILED\n{traceback.format_exc()}"
                 if verdict != "ok":
-                    failed.append(name)
+                    failed[name] = verdict
                 print(f"{name:<34} {time.monotonic() - began:7.1f} s  {verdict}", flush=True)
                 for line in scale.notes:
                     print(f"    {line}", flush=True)
-        print(f"{self.name}: {'all passed' if not failed else 'FAILED: ' + ', '.join(failed)} in {time.monotonic() - started:.0f} s", flush=True)
-        sys.exit(1 if failed else 0)
+        took = f"in {time.monotonic() - started:.0f} s, seed {seed}"
+        if not failed:
+            print(f"{self.name}: all passed {took}", flush=True)
+            sys.exit(0)
+        # The first lines of a failure say what was expected; the last ones what was seen at the end.
+        room = max(MOST_REPEATED // len(failed), 4)
+        for name, verdict in failed.items():
+            lines = [line.rstrip()[:200] for line in verdict.splitlines()[1:] if line.strip()]
+            if len(lines) > room:
+                lines = [*lines[: room // 2], "...", *lines[len(lines) - (room - room // 2 - 1) :]]
+            print("\n".join([f"FAILED {name}", *(f"    {line}" for line in lines)]), flush=True)
+        print(f"{self.name}: FAILED: {', '.join(failed)} {took}", flush=True)
+        sys.exit(1)
 
 
 class Scale:

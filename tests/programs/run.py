@@ -208,6 +208,14 @@ for rung in LOWER:
         # Found children that needed an absent page to start the agent that was to bring it.
         corner(world, scale, "processes", 32, "quick-children", options=options)
 
+    @rung_case(rung)
+    def mappings_change_at_random(world, scale, options):
+        # Found memory that a forked child did not get: on the lowest rung what was managed once and is the program's own again, and, wherever forks are not
+        # followed, what mremap left behind or added.
+        seeds = [(7, 300), (4149552136, 1000), *((scale.seed + round_, 20000) for round_ in range(scale.pick(4, 0)))]
+        for seed, operations in seeds:
+            corner(world, scale, "mappings", seed, operations, 4096, scale.pick(64, 24), timeout=scale.pick(400, 120), options=options, same_output=False)
+
 
 # ---- the corners: small programs of our own, each of which checks itself against a model
 

@@ -16,8 +16,8 @@ use rampool_sys::OS_PAGE_BYTES;
 use rampool_sys::memory::ResidentCounter;
 use rampool_sys::uffd::Uffd;
 
-use crate::scan::Scanner;
 use crate::fork::{self, Standstill};
+use crate::scan::Scanner;
 use crate::{end_process, report};
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);

@@ -338,7 +338,8 @@ pub extern "C" fn rampool_agent_changing(what: c_int, start: *const c_void, byte
     let start = start.expose_provenance();
     // Any such call fails with EINVAL when the address is not that of a page.
     let Some(end) = start.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(OS_PAGE_BYTES)) else { return 0 };
-    if !TELLING.load(Ordering::Relaxed) || !start.is_multiple_of(OS_PAGE_BYTES) || start == end || is_agents_thread() || !fork::has_agent() {
+    if !TELLING.load(Ordering::Relaxed) || !start.is_multiple_of(OS_PAGE_BYTES) || start == end || is_agents_thread() || !fork::has_agent()
+    {
         return 0;
     }
     let managed = || rampool_sys::segv::manages_any(start, end);

@@ -271,7 +271,6 @@ fn start(program: &Path, command: &[OsString], libraries: &[PathBuf], run_dir: &
 }
 
 /// Waits for the program, passes signals on, keeps the lease alive.
-#[allow(clippy::too_many_arguments)]
 fn wait(
     child: &mut Child,
     pool: &mut Pool,

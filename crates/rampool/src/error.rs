@@ -13,6 +13,9 @@ use rampool_proto::wire::WireError;
 pub enum ConnectError {
     #[error("no memory server is named")]
     NoServers,
+    /// The variable `RAMPOOL_SAME_HOST` does not say how.
+    #[error("how to reach memory servers on this machine: {0}")]
+    SameHost(String),
     #[error("memory server {server}: {reason}")]
     Server { server: String, reason: ConnectReason },
     #[error("the memory servers together cannot lend {wanted}: {missing} more are needed ({free})")]

@@ -608,7 +608,7 @@ impl<B: Backing> Pager<B> {
         });
         let mut space = self.space.clone();
         for range in lacks {
-            let (NotInherited::Missing { start, end } | NotInherited::Wiped { start, end }) = range;
+            let (NotInherited::Missing { start, end, .. } | NotInherited::Wiped { start, end }) = range;
             self.space.extents_in(start, end, |_, extent| {
                 absent.remove(extent);
                 unsent.retain(|(unsent, ..)| !extent.contains(unsent.first));
@@ -664,17 +664,41 @@ impl<B: Backing> Pager<B> {
             }
         }
         self.cache.absent_content(|extent, _| absent.insert(extent));
+        let mut watched = Vec::new();
         for range in rampool_sys::maps::not_inherited().map_err(|error| format!("/proc/self/smaps cannot be read: {error}"))? {
-            // What does not come along at all is known after the fork: there, the child looks at what it has. Most of it is our own doing.
-            if let NotInherited::Wiped { start, end } = range {
-                self.space.extents_in(start, end, |_, extent| absent.remove(extent));
+            match range {
+                NotInherited::Wiped { start, end } => self.space.extents_in(start, end, |_, extent| absent.remove(extent)),
+                NotInherited::Missing { start, end, watched: true } => watched.push((start, end)),
+                // What else does not come along is known after the fork: there, the child looks at what it has.
+                NotInherited::Missing { .. } => {}
             }
         }
+        self.pass_on_what_is_not_managed(&watched);
         let region = self.backing.clone_region(self.region)?;
         for span in self.space.spans() {
             self.faults.inheritable(span.start, span.end() - span.start, true);
         }
         Ok((ChildMemory { spans: self.space.spans().to_vec(), absent: absent.extents() }, region))
+    }
+
+    /// What `mremap` left behind or added is registered as its mapping was, and no page of it is managed before it is touched: nothing of it ever left, so a child
+    /// gets it as it is. `watched`: what is registered and would not be inherited. Our own frames are.
+    fn pass_on_what_is_not_managed(&self, watched: &[(usize, usize)]) {
+        let mut others: Vec<(usize, usize)> = self.space.spans().iter().map(|span| (span.start, span.end())).collect();
+        rampool_sys::memory::own_mappings(|from, to| others.push((from, to)));
+        others.sort_unstable();
+        for &(start, end) in watched {
+            let mut at = start;
+            for &(from, to) in others.iter().filter(|(from, to)| *to > start && *from < end) {
+                if at < from {
+                    self.faults.inheritable(at, from - at, true);
+                }
+                at = at.max(to);
+            }
+            if at < end {
+                self.faults.inheritable(at, end - at, true);
+            }
+        }
     }
 
     /// The fork is over.

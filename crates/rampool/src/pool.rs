@@ -104,6 +104,23 @@ pub struct Pool {
 // contracts of `fetch` and `store` name no thread), and an `Rc` that each lane shares only with the link inside it: all owners move together.
 unsafe impl Send for Pool {}
 
+/// How a pool reaches its servers.
+struct Reach {
+    /// Those on this machine.
+    same_host: SameHost,
+    policy: LocalPolicy,
+}
+
+impl Reach {
+    fn of(config: &PoolConfig) -> Result<Self, ConnectError> {
+        let same_host = config.same_host.map_or_else(SameHost::from_environment, Ok).map_err(ConnectError::SameHost)?;
+        let compression = if config.compression { features::LZ4 } else { 0 };
+        let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS | features::KEYS };
+        let policy = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: compression | rings };
+        Ok(Self { same_host, policy })
+    }
+}
+
 impl Pool {
     /// Connects to every server and opens, or joins, the lease. Blocks, for each server at most `connect_deadline` and a name's resolution.
     ///
@@ -115,12 +132,13 @@ impl Pool {
     /// # Errors
     /// [`ConnectError`], which names the server and what was wrong. Leases already opened return to their servers.
     pub fn connect(config: &PoolConfig) -> Result<Self, ConnectError> {
+        let reach = Reach::of(config)?;
         match &config.lease {
-            LeaseRequest::Open { servers, bytes, name } => Self::open(config, servers, *bytes, name),
+            LeaseRequest::Open { servers, bytes, name } => Self::open(config, &reach, servers, *bytes, name),
             LeaseRequest::Attach { ticket, name } => {
                 let until = Instant::now() + config.op_deadline;
                 loop {
-                    match Self::attach(config, ticket, name) {
+                    match Self::attach(config, &reach, ticket, name) {
                         Err(error) if error.may_pass() && Instant::now() < until => std::thread::sleep(comeback::PAUSE),
                         done => return done,
                     }
@@ -129,14 +147,14 @@ impl Pool {
         }
     }
 
-    fn open(config: &PoolConfig, servers: &[ServerSpec], bytes: ByteLen, name: &str) -> Result<Self, ConnectError> {
+    fn open(config: &PoolConfig, reach: &Reach, servers: &[ServerSpec], bytes: ByteLen, name: &str) -> Result<Self, ConnectError> {
         if servers.is_empty() {
             return Err(ConnectError::NoServers);
         }
         let mut wants: Vec<Want> = servers.iter().map(|s| Want { named: s.memory.map(ByteLen::pages), free: None }).collect();
         let mut pool = Self::unleased(config)?;
         for (i, server) in servers.iter().enumerate() {
-            pool.add_lane(config, &server.endpoint, i)?;
+            pool.add_lane(config, reach, &server.endpoint, i)?;
         }
         let mut granted: Vec<Option<Granted>> = vec![None; servers.len()];
         // Each round but the last learns of one server's limit.
@@ -161,7 +179,7 @@ impl Pool {
                         let reply = pool.ask_one(config, i, Opcode::OpenLease, 0, table)?;
                         let refused = refusal(&pool.lanes[i].name, &reply, Operation::OpenLease)?;
                         if refused.is_none() {
-                            granted[i] = Some(pool.grant(config, i, &servers[i].endpoint, name, &reply, Operation::OpenLease)?);
+                            granted[i] = Some(pool.grant(reach, i, &servers[i].endpoint, name, &reply, Operation::OpenLease)?);
                         }
                         refused
                     }
@@ -183,10 +201,10 @@ impl Pool {
         pool.settle(config, servers, granted)
     }
 
-    fn attach(config: &PoolConfig, ticket: &LeaseTicket, name: &str) -> Result<Self, ConnectError> {
+    fn attach(config: &PoolConfig, reach: &Reach, ticket: &LeaseTicket, name: &str) -> Result<Self, ConnectError> {
         let mut pool = Self::unleased(config)?;
         for (i, part) in ticket.parts.iter().enumerate() {
-            pool.add_lane(config, &part.server.endpoint, i)?;
+            pool.add_lane(config, reach, &part.server.endpoint, i)?;
             let attach = AttachLease {
                 lease: part.lease,
                 token: part.token,
@@ -201,7 +219,7 @@ impl Pool {
                 let reason = ConnectReason::Refused { wanted: part.server.memory.unwrap_or_default(), free: ByteLen(free) };
                 return Err(ConnectError::Server { server, reason });
             }
-            let grant = pool.grant(config, i, &part.server.endpoint, name, &reply, Operation::AttachLease)?;
+            let grant = pool.grant(reach, i, &part.server.endpoint, name, &reply, Operation::AttachLease)?;
             pool.leased.push(grant.lease_bytes);
         }
         pool.placement = Placement::new(&ticket.weights(), ticket.stripe_pages)?;
@@ -222,11 +240,9 @@ impl Pool {
         })
     }
 
-    fn add_lane(&mut self, config: &PoolConfig, endpoint: &Endpoint, index: usize) -> Result<(), ConnectError> {
+    fn add_lane(&mut self, config: &PoolConfig, reach: &Reach, endpoint: &Endpoint, index: usize) -> Result<(), ConnectError> {
         let name = endpoint.to_string();
         let refuse = |reason| ConnectError::Server { server: endpoint.to_string(), reason: ConnectReason::Link(reason) };
-        let same_host = same_host(config).map_err(refuse)?;
-        let local = policy(config, same_host);
         let fail = |error| {
             let reason = match error {
                 HandshakeError::TimedOut => ConnectReason::Deadline { operation: Operation::Connect, deadline: config.connect_deadline },
@@ -235,8 +251,8 @@ impl Pool {
             };
             ConnectError::Server { server: name.clone(), reason }
         };
-        let link = connect(endpoint, local, Instant::now() + config.connect_deadline).map_err(fail)?;
-        if same_host == SameHost::Rings && link.means() == Means::UnixSocket {
+        let link = connect(endpoint, reach.policy.clone(), Instant::now() + config.connect_deadline).map_err(fail)?;
+        if reach.same_host == SameHost::Rings && link.means() == Means::UnixSocket {
             return Err(refuse(
                 "it shares no memory with its clients, and nothing else is wanted (same-host is `rings`); was it started with --no-rings?"
                     .into(),
@@ -251,7 +267,7 @@ impl Pool {
     /// The lane may do what its server's reply says, and come back to it.
     fn grant(
         &mut self,
-        config: &PoolConfig,
+        reach: &Reach,
         lane: usize,
         endpoint: &Endpoint,
         name: &str,
@@ -280,8 +296,7 @@ impl Pool {
                 host: host_name(),
             };
             let grace = Duration::from_millis(u64::from(granted.grace_ms));
-            let local = policy(config, same_host(config).unwrap_or_default());
-            lane.may_come_back(Place { way, local, attach, server: granted.server, grace });
+            lane.may_come_back(Place { way, local: reach.policy.clone(), attach, server: granted.server, grace });
         }
         Ok(granted)
     }
@@ -805,17 +820,6 @@ fn names(regions: &[Option<Names>], region: PoolRegion) -> &[RegionId] {
 
 fn entry(regions: &[Option<Names>], region: PoolRegion) -> &Names {
     regions.get(region.0 as usize).and_then(Option::as_ref).expect("pages of a region that was freed or never existed")
-}
-
-/// How servers on this machine are to be reached.
-fn same_host(config: &PoolConfig) -> Result<SameHost, String> {
-    config.same_host.map_or_else(SameHost::from_environment, Ok)
-}
-
-fn policy(config: &PoolConfig, same_host: SameHost) -> LocalPolicy {
-    let compression = if config.compression { features::LZ4 } else { 0 };
-    let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS | features::KEYS };
-    LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: compression | rings }
 }
 
 fn check_range(extent: Extent) {

@@ -67,8 +67,8 @@ pub fn read_maps(mut each: impl FnMut(&Vma)) -> std::io::Result<()> {
 /// What a forked child does not get of this process's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotInherited {
-    /// It is not there at all (`MADV_DONTFORK`).
-    Missing { start: usize, end: usize },
+    /// It is not there at all (`MADV_DONTFORK`). `watched`: a userfaultfd context has it.
+    Missing { start: usize, end: usize, watched: bool },
     /// It is there and reads as zeroes (`MADV_WIPEONFORK`).
     Wiped { start: usize, end: usize },
 }
@@ -88,7 +88,7 @@ pub fn not_inherited() -> std::io::Result<Vec<NotInherited>> {
             let has = |name: &[u8]| flags.split(|b| *b == b' ').any(|flag| flag == name);
             // Both may hold: what is not there now is wiped once it is made inheritable for a fork.
             if has(b"dc") {
-                found.push(NotInherited::Missing { start, end });
+                found.push(NotInherited::Missing { start, end, watched: has(b"um") });
             }
             if has(b"wf") {
                 found.push(NotInherited::Wiped { start, end });
@@ -284,7 +284,7 @@ mod tests {
         }
         let (start, end) = (memory.start() + OS_PAGE_BYTES, memory.start() + 3 * OS_PAGE_BYTES);
         let found = not_inherited().unwrap();
-        assert!(found.contains(&NotInherited::Missing { start, end }));
+        assert!(found.contains(&NotInherited::Missing { start, end, watched: false }));
         assert!(found.contains(&NotInherited::Wiped { start, end }));
     }
 
@@ -318,7 +318,7 @@ mod tests {
         }
         let found = not_inherited().unwrap();
         let within = |memory: &Mapping, start: usize, end: usize| start <= memory.start() && memory.end() <= end;
-        assert!(found.iter().any(|n| matches!(n, NotInherited::Missing { start, end } if within(&missing, *start, *end))));
+        assert!(found.iter().any(|n| matches!(n, NotInherited::Missing { start, end, .. } if within(&missing, *start, *end))));
         assert!(found.iter().any(|n| matches!(n, NotInherited::Wiped { start, end } if within(&wiped, *start, *end))));
     }
 }
