@@ -1,13 +1,15 @@
 //! What to fetch before it is touched.
 //!
-//! Two signs. *Streams*: pages that are missed one behind the other are read in order, and more of them come with each miss, twice as many each time, as in
-//! [`crate::cache`]. *Habits*: a page that was read in an epoch and changed by others is read again in the next, so it comes when the barrier ends. Nobody sees
+//! Two signs. *Streams*: pages that are missed one behind the other, or three at the same distance, are read in order, and more of them come with each miss,
+//! twice as many each time, as in [`crate::cache`]. A transpose reads every other page, or every fourth. *Habits*: a page that was read in an epoch and changed by others is read again in the next, so it comes when the barrier ends. Nobody sees
 //! whether a page that came ahead was used; so a habit is only believed for a while, then the page has to be missed again, which doubles the while.
 
 use crate::units::PageIndex;
 
 /// Orders of misses that are followed at a time.
 const STREAMS: usize = 8;
+/// Pages that are read in order lie at most so far from each other.
+const LONGEST_STRIDE: u64 = 64;
 /// A habit is believed for at most so many epochs.
 const LONGEST_TRUST: u8 = 64;
 
@@ -17,23 +19,46 @@ pub(crate) struct Streams(Vec<Stream>);
 
 #[derive(Clone, Copy, Hash, Debug)]
 struct Stream {
-    /// What is missed next if it goes on.
-    next: PageIndex,
+    /// The last page of it that was missed, or came ahead.
+    last: PageIndex,
+    /// From one page to the next; a guess while nothing has come ahead. 0: none yet.
+    stride: u64,
     /// Pages that came ahead the last time.
     ahead: u64,
 }
 
+/// Pages to fetch behind one that is missed: so many, each `stride` pages behind the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ahead {
+    pub stride: u64,
+    pub count: u64,
+}
+
+impl Stream {
+    /// How the stream goes on if `page` is its next one.
+    fn stride_to(&self, page: PageIndex) -> Option<u64> {
+        let behind = page.0.checked_sub(self.last.0)?;
+        // Neighbours need no third one to be believed.
+        ((behind > 0 && behind == self.stride) || (behind == 1 && self.ahead == 0)).then_some(behind)
+    }
+
+    /// Whether `page` may be its next one.
+    fn may_lead_to(&self, page: PageIndex) -> bool {
+        self.ahead == 0 && page > self.last && page.0 - self.last.0 <= LONGEST_STRIDE
+    }
+}
+
 impl Streams {
-    /// A thread misses `page`. How many pages behind it should come, too, at most `most`.
-    pub fn missed(&mut self, page: PageIndex, most: u64) -> u64 {
-        let known = self.0.iter().position(|stream| stream.next == page);
-        let ahead = match known {
-            Some(at) => (self.0.remove(at).ahead * 2).clamp(2, most.max(2)).min(most),
-            None => 0,
+    /// A thread misses `page`. What should come, too: at most `most` pages.
+    pub fn missed(&mut self, page: PageIndex, most: u64) -> Ahead {
+        let known = self.0.iter().enumerate().find_map(|(at, stream)| stream.stride_to(page).map(|stride| (at, stride)));
+        let (stride, count) = match known {
+            Some((at, stride)) => (stride, (self.0.remove(at).ahead * 2).clamp(2, most.max(2)).min(most)),
+            None => (self.0.iter().find(|stream| stream.may_lead_to(page)).map_or(0, |stream| page.0 - stream.last.0), 0),
         };
         self.0.truncate(STREAMS - 1);
-        self.0.insert(0, Stream { next: page.offset(ahead + 1), ahead });
-        ahead
+        self.0.insert(0, Stream { last: page.offset(stride * count), stride, ahead: count });
+        Ahead { stride, count }
     }
 }
 
@@ -81,12 +106,31 @@ mod tests {
         let mut page = PageIndex(100);
         let mut came = Vec::new();
         for _ in 0..7 {
-            let ahead = streams.missed(page, 20);
+            let ahead = streams.missed(page, 20).count;
             came.push(ahead);
             page = page.offset(ahead + 1);
         }
         assert_eq!(came, [0, 2, 4, 8, 16, 20, 20]);
-        assert_eq!(streams.missed(page, 0), 0, "nothing comes ahead where nothing may");
+        assert_eq!(streams.missed(page, 0).count, 0, "nothing comes ahead where nothing may");
+    }
+
+    #[test]
+    fn pages_at_equal_distances_are_a_stream_from_the_third_on() {
+        for stride in [2, 3, LONGEST_STRIDE] {
+            let mut streams = Streams::default();
+            let mut page = PageIndex(7);
+            let mut came = Vec::new();
+            for _ in 0..6 {
+                let ahead = streams.missed(page, 20);
+                assert!(ahead.count == 0 || ahead.stride == stride, "{ahead:?}");
+                came.push(ahead.count);
+                page = page.offset(stride * (ahead.count + 1));
+            }
+            assert_eq!(came, [0, 0, 2, 4, 8, 16], "stride {stride}");
+        }
+        let mut far = Streams::default();
+        let came: u64 = (0..20).map(|at| far.missed(PageIndex(at * (LONGEST_STRIDE + 1)), 20).count).sum();
+        assert_eq!(came, 0);
     }
 
     #[test]
@@ -94,19 +138,21 @@ mod tests {
         let mut streams = Streams::default();
         for page in [5, 9, 3, 77, 4000, 78] {
             // 78 follows 77, and nothing else follows anything.
-            assert_eq!(streams.missed(PageIndex(page), 64) > 0, page == 78, "page {page}");
+            assert_eq!(streams.missed(PageIndex(page), 64).count > 0, page == 78, "page {page}");
         }
     }
 
     #[test]
     fn two_streams_do_not_disturb_each_other() {
-        let mut streams = Streams::default();
-        let mut at = [PageIndex(0), PageIndex(1 << 20)];
-        for round in 0..5 {
-            for page in &mut at {
-                let ahead = streams.missed(*page, 64);
-                assert_eq!(ahead, if round == 0 { 0 } else { 1 << round });
-                *page = page.offset(ahead + 1);
+        for second in [10, 1 << 20] {
+            let mut streams = Streams::default();
+            let mut at = [PageIndex(0), PageIndex(second)];
+            for round in 0..5 {
+                for page in &mut at {
+                    let ahead = streams.missed(*page, 64);
+                    assert_eq!(ahead.count, if round == 0 { 0 } else { 1 << round }, "the second from {second} on");
+                    *page = page.offset(ahead.count + 1);
+                }
             }
         }
     }

@@ -7,6 +7,7 @@ mod lrc;
 
 mod sc;
 
+use super::ahead::Ahead;
 use super::engine::Shared;
 use super::message::{Info, Payload};
 use super::rule::Rule;
@@ -220,10 +221,10 @@ impl Cx<'_> {
         self.shared.regions.find(page).map(|region| region.protocol)
     }
 
-    /// The pages behind this one in its region.
-    pub fn behind(&self, page: PageIndex) -> impl Iterator<Item = PageIndex> + use<> {
+    /// The pages of the region that are to be fetched behind this one.
+    pub fn behind(&self, page: PageIndex, ahead: Ahead) -> impl Iterator<Item = PageIndex> + use<> {
         let end = self.shared.regions.find(page).map_or(page, |region| region.pages.end());
-        (page.0 + 1..end.0).map(PageIndex)
+        (1..=ahead.count).map(move |at| page.offset(at * ahead.stride)).take_while(move |&page| page < end)
     }
 
     pub fn page_bytes(&self, page: PageIndex) -> usize {

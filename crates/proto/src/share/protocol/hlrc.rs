@@ -550,9 +550,9 @@ impl Protocol for Hlrc {
         } else if !pulling {
             copy.habit.missed();
             self.ask(cx, page, write);
-            let behind = self.streams.missed(page, Self::most_ahead(cx, page));
-            let of_region = cx.behind(page).take(usize::try_from(behind).expect("a few pages"));
-            self.ask_ahead(cx, of_region);
+            let ahead = self.streams.missed(page, Self::most_ahead(cx, page));
+            let pages = cx.behind(page, ahead);
+            self.ask_ahead(cx, pages);
         }
     }
 
