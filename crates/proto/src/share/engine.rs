@@ -28,6 +28,8 @@ pub struct Engine {
     pub(crate) awaited: BTreeMap<LockId, Vec<(Rank, u32, Body)>>,
     pub(crate) barrier: Barrier,
     pub(crate) pending: VecDeque<Pending>,
+    /// Locks that are free here, of which a critical section's writes are not on their way yet, since nobody has asked for the lock; and whose section it was.
+    pub(crate) owed: BTreeMap<LockId, ThreadId>,
     /// Releases that their manager has not acknowledged.
     pub(crate) unacked: u32,
     pub(crate) words: BTreeMap<ThreadId, Word>,
@@ -130,6 +132,7 @@ impl Engine {
             awaited: BTreeMap::new(),
             barrier: Barrier::default(),
             pending: VecDeque::new(),
+            owed: BTreeMap::new(),
             unacked: 0,
             words: BTreeMap::new(),
             parked: Vec::new(),
@@ -464,7 +467,7 @@ impl Engine {
             assert!(message.epoch > self.shared.epoch || self.barrier.is_inside(), "a parked message's time has come");
         }
         for (&lock, node) in &self.locks {
-            node.check(lock);
+            node.check(lock, self.owed.contains_key(&lock));
         }
         for (&lock, manager) in &self.managed {
             manager.check(lock);

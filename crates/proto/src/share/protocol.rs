@@ -49,6 +49,10 @@ pub(crate) trait Protocol {
     }
     /// `thread` holds `lock` from now on.
     fn opened(&mut self, _cx: &mut Cx<'_>, _thread: ThreadId, _lock: LockId, _mode: LockMode) {}
+    /// Whether the writes of a critical section may wait until another rank asks for its lock.
+    fn may_wait(&self) -> bool {
+        false
+    }
     /// Begins to make writes available: sends flushes.
     fn release(&mut self, _cx: &mut Cx<'_>, _scope: Scope) {}
     /// The flushes are acknowledged.

@@ -102,11 +102,13 @@ impl Engine {
         }
     }
 
-    /// Begins to make this rank's writes available; `after` follows when they are.
+    /// Begins to make this rank's writes available, those of all critical sections that are owed included; `after` follows when they are.
     fn release(&mut self, io: &mut Io<'_>, scope: Scope, after: After) {
         let from = self.shared.flushes.next();
         self.each(io, |plugin, cx| plugin.release(cx, scope));
         let upto = self.shared.flushes.next();
+        let owed = std::mem::take(&mut self.owed).into_keys();
+        self.pending.extend(owed.map(|lock| Pending { after: After::Unlock { lock }, from, upto }));
         let pending = Pending { after, from, upto };
         if matches!(after, After::Unlock { .. }) && self.is_ready(&pending) {
             // Before the thread hears of it, so that others get the lock first.

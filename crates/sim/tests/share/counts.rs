@@ -1,6 +1,6 @@
 //! What travels: message and fault counts are exact in the simulated world.
 
-use rampool_proto::share::{BarrierId, BarrierKind, LockPath, Managers, ProtocolKind, Rank};
+use rampool_proto::share::{BarrierId, BarrierKind, Homes, LockPath, Managers, ProtocolKind, Rank};
 use rampool_proto::units::PageIndex;
 use rampool_sim::share::{Op, Report, Setup};
 
@@ -205,5 +205,44 @@ fn a_former_home_can_forget_its_copy_after_the_next_barrier() {
         let stats = report(setup).stats;
         assert_eq!(stats.homes_gained, 1, "{}", protocol.name());
         assert!(stats.evictions > 0, "{}: the only copy that there is was never forgotten", protocol.name());
+    }
+}
+
+#[test]
+fn auto_sends_what_was_written_under_a_lock_only_when_somebody_asks_or_at_the_barrier() {
+    let sections = (0..20)
+        .flat_map(|number| [lock(number), Op::Add { at: 3 * usize::try_from(number).expect("few"), len: 3, value: 1 }, unlock(number)]);
+    let writer = vec![sections.chain([barrier(0)]).collect::<Vec<Op>>()];
+    let reader = |asked: u64| {
+        // Long enough for the writer to be through.
+        let section = [lock(asked), Op::Read { at: 3 * usize::try_from(asked).expect("few"), len: 3 }, unlock(asked)];
+        vec![[vec![Op::Compute { ticks: 20_000 }], section.to_vec(), vec![barrier(0), Op::Read { at: 0, len: 60 }]].concat()]
+    };
+    let of = |protocol, asked| {
+        let mut setup = quiet(protocol, vec![reader(asked), writer.clone()]);
+        setup.lock_path = Some(LockPath::Forward);
+        setup.tuning.hot_after = 255;
+        let report = report(setup);
+        sent(&report, &["flush"])
+    };
+    for asked in [0, 7, 19] {
+        assert_eq!(of(ProtocolKind::Auto, asked), 1, "all sections in one message, when lock {asked} is asked for");
+        assert_eq!(of(ProtocolKind::Hlrc, asked), 20);
+    }
+}
+
+#[test]
+fn every_other_page_comes_ahead_of_its_use() {
+    for stride in [1, 2, 5] {
+        let reads = (0..40).map(|turn| Op::Read { at: turn * stride * 64, len: 1 }).collect::<Vec<Op>>();
+        for protocol in [ProtocolKind::Hlrc, ProtocolKind::Aurc, ProtocolKind::Auto] {
+            let mut setup = quiet(protocol, vec![vec![vec![]], vec![reads.clone()]]);
+            setup.regions = vec![(200, protocol)];
+            setup.homes = Homes::At(Rank(0));
+            let report = report(setup);
+            assert!(sent(&report, &["get page"]) < 10, "{} by {stride}: {:?}", protocol.name(), report.messages);
+            // At most what the last request asked for beyond the end.
+            assert!(report.stats.pages_fetched < 40 + 32, "{} by {stride}: {}", protocol.name(), report.stats.pages_fetched);
+        }
     }
 }

@@ -117,6 +117,10 @@ impl Protocol for Aurc {
         self.base.info(lock)
     }
 
+    fn may_wait(&self) -> bool {
+        self.base.may_wait()
+    }
+
     fn release(&mut self, cx: &mut Cx<'_>, scope: Scope) {
         self.base.release(cx, scope);
         self.pauses.clear();

@@ -614,6 +614,10 @@ impl Protocol for Hlrc {
         Info::Time { at: self.intervals.time().into_iter().collect() }
     }
 
+    fn may_wait(&self) -> bool {
+        self.adapts()
+    }
+
     fn release(&mut self, cx: &mut Cx<'_>, scope: Scope) {
         let me = cx.me();
         let under = match scope {

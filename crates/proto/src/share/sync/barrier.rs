@@ -54,6 +54,11 @@ impl Barrier {
         self.moves.freed.push((pages.first, pages.count));
     }
 
+    /// Whether threads of this rank run that the barrier needs.
+    pub fn is_open(&self) -> bool {
+        self.stage == Stage::Open
+    }
+
     /// Whether this rank has arrived and not left.
     pub fn is_inside(&self) -> bool {
         !matches!(self.stage, Stage::Open | Stage::Releasing)

@@ -46,7 +46,14 @@ pub(crate) struct LockNode {
     streak: u8,
     /// Critical sections that are over here, but whose writes are not all available. Threads of this rank need not wait for that, others do.
     leaving: u32,
+    /// Critical sections whose writes do not wait until somebody asks for the lock, and how many those were the last time.
+    prompt: u8,
+    prompted: u8,
 }
+
+/// After a rank had to wait for writes that could have been on their way, so many critical sections release theirs at once; twice as many each time.
+const PROMPT: u8 = 8;
+const LONGEST_PROMPT: u8 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 enum Have {
@@ -84,7 +91,16 @@ impl LockNode {
         self.central || self.next.is_some() || self.recall
     }
 
-    pub fn check(&self, lock: LockId) {
+    /// Somebody asked for the lock before the writes of its last critical section were on their way.
+    fn asked_too_soon(&mut self) {
+        self.prompted = self.prompted.saturating_mul(2).clamp(PROMPT, LONGEST_PROMPT);
+        self.prompt = self.prompted;
+    }
+
+    /// `owed`: the writes of a critical section wait until somebody asks.
+    pub fn check(&self, lock: LockId, owed: bool) {
+        assert!(!owed || self.leaving > 0, "{lock} is owed but nothing is leaving");
+        assert!(!(owed && self.is_free() && self.is_wanted_elsewhere()), "{lock} is owed and asked for");
         assert!(self.holder.is_none() || self.have == Have::Exclusive, "{lock} is held but not here");
         assert!(self.readers.is_empty() || self.have == Have::Shared, "{lock} is read but not here");
         assert!(!(self.next.is_some() && self.recall), "{lock} has two successors");
@@ -228,6 +244,10 @@ impl Engine {
             return Ok(());
         }
         if node.leaving > 0 {
+            if wanted && let Some(thread) = self.owed.remove(&lock) {
+                self.node(lock).asked_too_soon();
+                self.release(io, Scope::Lock { thread, lock, mode: LockMode::Exclusive }, After::Unlock { lock });
+            }
             return Ok(());
         }
         if let Some(ask) = node.next.take() {
@@ -285,12 +305,32 @@ impl Engine {
                 return;
             }
         };
+        let waits = mode == LockMode::Exclusive && self.may_wait(lock);
         let node = self.node(lock);
         node.holder = None;
         node.readers.remove(&thread);
-        node.leaving += 1;
-        self.release(io, Scope::Lock { thread, lock, mode }, After::Unlock { lock });
+        if waits {
+            if self.owed.insert(lock, thread).is_none() {
+                self.node(lock).leaving += 1;
+            }
+        } else {
+            node.leaving += 1;
+            self.release(io, Scope::Lock { thread, lock, mode }, After::Unlock { lock });
+        }
         self.done(io, thread, result);
+    }
+
+    /// Whether what was written under this lock can stay here until another rank asks for the lock, or something else is released: nobody wants it now,
+    /// and few had to wait for that lately.
+    fn may_wait(&mut self, lock: LockId) -> bool {
+        let patient = self.barrier.is_open() && self.plugins.iter().all(|plugin| plugin.get().may_wait());
+        let node = self.node(lock);
+        if !patient || node.is_wanted_elsewhere() || !node.queue.is_empty() {
+            return false;
+        }
+        let waits = node.prompt == 0;
+        node.prompt = node.prompt.saturating_sub(1);
+        waits
     }
 
     /// What was written in a critical section that is over is available.
