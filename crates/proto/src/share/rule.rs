@@ -67,10 +67,12 @@ pub enum Rule {
     EvictTold,
     /// An old home keeps the page until the new one has it.
     EvictLent,
+    /// `auto`: what waits until somebody asks for a lock is available before the lock leaves.
+    Owed,
 }
 
 impl Rule {
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
@@ -102,6 +104,7 @@ impl Rule {
         Self::EvictClean,
         Self::EvictTold,
         Self::EvictLent,
+        Self::Owed,
     ];
 }
 

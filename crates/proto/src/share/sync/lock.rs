@@ -18,6 +18,7 @@ use super::{After, Scope};
 use crate::share::engine::Engine;
 use crate::share::message::{Ask, Info, LockState, Part};
 use crate::share::protocol::unexpected;
+use crate::share::rule::Rule;
 use crate::share::{Body, Checked, CondId, Io, LockId, LockMode, LockPath, OpError, OpResult, ProtocolKind, Rank, ThreadId};
 
 /// A lock as a rank that uses it sees it.
@@ -243,11 +244,18 @@ impl Engine {
             self.lock_take(io, thread, lock, LockMode::Exclusive);
             return Ok(());
         }
-        if node.leaving > 0 {
-            if wanted && let Some(thread) = self.owed.remove(&lock) {
-                self.node(lock).asked_too_soon();
+        if wanted && let Some(thread) = self.owed.remove(&lock) {
+            let keeps = self.shared.rules.keep(Rule::Owed);
+            let node = self.node(lock);
+            node.asked_too_soon();
+            if keeps {
                 self.release(io, Scope::Lock { thread, lock, mode: LockMode::Exclusive }, After::Unlock { lock });
+                return Ok(());
             }
+            node.leaving -= 1;
+        }
+        let node = self.node(lock);
+        if node.leaving > 0 {
             return Ok(());
         }
         if let Some(ask) = node.next.take() {
