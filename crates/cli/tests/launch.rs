@@ -2,7 +2,7 @@
 //!
 //! The programs are in this binary too: the launcher starts it again, once for each rank, with the name of a program in the environment.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -118,6 +118,7 @@ fn this_binary_is_a_rank() {
         "words" => words(&shared),
         "allocations" => allocations(&shared),
         "budget" => budget(&shared),
+        "budget for ever" => budget_for_ever(&shared),
         "free and take" => free_and_take(&shared),
         "clean copies" => clean_copies(&shared),
         "protocols" => protocols(&shared),
@@ -246,6 +247,29 @@ fn bounded_buffer(shared: &Shared) {
     let expected: u64 = (0..u64::from(shared.ranks())).map(|rank| ((rank * 2) << 32) * ITEMS + ITEMS * (ITEMS - 1) / 2).sum();
     // SAFETY: nobody writes after the barrier.
     assert_eq!(unsafe { (get::<u64>(region, 0), get::<u64>(region, 1), get::<u64>(region, 2)) }, (total, total, expected));
+}
+
+/// What `budget for ever` says when it begins.
+const AWAY: &str = "pages are away";
+
+/// More data than a rank may keep, read and written until something ends it.
+fn budget_for_ever(shared: &Shared) {
+    const PAGES: usize = 1024;
+    let region = shared.alloc(PAGES * 4096, AllocOptions::new()).unwrap();
+    for round in 1_u64.. {
+        for page in (usize::from(shared.rank())..PAGES).step_by(usize::from(shared.ranks())) {
+            // SAFETY: this rank's page.
+            unsafe {
+                assert_eq!(get::<u64>(region, page * 512), round - 1, "page {page}");
+                put(region, page * 512, round);
+            }
+        }
+        shared.barrier(0).unwrap();
+        if round == 1 && shared.rank() == 0 {
+            assert!(shared.stats().away_bytes > 0);
+            println!("{AWAY}");
+        }
+    }
 }
 
 const ROWS: usize = 50;
@@ -976,6 +1000,34 @@ fn more_data_than_ranks_may_keep_goes_to_memory_servers_and_comes_back() {
         Launch::new(2, "budget").args(&["--protocol", protocol, "--local", "1536K", "--server", &address]).succeeds();
     }
     drop(server);
+}
+
+/// `rampool serve` as a process of its own.
+fn memory_server_process() -> (Child, String) {
+    let mut server = Command::new(env!("CARGO_BIN_EXE_rampool"));
+    server.args(["serve", "--memory", "128M", "--listen", "127.0.0.1:0", "--no-lock", "--log-level", "error"]);
+    let mut server = server.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    let address = lines.find_map(|line| line.unwrap().strip_prefix("listening on ").map(str::to_owned)).unwrap();
+    (server, address)
+}
+
+#[test]
+fn a_memory_server_that_is_killed_ends_the_run_and_is_named_with_the_rank() {
+    let (mut server, address) = memory_server_process();
+    let mut launch = Launch::new(2, "budget for ever").args(&["--local", "1536K", "--server", &format!("{address}=64M")]).command;
+    launch.arg(std::env::current_exe().unwrap()).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
+    let mut run = launch.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
+    let mut said = BufReader::new(run.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains(AWAY)), "the ranks use the server");
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let (message, code) = end(run);
+    let line = message.lines().find(|line| line.starts_with("rampool: ")).unwrap_or_default();
+    for word in ["rank ", "shared pages failed", &format!("memory server {address} is lost"), "so the other rank was ended"] {
+        assert!(line.contains(word), "{message}");
+    }
+    assert_eq!(code, Some(rampool::shared::EXIT_FAILED), "{message}");
 }
 
 #[test]

@@ -93,7 +93,7 @@ use watch::{Ready, Watch};
 pub const SEMAPHORES: u32 = 1 << 16;
 /// Threads that wait look at the connections themselves while there are at most this many ranks.
 const MOST_LOOKED_AT: u16 = 8;
-/// A thread that looks for a message gives its CPU to others once in so many times.
+/// A thread that looks for a message gives its CPU to others once in so many times; each time where ranks share CPUs.
 const LOOKS_A_YIELD: u32 = 8;
 /// The runtime's own locks begin here.
 const OWN_LOCKS: u64 = 1 << 62;
@@ -116,6 +116,8 @@ struct Inner {
     /// Tells this rank from others that the process was.
     instance: u64,
     reach: Reach,
+    /// [`Host::is_crowded`].
+    crowded: bool,
 }
 
 impl Inner {
@@ -269,6 +271,7 @@ impl Shared {
         let semaphores = semaphores.ok_or(MemoryError::Kernel { operation: "opening the first region", errno: 0 })?;
         let inner = Arc::new(Inner {
             threads: AtomicU16::new(config.threads),
+            crowded: host.is_crowded(),
             host: Mutex::new(host),
             watch,
             finished: AtomicBool::new(false),
@@ -833,7 +836,7 @@ impl Shared {
                 None => std::hint::spin_loop(),
             }
             looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(LOOKS_A_YIELD) && !slot.is_ready() {
+            if (inner.crowded || looks.is_multiple_of(LOOKS_A_YIELD)) && !slot.is_ready() {
                 // The rank that it waits for may want this CPU.
                 std::thread::yield_now();
             }

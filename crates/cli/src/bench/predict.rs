@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rampool::shared::environment::variable;
+use rampool::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_parallel::PROGRAMS;
 use serde_json::json;
 
@@ -219,6 +220,8 @@ fn four_ranks(program: &str, protocol: &str, quick: bool, dir: &Path) -> Result<
     let mut command = Command::new(&me);
     command.args(["launch", "-n", "4", "--protocol", protocol, "--trace"]).arg(&trace).arg(&me).args(["example", program]);
     command.args(quick.then_some("--small")).arg("--json").arg(&times);
+    // What the trace is to be fitted to is a network.
+    command.env(SAME_HOST_VARIABLE, SameHost::Socket.to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).env("RAMPOOL_DEADLINE_S", "60");
     before_exec(&mut command, None, None);
     let status = command.status()?;
@@ -266,7 +269,7 @@ impl Cell<'_> {
             command.env(variable::RANK, rank.to_string()).env(variable::RANKS, "2").env(variable::RUN, "bench-predict");
             command.env(variable::RENDEZVOUS, format!("{host}:{PORT}")).env(variable::TRACE_DIR, &trace);
             command.env("RAMPOOL_PROTOCOL", self.protocol).env("RAMPOOL_KEY_FILE", self.key).env("RAMPOOL_ENCRYPTION", "off");
-            command.stdin(Stdio::null()).stdout(Stdio::null());
+            command.env(SAME_HOST_VARIABLE, SameHost::Socket.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
             let there = link.filter(|_| rank == 1).map(|link| link.there.as_raw_fd());
             before_exec(&mut command, there, None);
             ranks.push(Running(command.spawn()?));

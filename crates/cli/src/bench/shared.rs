@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rampool::shared::TimeReport;
+use rampool::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_parallel::{PROGRAMS, Program};
 use rampool_proto::share::{Diff, ProtocolKind};
 use serde_json::{Value, json};
@@ -42,11 +43,38 @@ const ARGO_DIRTY_US: [(usize, f64); 4] = [(1, 3500.0), (16, 3600.0), (256, 8200.
 /// ArgoDSM's streaming read of remote memory.
 const ARGO_STREAM_GB: f64 = 0.5;
 
+/// How the ranks of a run, which are all on this machine, reach each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Tcp,
+    SharedMemory,
+}
+
+impl Way {
+    const BOTH: [Way; 2] = [Way::Tcp, Way::SharedMemory];
+
+    /// Added to the names of figures.
+    fn words(self) -> &'static str {
+        match self {
+            Way::Tcp => "",
+            Way::SharedMemory => ", shared memory",
+        }
+    }
+
+    fn same_host(self) -> SameHost {
+        match self {
+            Way::Tcp => SameHost::Socket,
+            Way::SharedMemory => SameHost::Rings,
+        }
+    }
+}
+
 /// One run of ranks.
 struct Run<'a> {
     ranks: u16,
     protocol: &'a str,
     spin: Duration,
+    way: Way,
     experiment: &'a str,
     arguments: Vec<String>,
 }
@@ -55,7 +83,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
     let mut report = Report::start("shared", common.quick);
     let rounds = common.rounds(9, 2);
-    report.note("every process on this machine, messages over loopback TCP; what is read is checked; ArgoDSM's figures are of an earlier measurement");
+    report.note("every process on this machine; messages over loopback TCP, or through shared memory where a figure says so; what is read is checked; ArgoDSM's figures are of an earlier measurement");
     report
         .note("but for SOR and `time`, each rank's threads run on one CPU, the next rank's on the next, and the raw other end on the last");
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part.as_str()));
@@ -103,9 +131,10 @@ fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         ("sc, spinning", 2, "sc", SPIN, 1, None),
         ("sc over a third rank, blocking", 3, "sc", Duration::ZERO, 2, Some(3.2)),
     ];
-    for (name, ranks, protocol, spin, home, reach) in ways {
+    for ((name, ranks, protocol, spin, home, reach), way) in ways.into_iter().flat_map(|one| Way::BOTH.map(|way| (one, way))) {
         let arguments = vec![count.clone(), rounds.to_string(), home.to_string()];
-        let samples = Run { ranks, protocol, spin, experiment: "page", arguments }.measure()?;
+        let samples = Run { ranks, protocol, spin, way, experiment: "page", arguments }.measure()?;
+        let name = &format!("{name}{}", way.words());
         report.series(&format!("remote page, {name}: p50"), "us", json!({ "what": "page", "way": name }), get(&samples, "page")?);
         report.series(
             &format!("raw request and reply of 4 KiB, {name}: p50"),
@@ -114,34 +143,44 @@ fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             get(&samples, "raw")?,
         );
         report.ratio(&format!("remote page / raw, {name}"), get(&samples, "page")?, get(&samples, "raw")?, reach.map(Reach::AtMost));
+        raw_memory(report, &samples, "page", &format!("of 4 KiB, {name}"), "remote page")?;
     }
     Ok(())
 }
 
 fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
-    for (ranks, argo) in ARGO_BARRIER_US {
-        let spin = if ranks == 2 { SPIN } else { Duration::ZERO };
+    for ((ranks, argo), way) in ARGO_BARRIER_US.into_iter().flat_map(|one| Way::BOTH.map(|way| (one, way))) {
+        // Over TCP more ranks than CPUs cannot spin; through memory they look, and let the others run in between.
+        let spin = if ranks == 2 || way == Way::SharedMemory { SPIN } else { Duration::ZERO };
         let arguments = vec![common.pick(500, 20).to_string(), rounds.to_string()];
-        let samples = Run { ranks, protocol: "hlrc", spin, experiment: "barrier", arguments }.measure()?;
+        let samples = Run { ranks, protocol: "hlrc", spin, way, experiment: "barrier", arguments }.measure()?;
         let barrier = get(&samples, "barrier")?;
-        report.series(&format!("barrier of {ranks}: p50"), "us", json!({ "what": "barrier", "ranks": ranks }), barrier);
+        let name = format!("{ranks}{}", way.words());
+        report.series(&format!("barrier of {name}: p50"), "us", json!({ "what": "barrier", "ranks": name }), barrier);
         report.series(
-            &format!("raw round trip beside {ranks} ranks: p50"),
+            &format!("raw round trip over TCP beside {name}: p50"),
             "us",
-            json!({ "what": "raw trip", "ranks": ranks }),
+            json!({ "what": "raw trip", "ranks": name }),
             get(&samples, "raw")?,
         );
-        report.ratio(&format!("barrier of {ranks} / raw round trip"), barrier, get(&samples, "raw")?, Some(Reach::AtMost(1.5)));
-        report.ratio(&format!("barrier of {ranks} / ArgoDSM's {argo} us"), barrier, &vec![argo; barrier.len()], Some(Reach::AtMost(1.0)));
+        // Within a machine ArgoDSM's is the one to reach, between machines what the way there and back takes.
+        let (trips, times) = match way {
+            Way::Tcp => (Some(Reach::AtMost(1.5)), None),
+            Way::SharedMemory => (None, Some(Reach::AtMost(1.0))),
+        };
+        report.ratio(&format!("barrier of {name} / raw round trip over TCP"), barrier, get(&samples, "raw")?, trips);
+        raw_memory(report, &samples, "barrier", &format!("beside {name}"), "barrier")?;
+        report.ratio(&format!("barrier of {name} / ArgoDSM's {argo} us"), barrier, &vec![argo; barrier.len()], times);
     }
     Ok(())
 }
 
 fn dirty(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
-    report.note("dirty pages: a word of each is written away from its home, by one rank or by each of four; the homes' copies are checked after the barrier");
+    report.note("dirty pages: a word of each is written away from its home, by one rank or by each of four; the homes' copies are checked after the barrier; through shared memory");
     for (count, argo) in ARGO_DIRTY_US {
         let arguments = vec![count.to_string(), common.pick(20, 3).to_string(), rounds.to_string()];
-        let samples = Run { ranks: 4, protocol: "hlrc", spin: Duration::ZERO, experiment: "dirty", arguments }.measure()?;
+        let way = Way::SharedMemory;
+        let samples = Run { ranks: 4, protocol: "hlrc", spin: Duration::ZERO, way, experiment: "dirty", arguments }.measure()?;
         for (way, by) in [("one", "by one rank"), ("each", "by each rank")] {
             let barrier = get(&samples, way)?;
             report.series(
@@ -158,39 +197,47 @@ fn dirty(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
 }
 
 fn locks(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
-    for (path, protocol) in [("forward", "hlrc"), ("central", "ibec")] {
+    for ((path, protocol), way) in [("forward", "hlrc"), ("central", "ibec")].into_iter().flat_map(|one| Way::BOTH.map(|way| (one, way))) {
         let arguments = vec![common.pick(1000, 50).to_string(), rounds.to_string()];
-        let samples = Run { ranks: 2, protocol, spin: SPIN, experiment: "lock", arguments }.measure()?;
+        let samples = Run { ranks: 2, protocol, spin: SPIN, way, experiment: "lock", arguments }.measure()?;
+        let is_forward = path == "forward";
+        let path = &format!("{path}{}", way.words());
         let lock = get(&samples, "lock")?;
         report.series(&format!("remote lock, {path}: p50"), "us", json!({ "what": "lock", "path": path }), lock);
         report.series(
-            &format!("raw round trip beside it, {path}: p50"),
+            &format!("raw round trip over TCP beside it, {path}: p50"),
             "us",
             json!({ "what": "raw trip", "path": path }),
             get(&samples, "raw")?,
         );
-        report.ratio(&format!("remote lock, {path} / raw round trip"), lock, get(&samples, "raw")?, Some(Reach::AtMost(1.2)));
+        report.ratio(&format!("remote lock, {path} / raw round trip over TCP"), lock, get(&samples, "raw")?, Some(Reach::AtMost(1.2)));
+        raw_memory(report, &samples, "lock", &format!("beside it, {path}"), "remote lock")?;
         let again = get(&samples, "again")?;
         report.series(&format!("the same lock again, {path}: p50"), "us", json!({ "what": "again", "path": path }), again);
         let messages = get(&samples, "messages")?;
         // Central locks belong to their manager; only forwarded ones stay with who had them last.
-        let reach = (path == "forward").then_some(Reach::AtMost(0.0));
+        let reach = is_forward.then_some(Reach::AtMost(0.0));
         report.ratio(&format!("messages for the same lock again, {path}"), messages, &vec![1.0; messages.len()], reach);
     }
     Ok(())
 }
 
 fn stream(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
-    for page_bytes in [4096, 65536] {
+    for (page_bytes, way) in [4096, 65536].into_iter().flat_map(|one| Way::BOTH.map(|way| (one, way))) {
         let arguments = vec![common.pick(256, 8).to_string(), rounds.min(3).to_string(), page_bytes.to_string()];
-        let samples = Run { ranks: 2, protocol: "hlrc", spin: SPIN, experiment: "stream", arguments }.measure()?;
+        let samples = Run { ranks: 2, protocol: "hlrc", spin: SPIN, way, experiment: "stream", arguments }.measure()?;
         let (ours, raw) = (get(&samples, "stream")?, get(&samples, "raw")?);
-        let name = format!("{} KiB pages", page_bytes >> 10);
-        report.series(&format!("256 MiB read in order, {name}"), "GB/s", json!({ "what": "stream", "page_bytes": page_bytes }), ours);
+        let name = format!("{} KiB pages{}", page_bytes >> 10, way.words());
+        report.series(
+            &format!("256 MiB read in order, {name}"),
+            "GB/s",
+            json!({ "what": "stream", "page_bytes": page_bytes, "way": name }),
+            ours,
+        );
         report.series(
             &format!("plain TCP stream beside it, {name}"),
             "GB/s",
-            json!({ "what": "raw stream", "page_bytes": page_bytes }),
+            json!({ "what": "raw stream", "page_bytes": page_bytes, "way": name }),
             raw,
         );
         report.ratio(
@@ -265,7 +312,8 @@ fn s5(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
         let mut counts = Vec::new();
         for protocol in ["ibec", "lrc"] {
             let arguments = vec![turns.clone(), usize::from(spread == "managers spread").to_string()];
-            let samples = Run { ranks: 8, protocol, spin: Duration::ZERO, experiment: "eight-locks", arguments }.measure()?;
+            let samples =
+                Run { ranks: 8, protocol, spin: Duration::ZERO, way: Way::Tcp, experiment: "eight-locks", arguments }.measure()?;
             for what in ["messages", "bytes"] {
                 let parameters = json!({ "experiment": "s5", "what": what, "protocol": protocol, "managers": spread });
                 report.series(&format!("8 locks, {spread}, {protocol}: {what}"), "", parameters, get(&samples, what)?);
@@ -282,7 +330,7 @@ fn s5(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
     for _ in 0..rounds {
         for (path, times) in [("0", &mut old), ("1", &mut new)] {
             let arguments = vec![sections.clone(), path.to_owned()];
-            let samples = Run { ranks: 2, protocol: "ibec", spin: SPIN, experiment: "one-lock", arguments }.measure()?;
+            let samples = Run { ranks: 2, protocol: "ibec", spin: SPIN, way: Way::Tcp, experiment: "one-lock", arguments }.measure()?;
             times.extend_from_slice(get(&samples, "section")?);
         }
     }
@@ -291,7 +339,7 @@ fn s5(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
     report.ratio("one lock by 2 ranks: old / new scheme (S5: 1.6 to 2.2)", &old, &new, Some(Reach::AtLeast(1.6)));
     for (kind, name, reach) in [("0", "plain barriers", None), ("1", "barriers that keep pages", Some(Reach::AtMost(0.1)))] {
         let arguments = vec![common.pick(50, 5).to_string(), rounds.to_string(), kind.to_owned()];
-        let samples = Run { ranks: 2, protocol: "ibec", spin: SPIN, experiment: "strips", arguments }.measure()?;
+        let samples = Run { ranks: 2, protocol: "ibec", spin: SPIN, way: Way::Tcp, experiment: "strips", arguments }.measure()?;
         let (faults, overhead) = (get(&samples, "faults")?, get(&samples, "overhead")?);
         report.series(
             &format!("rows of SOR, {name}: write faults"),
@@ -375,6 +423,19 @@ fn time(report: &mut Report, common: &Common) -> Result<()> {
     Ok(())
 }
 
+/// What was measured beside a request and reply over memory that two processes share, where that was measured: the least that two processes need.
+fn raw_memory(report: &mut Report, samples: &Samples, what: &str, beside: &str, name: &str) -> Result<()> {
+    let Some(raw) = samples.get("raw memory") else { return Ok(()) };
+    report.series(
+        &format!("raw request and reply over memory {beside}: p50"),
+        "us",
+        json!({ "what": "raw memory", "of": what, "beside": beside }),
+        raw,
+    );
+    report.ratio(&format!("{name} / raw over memory, {beside}"), get(samples, what)?, raw, None);
+    Ok(())
+}
+
 type Samples = BTreeMap<String, Vec<f64>>;
 
 fn get<'a>(samples: &'a Samples, name: &str) -> Result<&'a [f64]> {
@@ -390,7 +451,7 @@ impl Run<'_> {
         let mut command = Command::new(&me);
         command.args(["launch", "-n", &self.ranks.to_string(), "--protocol", self.protocol]).arg(&me);
         command.args(["bench", "shared-rank", "--raw", &peer.address, self.experiment]).args(&self.arguments);
-        command.env("RAMPOOL_SPIN_US", self.spin.as_micros().to_string());
+        command.env("RAMPOOL_SPIN_US", self.spin.as_micros().to_string()).env(SAME_HOST_VARIABLE, self.way.same_host().to_string());
         let text = output(command)?;
         serde_json::from_str(text.trim()).with_context(|| format!("rank 0 of `{}` printed {text:?}", self.experiment))
     }

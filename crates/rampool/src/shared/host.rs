@@ -131,6 +131,8 @@ pub(super) struct Host {
     wakes_service: bool,
     /// What was queued since connections were last flushed.
     unsent: Unsent,
+    /// When somebody who looked last found something.
+    came: Instant,
     slots: Vec<Arc<Slot>>,
     idle_threads: VecDeque<ThreadId>,
     timers: BinaryHeap<Reverse<(Instant, TimerId)>>,
@@ -170,7 +172,7 @@ struct Awaited {
 }
 
 /// Messages that nobody waits for go together with the next one that somebody does wait for, or when nothing has come for a moment: sending costs as much
-/// time as travelling.
+/// time as travelling, and more where it wakes a thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Unsent {
     Nothing,
@@ -214,12 +216,20 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const FEW_RANKS: u16 = 3;
 /// So much is sent without waiting for the end of what is being handled.
 const MUCH_BYTES: usize = 128 << 10;
+/// A moment, for who looks again and again.
+const MOMENT: Duration = Duration::from_micros(20);
 /// How long the last words of a failing rank may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// After a fault the next one is looked for, for as long.
 const FAULTS_COME_TOGETHER: Duration = Duration::from_micros(100);
 /// A fault does not say whose it is, and no protocol asks.
 const SOMEONE: ThreadId = ThreadId(u16::MAX);
+
+/// Of this machine, whatever this process may use of them.
+fn online_cpus() -> usize {
+    // SAFETY: asks for a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1).max(1)
+}
 
 impl Host {
     pub fn new(
@@ -260,6 +270,7 @@ impl Host {
             service_sleeps: false,
             wakes_service: true,
             unsent: Unsent::Nothing,
+            came: now,
             slots: Vec::new(),
             idle_threads: VecDeque::new(),
             timers: BinaryHeap::new(),
@@ -463,7 +474,7 @@ impl Host {
             self.watch.wait_lines(Some(Duration::ZERO), ready);
             any |= self.take_from_sockets(ready, now);
         }
-        self.looked(any);
+        self.looked(any, now);
         any
     }
 
@@ -471,7 +482,7 @@ impl Host {
     pub fn look_at(&mut self, ready: &Ready) {
         let now = Instant::now();
         let any = self.take_nearby(now) | self.take_from_sockets(ready, now);
-        self.looked(any);
+        self.looked(any, now);
     }
 
     fn take_from_sockets(&mut self, ready: &Ready, now: Instant) -> bool {
@@ -493,11 +504,17 @@ impl Host {
         any
     }
 
-    fn looked(&mut self, any: bool) {
+    fn looked(&mut self, any: bool, now: Instant) {
         if any {
             self.look_for_end();
+            self.came = now;
         }
-        if !any || self.unsent == Unsent::Urgent {
+        let send = match self.unsent {
+            Unsent::Urgent => true,
+            Unsent::CanWait => now.saturating_duration_since(self.came) >= MOMENT,
+            Unsent::Nothing => !any,
+        };
+        if send {
             self.flush();
         }
     }
@@ -519,6 +536,11 @@ impl Host {
         if std::mem::take(&mut self.nudged) {
             self.watch.end_nudge();
         }
+    }
+
+    /// Whether there are more ranks on this machine than CPUs: who looks for messages keeps others from sending them.
+    pub fn is_crowded(&self) -> bool {
+        self.nearby.len() >= online_cpus()
     }
 
     /// The service thread is about to sleep.

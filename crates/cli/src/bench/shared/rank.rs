@@ -1,15 +1,18 @@
 //! One rank of an experiment. Rank 0 prints the samples, as one JSON object of lists.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rampool::shared::{AllocOptions, Homes, LockPath, Managers, Rank, Region, Shared, SharedConfig};
+use rampool::transport::Means;
 use rampool_sys::thread::{allowed_cpus, pin_to_cpu};
 
 use super::Samples;
-use crate::bench::peer::{self, RawStream};
+use crate::bench::peer::{self, RawMemory, RawStream};
 use crate::bench::report::median;
+use crate::bench::service::{Place, Service};
 use crate::bench::workload::{permutation, word};
 
 /// One rank of a benchmark of shared memory
@@ -31,6 +34,8 @@ struct Bench {
     shared: Shared,
     /// Rank 0's.
     raw: Option<RawStream>,
+    /// The CPU of raw other ends.
+    last_cpu: Option<usize>,
     samples: Samples,
 }
 
@@ -49,7 +54,7 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let shared = Shared::join(config)?;
     let raw = (shared.rank() == 0).then(|| RawStream::connect(&args.raw, shared.config().spin)).transpose()?;
-    let mut bench = Bench { shared, raw, samples: BTreeMap::new() };
+    let mut bench = Bench { shared, raw, last_cpu: cpus.last().copied(), samples: BTreeMap::new() };
     match (args.experiment.as_str(), &args.sizes[..]) {
         ("page", &[count, rounds, home]) => bench.pages(count, rounds, home)?,
         ("barrier", &[count, rounds]) => bench.barriers(count, rounds)?,
@@ -91,7 +96,7 @@ impl Bench {
         self.samples.entry(name.to_owned()).or_default().push(value);
     }
 
-    /// Rank 0: the median time of this many raw requests for `bytes` bytes.
+    /// Rank 0: the median time of this many raw requests for `bytes` bytes. Where ranks share memory and spin, also over memory that only the two have, spinning.
     fn raw(&mut self, count: usize, bytes: usize) -> Result<()> {
         let raw = self.raw.as_mut().context("rank 0 has the raw connection")?;
         let (content, mut buffer, mut times) = (peer::content(), vec![0; bytes], Vec::with_capacity(count));
@@ -104,6 +109,24 @@ impl Bench {
         ensure!(buffer == content[..bytes], "WRONG CONTENT from the raw peer");
         let p50 = median(&times);
         self.add("raw", p50);
+        let shared = &self.shared;
+        if shared.config().spin.is_zero() || !shared.stats().connections.contains_key(Means::Rings.name()) {
+            return Ok(());
+        }
+        // It never sleeps, so it is there for no longer than it is needed.
+        let (memory, file) = RawMemory::create()?;
+        let place = Place { host: "127.0.0.1", server_cpu: self.last_cpu, namespace: None, key: None };
+        let service = Service::raw_memory_peer(&place, file.as_fd())?;
+        times.clear();
+        for _ in 0..count {
+            let began = Instant::now();
+            memory.get(&mut buffer)?;
+            times.push(us(began.elapsed()));
+        }
+        drop(service);
+        ensure!(buffer == content[..bytes], "WRONG CONTENT from the raw peer over memory");
+        let p50 = median(&times);
+        self.add("raw memory", p50);
         Ok(())
     }
 
