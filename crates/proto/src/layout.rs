@@ -12,7 +12,7 @@
 
 mod program;
 
-pub use program::{Collector, Program, ProgramError, Run, Runs};
+pub use program::{Collector, Program, ProgramError, Row, Rows, Run, Runs};
 
 /// Runs of bytes in one layout: beyond a billion, nobody waits for the answer.
 pub const MAX_RUNS: u64 = 1 << 30;

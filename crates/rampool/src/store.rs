@@ -14,6 +14,7 @@ mod slab;
 
 pub use compressed::CompressedStore;
 pub use raw::RawStore;
+pub use slab::Slabs;
 
 use rampool_proto::server::{FrameIndex, StoredPage};
 use rampool_proto::wire::PageEntry;
@@ -87,8 +88,13 @@ pub trait PageStore: Send + Sync {
     /// Gives back one reference of each frame.
     fn release(&self, frames: &[FrameIndex]);
 
+    /// Where the frames lie.
+    fn slabs(&self) -> &Slabs;
+
     /// The first byte of a frame. Valid while the caller has a reference.
-    fn memory(&self, frame: FrameIndex) -> *mut u8;
+    fn memory(&self, frame: FrameIndex) -> *mut u8 {
+        self.slabs().memory(frame)
+    }
 
     fn usage(&self) -> StoreUsage;
 

@@ -12,6 +12,8 @@
 //! `width` bytes each (4 or 8). Decoding allocates no more than a small multiple of the bytes read, and never panics.
 
 use super::{LayoutError, MAX_LAYOUT_BYTES, MAX_LAYOUT_OFFSET, MAX_RUNS};
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 /// Nodes below each other.
 const MAX_DEPTH: u8 = 16;
@@ -57,10 +59,56 @@ enum Shape {
         body: Box<Node>,
     },
     List {
-        offsets: Box<[i64]>,
+        offsets: Offsets,
         body: Box<Node>,
     },
     Seq(Box<[Node]>),
+}
+
+/// Offsets of a list, which its copies and parts share. Invariant: `part` is within `all`, and not empty.
+#[derive(Clone)]
+struct Offsets {
+    all: Arc<[i64]>,
+    part: Range<usize>,
+}
+
+impl Deref for Offsets {
+    type Target = [i64];
+
+    fn deref(&self) -> &[i64] {
+        &self.all[self.part.clone()]
+    }
+}
+
+impl From<Vec<i64>> for Offsets {
+    fn from(offsets: Vec<i64>) -> Self {
+        Self { part: 0..offsets.len(), all: offsets.into() }
+    }
+}
+
+impl PartialEq for Offsets {
+    fn eq(&self, other: &Self) -> bool {
+        self[..] == other[..]
+    }
+}
+
+impl Eq for Offsets {}
+
+impl std::fmt::Debug for Offsets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self[..].fmt(f)
+    }
+}
+
+impl Offsets {
+    fn part(&self, range: Range<usize>) -> Self {
+        assert!(!range.is_empty() && range.end <= self.len(), "{range:?} of {} offsets", self.len());
+        Self { all: Arc::clone(&self.all), part: self.part.start + range.start..self.part.start + range.end }
+    }
+
+    fn bounds(&self) -> (i64, i64) {
+        self.iter().fold((i64::MAX, i64::MIN), |(least, most), offset| (least.min(*offset), most.max(*offset)))
+    }
 }
 
 /// Which bytes, in which order. Made by [`super::Layout`], from runs, or off the wire.
@@ -109,16 +157,7 @@ impl Program {
     /// Bytes of the longest run, neighbours joined, where that is plain to see.
     #[must_use]
     pub fn longest_run(&self) -> Option<u64> {
-        let Some(root) = &self.root else { return Some(0) };
-        match &root.shape {
-            Shape::Run => Some(root.bytes),
-            Shape::Loop { stride, body, .. } => (body.is_run() && stride.cast_unsigned() != body.bytes).then_some(body.bytes),
-            Shape::List { offsets, body } => {
-                let joins = |pair: &[i64]| pair[1].wrapping_sub(pair[0]).cast_unsigned() == body.bytes;
-                (body.is_run() && !offsets.windows(2).any(joins)).then_some(body.bytes)
-            }
-            Shape::Seq(_) => None,
-        }
+        self.root.as_ref().map_or(Some(0), Node::longest_run)
     }
 
     /// If this is a list: how many bytes each of its members selects, and how many members there are.
@@ -137,9 +176,9 @@ impl Program {
     ///
     /// # Panics
     /// If this is no list, or has fewer members, or the range is empty.
-    pub fn members(&self, range: std::ops::Range<usize>) -> Result<Self, LayoutError> {
+    pub fn members(&self, range: Range<usize>) -> Result<Self, LayoutError> {
         let Some(Node { shape: Shape::List { offsets, body }, .. }) = &self.root else { panic!("only a list has members") };
-        Ok(Self { root: Some(body.as_ref().clone().bare_list(offsets[range].to_vec())?) })
+        Ok(Self { root: Some(body.as_ref().clone().bare_list(offsets.part(range))?) })
     }
 
     /// The lowest byte, and the one after the highest; both 0 for nothing.
@@ -197,6 +236,7 @@ impl Program {
     /// The runs of bytes `from..from + len` of those that the program selects; fewer if there are no more. Finding the first costs as much as the nodes on the
     /// way to it, not the runs before it.
     #[must_use]
+    #[inline]
     pub fn window(&self, from: u64, len: u64) -> Runs<'_> {
         let mut runs = Runs { stack: Vec::new(), pending: None, left: len.min(self.bytes().saturating_sub(from)) };
         if let Some(root) = self.root.as_ref().filter(|_| runs.left > 0) {
@@ -204,6 +244,12 @@ impl Program {
             runs.seek(root, from);
         }
         runs
+    }
+
+    /// The same bytes as [`Program::window`], many runs at a time where they are of one length; neighbours are not joined.
+    #[must_use]
+    pub fn rows(&self, from: u64, len: u64) -> Rows<'_> {
+        Rows { runs: self.window(from, len) }
     }
 
     /// Appends the coded form.
@@ -257,7 +303,7 @@ impl Program {
     /// Whether every run begins at a multiple of `align` and is as long as one.
     #[must_use]
     pub fn is_aligned(&self, align: u64) -> bool {
-        self.root.as_ref().is_none_or(|node| node.is_aligned(align))
+        self.root.as_ref().is_none_or(|node| node.is_aligned(align, 0))
     }
 }
 
@@ -351,7 +397,7 @@ fn from_runs(runs: &[Run]) -> Result<Program, LayoutError> {
     let flush = |nodes: &mut Vec<Node>, runs: &[Run]| -> Result<(), LayoutError> {
         let Some(first) = runs.first() else { return Ok(()) };
         if runs.len() > 1 && runs.iter().all(|run| run.len == first.len) {
-            nodes.push(Node::run(0, first.len)?.bare_list(runs.iter().map(|run| run.offset).collect())?);
+            nodes.push(Node::run(0, first.len)?.bare_list(runs.iter().map(|run| run.offset).collect::<Vec<_>>().into())?);
             return Ok(());
         }
         for run in runs {
@@ -419,10 +465,15 @@ impl Node {
         match &mut self.shape {
             Shape::Run => Ok(()),
             Shape::Loop { body, .. } => body.shift(by),
-            Shape::List { offsets, .. } => {
-                for offset in offsets {
-                    *offset = offset.checked_add(by).ok_or(LayoutError::TooFar)?;
+            Shape::List { offsets, body } => {
+                // The offsets stay as they are, and shared, where what they are the places of can move instead.
+                let mut moved = body.clone();
+                if moved.shift(by).is_ok() {
+                    *body = moved;
+                    return Ok(());
                 }
+                let moved = offsets.iter().map(|offset| offset.checked_add(by).ok_or(LayoutError::TooFar));
+                *offsets = moved.collect::<Result<Vec<_>, _>>()?.into();
                 Ok(())
             }
             Shape::Seq(nodes) => nodes.iter_mut().try_for_each(|node| node.shift(by)),
@@ -458,13 +509,13 @@ impl Node {
             self.shift(offsets[0])?;
             return self.repeat(offsets.len() as u64, stride);
         }
-        self.bare_list(offsets)
+        self.bare_list(offsets.into())
     }
 
-    fn bare_list(self, offsets: Vec<i64>) -> Result<Self, LayoutError> {
-        let (least, most) = (offsets.iter().min().expect("not empty"), offsets.iter().max().expect("not empty"));
-        let (low, high) = (i128::from(*least) + i128::from(self.low), i128::from(*most) + i128::from(self.high));
-        self.times(offsets.len() as u64, |body| Shape::List { offsets: offsets.into(), body })?.bounded(low, high)
+    fn bare_list(self, offsets: Offsets) -> Result<Self, LayoutError> {
+        let (least, most) = offsets.bounds();
+        let (low, high) = (i128::from(least) + i128::from(self.low), i128::from(most) + i128::from(self.high));
+        self.times(offsets.len() as u64, |body| Shape::List { offsets, body })?.bounded(low, high)
     }
 
     /// A shape that goes through this one `count` times; its bounds are still to be set.
@@ -531,13 +582,58 @@ impl Node {
         }
     }
 
-    fn is_aligned(&self, align: u64) -> bool {
+    /// `base`: where byte 0 is, or any number that differs from that by a multiple of `align`.
+    fn is_aligned(&self, align: u64, base: i64) -> bool {
         let even = |n: i64| n.unsigned_abs().is_multiple_of(align);
         match &self.shape {
-            Shape::Run => even(self.low) && self.bytes.is_multiple_of(align),
-            Shape::Loop { stride, body, .. } => even(*stride) && body.is_aligned(align),
-            Shape::List { offsets, body } => offsets.iter().all(|offset| even(*offset)) && body.is_aligned(align),
-            Shape::Seq(nodes) => nodes.iter().all(|node| node.is_aligned(align)),
+            Shape::Run => even(base + self.low) && self.bytes.is_multiple_of(align),
+            Shape::Loop { stride, body, .. } => even(*stride) && body.is_aligned(align, base),
+            Shape::List { offsets, body } => {
+                let first = offsets[0];
+                offsets.iter().all(|offset| even(offset - first)) && body.is_aligned(align, base + first)
+            }
+            Shape::Seq(nodes) => nodes.iter().all(|node| node.is_aligned(align, base)),
+        }
+    }
+
+    /// Where its first run begins, and where its last one ends.
+    fn ends(&self) -> (i64, i64) {
+        match &self.shape {
+            Shape::Run => (self.low, self.high),
+            Shape::Loop { count, stride, body } => {
+                let (start, end) = body.ends();
+                (start, end + (count - 1).cast_signed() * stride)
+            }
+            Shape::List { offsets, body } => {
+                let (start, end) = body.ends();
+                (offsets[0] + start, offsets[offsets.len() - 1] + end)
+            }
+            Shape::Seq(nodes) => (nodes[0].ends().0, nodes[nodes.len() - 1].ends().1),
+        }
+    }
+
+    /// Bytes of the longest run, if no two are to be joined.
+    fn longest_run(&self) -> Option<u64> {
+        match &self.shape {
+            Shape::Run => Some(self.bytes),
+            Shape::Loop { stride, body, .. } => {
+                let (start, end) = body.ends();
+                body.longest_run().filter(|_| start.wrapping_add(*stride) != end)
+            }
+            Shape::List { offsets, body } => {
+                let (start, end) = body.ends();
+                let joins = |pair: &[i64]| pair[1] - pair[0] == end - start;
+                body.longest_run().filter(|_| !offsets.windows(2).any(joins))
+            }
+            Shape::Seq(nodes) => {
+                let (mut longest, mut last) = (0, None);
+                for node in nodes {
+                    let (start, end) = node.ends();
+                    longest = node.longest_run().filter(|_| last != Some(start))?.max(longest);
+                    last = Some(end);
+                }
+                Some(longest)
+            }
         }
     }
 
@@ -572,15 +668,25 @@ impl Node {
                 body.encode(out);
             }
             Shape::List { offsets, body } => {
-                let base = offsets.iter().copied().min().expect("a list is not empty");
-                let wide = offsets.iter().any(|offset| offset - base > i64::from(u32::MAX));
+                let (base, most) = (self.low - body.low, self.high - body.high);
+                let wide = most - base > i64::from(u32::MAX);
                 out.push(3);
                 push_number(out, offsets.len() as u64);
                 out.push(if wide { 8 } else { 4 });
                 push_signed(out, base);
-                for offset in offsets {
-                    let bytes = (offset - base).to_le_bytes();
-                    out.extend_from_slice(if wide { &bytes } else { &bytes[..4] });
+                let start = out.len();
+                if wide {
+                    out.resize(start + 8 * offsets.len(), 0);
+                    for (place, offset) in out[start..].as_chunks_mut().0.iter_mut().zip(offsets.iter()) {
+                        *place = (offset - base).to_le_bytes();
+                    }
+                } else {
+                    out.resize(start + 4 * offsets.len(), 0);
+                    for (place, offset) in out[start..].as_chunks_mut().0.iter_mut().zip(offsets.iter()) {
+                        // The lowest four bytes: there is nothing in the others.
+                        let [a, b, c, d, ..] = (offset - base).to_le_bytes();
+                        *place = [a, b, c, d];
+                    }
                 }
                 body.encode(out);
             }
@@ -623,13 +729,18 @@ impl Node {
                 // What is not there cannot be asked for: the list is never longer than the bytes read.
                 let bytes = usize::try_from(count).ok().and_then(|n| n.checked_mul(width.into())).ok_or(ProgramError::Length)?;
                 let list = take(rest, bytes)?;
-                let offset = |bytes: &[u8]| {
-                    let mut word = [0; 8];
-                    word[..bytes.len()].copy_from_slice(bytes);
-                    i64::try_from(u64::from_le_bytes(word)).ok().and_then(|n| n.checked_add(base)).ok_or(LayoutError::TooFar)
+                if base.unsigned_abs() > 2 * MAX_LAYOUT_OFFSET {
+                    return Err(LayoutError::TooFar.into());
+                }
+                let offsets: Vec<i64> = if width == 4 {
+                    list.as_chunks().0.iter().map(|bytes| base + i64::from(u32::from_le_bytes(*bytes))).collect()
+                } else {
+                    let offset = |bytes: &[u8; 8]| i64::try_from(u64::from_le_bytes(*bytes)).ok().and_then(|n| n.checked_add(base));
+                    list.as_chunks().0.iter().map(offset).collect::<Option<_>>().ok_or(LayoutError::TooFar)?
                 };
-                let offsets: Vec<i64> = list.chunks_exact(width.into()).map(offset).collect::<Result<_, _>>()?;
-                if offsets.iter().any(|offset| offset.unsigned_abs() > MAX_LAYOUT_OFFSET) {
+                let offsets = Offsets::from(offsets);
+                let (least, most) = offsets.bounds();
+                if least.unsigned_abs().max(most.unsigned_abs()) > MAX_LAYOUT_OFFSET {
                     return Err(LayoutError::TooFar.into());
                 }
                 Ok(Self::decode(rest, below)?.bare_list(offsets)?)
@@ -705,6 +816,7 @@ impl<'a> Runs<'a> {
     }
 
     /// The next run as the program has it.
+    #[inline]
     fn step(&mut self) -> Option<Run> {
         loop {
             let top = self.stack.last_mut()?;
@@ -735,6 +847,7 @@ fn at(index: u64) -> usize {
 impl Iterator for Runs<'_> {
     type Item = Run;
 
+    #[inline]
     fn next(&mut self) -> Option<Run> {
         if self.left == 0 {
             return None;
@@ -755,6 +868,66 @@ impl Iterator for Runs<'_> {
         run.len = run.len.min(self.left);
         self.left -= run.len;
         Some(run)
+    }
+}
+
+/// Runs of one length, one after the other in the order of the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Row<'a> {
+    /// `count` of them, each `stride` bytes further than the one before.
+    Even { first: i64, stride: i64, count: u64, len: u64 },
+    /// One at `base` and each of the offsets.
+    Listed { base: i64, offsets: &'a [i64], len: u64 },
+}
+
+/// The runs of a program, or of a window of it, as the program's innermost loops and lists have them.
+#[derive(Clone, Debug)]
+pub struct Rows<'a> {
+    runs: Runs<'a>,
+}
+
+impl<'a> Rows<'a> {
+    fn one(&mut self, run: Run) -> Row<'a> {
+        let len = run.len.min(self.runs.left);
+        self.runs.left -= len;
+        Row::Even { first: run.offset, stride: 0, count: 1, len }
+    }
+}
+
+impl<'a> Iterator for Rows<'a> {
+    type Item = Row<'a>;
+
+    fn next(&mut self) -> Option<Row<'a>> {
+        if self.runs.left == 0 {
+            return None;
+        }
+        if let Some(run) = self.runs.pending.take() {
+            return Some(self.one(run));
+        }
+        let left = self.runs.left;
+        if let Some(top) = self.runs.stack.last_mut() {
+            match &top.node.shape {
+                Shape::Loop { count, stride, body } if body.is_run() && top.index < *count && body.bytes <= left => {
+                    let fit = (count - top.index).min(left / body.bytes);
+                    let first = top.base + top.index.cast_signed() * stride + body.low;
+                    top.index += fit;
+                    self.runs.left -= fit * body.bytes;
+                    return Some(Row::Even { first, stride: *stride, count: fit, len: body.bytes });
+                }
+                Shape::List { offsets, body } if body.is_run() && top.index < offsets.len() as u64 && body.bytes <= left => {
+                    let fit = (offsets.len() as u64 - top.index).min(left / body.bytes);
+                    let offsets = &offsets[at(top.index)..at(top.index + fit)];
+                    let base = top.base + body.low;
+                    top.index += fit;
+                    self.runs.left -= fit * body.bytes;
+                    return Some(Row::Listed { base, offsets, len: body.bytes });
+                }
+                _ => {}
+            }
+        }
+        // A part of a run, one that stands alone, or the way into the next row.
+        let run = self.runs.step()?;
+        Some(self.one(run))
     }
 }
 

@@ -211,6 +211,13 @@ proptest! {
         let all = bytes_of(program.runs());
         let cut = |n: u64| usize::try_from(n).unwrap().min(all.len());
         prop_assert_eq!(bytes_of(program.window(from, len)), &all[cut(from)..cut(from + len)]);
+        let of_row = |row: Row<'_>| match row {
+            Row::Even { first, stride, count, len } => {
+                bytes_of((0..count.cast_signed()).map(|n| Run { offset: first + n * stride, len }))
+            }
+            Row::Listed { base, offsets, len } => bytes_of(offsets.iter().map(|offset| Run { offset: base + offset, len })),
+        };
+        prop_assert_eq!(program.rows(from, len).flat_map(of_row).collect::<Vec<_>>(), &all[cut(from)..cut(from + len)]);
     }
 
     #[test]

@@ -154,6 +154,7 @@ impl View<'_> {
     }
 
     /// What the page is; `None` is a zero page.
+    #[inline]
     pub fn page(&mut self, page: PageIndex) -> Option<StoredPage> {
         let number = chunk_of(page);
         let chunk = match self.last {

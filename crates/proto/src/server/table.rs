@@ -63,16 +63,19 @@ pub(super) struct Tables {
 }
 
 impl Chunk {
+    #[inline]
     pub(super) fn page(&self, slot: usize) -> Option<StoredPage> {
         let page = self.slots[slot];
         (page.len != 0).then_some(page)
     }
 }
 
+#[inline]
 pub(super) fn chunk_of(page: PageIndex) -> u64 {
     page.0 / CHUNK_PAGES
 }
 
+#[inline]
 pub(super) fn slot_of(page: PageIndex) -> usize {
     usize::try_from(page.0 % CHUNK_PAGES).expect("below CHUNK_PAGES")
 }

@@ -3,6 +3,7 @@
 pub(super) mod direct;
 mod keyed;
 pub(super) mod queue;
+mod rows;
 
 use super::shared::{Counts, Lease, Posts, Shared};
 use crate::key::random_bytes;
@@ -19,7 +20,7 @@ use rampool_proto::wire::{
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a request for memory that leases which close are about to give back may wait for it: less than clients wait for the answer.
@@ -28,6 +29,8 @@ const LEASE_WAIT: Duration = Duration::from_secs(4);
 const FRAMES_A_TURN: usize = 64;
 /// As many of them a request of the direct view counts for: it may move a megabyte, and touch many pages.
 const DIRECT_COUNTS_FOR: usize = 8;
+/// After a request of the direct view, this much does not wait for the end of the turn: it leaves while the next request is worked on, and while it is in the cache.
+const FLUSH_BYTES: usize = 32 * 1024;
 /// Where the bytes of a refused `Put` go.
 const SINK_BYTES: usize = 64 * 1024;
 
@@ -73,7 +76,38 @@ pub(super) struct Held {
     one: [FrameIndex; 1],
     many: Vec<FrameIndex>,
     /// Other memory of a reply.
-    _bytes: Vec<u8>,
+    bytes: Vec<u8>,
+    /// Where that goes to be used again.
+    shelf: Option<Arc<Shelf>>,
+}
+
+/// Buffers of replies that have left, for the next ones: memory that is in the cache, and that the kernel need not bring.
+#[derive(Default, Debug)]
+pub(super) struct Shelf(Mutex<Vec<Vec<u8>>>);
+
+/// Buffers on a shelf, and bytes of one.
+const MOST_SHELVED: usize = 4;
+const LARGEST_SHELVED: usize = 1 << 20;
+
+impl Shelf {
+    /// An empty buffer with room for `bytes`: the one that was used last, if it has it.
+    fn take(&self, bytes: usize) -> Vec<u8> {
+        let found = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut buffer = found.filter(|buffer| buffer.capacity() >= bytes).unwrap_or_default();
+        buffer.reserve_exact(bytes);
+        buffer
+    }
+
+    fn put_back(&self, mut buffer: Vec<u8>) {
+        if buffer.capacity() == 0 || buffer.capacity() > LARGEST_SHELVED {
+            return;
+        }
+        buffer.clear();
+        let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() < MOST_SHELVED {
+            buffers.push(buffer);
+        }
+    }
 }
 
 impl Held {
@@ -82,7 +116,14 @@ impl Held {
     }
 
     fn bytes(bytes: Vec<u8>) -> Self {
-        Self { store: None, one: [FrameIndex(0)], many: Vec::new(), _bytes: bytes }
+        Self { store: None, one: [FrameIndex(0)], many: Vec::new(), bytes, shelf: None }
+    }
+
+    /// Its bytes go there when the reply has left.
+    fn back_to(self, shelf: &Arc<Shelf>) -> Self {
+        let mut held = self;
+        held.shelf = Some(Arc::clone(shelf));
+        held
     }
 
     fn frames(store: &Arc<dyn PageStore>, frames: &[FrameIndex]) -> Self {
@@ -93,8 +134,8 @@ impl Held {
         match frames {
             [] => Self::bytes(bytes),
             // The usual reply, one page, allocates nothing.
-            [one] => Self { store: Some(Arc::clone(store)), one: [*one], many: Vec::new(), _bytes: bytes },
-            many => Self { store: Some(Arc::clone(store)), one: [FrameIndex(0)], many: many.to_vec(), _bytes: bytes },
+            [one] => Self { store: Some(Arc::clone(store)), one: [*one], many: Vec::new(), bytes, shelf: None },
+            many => Self { store: Some(Arc::clone(store)), one: [FrameIndex(0)], many: many.to_vec(), bytes, shelf: None },
         }
     }
 }
@@ -103,6 +144,9 @@ impl Drop for Held {
     fn drop(&mut self) {
         if let Some(store) = &self.store {
             store.release(if self.many.is_empty() { &self.one } else { &self.many });
+        }
+        if let Some(shelf) = &self.shelf {
+            shelf.put_back(std::mem::take(&mut self.bytes));
         }
     }
 }
@@ -121,6 +165,7 @@ pub(super) struct Workbench {
     released: Vec<FrameIndex>,
     scratch: Scratch,
     sink: Vec<u8>,
+    shelf: Arc<Shelf>,
     /// Answers of queues for other connections.
     pub(super) posts: Posts,
     /// When somebody who waits in a queue has waited long enough.
@@ -313,8 +358,12 @@ impl Connection {
                         );
                         return Err(End::Protocol("more requests outstanding than were granted".to_owned()));
                     }
-                    frames += if is_direct(header.opcode) { DIRECT_COUNTS_FOR } else { 1 };
+                    let direct = is_direct(header.opcode);
+                    frames += if direct { DIRECT_COUNTS_FOR } else { 1 };
                     self.request(shared, bench, header, now)?;
+                    if direct && self.link.queued_bytes() >= FLUSH_BYTES {
+                        self.flush(now)?;
+                    }
                 }
                 Received::Bulk(header) => {
                     self.heard = now;

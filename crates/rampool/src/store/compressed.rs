@@ -113,8 +113,8 @@ impl PageStore for CompressedStore {
         self.slabs.release(frames);
     }
 
-    fn memory(&self, frame: FrameIndex) -> *mut u8 {
-        self.slabs.memory(frame)
+    fn slabs(&self) -> &Slabs {
+        &self.slabs
     }
 
     fn usage(&self) -> StoreUsage {

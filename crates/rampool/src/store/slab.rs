@@ -18,7 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const SLOT_BITS: u32 = 16;
 
-pub(super) struct Slabs {
+/// The frames of a store, and where they lie.
+pub struct Slabs {
     /// Frame sizes, ascending.
     sizes: Vec<u32>,
     slab_bytes: usize,
@@ -42,6 +43,8 @@ struct Cell {
 /// A mapped slab. Exists while it has frames in use, or as its arena's spare.
 struct Slab {
     base: *mut u8,
+    /// Of each frame: `sizes[class]`.
+    frame_bytes: usize,
     arena: usize,
     class: usize,
     references: Box<[AtomicU32]>,
@@ -193,11 +196,12 @@ impl Slabs {
         self.frames.fetch_sub(count, Ordering::Relaxed);
     }
 
-    pub(super) fn memory(&self, frame: FrameIndex) -> *mut u8 {
+    #[inline]
+    pub(crate) fn memory(&self, frame: FrameIndex) -> *mut u8 {
         let (number, slot) = split(frame);
         let slab = self.slab(number);
         // SAFETY: the slot is one of the slab's, so the offset is within its mapping.
-        unsafe { slab.base.add(slot * self.sizes[slab.class] as usize) }
+        unsafe { slab.base.add(slot * slab.frame_bytes) }
     }
 
     /// Bytes of a frame.
@@ -273,7 +277,7 @@ impl Slabs {
         };
         let slots = self.slab_bytes / self.sizes[class] as usize;
         let references = (0..slots).map(|_| AtomicU32::new(0)).collect();
-        let slab = Box::new(Slab { base, arena, class, references });
+        let slab = Box::new(Slab { base, frame_bytes: self.sizes[class] as usize, arena, class, references });
         self.cells[number as usize].slab.store(Box::into_raw(slab), Ordering::Release);
         self.held_slabs.fetch_add(1, Ordering::Relaxed);
         // The lowest slot last, so that frames taken one after the other lie one after the other.

@@ -4,7 +4,7 @@
 //! leave from their frames as pages do. Bytes are changed in place where nobody else refers to the frame, and else in a copy that takes the page's place: whatever
 //! is being sent stays as it was.
 
-use super::{Connection, End, Held, Refused, Seat, Workbench, count, keyed, queue};
+use super::{Connection, End, Held, Refused, Seat, Workbench, count, keyed, queue, rows};
 use crate::server::courier::{Delivered, Order};
 use crate::server::shared::Shared;
 use crate::transport::{Piece as Place, PieceMut, Urgency};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// A piece at least this long leaves from its frame.
 const FROM_FRAME_BYTES: usize = 1024;
-static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
+pub(super) static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
 
 /// A `Scatter` or `Accumulate` whose bytes are on their way: whole pages into frames, the rest into `staging`.
 pub(super) struct Part {
@@ -68,6 +68,7 @@ impl Connection {
         };
         let mut gathered =
             Gathered { frames: std::mem::take(&mut bench.frames), pieces: std::mem::take(&mut bench.pieces), ..Gathered::default() };
+        gathered.buffer = bench.shelf.take(window.len as usize);
         gathered.frames.clear();
         gathered.pieces.clear();
         let mut urgency = Urgency::Demand;
@@ -88,7 +89,7 @@ impl Connection {
         });
         let Gathered { frames, pieces, buffer, crcs } = gathered;
         (bench.frames, bench.pieces) = (frames, pieces);
-        let held = Held::frames_and_bytes(&shared.store, &bench.frames, buffer);
+        let held = Held::frames_and_bytes(&shared.store, &bench.frames, buffer).back_to(&bench.shelf);
         match result {
             Ok(()) => {
                 bench.head.clear();
@@ -568,6 +569,12 @@ impl Gathered {
         view.reaches(window.program.bounds().1.cast_unsigned())?;
         // It never grows after this: pieces point into it.
         self.buffer.reserve_exact(window.len as usize);
+        let small = window.program.longest_run().is_some_and(|longest| longest < FROM_FRAME_BYTES as u64);
+        if small && rows::copy(shared.store.slabs(), view, window, &mut self.buffer) {
+            self.pieces.push(Place { ptr: self.buffer.as_ptr(), len: self.buffer.len() });
+            self.crcs = vec![checksum::crc32c(&self.buffer)];
+            return Ok(());
+        }
         let mut blocks = Blocks::default();
         let mut ahead = Ahead::default();
         // Most pieces lie in the page of the one before.
@@ -651,11 +658,7 @@ impl Ahead {
     }
 
     fn push(&mut self, from: *const u8, len: usize) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint, for any address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast());
-        }
+        rows::prefetch(from);
         self.pieces[self.count] = (from, len);
         self.count += 1;
     }
@@ -692,12 +695,7 @@ unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         let to = buffer.as_mut_ptr().add(end);
-        match len {
-            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
-            4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
-            64 => to.cast::<[u64; 8]>().write_unaligned(from.cast::<[u64; 8]>().read_unaligned()),
-            _ => std::ptr::copy_nonoverlapping(from, to, len),
-        }
+        rows::copy_one(from, to, len);
         buffer.set_len(end + len);
     }
 }

@@ -1,0 +1,246 @@
+//! Small runs of a window, copied one behind the other.
+//!
+//! Such runs lie anywhere: a page, and a line of the cache, for each, and the memory takes longer to bring a line than everything else takes together. So addresses
+//! come first, many at a time, each line being asked for as its address is known, and the copies follow one batch later.
+
+use super::direct::ZEROES;
+use crate::store::Slabs;
+use rampool_proto::layout::Row;
+use rampool_proto::server::View;
+use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
+use rampool_proto::wire::Window;
+
+const PAGE_BYTES: u64 = OS_PAGE_BYTES as u64;
+/// Runs of a batch: what the lines of two of them take is well within a cache of the first level, and more than the memory works at at a time.
+const BATCH: usize = 64;
+/// The lines that are asked for of a run longer than one: what comes behind them the processor asks for by itself.
+const LINE_BYTES: usize = 64;
+const MOST_LINES: usize = 4;
+
+/// Copies the bytes of a window behind what is in `buffer`, which has room for them. False, and nothing is copied, where a page is not as it was stored.
+/// To be called while the lease is locked, of which the view is, and with a window that does not reach beyond the region.
+pub(super) fn copy(slabs: &Slabs, view: &mut View<'_>, window: &Window, buffer: &mut Vec<u8>) -> bool {
+    let len = window.len as usize;
+    assert!(buffer.capacity() - buffer.len() >= len, "there is room for the window");
+    let mut copier = Copier { slabs, view, to: buffer.spare_capacity_mut().as_mut_ptr().cast(), filling: Batch::new(), waiting: Batch::new() };
+    for row in window.program.rows(window.from, len as u64) {
+        let done = match row {
+            Row::Even { first, stride, count, len } => copier.even(first.cast_unsigned(), stride, count, in_memory(len)),
+            Row::Listed { base, offsets, len } => copier.listed(base, offsets, in_memory(len)),
+        };
+        if done.is_none() {
+            return false;
+        }
+    }
+    copier.turn();
+    copier.turn();
+    // SAFETY: all bytes of the window, which the rows make up, are written, and there is room for them.
+    unsafe { buffer.set_len(buffer.len() + len) };
+    true
+}
+
+/// Runs whose memory is on its way.
+///
+/// Invariant: the first `count` are readable memory, which nobody writes while the lease is locked; `alike` says that they are all as long as the first.
+struct Batch {
+    from: [*const u8; BATCH],
+    len: [usize; BATCH],
+    count: usize,
+    alike: bool,
+}
+
+impl Batch {
+    fn new() -> Self {
+        Self { from: [std::ptr::null(); BATCH], len: [0; BATCH], count: 0, alike: true }
+    }
+}
+
+/// Invariant: behind `to` there is room for everything in the batches, and for the rest of the window.
+struct Copier<'a, 'b> {
+    slabs: &'a Slabs,
+    view: &'a mut View<'b>,
+    to: *mut u8,
+    filling: Batch,
+    waiting: Batch,
+}
+
+impl Copier<'_, '_> {
+    /// Where a page lies. None: it is not as it was stored.
+    #[inline]
+    fn page(&mut self, page: PageIndex) -> Option<*const u8> {
+        match self.view.page(page) {
+            None => Some(ZEROES.as_ptr()),
+            Some(page) if usize::from(page.len) == OS_PAGE_BYTES => Some(self.slabs.memory(page.frame).cast_const()),
+            Some(_) => None,
+        }
+    }
+
+    /// A run anywhere, also across the ends of pages.
+    #[inline]
+    fn one(&mut self, at: u64, len: usize) -> Option<()> {
+        let within = in_memory(at % PAGE_BYTES);
+        let memory = self.page(PageIndex(at / PAGE_BYTES))?;
+        let here = len.min(OS_PAGE_BYTES - within);
+        self.push(memory.wrapping_add(within), here);
+        if here < len {
+            return self.one(at + here as u64, len - here);
+        }
+        Some(())
+    }
+
+    fn listed(&mut self, base: i64, offsets: &[i64], len: usize) -> Option<()> {
+        offsets.iter().try_for_each(|offset| self.one((base + offset).cast_unsigned(), len))
+    }
+
+    fn even(&mut self, mut at: u64, stride: i64, mut count: u64, len: usize) -> Option<()> {
+        let step = in_memory(stride.unsigned_abs());
+        if step >= OS_PAGE_BYTES || count == 1 {
+            for _ in 0..count {
+                self.one(at, len)?;
+                at = at.wrapping_add_signed(stride);
+            }
+            return Some(());
+        }
+        while count > 0 {
+            let within = in_memory(at % PAGE_BYTES);
+            let Some(behind) = (OS_PAGE_BYTES - within).checked_sub(len) else {
+                self.one(at, len)?;
+                at = at.wrapping_add_signed(stride);
+                count -= 1;
+                continue;
+            };
+            // As many as lie in this page.
+            let room = if stride < 0 { within } else { behind };
+            let fit = room.checked_div(step).map_or(count, |more| count.min(more as u64 + 1));
+            let memory = self.page(PageIndex(at / PAGE_BYTES))?.wrapping_add(within);
+            let signed = isize::try_from(stride).expect("less than a page");
+            self.push_row(memory, signed, in_memory(fit), len);
+            at = at.wrapping_add_signed(stride.wrapping_mul(fit.cast_signed()));
+            count -= fit;
+        }
+        Some(())
+    }
+
+    #[inline]
+    fn push(&mut self, from: *const u8, len: usize) {
+        if self.filling.count == BATCH {
+            self.turn();
+        }
+        prefetch_run(from, len);
+        let batch = &mut self.filling;
+        batch.from[batch.count] = from;
+        batch.len[batch.count] = len;
+        batch.alike &= batch.len[0] == len;
+        batch.count += 1;
+    }
+
+    fn push_row(&mut self, mut from: *const u8, stride: isize, mut count: usize, len: usize) {
+        while count > 0 {
+            if self.filling.count == BATCH {
+                self.turn();
+            }
+            let batch = &mut self.filling;
+            let end = BATCH.min(batch.count + count);
+            count -= end - batch.count;
+            for place in &mut batch.from[batch.count..end] {
+                prefetch_run(from, len);
+                *place = from;
+                from = from.wrapping_offset(stride);
+            }
+            batch.len[batch.count..end].fill(len);
+            batch.alike &= batch.len[0] == len;
+            batch.count = end;
+        }
+    }
+
+    /// Copies the batch that has waited; the other one waits from now on.
+    fn turn(&mut self) {
+        std::mem::swap(&mut self.filling, &mut self.waiting);
+        let batch = &mut self.filling;
+        // SAFETY: the invariants of both.
+        self.to = unsafe { copy_batch(batch, self.to) };
+        (batch.count, batch.alike) = (0, true);
+    }
+}
+
+/// Copies the runs of a batch one behind the other; tells where the last one ends.
+///
+/// # Safety
+/// There is room for all of them from `to` on.
+unsafe fn copy_batch(batch: &Batch, mut to: *mut u8) -> *mut u8 {
+    let from = &batch.from[..batch.count];
+    // SAFETY: the batch's invariant, and the caller's promise.
+    unsafe {
+        match (batch.alike, batch.len[0]) {
+            (true, 1) => copy_alike::<1>(from, to),
+            (true, 2) => copy_alike::<2>(from, to),
+            (true, 4) => copy_alike::<4>(from, to),
+            (true, 8) => copy_alike::<8>(from, to),
+            (true, 16) => copy_alike::<16>(from, to),
+            (true, 32) => copy_alike::<32>(from, to),
+            (true, 64) => copy_alike::<64>(from, to),
+            _ => {
+                for (from, len) in from.iter().zip(&batch.len) {
+                    copy_one(*from, to, *len);
+                    to = to.add(*len);
+                }
+                to
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As `copy_batch`, of runs of `N` bytes.
+unsafe fn copy_alike<const N: usize>(from: &[*const u8], mut to: *mut u8) -> *mut u8 {
+    for from in from {
+        // SAFETY: the caller's promise.
+        unsafe {
+            to.cast::<[u8; N]>().write_unaligned(from.cast::<[u8; N]>().read_unaligned());
+            to = to.add(N);
+        }
+    }
+    to
+}
+
+/// Copies without a call for the usual lengths.
+///
+/// # Safety
+/// As `copy_nonoverlapping`.
+#[inline]
+pub(super) unsafe fn copy_one(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match len {
+            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
+            4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
+            64 => to.cast::<[u64; 8]>().write_unaligned(from.cast::<[u64; 8]>().read_unaligned()),
+            _ => std::ptr::copy_nonoverlapping(from, to, len),
+        }
+    }
+}
+
+#[inline]
+fn prefetch_run(from: *const u8, len: usize) {
+    prefetch(from);
+    // The last byte, too: a short run may lie across the end of a line.
+    for line in 1..=(len / LINE_BYTES).min(MOST_LINES) {
+        prefetch(from.wrapping_add(line * LINE_BYTES));
+    }
+}
+
+/// Asks for the line of an address.
+#[inline]
+pub(super) fn prefetch(from: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, for any address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
+}
+
+fn in_memory(n: u64) -> usize {
+    usize::try_from(n).expect("a 64-bit machine")
+}
