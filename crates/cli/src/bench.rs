@@ -6,6 +6,7 @@
 //!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
 //!   fit          programs that fit their budget beside the same programs natively
 //!   direct       the direct view beside raw round trips, streams, single gets and the paged view
+//!   exposed      memory that the server reaches by key, beside bytes that travel through rings
 //!   openmpi      strided gets and gathers beside OpenMPI's one-sided operations
 //!   register     the pin-down cache: look-ups; copies, hits and misses against payload
 //!   fifo         remote queues beside raw connections and redis lists
@@ -23,6 +24,7 @@
 //! longer than a round disturbs both. Answers are verified. No benchmark leaves anything behind.
 
 mod direct;
+mod exposed;
 mod fault;
 mod fifo;
 mod fit;
@@ -62,6 +64,7 @@ enum Bench {
     Programs(programs::Args),
     Server(server::Args),
     Direct(direct::Args),
+    Exposed(exposed::Args),
     Openmpi(openmpi::Args),
     Register(register::Args),
     Fifo(fifo::Args),
@@ -112,6 +115,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),
+        Bench::Exposed(args) => exposed::run(&args),
         Bench::Openmpi(args) => openmpi::run(&args),
         Bench::Register(args) => register::run(&args),
         Bench::Fifo(args) => fifo::run(&args),

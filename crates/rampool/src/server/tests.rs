@@ -1,6 +1,7 @@
 //! A server in threads of the test, and clients that check every byte.
 
 mod client;
+mod keyed;
 
 use super::*;
 use crate::transport::{LinkError, Means, Piece, Urgency};
