@@ -143,7 +143,8 @@ pub struct Standstill(());
 impl Standstill {
     /// `None` while a thread of the program is about either: it may be waiting for the agent.
     pub fn begin() -> Option<Self> {
-        LOCKED.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok().then_some(Self(()))
+        // Made only when it is held: to drop one is to give the lock back.
+        LOCKED.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok().then(|| Self(()))
     }
 }
 
@@ -520,5 +521,25 @@ fn close(fd: RawFd) {
     if fd != NONE {
         // SAFETY: every caller owns the descriptor it passes.
         unsafe { libc::close(fd) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_did_not_get_the_lock_does_not_give_it_back() {
+        let held = Standstill::begin().expect("nobody has it");
+        for _ in 0..2 {
+            assert!(Standstill::begin().is_none());
+        }
+        drop(held);
+        let change = MappingChange::begin().expect("nobody has it");
+        assert!(MappingChange::begin().is_none(), "this thread has begun one");
+        assert!(Standstill::begin().is_none() && Standstill::begin().is_none());
+        change.suspend();
+        drop(MappingChange::resumed());
+        assert!(Standstill::begin().is_some());
     }
 }
