@@ -19,6 +19,7 @@
 //!   peer         the raw other end: pages on request, streams
 //!   service      server processes of a benchmark, each on its CPU
 //!   link         a rate-limited link between two network namespaces
+//!   ranks        two ranks of a program, here or at the ends of a link
 //! ```
 //! A and B always take turns in one run (A B A B ...), and a ratio is the median of the ratios of neighbours: what disturbs the machine for
 //! longer than a round disturbs both. Answers are verified. No benchmark leaves anything behind.
@@ -33,6 +34,7 @@ mod openmpi;
 mod peer;
 mod predict;
 mod programs;
+mod ranks;
 mod register;
 mod report;
 mod sequential;

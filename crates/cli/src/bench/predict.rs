@@ -5,13 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::net::TcpListener;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rampool::shared::environment::variable;
 use rampool::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_parallel::PROGRAMS;
@@ -20,6 +18,7 @@ use serde_json::json;
 use super::Common;
 use super::link::{Link, Rate};
 use super::peer::RawStream;
+use super::ranks;
 use super::report::{Reach, Report, median};
 use super::service::{KeyFile, Place, Service, before_exec};
 use crate::predict::additive::additive;
@@ -51,8 +50,6 @@ const SPIN: Duration = Duration::from_millis(2);
 const SIZES: [u64; 4] = [64, 1024, 4096, 16384];
 /// The papers' programs.
 const DEFAULT: [&str; 5] = ["sor", "fft", "lu", "ocean", "water"];
-const LIMIT: Duration = Duration::from_secs(120);
-const PORT: u16 = 7118;
 
 pub fn run(args: &Args) -> Result<i32> {
     let mut report = Report::start("predict", args.common.quick);
@@ -259,44 +256,11 @@ impl Cell<'_> {
             std::fs::remove_dir_all(&trace)?;
         }
         std::fs::create_dir(&trace)?;
-        let host = if link.is_some() { Link::HERE } else { "127.0.0.1" };
-        // The port is free: nothing else is in this namespace, and it is asked for before the ranks start.
-        drop(TcpListener::bind((host, PORT)).with_context(|| format!("{host}:{PORT} cannot be had"))?);
-        let mut ranks = Vec::new();
-        for rank in 0..2 {
+        ranks::two(link, self.protocol, self.key, self.program, || {
             let mut command = Command::new(std::env::current_exe()?);
-            command.args(["example", self.program]).args(self.quick.then_some("--small"));
-            command.env(variable::RANK, rank.to_string()).env(variable::RANKS, "2").env(variable::RUN, "bench-predict");
-            command.env(variable::RENDEZVOUS, format!("{host}:{PORT}")).env(variable::TRACE_DIR, &trace);
-            command.env("RAMPOOL_PROTOCOL", self.protocol).env("RAMPOOL_KEY_FILE", self.key).env("RAMPOOL_ENCRYPTION", "off");
-            command.env(SAME_HOST_VARIABLE, SameHost::Socket.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
-            let there = link.filter(|_| rank == 1).map(|link| link.there.as_raw_fd());
-            before_exec(&mut command, there, None);
-            ranks.push(Running(command.spawn()?));
-        }
-        let deadline = Instant::now() + LIMIT;
-        for (rank, running) in ranks.iter_mut().enumerate() {
-            let status = loop {
-                if let Some(status) = running.0.try_wait()? {
-                    break status;
-                }
-                if Instant::now() >= deadline {
-                    bail!("{} under {} has not ended within {} s", self.program, self.protocol, LIMIT.as_secs());
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            };
-            ensure!(status.success(), "rank {rank} of {} under {} ended with {status}", self.program, self.protocol);
-        }
+            command.args(["example", self.program]).args(self.quick.then_some("--small")).env(variable::TRACE_DIR, &trace);
+            Ok(command)
+        })?;
         Recording::read(&trace).with_context(|| format!("the trace of {} under {}", self.program, self.protocol))
-    }
-}
-
-/// Ended when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }

@@ -18,9 +18,9 @@ use crate::bench::workload::{permutation, word};
 /// One rank of a benchmark of shared memory
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The raw other end
+    /// The raw other end, for experiments that measure one
     #[arg(long)]
-    raw: String,
+    raw: Option<String>,
 
     experiment: String,
 
@@ -48,12 +48,12 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let mut config = SharedConfig::from_env()?;
     match (args.experiment.as_str(), &args.sizes[..]) {
-        ("eight-locks", &[_, 0]) => config.managers = Managers::At(Rank(0)),
-        ("one-lock", &[_, path]) => config.lock_path = Some(if path == 0 { LockPath::Forward } else { LockPath::Central }),
+        ("eight-locks", &[_, 0, _]) => config.managers = Managers::At(Rank(0)),
+        ("one-lock", &[_, path, _]) => config.lock_path = Some(if path == 0 { LockPath::Forward } else { LockPath::Central }),
         _ => {}
     }
     let shared = Shared::join(config)?;
-    let raw = (shared.rank() == 0).then(|| RawStream::connect(&args.raw, shared.config().spin)).transpose()?;
+    let raw = args.raw.as_ref().filter(|_| shared.rank() == 0).map(|raw| RawStream::connect(raw, shared.config().spin)).transpose()?;
     let mut bench = Bench { shared, raw, last_cpu: cpus.last().copied(), samples: BTreeMap::new() };
     match (args.experiment.as_str(), &args.sizes[..]) {
         ("page", &[count, rounds, home]) => bench.pages(count, rounds, home)?,
@@ -61,8 +61,8 @@ pub fn run(args: &Args) -> Result<i32> {
         ("dirty", &[pages, count, rounds]) => bench.dirty(pages, count, rounds)?,
         ("lock", &[count, rounds]) => bench.locks(count, rounds)?,
         ("stream", &[mib, rounds, page_bytes]) => bench.stream(mib, rounds, page_bytes)?,
-        ("eight-locks", &[turns, spread]) => bench.eight_locks(turns, spread == 1)?,
-        ("one-lock", &[count, _]) => bench.one_lock(count)?,
+        ("eight-locks", &[turns, spread, apart_us]) => bench.eight_locks(turns, spread == 1, pause(apart_us)?)?,
+        ("one-lock", &[count, _, apart_us]) => bench.one_lock(count, pause(apart_us)?)?,
         ("strips", &[sweeps, rounds, keep]) => bench.strips(sweeps, rounds, keep == 1)?,
         (other, sizes) => bail!("there is no experiment {other} with {} sizes", sizes.len()),
     }
@@ -85,6 +85,10 @@ fn read(region: Region, at: usize) -> u64 {
 fn write(region: Region, at: usize, value: u64) {
     // SAFETY: in the region, aligned; see `read`.
     unsafe { region.at::<u64>(at).write_volatile(value) };
+}
+
+fn pause(us: usize) -> Result<Duration> {
+    Ok(Duration::from_micros(us.try_into()?))
 }
 
 fn us(took: Duration) -> f64 {
@@ -260,8 +264,8 @@ impl Bench {
         Ok(())
     }
 
-    /// S5, table 3: eight ranks count under eight locks, each of which two ranks take in turns.
-    fn eight_locks(&mut self, turns: usize, spread: bool) -> Result<()> {
+    /// S5, table 3: eight ranks count under eight locks, each of which two ranks take in turns. `apart`: between a rank's critical sections.
+    fn eight_locks(&mut self, turns: usize, spread: bool, apart: Duration) -> Result<()> {
         let homes = if spread { Homes::Cyclic } else { Homes::At(Rank(0)) };
         let ranks = usize::from(self.shared.ranks());
         let (counters, sums) =
@@ -275,6 +279,7 @@ impl Bench {
             let at = lock * PAGE / 8;
             write(counters, at, read(counters, at) + 1);
             self.shared.unlock(lock as u64)?;
+            std::thread::sleep(apart);
         }
         self.shared.barrier(2)?;
         let sent = self.shared.stats().sent;
@@ -297,22 +302,33 @@ impl Bench {
         Ok(())
     }
 
-    /// S5, figure 1: ranks count under one lock; the time of a critical section.
-    fn one_lock(&mut self, count: usize) -> Result<()> {
+    /// S5, figure 1: ranks count under one lock; the time of a critical section, from before the lock to behind the unlock. `apart`: between a rank's
+    /// critical sections, not counted.
+    fn one_lock(&mut self, count: usize, apart: Duration) -> Result<()> {
         let counter = self.shared.alloc(PAGE, AllocOptions::new().homes(Homes::At(Rank(0))))?;
         self.shared.barrier(1)?;
-        let began = Instant::now();
+        self.shared.start_measuring();
+        let mut own = Duration::ZERO;
         for _ in 0..count {
+            let began = Instant::now();
             self.shared.lock(1)?;
             write(counter, 0, read(counter, 0) + 1);
             self.shared.unlock(1)?;
+            own += began.elapsed();
+            std::thread::sleep(apart);
         }
         self.shared.barrier(2)?;
-        let took = us(began.elapsed());
+        let ranks = usize::from(self.shared.ranks());
+        let times = self.shared.alloc(ranks * PAGE, AllocOptions::new())?;
+        write(times, usize::from(self.shared.rank()) * PAGE / 8, u64::try_from(own.as_nanos())?);
+        self.shared.barrier(3)?;
         if self.shared.rank() == 0 {
             let counted = read(counter, 0);
-            ensure!(counted == (count * usize::from(self.shared.ranks())) as u64, "WRONG CONTENT: {counted} critical sections");
-            self.add("section", took / count as f64);
+            ensure!(counted == (count * ranks) as u64, "WRONG CONTENT: {counted} critical sections");
+            let all: u64 = (0..ranks).map(|rank| read(times, rank * PAGE / 8)).sum();
+            self.add("section", all as f64 / 1e3 / (count * ranks) as f64);
+            let acquires = self.shared.stats().engine;
+            self.add("local", acquires.local_acquires as f64 / acquires.lock_acquires as f64);
         }
         Ok(())
     }
