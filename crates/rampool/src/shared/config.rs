@@ -176,6 +176,7 @@ impl SharedConfig {
         let place = Place::detect()?;
         let mut config = Self::new(place.rank, place.ranks, place.rendezvous.as_deref().unwrap_or_default());
         config.run = place.run;
+        config.spin = default_spin(place.local_ranks.unwrap_or(1));
         if let Some(kind) = setting("RAMPOOL_PROTOCOL", "sc, lrc, hlrc, aurc, ibec or auto", ProtocolKind::from_name)? {
             config.protocol = kind;
         }
@@ -213,9 +214,6 @@ impl SharedConfig {
         if let Some(time) = setting("RAMPOOL_SILENCE_S", "a number of seconds", seconds)? {
             config.silence = time;
         }
-        // To look into memory, and to let others run in between, costs little where ranks share CPUs.
-        let through_memory = config.transport == Transport::Tcp && config.same_host != SameHost::Socket;
-        config.spin = default_spin(if through_memory { 1 } else { place.local_ranks.unwrap_or(1) });
         if let Some(spin) = setting("RAMPOOL_SPIN_US", "a number of microseconds", |text| text.parse().ok())? {
             config.spin = Duration::from_micros(spin);
         }

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rampool_proto::rings::MIN_RING_BYTES;
-use rampool_proto::session::{Refusal, features};
+use rampool_proto::session::features;
 use rampool_proto::share::Rank;
 use rampool_proto::share::control::{Control, Hello, SHARE_WIRE_VERSION};
 
@@ -385,8 +385,12 @@ impl Meeting<'_> {
         };
         let deadline = self.deadline.min(Instant::now() + Duration::from_secs(STRANGER_S));
         let from = stream.peer().to_string();
-        let refuse = is_another_user(stream.peer()).then_some(Refusal::User);
-        let handshake = Handshake::server(stream, self.policy(), refuse).with_rings_of(ring_bytes(self.config.ranks));
+        if is_another_user(stream.peer()) {
+            // At once: ranks of this run look first whose socket it is.
+            tracing::warn!("another user at {from} was sent away");
+            return Ok(None);
+        }
+        let handshake = Handshake::server(stream, self.policy(), None).with_rings_of(ring_bytes(self.config.ranks));
         let mut line = match shake(handshake, deadline) {
             Ok(line) => line,
             Err(error) => {
