@@ -28,12 +28,6 @@ use crate::error::Operation;
 const REQUEST_BYTES: u64 = 256 << 10;
 /// The same of bodies: heads of other messages leave between two of these.
 const BODY_REQUEST_BYTES: u64 = 128 << 10;
-/// What is made of short runs takes longer to collect than to send: it is cut into so many requests, that some travel while others are worked on, of this many
-/// bytes at least.
-const PARTS: u64 = 4;
-const PART_BYTES: u64 = 32 << 10;
-/// Runs this short are short.
-const SHORT_RUN_BYTES: u64 = 1024;
 /// Runs of one request, so that its pieces stay below the wire's limit however they lie.
 const REQUEST_RUNS: u64 = 30_000;
 
@@ -365,10 +359,7 @@ fn cut_up(
             emit(Chunk { server, window, places, spans: vec![(at, len)] });
         };
         if remote.coded_bytes() <= MAX_PROGRAM_BYTES {
-            let mut most = most.min(REQUEST_RUNS.saturating_mul(remote.shortest_run()));
-            if remote.longest_run().is_some_and(|longest| longest <= SHORT_RUN_BYTES) {
-                most = most.min((remote.bytes() / PARTS).next_multiple_of(OS_PAGE_BYTES as u64).max(PART_BYTES));
-            }
+            let most = most.min(REQUEST_RUNS.saturating_mul(remote.shortest_run()));
             let mut from = 0;
             while from < remote.bytes() {
                 let len = most.min(remote.bytes() - from);

@@ -98,9 +98,8 @@ impl Random {
 }
 
 fn selected(layout: &Layout, offset: u64) -> impl Iterator<Item = usize> + use<> {
-    let bytes: Vec<usize> =
-        layout.program().runs().flat_map(|run| run.offset..run.end()).map(|b| b.unsigned_abs() as usize + offset as usize).collect();
-    bytes.into_iter()
+    let at = move |byte: i64| (byte + offset as i64).unsigned_abs() as usize;
+    layout.program().runs().flat_map(|run| run.offset..run.end()).map(at).collect::<Vec<_>>().into_iter()
 }
 
 const REGION_BYTES: u64 = 700_000;
@@ -210,6 +209,57 @@ fn layouts_are_carried_out_at_one_server_and_at_three() {
     exercise(&config(&servers, 48 * MIB), 2, 250);
     all_gone(&[&one]);
     all_gone(&servers);
+}
+
+/// Runs of every length up to some hundreds of bytes, forwards, backwards and in no order, within pages and across their ends, of pages that were written and
+/// pages that never were.
+#[test]
+fn short_runs_come_from_wherever_they_lie() {
+    let mut random = Random(9);
+    let mut packed = server_config(64 * MIB);
+    packed.store = StoreKind::Compressed;
+    for server in [serve(64 * MIB), Server::start(packed).unwrap()] {
+        let mut direct = Direct::connect(&config(&[&server], 16 * MIB)).unwrap();
+        let region = direct.create(REGION_BYTES).unwrap();
+        let mut model = vec![0; REGION_BYTES as usize];
+        for page in (0..REGION_BYTES as usize / 4096).filter(|page| page % 3 != 1) {
+            // Half of it packs.
+            let bytes = random.bytes(if page % 2 == 0 { 4096 } else { 700 });
+            model[page * 4096..page * 4096 + bytes.len()].copy_from_slice(&bytes);
+            direct.put(region, page as u64 * 4096, &bytes).unwrap();
+        }
+        let lengths = [1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64, 65, 100, 129, 300, 700];
+        for len in lengths {
+            let element = Layout::bytes(len).unwrap();
+            let span = (REGION_BYTES - len) as i64;
+            for stride in [len as i64 + 1, 64, 256, 4095, 4096, 4097, 9000] {
+                let stride = stride.max(len as i64 + 1);
+                let count = (span / stride).min(400) as u64;
+                let back = (count as i64 - 1) * stride;
+                for (stride, offset) in
+                    [(stride, random.below((span - back) as u64)), (-stride, back as u64 + random.below((span - back) as u64))]
+                {
+                    let layout = element.hvector(count, 1, stride).unwrap();
+                    let want: Vec<u8> = selected(&layout, offset).map(|at| model[at]).collect();
+                    let get = direct.start_get(region, offset, &layout).unwrap();
+                    assert!(direct.wait(get).unwrap() == want, "{len} bytes, stride {stride}, from {offset}");
+                }
+            }
+            // In no order, some twice; and of two lengths in turns.
+            let list: Vec<(u64, i64)> = (0..500).map(|_| (1, random.below(span as u64) as i64)).collect();
+            let listed = element.hindexed(&list).unwrap();
+            let other = Layout::bytes(len / 2 + 1).unwrap();
+            let turns: Vec<_> =
+                list.iter().enumerate().map(|(n, (_, at))| (1, *at, if n % 2 == 0 { element.clone() } else { other.clone() })).collect();
+            for layout in [listed, Layout::structure(&turns).unwrap()] {
+                let want: Vec<u8> = selected(&layout, 0).map(|at| model[at]).collect();
+                let get = direct.start_get(region, 0, &layout).unwrap();
+                assert!(direct.wait(get).unwrap() == want, "{len} bytes, in no order");
+            }
+        }
+        direct.pool().leave();
+        all_gone(&[&server]);
+    }
 }
 
 #[test]

@@ -21,6 +21,8 @@ use std::sync::Arc;
 
 /// A piece at least this long leaves from its frame.
 const FROM_FRAME_BYTES: usize = 1024;
+/// So few runs are not worth the preparations for many.
+const FEW_RUNS: u64 = 8;
 pub(super) static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
 
 /// A `Scatter` or `Accumulate` whose bytes are on their way: whole pages into frames, the rest into `staging`.
@@ -569,8 +571,11 @@ impl Gathered {
         view.reaches(window.program.bounds().1.cast_unsigned())?;
         // It never grows after this: pieces point into it.
         self.buffer.reserve_exact(window.len as usize);
-        let small = window.program.longest_run().is_some_and(|longest| longest < FROM_FRAME_BYTES as u64);
-        if small && rows::copy(shared.store.slabs(), view, window, &mut self.buffer) {
+        let short = |longest| longest < FROM_FRAME_BYTES as u64;
+        if window.program.run_count() > FEW_RUNS
+            && window.program.longest_run().is_some_and(short)
+            && rows::copy(shared.store.slabs(), view, window, &mut self.buffer)
+        {
             self.pieces.push(Place { ptr: self.buffer.as_ptr(), len: self.buffer.len() });
             self.crcs = vec![checksum::crc32c(&self.buffer)];
             return Ok(());

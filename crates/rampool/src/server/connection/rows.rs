@@ -22,7 +22,8 @@ const MOST_LINES: usize = 4;
 pub(super) fn copy(slabs: &Slabs, view: &mut View<'_>, window: &Window, buffer: &mut Vec<u8>) -> bool {
     let len = window.len as usize;
     assert!(buffer.capacity() - buffer.len() >= len, "there is room for the window");
-    let mut copier = Copier { slabs, view, to: buffer.spare_capacity_mut().as_mut_ptr().cast(), filling: Batch::new(), waiting: Batch::new() };
+    let mut copier =
+        Copier { slabs, view, to: buffer.spare_capacity_mut().as_mut_ptr().cast(), filling: Batch::new(), waiting: Batch::new() };
     for row in window.program.rows(window.from, len as u64) {
         let done = match row {
             Row::Even { first, stride, count, len } => copier.even(first.cast_unsigned(), stride, count, in_memory(len)),
