@@ -6,6 +6,7 @@
 pub mod memory;
 pub mod pool;
 
+use crate::pool::{LeaseTicket, RegionTicket};
 use rampool_proto::units::Extent;
 
 /// Something happened behind the pager.
@@ -56,6 +57,15 @@ pub unsafe trait Backing {
     /// # Errors
     /// What failed and where.
     fn clone_region(&mut self, region: Self::Region) -> Result<Self::Region, String>;
+
+    /// Opens a region, of `bytes` bytes, for every member of the lease. Blocks, up to the operation deadline.
+    ///
+    /// # Errors
+    /// What failed and where, or that nobody else could open it.
+    fn open_for_all(&mut self, region: Self::Region, bytes: u64) -> Result<(LeaseTicket, RegionTicket), String> {
+        let _ = (region, bytes);
+        Err("what is behind this memory is nobody else's to open".into())
+    }
 
     /// Gives a region up. Does not wait.
     fn free_region(&mut self, region: Self::Region);

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! **Sharing.** A region is opened for every member of a lease, by name or by ticket; each thread or process has a [`Direct`] of its own. Regions live until
-//! a member frees them or the lease's last member leaves. A region that was paged is handed over by writing everything back, and then opening it
+//! a member frees them or the lease's last member leaves. Memory that is paged is handed over as a copy ([`crate::region::Region::hand_over`]); pages of a pool by writing everything back, and then opening the region
 //! ([`Direct::open_pages`]); one that is open is handed back by adopting it ([`Pool::adopt_region`]). Nothing keeps a pager's copies and direct access in step while
 //! both use a region.
 //!

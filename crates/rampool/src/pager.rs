@@ -25,6 +25,7 @@ use crate::space::AddressSpace;
 use crate::stats::PagerStats;
 
 mod foresight;
+mod hand_over;
 pub(crate) mod in_thread;
 mod lost;
 mod movein;
@@ -646,23 +647,8 @@ impl<B: Backing> Pager<B> {
     /// When the servers do not take what left before, or cannot copy the region.
     pub fn prepare_fork(&mut self, supervisor: &mut impl Supervisor<B>, deadline: Instant) -> Result<(ChildMemory, B::Region), String> {
         self.stats.forked();
-        self.frozen = true;
         let mut absent = PageSet::default();
-        loop {
-            let mut unsent = 0;
-            self.cache.absent_content(|extent, staged| unsent += staged.map_or(0, |_| extent.count));
-            if unsent == 0 {
-                break;
-            }
-            if Instant::now() > deadline {
-                return Err(format!("{unsent} pages could not be stored before the fork"));
-            }
-            if !self.serve_backing(supervisor) {
-                let mut fds = Vec::new();
-                self.backing.poll_fds(&mut fds);
-                sleep_on(&mut fds, Duration::from_millis(1));
-            }
-        }
+        self.freeze(supervisor, deadline).map_err(|unsent| format!("{unsent} pages could not be stored before the fork"))?;
         self.cache.absent_content(|extent, _| absent.insert(extent));
         let mut watched = Vec::new();
         for range in rampool_sys::maps::not_inherited().map_err(|error| format!("/proc/self/smaps cannot be read: {error}"))? {
@@ -701,12 +687,37 @@ impl<B: Backing> Pager<B> {
         }
     }
 
+    /// From now on no page leaves; returns when everything that left is at the servers, or how many pages are not.
+    fn freeze(&mut self, supervisor: &mut impl Supervisor<B>, deadline: Instant) -> Result<(), u32> {
+        self.frozen = true;
+        loop {
+            let mut unsent = 0;
+            self.cache.absent_content(|extent, staged| unsent += staged.map_or(0, |_| extent.count));
+            if unsent == 0 {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(unsent);
+            }
+            if !self.serve_backing(supervisor) {
+                let mut fds = Vec::new();
+                self.backing.poll_fds(&mut fds);
+                sleep_on(&mut fds, Duration::from_millis(1));
+            }
+        }
+    }
+
     /// The fork is over.
     pub fn thaw(&mut self) {
-        self.frozen = false;
         for span in self.space.spans() {
             self.faults.inheritable(span.start, span.end() - span.start, false);
         }
+        self.unfreeze();
+    }
+
+    /// Pages leave again.
+    fn unfreeze(&mut self) {
+        self.frozen = false;
         let pages = self.cache.budget_pages();
         self.tell(Input::SetBudget { pages });
     }
@@ -1045,6 +1056,7 @@ impl<B: Backing> Pager<B> {
 
 const DEMAND_TOKEN: u64 = 1 << 33;
 const FOSTER_TOKEN: u64 = 1 << 34;
+const HAND_OVER_TOKEN: u64 = 1 << 35;
 
 /// Half of a number of bytes, in whole pages, at least one.
 pub(crate) fn half(bytes: usize) -> usize {

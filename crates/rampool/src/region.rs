@@ -40,8 +40,10 @@ use crate::fork::Foster;
 use crate::pager::{InstallBy, Pager, PagerError, Supervisor, Waiting};
 use crate::stats::{PagerStats, StatsSnapshot};
 
+mod hand_over;
 mod in_thread;
 
+pub use hand_over::{HandOverError, HandedOver};
 use in_thread::InThread;
 
 /// How much local memory, in which pieces.
@@ -156,13 +158,13 @@ enum Command {
     Adopt { start: usize, bytes: usize, reply: Arc<Reply> },
     Discard { start: usize, bytes: usize, reply: Arc<Reply> },
     Forget { start: usize, bytes: usize, reply: Arc<Reply> },
+    HandOver { start: usize, bytes: usize, reply: Arc<Reply<Result<HandedOver, String>>> },
     SetBudget { pages: u64 },
     Stop,
 }
 
-#[derive(Default)]
-struct Reply {
-    result: Mutex<Option<Result<(), i32>>>,
+struct Reply<T = Result<(), i32>> {
+    result: Mutex<Option<T>>,
     ready: Condvar,
 }
 
@@ -201,12 +203,12 @@ impl Shared {
     }
 
     /// Sends a command and waits until the pager has carried it out.
-    fn call(&self, command: impl FnOnce(Arc<Reply>) -> Command) -> Result<Result<(), i32>, String> {
-        let reply = Arc::new(Reply::default());
+    fn call<T>(&self, command: impl FnOnce(Arc<Reply<T>>) -> Command) -> Result<T, String> {
+        let reply = Arc::new(Reply { result: Mutex::new(None), ready: Condvar::new() });
         self.send(command(Arc::clone(&reply)));
         let mut result = reply.result.lock().expect("no panic under this lock");
         loop {
-            if let Some(result) = *result {
+            if let Some(result) = result.take() {
                 return Ok(result);
             }
             if let Some(reason) = self.ended.lock().expect("no panic under this lock").clone() {
@@ -217,8 +219,8 @@ impl Shared {
     }
 }
 
-impl Reply {
-    fn give(&self, result: Result<(), i32>) {
+impl<T> Reply<T> {
+    fn give(&self, result: T) {
         *self.result.lock().expect("no panic under this lock") = Some(result);
         self.ready.notify_all();
     }
@@ -421,6 +423,22 @@ impl Region {
         false
     }
 
+    /// Makes a copy of the region at its memory servers, which other processes read directly: what is in local memory is stored there, and stays here. The copy is the region as it is now: this process
+    /// goes on with the region, and nothing of that shows in the copy. Threads that write during the call are not waited for: of what they write, each aligned 4096 bytes of the copy have what was there at
+    /// some moment of the call.
+    ///
+    /// The copy lives until somebody frees it ([`crate::direct::Direct::free`]) or the lease's last member leaves, and takes room of the lease for every page that is in local memory or changed later. Blocks;
+    /// faults of this memory wait meanwhile.
+    ///
+    /// # Errors
+    /// [`HandOverError`], such as a lease without room.
+    pub fn hand_over(&self) -> Result<HandedOver, HandOverError> {
+        let (start, bytes) = (self.mapping.start(), self.len());
+        let shared = &self.share.pager.shared;
+        let handed = shared.call(|reply| Command::HandOver { start, bytes, reply });
+        handed.map_err(HandOverError::PagerEnded)?.map_err(HandOverError::NotCopied)
+    }
+
     /// Says something about `bytes` bytes from `offset` on, both multiples of 4096. May be called from any thread; what other threads have
     /// in a discarded range is lost.
     ///
@@ -558,6 +576,14 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
                 Some(Command::Forget { start, bytes, reply }) => {
                     pager.forget(start, start + bytes);
                     reply.give(Ok(()));
+                }
+                Some(Command::HandOver { start, bytes, reply }) => {
+                    let copied = pager.hand_over(start, bytes, self);
+                    reply.give(copied.and_then(|(region, offset)| {
+                        let bytes = bytes as u64;
+                        let opened = pager.backing().open_for_all(region, offset + bytes);
+                        opened.map(|(lease, region)| HandedOver { lease, region, offset, bytes })
+                    }));
                 }
                 Some(Command::SetBudget { pages }) => pager.set_budget(pages),
                 Some(Command::Stop) => return false,

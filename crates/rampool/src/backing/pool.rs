@@ -3,7 +3,7 @@
 use rampool_proto::units::{ByteLen, Extent};
 
 use super::{Backing, BackingEvent};
-use crate::pool::{Pool, PoolEvent, PoolRegion};
+use crate::pool::{LeaseTicket, Pool, PoolEvent, PoolRegion, RegionTicket};
 
 // SAFETY: the pool reads and writes the memory of an operation only until its event, as `Pool::fetch` and `Pool::store` say; after a server was lost,
 // operations that need it end in `Failed`, and until then their other parts may still be written.
@@ -59,6 +59,12 @@ unsafe impl Backing for Pool {
 
     fn clone_region(&mut self, region: PoolRegion) -> Result<PoolRegion, String> {
         Pool::clone_region(self, region).map_err(|e| e.to_string())
+    }
+
+    fn open_for_all(&mut self, region: PoolRegion, bytes: u64) -> Result<(LeaseTicket, RegionTicket), String> {
+        let ticket = self.region_ticket(region).map_err(|error| error.to_string())?;
+        self.open_region(Err(Pool::ticket_regions(&ticket)), bytes).map_err(|error| error.to_string())?;
+        Ok((self.lease_ticket(), ticket))
     }
 
     fn free_region(&mut self, region: PoolRegion) {
