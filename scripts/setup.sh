@@ -36,6 +36,8 @@ want python3 python3
 if [ "$goal" != build ]; then
     want m4 m4
     want mpicc libopenmpi-dev
+    # UCX is loaded at run time, so that nothing is built with it.
+    ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || /sbin/ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || packages+=(libucx0)
     if have cargo; then
         for part in fmt:rustfmt clippy:clippy; do
             cargo "${part%%:*}" --version >/dev/null 2>&1 || rustup component add "${part##*:}" >/dev/null 2>&1 ||

@@ -215,7 +215,7 @@ pub fn link(data: &[u8]) {
 
 /// Bytes a stranger sends to a server with a key, and to a client with one: no link comes of it.
 pub fn handshake(data: &[u8]) {
-    let policy = LocalPolicy { key: Some(Key::from_bytes([7; 32])), encryption: Encryption::Auto, features: 1 };
+    let policy = LocalPolicy { key: Some(Key::from_bytes([7; 32])), encryption: Encryption::Auto, features: 1, ucx: None };
     for client in [false, true] {
         let (mut ours, theirs) = UnixStream::pair().expect("a socket pair");
         let stream = Stream::adopt(theirs).expect("it is connected");
@@ -263,7 +263,7 @@ fn seal_frame(data: &mut [u8]) {
 
 /// A plain link and the socket at its other end.
 fn open_link() -> (UnixStream, Link) {
-    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 };
+    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None };
     let (mut ours, theirs) = UnixStream::pair().expect("a socket pair");
     let mut server = Handshake::server(Stream::adopt(theirs).expect("it is connected"), policy, None);
     ours.write_all(&Preface::ask(Encryption::Auto, false, 0, 1).encode()).expect("it fits the socket's buffer");

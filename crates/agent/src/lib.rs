@@ -39,6 +39,7 @@ static START: extern "C" fn() = start;
 #[cfg_attr(test, allow(dead_code))]
 extern "C" fn start() {
     let Some(run_dir) = std::env::var_os(RUN_DIR_VARIABLE) else { return };
+    rampool::transport::forbid_ucx();
     match Settings::read(Path::new(&run_dir)) {
         Ok(settings) => {
             let settings: &'static Settings = Box::leak(Box::new(settings));

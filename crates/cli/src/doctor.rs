@@ -1,7 +1,7 @@
 //! `rampool doctor`: what this machine allows, and the fix for what it does not.
 
 use anyhow::Result;
-use rampool::transport::{SAME_HOST_VARIABLE, probe_rings, zero_copy};
+use rampool::transport::{SAME_HOST_VARIABLE, probe_rings, probe_ucx, zero_copy};
 use rampool_proto::registration::path::crossover;
 use rampool_sys::probe::{Capabilities, Rung};
 use rampool_sys::uffd::{Features, OpenError};
@@ -40,6 +40,7 @@ pub fn run(_args: &Args) -> Result<i32> {
     println!("processors         {}", rampool_sys::thread::allowed_cpus().len());
     same_host();
     zero_copy();
+    fabrics();
     println!();
     if best == Rung::Segv && found.segv.is_err() {
         println!("No rung works here: `rampool run` cannot catch page faults.");
@@ -91,9 +92,24 @@ fn zero_copy() {
     }
     println!("  to this machine  never: loopback and Unix sockets copy whatever is asked of them");
     println!("  encrypted        never: bytes are copied as they are sealed");
-    for (library, name) in [(c"libibverbs.so.1", "verbs"), (c"libucp.so.0", "UCX")] {
-        let found = if rampool_sys::probe::has_library(library) { "installed, and not used by this version" } else { "not present" };
-        println!("  {name:<17}{found}");
+}
+
+/// Whether servers can be reached over UCX, and by what.
+fn fabrics() {
+    match probe_ucx() {
+        Ok((version, transports)) => {
+            println!(
+                "UCX                {version}, to servers named ucx:HOST:PORT (UCX_TLS and UCX_NET_DEVICES choose among its transports)"
+            );
+            println!("  transports       {}", if transports.is_empty() { "none".to_owned() } else { transports.join(" ") });
+            let rdma = ["rc_", "dc_", "ud_"].iter().any(|kind| transports.iter().any(|name| name.starts_with(kind)));
+            println!(
+                "  RDMA             {}",
+                if rdma { "yes" } else { "no device: UCX talks over sockets here, which rampool does faster by itself" }
+            );
+            println!("  in `run`         never: UCX changes the process that loads it");
+        }
+        Err(error) => println!("UCX                no: {error}"),
     }
 }
 

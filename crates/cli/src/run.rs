@@ -16,7 +16,7 @@ use rampool::key::Key;
 use rampool::pool::{LeaseRequest, Pool, PoolConfig, PoolEvent, ServerSpec};
 use rampool::roll::Roll;
 use rampool::settings::{RUN_DIR_VARIABLE, Settings};
-use rampool::transport::SameHost;
+use rampool::transport::{Endpoint, SameHost};
 use rampool_proto::session::Encryption;
 use rampool_proto::units::ByteLen;
 use rampool_sys::probe::{Capabilities, Rung};
@@ -114,6 +114,12 @@ pub fn run(args: &Args) -> Result<i32> {
     let run_dir = RunDir::create().context("the run's directory cannot be made")?;
     let name = program.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
 
+    if let Some(server) = args.servers.iter().find(|server| matches!(server.endpoint, Endpoint::Ucx { .. })) {
+        bail!(
+            "{}: UCX is not loaded into programs that did not ask for it, because it changes the process it is in; name the server by its HOST:PORT (it answers there, too) or unix:PATH",
+            server.endpoint
+        );
+    }
     let mut private = None;
     let mut servers = args.servers.clone();
     let mut bytes = args.memory;

@@ -38,7 +38,7 @@ pub struct Args {
 /// 0 if every server answered, 1 otherwise.
 pub fn run(args: &Args) -> Result<i32> {
     let key = args.key_file.as_deref().map(Key::load).transpose()?;
-    let policy = LocalPolicy { key, encryption: args.encryption, features: 0 };
+    let policy = LocalPolicy { key, encryption: args.encryption, features: 0, ucx: None };
     let deadline = Instant::now() + Duration::from_millis(args.timeout_ms);
     let answers = ask_all(&args.servers, &policy, deadline);
     if args.json {
@@ -187,7 +187,7 @@ mod tests {
         up.leases = serde_json::from_str(&format!(r#"[{{"lease": 3, "queues": [{queue}]}}]"#)).unwrap();
         let silent = query_status(
             &"127.0.0.1:1".parse().unwrap(),
-            LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 },
+            LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None },
             Instant::now() + Duration::from_secs(5),
         );
         let table = table(&[("one:7117".into(), Ok(up)), ("127.0.0.1:1".into(), silent)]);

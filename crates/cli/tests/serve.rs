@@ -138,3 +138,109 @@ fn a_server_that_cannot_start_says_why() {
     assert!(refuse(&["--memory", "1M", "--listen", "127.0.0.1:0", "--key-file", "/nonexistent"]).contains("/nonexistent"));
     assert!(refuse(&["--listen", "127.0.0.1:0"]).contains("how much memory"));
 }
+
+/// The variable that makes a process of this test a client; it has the server's address.
+const UCX_CLIENT: &str = "RAMPOOL_TEST_UCX_CLIENT";
+
+/// A client over UCX in a process of its own, which does what it is told by lines and answers each.
+struct UcxClient(Child);
+
+impl UcxClient {
+    fn start(address: &str, transports: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "--nocapture", "a_client_over_ucx_in_a_process_of_its_own"]).env(UCX_CLIENT, address);
+        Self(command.env("UCX_TLS", transports).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// What the client answers; what the test's own harness prints is passed over.
+    fn told(&mut self, what: &str) -> String {
+        use std::io::Write;
+        writeln!(self.0.stdin.as_mut().unwrap(), "{what}").unwrap();
+        let mut line = Vec::new();
+        let out = self.0.stdout.as_mut().unwrap();
+        loop {
+            let mut byte = [0];
+            assert_eq!(out.read(&mut byte).unwrap(), 1, "the client has ended");
+            match byte[0] {
+                b'\n' => match String::from_utf8_lossy(&line).split_once("answer: ") {
+                    Some((_, answer)) => return answer.to_owned(),
+                    None => line.clear(),
+                },
+                byte => line.push(byte),
+            }
+        }
+    }
+}
+
+impl Drop for UcxClient {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Not a test but where [`UCX_CLIENT`] is set.
+#[test]
+fn a_client_over_ucx_in_a_process_of_its_own() {
+    let Ok(address) = std::env::var(UCX_CLIENT) else { return };
+    let server: rampool::pool::ServerSpec = address.parse().unwrap();
+    let mut config = rampool::pool::PoolConfig::new(vec![server], rampool_proto::units::ByteLen(8 << 20), "ucx-test");
+    config.op_deadline = DEADLINE;
+    let mut direct = rampool::direct::Direct::connect(&config).unwrap();
+    let region = direct.create(4 << 20).unwrap();
+    for line in std::io::stdin().lines() {
+        let seed = line.unwrap().len();
+        let bytes: Vec<u8> = (0..3_000_000usize).map(|at| (at.wrapping_mul(seed) >> 7).to_le_bytes()[0]).collect();
+        let mut back = vec![0; bytes.len()];
+        let done = direct.put(region, 5000, &bytes).and_then(|()| direct.get(region, 5000, &mut back));
+        println!("answer: {}", done.map_or_else(|error| error.to_string(), |()| if back == bytes { "same" } else { "other" }.to_owned()));
+    }
+}
+
+/// Over each kind of transport: either side is killed, the other notices, and a server that comes again serves again.
+#[test]
+fn whoever_is_left_of_two_over_ucx_notices_and_goes_on() {
+    for transports in ["tcp", "posix,cma"] {
+        let dir = tempfile::tempdir().unwrap();
+        let start = |listen: &str| {
+            let mut command = rampool();
+            command.args(["serve", "--memory", "64M", "--no-lock", "--grace-ms", "100", "--listen", listen]);
+            command.arg("--listen").arg(format!("unix:{}", dir.path().join("s").display()));
+            Served::start(command.env("UCX_TLS", transports))
+        };
+        let server = start("ucx:127.0.0.1:0");
+        assert!(server.address.starts_with("ucx:127.0.0.1:"), "{}", server.address);
+        let json = || {
+            let json = status(&server.address, None, &["--json"]);
+            serde_json::from_slice::<serde_json::Value>(&json.stdout).unwrap()[0]["status"].clone()
+        };
+        let mut first = UcxClient::start(&server.address, transports);
+        let mut second = UcxClient::start(&server.address, transports);
+        assert_eq!((first.told("123"), second.told("12345")), ("same".into(), "same".into()), "{transports}");
+        let leases = json()["leases"].clone();
+        assert_eq!(leases[0]["members"][0]["means"], "ucx", "{leases}");
+        drop(first);
+        let deadline = Instant::now() + DEADLINE;
+        while json()["leases"].as_array().unwrap().len() != 1 {
+            assert!(Instant::now() < deadline, "the server does not notice that a client was killed: {}", json());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(second.told("1"), "same", "the other client is served on");
+        let address = server.address.clone();
+        server.signal(libc::SIGKILL);
+        server.end();
+        let error = second.told("1234567");
+        assert!(error.contains(&address), "{error}");
+        let _server = start(&address);
+        let mut third = UcxClient::start(&address, transports);
+        assert_eq!(third.told("12"), "same", "{transports}");
+    }
+}
+
+/// UCX stays out of programs that did not ask for it, and says so where it is asked for there.
+#[test]
+fn a_program_that_knows_nothing_of_rampool_is_not_given_ucx() {
+    let out = rampool().args(["run", "--server", "ucx:127.0.0.1:1", "--local", "64M", "--", "/bin/true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("ucx:127.0.0.1:1") && said.contains("HOST:PORT"), "{said}");
+}

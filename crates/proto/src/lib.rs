@@ -11,6 +11,7 @@
 //!   placement      which server holds which page
 //!   registration   the pin-down cache: which memory is registered for zero-copy transfers
 //!   rings          bytes between two processes that share memory
+//!   fabric         a connection over UCX: how it is set up, and what bounds it
 //!   share          the shared view: locks, barriers and six consistency protocols
 //!   server         what a memory server does with one request: leases, regions, page tables
 //! ```
@@ -22,6 +23,7 @@
 pub mod cache;
 pub mod checksum;
 pub mod elements;
+pub mod fabric;
 pub mod layout;
 pub mod placement;
 pub mod pointers;

@@ -14,6 +14,8 @@
 //!     length u16, sealed empty       ->
 //!                                    <-       rings offered, and their memory  only where both have that feature
 //!     rings taken, or not            ->
+//!                                    <-       length u16, address over UCX     only where both have that feature; sealed where there is a key
+//!     length u16, address over UCX   ->
 //!     frames                        <->       frames                           sealed in messages of at most 65535 bytes, or plain
 //! ```
 //! This module decides; it holds no key and performs no cryptography.
@@ -34,8 +36,10 @@ pub mod features {
     pub const RINGS: u32 = 2;
     /// Memory may be exposed by key ([`crate::registration::keys`]); beside rings only.
     pub const KEYS: u32 = 4;
+    /// Frames travel over UCX ([`crate::fabric`]); said over TCP only, by clients that were told to and servers that offer it there.
+    pub const UCX: u32 = 8;
     /// Every bit this build knows.
-    pub const KNOWN: u32 = LZ4 | RINGS | KEYS;
+    pub const KNOWN: u32 = LZ4 | RINGS | KEYS | UCX;
 }
 
 /// What one side wants of encryption.

@@ -116,8 +116,17 @@ impl Reach {
         let same_host = config.same_host.map_or_else(SameHost::from_environment, Ok).map_err(ConnectError::SameHost)?;
         let compression = if config.compression { features::LZ4 } else { 0 };
         let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS | features::KEYS };
-        let policy = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: compression | rings };
+        let policy = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: compression | rings, ucx: None };
         Ok(Self { same_host, policy })
+    }
+
+    /// How a server with this address is to be talked to.
+    fn policy(&self, endpoint: &Endpoint) -> Result<LocalPolicy, String> {
+        let ucx = match endpoint {
+            Endpoint::Ucx { .. } => Some(rampool_ucx::Context::process().map_err(|error| error.to_string())?),
+            Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
+        };
+        Ok(LocalPolicy { ucx, ..self.policy.clone() })
     }
 }
 
@@ -243,6 +252,7 @@ impl Pool {
     fn add_lane(&mut self, config: &PoolConfig, reach: &Reach, endpoint: &Endpoint, index: usize) -> Result<(), ConnectError> {
         let name = endpoint.to_string();
         let refuse = |reason| ConnectError::Server { server: endpoint.to_string(), reason: ConnectReason::Link(reason) };
+        let local = reach.policy(endpoint).map_err(refuse)?;
         let fail = |error| {
             let reason = match error {
                 HandshakeError::TimedOut => ConnectReason::Deadline { operation: Operation::Connect, deadline: config.connect_deadline },
@@ -251,7 +261,7 @@ impl Pool {
             };
             ConnectError::Server { server: name.clone(), reason }
         };
-        let link = connect(endpoint, reach.policy.clone(), Instant::now() + config.connect_deadline).map_err(fail)?;
+        let link = connect(endpoint, local, Instant::now() + config.connect_deadline).map_err(fail)?;
         if reach.same_host == SameHost::Rings && link.means() == Means::UnixSocket {
             return Err(refuse(
                 "it shares no memory with its clients, and nothing else is wanted (same-host is `rings`); was it started with --no-rings?"
@@ -280,11 +290,12 @@ impl Pool {
         if granted.max_requests == 0 || (granted.max_bytes as usize) < OS_PAGE_BYTES {
             return Err(odd(LostReason::Protocol("it grants not even one page at a time".into())));
         }
+        let local = reach.policy(endpoint).map_err(|error| odd(LostReason::Protocol(error)))?;
         lane.granted(&granted);
         let way = match (lane.link().map(|link| link.peer()), endpoint) {
             (Some(Peer::Tcp(address)), _) => Some(Way::Tcp(*address)),
             (_, Endpoint::Unix(path)) => Some(Way::Unix(path.clone())),
-            (_, Endpoint::Tcp { .. }) => None,
+            (_, Endpoint::Tcp { .. } | Endpoint::Ucx { .. }) => None,
         };
         if let Some(way) = way {
             let attach = AttachLease {
@@ -296,7 +307,7 @@ impl Pool {
                 host: host_name(),
             };
             let grace = Duration::from_millis(u64::from(granted.grace_ms));
-            lane.may_come_back(Place { way, local: reach.policy.clone(), attach, server: granted.server, grace });
+            lane.may_come_back(Place { way, local, attach, server: granted.server, grace });
         }
         Ok(granted)
     }
@@ -307,8 +318,9 @@ impl Pool {
         for ((mut lane, granted), spec) in lanes.into_iter().zip(granted).zip(servers) {
             let Some(granted) = granted.filter(|g| g.lease_bytes > 0) else { continue };
             lane.server = ServerIndex(u16::try_from(self.lanes.len()).expect("no more than were named"));
-            let endpoint = match lane.link().map(|link| link.peer()) {
-                Some(Peer::Tcp(address)) => Endpoint::Tcp { host: address.ip().to_string(), port: address.port() },
+            let endpoint = match (lane.link().map(|link| link.peer()), &spec.endpoint) {
+                (Some(Peer::Tcp(address)), Endpoint::Ucx { .. }) => Endpoint::Ucx { host: address.ip().to_string(), port: address.port() },
+                (Some(Peer::Tcp(address)), _) => Endpoint::Tcp { host: address.ip().to_string(), port: address.port() },
                 _ => spec.endpoint.clone(),
             };
             let server = ServerSpec { endpoint, memory: Some(ByteLen(granted.lease_bytes)) };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Pins       the cache and its registrar: acquire, release, invalidate
-//!   Registrar  who registers: fixed buffers of io_uring, mlock
+//!   Registrar  who registers: fixed buffers of io_uring, mlock, the devices that UCX has
 //! ```
 //! Whoever changes mappings under registered memory must say so ([`Pins::invalidate`]), before the memory is sent from again; see `docs/zero-copy.md`.
 
@@ -14,6 +14,7 @@ use rampool_proto::registration::{Counts, Held, Limits, Output, PinCache, Refuse
 use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
 use rampool_sys::memory;
 use rampool_sys::ring::{Ring, RingError};
+use rampool_ucx::{Context, Memory, UcxError};
 
 /// Who registers memory. Ranges are whole OS pages.
 pub trait Registrar {
@@ -133,6 +134,51 @@ impl Registrar for LockedMemory {
     fn invalidated(&mut self, range: Range<usize>) {
         self.locked.values_mut().for_each(|ranges| *ranges = without(ranges, &range));
     }
+}
+
+/// Memory registered with every device that UCX has on this machine and that knows registering: network cards that reach into it, mostly. Where there is none, registering costs
+/// little and pins nothing.
+#[derive(Debug)]
+pub struct FabricMemory {
+    context: Context,
+    registered: BTreeMap<u32, Memory>,
+}
+
+impl FabricMemory {
+    /// With the devices of this process's UCX. Loads it, if nothing has yet.
+    ///
+    /// # Errors
+    /// [`UcxError`].
+    pub fn open() -> Result<Self, UcxError> {
+        Ok(Self { context: Context::process()?, registered: BTreeMap::new() })
+    }
+}
+
+impl Registrar for FabricMemory {
+    fn name(&self) -> &'static str {
+        "ucx"
+    }
+
+    fn places(&self) -> u32 {
+        1 << 16
+    }
+
+    fn most_pages(&self) -> u64 {
+        u64::from(u32::MAX)
+    }
+
+    fn register(&mut self, id: RegistrationId, range: Range<usize>) -> io::Result<()> {
+        let memory = Memory::register(&self.context, range).map_err(io::Error::other)?;
+        self.registered.insert(id.index, memory);
+        Ok(())
+    }
+
+    fn deregister(&mut self, id: RegistrationId) {
+        self.registered.remove(&id.index).expect("what ends was registered");
+    }
+
+    /// A device keeps what it pinned until the registration ends.
+    fn invalidated(&mut self, _range: Range<usize>) {}
 }
 
 impl LockedMemory {

@@ -175,6 +175,9 @@ impl Server {
             if config.key.is_none() && !endpoint.is_local().map_err(listen_error)? {
                 return Err(StartError::KeyNeeded(endpoint.clone()));
             }
+            if matches!(endpoint, Endpoint::Ucx { .. }) {
+                rampool_ucx::Context::process().map_err(|error| listen_error(io::Error::other(error)))?;
+            }
             listeners.push(Listener::bind(endpoint).map_err(listen_error)?);
         }
         let endpoints = listeners.iter().map(|l| l.endpoint().clone()).collect();

@@ -7,6 +7,7 @@
 //! [`connect`] and [`Handshake`] make links; only a finished handshake makes one.
 
 mod carrier;
+mod fabric;
 mod handshake;
 mod link;
 mod rings;
@@ -16,12 +17,27 @@ pub mod zero_copy;
 
 pub(crate) use carrier::Carrier;
 pub use carrier::{Means, SAME_HOST_VARIABLE, SameHost};
+pub use fabric::FabricError;
 pub use handshake::{Handshake, HandshakeError, LocalPolicy, Wants, connect};
 pub use link::{Flush, Link, LinkError, Received, Urgency};
 pub(crate) use rings::RING_BYTES;
 pub(crate) use seal::{DATAGRAM_KEY_BYTES, DATAGRAM_SEAL_BYTES, DatagramSeal, MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Seal, TAG_BYTES};
 pub(crate) use tcp::is_host;
 pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, Stream, Way};
+
+/// From now on nothing loads UCX into this process: it is a program's that did not ask for it.
+pub fn forbid_ucx() {
+    rampool_ucx::forbid();
+}
+
+/// UCX as it is installed here, which is loaded for it: its version, and what transports it has found, each as `tcp/eth0`.
+///
+/// # Errors
+/// Why there is none.
+pub fn probe_ucx() -> Result<(rampool_ucx::Version, Vec<String>), rampool_ucx::UcxError> {
+    let version = rampool_ucx::version()?;
+    Ok((version, rampool_ucx::Context::process()?.transports()))
+}
 
 /// Whether this machine's processes can share memory as rings: bytes of each of the two, or why not.
 ///

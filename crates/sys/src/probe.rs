@@ -83,13 +83,5 @@ impl Capabilities {
     }
 }
 
-/// Whether the system's loader finds a library. It is loaded for that, and stays: only for processes that end soon and run nobody else's code.
-#[must_use]
-pub fn has_library(name: &std::ffi::CStr) -> bool {
-    // SAFETY: a terminated name. What the library runs when it is loaded is its own affair; nothing of it is called.
-    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
-    !handle.is_null()
-}
-
 /// Without these a kernel's userfaultfd cannot carry the paged view.
 pub const NEEDED: Features = Features::WP.with(Features::EVENTS_MAPPING);

@@ -31,7 +31,7 @@ pub struct Args {
     #[serde(deserialize_with = "from_text")]
     memory: Option<ByteLen>,
 
-    /// Where to listen: HOST:PORT or unix:PATH; port 0 lets the system choose. Repeat it, or separate by commas [default: 127.0.0.1:7117]
+    /// Where to listen: HOST:PORT, unix:PATH or ucx:HOST:PORT; port 0 lets the system choose. Repeat it, or separate by commas [default: 127.0.0.1:7117]
     #[arg(long, env = "RAMPOOL_SERVE_LISTEN", value_name = "ADDR", value_delimiter = ',')]
     #[serde(deserialize_with = "from_texts")]
     listen: Vec<Endpoint>,

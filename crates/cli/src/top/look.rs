@@ -150,7 +150,7 @@ impl Watch {
 }
 
 fn query(access: &Access, deadline: Instant) -> Result<Numbers, String> {
-    let policy = LocalPolicy { key: access.key.clone(), encryption: access.encryption, features: 0 };
+    let policy = LocalPolicy { key: access.key.clone(), encryption: access.encryption, features: 0, ucx: None };
     let status = query_status(&access.spec.endpoint, policy, deadline).map_err(|error| error.to_string())?;
     Ok(Numbers::from(&status))
 }

@@ -126,6 +126,12 @@ pub(crate) fn endpoint_of(place: &str) -> Result<Endpoint, ServerSpecError> {
     if let Some(path) = place.strip_prefix("unix:") {
         return if path.is_empty() { Err(no_address()) } else { Ok(Endpoint::Unix(path.into())) };
     }
+    if let Some(rest) = place.strip_prefix("ucx:") {
+        return match endpoint_of(rest)? {
+            Endpoint::Tcp { host, port } => Ok(Endpoint::Ucx { host, port }),
+            Endpoint::Unix(_) | Endpoint::Ucx { .. } => Err(no_address()),
+        };
+    }
     let (host, port) = if let Some(rest) = place.strip_prefix('[') {
         let (host, port) = rest.split_once(']').ok_or_else(no_address)?;
         match port {

@@ -902,7 +902,7 @@ impl Lane {
 pub(super) fn watched(link: &Link<Option<Departure>>) -> (BorrowedFd<'_>, bool) {
     // A socket that carries nothing but bells has room to write: who waits for that does not sleep.
     let stays_awake = !link.may_sleep(true);
-    (link.as_fd(), stays_awake || link.waits_for_room())
+    if stays_awake { (link.socket(), true) } else { (link.as_fd(), link.waits_for_room()) }
 }
 
 /// Whether a request takes room at its server.

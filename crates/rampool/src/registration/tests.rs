@@ -282,3 +282,23 @@ fn pages_are_unlocked_with_the_last_registration_that_has_them() {
     pins.unpin_unused();
     assert_eq!(locked_bytes(all), 2 * PAGE);
 }
+
+/// UCX registers what the cache wants, keeps it as long as the cache does, and no longer.
+#[test]
+fn ucx_registers_what_the_cache_wants() {
+    let registrar = FabricMemory::open().expect("the tests need UCX: scripts/setup.sh test installs it");
+    let mut pins = Pins::new(registrar, 4 * PAGE as u64, Box::<LeastRecentlyUsed>::default());
+    let arena = Arena::new(8);
+    let start = arena.mapping.start();
+    let first = pins.acquire(start, 2 * PAGE).unwrap();
+    let again = pins.acquire(start + 100, PAGE).unwrap();
+    assert_eq!((first.registration(), pins.counts().hits, pins.registrar().registered.len()), (again.registration(), 1, 1));
+    pins.release(first);
+    pins.release(again);
+    assert_eq!(pins.registrar().registered.len(), 1, "what nobody uses stays while there is room");
+    let other = pins.acquire(start + 4 * PAGE, 4 * PAGE).unwrap();
+    assert_eq!(pins.registrar().registered.len(), 1, "the allowance is four pages");
+    pins.release(other);
+    pins.invalidate(start, 8 * PAGE);
+    assert!(pins.registrar().registered.is_empty());
+}

@@ -241,7 +241,7 @@ fn go(shared: &Shared, copy: &CopyRequest, member: MemberId, deadline: Instant) 
     if config.key.is_none() && !endpoint.is_local().map_err(|error| error.to_string())? {
         return Err("a server without a key copies to its own machine only".to_owned());
     }
-    let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: 0 };
+    let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: 0, ucx: None };
     let mut link = connect::<Held>(&endpoint, local, deadline).map_err(|error| error.to_string())?;
     let attach = AttachLease {
         lease: copy.lease,

@@ -6,12 +6,12 @@
 use super::connection::{Connection, End, Held, Turn, Workbench};
 use super::shared::{Shared, lock};
 use crate::patience::Patience;
-use crate::transport::{Handshake, Listener, LocalPolicy, Means, Peer, Stream, Wants};
+use crate::transport::{Endpoint, Handshake, Link, Listener, LocalPolicy, Means, Peer, Stream, Wants};
 use rampool_proto::session::{Refusal, features};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -66,8 +66,9 @@ enum State {
 }
 
 impl Slot {
-    fn is_over_rings(&self) -> bool {
-        matches!(&self.state, State::Connected(connection) if connection.link().means() == Means::Rings)
+    /// Its bytes are not the kernel's to tell of: it is to be looked at, or asked to ring.
+    fn is_beside_kernel(&self) -> bool {
+        matches!(&self.state, State::Connected(connection) if matches!(connection.link().means(), Means::Rings | Means::Ucx))
     }
 }
 
@@ -148,7 +149,7 @@ impl Shard {
             self.warm.clear();
             if events.len() <= MOST_WARM && !spin.is_zero() {
                 self.warm.extend(events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER));
-                self.warm.retain(|token| self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.is_over_rings()));
+                self.warm.retain(|token| self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.is_beside_kernel()));
             }
             let now = Instant::now();
             for token in std::mem::take(&mut self.again) {
@@ -242,8 +243,13 @@ impl Shard {
             self.shared.connections.fetch_add(1, Ordering::Relaxed);
             let config = &self.shared.config;
             let rings = if config.rings { features::RINGS | features::KEYS } else { 0 };
+            let ucx = match self.listeners[listener].endpoint() {
+                // Made when the server began to listen.
+                Endpoint::Ucx { .. } => rampool_ucx::Context::process().ok(),
+                Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
+            };
             let local =
-                LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: self.shared.store.features() | rings };
+                LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: self.shared.store.features() | rings, ucx };
             let handshake = Handshake::server(stream, local, refusal);
             let target = self.next_shard % self.shared.shards.len();
             self.next_shard = self.next_shard.wrapping_add(1);
@@ -349,6 +355,10 @@ impl Shard {
                     self.watch(index, flags);
                 }
                 Ok(Some(link)) => {
+                    if link.as_fd().as_raw_fd() != link.socket().as_raw_fd() && !self.watch_instead(index, &link) {
+                        return self.forget(index);
+                    }
+                    let slot = &mut self.slots[index];
                     tracing::debug!(peer = %link.peer(), security = ?link.security(), means = %link.means(), "connected");
                     let mut connection = Connection::new(link, self.index, token, now);
                     // It was accepted before: its requests are answered, if only with the reason.
@@ -427,7 +437,7 @@ impl Shard {
         if turn == Turn::More || (turn == Turn::Full && !connection.is_full(&self.shared)) {
             self.again.push(token(index, slot.generation));
         }
-        if slot.is_over_rings() {
+        if slot.is_beside_kernel() {
             // Whatever happens there, somebody rings, or the socket ends.
             self.keep_awake(index);
             return self.watch(index, epoll::EventFlags::IN);
@@ -440,6 +450,18 @@ impl Shard {
             flags |= epoll::EventFlags::OUT;
         }
         self.watch(index, flags);
+    }
+
+    /// A connection is watched by a descriptor other than the socket that it was made over. False: it cannot be.
+    fn watch_instead(&mut self, index: usize, link: &Link<Held>) -> bool {
+        let slot = &mut self.slots[index];
+        slot.interest = epoll::EventFlags::IN;
+        let data = epoll::EventData::new_u64(token(index, slot.generation));
+        let watched = epoll::delete(&self.epoll, link.socket()).and_then(|()| epoll::add(&self.epoll, link, data, slot.interest));
+        if let Err(error) = &watched {
+            tracing::warn!(%error, peer = %link.peer(), "cannot poll a new connection");
+        }
+        watched.is_ok()
     }
 
     fn watch(&mut self, index: usize, flags: epoll::EventFlags) {

@@ -4,7 +4,7 @@ mod client;
 mod keyed;
 
 use super::*;
-use crate::transport::{LinkError, Means, Piece, Urgency};
+use crate::transport::{LinkError, LocalPolicy, Means, Piece, Urgency};
 use client::{Client, DEADLINE, No, open_policy, policy};
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{TestRng, TestRunner};
@@ -91,18 +91,19 @@ fn many_clients_read_what_they_wrote_over_every_way_and_store() {
     let key = crate::key::Key::generate();
     let dir = tempfile::tempdir().unwrap();
     for store in [StoreKind::Raw, StoreKind::Compressed] {
-        for (server_key, encryption, unix, rings) in [
-            (None, Encryption::Auto, false, true),
-            (Some(key.clone()), Encryption::On, false, true),
-            (Some(key.clone()), Encryption::Auto, true, false),
-            (Some(key.clone()), Encryption::Auto, true, true),
+        for (server_key, encryption, means) in [
+            (None, Encryption::Auto, Means::Tcp),
+            (Some(key.clone()), Encryption::On, Means::Tcp),
+            (Some(key.clone()), Encryption::Auto, Means::UnixSocket),
+            (Some(key.clone()), Encryption::Auto, Means::Rings),
+            (Some(key.clone()), Encryption::Auto, Means::Ucx),
         ] {
-            let means = match (unix, rings) {
-                (false, _) => Means::Tcp,
-                (true, false) => Means::UnixSocket,
-                (true, true) => Means::Rings,
+            let listen = match means {
+                Means::Tcp => local(),
+                Means::Ucx => "ucx:127.0.0.1:0".parse().unwrap(),
+                Means::UnixSocket | Means::Rings => Endpoint::Unix(dir.path().join("s")),
             };
-            let listen = if unix { Endpoint::Unix(dir.path().join("s")) } else { local() };
+            let rings = means == Means::Rings;
             let server = Server::start(ServerConfig {
                 listen: vec![listen],
                 key: server_key.clone(),
@@ -117,7 +118,8 @@ fn many_clients_read_what_they_wrote_over_every_way_and_store() {
                     let (server, server_key) = (&server, &server_key);
                     scope.spawn(move || {
                         let mut rng = TestRunner::deterministic().new_rng();
-                        let policy = policy(server_key.as_ref(), Encryption::Auto);
+                        let ucx = (means == Means::Ucx).then(|| rampool_ucx::Context::process().unwrap());
+                        let policy = LocalPolicy { ucx, ..policy(server_key.as_ref(), Encryption::Auto) };
                         let mut client = Client::with_lease(server.addr(), policy, 32 * MIB);
                         assert_eq!(client.link.means(), means);
                         exercise(&mut client, &mut rng, 300);

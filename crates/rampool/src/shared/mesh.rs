@@ -103,7 +103,7 @@ struct Guest {
 
 impl Meeting<'_> {
     fn policy(&self) -> LocalPolicy {
-        LocalPolicy { key: self.config.key.clone(), encryption: self.config.encryption, features: features::RINGS }
+        LocalPolicy { key: self.config.key.clone(), encryption: self.config.encryption, features: features::RINGS, ucx: None }
     }
 
     /// Rank 0: waits for all others, then tells them where they are.
@@ -157,7 +157,7 @@ impl Meeting<'_> {
 
     /// Any other rank: connects to rank 0, then to those between, then waits for those above.
     fn go_to_first(&mut self, lines: &mut [Option<Line>]) -> Result<Vec<Option<SocketAddr>>, JoinError> {
-        let endpoint: Endpoint = self.config.rendezvous.parse().map_err(|error| JoinError::Address(Box::new(error)))?;
+        let endpoint = self.address()?;
         let stream = self.reach(&endpoint, 0)?;
         let here = local_address(&stream)?;
         let Peer::Tcp(first) = *stream.peer() else { return Err(JoinError::NotTcp { address: endpoint.to_string() }) };
@@ -325,13 +325,22 @@ impl Meeting<'_> {
         Ok(seals)
     }
 
+    /// Where the ranks meet.
+    fn address(&self) -> Result<Endpoint, JoinError> {
+        match self.config.rendezvous.parse() {
+            Ok(Endpoint::Ucx { .. }) => Err(JoinError::NotTcp { address: self.config.rendezvous.clone() }),
+            Ok(endpoint) => Ok(endpoint),
+            Err(error) => Err(JoinError::Address(Box::new(error))),
+        }
+    }
+
     /// The socket that rank 0 was given, or one at the rendezvous.
     fn rendezvous(&self) -> Result<Listener, JoinError> {
         let address = &self.config.rendezvous;
         if let Some(listener) = inherited(address) {
             return Ok(listener);
         }
-        let endpoint: Endpoint = address.parse().map_err(|error| JoinError::Address(Box::new(error)))?;
+        let endpoint = self.address()?;
         Listener::bind(&endpoint).map_err(|source| JoinError::Listen { address: address.clone(), source })
     }
 

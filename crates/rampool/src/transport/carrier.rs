@@ -1,7 +1,8 @@
-//! What carries a link's bytes: a socket, or rings of shared memory beside one.
+//! What carries a link's bytes: a socket, or something faster beside one.
 
+use super::fabric::Fabric;
 use super::rings::Rings;
-use super::tcp::{Peer, Stream, iovec, iovec_mut};
+use super::tcp::{self, Peer, Stream, iovec, iovec_mut};
 use super::{Piece, PieceMut};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,6 +16,8 @@ pub enum Means {
     UnixSocket,
     /// Memory that both processes have mapped; a Unix socket wakes who sleeps.
     Rings,
+    /// UCX: whatever fabric it has found; a TCP connection stays beside it.
+    Ucx,
 }
 
 impl Means {
@@ -25,6 +28,7 @@ impl Means {
             Means::Tcp => "tcp",
             Means::UnixSocket => "unix",
             Means::Rings => "rings",
+            Means::Ucx => "ucx",
         }
     }
 }
@@ -90,7 +94,14 @@ impl SameHost {
 /// A connected, non-blocking stream of bytes.
 pub(crate) struct Carrier {
     pub(super) stream: Stream,
-    pub(super) rings: Option<Box<Rings>>,
+    pub(super) beside: Beside,
+}
+
+/// What carries the bytes in the socket's place.
+pub(super) enum Beside {
+    Nothing,
+    Rings(Box<Rings>),
+    Fabric(Box<Fabric>),
 }
 
 impl Carrier {
@@ -104,10 +115,11 @@ impl Carrier {
     }
 
     pub fn means(&self) -> Means {
-        match (&self.rings, self.stream.peer()) {
-            (Some(_), _) => Means::Rings,
-            (None, Peer::Unix { .. }) => Means::UnixSocket,
-            (None, Peer::Tcp(_)) => Means::Tcp,
+        match (&self.beside, self.stream.peer()) {
+            (Beside::Rings(_), _) => Means::Rings,
+            (Beside::Fabric(_), _) => Means::Ucx,
+            (Beside::Nothing, Peer::Unix { .. }) => Means::UnixSocket,
+            (Beside::Nothing, Peer::Tcp(_)) => Means::Tcp,
         }
     }
 
@@ -118,9 +130,10 @@ impl Carrier {
     pub unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Option<usize>> {
         // SAFETY: the caller's promise.
         unsafe {
-            match &mut self.rings {
-                Some(rings) => rings.send(&self.stream, pieces),
-                None => self.stream.send(pieces),
+            match &mut self.beside {
+                Beside::Rings(rings) => rings.send(&self.stream, pieces),
+                Beside::Fabric(fabric) => fabric.send(&self.stream, pieces),
+                Beside::Nothing => self.stream.send(pieces),
             }
         }
     }
@@ -132,9 +145,10 @@ impl Carrier {
     pub unsafe fn receive(&mut self, pieces: &mut [libc::iovec]) -> io::Result<Option<usize>> {
         // SAFETY: the caller's promise.
         unsafe {
-            match &mut self.rings {
-                Some(rings) => rings.receive(&self.stream, pieces),
-                None => self.stream.receive(pieces),
+            match &mut self.beside {
+                Beside::Rings(rings) => rings.receive(&self.stream, pieces),
+                Beside::Fabric(fabric) => fabric.receive(&self.stream, pieces),
+                Beside::Nothing => self.stream.receive(pieces),
             }
         }
     }
@@ -153,34 +167,53 @@ impl Carrier {
         unsafe { self.send(&piece) }
     }
 
+    /// Lets work on that has nobody else to do it: the kernel sends what it was given by itself, UCX does so while it is called.
+    pub fn drive(&mut self) {
+        if let Beside::Fabric(fabric) = &mut self.beside {
+            fabric.drive();
+        }
+    }
+
     /// Whether a call that brings nothing costs one into the kernel.
     pub fn asks_kernel(&self) -> bool {
-        self.rings.is_none()
+        matches!(self.beside, Beside::Nothing)
     }
 
     /// Whether what [`Carrier::may_sleep`] would say has been said, and no call has taken it back since.
     pub fn has_said_that_it_sleeps(&self, reading: bool, writing: bool) -> bool {
-        self.rings.as_ref().is_none_or(|rings| rings.has_said_that_it_sleeps(reading, writing))
+        match &self.beside {
+            Beside::Rings(rings) => rings.has_said_that_it_sleeps(reading, writing),
+            // UCX is asked each time.
+            Beside::Fabric(_) => false,
+            Beside::Nothing => true,
+        }
     }
 
     /// To be called before each sleep on the socket. `reading`, `writing`: what shall end the sleep. False: do not sleep.
     pub fn may_sleep(&self, reading: bool, writing: bool) -> bool {
-        self.rings.as_ref().is_none_or(|rings| rings.may_sleep(reading, writing))
+        match &self.beside {
+            Beside::Rings(rings) => rings.may_sleep(reading, writing),
+            Beside::Fabric(fabric) => fabric.may_sleep(&self.stream, reading, writing),
+            Beside::Nothing => true,
+        }
     }
 
     /// Whether room to write shows on the socket as such. Otherwise it shows as something to read: a bell.
     pub fn shows_room(&self) -> bool {
-        self.rings.is_none()
+        matches!(self.beside, Beside::Nothing)
     }
 
     /// Client, beside rings: hands a descriptor over, before the frame that speaks of it. False: not over this connection, or not now.
     pub fn hand_over(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
-        if self.rings.is_some() { Rings::hand_over(&self.stream, fd) } else { Ok(false) }
+        if matches!(self.beside, Beside::Rings(_)) { Rings::hand_over(&self.stream, fd) } else { Ok(false) }
     }
 
     /// Server: what the client has handed over.
     pub fn take_handed(&mut self) -> Option<OwnedFd> {
-        self.rings.as_mut()?.take_handed(&self.stream)
+        match &mut self.beside {
+            Beside::Rings(rings) => rings.take_handed(&self.stream),
+            Beside::Fabric(_) | Beside::Nothing => None,
+        }
     }
 
     /// Waits until there is something to read (or room to write, too) or the deadline is past. Returns false at the deadline.
@@ -188,12 +221,15 @@ impl Carrier {
         if !self.may_sleep(true, write) {
             return Ok(true);
         }
-        self.stream.wait(write && self.shows_room(), deadline)
+        tcp::wait(self.as_fd(), write && self.shows_room(), deadline)
     }
 }
 
 impl AsFd for Carrier {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        match &self.beside {
+            Beside::Fabric(fabric) => fabric.as_fd(),
+            Beside::Rings(_) | Beside::Nothing => self.stream.as_fd(),
+        }
     }
 }

@@ -1,16 +1,19 @@
 //! From a connected socket to a [`Link`]: prefaces, then the proof of the key, then perhaps shared memory. The decisions are `rampool_proto::session`'s and
 //! `rampool_proto::rings`'.
 
-use super::carrier::Carrier;
+use super::carrier::{Beside, Carrier};
+use super::fabric::{Fabric, FabricError, Opening};
 use super::link::Link;
 use super::rings::{RING_BYTES, Rings};
 use super::seal::{MAX_PLAIN_BYTES, Proof, Seal, TAG_BYTES};
 use super::tcp::{Endpoint, Peer, Stream};
 use crate::key::{Key, random_bytes};
+use rampool_proto::fabric;
 use rampool_proto::rings::{OFFER_BYTES, Offer, OfferError};
 use rampool_proto::session::{
     AcceptError, Encryption, PREFACE_BYTES, Preface, PrefaceError, Refusal, Security, ServerPolicy, Verdict, accept, agree, features,
 };
+use rampool_ucx::Context;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -20,14 +23,17 @@ use std::time::Instant;
 pub struct LocalPolicy {
     pub key: Option<Key>,
     pub encryption: Encryption,
-    /// Bits of `session::features`. Those of rings and keys count for Unix sockets only.
+    /// Bits of `session::features`, but for that of UCX. Those of rings and keys count for Unix sockets only.
     pub features: u32,
+    /// With it, a client talks over UCX or not at all, and a server does with whoever asks for it; over TCP.
+    pub ucx: Option<Context>,
 }
 
 impl LocalPolicy {
     fn features_over(&self, stream: &Stream) -> u32 {
         let unix = matches!(stream.peer(), Peer::Unix { .. });
-        if unix { self.features } else { self.features & !(features::RINGS | features::KEYS) }
+        let ucx = if self.ucx.is_some() && !unix { features::UCX } else { 0 };
+        (if unix { self.features } else { self.features & !(features::RINGS | features::KEYS) }) | ucx
     }
 }
 
@@ -56,6 +62,11 @@ pub enum HandshakeError {
     /// What came does not set shared memory up, and is nothing else either.
     #[error(transparent)]
     Rings(#[from] OfferError),
+    /// What came does not set a connection over UCX up.
+    #[error(transparent)]
+    FabricOffer(#[from] fabric::OfferError),
+    #[error("no connection over UCX: {0}")]
+    Fabric(#[from] FabricError),
 }
 
 impl HandshakeError {
@@ -67,6 +78,7 @@ impl HandshakeError {
             Self::TimedOut | Self::Closed | Self::Io(_) => true,
             Self::NotAccepted(AcceptError::Refused(refusal)) => *refusal == Refusal::TooManyConnections,
             Self::NotAccepted(_) | Self::Preface(_) | Self::Refused(_) | Self::WrongKey | Self::Rings(_) => false,
+            Self::FabricOffer(_) | Self::Fabric(_) => false,
         }
     }
 }
@@ -103,6 +115,7 @@ pub struct Handshake {
     rings: Option<Box<Rings>>,
     /// Bytes of each ring that a server offers.
     ring_bytes: u32,
+    fabric: Option<Box<Fabric>>,
     state: State,
 }
 
@@ -115,6 +128,9 @@ enum State {
     AwaitOffer(Option<Seal>, Agreed),
     /// Server: the client's answer to this offer.
     AwaitTaken(Offer, Option<Seal>, Agreed),
+    /// Either side: the length of what the other tells of its UCX, then that. The server has opened its half by then.
+    AwaitFabricLength(Option<Opening>, Option<Seal>, Agreed),
+    AwaitFabric(Option<Opening>, Option<Seal>, Agreed),
     /// Everything was read; what is left to send leads to this outcome.
     Finishing(Outcome),
     Over,
@@ -169,6 +185,7 @@ impl Handshake {
             handed: None,
             rings: None,
             ring_bytes: RING_BYTES,
+            fabric: None,
             state: State::AwaitPreface,
         }
     }
@@ -222,7 +239,7 @@ impl Handshake {
                 self.hand_over = None;
             }
             if let State::Finishing(Outcome::Secured(..)) = self.state {
-                self.share_memory();
+                self.go_beside()?;
                 continue;
             }
             if let State::Finishing(_) = self.state {
@@ -245,12 +262,25 @@ impl Handshake {
         }
     }
 
-    /// The two are who they say they are. Goes on to shared memory where both have that.
-    fn share_memory(&mut self) {
+    /// The two are who they say they are. Goes on to shared memory or UCX where both have that.
+    fn go_beside(&mut self) -> Result<(), HandshakeError> {
         let State::Finishing(Outcome::Secured(seal, agreed)) = std::mem::replace(&mut self.state, State::Over) else {
             unreachable!("called only when secured");
         };
-        if agreed.features & features::RINGS == 0 {
+        if agreed.features & features::UCX != 0 {
+            let mut seal = seal;
+            let mut opening = None;
+            if self.asked.is_none() {
+                let (offer, opened) = self.open_fabric();
+                self.say_offer(&offer, &mut seal);
+                opening = opened;
+                if opening.is_none() {
+                    self.state = State::Finishing(Outcome::Failed(FabricError::Refused.into()));
+                    return Ok(());
+                }
+            }
+            self.expect(2, State::AwaitFabricLength(opening, seal, agreed));
+        } else if agreed.features & features::RINGS == 0 {
             self.state = State::Finishing(Outcome::Link(seal, agreed));
         } else if self.asked.is_some() {
             self.expect(OFFER_BYTES, State::AwaitOffer(seal, agreed));
@@ -269,6 +299,58 @@ impl Handshake {
             self.say(offer.encode().to_vec());
             self.expect(OFFER_BYTES, State::AwaitTaken(offer, seal, agreed));
         }
+        Ok(())
+    }
+
+    /// Server: its half of a connection over UCX, and what to tell the client. Takes some milliseconds.
+    fn open_fabric(&self) -> (fabric::Offer, Option<Opening>) {
+        let context = self.local.ucx.as_ref().expect("it was agreed on only where this side has it");
+        let opened = Opening::new(context).and_then(|opening| Ok((opening.offer(0)?, Some(opening))));
+        opened.unwrap_or_else(|error| {
+            tracing::warn!(peer = %self.peer(), %error, "a client cannot be served over UCX");
+            (fabric::Offer::NONE, None)
+        })
+    }
+
+    fn say_offer(&mut self, offer: &fabric::Offer, seal: &mut Option<Seal>) {
+        let plain = offer.encode();
+        let mut message = Vec::new();
+        match seal {
+            Some(seal) => seal.seal(&plain, &mut message),
+            None => {
+                message.extend_from_slice(&u16::try_from(plain.len()).expect("some hundred bytes").to_le_bytes());
+                message.extend_from_slice(&plain);
+            }
+        }
+        self.say(message);
+    }
+
+    /// What the other side tells of its UCX has come.
+    fn meet_over_fabric(&mut self, opening: Option<Opening>, mut seal: Option<Seal>, agreed: Agreed) -> Result<(), HandshakeError> {
+        let mut plain = vec![0; self.incoming.len()];
+        let len = match &mut seal {
+            Some(seal) => seal.open(&self.incoming, &mut plain).map_err(|_| HandshakeError::WrongKey)?,
+            None => {
+                plain.copy_from_slice(&self.incoming);
+                plain.len()
+            }
+        };
+        let offer = fabric::Offer::parse(&plain[..len])?;
+        if offer == fabric::Offer::NONE {
+            return Err(FabricError::Refused.into());
+        }
+        let context = self.local.ucx.as_ref().expect("it was agreed on only where this side has it");
+        let is_client = opening.is_none();
+        let opening = opening.map_or_else(|| Opening::new(context), Ok).map_err(FabricError::from)?;
+        let mut answer = if is_client { Some(opening.offer(0).map_err(FabricError::from)?) } else { None };
+        let (fabric, watch) = opening.connect(&offer, self.stream())?;
+        self.fabric = Some(Box::new(fabric));
+        if let Some(answer) = &mut answer {
+            answer.watch = watch;
+            self.say_offer(answer, &mut seal);
+        }
+        self.state = State::Finishing(Outcome::Link(seal, agreed));
+        Ok(())
     }
 
     /// Client: maps what the server offers.
@@ -292,7 +374,12 @@ impl Handshake {
             State::Finishing(Outcome::Link(seal, agreed)) => {
                 let stream = self.stream.take().expect("a handshake finishes once");
                 let seal = if agreed.security == Security::Sealed { seal } else { None };
-                let carrier = Carrier { stream, rings: self.rings.take() };
+                let beside = match (self.rings.take(), self.fabric.take()) {
+                    (_, Some(fabric)) => Beside::Fabric(fabric),
+                    (Some(rings), None) => Beside::Rings(rings),
+                    (None, None) => Beside::Nothing,
+                };
+                let carrier = Carrier { stream, beside };
                 Ok(Some(Link::new(carrier, seal, agreed.security, agreed.features)))
             }
             _ => unreachable!("called only when finishing"),
@@ -345,6 +432,14 @@ impl Handshake {
                 }
                 self.state = State::Finishing(Outcome::Link(seal, agreed));
             }
+            State::AwaitFabricLength(opening, seal, agreed) => {
+                let len = usize::from(u16::from_le_bytes([self.incoming[0], self.incoming[1]]));
+                if !(fabric::OFFER_BYTES..=fabric::OFFER_BYTES + fabric::MAX_ADDRESS_BYTES + TAG_BYTES).contains(&len) {
+                    return Err(fabric::OfferError.into());
+                }
+                self.expect(len, State::AwaitFabric(opening, seal, agreed));
+            }
+            State::AwaitFabric(opening, seal, agreed) => self.meet_over_fabric(opening, seal, agreed)?,
             State::Finishing(_) | State::Over => unreachable!("nothing is awaited in these states"),
         }
         Ok(())
@@ -356,8 +451,11 @@ impl Handshake {
 
     /// Client: the server's preface has come.
     fn read_answer(&mut self, asked: &Preface, answer: &Preface) -> Result<(), HandshakeError> {
-        let (security, features) = accept(asked, answer)?;
-        let agreed = Agreed { security, features };
+        let (security, agreed_features) = accept(asked, answer)?;
+        if self.local.ucx.is_some() && agreed_features & features::UCX == 0 {
+            return Err(FabricError::NotOffered.into());
+        }
+        let agreed = Agreed { security, features: agreed_features };
         match (&self.local.key, security) {
             (_, Security::Open) => self.state = State::Finishing(Outcome::Secured(None, agreed)),
             (None, _) => unreachable!("`accept` allows a proof only where this side has a key"),

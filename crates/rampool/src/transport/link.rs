@@ -205,6 +205,11 @@ impl<G> Link<G> {
         self.carrier.peer()
     }
 
+    /// The socket that it was made over. It is watched by another descriptor where it has one ([`Link::as_fd`]).
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.carrier.stream.as_fd()
+    }
+
     /// By what means its bytes travel.
     #[must_use]
     pub fn means(&self) -> Means {
@@ -225,7 +230,7 @@ impl<G> Link<G> {
     /// From now on large pieces leave without a copy, where that pays: `measured` is from how many bytes on. Nothing of them is to be written before the peer has answered that it
     /// has them.
     pub(crate) fn send_without_copies(&mut self, engine: Option<&SharedZeroCopy>, wish: Wish, measured: Option<u64>) {
-        if self.means() == Means::Rings {
+        if matches!(self.means(), Means::Rings | Means::Ucx) {
             // Its socket carries none of the bytes.
             self.zero_copy = Err(Always::Missing);
             return;
@@ -306,10 +311,12 @@ impl<G> Link<G> {
     /// # Errors
     /// [`LinkError::Closed`] or [`LinkError::Io`].
     pub fn flush(&mut self) -> Result<Flush, LinkError> {
-        match &mut self.seal {
+        let flushed = match &mut self.seal {
             None => self.outgoing.flush_plain(&mut self.carrier, self.zero_copy.as_ref().ok().map(|zero_copy| &zero_copy.sender)),
             Some(sealing) => self.outgoing.flush_sealed(&mut self.carrier, sealing),
-        }
+        }?;
+        self.carrier.drive();
+        Ok(flushed)
     }
 
     /// The next thing that came. Reads from the socket as needed, never blocks; call until it says `Blocked`.

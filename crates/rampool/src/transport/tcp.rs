@@ -14,16 +14,24 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// Where a server listens: `HOST:PORT` or `unix:PATH`.
+/// Where a server listens: `HOST:PORT`, `unix:PATH` or `ucx:HOST:PORT`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Endpoint {
-    Tcp { host: String, port: u16 },
+    Tcp {
+        host: String,
+        port: u16,
+    },
     Unix(PathBuf),
+    /// The two meet over TCP, and talk over UCX.
+    Ucx {
+        host: String,
+        port: u16,
+    },
 }
 
 /// A text that is no address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{text:?} is no address; write HOST:PORT, [IPV6]:PORT or unix:PATH")]
+#[error("{text:?} is no address; write HOST:PORT, [IPV6]:PORT, unix:PATH or ucx:HOST:PORT")]
 pub struct EndpointError {
     text: String,
 }
@@ -35,6 +43,12 @@ impl FromStr for Endpoint {
         let error = || EndpointError { text: text.to_owned() };
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.is_empty() { Err(error()) } else { Ok(Endpoint::Unix(path.into())) };
+        }
+        if let Some(rest) = text.strip_prefix("ucx:") {
+            return match rest.parse() {
+                Ok(Endpoint::Tcp { host, port }) => Ok(Endpoint::Ucx { host, port }),
+                _ => Err(error()),
+            };
         }
         let (host, port) = text.rsplit_once(':').ok_or_else(error)?;
         let host = match host.strip_prefix('[') {
@@ -52,15 +66,23 @@ impl FromStr for Endpoint {
 /// Whether this can be a host's name or number: no white space, brackets, quotes or other signs of a mistake, and not the word that stands
 /// before a socket's path.
 pub(crate) fn is_host(host: &str) -> bool {
-    !host.is_empty() && host != "unix" && host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%'))
+    !host.is_empty()
+        && host != "unix"
+        && host != "ucx"
+        && host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%'))
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Endpoint::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Endpoint::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
+            Endpoint::Unix(path) => return write!(f, "unix:{}", path.display()),
+            Endpoint::Ucx { .. } => f.write_str("ucx:")?,
+            Endpoint::Tcp { .. } => {}
+        }
+        match self {
+            Endpoint::Tcp { host, port } | Endpoint::Ucx { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Endpoint::Tcp { host, port } | Endpoint::Ucx { host, port } => write!(f, "{host}:{port}"),
+            Endpoint::Unix(_) => unreachable!("written above"),
         }
     }
 }
@@ -74,7 +96,7 @@ impl Endpoint {
 
     fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         match self {
-            Endpoint::Tcp { host, port } => {
+            Endpoint::Tcp { host, port } | Endpoint::Ucx { host, port } => {
                 let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
                 if addresses.is_empty() {
                     return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
@@ -130,7 +152,7 @@ impl Stream {
     pub fn connect(endpoint: &Endpoint, deadline: Instant) -> io::Result<Self> {
         match endpoint {
             Endpoint::Unix(path) => Self::connect_one(socket2::Domain::UNIX, &socket2::SockAddr::unix(path)?, deadline),
-            Endpoint::Tcp { .. } => {
+            Endpoint::Tcp { .. } | Endpoint::Ucx { .. } => {
                 let mut last = io::Error::from(io::ErrorKind::NotFound);
                 for address in endpoint.resolve()? {
                     match Self::connect_one(socket2::Domain::for_address(address), &address.into(), deadline) {
@@ -297,19 +319,24 @@ impl Stream {
 
     /// Waits until the socket can be read (or written, too) or the deadline is past. Returns false at the deadline.
     pub(crate) fn wait(&self, write: bool, deadline: Instant) -> io::Result<bool> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            let timeout = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(left.subsec_nanos()) };
-            match poll(&mut [PollFd::new(&self.fd, flags)], Some(&timeout)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => return Ok(true),
-                Err(error) => return Err(error.into()),
-            }
+        wait(self.fd.as_fd(), write, deadline)
+    }
+}
+
+/// Waits until a descriptor can be read (or written, too) or the deadline is past. Returns false at the deadline.
+pub(super) fn wait(fd: BorrowedFd<'_>, write: bool, deadline: Instant) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let timeout = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(&fd, flags)], Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -401,12 +428,15 @@ impl Listener {
     /// As `bind` and `listen`.
     pub fn bind(endpoint: &Endpoint) -> io::Result<Self> {
         match endpoint {
-            Endpoint::Tcp { host, .. } => {
+            Endpoint::Tcp { host, .. } | Endpoint::Ucx { host, .. } => {
                 let addresses = endpoint.resolve()?;
                 let listener = TcpListener::bind(&addresses[..])?;
                 listener.set_nonblocking(true)?;
                 let port = listener.local_addr()?.port();
-                Ok(Self { socket: ListenSocket::Tcp(listener), endpoint: Endpoint::Tcp { host: host.clone(), port } })
+                let host = host.clone();
+                let endpoint =
+                    if matches!(endpoint, Endpoint::Ucx { .. }) { Endpoint::Ucx { host, port } } else { Endpoint::Tcp { host, port } };
+                Ok(Self { socket: ListenSocket::Tcp(listener), endpoint })
             }
             Endpoint::Unix(path) => {
                 let listener = if let Some(name) = name_of(path) {

@@ -1,6 +1,7 @@
-//! One suite over every way frames can travel: TCP, Unix sockets and shared memory, open, proved, sealed.
+//! One suite over every way frames can travel: TCP, Unix sockets, shared memory, and UCX over TCP and over its own shared memory; open, proved, sealed.
 
 mod rings;
+mod ucx;
 
 use super::*;
 use crate::key::Key;
@@ -29,17 +30,17 @@ struct Way {
 fn ways() -> Vec<Way> {
     let key = Key::generate();
     let mut ways = Vec::new();
-    for means in [Means::Tcp, Means::UnixSocket, Means::Rings] {
+    let tcp = || Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
+    for (means, ucx) in ucx::carriers() {
         let features = if means == Means::Rings { features::RINGS } else { 0 };
-        let policy = |keyed: bool, encryption| LocalPolicy { key: keyed.then(|| key.clone()), encryption, features };
+        let policy = |keyed: bool, encryption| LocalPolicy { key: keyed.then(|| key.clone()), encryption, features, ucx: ucx.clone() };
         for (keyed, encryption, expect) in [
             (false, Encryption::Auto, Security::Open),
             (true, Encryption::Auto, Security::ProvedPlain),
             (true, Encryption::On, Security::Sealed),
         ] {
             let dir = tempfile::tempdir().unwrap();
-            let tcp = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
-            let endpoint = if means == Means::Tcp { tcp } else { Endpoint::Unix(dir.path().join("s")) };
+            let endpoint = if matches!(means, Means::Tcp | Means::Ucx) { tcp() } else { Endpoint::Unix(dir.path().join("s")) };
             let (client, server) = (policy(keyed, encryption), policy(keyed, Encryption::Auto));
             ways.push(Way { endpoint, client, server, expect, means, _dir: dir });
         }
@@ -63,11 +64,15 @@ fn shake<G>(
         assert!(Instant::now() < deadline, "the handshake hangs");
         if client_end.is_none() {
             client_end = client.advance().transpose();
+            if matches!(client_end, Some(Err(_))) {
+                client = Handshake::client(accept_none(), LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None });
+            }
         }
         if server_end.is_none() {
             server_end = server.advance().transpose();
             if matches!(server_end, Some(Err(_))) {
-                server = Handshake::server(accept_none(), LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 }, None);
+                server =
+                    Handshake::server(accept_none(), LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None }, None);
             }
         }
     }
@@ -223,6 +228,8 @@ fn what_a_thread_waits_for_overtakes_what_has_not_begun_to_leave() {
         let deadline = Instant::now() + DEADLINE;
         while order.len() < 5 {
             assert!(Instant::now() < deadline);
+            // UCX sends while it is called.
+            client.flush().unwrap();
             if let Received::Head(header) = server.receive().unwrap() {
                 order.push(header.request);
             }
@@ -271,7 +278,7 @@ fn different_keys_are_told_apart_at_both_ends() {
     for unix in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = if unix { Endpoint::Unix(dir.path().join("s")) } else { "127.0.0.1:0".parse().unwrap() };
-        let policy = |key| LocalPolicy { key: Some(key), encryption: Encryption::Auto, features: 0 };
+        let policy = |key| LocalPolicy { key: Some(key), encryption: Encryption::Auto, features: 0, ucx: None };
         let (client, server) = shake::<()>(&endpoint, policy(Key::generate()), policy(Key::generate()));
         assert!(matches!(server, Err(HandshakeError::WrongKey)));
         assert!(matches!(client, Err(HandshakeError::WrongKey)));
@@ -280,7 +287,7 @@ fn different_keys_are_told_apart_at_both_ends() {
 
 #[test]
 fn a_missing_key_is_named_at_both_ends() {
-    let keyed = LocalPolicy { key: Some(Key::generate()), encryption: Encryption::Auto, features: 0 };
+    let keyed = LocalPolicy { key: Some(Key::generate()), encryption: Encryption::Auto, features: 0, ucx: None };
     let keyless = LocalPolicy { key: None, ..keyed.clone() };
     let endpoint: Endpoint = "127.0.0.1:0".parse().unwrap();
     let (client, server) = shake::<()>(&endpoint, keyless.clone(), keyed.clone());
@@ -308,7 +315,7 @@ fn greet(policy: &LocalPolicy, bytes: &[u8]) -> Result<Link, HandshakeError> {
 
 #[test]
 fn garbage_cut_and_foreign_greetings_end_in_an_error() {
-    let policy = LocalPolicy { key: Some(Key::generate()), encryption: Encryption::Auto, features: 0 };
+    let policy = LocalPolicy { key: Some(Key::generate()), encryption: Encryption::Auto, features: 0, ucx: None };
     let good = rampool_proto::session::Preface::ask(Encryption::Auto, true, 0, 1).encode();
     assert!(matches!(greet(&policy, b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"), Err(HandshakeError::Preface(_))));
     assert!(matches!(greet(&policy, &good[..20]), Err(HandshakeError::Closed)));
@@ -328,7 +335,7 @@ fn garbage_cut_and_foreign_greetings_end_in_an_error() {
 /// Someone recorded a whole conversation and plays the client's half again to the same server.
 #[test]
 fn a_replayed_conversation_does_not_get_through() {
-    let policy = LocalPolicy { key: Some(Key::generate()), encryption: Encryption::Auto, features: 0 };
+    let policy = LocalPolicy { key: Some(Key::generate()), encryption: Encryption::Auto, features: 0, ucx: None };
     let (client_side, middle_client) = std::os::unix::net::UnixStream::pair().unwrap();
     let (middle_server, server_side) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut client = Handshake::client(Stream::adopt(client_side).unwrap(), policy.clone());
@@ -368,7 +375,7 @@ fn relay(from: &std::os::unix::net::UnixStream, to: &std::os::unix::net::UnixStr
 #[test]
 fn an_altered_sealed_stream_is_not_believed() {
     let key = Key::generate();
-    let policy = LocalPolicy { key: Some(key), encryption: Encryption::On, features: 0 };
+    let policy = LocalPolicy { key: Some(key), encryption: Encryption::On, features: 0, ucx: None };
     let (client, server) = shake::<()>(&"127.0.0.1:0".parse().unwrap(), policy.clone(), policy);
     let (mut client, server) = (client.unwrap(), server.unwrap());
     client.send_head(Urgency::Demand, &Header::request(Opcode::Heartbeat, 1).encode(), ());
@@ -505,17 +512,33 @@ fn next_head<G>(link: &mut Link<G>) -> Header {
 #[test]
 fn connecting_to_a_silent_peer_ends_at_the_deadline() {
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
-    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 };
+    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None };
     let result = connect::<()>(listener.endpoint(), policy, Instant::now() + Duration::from_millis(50));
     assert!(matches!(result, Err(HandshakeError::TimedOut)));
 }
 
 #[test]
 fn addresses_are_read_and_written() {
-    for text in ["127.0.0.1:80", "[::1]:80", "unix:/run/rampool.sock", "server.example:1234"] {
+    for text in ["127.0.0.1:80", "[::1]:80", "unix:/run/rampool.sock", "server.example:1234", "ucx:server.example:1234", "ucx:[::1]:80"] {
         assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
     }
-    for text in ["", "localhost", "::1:80", "[::1:80", ":80", "host:99999", "unix:", "[[::1]]:80", "a b:80", "\"x\":80"] {
+    for text in [
+        "",
+        "localhost",
+        "::1:80",
+        "[::1:80",
+        ":80",
+        "host:99999",
+        "unix:",
+        "[[::1]]:80",
+        "a b:80",
+        "\"x\":80",
+        "ucx:",
+        "ucx:host",
+        "ucx:unix:/x",
+        "ucx:ucx:host:1",
+        "ucx:80",
+    ] {
         assert!(text.parse::<Endpoint>().is_err(), "{text}");
     }
 }

@@ -174,7 +174,7 @@ struct Memory {
 }
 
 fn memory_ways(endpoint: &Endpoint, count: usize, together: bool) -> Result<Vec<Box<dyn Way>>> {
-    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 };
+    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None };
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
     let mut granted: Option<Granted> = None;
     for _ in 0..count {

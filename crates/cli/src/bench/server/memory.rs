@@ -22,7 +22,7 @@ struct Client {
 
 pub fn connect(endpoint: &Endpoint, connections: usize, pages: &[Vec<u8>], features: u32) -> Result<Connections> {
     let share = (pages.len() * OS_PAGE_BYTES + (1 << 20)) as u64;
-    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features };
+    let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features, ucx: None };
     // The first client's region holds the pages; the others are members of its lease, each with a copy-on-write copy of the region.
     let mut first = Client::new(connect_link(endpoint, policy.clone(), Instant::now() + PATIENCE)?);
     let open = OpenLease { bytes: share, pid: std::process::id(), name: "bench".into(), host: "here".into() };

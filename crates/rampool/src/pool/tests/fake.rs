@@ -111,7 +111,7 @@ fn accept(listener: &Listener, state: &Arc<Mutex<State>>, stop: &Arc<AtomicBool>
         let Some(stream) = listener.accept().unwrap() else { continue };
         let (state, stop) = (state.clone(), stop.clone());
         threads.push(std::thread::spawn(move || {
-            let local = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0 };
+            let local = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None };
             let mut handshake = Handshake::server(stream, local, None);
             while !stop.load(Ordering::Relaxed) {
                 match handshake.advance::<Vec<u8>>() {

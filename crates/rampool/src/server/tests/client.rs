@@ -34,7 +34,7 @@ pub struct No {
 }
 
 pub fn policy(key: Option<&crate::key::Key>, encryption: Encryption) -> LocalPolicy {
-    LocalPolicy { key: key.cloned(), encryption, features: features::LZ4 | features::RINGS }
+    LocalPolicy { key: key.cloned(), encryption, features: features::LZ4 | features::RINGS, ucx: None }
 }
 
 pub fn open_policy() -> LocalPolicy {

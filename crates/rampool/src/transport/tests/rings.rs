@@ -8,7 +8,7 @@ use rampool_sys::sealed::SealedMemory;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 
-const PLAIN: LocalPolicy = LocalPolicy { key: None, encryption: Encryption::Auto, features: features::RINGS };
+const PLAIN: LocalPolicy = LocalPolicy { key: None, encryption: Encryption::Auto, features: features::RINGS, ucx: None };
 
 /// A client that follows the protocol as far as the shared memory, and does with that what it likes.
 struct Hostile {
