@@ -234,11 +234,10 @@ fn short_runs_come_from_wherever_they_lie() {
             let span = (REGION_BYTES - len) as i64;
             for stride in [len as i64 + 1, 64, 256, 4095, 4096, 4097, 9000] {
                 let stride = stride.max(len as i64 + 1);
-                let count = (span / stride).min(400) as u64;
+                let count = (span / stride).min(400).cast_unsigned();
                 let back = (count as i64 - 1) * stride;
-                for (stride, offset) in
-                    [(stride, random.below((span - back) as u64)), (-stride, back as u64 + random.below((span - back) as u64))]
-                {
+                let (back, room) = (back.cast_unsigned(), (span - back).cast_unsigned());
+                for (stride, offset) in [(stride, random.below(room)), (-stride, back + random.below(room))] {
                     let layout = element.hvector(count, 1, stride).unwrap();
                     let want: Vec<u8> = selected(&layout, offset).map(|at| model[at]).collect();
                     let get = direct.start_get(region, offset, &layout).unwrap();
@@ -246,7 +245,7 @@ fn short_runs_come_from_wherever_they_lie() {
                 }
             }
             // In no order, some twice; and of two lengths in turns.
-            let list: Vec<(u64, i64)> = (0..500).map(|_| (1, random.below(span as u64) as i64)).collect();
+            let list: Vec<(u64, i64)> = (0..500).map(|_| (1, random.below(span.cast_unsigned()) as i64)).collect();
             let listed = element.hindexed(&list).unwrap();
             let other = Layout::bytes(len / 2 + 1).unwrap();
             let turns: Vec<_> =
