@@ -152,14 +152,6 @@ fn another_process_reads_what_was_handed_over_while_the_owner_goes_on() {
 }
 
 #[test]
-fn also_where_faults_are_caught_by_sigsegv() {
-    match Capabilities::probe().segv {
-        Ok(()) => owner_goes_on(RungChoice::Segv),
-        Err(why) => skip("segv", &why.to_string()),
-    }
-}
-
-#[test]
 fn a_full_lease_says_so_and_the_owner_goes_on() {
     let server = serve(128 * MIB);
     // Room for what is not local, and for half of what is besides.
