@@ -267,8 +267,8 @@ impl Channel {
             return Ok(false);
         }
         let slot = self.free.pop().unwrap_or_else(|| {
-            // SAFETY: plain numbers and bytes, for which zeroes are a value.
-            Box::into_raw(unsafe { Box::<Slot>::new_zeroed().assume_init() })
+            let slot = Slot { number: [0; NUMBER_BYTES], bytes: [0; SEGMENT_BYTES], sent: None };
+            Box::into_raw(Box::new(slot))
         });
         let (header, bytes);
         // SAFETY: a slot of ours that UCX does not have.
