@@ -174,9 +174,10 @@ fn no_message_harms_the_server() {
 #[test]
 fn what_does_not_set_ucx_up_is_refused() {
     let context = over(TCP);
+    type Answer = fn(fabric::Offer) -> Vec<u8>;
     type Refused = fn(&HandshakeError) -> bool;
     let malformed: Refused = |error| matches!(error, HandshakeError::FabricOffer(_));
-    let cases: [(fn(fabric::Offer) -> Vec<u8>, Refused); 5] = [
+    let cases: [(Answer, Refused); 5] = [
         (|offer| offer.encode()[1..].to_vec(), malformed),
         (|_| vec![0; 40], malformed),
         (|_| fabric::Offer::NONE.encode(), |error| matches!(error, HandshakeError::Fabric(FabricError::Refused))),
