@@ -627,7 +627,7 @@ mod tests {
         assert_eq!(change(5, 0), Err(WireError::UnknownOpcode(0)));
         assert_eq!(change(5, 99), Err(WireError::UnknownOpcode(99)));
         assert_eq!(change(6, 200), Err(WireError::UnknownStatus(200)));
-        assert_eq!(change(7, 2), Err(WireError::UnknownFlags(2)));
+        assert_eq!(change(7, 4), Err(WireError::UnknownFlags(4)));
         assert_eq!(change(35, 1), Err(WireError::TableTooLong(1 << 24)));
         assert_eq!(change(39, 1), Err(WireError::BulkTooLong(1 << 24)));
     }
