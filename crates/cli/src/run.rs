@@ -97,6 +97,12 @@ pub struct Args {
 /// Returns the exit code to end with; ends by the program's signal itself where that is how the program ended.
 pub fn run(args: &Args) -> Result<i32> {
     let program = program::check(&args.command[0])?;
+    if let Some(server) = args.servers.iter().find(|server| matches!(server.endpoint, Endpoint::Ucx { .. })) {
+        bail!(
+            "{}: UCX is not loaded into programs that did not ask for it, because it changes the process it is in; name the server by its HOST:PORT (it answers there, too) or unix:PATH",
+            server.endpoint
+        );
+    }
     // A summary that cannot be written is refused now, not after hours.
     let mut stats = match &args.stats {
         Some(to) if to != Path::new("-") => {
@@ -114,12 +120,6 @@ pub fn run(args: &Args) -> Result<i32> {
     let run_dir = RunDir::create().context("the run's directory cannot be made")?;
     let name = program.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
 
-    if let Some(server) = args.servers.iter().find(|server| matches!(server.endpoint, Endpoint::Ucx { .. })) {
-        bail!(
-            "{}: UCX is not loaded into programs that did not ask for it, because it changes the process it is in; name the server by its HOST:PORT (it answers there, too) or unix:PATH",
-            server.endpoint
-        );
-    }
     let mut private = None;
     let mut servers = args.servers.clone();
     let mut bytes = args.memory;
