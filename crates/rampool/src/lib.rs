@@ -62,6 +62,8 @@ mod manual {
     struct Library;
     #[doc = include_str!("../../../docs/direct.md")]
     struct Direct;
+    #[doc = include_str!("../../../docs/zero-copy.md")]
+    struct ZeroCopy;
     #[doc = include_str!("../../../docs/sharing.md")]
     struct Sharing;
 }

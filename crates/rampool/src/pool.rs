@@ -375,13 +375,13 @@ impl Pool {
     }
 
     /// Makes a region that holds what `region` holds now; both change independently from here on. Costs the servers time by the number of
-    /// 2 MiB chunks in use, not by bytes. Stores whose [`PoolEvent::Stored`] was not seen yet may be in the copy or not. Blocks until all servers
-    /// have answered.
+    /// 2 MiB chunks in use, not by bytes. What was stored or discarded before is so in the copy, too. Blocks until all servers have answered that, and this.
     ///
     /// # Errors
     /// [`PoolError`]; parts made on some servers are given back.
     pub fn clone_region(&mut self, region: PoolRegion) -> Result<PoolRegion, PoolError> {
         let names = self.names(region)?.to_vec();
+        self.finish_write_backs(Operation::CloneRegion)?;
         self.new_region(Opcode::CloneRegion, &names)
     }
 
@@ -769,13 +769,26 @@ impl Pool {
             if replies.iter().all(Option::is_some) {
                 return Ok(replies.into_iter().flatten().collect());
             }
-            let sleep = self.sleep(Instant::now() + Duration::from_secs(1));
-            if let Err(error) = sleep {
-                // Sockets that cannot be watched are of no use; what is wrong with them is the same for all.
-                let reason = LostReason::Io(error.to_string());
-                return Err(lost(&self.lanes[0].name, operation_of(opcode), &reason));
-            }
+            self.sleep_or_fail(operation_of(opcode))?;
         }
+    }
+
+    /// Waits until the servers that live have answered all stores and discards, which control requests overtake.
+    fn finish_write_backs(&mut self, operation: Operation) -> Result<(), PoolError> {
+        loop {
+            self.step(Instant::now());
+            if self.lanes.iter().all(|lane| lane.lost_reason().is_some() || !lane.has_write_backs(&mut self.work)) {
+                return Ok(());
+            }
+            self.sleep_or_fail(operation)?;
+        }
+    }
+
+    fn sleep_or_fail(&self, operation: Operation) -> Result<(), PoolError> {
+        self.sleep(Instant::now() + Duration::from_secs(1)).map_err(|error| {
+            // Sockets that cannot be watched are of no use; what is wrong with them is the same for all.
+            lost(&self.lanes[0].name, operation, &LostReason::Io(error.to_string()))
+        })
     }
 
     /// One control request to one server, while the pool is being made.

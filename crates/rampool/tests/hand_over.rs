@@ -94,6 +94,14 @@ fn reader() {
     println!("every byte is right");
 }
 
+struct OnDrop<F: Fn()>(F);
+
+impl<F: Fn()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 fn owner_goes_on(rung: RungChoice) {
     let servers = [serve(128 * MIB), serve(128 * MIB)];
     let memory = page(&[&servers[0], &servers[1]], 160 * MIB, rung);
@@ -116,8 +124,9 @@ fn owner_goes_on(rung: RungChoice) {
                 }
             }
         });
+        // Also when the reader finds something: the failure is to be told, not waited for.
+        let _ends = OnDrop(|| over.store(true, Ordering::Relaxed));
         read_elsewhere(&first, 1);
-        over.store(true, Ordering::Relaxed);
     });
     fill(&region, 7);
     let second = region.hand_over().unwrap();
@@ -148,6 +157,14 @@ fn another_process_reads_what_was_handed_over_while_the_owner_goes_on() {
         owner_goes_on(RungChoice::Full);
     } else {
         skip("uffd", "the kernel does not allow userfaultfd in full here");
+    }
+}
+
+#[test]
+fn also_where_faults_are_caught_by_sigsegv() {
+    match Capabilities::probe().segv {
+        Ok(()) => owner_goes_on(RungChoice::Segv),
+        Err(why) => skip("segv", &why.to_string()),
     }
 }
 

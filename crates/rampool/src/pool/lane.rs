@@ -296,6 +296,12 @@ impl Lane {
         LAST_CHANCE.min(self.op_deadline / 4)
     }
 
+    /// Whether stores or discards are queued or unanswered.
+    pub fn has_write_backs(&self, work: &mut Work) -> bool {
+        let is_one = |id: u64, work: &mut Work| work.find(id).is_some_and(|slot| work.get(slot).class == Class::WriteBack);
+        !self.queues[Class::WriteBack as usize].is_empty() || self.outstanding.iter().any(|(id, _)| is_one(*id, work))
+    }
+
     /// Requests that are queued, and outstanding, and the bytes of pages of the latter.
     pub fn load(&self) -> (usize, u32, u64) {
         let (requests, bytes) = self.credits.outstanding();
