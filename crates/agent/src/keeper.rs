@@ -17,8 +17,7 @@ use rampool_sys::memory::ResidentCounter;
 use rampool_sys::uffd::Uffd;
 
 use crate::fork::{self, Standstill};
-use crate::scan::Scanner;
-use crate::{end_process, report};
+use crate::{end_process, report, scan};
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(10);
@@ -47,7 +46,6 @@ struct Expected {
 
 pub struct Keeper {
     settings: &'static Settings,
-    scanner: Scanner,
     counter: ResidentCounter,
     wards: Vec<Ward>,
     /// Children that nobody serves until they have asked, where forks are not followed.
@@ -65,16 +63,9 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    pub fn new(
-        settings: &'static Settings,
-        scanner: Scanner,
-        counter: ResidentCounter,
-        signature: Option<Signature>,
-        guarded: Option<Guarded>,
-    ) -> Self {
+    pub fn new(settings: &'static Settings, counter: ResidentCounter, signature: Option<Signature>, guarded: Option<Guarded>) -> Self {
         Self {
             settings,
-            scanner,
             counter,
             wards: Vec::new(),
             expected: Vec::new(),
@@ -91,19 +82,13 @@ impl Keeper {
     /// Takes over what the program has mapped since the last look. Where the kernel does not tell of changed mappings, the caller sees to it that none changes.
     pub fn adopt_new_memory(&mut self, pager: &mut Pager<Pool>) {
         let mut found = Vec::new();
-        let scanned = self.scanner.candidates(|start, end| found.push((start, end)));
-        if let Err(error) = scanned {
+        if let Err(error) = scan::candidates(|start, end| found.push((start, end))) {
             end_process(Some(self.settings), &format!("/proc/self/maps cannot be read: {error}"));
         }
         for (start, end) in found {
-            let mut gaps = Vec::new();
-            pager.space().gaps(start, end, |from, to| gaps.push((from, to)));
-            for (from, to) in gaps {
-                // A range that the kernel refuses (special memory, or gone since) stays the kernel's.
-                if pager.adopt(from, to - from) == Err(libc::EAGAIN) {
-                    // What was read of the mappings is out of date. The next tick, which comes soon, looks again.
-                    return;
-                }
+            if pager.adopt_mapped(start, end) == Err(libc::EAGAIN) {
+                // What was read of the mappings is out of date. The next tick, which comes soon, looks again.
+                return;
             }
         }
         self.other_at_scan = self.other_pages(pager);

@@ -1,11 +1,10 @@
 //! Which of the program's memory the agent takes over.
 //!
-//! Private, writable, anonymous memory, whatever allocator made it: the heap, `mmap`, large arrays in .bss. Not: the agent's own
-//! mappings, stacks (small, always hot), small mappings (not worth a registration), pages that the agent's own thread depends on.
+//! Private, writable, anonymous memory, whatever allocator made it: the heap, `mmap`, large arrays in .bss. Not: stacks (small, always hot) and
+//! small mappings (not worth a registration). The pager leaves the agent's own mappings out, and pages that its thread depends on.
 
 use rampool_sys::OS_PAGE_BYTES;
 use rampool_sys::maps::{Vma, VmaKind, read_maps};
-use rampool_sys::memory::own_mappings;
 
 /// Mappings below this are left alone, except the heap.
 const SMALLEST_BYTES: usize = 64 << 10;
@@ -15,43 +14,28 @@ const SMALLEST_BSS_BYTES: usize = 1 << 20;
 const LARGEST_GUARD_BYTES: usize = 64 << 10;
 const LARGEST_STACK_BYTES: usize = 64 << 20;
 
-/// Finds candidates; keeps its buffers.
-#[derive(Default)]
-pub struct Scanner {
-    own: Vec<(usize, usize)>,
-    /// Pages that must stay: `[start, end)`.
-    pinned: Vec<(usize, usize)>,
+/// The whole pages that have `[start, end)`.
+#[must_use]
+pub fn whole_pages(start: usize, end: usize) -> (usize, usize) {
+    (start & !(OS_PAGE_BYTES - 1), end.next_multiple_of(OS_PAGE_BYTES))
 }
 
-impl Scanner {
-    /// The pages of `[start, end)` must never leave; returns them as whole pages.
-    pub fn pin(&mut self, start: usize, end: usize) -> (usize, usize) {
-        let range = (start & !(OS_PAGE_BYTES - 1), end.next_multiple_of(OS_PAGE_BYTES));
-        self.pinned.push(range);
-        range
-    }
-
-    /// Calls `each` with every range that may be taken over, in address order.
-    ///
-    /// # Errors
-    /// When /proc cannot be read.
-    pub fn candidates(&mut self, mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
-        self.own.clear();
-        own_mappings(|start, end| self.own.push((start, end)));
-        self.own.extend_from_slice(&self.pinned);
-        self.own.sort_unstable();
-        let mut before = None;
-        read_maps(|vma| {
-            if is_candidate(vma, before.as_ref()) {
-                subtract((vma.start, vma.end), &self.own, &mut each);
-            }
-            before = Some(*vma);
-        })
-    }
+/// Calls `each` with every mapping to be taken over, in address order; parts of it may be our own.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn candidates(mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
+    let mut before = None;
+    read_maps(|vma| {
+        if is_candidate(vma, before.as_ref()) {
+            each(vma.start, vma.end);
+        }
+        before = Some(*vma);
+    })
 }
 
 fn is_candidate(vma: &Vma, before: Option<&Vma>) -> bool {
-    if !(vma.private && vma.readable && vma.writable) {
+    if !vma.is_private_memory() {
         return false;
     }
     let touches = before.filter(|b| b.end == vma.start);
@@ -65,23 +49,6 @@ fn is_candidate(vma: &Vma, before: Option<&Vma>) -> bool {
             !(is_bss && vma.bytes() < SMALLEST_BSS_BYTES || has_guard && vma.bytes() <= LARGEST_STACK_BYTES)
         }
         VmaKind::MainStack | VmaKind::Kernel | VmaKind::File => false,
-    }
-}
-
-/// Calls `each` with the parts of `range` that none of `holes` (sorted) covers.
-fn subtract(range: (usize, usize), holes: &[(usize, usize)], each: &mut impl FnMut(usize, usize)) {
-    let mut at = range.0;
-    for &(start, end) in holes {
-        if end <= at || start >= range.1 {
-            continue;
-        }
-        if start > at {
-            each(at, start);
-        }
-        at = at.max(end);
-    }
-    if at < range.1 {
-        each(at, range.1);
     }
 }
 
@@ -141,27 +108,13 @@ mod tests {
     }
 
     #[test]
-    fn own_mappings_are_cut_out() {
-        let mut parts = Vec::new();
-        subtract((100, 200), &[(50, 110), (120, 130), (125, 140), (190, 300)], &mut |a, b| parts.push((a, b)));
-        assert_eq!(parts, [(110, 120), (140, 190)]);
-    }
-
-    #[test]
-    fn a_scan_finds_new_memory_but_not_our_own() {
+    fn a_scan_finds_memory_whatever_made_it() {
         let layout = std::alloc::Layout::from_size_align(8 << 20, 4096).unwrap();
         // SAFETY: a valid layout; freed below.
         let program = unsafe { std::alloc::alloc(layout) };
-        let own = rampool_sys::memory::Mapping::anonymous(8 << 20).unwrap();
-        let (mut found, mut covered) = (false, false);
-        Scanner::default()
-            .candidates(|start, end| {
-                found |= start <= program.addr() && end > program.addr();
-                covered |= start < own.end() && end > own.start();
-            })
-            .unwrap();
+        let mut found = false;
+        candidates(|start, end| found |= start <= program.addr() && end > program.addr()).unwrap();
         assert!(found);
-        assert!(!covered);
         // SAFETY: allocated above.
         unsafe { std::alloc::dealloc(program, layout) };
     }

@@ -104,7 +104,7 @@ fn touch_unknown(from: usize, to: usize, how: Use) -> bool {
     let mut any = false;
     let _ = rampool_sys::maps::read_maps(|vma| {
         let (from, to) = (vma.start.max(from), vma.end.min(to));
-        if from < to && vma.private && vma.readable && vma.writable && matches!(vma.kind, VmaKind::Anonymous | VmaKind::Heap) {
+        if from < to && vma.is_private_memory() {
             any = true;
             (from..to).step_by(OS_PAGE_BYTES).for_each(|page| touch_byte(page, how));
         }

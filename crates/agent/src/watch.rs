@@ -133,13 +133,10 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
     if signed {
         READY.store(true, Ordering::Release);
     }
-    let mut scanner = scan::Scanner::default();
-    if let Some((start, end)) = touch::main_thread_block() {
-        scanner.pin(start, end);
-    }
-    let pinned = scan::thread_table().map(|(start, end)| scanner.pin(start, end));
+    let main_block = touch::main_thread_block().map(|(start, end)| scan::whole_pages(start, end));
+    let table = scan::thread_table().map(|(start, end)| scan::whole_pages(start, end));
     let spare = Spare::hold(SPARE_DESCRIPTORS);
-    match start_pager(settings, inheritance, tools, scanner, pinned) {
+    match start_pager(settings, inheritance, tools, main_block, table) {
         Ok((mut pager, mut keeper)) => {
             READY.store(true, Ordering::Release);
             drop(spare);
@@ -181,8 +178,8 @@ fn start_pager(
     settings: &'static Settings,
     inheritance: Option<Inheritance>,
     tools: Tools,
-    scanner: scan::Scanner,
-    pinned: Option<(usize, usize)>,
+    main_block: Option<(usize, usize)>,
+    table: Option<(usize, usize)>,
 ) -> Result<(Pager<Pool>, Keeper), String> {
     let mut config = PoolConfig::attach(settings.ticket.clone(), report::program_name());
     config.op_deadline = Duration::from_millis(settings.op_deadline_ms);
@@ -217,12 +214,15 @@ fn start_pager(
     fork::note_faults(&faults);
     let mut pager =
         Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats).map_err(|error| error.to_string())?;
+    for (start, end) in main_block.into_iter().chain(table) {
+        pager.leave_out(start, end);
+    }
     if let Some(memory) = memory {
-        // A child inherits the pinned pages as managed; they are resident, and stay so.
-        pager.take_over(&memory, pinned);
+        // A child inherits the table as managed; it is resident, and stays so.
+        pager.take_over(&memory, table);
     }
     let guarded = tools.guarded.or_else(|| Guarded::connect(&settings.run_dir));
-    Ok((pager, Keeper::new(settings, scanner, tools.counter, signature, guarded)))
+    Ok((pager, Keeper::new(settings, tools.counter, signature, guarded)))
 }
 
 /// Opens the rung that this run stands on.

@@ -24,6 +24,7 @@ use crate::patience::Patience;
 use crate::space::AddressSpace;
 use crate::stats::PagerStats;
 
+mod adopt;
 mod foresight;
 mod hand_over;
 pub(crate) mod in_thread;
@@ -97,6 +98,8 @@ pub struct Pager<B: Backing> {
     pagemap: Pagemap,
     events: Vec<Event>,
     /// Things to tell the cache once its outputs are drained.
+    /// What is never taken over.
+    left_out: Vec<(usize, usize)>,
     follow_ups: VecDeque<FollowUp>,
     failed_installs: Vec<Extent>,
     /// Since when the kernel has had no memory, or no mapping, for any page.
@@ -180,6 +183,7 @@ impl<B: Backing> Pager<B> {
         Ok(Self {
             faults,
             space: AddressSpace::default(),
+            left_out: Vec::new(),
             stored_pages: vec![Vec::new(); config.max_batches as usize],
             cache: Cache::new(config),
             backing,
@@ -231,82 +235,6 @@ impl<B: Backing> Pager<B> {
             self.stats.adopted(u64::from(extent.count));
             self.tell(Input::Adopt { extent, resident: &resident, remote: &remote });
         }
-    }
-
-    /// Takes `[start, start + bytes)` over: registers it and tells the cache which of its pages are present.
-    ///
-    /// # Errors
-    /// The errno of a range that cannot be registered. EAGAIN: mappings are changing, and the event about it was not read yet. What the caller saw
-    /// may be memory that is managed already and has just been moved there, or memory in a place that counts as managed until its unmapping
-    /// is known. The range stays registered, so that its faults come here; look again, and ask again, once events have been served. Or a fork is under way whose
-    /// child was promised the memory as it was: nothing has happened then, and it is to be asked again after the fork.
-    pub fn adopt(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
-        if self.frozen {
-            return Err(libc::EAGAIN);
-        }
-        self.take_in(start, bytes)
-    }
-
-    fn take_in(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
-        self.faults.manage(start, bytes)?;
-        if self.faults.mappings_change(start) {
-            return Err(libc::EAGAIN);
-        }
-        if self.frozen {
-            // The child of the fork under way gets it as it is: nothing of it has left.
-            self.faults.inheritable(start, bytes, true);
-        }
-        // A span holds fewer than 2^31 pages; larger mappings become several.
-        const MOST: usize = (1 << 30) * OS_PAGE_BYTES;
-        let mut at = start;
-        while at < start + bytes {
-            let part = (start + bytes - at).min(MOST);
-            let extent = self.space.insert(at, page_count(part));
-            let resident = self.resident_extents(at, extent);
-            self.stats.adopted(u64::from(extent.count));
-            self.tell(Input::Adopt { extent, resident: &resident, remote: &[] });
-            at += part;
-        }
-        Ok(())
-    }
-
-    /// Which pages of a span that was just taken over are present.
-    fn resident_extents(&self, start: usize, extent: Extent) -> Vec<Extent> {
-        let mut runs = Vec::new();
-        self.pagemap.present_runs(start, start + extent.count as usize * OS_PAGE_BYTES, &mut runs);
-        let page = |address: usize| extent.first.offset(((address - start) / OS_PAGE_BYTES) as u64);
-        runs.iter()
-            .map(|run| {
-                self.faults.present(run.start, run.bytes);
-                Extent::new(page(run.start), page_count(run.bytes))
-            })
-            .collect()
-    }
-
-    /// A mapping grew in place (`mremap`, the heap): its new part is registered like the old one, but no span covers it yet.
-    fn adopt_around(&mut self, address: usize) {
-        let mut found = None;
-        let _ = rampool_sys::maps::read_maps(|vma| {
-            if (vma.start..vma.end).contains(&address) {
-                found = Some(*vma);
-            }
-        });
-        let Some(vma) = found else { return };
-        let (mut start, mut end) = (vma.start, vma.end);
-        self.space.gaps(vma.start, vma.end, |from, to| {
-            if from <= address && address < to {
-                (start, end) = (from, to);
-            }
-        });
-        rampool_sys::memory::own_mappings(|from, to| {
-            if to <= address {
-                start = start.max(to);
-            } else if from > address {
-                end = end.min(from);
-            }
-        });
-        // A mapping that cannot be registered again is not ours to serve; the thread is woken and meets the kernel's own answer.
-        let _ = self.take_in(start, end - start);
     }
 
     /// Local memory that the cache may use from now on.

@@ -34,6 +34,12 @@ impl Vma {
     pub fn bytes(&self) -> usize {
         self.end - self.start
     }
+
+    /// Private memory without a file, open for reading and writing.
+    #[must_use]
+    pub fn is_private_memory(&self) -> bool {
+        self.private && self.readable && self.writable && matches!(self.kind, VmaKind::Anonymous | VmaKind::Heap)
+    }
 }
 
 /// Reads the whole map, in the order of addresses. Needs no memory but the stack's: there may be tens of thousands of mappings, and no room for one more.
@@ -62,6 +68,75 @@ pub fn read_maps(mut each: impl FnMut(&Vma)) -> std::io::Result<()> {
         text.copy_within(have - left..have, 0);
         have = left;
     }
+}
+
+/// Looks single mappings up.
+#[derive(Debug)]
+pub struct Maps {
+    file: std::fs::File,
+}
+
+impl Maps {
+    /// # Errors
+    /// When /proc cannot be read.
+    pub fn open() -> std::io::Result<Self> {
+        Ok(Self { file: std::fs::File::open("/proc/thread-self/maps")? })
+    }
+
+    /// The mapping that has `address`, or else the next one above. Asks the kernel for this one alone (Linux 6.11), and reads the whole map on older kernels.
+    #[must_use]
+    pub fn from(&self, address: usize) -> Option<Vma> {
+        match self.query(address) {
+            Ok(vma) => Some(vma),
+            Err(libc::ENOENT) => None,
+            Err(_) => read_from(address),
+        }
+    }
+
+    /// The mapping that has `address`.
+    #[must_use]
+    pub fn at(&self, address: usize) -> Option<Vma> {
+        self.from(address).filter(|vma| vma.start <= address)
+    }
+
+    fn query(&self, address: usize) -> Result<Vma, i32> {
+        // What has a longer name is a file.
+        let mut name = [0u8; 256];
+        // SAFETY: plain data.
+        let mut query: k::procmap_query = unsafe { std::mem::zeroed() };
+        query.size = size_of::<k::procmap_query>() as u64;
+        query.query_flags = k::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;
+        query.query_addr = address as u64;
+        query.vma_name_addr = (&raw mut name).expose_provenance() as u64;
+        query.vma_name_size = u32::try_from(name.len()).expect("a short buffer");
+        const PROCMAP_QUERY: u64 = (3 << 30) | ((size_of::<k::procmap_query>() as u64) << 16) | ((b'f' as u64) << 8) | 17;
+        // SAFETY: the argument and the buffer it points to live across the call, with their true sizes.
+        if unsafe { libc::ioctl(self.file.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query) } != 0 {
+            return Err(crate::last_errno());
+        }
+        let has = |flag: k::procmap_query_flags| query.vma_flags & flag as u64 != 0;
+        // Its length counts the zero behind it; a mapping without a name has none.
+        let name = std::ffi::CStr::from_bytes_until_nul(&name)
+            .map_or(&[][..], |name| if query.vma_name_size == 0 { &[] } else { name.to_bytes() });
+        Ok(Vma {
+            start: usize::try_from(query.vma_start).expect("an address"),
+            end: usize::try_from(query.vma_end).expect("an address"),
+            readable: has(k::procmap_query_flags::PROCMAP_QUERY_VMA_READABLE),
+            writable: has(k::procmap_query_flags::PROCMAP_QUERY_VMA_WRITABLE),
+            private: !has(k::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED),
+            kind: kind_of(name, query.inode != 0),
+        })
+    }
+}
+
+fn read_from(address: usize) -> Option<Vma> {
+    let mut found = None;
+    let read = read_maps(|vma| {
+        if found.is_none() && address < vma.end {
+            found = Some(*vma);
+        }
+    });
+    read.ok().and(found)
 }
 
 /// What a forked child does not get of this process's memory.
@@ -110,13 +185,7 @@ fn parse_line(line: &[u8]) -> Option<Vma> {
     let (_offset, _device) = (fields.next()?, fields.next()?);
     let inode = fields.next()?;
     let name = fields.next().unwrap_or(b"");
-    let kind = match name {
-        b"[heap]" => VmaKind::Heap,
-        b"[stack]" => VmaKind::MainStack,
-        _ if name.starts_with(b"[anon:") || (name.is_empty() && inode == b"0") => VmaKind::Anonymous,
-        _ if name.starts_with(b"[") => VmaKind::Kernel,
-        _ => VmaKind::File,
-    };
+    let kind = kind_of(name, inode != b"0");
     Some(Vma {
         start,
         end,
@@ -125,6 +194,16 @@ fn parse_line(line: &[u8]) -> Option<Vma> {
         private: mode.get(3) == Some(&b'p'),
         kind,
     })
+}
+
+fn kind_of(name: &[u8], has_inode: bool) -> VmaKind {
+    match name {
+        b"[heap]" => VmaKind::Heap,
+        b"[stack]" => VmaKind::MainStack,
+        _ if name.starts_with(b"[anon:") || (name.is_empty() && !has_inode) => VmaKind::Anonymous,
+        _ if name.starts_with(b"[") => VmaKind::Kernel,
+        _ => VmaKind::File,
+    }
 }
 
 fn hex(digits: &[u8]) -> Option<usize> {
@@ -273,6 +352,29 @@ mod tests {
         assert!(vma.private && vma.writable && vma.kind == VmaKind::Anonymous);
         assert!(vmas.iter().any(|v| v.kind == VmaKind::MainStack));
         assert!(vmas.iter().any(|v| v.kind == VmaKind::File));
+    }
+
+    #[test]
+    fn one_mapping_is_found_as_in_the_whole_map() {
+        let mut vmas = Vec::new();
+        read_maps(|vma| vmas.push(*vma)).unwrap();
+        let memory = Mapping::anonymous(1 << 20).unwrap();
+        let steady = |vma: &&Vma| matches!(vma.kind, VmaKind::File | VmaKind::MainStack | VmaKind::Kernel);
+        let maps = Maps::open().unwrap();
+        for vma in vmas.iter().filter(steady) {
+            // The stack may grow.
+            let asked = maps.at(vma.end - 1).unwrap();
+            assert_eq!((asked.end, asked.kind, asked.private), (vma.end, vma.kind, vma.private), "{vma:x?}");
+            assert_eq!(read_from(vma.end - 1), Some(asked));
+        }
+        let vma = maps.at(memory.start()).unwrap();
+        assert!(vma.start <= memory.start() && vma.end >= memory.end());
+        assert!(vma.is_private_memory() && vma.kind == VmaKind::Anonymous);
+        assert_eq!(maps.at(OS_PAGE_BYTES), None);
+        assert_eq!(maps.from(OS_PAGE_BYTES).unwrap().start, vmas[0].start);
+        assert_eq!(read_from(OS_PAGE_BYTES).unwrap().start, vmas[0].start);
+        assert_eq!(maps.from(usize::MAX - OS_PAGE_BYTES + 1), None);
+        assert_eq!(read_from(usize::MAX), None);
     }
 
     #[test]
