@@ -17,6 +17,7 @@ pub use raw::RawStore;
 pub use slab::Slabs;
 
 use rampool_proto::server::{FrameIndex, StoredPage};
+use rampool_proto::units::OS_PAGE_BYTES;
 use rampool_proto::wire::PageEntry;
 
 /// How large a store may grow.
@@ -63,7 +64,9 @@ pub trait PageStore: Send + Sync {
 
     /// Takes one frame for each length (1..=4096 bytes), each with one reference. False, and nothing taken, if there is no room. The bytes of
     /// a frame that was just taken are anything: write before you read.
-    fn take(&self, arena: usize, lens: &[u32], frames: &mut Vec<FrameIndex>) -> bool;
+    fn take(&self, arena: usize, lens: &[u32], frames: &mut Vec<FrameIndex>) -> bool {
+        self.slabs().take(arena, lens, frames)
+    }
 
     /// The bytes of a page have arrived in `frame`: says what to enter in the page table, perhaps another frame than the one that came.
     ///
@@ -79,14 +82,20 @@ pub trait PageStore: Send + Sync {
     fn present(&self, arena: usize, page: &StoredPage, compressed: bool) -> Result<Option<(FrameIndex, u32)>, Unpackable>;
 
     /// Enters a page of 4096 plain bytes as it is, for somebody who goes on changing it.
-    fn settle_plain(&self, frame: FrameIndex, crc: u32) -> StoredPage;
+    fn settle_plain(&self, frame: FrameIndex, crc: u32) -> StoredPage {
+        self.slabs().plain_page(frame, crc)
+    }
 
     /// Whether a page may be changed where it is: it is plain, and nobody but its page table refers to its frame. To be asked, and made use of, while that table
     /// is locked.
-    fn is_writable(&self, page: &StoredPage) -> bool;
+    fn is_writable(&self, page: &StoredPage) -> bool {
+        usize::from(page.len) == OS_PAGE_BYTES && self.slabs().is_held_once(page.frame)
+    }
 
     /// Gives back one reference of each frame.
-    fn release(&self, frames: &[FrameIndex]);
+    fn release(&self, frames: &[FrameIndex]) {
+        self.slabs().release(frames);
+    }
 
     /// Where the frames lie.
     fn slabs(&self) -> &Slabs;
@@ -96,11 +105,15 @@ pub trait PageStore: Send + Sync {
         self.slabs().memory(frame)
     }
 
-    fn usage(&self) -> StoreUsage;
+    fn usage(&self) -> StoreUsage {
+        self.slabs().usage()
+    }
 
     /// # Panics
     /// If an invariant is broken. Slow: looks at every frame.
-    fn check(&self);
+    fn check(&self) {
+        self.slabs().check();
+    }
 }
 
 #[cfg(test)]

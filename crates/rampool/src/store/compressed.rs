@@ -4,7 +4,7 @@
 //! it. A lease pays for the frames: the machine lends more pages than it has room for, as far as they pack.
 
 use super::slab::Slabs;
-use super::{PageStore, Scratch, StoreConfig, StoreUsage, Unpackable};
+use super::{PageStore, Scratch, StoreConfig, Unpackable};
 use rampool_proto::server::{FrameIndex, StoredPage};
 use rampool_proto::session::features;
 use rampool_proto::units::OS_PAGE_BYTES;
@@ -53,10 +53,6 @@ impl PageStore for CompressedStore {
         features::LZ4
     }
 
-    fn take(&self, arena: usize, lens: &[u32], frames: &mut Vec<FrameIndex>) -> bool {
-        self.slabs.take(arena, lens, frames)
-    }
-
     fn settle(&self, arena: usize, frame: FrameIndex, entry: PageEntry, scratch: &mut Scratch) -> StoredPage {
         let stored = |frame, len: u32| StoredPage {
             frame,
@@ -101,27 +97,7 @@ impl PageStore for CompressedStore {
         Ok(Some((frame[0], page_bytes)))
     }
 
-    fn settle_plain(&self, frame: FrameIndex, crc: u32) -> StoredPage {
-        self.slabs.plain_page(frame, crc)
-    }
-
-    fn is_writable(&self, page: &StoredPage) -> bool {
-        usize::from(page.len) == OS_PAGE_BYTES && self.slabs.is_held_once(page.frame)
-    }
-
-    fn release(&self, frames: &[FrameIndex]) {
-        self.slabs.release(frames);
-    }
-
     fn slabs(&self) -> &Slabs {
         &self.slabs
-    }
-
-    fn usage(&self) -> StoreUsage {
-        self.slabs.usage()
-    }
-
-    fn check(&self) {
-        self.slabs.check();
     }
 }

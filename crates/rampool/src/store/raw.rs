@@ -1,7 +1,7 @@
 //! Pages as they are, each in a frame of 4 KiB.
 
 use super::slab::Slabs;
-use super::{PageStore, Scratch, StoreConfig, StoreUsage, Unpackable};
+use super::{PageStore, Scratch, StoreConfig, Unpackable};
 use rampool_proto::server::{FrameIndex, StoredPage};
 use rampool_proto::units::OS_PAGE_BYTES;
 use rampool_proto::wire::PageEntry;
@@ -31,10 +31,6 @@ impl PageStore for RawStore {
         0
     }
 
-    fn take(&self, arena: usize, lens: &[u32], frames: &mut Vec<FrameIndex>) -> bool {
-        self.slabs.take(arena, lens, frames)
-    }
-
     fn settle(&self, _arena: usize, frame: FrameIndex, entry: PageEntry, _scratch: &mut Scratch) -> StoredPage {
         let charge = self.slabs.size(frame);
         let len = u16::try_from(entry.len).expect("checked against the frame");
@@ -47,27 +43,7 @@ impl PageStore for RawStore {
         Ok(Some((page.frame, page.len.into())))
     }
 
-    fn settle_plain(&self, frame: FrameIndex, crc: u32) -> StoredPage {
-        self.slabs.plain_page(frame, crc)
-    }
-
-    fn is_writable(&self, page: &StoredPage) -> bool {
-        usize::from(page.len) == OS_PAGE_BYTES && self.slabs.is_held_once(page.frame)
-    }
-
-    fn release(&self, frames: &[FrameIndex]) {
-        self.slabs.release(frames);
-    }
-
     fn slabs(&self) -> &Slabs {
         &self.slabs
-    }
-
-    fn usage(&self) -> StoreUsage {
-        self.slabs.usage()
-    }
-
-    fn check(&self) {
-        self.slabs.check();
     }
 }

@@ -1,7 +1,7 @@
 //! Memory that a server on this machine reaches by key.
 
 use super::*;
-use rampool::direct::{Direct, Exposed};
+use rampool::direct::{Direct, DirectRegion, Exposed};
 use rampool::proto::layout::Layout;
 use rampool::transport::{Endpoint, SameHost};
 use std::path::Path;
@@ -77,6 +77,14 @@ fn exercise_memory(direct: &mut Direct, rounds: u64, mut between: impl FnMut(&mu
     direct.free(region);
 }
 
+/// A region of 1 MiB, and what it holds.
+fn filled(direct: &mut Direct) -> (DirectRegion, Vec<u8>) {
+    let region = direct.create(MIB).unwrap();
+    let bytes = pattern(MIB as usize, 1);
+    direct.put(region, 0, &bytes).unwrap();
+    (region, bytes)
+}
+
 #[test]
 fn bytes_land_in_exposed_memory_and_are_taken_from_there() {
     let dir = tempfile::tempdir().unwrap();
@@ -121,9 +129,7 @@ fn memory_that_was_withdrawn_is_mapped_by_nobody_else() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(at(dir.path(), "s")).unwrap();
     let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
-    let region = direct.create(MIB).unwrap();
-    let bytes = pattern(MIB as usize, 1);
-    direct.put(region, 0, &bytes).unwrap();
+    let (region, bytes) = filled(&mut direct);
     let all = Layout::bytes(MIB).unwrap();
     let memory = direct.expose(MIB as usize).unwrap();
     assert!(direct.is_exposed(&memory));
@@ -154,9 +160,7 @@ fn keys_that_a_server_had_to_forget_are_given_again() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(at(dir.path(), "s")).unwrap();
     let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
-    let region = direct.create(MIB).unwrap();
-    let bytes = pattern(MIB as usize, 1);
-    direct.put(region, 0, &bytes).unwrap();
+    let (region, bytes) = filled(&mut direct);
     // A server keeps 256 MiB for a connection. Nothing of it is touched but what is read into.
     let memories: Vec<Exposed> = (0..3).map(|_| direct.expose(100 * MIB as usize).unwrap()).collect();
     for round in 0..9 {
