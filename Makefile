@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-unit test-programs lint fmt header bench docs install uninstall clean
+.PHONY: help demo build test test-unit test-programs test-rdma lint fmt header bench docs install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ test-programs: ## the real programs at full size (needs about 8 GB of memory)
 	@scripts/setup.sh test
 	@$(CARGO) build --workspace --release --quiet
 	@python3 tests/programs/run.py
+
+test-rdma: ## frames over RDMA without a card: soft-RoCE in an emulated machine (on Debian; about 5 minutes, the first time more)
+	@scripts/setup.sh test-rdma
+	@scripts/test-rdma.sh
 
 lint: ## formatting, links in the documents, clippy with warnings as errors
 	@scripts/setup.sh test

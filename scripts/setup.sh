@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes sure that this machine has what a goal needs: `scripts/setup.sh build|test|bench`.
+# Makes sure that this machine has what a goal needs: `scripts/setup.sh build|test|test-rdma|bench`.
 #
 # What is missing is installed where that needs no question (Debian or Ubuntu, as root, without a prompt); otherwise this says what to install
 # and how, all of it at once, and ends with 1. Nothing is printed when nothing is missing.
@@ -34,10 +34,18 @@ want python3 python3
 
 # --- to test ------------------------------------------------------------------------------------------------------------------------
 if [ "$goal" != build ]; then
-    want m4 m4
-    want mpicc libopenmpi-dev
     # UCX is loaded at run time, so that nothing is built with it.
     ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || /sbin/ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || packages+=(libucx0)
+fi
+if [ "$goal" = test-rdma ]; then
+    PATH=$PATH:/usr/sbin:/sbin
+    for tool in qemu-system-x86_64:qemu-system-x86 ip:iproute2 rdma:iproute2 depmod:kmod xz:xz-utils strip:binutils ucx_perftest:ucx-utils; do
+        want "${tool%%:*}" "${tool##*:}"
+    done
+    ls /usr/lib/*/libibverbs/librxe-rdmav*.so >/dev/null 2>&1 || packages+=(ibverbs-providers)
+elif [ "$goal" != build ]; then
+    want m4 m4
+    want mpicc libopenmpi-dev
     if have cargo; then
         for part in fmt:rustfmt clippy:clippy; do
             cargo "${part%%:*}" --version >/dev/null 2>&1 || rustup component add "${part##*:}" >/dev/null 2>&1 ||
@@ -68,6 +76,6 @@ if [ ${#hints[@]} -gt 0 ]; then
     printf '  * %s\n' "${hints[@]}" >&2
     exit 1
 fi
-if [ "$goal" != build ]; then
+if [ "$goal" != build ] && [ "$goal" != test-rdma ]; then
     exec tests/programs/setup.sh
 fi

@@ -16,10 +16,20 @@ pub(super) fn over(transports: &str) -> Context {
     Context::open(Some(transports)).unwrap_or_else(|error| panic!("the tests need UCX (scripts/setup.sh test installs it): {error}"))
 }
 
+/// Transports of UCX that go through the suite instead of those that are everywhere, each as `UCX_TLS` has it, with spaces between: `scripts/test-rdma.sh` names those over RDMA.
+const INSTEAD: &str = "RAMPOOL_TEST_UCX";
+
+/// Those transports, if there are any.
+pub(super) fn instead() -> Option<String> {
+    std::env::var(INSTEAD).ok()
+}
+
 /// What carries a link, with UCX over what is everywhere.
 pub(super) fn carriers() -> Vec<(Means, Option<Context>)> {
     let plain = [Means::Tcp, Means::UnixSocket, Means::Rings].map(|means| (means, None));
-    plain.into_iter().chain([TCP, SHARED_MEMORY, SYSV].map(|transports| (Means::Ucx, Some(over(transports))))).collect()
+    let everywhere = [TCP, SHARED_MEMORY, SYSV].map(str::to_owned).to_vec();
+    let ucx: Vec<String> = instead().map_or(everywhere, |instead| instead.split_whitespace().map(str::to_owned).collect());
+    plain.into_iter().chain(ucx.iter().map(|transports| (Means::Ucx, Some(over(transports))))).collect()
 }
 
 fn plain(ucx: Option<Context>) -> LocalPolicy {
