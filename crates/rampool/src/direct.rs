@@ -52,7 +52,7 @@ use rampool_proto::layout::{Layout, LayoutError, Program};
 use rampool_proto::registration::path::Always;
 use rampool_proto::units::ByteLen;
 use rampool_proto::wire::{Change, FetchOp, MAX_NAME_BYTES, parse_reduced};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -221,6 +221,14 @@ pub struct Pending {
     token: u64,
 }
 
+/// An operation that nobody has waited for yet.
+struct Started {
+    token: u64,
+    operation: Operation,
+    /// What came of it.
+    ended: Option<Result<(), DirectError>>,
+}
+
 /// A `fetch_op` under way.
 #[must_use]
 #[derive(Debug)]
@@ -236,9 +244,10 @@ pub struct Direct {
     // Dropped before the buffers: from then on nothing is received into them.
     pool: Pool,
     buffers: BTreeMap<u64, Vec<u8>>,
-    ended: BTreeMap<u64, Result<(), DirectError>>,
-    /// What was started and has not ended.
-    under_way: BTreeMap<u64, Operation>,
+    /// What was started and was not waited for yet, in the order of its tokens.
+    started: VecDeque<Started>,
+    /// How many of them have not ended.
+    under_way: usize,
     next: u64,
     spin: Duration,
     zero_copy: Option<SharedZeroCopy>,
@@ -268,8 +277,8 @@ impl Direct {
         Self {
             pool,
             buffers: BTreeMap::new(),
-            ended: BTreeMap::new(),
-            under_way: BTreeMap::new(),
+            started: VecDeque::new(),
+            under_way: 0,
             next: 0,
             spin: Duration::ZERO,
             zero_copy: None,
@@ -567,12 +576,12 @@ impl Direct {
     /// Whether an operation has ended. Does not block, and lets everything under way go on.
     pub fn is_done(&mut self, pending: &Pending) -> bool {
         self.progress();
-        self.ended.contains_key(&pending.token)
+        self.has_ended(pending.token)
     }
 
     /// Waits until everything that was started has ended; what came of it is still to be waited for.
     pub fn wait_all(&mut self) {
-        while !self.under_way.is_empty() {
+        while self.under_way > 0 {
             self.step();
         }
     }
@@ -587,7 +596,7 @@ impl Direct {
     /// Operations that have not ended.
     #[must_use]
     pub fn under_way(&self) -> usize {
-        self.under_way.len()
+        self.under_way
     }
 
     /// Copies what `source` selects from `from_offset` of one region on to what `target` selects from `to_offset` of another (or the same), byte for byte in the layouts'
@@ -910,7 +919,8 @@ impl Direct {
 
     fn token(&mut self, operation: Operation) -> u64 {
         self.next += 1;
-        self.under_way.insert(self.next, operation);
+        self.started.push_back(Started { token: self.next, operation, ended: None });
+        self.under_way += 1;
         self.next
     }
 
@@ -929,13 +939,33 @@ impl Direct {
         token
     }
 
+    fn find(&self, token: u64) -> Option<usize> {
+        self.started.binary_search_by_key(&token, |started| started.token).ok()
+    }
+
+    fn has_ended(&self, token: u64) -> bool {
+        self.find(token).is_some_and(|at| self.started[at].ended.is_some())
+    }
+
+    /// What came of an operation, once: it is forgotten with that.
+    fn take_ended(&mut self, token: u64) -> Option<Result<(), DirectError>> {
+        let at = self.find(token)?;
+        let result = self.started[at].ended.take()?;
+        self.started.remove(at);
+        Some(result)
+    }
+
+    fn operation(&self, token: u64) -> Operation {
+        self.find(token).map_or(Operation::Idle, |at| self.started[at].operation)
+    }
+
     /// Waits for the end of an operation, whatever happens: nothing of its memory is in use afterwards.
     fn finish(&mut self, token: u64) -> Result<(), DirectError> {
         loop {
-            if let Some(result) = self.ended.remove(&token) {
+            if let Some(result) = self.take_ended(token) {
                 return result;
             }
-            assert!(self.under_way.contains_key(&token), "an operation of this client's");
+            assert!(self.find(token).is_some(), "an operation of this client's");
             self.step();
         }
     }
@@ -965,18 +995,15 @@ impl Direct {
         let (token, result) = match event {
             PoolEvent::Fetched { token } | PoolEvent::Stored { token } => (token, Ok(())),
             PoolEvent::Full { token, name, free, .. } => {
-                let operation = self.under_way.get(&token).copied().unwrap_or(Operation::Idle);
-                (token, Err(DirectError::Full { server: name, operation, free }))
+                (token, Err(DirectError::Full { server: name, operation: self.operation(token), free }))
             }
-            PoolEvent::Corrupt { token, name, .. } => {
-                let operation = self.under_way.get(&token).copied().unwrap_or(Operation::Idle);
-                (token, Err(DirectError::Damaged { server: name, operation }))
-            }
+            PoolEvent::Corrupt { token, name, .. } => (token, Err(DirectError::Damaged { server: name, operation: self.operation(token) })),
             PoolEvent::Failed { token, error } => (token, Err(error.into())),
             PoolEvent::Lost { .. } | PoolEvent::Draining { .. } => return,
         };
-        if self.under_way.remove(&token).is_some() {
-            self.ended.insert(token, result);
+        let Some(at) = self.find(token) else { return };
+        if self.started[at].ended.replace(result).is_none() {
+            self.under_way -= 1;
         }
     }
 }

@@ -94,7 +94,7 @@ fn answer_many(listener: &TcpListener, content: &[u8]) -> Result<i32> {
             let number = event.data.u64();
             if number == LISTENER {
                 let (stream, _) = listener.accept()?;
-                stream.set_nodelay(true)?;
+                set_up(&stream)?;
                 epoll::add(&poll, &stream, epoll::EventData::new_u64(streams.len() as u64), epoll::EventFlags::IN)?;
                 streams.push(stream);
                 continue;
@@ -134,6 +134,16 @@ fn pass_on(from: &mut RawStream, to: &mut RawStream) -> std::io::Result<()> {
     }
 }
 
+/// As rampool's own connections: nothing waits for company, and within a machine nothing paces them.
+pub fn set_up(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    if stream.peer_addr()?.ip().is_loopback() {
+        // Where it cannot be set, the machine's choice stays, as there.
+        let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
+    }
+    Ok(())
+}
+
 /// A TCP stream that spins for a while and then sleeps, or sleeps at once.
 pub struct RawStream {
     stream: TcpStream,
@@ -147,7 +157,7 @@ impl RawStream {
     }
 
     fn new(stream: TcpStream, spin: Duration) -> std::io::Result<Self> {
-        stream.set_nodelay(true)?;
+        set_up(&stream)?;
         stream.set_nonblocking(!spin.is_zero())?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         stream.set_write_timeout(Some(Duration::from_secs(60)))?;

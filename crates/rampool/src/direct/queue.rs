@@ -458,7 +458,7 @@ impl Direct {
                         Err(error) => Stage::Ended(Err(error)),
                     },
                 },
-                Stage::Body { number, pending } if self.ended.contains_key(&pending.token) => {
+                Stage::Body { number, pending } if self.has_ended(pending.token) => {
                     Stage::Ended(self.wait(pending).map(drop).map_err(|error| self.take_back(&queue, number, error)))
                 }
                 other => other,
@@ -831,14 +831,15 @@ impl Direct {
             Some(Fetch::Getting(pending)) => self.queues.dropped.push(pending.token),
             None => {}
         }
-        let Self { queues, ended, buffers, .. } = self;
-        queues.dropped.retain(|token| {
-            let over = ended.remove(token).is_some();
+        let mut dropped = std::mem::take(&mut self.queues.dropped);
+        dropped.retain(|token| {
+            let over = self.take_ended(*token).is_some();
             if over {
-                buffers.remove(token);
+                self.buffers.remove(token);
             }
             !over
         });
+        self.queues.dropped = dropped;
     }
 
     // --- under the hood -----------------------------------------------------------------------------------------------------------------

@@ -356,7 +356,9 @@ fn cut_up(
             let mut places = Vec::new();
             local.take(len, &mut places);
             let window = Window { program, from, len: u32::try_from(len).expect("at most REQUEST_BYTES") };
-            emit(Chunk { server, window, places, spans: vec![(at, len)] });
+            // A move needs none.
+            let spans = if local.runs.is_none() { vec![(at, len)] } else { Vec::new() };
+            emit(Chunk { server, window, places, spans });
         };
         if remote.coded_bytes() <= MAX_PROGRAM_BYTES {
             let most = most.min(REQUEST_RUNS.saturating_mul(remote.shortest_run()));

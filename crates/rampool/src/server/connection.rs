@@ -166,6 +166,10 @@ pub(super) struct Workbench {
     scratch: Scratch,
     sink: Vec<u8>,
     shelf: Arc<Shelf>,
+    /// The bytes, checksums and table of a gather that the link copies.
+    gathered: Vec<u8>,
+    crcs: Vec<u32>,
+    table: Vec<u8>,
     /// Answers of queues for other connections.
     pub(super) posts: Posts,
     /// When somebody who waits in a queue has waited long enough.

@@ -76,6 +76,8 @@ const HEAD_READ_BYTES: usize = 4 * 1024;
 const SEALED_BUFFER_BYTES: usize = HEADER_BYTES + MAX_TABLE_BYTES + MAX_PLAIN_BYTES;
 /// While large bulk goes straight to its place, this much beyond it is asked for in the same call: the next header.
 const AHEAD_BYTES: usize = 1024;
+/// Bulk of this length leaves in one piece with its head, copied: to hand the kernel a list of pieces costs more. A page is as long.
+const COPIED_BULK_BYTES: usize = 4 * 1024;
 /// Pieces handed to the kernel in one call.
 const MAX_PIECES: usize = 512;
 /// Bytes handed to the kernel in one call: more than a socket buffer takes anyway.
@@ -282,7 +284,14 @@ impl<G> Link<G> {
         let bulk: usize = pieces.iter().map(|p| p.len).sum();
         let announced = head.get(36..40).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize);
         assert_eq!(announced, Some(bulk), "the header announces another length");
-        self.outgoing.push(urgency, head, pieces, bulk, guard);
+        // SAFETY: the caller's promise.
+        unsafe { self.outgoing.push(urgency, head, pieces, bulk, self.copies(bulk), guard) };
+    }
+
+    /// Whether [`Link::send`] copies this much bulk at once, so that nothing is read from its pieces afterwards.
+    #[must_use]
+    pub(crate) fn copies(&self, bulk: usize) -> bool {
+        bulk <= COPIED_BULK_BYTES && self.seal.is_none() && self.carrier.asks_kernel() && self.zero_copy.is_err()
     }
 
     /// Queues a frame without bulk.
@@ -581,10 +590,22 @@ impl Incoming {
 }
 
 impl<G> Outgoing<G> {
-    fn push(&mut self, urgency: Urgency, head: &[u8], pieces: &[Piece], bulk: usize, guard: G) {
+    /// `copied`: the pieces follow the head in its own memory.
+    ///
+    /// # Safety
+    /// As [`Link::send`].
+    unsafe fn push(&mut self, urgency: Urgency, head: &[u8], pieces: &[Piece], bulk: usize, copied: bool, guard: G) {
         let (mut own_head, mut own_pieces) = self.spare.pop().unwrap_or_default();
         own_head.extend_from_slice(head);
-        own_pieces.extend(pieces.iter().filter(|p| p.len > 0));
+        if copied {
+            own_head.reserve(bulk);
+            for piece in pieces {
+                // SAFETY: readable memory by the caller's promise; what is copied raw may be a program's, that others write.
+                unsafe { append(&mut own_head, *piece) };
+            }
+        } else {
+            own_pieces.extend(pieces.iter().filter(|p| p.len > 0));
+        }
         let bytes = head.len() + bulk;
         self.queued_bytes += bytes;
         self.queues[urgency as usize].push_back(Frame { head: own_head, pieces: own_pieces, bytes, _guard: guard });
@@ -722,20 +743,29 @@ impl<G> Outgoing<G> {
                     continue;
                 }
                 let n = (piece.len - skip).min(MAX_PLAIN_BYTES - plain.len());
-                let end = plain.len();
-                plain.reserve(n);
-                // SAFETY: `skip + n` is within the piece, readable by `send`'s contract; `n` bytes are reserved behind `end`, and written before
-                // the length covers them. Raw copies: a piece may be memory that its owner still writes.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(piece.ptr.add(skip), plain.as_mut_ptr().add(end), n);
-                    plain.set_len(end + n);
-                }
+                // SAFETY: `skip + n` is within the piece, readable by `send`'s contract.
+                unsafe { append(plain, Piece { ptr: piece.ptr.add(skip), len: n }) };
                 skip = 0;
                 if plain.len() == MAX_PLAIN_BYTES {
                     return;
                 }
             }
         }
+    }
+}
+
+/// Appends the bytes of a piece.
+///
+/// # Safety
+/// The piece is readable memory; its bytes may change meanwhile.
+unsafe fn append(bytes: &mut Vec<u8>, piece: Piece) {
+    let end = bytes.len();
+    bytes.reserve(piece.len);
+    // SAFETY: readable by the caller's promise; there is room behind `end`, written before the length covers it. Raw copies: no reference into memory that
+    // its owner still writes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(piece.ptr, bytes.as_mut_ptr().add(end), piece.len);
+        bytes.set_len(end + piece.len);
     }
 }
 

@@ -11,6 +11,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::ptr::null;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -201,7 +202,11 @@ impl Stream {
                 socket.set_tcp_nodelay(true)?;
                 let own = socket.local_addr()?.as_socket().map(|a| a.ip().to_canonical());
                 let ip = address.ip().to_canonical();
-                (Peer::Tcp(address), ip.is_loopback() || own == Some(ip))
+                let local = ip.is_loopback() || own == Some(ip);
+                if local {
+                    send_unpaced(&socket);
+                }
+                (Peer::Tcp(address), local)
             }
             None => {
                 let credentials = rustix::net::sockopt::socket_peercred(&socket)?;
@@ -242,11 +247,19 @@ impl Stream {
     /// # Safety
     /// Every piece is readable memory for the whole call.
     pub(crate) unsafe fn send(&self, pieces: &[libc::iovec]) -> io::Result<Option<usize>> {
+        const FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        if let [piece] = pieces {
+            // One piece needs no message around it, which the kernel would have to fetch, and a call that does not block no point where a thread may be cancelled.
+            // SAFETY: the caller vouches for the one piece.
+            let sent =
+                unsafe { libc::syscall(libc::SYS_sendto, self.fd.as_raw_fd(), piece.iov_base, piece.iov_len, FLAGS, null::<u8>(), 0usize) };
+            return non_blocking(sent);
+        }
         let mut message = empty_message();
         message.msg_iov = pieces.as_ptr().cast_mut();
         message.msg_iovlen = pieces.len();
         // SAFETY: the header points at `pieces`, whose entries the caller vouches for; the kernel only reads them.
-        let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+        let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, FLAGS) };
         non_blocking(sent)
     }
 
@@ -257,7 +270,10 @@ impl Stream {
     pub(crate) unsafe fn receive(&self, pieces: &mut [libc::iovec]) -> io::Result<Option<usize>> {
         if let [piece] = pieces {
             // SAFETY: the caller vouches for the one piece.
-            let got = unsafe { libc::recv(self.fd.as_raw_fd(), piece.iov_base, piece.iov_len, libc::MSG_DONTWAIT) };
+            let got = unsafe {
+                let (fd, flags, nobody) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT, null::<u8>());
+                libc::syscall(libc::SYS_recvfrom, fd, piece.iov_base, piece.iov_len, flags, nobody, nobody)
+            };
             return non_blocking(got);
         }
         let mut message = empty_message();
@@ -321,6 +337,13 @@ impl Stream {
     pub(crate) fn wait(&self, write: bool, deadline: Instant) -> io::Result<bool> {
         wait(self.fd.as_fd(), write, deadline)
     }
+}
+
+/// Lets a connection that does not leave this machine send whatever the other end has room for. Nothing is lost on the way and there is no link to share, but where BBR
+/// is the machine's choice, it paces all the same, by a timer for each few segments.
+fn send_unpaced(socket: &socket2::Socket) {
+    // Every kernel has it, and allows it to everybody. Where it cannot be set, the machine's choice stays.
+    let _ = socket.set_tcp_congestion(b"reno");
 }
 
 /// Waits until a descriptor can be read (or written, too) or the deadline is past. Returns false at the deadline.
@@ -396,8 +419,8 @@ fn empty_message() -> libc::msghdr {
     unsafe { std::mem::zeroed() }
 }
 
-fn non_blocking(result: isize) -> io::Result<Option<usize>> {
-    if let Ok(bytes) = usize::try_from(result) {
+fn non_blocking(result: impl TryInto<usize>) -> io::Result<Option<usize>> {
+    if let Ok(bytes) = result.try_into() {
         return Ok(Some(bytes));
     }
     let error = io::Error::last_os_error();

@@ -214,6 +214,52 @@ fn guards_are_held_until_the_frame_has_left_and_dropped_with_the_link() {
     }
 }
 
+/// Who asks `copies` reads the pieces no more after `send`, whatever becomes of their memory.
+#[test]
+fn what_a_link_says_it_copies_arrives_as_it_was_when_it_was_sent() {
+    for way in ways() {
+        let (mut client, mut server) = pair::<()>(&way);
+        let over_a_socket = matches!(way.means, Means::Tcp | Means::UnixSocket) && way.expect != Security::Sealed;
+        assert_eq!(client.copies(4096), over_a_socket, "{:?}, {:?}", way.means, way.expect);
+        assert!(!client.copies(4097), "{:?}: long bulk leaves from where it lies", way.means);
+        if !over_a_socket {
+            continue;
+        }
+        let was: Vec<u8> = (0..=u8::MAX).cycle().take(4096).collect();
+        for cuts in [[0, 0], [1, 4095], [100, 100], [8, 4096]] {
+            let mut bytes = was.clone();
+            let start = bytes.as_mut_ptr();
+            let pieces =
+                [0..cuts[0], cuts[0]..cuts[1], cuts[1]..4096].map(|part| Piece { ptr: start.wrapping_add(part.start), len: part.len() });
+            let mut head = Vec::new();
+            encode_frame(&mut head, Header::request(Opcode::Put, 1), b"table", bytes.len());
+            // SAFETY: the link copies this much, so it reads nothing of it after this call.
+            unsafe { client.send(Urgency::Demand, &head, &pieces, ()) };
+            bytes.fill(0xee);
+            drop(bytes);
+            client.flush().unwrap();
+            let header = next_head(&mut server);
+            assert_eq!((header.bulk_len, server.table()), (4096, &b"table"[..]));
+            let mut room = vec![0; 4096];
+            // SAFETY: `room` is not touched before `Bulk`.
+            unsafe { server.place(&[PieceMut { ptr: room.as_mut_ptr(), len: room.len() }]) };
+            assert_eq!(next_received(&mut server), Received::Bulk(header));
+            assert!(room == was, "cut at {cuts:?}");
+        }
+    }
+}
+
+#[test]
+fn connections_within_a_machine_are_not_paced() {
+    for way in ways().iter().filter(|way| way.means == Means::Tcp) {
+        let (client, server) = pair::<()>(way);
+        for link in [&client, &server] {
+            let name = socket2::SockRef::from(&link.socket()).tcp_congestion().unwrap();
+            assert!(name.starts_with(b"reno"), "{:?}", String::from_utf8_lossy(&name));
+        }
+    }
+}
+
 #[test]
 fn what_a_thread_waits_for_overtakes_what_has_not_begun_to_leave() {
     for way in ways() {

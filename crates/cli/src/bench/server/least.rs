@@ -26,7 +26,7 @@ pub fn connect(address: &str, connections: usize) -> Result<Connections> {
     let mut clients: Connections = Vec::new();
     for _ in 0..connections {
         let socket = TcpStream::connect(address).context("cannot connect to the least server")?;
-        socket.set_nodelay(true)?;
+        peer::set_up(&socket)?;
         socket.set_nonblocking(true)?;
         clients.push(Box::new(Client { socket, asked: Vec::new(), received: vec![0; OS_PAGE_BYTES + 1].into(), filled: 0 }));
     }

@@ -70,9 +70,14 @@ impl Connection {
         };
         let mut gathered =
             Gathered { frames: std::mem::take(&mut bench.frames), pieces: std::mem::take(&mut bench.pieces), ..Gathered::default() };
-        gathered.buffer = bench.shelf.take(window.len as usize);
+        // What is copied once more does not have to stay until it has left.
+        let copied = place.is_none() && self.link.copies(window.len as usize);
+        gathered.buffer = if copied { std::mem::take(&mut bench.gathered) } else { bench.shelf.take(window.len as usize) };
+        gathered.crcs = std::mem::take(&mut bench.crcs);
         gathered.frames.clear();
         gathered.pieces.clear();
+        gathered.buffer.clear();
+        gathered.crcs.clear();
         let mut urgency = Urgency::Demand;
         let result = self.seat().and_then(|seat| {
             let space = seat.space()?;
@@ -90,20 +95,29 @@ impl Connection {
             Ok(())
         });
         let Gathered { frames, pieces, buffer, crcs } = gathered;
-        (bench.frames, bench.pieces) = (frames, pieces);
-        let held = Held::frames_and_bytes(&shared.store, &bench.frames, buffer).back_to(&bench.shelf);
+        (bench.frames, bench.pieces, bench.crcs) = (frames, pieces, crcs);
+        let held = if copied {
+            bench.gathered = buffer;
+            Held::frames(&shared.store, &bench.frames)
+        } else {
+            Held::frames_and_bytes(&shared.store, &bench.frames, buffer).back_to(&bench.shelf)
+        };
         match result {
             Ok(()) => {
                 bench.head.clear();
-                let table: Vec<u8> = crcs.iter().flat_map(|crc| crc.to_le_bytes()).collect();
+                let mut table = std::mem::take(&mut bench.table);
+                table.clear();
+                table.extend(bench.crcs.iter().flat_map(|crc| crc.to_le_bytes()));
                 if let Some(place) = place {
                     self.deliver(shared, bench, header, place, &table);
                     drop(held);
+                    bench.table = table;
                     return Ok(());
                 }
                 encode_frame(&mut bench.head, header.reply(Status::Ok), &table, window.len as usize);
-                // SAFETY: `held` keeps the buffer and a reference to every frame until the reply has left; frames are not written while anybody but a
-                // page table refers to them.
+                bench.table = table;
+                // SAFETY: `held` keeps a reference to every frame until the reply has left, and the buffer, unless the link copies this much at once; frames are not
+                // written while anybody but a page table refers to them.
                 unsafe { self.link.send(urgency, &bench.head, &bench.pieces, held) };
             }
             Err(refused) => self.refuse(bench, header, &refused, shared),
@@ -577,10 +591,10 @@ impl Gathered {
             && rows::copy(shared.store.slabs(), view, window, &mut self.buffer)
         {
             self.pieces.push(Place { ptr: self.buffer.as_ptr(), len: self.buffer.len() });
-            self.crcs = vec![checksum::crc32c(&self.buffer)];
+            self.crcs.push(checksum::crc32c(&self.buffer));
             return Ok(());
         }
-        let mut blocks = Blocks::default();
+        let mut blocks = Blocks { crcs: std::mem::take(&mut self.crcs), ..Blocks::default() };
         let mut ahead = Ahead::default();
         // Most pieces lie in the page of the one before.
         let mut near: Option<(PageIndex, *const u8)> = None;
