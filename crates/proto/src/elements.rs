@@ -7,7 +7,7 @@
 //! It never sees where the bytes lie.
 
 /// What an element is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Kind {
     I32 = 1,
@@ -19,7 +19,7 @@ pub enum Kind {
 }
 
 /// How an operand changes an element.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Combine {
     /// The operand itself.

@@ -42,6 +42,7 @@ pub mod config;
 pub mod control;
 pub mod desk;
 pub mod diff;
+pub mod direct;
 mod engine;
 mod home;
 mod interval;
@@ -57,10 +58,12 @@ mod wire;
 
 use std::fmt;
 use std::hash::Hash;
+use std::sync::Arc;
 
 pub use adapt::Mode;
 pub use config::{Config, ConfigError, Homes, LockPath, Managers, ProtocolKind, RegionConfig, Tuning};
 pub use diff::Diff;
+pub use direct::{Access, DirectOp, PageAccess, Spans};
 pub use engine::Engine;
 pub use message::{Body, Class, Malformed, Message};
 pub use rule::Rule;
@@ -153,6 +156,8 @@ pub enum Event<'a> {
     Fault { thread: ThreadId, page: PageIndex, write: bool },
     /// `thread` asks for an operation and waits until its `Action::Done`.
     Sync { thread: ThreadId, op: SyncOp },
+    /// As `Sync`, for a direct operation on pages, which homes carry out.
+    Direct { thread: ThreadId, op: DirectOp },
     /// A message from another rank, in order.
     Receive { from: Rank, message: &'a Message },
     /// An `Action::SetTimer` is due.
@@ -237,6 +242,8 @@ pub enum OpResult {
     Busy,
     /// The word's value before the atomic operation.
     Value(u64),
+    /// What a direct operation gives: the bytes of its accesses, one after the other.
+    Bytes(Arc<[u8]>),
     Failed(OpError),
 }
 
@@ -254,6 +261,8 @@ pub enum OpError {
     NoSuchRank { rank: Rank, ranks: u16 },
     #[error("an atomic of {width} bytes at byte {offset} of a page of {page_bytes} is not a naturally aligned word of 1, 2, 4 or 8 bytes")]
     Misaligned { width: u8, offset: u32, page_bytes: u32 },
+    #[error("a direct operation reaches out of {page}, which has {page_bytes} bytes, cuts an element in two, or is not for such elements")]
+    NoSuchAccess { page: PageIndex, page_bytes: u32 },
     #[error("{0}")]
     Stopped(Reason),
 }

@@ -98,7 +98,7 @@ pub enum Role {
 
 /// Every message type, as the trace names it, with what it does; whether it decides who may go on, and not only what they see; and whether it carries changes of
 /// pages to their home or from there, which hardware that maps memory over the network does without (AURC as its authors meant it).
-const KINDS: [(&str, Role, bool, bool); 38] = [
+const KINDS: [(&str, Role, bool, bool); 40] = [
     ("ScRequest", Role::Request, false, false),
     ("ScForward", Role::Request, false, false),
     ("ScData", Role::Reply, false, false),
@@ -117,6 +117,8 @@ const KINDS: [(&str, Role, bool, bool); 38] = [
     ("FlushAck", Role::Reply, false, true),
     ("Update", Role::Request, false, true),
     ("Log", Role::Request, false, true),
+    ("Direct", Role::Request, false, false),
+    ("DirectDone", Role::Reply, false, false),
     ("LockRequest", Role::Request, true, false),
     ("LockForward", Role::Request, true, false),
     ("LockGrant", Role::Reply, true, false),

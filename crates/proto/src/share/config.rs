@@ -211,6 +211,11 @@ pub(crate) fn word_lock(page: PageIndex, offset: u32) -> LockId {
     LockId(WORD_LOCK | page.0 << 17 | u64::from(offset))
 }
 
+/// The lock of a whole page, for what is done to several of its words. No word is there.
+pub(crate) fn page_lock(page: PageIndex) -> LockId {
+    word_lock(page, 1 << 16)
+}
+
 impl Tables {
     pub fn new(ranks: u16, managers: Managers) -> Self {
         Self { ranks, managers, moved_homes: BTreeMap::new(), moved_managers: BTreeMap::new() }

@@ -10,7 +10,7 @@ use super::{Homes, ProtocolKind, Rank, RegionConfig};
 use crate::units::{Extent, PageIndex};
 
 /// What two ranks must have in common to understand each other, beside the version of the program.
-pub const SHARE_WIRE_VERSION: u32 = 4;
+pub const SHARE_WIRE_VERSION: u32 = 5;
 /// The longest frame that a rank takes.
 pub const MOST_FRAME_BYTES: usize = 64 << 20;
 /// Bytes before a frame's content: its length and its kind.

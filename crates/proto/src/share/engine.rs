@@ -6,11 +6,11 @@ use std::hash::Hash;
 use super::config::{Regions, Tables};
 use super::protocol::{Cx, Plugin, Protocol};
 use super::rule::{Rule, Rules};
-use super::sync::{Barrier, LockManager, LockNode, Pending, Word};
+use super::sync::{Barrier, Begun, Direct, LockManager, LockNode, Pending, Word};
 use super::wire::Limits;
 use super::{
     Action, Body, Checked, Config, ConfigError, Event, Io, LockId, LockPath, Mem, Message, OpError, OpResult, ProtocolKind, Rank, Reason,
-    RegionConfig, Stats, SyncOp, ThreadId, TimerId, Tuning, Violation,
+    RegionConfig, Stats, ThreadId, TimerId, Tuning, Violation,
 };
 use crate::units::{Extent, PageIndex};
 
@@ -33,12 +33,13 @@ pub struct Engine {
     /// Releases that their manager has not acknowledged.
     pub(crate) unacked: u32,
     pub(crate) words: BTreeMap<ThreadId, Word>,
+    pub(crate) directs: BTreeMap<ThreadId, Direct>,
     /// Messages that came before their time.
     pub(crate) parked: Vec<(Rank, Message)>,
     /// Threads that may leave a barrier as soon as what they will read has come.
     pub(crate) entering: Vec<ThreadId>,
     /// Operations that began while the rank waits in a barrier.
-    pub(crate) deferred: VecDeque<(ThreadId, SyncOp)>,
+    pub(crate) deferred: VecDeque<(ThreadId, Begun)>,
     /// Threads with an operation that has not ended.
     blocked: BTreeSet<ThreadId>,
     failed: Option<Reason>,
@@ -135,6 +136,7 @@ impl Engine {
             owed: BTreeMap::new(),
             unacked: 0,
             words: BTreeMap::new(),
+            directs: BTreeMap::new(),
             parked: Vec::new(),
             entering: Vec::new(),
             deferred: VecDeque::new(),
@@ -222,7 +224,8 @@ impl Engine {
     pub fn handle(&mut self, event: Event<'_>, mem: &mut dyn Mem, out: &mut Vec<Action>) {
         let io = &mut Io { mem, out };
         match event {
-            Event::Sync { thread, op } => self.begin(io, thread, op),
+            Event::Sync { thread, op } => self.begin(io, thread, Begun::Sync(op)),
+            Event::Direct { thread, op } => self.begin(io, thread, Begun::Direct(op)),
             Event::PeerLost { peer, how } => self.fail(io, Reason::PeerLost { peer, how: how.to_owned() }),
             Event::Stop { why } => self.fail(io, Reason::Stopped { why: why.to_owned() }),
             _ if self.failed.is_some() => {}
@@ -244,7 +247,7 @@ impl Engine {
         self.settle(io);
     }
 
-    fn begin(&mut self, io: &mut Io<'_>, thread: ThreadId, op: SyncOp) {
+    fn begin(&mut self, io: &mut Io<'_>, thread: ThreadId, op: Begun) {
         if let Some(reason) = &self.failed {
             let result = OpResult::Failed(OpError::Stopped(reason.clone()));
             io.out.push(Action::Done { thread, result });
@@ -411,7 +414,7 @@ impl Engine {
         self.plugin_by(io, kind)
     }
 
-    fn plugin_by<'a>(&'a mut self, io: &'a mut Io<'_>, kind: ProtocolKind) -> Option<(&'a mut dyn Protocol, Cx<'a>)> {
+    pub(crate) fn plugin_by<'a>(&'a mut self, io: &'a mut Io<'_>, kind: ProtocolKind) -> Option<(&'a mut dyn Protocol, Cx<'a>)> {
         let plugin = self.plugins.iter_mut().find(|plugin| plugin.kind() == kind)?;
         Some((plugin.get_mut(), Cx { shared: &mut self.shared, mem: &mut *io.mem, out: &mut *io.out }))
     }
@@ -428,6 +431,12 @@ impl Engine {
     #[must_use]
     pub fn is_entering(&self) -> bool {
         !self.entering.is_empty()
+    }
+
+    /// Whether the rank has arrived at a barrier and not left. What its threads begin meanwhile waits until it leaves.
+    #[must_use]
+    pub fn is_at_barrier(&self) -> bool {
+        self.barrier.is_inside()
     }
 
     /// Whether pages that were asked for ahead are on their way.
@@ -449,6 +458,7 @@ impl Engine {
             && self.unacked == 0
             && self.awaited.is_empty()
             && self.words.is_empty()
+            && self.directs.is_empty()
             && self.entering.is_empty()
             && !self.fetches_ahead()
             && self.shared.flushes.settled(0, u64::MAX)
@@ -505,6 +515,7 @@ fn page_of(body: &Body) -> Option<Subject> {
         Body::Flush { protocol, .. } | Body::FlushAck { protocol, .. } => Subject::Protocol(*protocol),
         Body::GetPages { pages } => pages.first().map_or(Subject::None, |&first| Subject::Page(first)),
         Body::Pages { copies } | Body::Push { copies } => copies.first().map_or(Subject::None, |first| Subject::Page(first.page)),
+        Body::Direct { accesses, .. } => accesses.first().map_or(Subject::None, |first| Subject::Page(first.page)),
         Body::Update { diffs } => diffs.first().map_or(Subject::None, |first| Subject::Page(first.page)),
         Body::Log { .. } => Subject::Protocol(ProtocolKind::Ibec),
         _ => return None,

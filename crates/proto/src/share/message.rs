@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::adapt::Mode;
+use super::direct::{Changed, PageAccess};
 use super::interval::IntervalId;
 use super::notice::NoticeRuns;
 pub use super::wire::Malformed;
@@ -58,6 +59,8 @@ impl Message {
             | Body::Push { .. }
             | Body::Diffs { .. }
             | Body::Flush { .. }
+            | Body::Direct { .. }
+            | Body::DirectDone { .. }
             | Body::Log { .. }
             | Body::LockGrant { .. }
             | Body::LockRelease { .. }
@@ -198,6 +201,17 @@ pub enum Body {
         flush: u64,
         pages: Vec<PageRuns>,
     },
+    /// Direct operations on pages of one home and one protocol; answered by `DirectDone`. `call` is a flush of the sender's, too.
+    Direct {
+        call: u64,
+        accesses: Vec<PageAccess>,
+    },
+    /// `bytes`: what the accesses gave, one after the other.
+    DirectDone {
+        call: u64,
+        bytes: Arc<[u8]>,
+        changed: Vec<Changed>,
+    },
 
     // Locks and conditions.
     LockRequest {
@@ -331,6 +345,8 @@ names!(
     FlushAck,
     Update,
     Log,
+    Direct,
+    DirectDone,
     LockRequest,
     LockForward,
     LockGrant,
@@ -372,6 +388,8 @@ wire_enum!(Body {
     0x18 => GetPages { pages },
     0x19 => Pages { copies },
     0x1a => Push { copies },
+    0x1b => Direct { call, accesses },
+    0x1c => DirectDone { call, bytes, changed },
     0x20 => LockRequest { lock, ask },
     0x21 => LockForward { lock, ask, recall },
     0x22 => LockGrant { lock, mode, central, parts },

@@ -8,6 +8,7 @@ mod lrc;
 mod sc;
 
 use super::ahead::Ahead;
+use super::direct::Changed;
 use super::engine::Shared;
 use super::message::{Info, Payload};
 use super::rule::Rule;
@@ -118,6 +119,17 @@ pub(crate) trait Protocol {
     }
     /// The page's home moved. `kept`: the new home was its only writer, and all other copies are gone.
     fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, kept: bool);
+
+    /// Whether homes carry out direct operations ([`crate::share::direct`]). Elsewhere the page comes to the rank that asks.
+    fn serves_direct(&self) -> bool {
+        false
+    }
+    /// Whether this rank may have stored something in the page that its home does not have.
+    fn is_unreleased(&self, _page: PageIndex) -> bool {
+        false
+    }
+    /// Homes have done what a direct operation of this rank changes there.
+    fn direct_done(&mut self, _cx: &mut Cx<'_>, _changed: &[Changed]) {}
 
     /// Nobody uses these pages any more: changes of this rank's own need not go anywhere.
     fn freed(&mut self, _cx: &mut Cx<'_>, _pages: Extent) {}

@@ -69,10 +69,16 @@ pub enum Rule {
     EvictLent,
     /// `auto`: what waits until somebody asks for a lock is available before the lock leaves.
     Owed,
+    /// What was stored here goes to the home before a direct operation reads or changes it there.
+    DirectRelease,
+    /// Others learn of what a direct operation changed.
+    DirectTold,
+    /// A direct operation makes the own copy stale.
+    DirectOwn,
 }
 
 impl Rule {
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 35] = [
         Self::Snapshot,
         Self::TwinFirst,
         Self::ThreeWay,
@@ -105,6 +111,9 @@ impl Rule {
         Self::EvictTold,
         Self::EvictLent,
         Self::Owed,
+        Self::DirectRelease,
+        Self::DirectTold,
+        Self::DirectOwn,
     ];
 }
 

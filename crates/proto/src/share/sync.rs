@@ -4,9 +4,11 @@
 //! so every protocol orders it as it orders locks.
 
 mod barrier;
+mod direct;
 mod lock;
 
 use super::config::word_lock;
+use super::direct::DirectOp;
 use super::engine::Engine;
 use super::message::{Info, Payload};
 use super::protocol::Scope;
@@ -17,7 +19,15 @@ use super::{
 use crate::units::PageIndex;
 
 pub(crate) use barrier::Barrier;
+pub(crate) use direct::Direct;
 pub(crate) use lock::{LockManager, LockNode};
+
+/// What a thread asked for.
+#[derive(Clone, Hash, Debug)]
+pub(crate) enum Begun {
+    Sync(SyncOp),
+    Direct(DirectOp),
+}
 
 /// An operation that waits for flushes.
 #[derive(Clone, Hash, Debug)]
@@ -43,6 +53,8 @@ enum After {
     Fence {
         thread: ThreadId,
     },
+    /// Nobody waits for it.
+    Nothing,
     /// All threads of this rank are at the barrier.
     Arrive,
 }
@@ -67,7 +79,11 @@ enum WordState {
 
 impl Engine {
     /// Begins an operation.
-    pub(crate) fn start(&mut self, io: &mut Io<'_>, thread: ThreadId, op: SyncOp) {
+    pub(crate) fn start(&mut self, io: &mut Io<'_>, thread: ThreadId, op: Begun) {
+        let op = match op {
+            Begun::Sync(op) => op,
+            Begun::Direct(op) => return self.direct_begin(io, thread, op),
+        };
         match op {
             SyncOp::Lock { lock, mode, wait } => self.lock_begin(io, thread, lock, mode, wait),
             SyncOp::Unlock { lock } => self.unlock(io, thread, lock, OpResult::Ok),
@@ -126,7 +142,7 @@ impl Engine {
             self.finish(io, pending.after);
             return true;
         }
-        self.word_progress(io) || self.barrier_progress(io) || self.enter_epoch(io)
+        self.word_progress(io) || self.direct_progress(io) || self.barrier_progress(io) || self.enter_epoch(io)
     }
 
     fn is_ready(&self, pending: &Pending) -> bool {
@@ -140,7 +156,8 @@ impl Engine {
             After::Arrive => {
                 let released = self.unacked == 0 || !self.shared.rules.keep(Rule::ReleaseFence);
                 // Homes may move: who was asked for a page answers before that.
-                released && self.awaited.is_empty() && !self.fetches_ahead()
+                let direct = self.directs.values().any(Direct::is_under_way);
+                released && self.awaited.is_empty() && !self.fetches_ahead() && !direct
             }
             // What ends inside a barrier would be in no payload.
             _ => !self.barrier.is_inside(),
@@ -153,6 +170,7 @@ impl Engine {
             After::Unlock { lock } => self.unlocked(io, lock),
             After::Wait { thread, lock, cond } => self.cond_wait(io, thread, lock, cond),
             After::Fence { thread } => self.done(io, thread, OpResult::Ok),
+            After::Nothing => {}
             After::Arrive => self.arrive(io),
         }
     }
@@ -165,6 +183,7 @@ impl Engine {
                 let page = word.page;
                 self.shared.retried.insert(page);
             }
+            None if self.directs.contains_key(&thread) => self.direct_locked(thread),
             None => self.done(io, thread, OpResult::Ok),
         }
     }
@@ -281,6 +300,7 @@ impl Engine {
             Body::BarrierArrive { .. } | Body::BarrierFlush { .. } | Body::BarrierFlushed { .. } | Body::BarrierDepart { .. } => {
                 self.barrier_message(io, from, body)
             }
+            Body::DirectDone { call, bytes, changed } => self.on_direct_done(io, from, *call, bytes, changed),
             _ => self.lock_message(io, from, epoch, body),
         }
     }

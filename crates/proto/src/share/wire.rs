@@ -85,7 +85,7 @@ pub(crate) struct Limits<'a> {
 }
 
 impl Limits<'_> {
-    fn page_bytes(&self, page: PageIndex) -> Option<usize> {
+    pub fn page_bytes(&self, page: PageIndex) -> Option<usize> {
         self.regions.find(page).map(|region| region.page_bytes as usize)
     }
 

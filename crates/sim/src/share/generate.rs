@@ -29,6 +29,8 @@ pub struct Shape {
     pub hand_over: bool,
     /// Only operations whose order does not matter: the final memory is the sequential one.
     pub commutative: bool,
+    /// So many actions in a hundred are direct operations.
+    pub direct: u64,
 }
 
 impl Shape {
@@ -44,6 +46,7 @@ impl Shape {
             locks: 4,
             hand_over: protocol != ProtocolKind::Ibec,
             commutative: false,
+            direct: 0,
         }
     }
 
@@ -63,6 +66,10 @@ enum Guard {
     Handed(usize, usize),
     /// A word for atomic operations.
     Word,
+    /// Belongs to a thread, which only uses it directly.
+    Direct(usize),
+    /// Words that everybody adds to, directly.
+    Sum,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -189,6 +196,13 @@ impl<'a> Generator<'a> {
                 7 => Guard::Thread(self.random.index(all)),
                 _ => Guard::Handed(self.random.index(all), self.random.index(all)),
             };
+            if self.shape.direct > 0 && self.random.percent(40) {
+                self.objects[index].guard = match self.random.below(3) {
+                    0 if word => Guard::Sum,
+                    1 if word => Guard::Word,
+                    _ => Guard::Direct(self.random.index(all)),
+                };
+            }
         }
         let mut parts: Vec<Vec<Op>> = vec![Vec::new(); all];
         for (thread, part) in parts.iter_mut().enumerate() {
@@ -208,6 +222,9 @@ impl<'a> Generator<'a> {
     }
 
     fn action(&mut self, thread: usize, epoch: u64, pages: u64) -> Vec<Op> {
+        if self.shape.direct > 0 && self.random.percent(self.shape.direct) {
+            return self.direct(thread);
+        }
         match self.random.below(20) {
             0..=8 => self.section(),
             9 => self.readers(),
@@ -278,6 +295,28 @@ impl<'a> Generator<'a> {
         self.accesses(&free, 3, true)
     }
 
+    /// Direct operations: on what is only used so, and on words.
+    fn direct(&mut self, thread: usize) -> Vec<Op> {
+        let of_it = |object: &Object| matches!(object.guard, Guard::Sum | Guard::Word) || object.guard == Guard::Direct(thread);
+        let objects: Vec<Object> = self.objects.iter().copied().filter(of_it).collect();
+        if objects.is_empty() {
+            return self.own(thread);
+        }
+        let mut ops = Vec::new();
+        for _ in 0..self.random.between(1, 4) {
+            let Object { at, len, guard } = objects[self.random.index(objects.len())];
+            let value = if self.random.percent(30) { 0 } else { self.random.byte() };
+            ops.push(match guard {
+                Guard::Sum => Op::DirectAdd { at, len: len / 4 * 4, value: u32::from(value).wrapping_mul(0x0101_0203) },
+                Guard::Word if self.random.percent(30) => Op::Atomic { at, width: 4, op: AtomicOp::Add(u64::from(value)) },
+                Guard::Word => Op::DirectFetch { at, value: u32::from(value), expect: self.random.percent(40).then_some(0) },
+                _ if self.random.percent(50) => Op::DirectGet { at, len },
+                _ => Op::DirectPut { at, len, value },
+            });
+        }
+        ops
+    }
+
     fn words(&mut self) -> Vec<Op> {
         let words: Vec<Object> = self.objects.iter().copied().filter(|object| object.guard == Guard::Word).collect();
         if words.is_empty() {
@@ -319,12 +358,17 @@ impl<'a> Generator<'a> {
         ops
     }
 
-    fn access(&mut self, Object { at, len, .. }: Object, read: bool) -> Op {
+    fn access(&mut self, Object { at, len, guard }: Object, read: bool) -> Op {
         let start = self.random.index(len);
         let (at, len) = if self.random.percent(50) { (at, len) } else { (at + start, len - start) };
         // Few values: writes of the value that is there, and values that come back, happen.
         let value = if self.random.percent(60) { u8::try_from(self.random.below(3)).expect("small") } else { self.random.byte() };
+        // Under entry consistency what is outside of locks changes hands at barriers, directly used or not.
+        let directly = self.shape.direct > 0 && (self.shape.hand_over || guard == Guard::Nobody) && self.random.percent(40);
         match self.random.below(4) {
+            _ if directly && read => Op::DirectGet { at, len },
+            0 if directly => Op::DirectGet { at, len },
+            _ if directly => Op::DirectPut { at, len, value },
             _ if read => Op::Read { at, len },
             0 => Op::Read { at, len },
             _ if self.shape.commutative => Op::Add { at, len, value },

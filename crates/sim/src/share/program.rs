@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use rampool_proto::share::{AtomicOp, BarrierId, BarrierKind, CondId, LockId, LockMode, OpResult, Rank, SyncOp, ThreadId};
+use rampool_proto::elements::{Combine, Kind};
+use rampool_proto::share::{
+    Access, AtomicOp, BarrierId, BarrierKind, CondId, Diff, DirectOp, LockId, LockMode, OpResult, PageAccess, Rank, Spans, SyncOp, ThreadId,
+};
 use rampool_proto::units::PageIndex;
 
 use super::golden::{Failure, Golden};
@@ -100,6 +103,28 @@ pub enum Op {
         width: u8,
         op: AtomicOp,
     },
+    /// Reads, or sets to `value`, every byte by a direct operation.
+    DirectGet {
+        at: usize,
+        len: usize,
+    },
+    DirectPut {
+        at: usize,
+        len: usize,
+        value: u8,
+    },
+    /// Adds to whole words of 4 bytes: the order does not matter.
+    DirectAdd {
+        at: usize,
+        len: usize,
+        value: u32,
+    },
+    /// Adds to a word of 4 bytes, or changes it if it is `expect`; it must have been what it was.
+    DirectFetch {
+        at: usize,
+        value: u32,
+        expect: Option<u32>,
+    },
     SetLockManager {
         lock: LockId,
         manager: Rank,
@@ -164,6 +189,7 @@ pub enum Step {
         write: bool,
     },
     Sync(SyncOp),
+    Direct(DirectOp),
     Finished,
 }
 
@@ -228,6 +254,10 @@ impl Thread {
                 self.access(rank, op, (at, page, offset), memory, golden)?;
             }
             return Ok(Step::Did);
+        }
+        if let Some(accesses) = direct(op, memory) {
+            self.state = State::Waiting;
+            return Ok(Step::Direct(accesses));
         }
         let id = self.id;
         let sync = match op {
@@ -403,6 +433,37 @@ impl Thread {
                 golden.set_word(at, usize::from(width), op.apply(want));
                 self.advance(1);
             }
+            (Op::DirectGet { at, len }, OpResult::Bytes(bytes)) => {
+                let want = golden.range(at, len);
+                if let Some(index) = (0..len).find(|&index| bytes[index] != want[index]) {
+                    let (got, want) = (u64::from(bytes[index]), u64::from(want[index]));
+                    return Err(Failure::WrongValue { rank, thread: self.id, op: self.at, at: at + index, got, want });
+                }
+                self.advance(1);
+            }
+            (Op::DirectPut { at, len, value }, OpResult::Bytes(_)) => {
+                golden.fill_range(at, len, value);
+                self.advance(1);
+            }
+            (Op::DirectAdd { at, len, value }, OpResult::Bytes(_)) => {
+                for at in (at..at + len).step_by(4) {
+                    golden.set_word(at, 4, golden.word(at, 4).wrapping_add(u64::from(value)));
+                }
+                self.advance(1);
+            }
+            (Op::DirectFetch { at, value, expect }, OpResult::Bytes(bytes)) => {
+                let got = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+                let want = golden.word(at, 4);
+                if got != want {
+                    return Err(Failure::WrongValue { rank, thread: self.id, op: self.at, at, got, want });
+                }
+                match expect {
+                    None => golden.set_word(at, 4, want.wrapping_add(u64::from(value))),
+                    Some(expect) if u64::from(expect) == want => golden.set_word(at, 4, u64::from(value)),
+                    Some(_) => {}
+                }
+                self.advance(1);
+            }
             // The lock is held again: look once more.
             (Op::Await { .. }, OpResult::Ok) => self.progress = 0,
             (Op::Mistake { .. }, OpResult::Failed(_)) => self.advance(1),
@@ -412,4 +473,44 @@ impl Thread {
         }
         Ok(())
     }
+}
+
+/// The direct operation that `op` is, cut up by pages.
+fn direct(op: Op, memory: &Memory) -> Option<DirectOp> {
+    let (at, len) = match op {
+        Op::DirectGet { at, len } | Op::DirectPut { at, len, .. } | Op::DirectAdd { at, len, .. } => (at, len),
+        Op::DirectFetch { at, .. } => (at, 4),
+        _ => return None,
+    };
+    let mut accesses = Vec::new();
+    let mut done = 0;
+    while done < len {
+        let (page, offset) = memory.locate(at + done);
+        let count = (len - done).min(memory.page_bytes() - offset);
+        let small = |number: usize| u32::try_from(number).expect("small");
+        let mut spans = Spans::default();
+        assert!(spans.push(small(offset), small(count)), "one run");
+        let access = match op {
+            Op::DirectGet { .. } => Access::Get { spans },
+            Op::DirectPut { value, .. } => {
+                let mut diff = Diff::default();
+                diff.push(offset, &vec![value; count]);
+                Access::Put { diff }
+            }
+            Op::DirectAdd { value, .. } => {
+                let operands = value.to_le_bytes().repeat(count / 4).into();
+                Access::Update { spans, kind: Kind::U32, how: Combine::Sum, operands }
+            }
+            Op::DirectFetch { value, expect: None, .. } => {
+                Access::Fetch { offset: small(offset), kind: Kind::U32, how: Combine::Sum, operand: u64::from(value) }
+            }
+            Op::DirectFetch { value, expect: Some(expect), .. } => {
+                Access::Swap { offset: small(offset), kind: Kind::U32, expect: u64::from(expect), new: u64::from(value) }
+            }
+            _ => return None,
+        };
+        accesses.push(PageAccess { page, access });
+        done += count;
+    }
+    Some(accesses.into())
 }

@@ -49,6 +49,24 @@ fn ibec_conforms() {
 }
 
 #[test]
+fn direct_operations_are_true_under_every_protocol() {
+    for protocol in ProtocolKind::ALL {
+        let mut asked = 0;
+        for seed in 0..120 * effort() {
+            let shape = if seed % 2 == 0 { Shape::small(protocol) } else { Shape::crowded(protocol) };
+            let mut setup = generate(seed, protocol, &Shape { direct: 50, ..shape });
+            setup.evict = [0, 0, 100][usize::try_from(seed % 3).unwrap()];
+            match run(setup) {
+                Ok(report) => asked += report.messages.get("direct").map_or(0, |&(count, _)| count),
+                Err(failure) => panic!("{} seed {seed}: {failure:?}", protocol.name()),
+            }
+        }
+        // Without homes the page comes to who asks.
+        assert_eq!(asked > 0, !matches!(protocol, ProtocolKind::Sc | ProtocolKind::Lrc), "{}: {asked} messages", protocol.name());
+    }
+}
+
+#[test]
 fn copies_that_are_forgotten_to_make_room_change_nothing() {
     for protocol in ProtocolKind::ALL {
         let mut evictions = 0;

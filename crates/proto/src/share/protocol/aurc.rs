@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use super::hlrc::Hlrc;
 use super::{Cx, Protocol, Scope, take_pages};
+use crate::share::direct::Changed;
 use crate::share::engine::Shared;
 use crate::share::message::{Info, PageDiff, Payload};
 use crate::share::rule::Rule;
@@ -185,6 +186,18 @@ impl Protocol for Aurc {
     fn renew(&mut self, cx: &mut Cx<'_>, pages: Extent) {
         self.base.renew(cx, pages);
         take_pages(&mut self.pauses, pages);
+    }
+
+    fn serves_direct(&self) -> bool {
+        self.base.serves_direct()
+    }
+
+    fn is_unreleased(&self, page: PageIndex) -> bool {
+        self.base.is_unreleased(page)
+    }
+
+    fn direct_done(&mut self, cx: &mut Cx<'_>, changed: &[Changed]) {
+        self.base.direct_done(cx, changed);
     }
 
     fn overhead_bytes(&self) -> usize {

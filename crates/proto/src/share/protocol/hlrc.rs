@@ -15,11 +15,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+mod direct;
 mod modes;
 
 use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
 use crate::share::adapt::{Mode, Record, Singles};
 use crate::share::ahead::{Habit, Streams};
+use crate::share::direct::Changed;
 use crate::share::engine::Shared;
 use crate::share::home::{HomePage, patched};
 use crate::share::interval::{IntervalId, Intervals, VectorTime};
@@ -337,6 +339,7 @@ impl Hlrc {
             Body::GetPages { pages } => pages.clone(),
             Body::Flush { diffs, fences, .. } => diffs.iter().map(|d| d.page).chain(fences.iter().copied()).collect(),
             Body::Update { diffs } => diffs.iter().map(|d| d.page).collect(),
+            Body::Direct { accesses, .. } => accesses.iter().map(|one| one.page).collect(),
             _ => Vec::new(),
         };
         // What waits for one page may not be overtaken by what the same rank sent later about another.
@@ -390,6 +393,7 @@ impl Hlrc {
                     cx.mem.store(*page, diff);
                 }
             }
+            Body::Direct { call, accesses } => return self.on_direct(cx, from, *call, accesses),
             _ => return unexpected("message"),
         }
         Ok(())
@@ -558,7 +562,9 @@ impl Protocol for Hlrc {
 
     fn receive(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked {
         match body {
-            Body::GetPage { .. } | Body::GetPages { .. } | Body::Flush { .. } | Body::Update { .. } => self.at_home(cx, from, body),
+            Body::GetPage { .. } | Body::GetPages { .. } | Body::Flush { .. } | Body::Update { .. } | Body::Direct { .. } => {
+                self.at_home(cx, from, body)
+            }
             Body::Page { copy } => self.on_page(cx, from, copy),
             Body::Pages { copies } => self.on_pages(cx, from, copies),
             Body::Push { copies } => self.on_push(cx, from, copies),
@@ -811,6 +817,18 @@ impl Protocol for Hlrc {
 
     fn fetches_ahead(&self) -> bool {
         self.ahead > 0 || !self.expected.is_empty()
+    }
+
+    fn serves_direct(&self) -> bool {
+        true
+    }
+
+    fn is_unreleased(&self, page: PageIndex) -> bool {
+        self.twinned.contains(&page)
+    }
+
+    fn direct_done(&mut self, cx: &mut Cx<'_>, changed: &[Changed]) {
+        self.on_direct_done(cx, changed);
     }
 
     fn overhead_bytes(&self) -> usize {

@@ -18,6 +18,7 @@
 //! What it never does: it never conveys, with a lock, what was written before the lock was taken. Programs that hand data over so are free of
 //! races but not legal here.
 
+mod direct;
 mod scopes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use super::hlrc::{merge_changed, single_writers};
 use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
 use crate::share::adapt::Mode;
+use crate::share::direct::Changed;
 use crate::share::engine::Shared;
 use crate::share::home::HomePage;
 use crate::share::message::{Info, PageCopy, PageDiff, PageRuns, Payload, Stamp};
@@ -224,6 +226,7 @@ impl Ibec {
             Body::GetPage { page, .. } => vec![*page],
             Body::Flush { diffs, .. } => diffs.iter().map(|diff| diff.page).collect(),
             Body::Log { pages, .. } => pages.iter().map(|runs| runs.page).collect(),
+            Body::Direct { accesses, .. } => accesses.iter().map(|one| one.page).collect(),
             _ => Vec::new(),
         };
         let behind = self.held.iter().any(|&(rank, _)| rank == from);
@@ -243,6 +246,7 @@ impl Ibec {
                 self.writable.remove(page);
                 cx.send(*by, Body::Page { copy });
             }
+            Body::Direct { call, accesses } => return self.on_direct(cx, from, *call, accesses),
             _ if !pages.iter().all(|&page| cx.is_home(page)) => return unexpected("changes for another home"),
             Body::Flush { flush, diffs, .. } => {
                 let mut advances = Vec::with_capacity(diffs.len());
@@ -321,7 +325,7 @@ impl Protocol for Ibec {
 
     fn receive(&mut self, cx: &mut Cx<'_>, from: Rank, body: &Body) -> Checked {
         match body {
-            Body::GetPage { .. } | Body::Flush { .. } | Body::Log { .. } => self.at_home(cx, from, body),
+            Body::GetPage { .. } | Body::Flush { .. } | Body::Log { .. } | Body::Direct { .. } => self.at_home(cx, from, body),
             Body::Page { copy } => self.on_page(cx, copy),
             Body::FlushAck { flush, pages, .. } => {
                 cx.end_flush(*flush)?;
@@ -600,6 +604,14 @@ impl Protocol for Ibec {
         for listed in [&mut self.writable, &mut self.lent] {
             unlist_pages(listed, pages);
         }
+    }
+
+    fn serves_direct(&self) -> bool {
+        true
+    }
+
+    fn direct_done(&mut self, cx: &mut Cx<'_>, changed: &[Changed]) {
+        self.on_direct_done(cx, changed);
     }
 
     fn overhead_bytes(&self) -> usize {

@@ -304,14 +304,17 @@ impl Engine {
 
     /// Ends a critical section. The thread goes on at once; the lock leaves this rank when what was written is available.
     pub(super) fn unlock(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId, result: OpResult) {
+        let held = self.let_go(io, thread, lock);
+        self.done(io, thread, if held { result } else { OpResult::Failed(OpError::NotHeld { thread, lock }) });
+    }
+
+    /// As `unlock`, but the thread's operation goes on. False if it does not hold the lock.
+    pub(super) fn let_go(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId) -> bool {
         let mode = match self.locks.get(&lock) {
             Some(node) if node.holder == Some(thread) => LockMode::Exclusive,
             Some(node) if node.readers.contains(&thread) && node.snapshot => LockMode::Snapshot,
             Some(node) if node.readers.contains(&thread) => LockMode::Shared,
-            _ => {
-                self.done(io, thread, OpResult::Failed(OpError::NotHeld { thread, lock }));
-                return;
-            }
+            _ => return false,
         };
         let waits = mode == LockMode::Exclusive && self.may_wait(lock);
         let node = self.node(lock);
@@ -325,7 +328,7 @@ impl Engine {
             node.leaving += 1;
             self.release(io, Scope::Lock { thread, lock, mode }, After::Unlock { lock });
         }
-        self.done(io, thread, result);
+        true
     }
 
     /// Whether what was written under this lock can stay here until another rank asks for the lock, or something else is released: nobody wants it now,

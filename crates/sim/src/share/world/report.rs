@@ -60,6 +60,8 @@ pub fn name(body: &Body) -> &'static str {
         Body::FlushAck { .. } => "flush ack",
         Body::Update { .. } => "update",
         Body::Log { .. } => "log",
+        Body::Direct { .. } => "direct",
+        Body::DirectDone { .. } => "direct done",
         Body::LockRequest { .. } => "lock request",
         Body::LockForward { .. } => "lock forward",
         Body::LockGrant { .. } => "lock grant",

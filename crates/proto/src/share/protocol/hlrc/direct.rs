@@ -1,0 +1,50 @@
+//! Direct operations at a page's home ([`crate::share::direct`]).
+
+use super::Hlrc;
+use crate::share::direct::{Changed, PageAccess};
+use crate::share::notice::Notice;
+use crate::share::protocol::{Cx, unexpected};
+use crate::share::rule::Rule;
+use crate::share::{Body, Checked, Protection, Rank};
+use crate::units::PageIndex;
+
+impl Hlrc {
+    /// A change counts as one that `from` has released: the page gets a version, and whoever has an older one has a stale copy.
+    pub(super) fn on_direct(&mut self, cx: &mut Cx<'_>, from: Rank, call: u64, accesses: &[PageAccess]) -> Checked {
+        let mine = |one: &PageAccess| cx.is_home(one.page) && cx.kind(one.page) == Some(self.kind);
+        if !accesses.iter().all(mine) {
+            return unexpected("direct operation on another home's page");
+        }
+        let (mut bytes, mut changed) = (Vec::new(), Vec::new());
+        for PageAccess { page, access } in accesses {
+            let outcome = access.carry_out(&cx.snapshot(*page));
+            bytes.extend_from_slice(&outcome.bytes);
+            if !outcome.diff.is_empty() {
+                let advance = self.apply(cx, *page, &outcome.diff, from, None);
+                changed.push(Changed { page: *page, version: advance.after });
+            }
+        }
+        cx.send(from, Body::DirectDone { call, bytes: bytes.into(), changed });
+        Ok(())
+    }
+
+    /// What this rank had done at a home is done. Others learn of it as of its own writes; its own copy lacks it.
+    pub(super) fn on_direct_done(&mut self, cx: &mut Cx<'_>, changed: &[Changed]) {
+        let mut stale: Vec<PageIndex> = Vec::new();
+        for &Changed { page, version } in changed {
+            if cx.keep(Rule::DirectTold) {
+                // No writer: none has it in a copy of its own.
+                self.fresh.add(page, Notice { version, writer: None });
+            }
+            let Some(copy) = self.copies.get_mut(&page).filter(|_| cx.keep(Rule::DirectOwn)) else { continue };
+            copy.need = copy.need.max(version);
+            if copy.valid && copy.version < version {
+                (copy.valid, copy.access) = (false, Protection::None);
+                stale.push(page);
+            }
+        }
+        stale.sort_unstable();
+        cx.shared.stats.invalidations += stale.len() as u64;
+        cx.protect_all(stale, Protection::None);
+    }
+}

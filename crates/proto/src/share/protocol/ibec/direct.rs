@@ -1,0 +1,45 @@
+//! Direct operations at a page's home ([`crate::share::direct`]): changes outside of locks, made there at once.
+
+use super::{Ibec, OUTER};
+use crate::share::direct::{Changed, PageAccess};
+use crate::share::home::patched;
+use crate::share::message::PageCopy;
+use crate::share::notice::Notice;
+use crate::share::protocol::{Cx, unexpected};
+use crate::share::rule::Rule;
+use crate::share::{Body, Checked, Diff, ProtocolKind, Rank};
+
+impl Ibec {
+    /// What is given is as of the barrier, without what locks changed since, but with what was changed like this.
+    pub(super) fn on_direct(&mut self, cx: &mut Cx<'_>, from: Rank, call: u64, accesses: &[PageAccess]) -> Checked {
+        if !accesses.iter().all(|one| cx.is_home(one.page) && cx.kind(one.page) == Some(ProtocolKind::Ibec)) {
+            return unexpected("direct operation on another home's page");
+        }
+        let (mut bytes, mut changed) = (Vec::new(), Vec::new());
+        for PageAccess { page, access } in accesses {
+            let now = PageCopy { page: *page, version: 0, applied: Vec::new(), mode: Default::default(), bytes: cx.snapshot(*page) };
+            let outcome = access.carry_out(&self.as_of_barrier(*page, now).bytes);
+            bytes.extend_from_slice(&outcome.bytes);
+            if outcome.diff.is_empty() {
+                continue;
+            }
+            let local = self.locals.entry(*page).or_default();
+            local.stamps.put(&outcome.diff, OUTER, 1);
+            if let Some(base) = &mut local.base {
+                *base = patched(base, &outcome.diff);
+            }
+            self.write_through(cx, *page, &outcome.diff);
+            let advance = self.home(*page).apply(cx, *page, &Diff::default());
+            changed.push(Changed { page: *page, version: advance.after });
+        }
+        cx.send(from, Body::DirectDone { call, bytes: bytes.into(), changed });
+        Ok(())
+    }
+
+    /// Everyone learns of it at the barrier, this rank included.
+    pub(super) fn on_direct_done(&mut self, cx: &Cx<'_>, changed: &[Changed]) {
+        for changed in changed.iter().filter(|_| cx.keep(Rule::DirectTold)) {
+            self.fresh.add(changed.page, Notice { version: 0, writer: None });
+        }
+    }
+}
