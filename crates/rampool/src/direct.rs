@@ -1053,7 +1053,7 @@ fn first_word(value: &[u8; 16]) -> u64 {
     u64::from_le_bytes(value[..8].try_into().expect("eight bytes"))
 }
 
-fn numbers<T: Number>(bytes: &[u8]) -> Vec<T> {
+pub(crate) fn numbers<T: Number>(bytes: &[u8]) -> Vec<T> {
     let number = |bytes: &[u8]| {
         let mut word = [0; 8];
         word[..bytes.len()].copy_from_slice(bytes);
@@ -1062,7 +1062,7 @@ fn numbers<T: Number>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(T::KIND.bytes()).map(number).collect()
 }
 
-fn to_bytes<T: Number>(values: &[T]) -> Vec<u8> {
+pub(crate) fn to_bytes<T: Number>(values: &[T]) -> Vec<u8> {
     let len = T::KIND.bytes();
     let mut bytes = Vec::with_capacity(values.len() * len);
     values.iter().for_each(|value| bytes.extend_from_slice(&value.bits().to_le_bytes()[..len]));

@@ -18,6 +18,7 @@
 //!   servers       pages that a budget has no room for
 //!   error, stats  what can go wrong, what happened    failure   how a process ends when its run does
 //!   account       where the time goes, and the trace
+//!   direct        bytes of regions without their pages             outside   processes outside of the run that use them
 //! ```
 //!
 //! # What a program does
@@ -52,6 +53,7 @@
 mod account;
 mod config;
 mod datagrams;
+mod direct;
 pub mod environment;
 mod error;
 mod failure;
@@ -59,6 +61,7 @@ mod host;
 mod line;
 mod memory;
 mod mesh;
+mod outside;
 mod servers;
 mod service;
 mod stats;
@@ -72,9 +75,11 @@ use std::time::Instant;
 
 pub use account::TimeReport;
 pub use config::{AllocOptions, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, LEAST_LOCAL_BYTES, OnFailure, SharedConfig, Transport};
+pub use direct::{SharedDirect, SharedDirectError};
 pub use error::{JoinError, SharedError};
 pub use line::LineError;
 pub use memory::{MemoryError, Reach};
+pub use outside::{DoorError, DoorTicket, DoorTicketError, Outside, OutsideConfig, OutsideError};
 pub use rampool_proto::share::{AtomicOp, Homes, LockPath, Managers, OpError, ProtocolKind, Rank, Reason, Stats, Tuning};
 pub use servers::ServersError;
 pub use stats::{Kind, SharedStats};
@@ -113,6 +118,8 @@ struct Inner {
     threads: AtomicU16,
     finished: AtomicBool,
     semaphores: Region,
+    /// What processes outside of the run may use.
+    published: outside::Published,
     /// Tells this rank from others that the process was.
     instance: u64,
     reach: Reach,
@@ -276,6 +283,7 @@ impl Shared {
             watch,
             finished: AtomicBool::new(false),
             semaphores,
+            published: outside::Published::default(),
             instance: INSTANCES.fetch_add(1, Ordering::Relaxed),
             reach,
             config,
@@ -711,7 +719,11 @@ impl Shared {
     }
 
     fn operate(&self, op: SyncOp, what: Waiting) -> Result<OpResult, SharedError> {
-        match self.run(what, |host, thread| host.begin(thread, op))? {
+        self.operation(self.run(what, |host, thread| host.begin(thread, op))?)
+    }
+
+    fn operation(&self, outcome: Outcome) -> Result<OpResult, SharedError> {
+        match outcome {
             Outcome::Operation(OpResult::Failed(OpError::Stopped(reason))) => Err(SharedError::Stopped { rank: self.rank(), reason }),
             Outcome::Operation(OpResult::Failed(error)) => Err(SharedError::Operation { rank: self.rank(), error }),
             Outcome::Operation(result) => Ok(result),

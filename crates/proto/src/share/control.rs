@@ -5,6 +5,9 @@
 //! ```
 //! Little-endian. The first frame of a connection is [`Control::Hello`], from the side that connected.
 
+use std::sync::Arc;
+
+use super::direct::PageAccess;
 use super::wire::{Malformed, Reader, Wire, wire_enum, wire_struct};
 use super::{Homes, ProtocolKind, Rank, RegionConfig};
 use crate::units::{Extent, PageIndex};
@@ -212,6 +215,32 @@ pub enum Control {
     Stuck {
         what: String,
     },
+    /// The first word of a process outside of the run to a rank: its [`SHARE_WIRE_VERSION`], and the run that it means. Answered by `Welcome` or `Refused`.
+    Visit {
+        wire: u32,
+        run: String,
+    },
+    /// From outside: where is the region of that name? Answered by `Opened` or `NotDone`.
+    Open {
+        name: String,
+    },
+    Opened {
+        first: PageIndex,
+        page_bytes: u32,
+        bytes: u64,
+    },
+    /// From outside: a direct operation. Answered by `Did`, `Busy` or `NotDone`.
+    Do {
+        accesses: Vec<PageAccess>,
+    },
+    Did {
+        bytes: Arc<[u8]>,
+    },
+    /// This rank is at a barrier.
+    Busy {},
+    NotDone {
+        why: String,
+    },
 }
 wire_enum!(Control {
     1 => Hello { hello },
@@ -229,6 +258,13 @@ wire_enum!(Control {
     13 => DatagramKey { key },
     14 => Nearby { name },
     15 => Move { there },
+    16 => Visit { wire, run },
+    17 => Open { name },
+    18 => Opened { first, page_bytes, bytes },
+    19 => Do { accesses },
+    20 => Did { bytes },
+    21 => Busy {},
+    22 => NotDone { why },
 });
 
 impl Control {
@@ -289,9 +325,12 @@ impl Wire for RegionConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share::direct::{Access, Spans};
     use proptest::prelude::*;
 
     fn examples() -> Vec<Control> {
+        let mut spans = Spans::default();
+        assert!(spans.push(8, 4) && spans.push(64, 8));
         let wish = Wish { bytes: 1 << 33, page_bytes: 4096, protocol: ProtocolKind::Hlrc, homes: Homes::At(Rank(3)) };
         let region =
             RegionConfig { pages: Extent::new(PageIndex(7), 9), page_bytes: 8192, protocol: ProtocolKind::Ibec, homes: Homes::Blocked };
@@ -325,6 +364,13 @@ mod tests {
             Control::DatagramKey { key: vec![7; 32] },
             Control::Nearby { name: "rampool-7".into() },
             Control::Move { there: true },
+            Control::Visit { wire: 5, run: "r".into() },
+            Control::Open { name: "table".into() },
+            Control::Opened { first: PageIndex(3), page_bytes: 4096, bytes: 1 << 33 },
+            Control::Do { accesses: vec![PageAccess { page: PageIndex(3), access: Access::Get { spans } }] },
+            Control::Did { bytes: vec![1, 2, 3].into() },
+            Control::Busy {},
+            Control::NotDone { why: "no".into() },
         ]
     }
 
@@ -354,7 +400,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_message_is_refused_or_another(which in 0_usize..16, at in any::<usize>(), bit in 0_u8..8) {
+        fn a_changed_message_is_refused_or_another(which in 0_usize..25, at in any::<usize>(), bit in 0_u8..8) {
             let mut bytes = Vec::new();
             examples()[which].encode(&mut bytes);
             let at = at % bytes.len();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rampool_proto::share::control::{Answer, Control, Demand};
 use rampool_proto::share::desk::{Desk, Order};
 use rampool_proto::share::{
-    Action, BarrierId, Config, Engine, Event, Message, OpResult, ProtocolKind, Rank, Reason, RegionConfig, SyncOp, ThreadId, TimerId,
+    Action, BarrierId, Config, DirectOp, Engine, Event, Message, OpResult, ProtocolKind, Rank, Reason, RegionConfig, SyncOp, ThreadId, TimerId,
 };
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES, PageIndex};
 
@@ -321,6 +321,20 @@ impl Host {
             self.look_for_absent();
         }
         self.handle(Event::Sync { thread, op });
+    }
+
+    /// As `begin`, for a direct operation.
+    pub fn begin_direct(&mut self, thread: ThreadId, op: DirectOp) {
+        self.handle(Event::Direct { thread, op });
+    }
+
+    /// What threads begin now waits for the end of a barrier.
+    pub fn is_at_barrier(&self) -> bool {
+        self.engine.is_at_barrier()
+    }
+
+    pub fn has_stopped(&self) -> bool {
+        self.stopped.is_some()
     }
 
     /// Begins a change of what is allocated.

@@ -489,7 +489,7 @@ fn inherited(address: &str) -> Option<Listener> {
 }
 
 /// Over a Unix socket: the two could not open each other's memory as a file either.
-fn is_another_user(peer: &Peer) -> bool {
+pub(super) fn is_another_user(peer: &Peer) -> bool {
     matches!(peer, Peer::Unix { uid, .. } if *uid != rustix::process::geteuid().as_raw())
 }
 
@@ -499,7 +499,7 @@ fn ring_bytes(ranks: u16) -> u32 {
     share.clamp(MIN_RING_BYTES, RING_BYTES)
 }
 
-fn readable(listener: &Listener, deadline: Instant) -> bool {
+pub(super) fn readable(listener: &Listener, deadline: Instant) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -510,7 +510,7 @@ fn readable(listener: &Listener, deadline: Instant) -> bool {
     true
 }
 
-fn shake(mut handshake: Handshake, deadline: Instant) -> Result<Line, HandshakeError> {
+pub(super) fn shake(mut handshake: Handshake, deadline: Instant) -> Result<Line, HandshakeError> {
     loop {
         if let Some(link) = handshake.advance::<()>()? {
             let (carrier, seal) = link.into_parts();

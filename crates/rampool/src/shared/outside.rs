@@ -1,0 +1,409 @@
+//! Processes outside of a run that use its shared memory directly: the door that each rank keeps, and the other side of it.
+//!
+//! ```text
+//!   outsider  -- Visit -->  a rank's door, behind the handshake of [`crate::transport`]; Welcome, or Refused
+//!   outsider  -- Open  -->  Opened: where the published region lies
+//!   outsider  -- Do    -->  Did: done by this rank, as if one of its threads had done it
+//!                           Busy: this rank is at a barrier; another one is not, or all leave it soon
+//!                           NotDone: why
+//! ```
+//! A rank that is at a barrier takes nothing: what it has to tell the others has left already. So the outsider asks the next rank, and nobody waits for anybody.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rampool_proto::session::Encryption;
+use rampool_proto::share::control::{Control, SHARE_WIRE_VERSION};
+use rampool_proto::share::{DirectOp, ProtocolKind, Rank};
+
+use super::direct::{Place, SharedDirect};
+use super::line::{Line, LineError};
+use super::mesh::{is_another_user, readable, shake};
+use super::{AllocOptions, Region, Shared, SharedError};
+use crate::key::Key;
+use crate::transport::{Endpoint, EndpointError, Handshake, HandshakeError, Listener, LocalPolicy, Stream};
+
+/// So many processes may stand in one rank's door at a time.
+const MOST_VISITORS: usize = 64;
+/// A stranger may not keep a thread for longer than this.
+const STRANGER: Duration = Duration::from_secs(10);
+/// So often a rank's door looks whether the run is over.
+const LOOK: Duration = Duration::from_millis(500);
+/// When all ranks are at a barrier they are asked again after this.
+const RETRY: Duration = Duration::from_micros(200);
+/// What a rank's address takes in the list of all.
+const ADDRESS_BYTES: usize = 256;
+
+/// Where a run's doors are, and what its ranks have in common: enough to come in from this machine, and beyond it together with the key. As text it can be
+/// given to other processes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DoorTicket {
+    doors: Vec<Endpoint>,
+    run: String,
+}
+
+impl fmt::Display for DoorTicket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let doors: Vec<String> = self.doors.iter().map(ToString::to_string).collect();
+        write!(f, "{}#{}", doors.join(","), self.run)
+    }
+}
+
+/// What is no [`DoorTicket`].
+#[derive(Debug, thiserror::Error)]
+#[error("{text:?} does not say where a run's doors are: HOST:PORT,HOST:PORT#RUN, as Shared::open_door gives it")]
+pub struct DoorTicketError {
+    text: String,
+    #[source]
+    source: Option<EndpointError>,
+}
+
+impl FromStr for DoorTicket {
+    type Err = DoorTicketError;
+
+    fn from_str(text: &str) -> Result<Self, DoorTicketError> {
+        let error = |source| DoorTicketError { text: text.to_owned(), source };
+        let (doors, run) = text.split_once('#').ok_or_else(|| error(None))?;
+        let doors = doors.split(',').map(|door| door.parse().map_err(|source| error(Some(source)))).collect::<Result<_, _>>()?;
+        Ok(Self { doors, run: run.to_owned() })
+    }
+}
+
+/// Why a rank has no door.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DoorError {
+    #[error("rank {rank} cannot listen on {address}: {source}")]
+    Listen { rank: u16, address: String, source: std::io::Error },
+    #[error("rank {rank}: {address} is no address for a door: HOST:PORT, of at most {} bytes", ADDRESS_BYTES - 1)]
+    Address { rank: u16, address: String },
+    #[error("rank {rank}: the kernel refuses a thread: {source}")]
+    Thread { rank: u16, source: std::io::Error },
+    #[error("the ranks could not tell each other where their doors are: {0}")]
+    Exchange(Box<super::SharedDirectError>),
+}
+
+impl From<SharedError> for DoorError {
+    fn from(error: SharedError) -> Self {
+        Self::Exchange(Box::new(error.into()))
+    }
+}
+
+/// What outsiders may use, by name.
+pub(super) type Published = Mutex<BTreeMap<String, Place>>;
+
+impl Shared {
+    /// Lets other processes use published regions directly. Every rank makes the same call, each with an address of its own to listen on (`HOST:PORT`; port 0 lets the
+    /// kernel choose), by one thread; the answer is the same on all. Blocks until all have called. The doors close when the run ends.
+    ///
+    /// Who comes has to know the run, by the ticket; from another machine, where the run has a key, it proves the key.
+    ///
+    /// # Errors
+    /// Where this rank cannot listen, or the run is over.
+    pub fn open_door(&self, listen: &str) -> Result<DoorTicket, DoorError> {
+        let rank = self.rank();
+        let bad = || DoorError::Address { rank, address: listen.to_owned() };
+        let endpoint: Endpoint = listen.parse().map_err(|_| bad())?;
+        if !matches!(endpoint, Endpoint::Tcp { .. }) {
+            return Err(bad());
+        }
+        let listener = Listener::bind(&endpoint).map_err(|source| DoorError::Listen { rank, address: listen.to_owned(), source })?;
+        let door = listener.endpoint().to_string();
+        if door.len() >= ADDRESS_BYTES {
+            return Err(bad());
+        }
+        // Each rank writes where it listens into memory of all. The second allocation is over when all have done that.
+        let options = AllocOptions::new().protocol(ProtocolKind::Hlrc);
+        let list = self.alloc(usize::from(self.ranks()) * ADDRESS_BYTES, options)?;
+        let exchanged = |error| DoorError::Exchange(Box::new(error));
+        let there = self.direct(list)?;
+        let slot = |rank: u16| u64::from(rank) * ADDRESS_BYTES as u64;
+        there.put(slot(rank), door.as_bytes()).map_err(exchanged)?;
+        let all_have = self.alloc(1, options)?;
+        let mut doors = Vec::with_capacity(usize::from(self.ranks()));
+        for rank in 0..self.ranks() {
+            let mut text = [0; ADDRESS_BYTES];
+            there.get(slot(rank), &mut text).map_err(exchanged)?;
+            let text = String::from_utf8_lossy(text.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned();
+            doors.push(text.parse().map_err(|_| DoorError::Address { rank, address: text })?);
+        }
+        self.free(all_have)?;
+        self.free(list)?;
+        let host = self.clone();
+        let thread = std::thread::Builder::new().name("rampool-door".to_owned());
+        thread.spawn(move || keep_door(&host, &listener)).map_err(|source| DoorError::Thread { rank, source })?;
+        Ok(DoorTicket { doors, run: self.config().run.clone() })
+    }
+
+    /// Lets outsiders use this region, by a name. Every rank makes the call; an outsider may come to any of them.
+    ///
+    /// # Errors
+    /// If the region is not allocated.
+    pub fn publish(&self, name: &str, region: Region) -> Result<(), SharedError> {
+        let place = self.place_of(region)?;
+        self.inner.published.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), place);
+        Ok(())
+    }
+
+    fn policy(&self) -> LocalPolicy {
+        LocalPolicy { key: self.config().key.clone(), encryption: self.config().encryption, features: 0, ucx: None }
+    }
+
+    /// What a visitor asked for.
+    fn serve(&self, asked: Control) -> Control {
+        let published = || self.inner.published.lock().unwrap_or_else(PoisonError::into_inner);
+        match asked {
+            Control::Open { name } => match published().get(&name) {
+                Some(&Place { first, page_bytes, bytes }) => Control::Opened { first, page_bytes, bytes },
+                None => Control::NotDone { why: format!("{} has published no region {name:?}", Rank(self.rank())) },
+            },
+            Control::Do { accesses } => {
+                let places: Vec<Place> = published().values().copied().collect();
+                if !accesses.iter().all(|one| places.iter().any(|place| place.holds(one.page))) {
+                    return Control::NotDone { why: format!("{} has not published those pages", Rank(self.rank())) };
+                }
+                match self.carry_out(accesses.into(), false) {
+                    Ok(Some(bytes)) => Control::Did { bytes },
+                    Ok(None) => Control::Busy {},
+                    Err(error) => Control::NotDone { why: error.to_string() },
+                }
+            }
+            other => Control::NotDone { why: format!("no outsider says {other:?}") },
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.inner.finished.load(Ordering::Acquire) || self.inner.lock().has_stopped()
+    }
+}
+
+/// Lets outsiders in until the run is over.
+fn keep_door(shared: &Shared, listener: &Listener) {
+    let visitors = Arc::new(AtomicUsize::new(0));
+    while !shared.is_over() {
+        if !readable(listener, Instant::now() + LOOK) {
+            continue;
+        }
+        let Ok(Some(stream)) = listener.accept() else { continue };
+        if visitors.fetch_add(1, Ordering::Relaxed) >= MOST_VISITORS {
+            visitors.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!("an outsider at {} was sent away: {MOST_VISITORS} are here", stream.peer());
+            continue;
+        }
+        let (host, count) = (shared.clone(), Arc::clone(&visitors));
+        let visit = move || {
+            let from = stream.peer().to_string();
+            if let Err(why) = receive(&host, stream) {
+                tracing::warn!("an outsider at {from} has gone: {why}");
+            }
+            count.fetch_sub(1, Ordering::Relaxed);
+        };
+        if let Err(error) = std::thread::Builder::new().name("rampool-visitor".to_owned()).spawn(visit) {
+            visitors.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!("an outsider was sent away: the kernel refuses a thread: {error}");
+        }
+    }
+}
+
+/// One outsider, from its first word to its last.
+fn receive(shared: &Shared, stream: Stream) -> Result<(), String> {
+    if is_another_user(stream.peer()) {
+        return Err("it is another user's".to_owned());
+    }
+    let deadline = Instant::now() + STRANGER;
+    let mut line = shake(Handshake::server(stream, shared.policy(), None), deadline).map_err(|error| error.to_string())?;
+    let answer = match line.wait_control(deadline).map_err(|error| error.to_string())? {
+        Some(Control::Visit { wire, .. }) if wire != SHARE_WIRE_VERSION => {
+            let why = format!("the run speaks sharing protocol {SHARE_WIRE_VERSION}, this process {wire}: both must be the same version of rampool");
+            Control::Refused { why }
+        }
+        Some(Control::Visit { run, .. }) if run == shared.config().run => Control::Welcome {},
+        Some(Control::Visit { .. }) => Control::Refused { why: "it belongs to another run".to_owned() },
+        other => return Err(format!("its first word is {other:?}")),
+    };
+    let welcome = answer == (Control::Welcome {});
+    say(&mut line, &answer, deadline).map_err(|error| error.to_string())?;
+    while welcome && !shared.is_over() {
+        match line.wait_control(Instant::now() + LOOK) {
+            Ok(Some(asked)) => say(&mut line, &shared.serve(asked), Instant::now() + STRANGER).map_err(|error| error.to_string())?,
+            Ok(None) => {}
+            Err(LineError::Closed) => break,
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(())
+}
+
+fn say(line: &mut Line, what: &Control, deadline: Instant) -> Result<(), LineError> {
+    line.queue_control(what);
+    if line.flush_until(deadline)? { Ok(()) } else { Err(LineError::Io(std::io::ErrorKind::TimedOut.into())) }
+}
+
+/// Why an outsider's operation failed. Which rank it was, is said by its address.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OutsideError {
+    #[error("the run's door at {address}: {source} (from another machine, the run's key is needed)")]
+    Handshake { address: String, source: HandshakeError },
+    #[error("the run's door at {address}, {operation}: {source}")]
+    Line { address: String, operation: &'static str, source: LineError },
+    #[error("the run's door at {address} refuses: {why}")]
+    Refused { address: String, why: String },
+    #[error("the run's door at {address} answers what was not asked ({operation})")]
+    Unexpected { address: String, operation: &'static str },
+    #[error("{operation}: no answer from the run within {seconds} s")]
+    TimedOut { operation: &'static str, seconds: u64 },
+}
+
+/// How to come in.
+#[derive(Clone, Debug)]
+pub struct OutsideConfig {
+    /// As the ranks have it ([`SharedConfig::key`](super::SharedConfig::key)); from the same machine none is needed.
+    pub key: Option<Key>,
+    pub encryption: Encryption,
+    /// An operation that takes longer fails.
+    pub deadline: Duration,
+}
+
+impl Default for OutsideConfig {
+    fn default() -> Self {
+        Self { key: None, encryption: Encryption::default(), deadline: Duration::from_secs(60) }
+    }
+}
+
+/// This process, outside of a run, at its doors. Any thread may use it; operations of several threads take turns.
+#[derive(Debug)]
+pub struct Outside {
+    ticket: DoorTicket,
+    config: OutsideConfig,
+    lines: Mutex<Lines>,
+}
+
+struct Lines {
+    open: Vec<Option<Line>>,
+    /// The rank that was asked last.
+    at: usize,
+}
+
+impl fmt::Debug for Lines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lines").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+impl Outside {
+    /// Comes to the first door of a run. Blocks at most until the deadline.
+    ///
+    /// # Errors
+    /// [`OutsideError`], naming the door.
+    pub fn connect(ticket: &DoorTicket, config: OutsideConfig) -> Result<Arc<Self>, OutsideError> {
+        let open = std::iter::repeat_with(|| None).take(ticket.doors.len()).collect();
+        let outside = Self { ticket: ticket.clone(), config, lines: Mutex::new(Lines { open, at: 0 }) };
+        outside.line(&mut outside.lines.lock().unwrap_or_else(PoisonError::into_inner), Instant::now() + outside.config.deadline)?;
+        Ok(Arc::new(outside))
+    }
+
+    /// A region that the ranks have published.
+    ///
+    /// # Errors
+    /// [`OutsideError::Refused`] if there is none of that name; others where the run is not reached.
+    pub fn open(self: &Arc<Self>, name: &str) -> Result<SharedDirect, OutsideError> {
+        const OPERATION: &str = "opening a region";
+        let (address, answer) = self.ask(&Control::Open { name: name.to_owned() }, OPERATION)?;
+        match answer {
+            // What makes no sense would end in a panic later.
+            Control::Opened { first, page_bytes, bytes } if page_bytes.is_power_of_two() && bytes <= 1 << 52 => {
+                Ok(SharedDirect::outside(Arc::clone(self), Place { first, page_bytes, bytes }))
+            }
+            _ => Err(OutsideError::Unexpected { address, operation: OPERATION }),
+        }
+    }
+
+    pub(super) fn carry_out(&self, op: &DirectOp) -> Result<Arc<[u8]>, OutsideError> {
+        const OPERATION: &str = "a direct operation";
+        let wanted: usize = op.iter().map(|one| one.access.answer_bytes()).sum();
+        let (address, answer) = self.ask(&Control::Do { accesses: op.to_vec() }, OPERATION)?;
+        match answer {
+            Control::Did { bytes } if bytes.len() == wanted => Ok(bytes),
+            _ => Err(OutsideError::Unexpected { address, operation: OPERATION }),
+        }
+    }
+
+    /// Asks one rank after the other until one has an answer.
+    fn ask(&self, what: &Control, operation: &'static str) -> Result<(String, Control), OutsideError> {
+        let deadline = Instant::now() + self.config.deadline;
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let timed_out = || OutsideError::TimedOut { operation, seconds: self.config.deadline.as_secs() };
+        let mut busy = 0;
+        loop {
+            let at = lines.at;
+            let address = self.ticket.doors[at].to_string();
+            let line = self.line(&mut lines, deadline)?;
+            let answer = say(line, what, deadline).and_then(|()| line.wait_control(deadline));
+            if !matches!(answer, Ok(Some(_))) {
+                // Its answer would be taken for that of the next question.
+                lines.open[at] = None;
+            }
+            match answer {
+                Ok(Some(Control::Busy {})) => {
+                    lines.at = (at + 1) % self.ticket.doors.len();
+                    busy += 1;
+                    if busy % self.ticket.doors.len() == 0 {
+                        std::thread::sleep(RETRY);
+                    }
+                    if Instant::now() >= deadline {
+                        return Err(timed_out());
+                    }
+                }
+                Ok(Some(Control::NotDone { why })) => return Err(OutsideError::Refused { address, why }),
+                Ok(Some(answer)) => return Ok((address, answer)),
+                Ok(None) => return Err(timed_out()),
+                Err(source) => return Err(OutsideError::Line { address, operation, source }),
+            }
+        }
+    }
+
+    /// The connection to the rank whose turn it is.
+    fn line<'a>(&self, lines: &'a mut Lines, deadline: Instant) -> Result<&'a mut Line, OutsideError> {
+        const OPERATION: &str = "coming in";
+        let at = lines.at;
+        if lines.open[at].is_none() {
+            let endpoint = &self.ticket.doors[at];
+            let address = || endpoint.to_string();
+            let shaken = Stream::connect(endpoint, deadline).map_err(HandshakeError::Connect).and_then(|stream| {
+                let policy = LocalPolicy { key: self.config.key.clone(), encryption: self.config.encryption, features: 0, ucx: None };
+                shake(Handshake::client(stream, policy), deadline)
+            });
+            let mut line = shaken.map_err(|source| OutsideError::Handshake { address: address(), source })?;
+            let visit = Control::Visit { wire: SHARE_WIRE_VERSION, run: self.ticket.run.clone() };
+            let answer = say(&mut line, &visit, deadline).and_then(|()| line.wait_control(deadline));
+            match answer.map_err(|source| OutsideError::Line { address: address(), operation: OPERATION, source })? {
+                Some(Control::Welcome {}) => lines.open[at] = Some(line),
+                Some(Control::Refused { why }) => return Err(OutsideError::Refused { address: address(), why }),
+                Some(_) => return Err(OutsideError::Unexpected { address: address(), operation: OPERATION }),
+                None => return Err(OutsideError::TimedOut { operation: OPERATION, seconds: self.config.deadline.as_secs() }),
+            }
+        }
+        Ok(lines.open[at].as_mut().expect("just opened"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_survives_its_text_and_what_is_none_is_refused() {
+        let text = "127.0.0.1:4000,host-2:4001,[::1]:7#run 7#x";
+        let ticket: DoorTicket = text.parse().unwrap();
+        assert_eq!((ticket.doors.len(), ticket.run.as_str(), ticket.to_string().as_str()), (3, "run 7#x", text));
+        for bad in ["", "127.0.0.1:4000", "#run", "127.0.0.1#run", "127.0.0.1:1,#run"] {
+            let error = bad.parse::<DoorTicket>().unwrap_err().to_string();
+            assert!(error.contains("HOST:PORT"), "{error}");
+        }
+    }
+}
