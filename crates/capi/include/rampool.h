@@ -169,6 +169,17 @@ typedef struct rampool_direct rampool_direct;
 typedef struct rampool_direct_region rampool_direct_region;
 
 /**
+ * Memory of this process that a server on this machine may write to and read from while an operation names it. It belongs to one thread at a time; a forked child
+ * does not have it.
+ */
+typedef struct rampool_exposed rampool_exposed;
+
+/**
+ * A copy of a region at the memory servers, and the way there.
+ */
+typedef struct rampool_handed_over rampool_handed_over;
+
+/**
  * Which bytes, in which order, in the terms of MPI's derived datatypes. Never changes; freed with rampool_layout_free(), also when others were made of it.
  */
 typedef struct rampool_layout rampool_layout;
@@ -177,6 +188,11 @@ typedef struct rampool_layout rampool_layout;
  * A message that was taken, until rampool_message_done() or rampool_message_give_back().
  */
 typedef struct rampool_message rampool_message;
+
+/**
+ * This process, outside of a run, at the doors of its ranks. Any threads may use it; their operations take turns.
+ */
+typedef struct rampool_outside rampool_outside;
 
 /**
  * Local memory, memory servers and the pager between them.
@@ -192,6 +208,11 @@ typedef struct rampool_queue rampool_queue;
  * A piece of memory in a pool.
  */
 typedef struct rampool_region rampool_region;
+
+/**
+ * A shared region whose bytes are read and changed where they lie: at the homes of its pages. Any threads may use it.
+ */
+typedef struct rampool_shared_direct rampool_shared_direct;
 
 /**
  * This process as one rank of a run: processes that use one address range as memory.
@@ -276,6 +297,29 @@ typedef struct {
    */
   double real;
 } rampool_total;
+
+/**
+ * What was done with keys to exposed memory.
+ */
+typedef struct {
+  /**
+   * Memories that a server has a key to now.
+   */
+  uint64_t exposed;
+  /**
+   * Operations whose bytes did not travel, and those bytes.
+   */
+  uint64_t requests;
+  uint64_t bytes;
+  /**
+   * Operations that the server refused because it did not know the key any more; they were made again.
+   */
+  uint64_t stale;
+  /**
+   * Memories that were replaced because a server with a key was lost, or its connection broke.
+   */
+  uint64_t replaced;
+} rampool_key_stats;
 
 /**
  * Counts of a rank since it joined; times are sums over its threads.
@@ -871,6 +915,145 @@ rampool_status rampool_direct_copy(rampool_direct *direct,
                                    const rampool_layout *target);
 
 /**
+ * Makes a copy-on-write copy of a region at its memory servers, for other processes: what is in local memory is stored there, and stays here. The owner goes on at once, and nothing that
+ * it does afterwards shows in the copy. What other threads write during the call is in it or not, page by page. Blocks; faults of the pool wait meanwhile. On success, `*handed` is for
+ * rampool_handed_over_free(); otherwise it is null, and nothing has changed: RAMPOOL_STATUS_NO_ROOM is not told apart from other trouble at the servers (RAMPOOL_STATUS_SERVER), but said
+ * by rampool_error_message().
+ *
+ * The copy lives until it is freed (rampool_direct_region_free()) or the lease's last member has left.
+ *
+ * # Safety
+ * `region` came from rampool_region_alloc() and was not freed; `handed` is null or can be written.
+ */
+rampool_status rampool_region_hand_over(const rampool_region *region,
+                                        rampool_handed_over **handed);
+
+/**
+ * Writes where the copy is, a text that ends with a zero byte, to `buffer`, for another process's rampool_direct_join_handed_over(). Who has it may use the lease: keep it as secret as a
+ * key. RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 8192 are enough for any 32 servers.
+ *
+ * # Safety
+ * `handed` is null or came from rampool_region_hand_over() and was not freed; `buffer` is null or `size` bytes can be written there.
+ */
+rampool_status rampool_handed_over_text(const rampool_handed_over *handed,
+                                        char *buffer,
+                                        size_t size);
+
+/**
+ * Gives the handle up; the copy stays. Null does nothing.
+ *
+ * # Safety
+ * `handed` is null or came from rampool_region_hand_over() and was not freed.
+ */
+void rampool_handed_over_free(rampool_handed_over *handed);
+
+/**
+ * Joins the lease of whoever handed a region over, and opens the copy: its bytes are those of `*region` from `*offset` on, `*bytes` of them, for any operation of the direct view. The
+ * builder gives key, encryption and deadlines; its servers are not looked at. On success, `*direct` is for rampool_direct_close() and `*region` for rampool_direct_region_free() or
+ * rampool_direct_region_close(); otherwise both are null.
+ *
+ * # Safety
+ * `builder` came from rampool_builder_new() and was not freed; `handed` is null or ends with a zero byte; the others are null or can be written.
+ */
+rampool_status rampool_direct_join_handed_over(const rampool_builder *builder,
+                                               const char *handed,
+                                               rampool_direct **direct,
+                                               rampool_direct_region **region,
+                                               uint64_t *offset,
+                                               uint64_t *bytes);
+
+/**
+ * Makes `bytes` bytes of memory, all zero, and gives the key to the first server that is reached through shared memory. Where there is none, or it takes no more (64 memories and 256 MiB for
+ * each connection), the memory is as any other: rampool_direct_is_exposed(). Blocks until the server has answered. On success, `*memory` is for rampool_exposed_free(); otherwise it is
+ * null.
+ *
+ * # Safety
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `memory` is null or can be written.
+ */
+rampool_status rampool_direct_expose(rampool_direct *direct,
+                                     size_t bytes,
+                                     rampool_exposed **memory);
+
+/**
+ * The first byte of exposed memory; the address stays until it is freed. Null for null.
+ *
+ * # Safety
+ * `memory` is null or came from rampool_direct_expose() and was not freed.
+ */
+void *rampool_exposed_address(const rampool_exposed *memory);
+
+/**
+ * Bytes of exposed memory; 0 for null.
+ *
+ * # Safety
+ * As rampool_exposed_address().
+ */
+size_t rampool_exposed_bytes(const rampool_exposed *memory);
+
+/**
+ * Whether a server has a key to the memory now. Not between a break of its connection and the comeback. False for null.
+ *
+ * # Safety
+ * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `memory` is null or came from rampool_direct_expose() of it and was not freed.
+ */
+bool rampool_direct_is_exposed(const rampool_direct *direct,
+                               const rampool_exposed *memory);
+
+/**
+ * Takes the key back. Blocks until the server has said that it touches the memory no more, or until it is lost and the bytes are in other memory at the same addresses. The memory stays, as any
+ * other.
+ *
+ * # Safety
+ * As rampool_direct_is_exposed().
+ */
+rampool_status rampool_direct_withdraw(rampool_direct *direct,
+                                       const rampool_exposed *memory);
+
+/**
+ * Frees exposed memory. A server that still has the key loses it with the next rampool_direct_expose(), or when the view is closed. Null does nothing.
+ *
+ * # Safety
+ * `memory` is null or came from rampool_direct_expose() and was not freed; nothing uses it any more.
+ */
+void rampool_exposed_free(rampool_exposed *memory);
+
+/**
+ * Reads what `there` selects from `offset` of the region on into exposed memory, from its byte `at` on, one byte after the other. By key, the server puts the bytes there itself.
+ *
+ * # Safety
+ * As rampool_direct_is_exposed(); `region` is one of `direct`; `there` is a layout that was not freed; nobody uses those bytes of the memory meanwhile.
+ */
+rampool_status rampool_direct_get_into(rampool_direct *direct,
+                                       const rampool_direct_region *region,
+                                       uint64_t offset,
+                                       const rampool_layout *there,
+                                       const rampool_exposed *memory,
+                                       size_t at);
+
+/**
+ * Writes bytes of exposed memory, from its byte `at` on, to what `there` selects from `offset` of the region on. By key, the server takes the bytes from there itself.
+ *
+ * # Safety
+ * As rampool_direct_get_into(), but others may read those bytes of the memory meanwhile.
+ */
+rampool_status rampool_direct_put_from(rampool_direct *direct,
+                                       const rampool_direct_region *region,
+                                       uint64_t offset,
+                                       const rampool_layout *there,
+                                       const rampool_exposed *memory,
+                                       size_t at);
+
+/**
+ * Writes what was done with keys to `*stats`, as many counts as `size` (pass sizeof(rampool_key_stats)) has room for.
+ *
+ * # Safety
+ * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `stats` is null or `size` bytes can be written there.
+ */
+rampool_status rampool_direct_key_stats(const rampool_direct *direct,
+                                        rampool_key_stats *stats,
+                                        size_t size);
+
+/**
  * Opens the queue of this name. If there is none it is made, for at most `messages` messages with together `bytes` bytes; unless both are 0, then it is
  * RAMPOOL_STATUS_GONE. On success, `*queue` is for rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
  *
@@ -1319,6 +1502,170 @@ rampool_status rampool_shared_count(const rampool_shared *shared,
  */
 rampool_status rampool_shared_abort(const rampool_shared *shared,
                                     const char *why);
+
+/**
+ * Opens for direct operations what begins at `address` and all ranks have allocated together. On success, `*view` is for rampool_shared_direct_close(); otherwise it is null.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `view` is null or can be written.
+ */
+rampool_status rampool_shared_direct_open(const rampool_shared *shared,
+                                          const void *address,
+                                          rampool_shared_direct **view);
+
+/**
+ * Gives the view up; the region stays. Null does nothing.
+ *
+ * # Safety
+ * `view` is null or came from rampool_shared_direct_open() or rampool_outside_open_region() and was not closed.
+ */
+void rampool_shared_direct_close(rampool_shared_direct *view);
+
+/**
+ * Bytes of the region; 0 for null.
+ *
+ * # Safety
+ * As rampool_shared_direct_close().
+ */
+uint64_t rampool_shared_direct_bytes(const rampool_shared_direct *view);
+
+/**
+ * Lets processes outside of the run use, by this name, what begins at `address` and all ranks have allocated together. Every rank makes the call.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `name` is null or ends with a zero byte.
+ */
+rampool_status rampool_shared_publish(const rampool_shared *shared,
+                                      const char *name,
+                                      const void *address);
+
+/**
+ * Opens a door for processes outside of the run, which may use what is published. Every rank makes the call, each with an address of its own to listen on ("HOST:PORT"; port 0: the
+ * kernel chooses), and gets the same ticket, a text that ends with a zero byte, for rampool_outside_open(). Blocks until all have called. RAMPOOL_STATUS_NO_ROOM if the ticket is longer than
+ * `size` bytes: 256 for each rank, and the run's name, are enough.
+ *
+ * # Safety
+ * `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a zero byte; `buffer` is null or `size` bytes can be written there.
+ */
+rampool_status rampool_shared_open_door(const rampool_shared *shared,
+                                        const char *listen,
+                                        char *buffer,
+                                        size_t size);
+
+/**
+ * Comes to the doors of a run, by the ticket that rampool_shared_open_door() gave; from another machine with the run's key, in the file `key_file` (null: without). Blocks at most a minute. On
+ * success, `*outside` is for rampool_outside_close(); otherwise it is null.
+ *
+ * # Safety
+ * `ticket` and `key_file` are null or end with a zero byte; `outside` is null or can be written.
+ */
+rampool_status rampool_outside_open(const char *ticket,
+                                    const char *key_file,
+                                    rampool_outside **outside);
+
+/**
+ * Leaves the doors; views that were opened stay as they are until they are closed. Null does nothing.
+ *
+ * # Safety
+ * `outside` is null or came from rampool_outside_open() and was not closed.
+ */
+void rampool_outside_close(rampool_outside *outside);
+
+/**
+ * Opens a region that the ranks have published. RAMPOOL_STATUS_INVALID if there is none of that name. On success, `*view` is for rampool_shared_direct_close(); otherwise it is null.
+ *
+ * # Safety
+ * `outside` is null or came from rampool_outside_open() and was not closed; `name` is null or ends with a zero byte; `view` is null or can be written.
+ */
+rampool_status rampool_outside_open_region(const rampool_outside *outside,
+                                           const char *name,
+                                           rampool_shared_direct **view);
+
+/**
+ * Reads what `there` selects from `offset` of the region on into what `here` selects from `address` on. Both select as many bytes. Nothing comes here but those bytes.
+ *
+ * # Safety
+ * `view` is null or was opened and not closed; `there` and `here` are null or layouts that were not freed; what `here` selects can be written, and nobody uses it meanwhile.
+ */
+rampool_status rampool_shared_direct_get_layout(const rampool_shared_direct *view,
+                                                uint64_t offset,
+                                                const rampool_layout *there,
+                                                void *address,
+                                                const rampool_layout *here);
+
+/**
+ * Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on. Both select as many bytes, `there` none twice.
+ *
+ * # Safety
+ * As rampool_shared_direct_get_layout(); what `here` selects can be read, and nobody writes it meanwhile.
+ */
+rampool_status rampool_shared_direct_put_layout(const rampool_shared_direct *view,
+                                                uint64_t offset,
+                                                const rampool_layout *there,
+                                                const void *address,
+                                                const rampool_layout *here);
+
+/**
+ * Reads `bytes` bytes of the region, from `offset` on.
+ *
+ * # Safety
+ * `view` is null or was opened and not closed; `to` has room for `bytes` bytes, which nobody uses meanwhile.
+ */
+rampool_status rampool_shared_direct_get(const rampool_shared_direct *view,
+                                         uint64_t offset,
+                                         void *to,
+                                         uint64_t bytes);
+
+/**
+ * Writes `bytes` bytes to the region, from `offset` on. When it returns they are there, as if the rank that carried it out had stored and released them.
+ *
+ * # Safety
+ * `view` is null or was opened and not closed; `from` has `bytes` bytes, which nobody writes meanwhile.
+ */
+rampool_status rampool_shared_direct_put(const rampool_shared_direct *view,
+                                         uint64_t offset,
+                                         const void *from,
+                                         uint64_t bytes);
+
+/**
+ * Changes each element of this kind that `there` selects from `offset` of the region on by an operand: `element = combine(element, operand)`. There are as many operands, one after the other at
+ * `operands`. Each element is changed at once, among direct operations; not beside rampool_shared_atomic() or stores of ranks to the same word.
+ *
+ * # Safety
+ * `view` is null or was opened and not closed; `there` is null or a layout that was not freed; `operands` has rampool_layout_size(there) bytes, which nobody writes meanwhile.
+ */
+rampool_status rampool_shared_direct_accumulate(const rampool_shared_direct *view,
+                                                uint64_t offset,
+                                                const rampool_layout *there,
+                                                uint32_t kind,
+                                                uint32_t combine,
+                                                const void *operands);
+
+/**
+ * Changes one element of this kind by an operand, and gives what it was before in `*old` (null: nobody wants it). Ordered like a lock of that word, as rampool_shared_atomic() is.
+ *
+ * # Safety
+ * `view` is null or was opened and not closed; `operand` is null or points to a number of this kind; one can be written to `old` if that is not null.
+ */
+rampool_status rampool_shared_direct_fetch_op(const rampool_shared_direct *view,
+                                              uint64_t offset,
+                                              uint32_t kind,
+                                              uint32_t combine,
+                                              const void *operand,
+                                              void *old);
+
+/**
+ * Writes `*desired` to one element of this kind if it is `*expected`, bit by bit, and gives what it was before in `*old`. Ordered as rampool_shared_direct_fetch_op().
+ *
+ * # Safety
+ * As rampool_shared_direct_fetch_op(); `expected` and `desired` are null or point to numbers of this kind.
+ */
+rampool_status rampool_shared_direct_compare_swap(const rampool_shared_direct *view,
+                                                  uint64_t offset,
+                                                  uint32_t kind,
+                                                  const void *expected,
+                                                  const void *desired,
+                                                  void *old);
 
 #ifdef __cplusplus
 }  // extern "C"

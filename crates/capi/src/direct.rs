@@ -7,7 +7,7 @@ use runtime::direct::{Direct, DirectError, DirectRegion};
 use runtime::pool::LeaseTicket;
 use runtime::proto::layout::{Layout, LayoutError, Order};
 
-use crate::{Builder, RampoolStatus, fail, status_of, text};
+use crate::{Builder, RampoolStatus, fail, status_of, text, write_text};
 
 /// Orders of the elements of a subarray: the last dimension is the densest, or the first.
 pub const RAMPOOL_ORDER_C: u32 = 0;
@@ -360,19 +360,12 @@ pub unsafe extern "C" fn rampool_direct_join(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_ticket(direct: *mut DirectHandle, buffer: *mut c_char, size: usize) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
-    let Some(direct) = (unsafe { direct.as_mut() }).filter(|_| !buffer.is_null()) else {
+    let Some(direct) = (unsafe { direct.as_mut() }) else {
         return fail(RampoolStatus::Invalid, "rampool_direct_ticket: a null pointer");
     };
     let ticket = direct.0.pool().lease_ticket().to_string();
-    if ticket.len() >= size {
-        return fail(RampoolStatus::NoRoom, format_args!("rampool_direct_ticket: the ticket and its end take {} bytes", ticket.len() + 1));
-    }
-    // SAFETY: `size` bytes can be written, as the caller promises, and the ticket and the zero byte are no more.
-    unsafe {
-        std::ptr::copy_nonoverlapping(ticket.as_ptr().cast(), buffer, ticket.len());
-        *buffer.add(ticket.len()) = 0;
-    }
-    RampoolStatus::Ok
+    // SAFETY: as the caller promises.
+    unsafe { write_text("rampool_direct_ticket", &ticket, buffer, size) }
 }
 
 /// Leaves the servers. Regions go with the lease's last member. Null does nothing.

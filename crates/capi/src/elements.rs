@@ -59,7 +59,7 @@ pub struct RampoolTotal {
     pub real: f64,
 }
 
-fn kind_of(kind: u32) -> Option<Kind> {
+pub(crate) fn kind_of(kind: u32) -> Option<Kind> {
     Some(match kind {
         RAMPOOL_KIND_I32 => Kind::I32,
         RAMPOOL_KIND_U32 => Kind::U32,
@@ -71,7 +71,7 @@ fn kind_of(kind: u32) -> Option<Kind> {
     })
 }
 
-fn combine_of(combine: u32) -> Option<Combine> {
+pub(crate) fn combine_of(combine: u32) -> Option<Combine> {
     Some(match combine {
         RAMPOOL_COMBINE_REPLACE => Combine::Replace,
         RAMPOOL_COMBINE_SUM => Combine::Sum,

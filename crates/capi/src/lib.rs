@@ -5,22 +5,26 @@
 //!   shared  rampool.h too: the shared view
 //!   direct  rampool.h too: the direct view and its layouts
 //!   elements rampool.h too: the direct view's updates, filters, totals and copies
+//!   exposed rampool.h too: regions handed over to other processes, and memory that a server has a key to
 //!   queue   rampool.h too: the direct view's queues
+//!   shared_direct rampool.h too: shared regions in the direct view, by ranks and from outside
 //!   dlmm    dlmm.h: the interface of DLM-M (Saito, Midorikawa, Kai), on one pool a process
 //!   tsm     tsm.h: the interface of the software DSM of Barli, Watanabe, Sakai and Tanaka, on one run a process
 //!   parmacs what the macros of m4/rampool.m4 call, for the SPLASH programs
 //! ```
-//! `include/rampool.h` is generated from `lib`, `shared`, `direct`, `elements` and `queue` (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
+//! `include/rampool.h` is generated from those of them (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
 
 mod direct;
 // The headers of these are written by hand.
 /// cbindgen:ignore
 mod dlmm;
 mod elements;
+mod exposed;
 /// cbindgen:ignore
 mod parmacs;
 mod queue;
 mod shared;
+mod shared_direct;
 /// cbindgen:ignore
 mod tsm;
 
@@ -341,6 +345,25 @@ fn status_of(error: &OpenError) -> RampoolStatus {
         OpenError::Paged(_) => RampoolStatus::System,
         _ => RampoolStatus::Invalid,
     }
+}
+
+/// Writes a text and a zero byte behind it to a caller's buffer.
+///
+/// # Safety
+/// `buffer` is null or `size` bytes can be written there.
+unsafe fn write_text(call: &str, text: &str, buffer: *mut c_char, size: usize) -> RampoolStatus {
+    if buffer.is_null() {
+        return fail(RampoolStatus::Invalid, format_args!("{call}: a null pointer"));
+    }
+    if text.len() >= size {
+        return fail(RampoolStatus::NoRoom, format_args!("{call}: the text and its end take {} bytes", text.len() + 1));
+    }
+    // SAFETY: `size` bytes can be written, as the caller promises, and the text and the zero byte are no more.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, text.len());
+        *buffer.add(text.len()) = 0;
+    }
+    RampoolStatus::Ok
 }
 
 /// # Safety

@@ -20,9 +20,9 @@ pub const RAMPOOL_ATOMIC_XOR: u32 = 6;
 
 /// This process as one rank of a run: processes that use one address range as memory.
 pub struct SharedHandle {
-    shared: Shared,
+    pub(crate) shared: Shared,
     /// What all ranks allocated together, by address.
-    regions: Mutex<BTreeMap<usize, Region>>,
+    pub(crate) regions: Mutex<BTreeMap<usize, Region>>,
 }
 
 /// Counts of a rank since it joined; times are sums over its threads.
@@ -621,7 +621,7 @@ fn status(result: Result<(), SharedError>) -> RampoolStatus {
     }
 }
 
-fn failed(error: &SharedError) -> RampoolStatus {
+pub(crate) fn failed(error: &SharedError) -> RampoolStatus {
     let status = match error {
         SharedError::Stopped { .. } | SharedError::Finished { .. } => RampoolStatus::Run,
         SharedError::Refused { .. } => RampoolStatus::NoRoom,

@@ -133,8 +133,7 @@ impl SharedDirect {
     pub fn get_layout(&self, offset: u64, there: &Layout, buffer: &mut [u8], here: &Layout) -> Result<(), SharedDirectError> {
         let (there, here) = self.both(offset, there, buffer.len() as u64, here)?;
         apart(&here)?;
-        let mut bytes = vec![0; length(&there)];
-        self.gather(&there, &mut bytes)?;
+        let bytes = self.gathered(&there)?;
         let mut rest = &bytes[..];
         for run in here.runs() {
             let (mine, behind) = rest.split_at(index(run.len));
@@ -163,10 +162,25 @@ impl SharedDirect {
     /// # Errors
     /// [`SharedDirectError`].
     pub fn get_values<T: Number>(&self, offset: u64, there: &Layout) -> Result<Vec<T>, SharedDirectError> {
+        self.get_packed(offset, there).map(|bytes| crate::direct::numbers(&bytes))
+    }
+
+    /// Reads what `there` selects: its bytes, one after the other.
+    ///
+    /// # Errors
+    /// [`SharedDirectError`].
+    pub fn get_packed(&self, offset: u64, there: &Layout) -> Result<Vec<u8>, SharedDirectError> {
+        self.gathered(&there.placed(offset, self.place.bytes)?)
+    }
+
+    /// Writes bytes, one after the other, to what `there` selects.
+    ///
+    /// # Errors
+    /// [`SharedDirectError`].
+    pub fn put_packed(&self, offset: u64, there: &Layout, bytes: Vec<u8>) -> Result<(), SharedDirectError> {
         let there = there.placed(offset, self.place.bytes)?;
-        let mut bytes = vec![0; length(&there)];
-        self.gather(&there, &mut bytes)?;
-        Ok(crate::direct::numbers(&bytes))
+        apart(&there)?;
+        self.scatter(&there, &self.of_length(&there, bytes)?)
     }
 
     /// Writes numbers to what `there` selects.
@@ -174,12 +188,10 @@ impl SharedDirect {
     /// # Errors
     /// [`SharedDirectError`].
     pub fn put_values<T: Number>(&self, offset: u64, there: &Layout, values: &[T]) -> Result<(), SharedDirectError> {
-        let there = there.placed(offset, self.place.bytes)?;
-        apart(&there)?;
-        self.scatter(&there, &self.of_length(&there, crate::direct::to_bytes(values))?)
+        self.put_packed(offset, there, crate::direct::to_bytes(values))
     }
 
-    /// Updates the numbers that `there` selects, each by its operand; each at once, among direct operations.
+    /// Updates the numbers that `there` selects, each by its operand; each at once, among direct operations. One that is selected twice is updated twice.
     ///
     /// # Errors
     /// [`SharedDirectError`].
@@ -201,7 +213,6 @@ impl SharedDirect {
     ) -> Result<(), SharedDirectError> {
         fits(kind, how)?;
         let there = there.placed(offset, self.place.bytes)?;
-        apart(&there)?;
         aligned(&there, kind)?;
         let operands = self.of_length(&there, operands)?;
         self.each(&there, |pieces| {
@@ -260,6 +271,12 @@ impl SharedDirect {
         let (page, offset) = self.place.locate(offset);
         let bytes = self.carry_out(vec![PageAccess { page, access: access(offset) }].into())?;
         Ok(bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)))
+    }
+
+    fn gathered(&self, there: &Program) -> Result<Vec<u8>, SharedDirectError> {
+        let mut bytes = vec![0; length(there)];
+        self.gather(there, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// The bytes of `there`, one after the other, into a buffer of that length.

@@ -1,0 +1,287 @@
+//! Memory that two processes see, in C: copies of paged regions that are handed over, and memory that a server on this machine has a key to. Conversions around
+//! [`runtime::region::HandedOver`] and [`runtime::direct::Exposed`].
+
+use std::ffi::{c_char, c_void};
+
+use runtime::direct::{Direct, DirectRegion, Exposed};
+use runtime::proto::layout::Layout;
+use runtime::region::{HandOverError, HandedOver};
+
+use crate::direct::{DirectHandle, DirectRegionHandle, LayoutHandle, failed};
+use crate::{Builder, RampoolStatus, RegionHandle, fail, status_of, text, write_text};
+
+/// A copy of a region at the memory servers, and the way there.
+pub struct HandedOverHandle(HandedOver);
+
+/// Memory of this process that a server on this machine may write to and read from while an operation names it. It belongs to one thread at a time; a forked child
+/// does not have it.
+pub struct ExposedHandle(Exposed);
+
+/// What was done with keys to exposed memory.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct RampoolKeyStats {
+    /// Memories that a server has a key to now.
+    pub exposed: u64,
+    /// Operations whose bytes did not travel, and those bytes.
+    pub requests: u64,
+    pub bytes: u64,
+    /// Operations that the server refused because it did not know the key any more; they were made again.
+    pub stale: u64,
+    /// Memories that were replaced because a server with a key was lost, or its connection broke.
+    pub replaced: u64,
+}
+
+/// Makes a copy-on-write copy of a region at its memory servers, for other processes: what is in local memory is stored there, and stays here. The owner goes on at once, and nothing that
+/// it does afterwards shows in the copy. What other threads write during the call is in it or not, page by page. Blocks; faults of the pool wait meanwhile. On success, `*handed` is for
+/// rampool_handed_over_free(); otherwise it is null, and nothing has changed: RAMPOOL_STATUS_NO_ROOM is not told apart from other trouble at the servers (RAMPOOL_STATUS_SERVER), but said
+/// by rampool_error_message().
+///
+/// The copy lives until it is freed (rampool_direct_region_free()) or the lease's last member has left.
+///
+/// # Safety
+/// `region` came from rampool_region_alloc() and was not freed; `handed` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_region_hand_over(region: *const RegionHandle, handed: *mut *mut HandedOverHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(region), Some(out)) = (unsafe { (region.as_ref(), handed.as_mut()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_region_hand_over: a null pointer");
+    };
+    *out = std::ptr::null_mut();
+    let Some(region) = &region.region else { return fail(RampoolStatus::Invalid, "rampool_region_hand_over: a region that was freed") };
+    match region.hand_over() {
+        Ok(copy) => {
+            *out = Box::into_raw(Box::new(HandedOverHandle(copy)));
+            RampoolStatus::Ok
+        }
+        Err(error @ HandOverError::PagerEnded(_)) => fail(RampoolStatus::System, error),
+        Err(error) => fail(RampoolStatus::Server, error),
+    }
+}
+
+/// Writes where the copy is, a text that ends with a zero byte, to `buffer`, for another process's rampool_direct_join_handed_over(). Who has it may use the lease: keep it as secret as a
+/// key. RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 8192 are enough for any 32 servers.
+///
+/// # Safety
+/// `handed` is null or came from rampool_region_hand_over() and was not freed; `buffer` is null or `size` bytes can be written there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_handed_over_text(handed: *const HandedOverHandle, buffer: *mut c_char, size: usize) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    match unsafe { handed.as_ref() } {
+        // SAFETY: as the caller promises.
+        Some(handed) => unsafe { write_text("rampool_handed_over_text", &handed.0.to_string(), buffer, size) },
+        None => fail(RampoolStatus::Invalid, "rampool_handed_over_text: a null pointer"),
+    }
+}
+
+/// Gives the handle up; the copy stays. Null does nothing.
+///
+/// # Safety
+/// `handed` is null or came from rampool_region_hand_over() and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_handed_over_free(handed: *mut HandedOverHandle) {
+    if !handed.is_null() {
+        // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
+        drop(unsafe { Box::from_raw(handed) });
+    }
+}
+
+/// Joins the lease of whoever handed a region over, and opens the copy: its bytes are those of `*region` from `*offset` on, `*bytes` of them, for any operation of the direct view. The
+/// builder gives key, encryption and deadlines; its servers are not looked at. On success, `*direct` is for rampool_direct_close() and `*region` for rampool_direct_region_free() or
+/// rampool_direct_region_close(); otherwise both are null.
+///
+/// # Safety
+/// `builder` came from rampool_builder_new() and was not freed; `handed` is null or ends with a zero byte; the others are null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_join_handed_over(
+    builder: *const Builder,
+    handed: *const c_char,
+    direct: *mut *mut DirectHandle,
+    region: *mut *mut DirectRegionHandle,
+    offset: *mut u64,
+    bytes: *mut u64,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let outs = unsafe { (direct.as_mut(), region.as_mut(), offset.as_mut(), bytes.as_mut()) };
+    let (Some(direct), Some(region), Some(offset), Some(bytes)) = outs else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_join_handed_over: a null pointer");
+    };
+    (*direct, *region) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: as above.
+    let (Some(builder), Some(handed)) = (unsafe { (builder.as_ref(), text(handed)) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_join_handed_over: a null pointer, or a text that is not UTF-8");
+    };
+    let handed: HandedOver = match handed.parse() {
+        Ok(handed) => handed,
+        Err(error) => return fail(RampoolStatus::Invalid, error),
+    };
+    let mut joined = match builder.0.join_direct(handed.lease()) {
+        Ok(joined) => joined,
+        Err(error) => return fail(status_of(&error), error),
+    };
+    match joined.open_ticket(handed.region()) {
+        Ok(opened) => {
+            *direct = Box::into_raw(Box::new(DirectHandle(joined)));
+            *region = Box::into_raw(Box::new(DirectRegionHandle(opened)));
+            (*offset, *bytes) = (handed.offset(), handed.bytes());
+            RampoolStatus::Ok
+        }
+        Err(error) => {
+            joined.pool().leave();
+            failed(&error)
+        }
+    }
+}
+
+/// Makes `bytes` bytes of memory, all zero, and gives the key to the first server that is reached through shared memory. Where there is none, or it takes no more (64 memories and 256 MiB for
+/// each connection), the memory is as any other: rampool_direct_is_exposed(). Blocks until the server has answered. On success, `*memory` is for rampool_exposed_free(); otherwise it is
+/// null.
+///
+/// # Safety
+/// `direct` came from rampool_direct_open() or _join() and was not closed; `memory` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_expose(direct: *mut DirectHandle, bytes: usize, memory: *mut *mut ExposedHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(direct), Some(out)) = (unsafe { (direct.as_mut(), memory.as_mut()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_expose: a null pointer");
+    };
+    *out = std::ptr::null_mut();
+    match direct.0.expose(bytes) {
+        Ok(memory) => {
+            *out = Box::into_raw(Box::new(ExposedHandle(memory)));
+            RampoolStatus::Ok
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+/// The first byte of exposed memory; the address stays until it is freed. Null for null.
+///
+/// # Safety
+/// `memory` is null or came from rampool_direct_expose() and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_exposed_address(memory: *const ExposedHandle) -> *mut c_void {
+    // SAFETY: null or valid, as the caller promises.
+    unsafe { memory.as_ref() }.map_or(std::ptr::null_mut(), |memory| memory.0.as_ptr().cast())
+}
+
+/// Bytes of exposed memory; 0 for null.
+///
+/// # Safety
+/// As rampool_exposed_address().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_exposed_bytes(memory: *const ExposedHandle) -> usize {
+    // SAFETY: null or valid, as the caller promises.
+    unsafe { memory.as_ref() }.map_or(0, |memory| memory.0.len())
+}
+
+/// Whether a server has a key to the memory now. Not between a break of its connection and the comeback. False for null.
+///
+/// # Safety
+/// `direct` is null or came from rampool_direct_open() or _join() and was not closed; `memory` is null or came from rampool_direct_expose() of it and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_is_exposed(direct: *const DirectHandle, memory: *const ExposedHandle) -> bool {
+    // SAFETY: null or valid, as the caller promises.
+    let both = unsafe { direct.as_ref().zip(memory.as_ref()) };
+    both.is_some_and(|(direct, memory)| direct.0.is_exposed(&memory.0))
+}
+
+/// Takes the key back. Blocks until the server has said that it touches the memory no more, or until it is lost and the bytes are in other memory at the same addresses. The memory stays, as any
+/// other.
+///
+/// # Safety
+/// As rampool_direct_is_exposed().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_withdraw(direct: *mut DirectHandle, memory: *const ExposedHandle) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (Some(direct), Some(memory)) = (unsafe { (direct.as_mut(), memory.as_ref()) }) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_withdraw: a null pointer");
+    };
+    direct.0.withdraw(&memory.0).map_or_else(|error| failed(&error), |()| RampoolStatus::Ok)
+}
+
+/// Frees exposed memory. A server that still has the key loses it with the next rampool_direct_expose(), or when the view is closed. Null does nothing.
+///
+/// # Safety
+/// `memory` is null or came from rampool_direct_expose() and was not freed; nothing uses it any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_exposed_free(memory: *mut ExposedHandle) {
+    if !memory.is_null() {
+        // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
+        drop(unsafe { Box::from_raw(memory) });
+    }
+}
+
+/// Reads what `there` selects from `offset` of the region on into exposed memory, from its byte `at` on, one byte after the other. By key, the server puts the bytes there itself.
+///
+/// # Safety
+/// As rampool_direct_is_exposed(); `region` is one of `direct`; `there` is a layout that was not freed; nobody uses those bytes of the memory meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_get_into(
+    direct: *mut DirectHandle,
+    region: *const DirectRegionHandle,
+    offset: u64,
+    there: *const LayoutHandle,
+    memory: *const ExposedHandle,
+    at: usize,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    unsafe { by_key((direct, region, there, memory), |direct, region, there, memory| direct.get_into(region, offset, there, memory, at)) }
+}
+
+/// Writes bytes of exposed memory, from its byte `at` on, to what `there` selects from `offset` of the region on. By key, the server takes the bytes from there itself.
+///
+/// # Safety
+/// As rampool_direct_get_into(), but others may read those bytes of the memory meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_put_from(
+    direct: *mut DirectHandle,
+    region: *const DirectRegionHandle,
+    offset: u64,
+    there: *const LayoutHandle,
+    memory: *const ExposedHandle,
+    at: usize,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    unsafe { by_key((direct, region, there, memory), |direct, region, there, memory| direct.put_from(region, offset, there, memory, at)) }
+}
+
+type Handles = (*mut DirectHandle, *const DirectRegionHandle, *const LayoutHandle, *const ExposedHandle);
+
+/// # Safety
+/// The handles are null or valid.
+unsafe fn by_key(
+    (direct, region, there, memory): Handles,
+    run: impl FnOnce(&mut Direct, DirectRegion, &Layout, &Exposed) -> Result<(), runtime::direct::DirectError>,
+) -> RampoolStatus {
+    // SAFETY: the caller's promise.
+    let all = unsafe { (direct.as_mut(), region.as_ref(), there.as_ref(), memory.as_ref()) };
+    let (Some(direct), Some(region), Some(there), Some(memory)) = all else {
+        return fail(RampoolStatus::Invalid, "rampool_direct: a null pointer");
+    };
+    run(&mut direct.0, region.0, &there.0, &memory.0).map_or_else(|error| failed(&error), |()| RampoolStatus::Ok)
+}
+
+/// Writes what was done with keys to `*stats`, as many counts as `size` (pass sizeof(rampool_key_stats)) has room for.
+///
+/// # Safety
+/// `direct` is null or came from rampool_direct_open() or _join() and was not closed; `stats` is null or `size` bytes can be written there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_direct_key_stats(direct: *const DirectHandle, stats: *mut RampoolKeyStats, size: usize) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let Some(direct) = (unsafe { direct.as_ref() }).filter(|_| !stats.is_null()) else {
+        return fail(RampoolStatus::Invalid, "rampool_direct_key_stats: a null pointer");
+    };
+    let now = direct.0.key_stats();
+    let counted = RampoolKeyStats {
+        exposed: now.exposed as u64,
+        requests: now.requests,
+        bytes: now.bytes,
+        stale: now.stale,
+        replaced: now.replaced,
+    };
+    let bytes = size.min(size_of::<RampoolKeyStats>());
+    // SAFETY: `size` bytes can be written, as the caller promises, and no more than the struct has are read.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const counted).cast::<u8>(), stats.cast::<u8>(), bytes) };
+    RampoolStatus::Ok
+}
