@@ -273,13 +273,8 @@ pub unsafe extern "C" fn rampool_direct_key_stats(direct: *const DirectHandle, s
         return fail(RampoolStatus::Invalid, "rampool_direct_key_stats: a null pointer");
     };
     let now = direct.0.key_stats();
-    let counted = RampoolKeyStats {
-        exposed: now.exposed as u64,
-        requests: now.requests,
-        bytes: now.bytes,
-        stale: now.stale,
-        replaced: now.replaced,
-    };
+    let counted =
+        RampoolKeyStats { exposed: now.exposed as u64, requests: now.requests, bytes: now.bytes, stale: now.stale, replaced: now.replaced };
     let bytes = size.min(size_of::<RampoolKeyStats>());
     // SAFETY: `size` bytes can be written, as the caller promises, and no more than the struct has are read.
     unsafe { std::ptr::copy_nonoverlapping((&raw const counted).cast::<u8>(), stats.cast::<u8>(), bytes) };

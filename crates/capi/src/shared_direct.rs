@@ -251,7 +251,12 @@ pub unsafe extern "C" fn rampool_shared_direct_put_layout(
 /// # Safety
 /// `view` is null or was opened and not closed; `to` has room for `bytes` bytes, which nobody uses meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_direct_get(view: *const SharedDirectHandle, offset: u64, to: *mut c_void, bytes: u64) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_direct_get(
+    view: *const SharedDirectHandle,
+    offset: u64,
+    to: *mut c_void,
+    bytes: u64,
+) -> RampoolStatus {
     // SAFETY: the caller's promise.
     unsafe { whole(to.is_null(), bytes, |all| rampool_shared_direct_get_layout(view, offset, all, to, all)) }
 }

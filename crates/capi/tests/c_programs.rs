@@ -1,8 +1,9 @@
 //! C programs built against the installed library, as a user builds them, run against real memory servers.
 
 use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -308,6 +309,49 @@ fn ranks_share_memory_in_c() {
         assert_eq!(said(&launched(ranks, &[], &program, &[])), format!("sum {}\n", 199_990_000 * ranks));
     }
     assert_eq!(said(&launched(3, &["--protocol", "ibec"], &program, &[])), "sum 599970000\n");
+}
+
+#[test]
+fn ranks_and_an_outsider_use_shared_memory_directly_in_c() {
+    let program = compile("column");
+    for protocol in ["hlrc", "sc", "lrc", "auto"] {
+        assert_eq!(said(&launched(2, &["--protocol", protocol], &program, &[])), "2 ranks, 500 rows\n", "{protocol}");
+    }
+    let mut command = Command::new(rampool());
+    command.args(["launch", "-n", "3"]).arg(&program).arg("wait").env("LD_LIBRARY_PATH", libraries()).env("RAMPOOL_DEADLINE_S", "60");
+    let mut run = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(run.stdout.take().unwrap());
+    let mut ticket = String::new();
+    output.read_line(&mut ticket).unwrap();
+    assert_eq!(said(&started(&program, &[ticket.trim()])), "500 prices from outside\n");
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(run.wait().unwrap().success() && rest == "3 ranks, 500 rows\n", "{rest}");
+    // The run is over, and a ticket is a ticket.
+    let late = started(&program, &[ticket.trim()]);
+    assert!(text(&late.stderr).starts_with("come in: the run's door at 127.0.0.1:"), "{late:?}");
+    let wrong = started(&program, &["somewhere"]);
+    assert!(text(&wrong.stderr).contains("HOST:PORT"), "{wrong:?}");
+}
+
+#[test]
+fn a_region_is_handed_over_to_another_process_in_c() {
+    let program = compile("handed");
+    let server = serve(64 * MIB);
+    assert_eq!(said(&started(&program, &["copy", &server.addr().to_string()])), "2000 bytes of 2000 pages\n");
+    assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+}
+
+#[test]
+fn memory_is_exposed_to_a_server_on_this_machine_in_c() {
+    let program = compile("handed");
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = ServerConfig::new(64 * MIB, format!("unix:{}", directory.path().join("server").display()).parse().unwrap());
+    config.lock_memory = false;
+    let near = Server::start(config).unwrap();
+    assert_eq!(said(&started(&program, &["keys", &near.addr().to_string()])), "by key\n");
+    // The same program, where the server cannot reach the memory.
+    assert_eq!(said(&started(&program, &["keys", &serve(64 * MIB).addr().to_string()])), "by copies\n");
 }
 
 #[test]

@@ -156,8 +156,9 @@ pub enum Event<'a> {
     Fault { thread: ThreadId, page: PageIndex, write: bool },
     /// `thread` asks for an operation and waits until its `Action::Done`.
     Sync { thread: ThreadId, op: SyncOp },
-    /// As `Sync`, for a direct operation on pages, which homes carry out.
-    Direct { thread: ThreadId, op: DirectOp },
+    /// As `Sync`, for a direct operation on pages, which homes carry out. `under`: a lock of whoever has it done by several ranks, one after the other; each has it
+    /// meanwhile, and so learns what was done by the one before.
+    Direct { thread: ThreadId, op: DirectOp, under: Option<LockId> },
     /// A message from another rank, in order.
     Receive { from: Rank, message: &'a Message },
     /// An `Action::SetTimer` is due.

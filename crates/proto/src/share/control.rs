@@ -216,9 +216,11 @@ pub enum Control {
         what: String,
     },
     /// The first word of a process outside of the run to a rank: its [`SHARE_WIRE_VERSION`], and the run that it means. Answered by `Welcome` or `Refused`.
+    /// `guest`: a number of its own, the same at every rank.
     Visit {
         wire: u32,
         run: String,
+        guest: u32,
     },
     /// From outside: where is the region of that name? Answered by `Opened` or `NotDone`.
     Open {
@@ -230,8 +232,10 @@ pub enum Control {
         bytes: u64,
     },
     /// From outside: a direct operation. Answered by `Did`, `Busy` or `NotDone`.
+    /// `moved`: another rank did the one before.
     Do {
         accesses: Vec<PageAccess>,
+        moved: bool,
     },
     Did {
         bytes: Arc<[u8]>,
@@ -258,10 +262,10 @@ wire_enum!(Control {
     13 => DatagramKey { key },
     14 => Nearby { name },
     15 => Move { there },
-    16 => Visit { wire, run },
+    16 => Visit { wire, run, guest },
     17 => Open { name },
     18 => Opened { first, page_bytes, bytes },
-    19 => Do { accesses },
+    19 => Do { accesses, moved },
     20 => Did { bytes },
     21 => Busy {},
     22 => NotDone { why },
@@ -364,10 +368,10 @@ mod tests {
             Control::DatagramKey { key: vec![7; 32] },
             Control::Nearby { name: "rampool-7".into() },
             Control::Move { there: true },
-            Control::Visit { wire: 5, run: "r".into() },
+            Control::Visit { wire: 5, run: "r".into(), guest: 7 },
             Control::Open { name: "table".into() },
             Control::Opened { first: PageIndex(3), page_bytes: 4096, bytes: 1 << 33 },
-            Control::Do { accesses: vec![PageAccess { page: PageIndex(3), access: Access::Get { spans } }] },
+            Control::Do { accesses: vec![PageAccess { page: PageIndex(3), access: Access::Get { spans } }], moved: true },
             Control::Did { bytes: vec![1, 2, 3].into() },
             Control::Busy {},
             Control::NotDone { why: "no".into() },

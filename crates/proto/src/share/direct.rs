@@ -135,7 +135,9 @@ impl Access {
         }
     }
 
-    pub(crate) fn writes(&self) -> bool {
+    /// Whether it may change something.
+    #[must_use]
+    pub fn writes(&self) -> bool {
         !matches!(self, Self::Get { .. })
     }
 

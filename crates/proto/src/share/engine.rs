@@ -225,7 +225,7 @@ impl Engine {
         let io = &mut Io { mem, out };
         match event {
             Event::Sync { thread, op } => self.begin(io, thread, Begun::Sync(op)),
-            Event::Direct { thread, op } => self.begin(io, thread, Begun::Direct(op)),
+            Event::Direct { thread, op, under } => self.begin(io, thread, Begun::Direct(op, under)),
             Event::PeerLost { peer, how } => self.fail(io, Reason::PeerLost { peer, how: how.to_owned() }),
             Event::Stop { why } => self.fail(io, Reason::Stopped { why: why.to_owned() }),
             _ if self.failed.is_some() => {}

@@ -26,7 +26,7 @@ pub(crate) use lock::{LockManager, LockNode};
 #[derive(Clone, Hash, Debug)]
 pub(crate) enum Begun {
     Sync(SyncOp),
-    Direct(DirectOp),
+    Direct(DirectOp, Option<LockId>),
 }
 
 /// An operation that waits for flushes.
@@ -82,7 +82,7 @@ impl Engine {
     pub(crate) fn start(&mut self, io: &mut Io<'_>, thread: ThreadId, op: Begun) {
         let op = match op {
             Begun::Sync(op) => op,
-            Begun::Direct(op) => return self.direct_begin(io, thread, op),
+            Begun::Direct(op, under) => return self.direct_begin(io, thread, op, under),
         };
         match op {
             SyncOp::Lock { lock, mode, wait } => self.lock_begin(io, thread, lock, mode, wait),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rampool_proto::elements::{Combine, Kind};
 use rampool_proto::layout::{Layout, LayoutError, Program};
-use rampool_proto::share::{Access, Diff, DirectOp, OpResult, PageAccess, Spans};
+use rampool_proto::share::{Access, Diff, DirectOp, LockId, OpResult, PageAccess, Spans};
 use rampool_proto::units::PageIndex;
 
 use super::host::Waiting;
@@ -83,15 +83,13 @@ impl Shared {
         Ok(Place { first, page_bytes, bytes: region.bytes() as u64 })
     }
 
-    /// Carries a direct operation out, as this rank. `None`: the rank is at a barrier, and `waits` is false.
-    pub(super) fn carry_out(&self, op: DirectOp, waits: bool) -> Result<Option<Arc<[u8]>>, SharedError> {
-        if !waits && self.inner.lock().is_at_barrier() {
-            return Ok(None);
-        }
+    /// Carries a direct operation out, as this rank, with the lock `under` in its hands. `None`: the rank is at a barrier, and `waits` is false.
+    pub(super) fn carry_out(&self, op: DirectOp, under: Option<LockId>, waits: bool) -> Result<Option<Arc<[u8]>>, SharedError> {
         let what = Waiting::Other("a direct operation".to_owned());
-        let result = self.operation(self.run(what, |host, thread| host.begin_direct(thread, op))?)?;
+        let result = self.operation(self.run(what, |host, thread| host.begin_direct(thread, op, under, waits))?)?;
         match result {
             OpResult::Bytes(bytes) => Ok(Some(bytes)),
+            OpResult::Busy if !waits => Ok(None),
             other => Err(SharedError::Refused { rank: self.rank(), why: format!("an answer of another kind: {other:?}") }),
         }
     }
@@ -333,7 +331,7 @@ impl SharedDirect {
 
     fn carry_out(&self, op: DirectOp) -> Result<Arc<[u8]>, SharedDirectError> {
         match &self.route {
-            Route::Rank(shared) => Ok(shared.carry_out(op, true)?.expect("it waits")),
+            Route::Rank(shared) => Ok(shared.carry_out(op, None, true)?.expect("it waits")),
             Route::Outside(outside) => Ok(outside.carry_out(&op)?),
         }
     }

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use rampool_proto::share::control::{Answer, Control, Demand};
 use rampool_proto::share::desk::{Desk, Order};
 use rampool_proto::share::{
-    Action, BarrierId, Config, DirectOp, Engine, Event, Message, OpResult, ProtocolKind, Rank, Reason, RegionConfig, SyncOp, ThreadId, TimerId,
+    Action, BarrierId, Config, DirectOp, Engine, Event, LockId, Message, OpResult, ProtocolKind, Rank, Reason, RegionConfig, SyncOp,
+    ThreadId, TimerId,
 };
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES, PageIndex};
 
@@ -323,14 +324,13 @@ impl Host {
         self.handle(Event::Sync { thread, op });
     }
 
-    /// As `begin`, for a direct operation.
-    pub fn begin_direct(&mut self, thread: ThreadId, op: DirectOp) {
-        self.handle(Event::Direct { thread, op });
-    }
-
-    /// What threads begin now waits for the end of a barrier.
-    pub fn is_at_barrier(&self) -> bool {
-        self.engine.is_at_barrier()
+    /// As `begin`, for a direct operation. If it does not wait, and the rank is at a barrier, it ends in `Busy`.
+    pub fn begin_direct(&mut self, thread: ThreadId, op: DirectOp, under: Option<LockId>, waits: bool) {
+        if !waits && self.engine.is_at_barrier() {
+            self.complete(thread, Outcome::Operation(OpResult::Busy));
+        } else {
+            self.handle(Event::Direct { thread, op, under });
+        }
     }
 
     pub fn has_stopped(&self) -> bool {

@@ -8,6 +8,7 @@
 //!                           NotDone: why
 //! ```
 //! A rank that is at a barrier takes nothing: what it has to tell the others has left already. So the outsider asks the next rank, and nobody waits for anybody.
+//! It is like a thread that goes from rank to rank: each has the outsider's own lock while it changes something for it, so the next one learns of that, and tells it on.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,19 +19,21 @@ use std::time::{Duration, Instant};
 
 use rampool_proto::session::Encryption;
 use rampool_proto::share::control::{Control, SHARE_WIRE_VERSION};
-use rampool_proto::share::{DirectOp, ProtocolKind, Rank};
+use rampool_proto::share::{DirectOp, LockId, ProtocolKind, Rank};
 
 use super::direct::{Place, SharedDirect};
 use super::line::{Line, LineError};
 use super::mesh::{is_another_user, readable, shake};
-use super::{AllocOptions, Region, Shared, SharedError};
-use crate::key::Key;
+use super::{AllocOptions, OWN_LOCKS, Region, Shared, SharedError};
+use crate::key::{Key, random_bytes};
 use crate::transport::{Endpoint, EndpointError, Handshake, HandshakeError, Listener, LocalPolicy, Stream};
 
 /// So many processes may stand in one rank's door at a time.
 const MOST_VISITORS: usize = 64;
 /// A stranger may not keep a thread for longer than this.
 const STRANGER: Duration = Duration::from_secs(10);
+/// The locks of outsiders begin here, behind those of semaphores.
+const GUESTS: u64 = OWN_LOCKS + (1 << 32);
 /// So often a rank's door looks whether the run is over.
 const LOOK: Duration = Duration::from_millis(500);
 /// When all ranks are at a barrier they are asked again after this.
@@ -154,19 +157,20 @@ impl Shared {
     }
 
     /// What a visitor asked for.
-    fn serve(&self, asked: Control) -> Control {
+    fn serve(&self, guest: u32, asked: Control) -> Control {
         let published = || self.inner.published.lock().unwrap_or_else(PoisonError::into_inner);
         match asked {
             Control::Open { name } => match published().get(&name) {
                 Some(&Place { first, page_bytes, bytes }) => Control::Opened { first, page_bytes, bytes },
                 None => Control::NotDone { why: format!("{} has published no region {name:?}", Rank(self.rank())) },
             },
-            Control::Do { accesses } => {
+            Control::Do { accesses, moved } => {
                 let places: Vec<Place> = published().values().copied().collect();
                 if !accesses.iter().all(|one| places.iter().any(|place| place.holds(one.page))) {
                     return Control::NotDone { why: format!("{} has not published those pages", Rank(self.rank())) };
                 }
-                match self.carry_out(accesses.into(), false) {
+                let under = (moved || accesses.iter().any(|one| one.access.writes())).then_some(LockId(GUESTS + u64::from(guest)));
+                match self.carry_out(accesses.into(), under, false) {
                     Ok(Some(bytes)) => Control::Did { bytes },
                     Ok(None) => Control::Busy {},
                     Err(error) => Control::NotDone { why: error.to_string() },
@@ -216,12 +220,18 @@ fn receive(shared: &Shared, stream: Stream) -> Result<(), String> {
     }
     let deadline = Instant::now() + STRANGER;
     let mut line = shake(Handshake::server(stream, shared.policy(), None), deadline).map_err(|error| error.to_string())?;
+    let mut number = 0;
     let answer = match line.wait_control(deadline).map_err(|error| error.to_string())? {
         Some(Control::Visit { wire, .. }) if wire != SHARE_WIRE_VERSION => {
-            let why = format!("the run speaks sharing protocol {SHARE_WIRE_VERSION}, this process {wire}: both must be the same version of rampool");
+            let why = format!(
+                "the run speaks sharing protocol {SHARE_WIRE_VERSION}, this process {wire}: both must be the same version of rampool"
+            );
             Control::Refused { why }
         }
-        Some(Control::Visit { run, .. }) if run == shared.config().run => Control::Welcome {},
+        Some(Control::Visit { run, guest, .. }) if run == shared.config().run => {
+            number = guest;
+            Control::Welcome {}
+        }
         Some(Control::Visit { .. }) => Control::Refused { why: "it belongs to another run".to_owned() },
         other => return Err(format!("its first word is {other:?}")),
     };
@@ -229,7 +239,9 @@ fn receive(shared: &Shared, stream: Stream) -> Result<(), String> {
     say(&mut line, &answer, deadline).map_err(|error| error.to_string())?;
     while welcome && !shared.is_over() {
         match line.wait_control(Instant::now() + LOOK) {
-            Ok(Some(asked)) => say(&mut line, &shared.serve(asked), Instant::now() + STRANGER).map_err(|error| error.to_string())?,
+            Ok(Some(asked)) => {
+                say(&mut line, &shared.serve(number, asked), Instant::now() + STRANGER).map_err(|error| error.to_string())?
+            }
             Ok(None) => {}
             Err(LineError::Closed) => break,
             Err(error) => return Err(error.to_string()),
@@ -280,6 +292,7 @@ impl Default for OutsideConfig {
 pub struct Outside {
     ticket: DoorTicket,
     config: OutsideConfig,
+    guest: u32,
     lines: Mutex<Lines>,
 }
 
@@ -287,6 +300,8 @@ struct Lines {
     open: Vec<Option<Line>>,
     /// The rank that was asked last.
     at: usize,
+    /// The one that did the last operation.
+    did: usize,
 }
 
 impl fmt::Debug for Lines {
@@ -302,7 +317,8 @@ impl Outside {
     /// [`OutsideError`], naming the door.
     pub fn connect(ticket: &DoorTicket, config: OutsideConfig) -> Result<Arc<Self>, OutsideError> {
         let open = std::iter::repeat_with(|| None).take(ticket.doors.len()).collect();
-        let outside = Self { ticket: ticket.clone(), config, lines: Mutex::new(Lines { open, at: 0 }) };
+        let guest = u32::from_le_bytes(random_bytes());
+        let outside = Self { ticket: ticket.clone(), config, guest, lines: Mutex::new(Lines { open, at: 0, did: 0 }) };
         outside.line(&mut outside.lines.lock().unwrap_or_else(PoisonError::into_inner), Instant::now() + outside.config.deadline)?;
         Ok(Arc::new(outside))
     }
@@ -313,7 +329,7 @@ impl Outside {
     /// [`OutsideError::Refused`] if there is none of that name; others where the run is not reached.
     pub fn open(self: &Arc<Self>, name: &str) -> Result<SharedDirect, OutsideError> {
         const OPERATION: &str = "opening a region";
-        let (address, answer) = self.ask(&Control::Open { name: name.to_owned() }, OPERATION)?;
+        let (address, answer) = self.ask(|_| Control::Open { name: name.to_owned() }, OPERATION)?;
         match answer {
             // What makes no sense would end in a panic later.
             Control::Opened { first, page_bytes, bytes } if page_bytes.is_power_of_two() && bytes <= 1 << 52 => {
@@ -326,7 +342,7 @@ impl Outside {
     pub(super) fn carry_out(&self, op: &DirectOp) -> Result<Arc<[u8]>, OutsideError> {
         const OPERATION: &str = "a direct operation";
         let wanted: usize = op.iter().map(|one| one.access.answer_bytes()).sum();
-        let (address, answer) = self.ask(&Control::Do { accesses: op.to_vec() }, OPERATION)?;
+        let (address, answer) = self.ask(|moved| Control::Do { accesses: op.to_vec(), moved }, OPERATION)?;
         match answer {
             Control::Did { bytes } if bytes.len() == wanted => Ok(bytes),
             _ => Err(OutsideError::Unexpected { address, operation: OPERATION }),
@@ -334,7 +350,7 @@ impl Outside {
     }
 
     /// Asks one rank after the other until one has an answer.
-    fn ask(&self, what: &Control, operation: &'static str) -> Result<(String, Control), OutsideError> {
+    fn ask(&self, what: impl Fn(bool) -> Control, operation: &'static str) -> Result<(String, Control), OutsideError> {
         let deadline = Instant::now() + self.config.deadline;
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let timed_out = || OutsideError::TimedOut { operation, seconds: self.config.deadline.as_secs() };
@@ -342,8 +358,9 @@ impl Outside {
         loop {
             let at = lines.at;
             let address = self.ticket.doors[at].to_string();
+            let what = what(at != lines.did);
             let line = self.line(&mut lines, deadline)?;
-            let answer = say(line, what, deadline).and_then(|()| line.wait_control(deadline));
+            let answer = say(line, &what, deadline).and_then(|()| line.wait_control(deadline));
             if !matches!(answer, Ok(Some(_))) {
                 // Its answer would be taken for that of the next question.
                 lines.open[at] = None;
@@ -360,7 +377,10 @@ impl Outside {
                     }
                 }
                 Ok(Some(Control::NotDone { why })) => return Err(OutsideError::Refused { address, why }),
-                Ok(Some(answer)) => return Ok((address, answer)),
+                Ok(Some(answer)) => {
+                    lines.did = if matches!(answer, Control::Did { .. }) { at } else { lines.did };
+                    return Ok((address, answer));
+                }
                 Ok(None) => return Err(timed_out()),
                 Err(source) => return Err(OutsideError::Line { address, operation, source }),
             }
@@ -379,7 +399,7 @@ impl Outside {
                 shake(Handshake::client(stream, policy), deadline)
             });
             let mut line = shaken.map_err(|source| OutsideError::Handshake { address: address(), source })?;
-            let visit = Control::Visit { wire: SHARE_WIRE_VERSION, run: self.ticket.run.clone() };
+            let visit = Control::Visit { wire: SHARE_WIRE_VERSION, run: self.ticket.run.clone(), guest: self.guest };
             let answer = say(&mut line, &visit, deadline).and_then(|()| line.wait_control(deadline));
             match answer.map_err(|source| OutsideError::Line { address: address(), operation: OPERATION, source })? {
                 Some(Control::Welcome {}) => lines.open[at] = Some(line),

@@ -114,7 +114,7 @@ impl Small {
                     }
                     Step::Fault { page, write } => self.handle(rank, Event::Fault { thread: own, page, write }),
                     Step::Sync(op) => self.handle(rank, Event::Sync { thread: own, op }),
-                    Step::Direct(op) => self.handle(rank, Event::Direct { thread: own, op }),
+                    Step::Direct(op) => self.handle(rank, Event::Direct { thread: own, op, under: None }),
                 }
             }
             Choice::Deliver { from, to } => {

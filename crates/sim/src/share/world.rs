@@ -272,7 +272,7 @@ impl World {
                 self.schedule(delay, Happening::Fault { rank, thread, page, write });
             }
             Step::Sync(op) => self.handle(rank, Event::Sync { thread: id, op })?,
-            Step::Direct(op) => self.handle(rank, Event::Direct { thread: id, op })?,
+            Step::Direct(op) => self.handle(rank, Event::Direct { thread: id, op, under: None })?,
         }
         Ok(())
     }

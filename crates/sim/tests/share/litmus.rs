@@ -510,3 +510,56 @@ fn barriers_of_both_kinds_can_be_told_apart() {
     let text = format!("{failure:?}");
     assert!(text.contains("BarrierMismatch") && text.contains("keep read-write"), "{text}");
 }
+
+/// Each rank has a thread that takes no part in barriers, and uses memory directly.
+#[test]
+fn l24_direct_operations_of_a_thread_outside_of_barriers_are_neither_lost_nor_in_the_way() {
+    const SUM: usize = 5 * PAGE;
+    let program = |place: Place| {
+        let (cell, flag) = (|rank: usize| place.var(rank), |rank: usize| place.var(3) + rank);
+        // Behind everything else in its page.
+        let put = |rank: usize| place.var(4) + 4 + rank;
+        let helper = |rank: usize| {
+            let number = u64::try_from(rank + 1).unwrap();
+            let round = |value: u8| {
+                [
+                    Op::DirectPut { at: put(rank), len: 1, value },
+                    Op::DirectAdd { at: SUM, len: 8, value: 7 },
+                    Op::DirectGet { at: put(rank), len: 1 },
+                ]
+            };
+            let mut ops: Vec<Op> = (1..5).flat_map(round).collect();
+            ops.extend([lock(number), write(flag(rank), 1), signal(number), unlock(number)]);
+            ops
+        };
+        let main = |rank: usize| {
+            let round = |number: u32| {
+                let value = u8::try_from(number + 1).unwrap();
+                [write(cell(rank), value), barrier(2 * number), read(cell((rank + 1) % 3)), barrier(2 * number + 1)]
+            };
+            let mut ops: Vec<Op> = (0..4).flat_map(round).collect();
+            for other in 0..3 {
+                let number = u64::try_from(other + 1).unwrap();
+                ops.extend([lock(number), wait_for(number, flag(other), 1), unlock(number)]);
+            }
+            ops.push(barrier(100));
+            ops.extend((0..3).map(|other| read(put(other))));
+            ops.push(Op::Read { at: SUM, len: 8 });
+            ops
+        };
+        (0..3).map(|rank| vec![main(rank), helper(rank)]).collect()
+    };
+    everywhere_judged(&ProtocolKind::ALL, program, |setup, _| setup.parties = Some(1), |_| {});
+}
+
+#[test]
+fn l25_a_direct_put_travels_with_the_locks_of_the_rank_that_made_it() {
+    everywhere(&RELEASE_CONSISTENT, |place| {
+        let (x, flag, second) = (place.var(0), place.var(1), place.var(2));
+        vec![
+            vec![vec![read(x), Op::DirectPut { at: x, len: 1, value: 1 }, read(x), lock(1), write(flag, 1), signal(1), unlock(1)]],
+            vec![vec![lock(1), wait_for(1, flag, 1), unlock(1), lock(2), write(second, 1), signal(2), unlock(2)]],
+            vec![vec![Op::Look { at: x, len: 1 }, lock(2), wait_for(2, second, 1), unlock(2), read(x), Op::DirectGet { at: x, len: 1 }]],
+        ]
+    });
+}

@@ -126,6 +126,35 @@ fn nested_locks_with_bytes_of_one_page_in_every_order() {
 }
 
 #[test]
+fn direct_puts_and_sums_beside_stores_in_every_order() {
+    let directly = |at: usize, value: u32| {
+        vec![
+            Op::DirectPut { at, len: 1, value: 9 },
+            Op::DirectAdd { at: 4, len: 4, value },
+            barrier(0),
+            read(0),
+            read(1),
+            Op::Read { at: 4, len: 4 },
+        ]
+    };
+    let stores =
+        vec![read(0), write(0, 3), Op::DirectAdd { at: 4, len: 4, value: 5 }, barrier(0), read(0), read(1), Op::Read { at: 4, len: 4 }];
+    for protocol in ProtocolKind::ALL {
+        holds_in_every_order("direct", protocol, &[directly(1, 2), stores.clone()]);
+        holds_in_every_order("direct", protocol, &[directly(0, 2), directly(1, 3)]);
+    }
+}
+
+#[test]
+fn words_that_are_fetched_directly_and_otherwise_in_every_order() {
+    let directly = vec![Op::DirectFetch { at: 0, value: 3, expect: None }];
+    let otherwise = vec![Op::Atomic { at: 0, width: 4, op: rampool_proto::share::AtomicOp::Add(5) }];
+    for protocol in ProtocolKind::ALL {
+        holds_in_every_order("words", protocol, &[directly.clone(), otherwise.clone()]);
+    }
+}
+
+#[test]
 fn a_word_that_two_ranks_add_to_in_every_order() {
     let add = Op::Atomic { at: 0, width: 4, op: rampool_proto::share::AtomicOp::Add(3) };
     for protocol in ProtocolKind::ALL {

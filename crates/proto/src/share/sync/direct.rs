@@ -27,8 +27,11 @@ pub(crate) struct Direct {
     calls: BTreeMap<u64, Call>,
     /// Accesses that this rank makes itself, one after the other.
     here: VecDeque<usize>,
-    /// The lock of the whole operation, or of the page that is next.
-    held: Option<LockId>,
+    /// The locks of the whole operation, to be taken one after the other, and those that are.
+    wanted: VecDeque<(LockId, Stage)>,
+    held: Vec<LockId>,
+    /// The lock of the page that is next.
+    page_held: Option<LockId>,
     stage: Stage,
 }
 
@@ -41,10 +44,12 @@ struct Call {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Stage {
-    /// Waits for the lock of its word, before anything else.
-    Ordering,
-    /// Nothing is under way yet.
+    /// Takes its locks, then asks the homes.
     Begins,
+    /// Waits for the lock of whoever asks, which was elsewhere before.
+    Entering,
+    /// Waits for the lock of its word.
+    Ordering,
     /// Waits for the lock of its next page.
     Locking,
     /// May go on.
@@ -62,18 +67,24 @@ impl Direct {
 }
 
 impl Engine {
-    pub(crate) fn direct_begin(&mut self, io: &mut Io<'_>, thread: ThreadId, op: DirectOp) {
+    pub(crate) fn direct_begin(&mut self, io: &mut Io<'_>, thread: ThreadId, op: DirectOp, under: Option<LockId>) {
         if let Some(error) = self.mistake(&op) {
             self.done(io, thread, OpResult::Failed(error));
             return;
         }
         let word = op.first().and_then(|first| first.access.word_lock(first.page));
-        let got = vec![Vec::new(); op.len()];
-        let stage = if word.is_some() { Stage::Ordering } else { Stage::Begins };
-        self.directs.insert(thread, Direct { op, got, calls: BTreeMap::new(), here: VecDeque::new(), held: word, stage });
-        if let Some(lock) = word {
-            self.lock_begin(io, thread, lock, LockMode::Exclusive, true);
-        }
+        let under = under.map(|lock| (lock, Stage::Entering));
+        let direct = Direct {
+            got: vec![Vec::new(); op.len()],
+            op,
+            calls: BTreeMap::new(),
+            here: VecDeque::new(),
+            wanted: under.into_iter().chain(word.map(|lock| (lock, Stage::Ordering))).collect(),
+            held: Vec::new(),
+            page_held: None,
+            stage: Stage::Begins,
+        };
+        self.directs.insert(thread, direct);
     }
 
     fn mistake(&self, op: &DirectOp) -> Option<OpError> {
@@ -89,7 +100,7 @@ impl Engine {
     /// Its lock is here.
     pub(super) fn direct_locked(&mut self, thread: ThreadId) {
         let direct = self.directs.get_mut(&thread).expect("it asked for the lock");
-        direct.stage = if direct.stage == Stage::Ordering { Stage::Begins } else { Stage::Ready };
+        direct.stage = if direct.stage == Stage::Locking { Stage::Ready } else { Stage::Begins };
     }
 
     /// Carries on with one direct operation. False if none can go on.
@@ -97,11 +108,19 @@ impl Engine {
         let can_go_on = |direct: &Direct| match direct.stage {
             Stage::Begins | Stage::Ready => true,
             Stage::Faulting(page) => self.shared.retried.contains(&page),
-            Stage::Ordering | Stage::Locking | Stage::Away => false,
+            Stage::Entering | Stage::Ordering | Stage::Locking | Stage::Away => false,
         };
         let Some((&thread, direct)) = self.directs.iter().find(|(_, direct)| can_go_on(direct)) else { return false };
         if direct.stage == Stage::Begins {
-            self.direct_ask(io, thread);
+            let direct = self.directs.get_mut(&thread).expect("just found");
+            match direct.wanted.pop_front() {
+                Some((lock, stage)) => {
+                    direct.held.push(lock);
+                    direct.stage = stage;
+                    self.lock_begin(io, thread, lock, LockMode::Exclusive, true);
+                }
+                None => self.direct_ask(io, thread),
+            }
         } else if let Some(&index) = direct.here.front() {
             self.direct_here(io, thread, index);
         } else if direct.calls.is_empty() {
@@ -115,7 +134,7 @@ impl Engine {
     /// Asks the homes.
     fn direct_ask(&mut self, io: &mut Io<'_>, thread: ThreadId) {
         let op = Arc::clone(&self.directs[&thread].op);
-        let ordered = self.directs[&thread].held.is_some();
+        let ordered = op.iter().any(|one| one.access.word_lock(one.page).is_some());
         let (mut here, mut calls): (VecDeque<usize>, Vec<Call>) = (VecDeque::new(), Vec::new());
         let (mut open, mut unreleased): (BTreeMap<(ProtocolKind, Rank), (usize, usize)>, bool) = (BTreeMap::new(), false);
         for (index, PageAccess { page, access }) in op.iter().enumerate() {
@@ -163,10 +182,10 @@ impl Engine {
         // Several ranks may have a page writable at once: a lock makes them update it one after the other.
         let lock = (lazy && access.is_update()).then(|| page_lock(*page));
         if let Some(lock) = lock
-            && self.directs[&thread].held.is_none()
+            && self.directs[&thread].page_held.is_none()
         {
             let direct = self.directs.get_mut(&thread).expect("it is under way");
-            (direct.held, direct.stage) = (Some(lock), Stage::Locking);
+            (direct.page_held, direct.stage) = (Some(lock), Stage::Locking);
             self.lock_begin(io, thread, lock, LockMode::Exclusive, true);
             return;
         }
@@ -187,7 +206,7 @@ impl Engine {
         direct.got[index] = outcome.bytes;
         direct.stage = Stage::Ready;
         if let Some(lock) = lock {
-            direct.held = None;
+            direct.page_held = None;
             assert!(self.let_go(io, thread, lock), "it has the page's lock");
         }
     }
@@ -224,9 +243,9 @@ impl Engine {
         // What was changed is at its homes: from here on others are told.
         self.each(io, |plugin, cx| plugin.released(cx));
         let result = OpResult::Bytes(direct.got.concat().into());
-        match direct.held {
-            Some(lock) => self.unlock(io, thread, lock, result),
-            None => self.done(io, thread, result),
+        for lock in direct.held.into_iter().rev() {
+            assert!(self.let_go(io, thread, lock), "it has its locks");
         }
+        self.done(io, thread, result);
     }
 }
