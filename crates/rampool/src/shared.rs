@@ -373,6 +373,7 @@ impl Shared {
         if offset != 0 || address == self.inner.semaphores.start {
             return Err(SharedError::NotShared { rank: self.rank(), address });
         }
+        self.withdraw(page);
         match self.demand(Demand::Free { first: page }, collective)? {
             Answer::Freed {} => Ok(()),
             other => Err(self.odd(&other)),

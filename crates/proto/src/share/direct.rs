@@ -206,6 +206,14 @@ impl Access {
     }
 }
 
+/// The most bytes that a home gives in one answer. A rank asks for less at a time.
+const MOST_ANSWER_BYTES: usize = 1 << 20;
+
+/// Whether a home answers as much as this at a time.
+pub(crate) fn can_be_answered(accesses: &[PageAccess]) -> bool {
+    accesses.iter().map(|one| one.access.answer_bytes()).sum::<usize>() <= MOST_ANSWER_BYTES
+}
+
 /// An access and the page that it is of.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct PageAccess {

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use rampool_proto::session::Encryption;
 use rampool_proto::share::control::{Control, SHARE_WIRE_VERSION};
 use rampool_proto::share::{DirectOp, LockId, ProtocolKind, Rank};
+use rampool_proto::units::PageIndex;
 
 use super::direct::{Place, SharedDirect};
 use super::line::{Line, LineError};
@@ -32,6 +33,8 @@ use crate::transport::{Endpoint, EndpointError, Handshake, HandshakeError, Liste
 const MOST_VISITORS: usize = 64;
 /// A stranger may not keep a thread for longer than this.
 const STRANGER: Duration = Duration::from_secs(10);
+/// More than a [`SharedDirect`] asks for at a time.
+const MOST_ANSWER_BYTES: usize = 16 << 20;
 /// The locks of outsiders begin here, behind those of semaphores.
 const GUESTS: u64 = OWN_LOCKS + (1 << 32);
 /// So often a rank's door looks whether the run is over.
@@ -142,7 +145,7 @@ impl Shared {
         Ok(DoorTicket { doors, run: self.config().run.clone() })
     }
 
-    /// Lets outsiders use this region, by a name. Every rank makes the call; an outsider may come to any of them.
+    /// Lets outsiders use this region, by a name, until this rank frees it. Every rank makes the call; an outsider may come to any of them.
     ///
     /// # Errors
     /// If the region is not allocated.
@@ -150,6 +153,11 @@ impl Shared {
         let place = self.place_of(region)?;
         self.inner.published.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), place);
         Ok(())
+    }
+
+    /// What began there is freed: another region may get its pages.
+    pub(super) fn withdraw(&self, first: PageIndex) {
+        self.inner.published.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, place| place.first != first);
     }
 
     fn policy(&self) -> LocalPolicy {
@@ -168,6 +176,9 @@ impl Shared {
                 let places: Vec<Place> = published().values().copied().collect();
                 if !accesses.iter().all(|one| places.iter().any(|place| place.holds(one.page))) {
                     return Control::NotDone { why: format!("{} has not published those pages", Rank(self.rank())) };
+                }
+                if accesses.iter().map(|one| one.access.answer_bytes()).sum::<usize>() > MOST_ANSWER_BYTES {
+                    return Control::NotDone { why: format!("more than {MOST_ANSWER_BYTES} bytes are asked for at a time") };
                 }
                 let under = (moved || accesses.iter().any(|one| one.access.writes())).then_some(LockId(GUESTS + u64::from(guest)));
                 match self.carry_out(accesses.into(), under, false) {

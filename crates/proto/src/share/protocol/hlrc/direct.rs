@@ -1,7 +1,7 @@
 //! Direct operations at a page's home ([`crate::share::direct`]).
 
 use super::Hlrc;
-use crate::share::direct::{Changed, PageAccess};
+use crate::share::direct::{Changed, PageAccess, can_be_answered};
 use crate::share::notice::Notice;
 use crate::share::protocol::{Cx, unexpected};
 use crate::share::rule::Rule;
@@ -12,8 +12,8 @@ impl Hlrc {
     /// A change counts as one that `from` has released: the page gets a version, and whoever has an older one has a stale copy.
     pub(super) fn on_direct(&mut self, cx: &mut Cx<'_>, from: Rank, call: u64, accesses: &[PageAccess]) -> Checked {
         let mine = |one: &PageAccess| cx.is_home(one.page) && cx.kind(one.page) == Some(self.kind);
-        if !accesses.iter().all(mine) {
-            return unexpected("direct operation on another home's page");
+        if !accesses.iter().all(mine) || !can_be_answered(accesses) {
+            return unexpected("direct operation on another home's page, or too large");
         }
         let (mut bytes, mut changed) = (Vec::new(), Vec::new());
         for PageAccess { page, access } in accesses {

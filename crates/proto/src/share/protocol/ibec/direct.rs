@@ -1,7 +1,7 @@
 //! Direct operations at a page's home ([`crate::share::direct`]): changes outside of locks, made there at once.
 
 use super::{Ibec, OUTER};
-use crate::share::direct::{Changed, PageAccess};
+use crate::share::direct::{Changed, PageAccess, can_be_answered};
 use crate::share::home::patched;
 use crate::share::message::PageCopy;
 use crate::share::notice::Notice;
@@ -12,8 +12,9 @@ use crate::share::{Body, Checked, Diff, ProtocolKind, Rank};
 impl Ibec {
     /// What is given is as of the barrier, without what locks changed since, but with what was changed like this.
     pub(super) fn on_direct(&mut self, cx: &mut Cx<'_>, from: Rank, call: u64, accesses: &[PageAccess]) -> Checked {
-        if !accesses.iter().all(|one| cx.is_home(one.page) && cx.kind(one.page) == Some(ProtocolKind::Ibec)) {
-            return unexpected("direct operation on another home's page");
+        let mine = |one: &PageAccess| cx.is_home(one.page) && cx.kind(one.page) == Some(ProtocolKind::Ibec);
+        if !accesses.iter().all(mine) || !can_be_answered(accesses) {
+            return unexpected("direct operation on another home's page, or too large");
         }
         let (mut bytes, mut changed) = (Vec::new(), Vec::new());
         for PageAccess { page, access } in accesses {
