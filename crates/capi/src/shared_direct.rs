@@ -281,7 +281,10 @@ pub unsafe extern "C" fn rampool_shared_direct_put(
 unsafe fn whole(null: bool, bytes: u64, run: impl FnOnce(*const LayoutHandle) -> RampoolStatus) -> RampoolStatus {
     match Layout::bytes(bytes) {
         _ if null && bytes > 0 => fail(RampoolStatus::Invalid, "rampool_shared_direct: a null pointer"),
-        Ok(all) => run(&raw const LayoutHandle(all)),
+        Ok(all) => {
+            let all = LayoutHandle(all);
+            run(&raw const all)
+        }
         Err(error) => failed(error.into()),
     }
 }

@@ -133,7 +133,7 @@ static void keys(const char *server)
     check(memcmp(bytes, bytes + MEMORY / 2, MEMORY / 2) == 0, "what came back");
     check(rampool_direct_get_into(direct, region, 0, too_much, memory, 1) == RAMPOOL_STATUS_INVALID, "beyond the end");
     must(rampool_direct_key_stats(direct, &stats, sizeof stats), "counts");
-    check((stats.requests > 0) == exposed && (stats.bytes >= MEMORY) == exposed, "what was done by key");
+    check((stats.requests > 0) == exposed && (stats.bytes > 0) == exposed, "what was done by key");
     must(rampool_direct_withdraw(direct, memory), "withdraw");
     check(!rampool_direct_is_exposed(direct, memory), "withdrawn");
     /* As any other memory from now on. */
