@@ -221,7 +221,11 @@ fn barriers(shared: &Shared) {
             }
             // Perhaps one rank did the put, and then another one the word.
             // SAFETY: the word orders it.
-            assert_eq!(unsafe { region.at::<u64>(8 + round as usize).read_volatile() }, u64::from(round), "round {round}, before the barrier");
+            assert_eq!(
+                unsafe { region.at::<u64>(8 + round as usize).read_volatile() },
+                u64::from(round),
+                "round {round}, before the barrier"
+            );
         }
         shared.barrier(round).unwrap();
         // SAFETY: the outsider's next put is to other bytes; the barrier was behind this one.

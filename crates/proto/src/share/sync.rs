@@ -156,8 +156,9 @@ impl Engine {
             After::Arrive => {
                 let released = self.unacked == 0 || !self.shared.rules.keep(Rule::ReleaseFence);
                 // Homes may move: who was asked for a page answers before that.
-                let direct = self.directs.values().any(Direct::is_under_way);
-                released && self.awaited.is_empty() && !self.fetches_ahead() && !direct
+                // Whoever waits for a word's lock gets nothing inside of a barrier, and the others may wait for that word before they come to it.
+                let quiet = self.words.is_empty() && self.directs.is_empty();
+                released && quiet && self.awaited.is_empty() && !self.fetches_ahead()
             }
             // What ends inside a barrier would be in no payload.
             _ => !self.barrier.is_inside(),

@@ -28,7 +28,7 @@ pub(crate) struct Direct {
     /// Accesses that this rank makes itself, one after the other.
     here: VecDeque<usize>,
     /// The locks of the whole operation, to be taken one after the other, and those that are.
-    wanted: VecDeque<(LockId, Stage)>,
+    wanted: VecDeque<LockId>,
     held: Vec<LockId>,
     /// The lock of the page that is next.
     page_held: Option<LockId>,
@@ -46,9 +46,7 @@ struct Call {
 enum Stage {
     /// Takes its locks, then asks the homes.
     Begins,
-    /// Waits for the lock of whoever asks, which was elsewhere before.
-    Entering,
-    /// Waits for the lock of its word.
+    /// Waits for one of its locks.
     Ordering,
     /// Waits for the lock of its next page.
     Locking,
@@ -59,13 +57,6 @@ enum Stage {
     Away,
 }
 
-impl Direct {
-    /// Whether it keeps its rank from arriving at a barrier. Who waits for a word's lock may wait for a thread that is behind that barrier.
-    pub(super) fn is_under_way(&self) -> bool {
-        self.stage != Stage::Ordering
-    }
-}
-
 impl Engine {
     pub(crate) fn direct_begin(&mut self, io: &mut Io<'_>, thread: ThreadId, op: DirectOp, under: Option<LockId>) {
         if let Some(error) = self.mistake(&op) {
@@ -73,13 +64,12 @@ impl Engine {
             return;
         }
         let word = op.first().and_then(|first| first.access.word_lock(first.page));
-        let under = under.map(|lock| (lock, Stage::Entering));
         let direct = Direct {
             got: vec![Vec::new(); op.len()],
             op,
             calls: BTreeMap::new(),
             here: VecDeque::new(),
-            wanted: under.into_iter().chain(word.map(|lock| (lock, Stage::Ordering))).collect(),
+            wanted: under.into_iter().chain(word).collect(),
             held: Vec::new(),
             page_held: None,
             stage: Stage::Begins,
@@ -108,15 +98,15 @@ impl Engine {
         let can_go_on = |direct: &Direct| match direct.stage {
             Stage::Begins | Stage::Ready => true,
             Stage::Faulting(page) => self.shared.retried.contains(&page),
-            Stage::Entering | Stage::Ordering | Stage::Locking | Stage::Away => false,
+            Stage::Ordering | Stage::Locking | Stage::Away => false,
         };
         let Some((&thread, direct)) = self.directs.iter().find(|(_, direct)| can_go_on(direct)) else { return false };
         if direct.stage == Stage::Begins {
             let direct = self.directs.get_mut(&thread).expect("just found");
             match direct.wanted.pop_front() {
-                Some((lock, stage)) => {
+                Some(lock) => {
                     direct.held.push(lock);
-                    direct.stage = stage;
+                    direct.stage = Stage::Ordering;
                     self.lock_begin(io, thread, lock, LockMode::Exclusive, true);
                 }
                 None => self.direct_ask(io, thread),
@@ -135,8 +125,10 @@ impl Engine {
     fn direct_ask(&mut self, io: &mut Io<'_>, thread: ThreadId) {
         let op = Arc::clone(&self.directs[&thread].op);
         let ordered = op.iter().any(|one| one.access.word_lock(one.page).is_some());
-        let (mut here, mut calls): (VecDeque<usize>, Vec<Call>) = (VecDeque::new(), Vec::new());
-        let (mut open, mut unreleased): (BTreeMap<(ProtocolKind, Rank), (usize, usize)>, bool) = (BTreeMap::new(), false);
+        let (mut here, mut calls) = (VecDeque::new(), Vec::<Call>::new());
+        // By home, the call that has room, and what it asks for so far.
+        let mut open: BTreeMap<(ProtocolKind, Rank), (usize, usize)> = BTreeMap::new();
+        let mut unreleased = false;
         for (index, PageAccess { page, access }) in op.iter().enumerate() {
             let protocol = self.shared.regions.find(*page).expect("it was looked at").protocol;
             let plugin = self.plugins.iter().find(|plugin| plugin.kind() == protocol).expect("the region has a protocol").get();
