@@ -157,7 +157,9 @@ impl Engine {
                 let released = self.unacked == 0 || !self.shared.rules.keep(Rule::ReleaseFence);
                 // Homes may move: who was asked for a page answers before that.
                 // Whoever waits for a word's lock gets nothing inside of a barrier, and the others may wait for that word before they come to it.
-                let quiet = self.words.is_empty() && self.directs.is_empty();
+                // What they have released since the rank was ready to arrive goes first, too: nothing is given back inside.
+                let others = self.pending.iter().any(|pending| pending.after != After::Arrive);
+                let quiet = self.words.is_empty() && self.directs.is_empty() && !others;
                 released && quiet && self.awaited.is_empty() && !self.fetches_ahead()
             }
             // What ends inside a barrier would be in no payload.
