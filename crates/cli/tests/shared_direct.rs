@@ -82,34 +82,34 @@ fn this_binary_is_a_rank() {
     shared.finish().unwrap();
 }
 
-const ROWS: u64 = 64;
+const ROWS: usize = 64;
 const ROW_BYTES: usize = 4096;
 
 /// One rank fills a table, the others gather a column of it, scatter another, and add to a third.
 fn columns(shared: &Shared) {
     let (rank, ranks) = (u64::from(shared.rank()), u64::from(shared.ranks()));
     let options = AllocOptions::new().homes(Homes::At(rampool::shared::Rank(0)));
-    let region = shared.alloc(ROWS as usize * ROW_BYTES, options).unwrap();
+    let region = shared.alloc(ROWS * ROW_BYTES, options).unwrap();
     let table = shared.direct(region).unwrap();
-    let cell = |row: u64, column: usize| region.at::<u64>(row as usize * ROW_BYTES / 8 + column);
-    let column = Layout::bytes(8).unwrap().hvector(ROWS, 1, ROW_BYTES as i64).unwrap();
+    let cell = |row: usize, column: usize| region.at::<u64>(row * ROW_BYTES / 8 + column);
+    let column = Layout::bytes(8).unwrap().hvector(ROWS as u64, 1, ROW_BYTES as i64).unwrap();
     if rank == 0 {
         // SAFETY: inside of the region; the barriers order every access.
-        (0..ROWS).for_each(|row| unsafe { *cell(row, 2) = 100 + row });
+        (0..ROWS).for_each(|row| unsafe { *cell(row, 2) = 100 + row as u64 });
     }
     shared.barrier(0).unwrap();
     let before = shared.stats().engine.pages_fetched;
     let values: Vec<u64> = table.get_values(16, &column).unwrap();
     assert!(values.iter().zip(100..).all(|(&value, wanted)| value == wanted), "{values:?}");
     // Each rank has a column of its own, and all add to one.
-    table.put_values(64 + 8 * rank, &column, &vec![rank + 1; ROWS as usize]).unwrap();
+    table.put_values(64 + 8 * rank, &column, &vec![rank + 1; ROWS]).unwrap();
     let mut mine = [0; 8];
     table.get(64 + 8 * rank, &mut mine).unwrap();
     if shared.config().protocol != ProtocolKind::Sc {
         assert_eq!(u64::from_le_bytes(mine), rank + 1, "what this rank put, it gets");
     }
-    table.accumulate(40, &column, Combine::Sum, &vec![rank + 1; ROWS as usize]).unwrap();
-    assert!(matches!(table.put(ROWS * ROW_BYTES as u64 - 4, &[0; 8]), Err(SharedDirectError::Layout(_))), "out of bounds");
+    table.accumulate(40, &column, Combine::Sum, &vec![rank + 1; ROWS]).unwrap();
+    assert!(matches!(table.put((ROWS * ROW_BYTES) as u64 - 4, &[0; 8]), Err(SharedDirectError::Layout(_))), "out of bounds");
     if !matches!(shared.config().protocol, ProtocolKind::Sc | ProtocolKind::Lrc) {
         assert_eq!(shared.stats().engine.pages_fetched, before, "only useful bytes travel");
     }
@@ -119,7 +119,7 @@ fn columns(shared: &Shared) {
         // SAFETY: as above.
         unsafe {
             assert_eq!(*cell(row, 5), sum, "row {row}");
-            (0..ranks).for_each(|of| assert_eq!(*cell(row, 8 + of as usize), of + 1, "row {row}, column of {of}"));
+            (8..).zip(1..=ranks).for_each(|(column, wanted)| assert_eq!(*cell(row, column), wanted, "row {row}, column {column}"));
         }
     }
     shared.barrier(2).unwrap();
@@ -215,17 +215,14 @@ fn barriers(shared: &Shared) {
     let word = region.at::<u64>(0);
     for round in 1..=20_u32 {
         // The others are at the barrier already, and take nothing.
-        if shared.rank() == (round % u32::from(shared.ranks())) as u16 {
+        if u32::from(shared.rank()) == round % u32::from(shared.ranks()) {
             while shared.load(word).unwrap() < u64::from(round) {
                 std::thread::yield_now();
             }
             // Perhaps one rank did the put, and then another one the word.
             // SAFETY: the word orders it.
-            assert_eq!(
-                unsafe { region.at::<u64>(8 + round as usize).read_volatile() },
-                u64::from(round),
-                "round {round}, before the barrier"
-            );
+            let put = unsafe { region.at::<u64>(8 + round as usize).read_volatile() };
+            assert_eq!(put, u64::from(round), "round {round}, before the barrier");
         }
         shared.barrier(round).unwrap();
         // SAFETY: the outsider's next put is to other bytes; the barrier was behind this one.
