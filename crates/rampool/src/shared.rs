@@ -752,12 +752,10 @@ impl Shared {
         begin(&mut host, thread);
         let mut outcome = slot.take();
         let waits = outcome.is_none();
-        if waits {
-            // Before anything is sent: the answer may be here before the call that sends it returns.
-            host.begin_to_look();
-        }
         host.flush();
         if waits {
+            // Behind what is sent, which is on its way meanwhile. Should the answer be here already, the service thread is woken for nothing.
+            host.begin_to_look();
             let ring = host.wants_service();
             drop(host);
             if ring {

@@ -156,7 +156,7 @@ impl RawStream {
         Ok(Self::new(stream, spin)?)
     }
 
-    fn new(stream: TcpStream, spin: Duration) -> std::io::Result<Self> {
+    pub fn new(stream: TcpStream, spin: Duration) -> std::io::Result<Self> {
         set_up(&stream)?;
         stream.set_nonblocking(!spin.is_zero())?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;

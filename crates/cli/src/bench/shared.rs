@@ -171,6 +171,11 @@ fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             Way::SharedMemory => (None, Some(Reach::AtMost(1.0))),
         };
         report.ratio(&format!("barrier of {name} / raw round trip over TCP"), barrier, get(&samples, "raw")?, trips);
+        if let Some(plain) = samples.get("plain") {
+            // The least that so many processes need on so many CPUs.
+            report.series(&format!("plain messages for a barrier of {name}: p50"), "us", json!({ "what": "plain", "ranks": name }), plain);
+            report.ratio(&format!("barrier of {name} / plain messages for one"), barrier, plain, None);
+        }
         raw_memory(report, &samples, "barrier", &format!("beside {name}"), "barrier")?;
         report.ratio(&format!("barrier of {name} / ArgoDSM's {argo} us"), barrier, &vec![argo; barrier.len()], times);
     }

@@ -1,6 +1,7 @@
 //! One rank of an experiment. Rank 0 prints the samples, as one JSON object of lists.
 
 use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use rampool::transport::Means;
 use rampool_sys::thread::{allowed_cpus, pin_to_cpu};
 
 use super::Samples;
-use crate::bench::peer::{self, RawMemory, RawStream};
+use crate::bench::peer::{self, REQUEST_BYTES, RawMemory, RawStream};
 use crate::bench::report::median;
 use crate::bench::service::{Place, Service};
 use crate::bench::workload::{permutation, word};
@@ -85,6 +86,21 @@ fn read(region: Region, at: usize) -> u64 {
 fn write(region: Region, at: usize, value: u64) {
     // SAFETY: in the region, aligned; see `read`.
     unsafe { region.at::<u64>(at).write_volatile(value) };
+}
+
+/// A barrier of nothing but messages: each says to the first that it is there, and the first to all that they are.
+fn meet(streams: &mut [RawStream], is_first: bool) -> Result<()> {
+    let mut word = [0; REQUEST_BYTES];
+    for stream in &mut *streams {
+        if !is_first {
+            stream.write_exactly(&word)?;
+        }
+        stream.read_exactly(&mut word)?;
+    }
+    for stream in streams.iter_mut().filter(|_| is_first) {
+        stream.write_exactly(&word)?;
+    }
+    Ok(())
 }
 
 fn pause(us: usize) -> Result<Duration> {
@@ -169,6 +185,7 @@ impl Bench {
     }
 
     fn barriers(&mut self, count: usize, rounds: usize) -> Result<()> {
+        let mut plain = self.plain()?;
         for round in 0..=rounds {
             self.shared.barrier(1)?;
             let mut times = Vec::with_capacity(count);
@@ -181,8 +198,41 @@ impl Bench {
                 self.add("barrier", median(&times));
                 self.raw(count, 64)?;
             }
+            if let Some(streams) = &mut plain {
+                self.shared.barrier(1)?;
+                times.clear();
+                for _ in 0..count {
+                    let began = Instant::now();
+                    meet(streams, self.shared.rank() == 0)?;
+                    times.push(us(began.elapsed()));
+                }
+                if self.shared.rank() == 0 && round > 0 {
+                    self.add("plain", median(&times));
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Connections of these processes for a barrier of nothing but messages: rank 0's to all others, theirs to it. `None` where ranks share memory.
+    fn plain(&self) -> Result<Option<Vec<RawStream>>> {
+        let shared = &self.shared;
+        if shared.stats().connections.contains_key(Means::Rings.name()) {
+            return Ok(None);
+        }
+        let port = shared.alloc(PAGE, AllocOptions::new())?;
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        if shared.rank() == 0 {
+            write(port, 0, listener.local_addr()?.port().into());
+        }
+        shared.barrier(1)?;
+        let spin = shared.config().spin;
+        let streams = if shared.rank() == 0 {
+            (1..shared.ranks()).map(|_| Ok(RawStream::new(listener.accept()?.0, spin)?)).collect::<Result<_>>()?
+        } else {
+            vec![RawStream::connect(&format!("127.0.0.1:{}", read(port, 0)), spin)?]
+        };
+        Ok(Some(streams))
     }
 
     /// Ranks write a word of each of `pages` pages whose home is the next rank, and meet. What is counted is the time of whoever arrives last.
