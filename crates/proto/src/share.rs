@@ -50,9 +50,11 @@ pub mod message;
 mod notice;
 mod overlay;
 mod protocol;
+pub mod relink;
 pub mod residency;
 mod rule;
 mod stats;
+pub mod stream;
 mod sync;
 mod wire;
 

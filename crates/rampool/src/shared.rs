@@ -14,7 +14,7 @@
 //!   config        how to join, how to allocate        host      the engine and everything it needs, behind one lock
 //!   environment   which rank this is, by launcher     service   the thread that serves
 //!   mesh          how ranks meet                      line      one connection: TCP or shared memory;  datagrams: UDP instead
-//!   watch         which thread a message wakes
+//!   watch         which thread a message wakes        relink    connections in the place of those that were cut
 //!   servers       pages that a budget has no room for
 //!   error, stats  what can go wrong, what happened    failure   how a process ends when its run does
 //!   account       where the time goes, and the trace
@@ -62,6 +62,7 @@ mod line;
 mod memory;
 mod mesh;
 mod outside;
+mod relink;
 mod servers;
 mod service;
 mod stats;
@@ -261,7 +262,7 @@ impl Shared {
             let servers = config.servers.as_ref().map(|servers| Servers::connect(servers, bytes)).transpose()?;
             memory.limit(budget.max(LEAST_LOCAL_BYTES), servers);
         }
-        let Mesh { lines, datagrams } = Mesh::meet(&config)?;
+        let Mesh { known, lines, datagrams } = Mesh::meet(&config)?;
         let datagrams = datagrams.map(|(socket, places)| {
             let mut channel = config.channel;
             // A rank that merely gets no CPU for a while is not lost: its silence counts, as on TCP.
@@ -272,6 +273,10 @@ impl Shared {
         let account = Account::new(Rank(config.rank), config.protocol.name(), config.threads).map_err(JoinError::Trace)?;
         let watch = watch(&memory, &lines, datagrams.as_ref()).map_err(JoinError::Socket)?;
         let mut host = Host::new(&config, &engine, memory, lines, datagrams, Arc::clone(&watch), account)?;
+        let orders = Arc::new(relink::Orders::new().map_err(JoinError::Socket)?);
+        if let Some(known) = &known {
+            host.may_relink(&known.hello, &known.incarnations, Arc::clone(&orders), config.reconnect);
+        }
         let wish = AllocOptions::new().wish(u64::from(SEMAPHORES) * 8, &config);
         let semaphores = host.open_first(Demand::Alloc { wish }).map(|region| place(&host, &region));
         host.take_what_came_early();
@@ -288,6 +293,11 @@ impl Shared {
             reach,
             config,
         });
+        if let Some(known) = known {
+            let served = Arc::clone(&inner);
+            let thread = std::thread::Builder::new().name("rampool-relink".to_owned());
+            thread.spawn(move || relink::run(&served, &known, &orders)).map_err(JoinError::Thread)?;
+        }
         let served = Arc::clone(&inner);
         let thread = std::thread::Builder::new().name("rampool-share".to_owned());
         thread.spawn(move || service::run(&served, served.config.spin)).map_err(JoinError::Thread)?;
@@ -885,8 +895,8 @@ fn place(host: &Host, region: &RegionConfig) -> Region {
 fn watch(memory: &SharedMemory, lines: &[Option<line::Line>], datagrams: Option<&Datagrams>) -> std::io::Result<Arc<Watch>> {
     let watch = Watch::new(memory.as_fd(), datagrams.map(AsFd::as_fd))?;
     for (line, rank) in lines.iter().zip(0..) {
-        if let Some(line) = line {
-            watch.add_line(Rank(rank), line.as_fd())?;
+        if let Some(fd) = line.as_ref().and_then(line::Line::fd) {
+            watch.add_line(Rank(rank), fd)?;
         }
     }
     Ok(Arc::new(watch))

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   keys      owners and peers of registered memory, and a network that loses and delays
+//!   relink    two ranks, and a connection that is cut again and again
 //!   rng       one u64 seed picks everything that happens
 //!   paging    a program with threads, a software MMU, the kernel's replies and the memory servers, around the page cache
 //!   share     ranks with threads that share memory, a network, and golden memory that judges every load
@@ -12,5 +13,6 @@
 
 pub mod keys;
 pub mod paging;
+pub mod relink;
 pub mod rng;
 pub mod share;

@@ -1,9 +1,11 @@
 //! What the hosts of ranks say to each other beside the engines' messages: who they are, what is allocated, that they live, that they are done.
 //!
 //! ```text
-//! frame      length u32 (of what follows) | kind u8: 0 an engine's message, 1 a control message | bytes
+//! frame      length u32 (of what follows) | kind u8: 0 an engine's message, 1 a control message, 2 only what was taken | taken u32 | bytes
 //! ```
-//! Little-endian. The first frame of a connection is [`Control::Hello`], from the side that connected.
+//! Little-endian. `taken`: of how many bytes of whole frames of kinds 0 and 1 the sender says that it has taken them from the receiver, modulo 2^32; 0 where the connection
+//! cannot be cut ([`super::stream`]). The first frame of a connection is [`Control::Hello`], from the side that connected; of one that takes the place of another,
+//! [`Control::Resume`].
 
 use std::sync::Arc;
 
@@ -13,17 +15,19 @@ use super::{Homes, ProtocolKind, Rank, RegionConfig};
 use crate::units::{Extent, PageIndex};
 
 /// What two ranks must have in common to understand each other, beside the version of the program.
-pub const SHARE_WIRE_VERSION: u32 = 5;
+pub const SHARE_WIRE_VERSION: u32 = 6;
 /// The longest frame that a rank takes.
 pub const MOST_FRAME_BYTES: usize = 64 << 20;
-/// Bytes before a frame's content: its length and its kind.
-pub const FRAME_HEADER_BYTES: usize = 5;
+/// Bytes before a frame's content: its length, its kind, and what its sender has taken.
+pub const FRAME_HEADER_BYTES: usize = 9;
 
 /// What is in a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameKind {
     Message,
     Control,
+    /// No content: it says what its sender has taken.
+    Acknowledgement,
 }
 
 /// The beginning of what a connection brought.
@@ -31,8 +35,8 @@ pub enum FrameKind {
 pub enum Framed<'a> {
     /// More bytes are needed.
     Partial,
-    /// A frame: its kind, its content, and the bytes it took.
-    Whole { kind: FrameKind, content: &'a [u8], taken: usize },
+    /// A frame: its kind, what its sender has, its content, and the bytes it took.
+    Whole { kind: FrameKind, has: u32, content: &'a [u8], taken: usize },
 }
 
 /// Looks for a frame at the beginning of `bytes`.
@@ -42,32 +46,39 @@ pub enum Framed<'a> {
 pub fn deframe(bytes: &[u8]) -> Result<Framed<'_>, Malformed> {
     let Some((head, rest)) = bytes.split_at_checked(FRAME_HEADER_BYTES) else { return Ok(Framed::Partial) };
     let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-    if len == 0 || len > MOST_FRAME_BYTES {
+    if !(FRAME_HEADER_BYTES - 4..=MOST_FRAME_BYTES).contains(&len) {
         return Err(Malformed { what: "a frame's length is impossible", at: 0 });
     }
     let kind = match head[4] {
         0 => FrameKind::Message,
         1 => FrameKind::Control,
+        2 if len == FRAME_HEADER_BYTES - 4 => FrameKind::Acknowledgement,
         _ => return Err(Malformed { what: "an unknown kind of frame", at: 4 }),
     };
-    match rest.get(..len - 1) {
-        Some(content) => Ok(Framed::Whole { kind, content, taken: 4 + len }),
+    let has = u32::from_le_bytes([head[5], head[6], head[7], head[8]]);
+    match rest.get(..len - (FRAME_HEADER_BYTES - 4)) {
+        Some(content) => Ok(Framed::Whole { kind, has, content, taken: 4 + len }),
         None => Ok(Framed::Partial),
     }
 }
 
-/// Appends a frame whose content `write` appends.
+/// Appends a frame whose content `write` appends; `has`: what its sender has taken.
 ///
 /// # Panics
 /// If the content is longer than [`MOST_FRAME_BYTES`].
-pub fn frame(kind: FrameKind, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+pub fn frame(kind: FrameKind, has: u32, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; FRAME_HEADER_BYTES]);
     write(out);
     let len = out.len() - start - 4;
     assert!(len <= MOST_FRAME_BYTES, "a frame of {len} bytes");
     out[start..start + 4].copy_from_slice(&u32::try_from(len).expect("checked").to_le_bytes());
-    out[start + 4] = u8::from(kind == FrameKind::Control);
+    out[start + 4] = match kind {
+        FrameKind::Message => 0,
+        FrameKind::Control => 1,
+        FrameKind::Acknowledgement => 2,
+    };
+    out[start + 5..start + FRAME_HEADER_BYTES].copy_from_slice(&has.to_le_bytes());
 }
 
 /// Who connects.
@@ -86,8 +97,10 @@ pub struct Hello {
     /// Where this rank listens, and where it receives datagrams (0: nowhere).
     pub port: u16,
     pub datagram_port: u16,
+    /// This process, told from any other that is this rank or was, by chance.
+    pub incarnation: u64,
 }
-wire_struct!(Hello { wire, build, run, settings, rank, ranks, port, datagram_port });
+wire_struct!(Hello { wire, build, run, settings, rank, ranks, port, datagram_port, incarnation });
 
 impl Hello {
     /// Whether the rank that says this can run together with one that says `mine`; if not, why, naming both.
@@ -114,6 +127,22 @@ impl Hello {
         Ok(())
     }
 }
+
+/// Who connects in the place of a connection that was cut.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resume {
+    /// As in [`Hello`].
+    pub run: String,
+    pub rank: Rank,
+    pub incarnation: u64,
+    /// The incarnation of the rank that it wants to go on with.
+    pub of: u64,
+    /// The how-manieth attempt of this pair of ranks it is.
+    pub attempt: u32,
+    /// Bytes of whole frames that the sender has taken from that rank.
+    pub received: u64,
+}
+wire_struct!(Resume { run, rank, incarnation, of, attempt, received });
 
 /// How a new region is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,6 +191,7 @@ pub enum Control {
     Table {
         addresses: Vec<String>,
         datagrams: Vec<String>,
+        incarnations: Vec<u64>,
     },
     /// The sender does not run together with the receiver.
     Refused {
@@ -245,10 +275,19 @@ pub enum Control {
     NotDone {
         why: String,
     },
+    /// The first word over a connection that takes the place of one that was cut.
+    Resume {
+        resume: Resume,
+    },
+    /// The answer: the sender is that rank, and goes on behind so many bytes of whole frames.
+    Resumed {
+        incarnation: u64,
+        received: u64,
+    },
 }
 wire_enum!(Control {
     1 => Hello { hello },
-    2 => Table { addresses, datagrams },
+    2 => Table { addresses, datagrams, incarnations },
     3 => Refused { why },
     4 => Welcome {},
     5 => Heartbeat {},
@@ -269,6 +308,8 @@ wire_enum!(Control {
     20 => Did { bytes },
     21 => Busy {},
     22 => NotDone { why },
+    23 => Resume { resume },
+    24 => Resumed { incarnation, received },
 });
 
 impl Control {
@@ -349,9 +390,10 @@ mod tests {
                     ranks: 4,
                     port: 5,
                     datagram_port: 6,
+                    incarnation: 1 << 60,
                 },
             },
-            Control::Table { addresses: vec!["a:1".into(), "b:2".into()], datagrams: vec![] },
+            Control::Table { addresses: vec!["a:1".into(), "b:2".into()], datagrams: vec![], incarnations: vec![3, 1 << 63] },
             Control::Refused { why: "no".into() },
             Control::Welcome {},
             Control::Heartbeat {},
@@ -375,6 +417,8 @@ mod tests {
             Control::Did { bytes: vec![1, 2, 3].into() },
             Control::Busy {},
             Control::NotDone { why: "no".into() },
+            Control::Resume { resume: Resume { run: "r".into(), rank: Rank(2), incarnation: 7, of: 8, attempt: 9, received: 1 << 40 } },
+            Control::Resumed { incarnation: 8, received: 5 },
         ]
     }
 
@@ -382,14 +426,14 @@ mod tests {
     fn a_control_message_survives_its_bytes_and_its_frame() {
         let mut stream = Vec::new();
         for control in examples() {
-            frame(FrameKind::Control, &mut stream, |out| control.encode(out));
+            frame(FrameKind::Control, 7, &mut stream, |out| control.encode(out));
         }
         let mut rest = &stream[..];
         for control in examples() {
-            for cut in 0..rest.len().min(5) {
+            for cut in 0..rest.len().min(FRAME_HEADER_BYTES) {
                 assert_eq!(deframe(&rest[..cut]), Ok(Framed::Partial));
             }
-            let Ok(Framed::Whole { kind: FrameKind::Control, content, taken }) = deframe(rest) else { panic!("no frame") };
+            let Ok(Framed::Whole { kind: FrameKind::Control, has: 7, content, taken }) = deframe(rest) else { panic!("no frame") };
             assert_eq!(Control::decode(content), Ok(control));
             rest = &rest[taken..];
         }
@@ -404,7 +448,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_message_is_refused_or_another(which in 0_usize..25, at in any::<usize>(), bit in 0_u8..8) {
+        fn a_changed_message_is_refused_or_another(which in 0_usize..27, at in any::<usize>(), bit in 0_u8..8) {
             let mut bytes = Vec::new();
             examples()[which].encode(&mut bytes);
             let at = at % bytes.len();
@@ -428,6 +472,7 @@ mod tests {
             ranks: 4,
             port: 0,
             datagram_port: 0,
+            incarnation: 0,
         };
         let mine = hello(0, "1.0", "a");
         assert_eq!(hello(1, "1.0", "a").compatible(&mine), Ok(()));

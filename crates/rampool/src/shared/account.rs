@@ -102,7 +102,8 @@ impl Account {
 
     /// From now on counts what `rampool launch --stats` shows.
     pub fn start(&mut self, engine: &Stats) {
-        self.stats = SharedStats { connections: std::mem::take(&mut self.stats.connections), ..SharedStats::default() };
+        let connections = std::mem::take(&mut self.stats.connections);
+        self.stats = SharedStats { connections, reconnections: self.stats.reconnections, ..SharedStats::default() };
         self.base = engine.clone();
         self.began = Instant::now();
         self.fixed = None;
@@ -215,6 +216,7 @@ impl Account {
             ("acquires without a message", since(engine.local_acquires, self.base.local_acquires)),
             ("barriers", since(engine.barriers, self.base.barriers)),
         ];
+        let cut = (stats.reconnections > 0).then(|| ("connections made again".to_owned(), stats.reconnections));
         TimeReport {
             rank: self.rank.0,
             protocol: self.protocol.to_owned(),
@@ -231,7 +233,7 @@ impl Account {
             requests_overlapped_s: stats.requests_overlapped.as_secs_f64(),
             connections: stats.connections.iter().map(|(&name, &count)| (name.to_owned(), count)).collect(),
             sent: stats.sent.iter().map(|(&name, &kind)| (name.to_owned(), kind)).collect(),
-            counts: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+            counts: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).chain(cut).collect(),
         }
     }
 

@@ -94,6 +94,8 @@ pub struct SharedConfig {
     pub deadline: Option<Duration>,
     /// A rank that is silent for this long is lost.
     pub silence: Duration,
+    /// A connection that is cut while both ranks live is made again within this time, without loss; the same on all ranks. 0: a cut connection ends the run.
+    pub reconnect: Duration,
     /// How long the runtime asks again and again before it sleeps, while somebody waits.
     pub spin: Duration,
     pub on_failure: OnFailure,
@@ -155,6 +157,7 @@ impl SharedConfig {
             join_deadline: Duration::from_secs(60),
             deadline: Some(Duration::from_secs(600)),
             silence: Duration::from_secs(30),
+            reconnect: Duration::from_secs(10),
             spin: default_spin(ranks),
             on_failure: OnFailure::default(),
             user_faults: false,
@@ -168,7 +171,7 @@ impl SharedConfig {
     /// `RAMPOOL_PROTOCOL` (sc, lrc, hlrc, aurc, ibec, auto), `RAMPOOL_TRANSPORT` (tcp, udp), `RAMPOOL_SAME_HOST` (auto, rings, socket), `RAMPOOL_KEY_FILE`, `RAMPOOL_ENCRYPTION`,
     /// `RAMPOOL_SHARED_BASE` (hexadecimal), `RAMPOOL_SHARED_RANGE` (bytes, such as 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none),
     /// `RAMPOOL_SHARED_LOCAL` (bytes), `RAMPOOL_SHARED_SERVERS` (as for `rampool run --server`), `RAMPOOL_SHARED_MEMORY` (bytes to lease for each rank),
-    /// `RAMPOOL_SILENCE_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_SHARED_USER_FAULTS` (1) and `RAMPOOL_DROP_PERCENT`.
+    /// `RAMPOOL_SILENCE_S`, `RAMPOOL_RECONNECT_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_SHARED_USER_FAULTS` (1) and `RAMPOOL_DROP_PERCENT`.
     ///
     /// # Errors
     /// A variable that says too little or nonsense.
@@ -214,6 +217,9 @@ impl SharedConfig {
         if let Some(time) = setting("RAMPOOL_SILENCE_S", "a number of seconds", seconds)? {
             config.silence = time;
         }
+        if let Some(time) = setting("RAMPOOL_RECONNECT_S", "a number of seconds", seconds)? {
+            config.reconnect = time;
+        }
         if let Some(spin) = setting("RAMPOOL_SPIN_US", "a number of microseconds", |text| text.parse().ok())? {
             config.spin = Duration::from_micros(spin);
         }
@@ -228,11 +234,12 @@ impl SharedConfig {
 
     /// What all ranks must have alike.
     pub(super) fn common(&self) -> String {
-        let Self { protocol, page_bytes, homes, managers, lock_path, tuning, base, range_bytes, transport, .. } = self;
+        let Self { protocol, page_bytes, homes, managers, lock_path, tuning, base, range_bytes, transport, reconnect, .. } = self;
         format!(
-            "{} by default, pages of {page_bytes}, homes {homes:?}, managers {managers:?}, locks {lock_path:?}, {range_bytes} bytes at {base:#x}, {}, {tuning:?}",
+            "{} by default, pages of {page_bytes}, homes {homes:?}, managers {managers:?}, locks {lock_path:?}, {range_bytes} bytes at {base:#x}, {}, cut connections made again within {} s, {tuning:?}",
             protocol.name(),
             transport.name(),
+            reconnect.as_secs_f64(),
         )
     }
 }

@@ -5,7 +5,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
-use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -27,6 +26,9 @@ use super::line::{Incoming, Line, LineError};
 use super::memory::{FaultAt, SharedMemory};
 use super::stats::SharedStats;
 use super::watch::{Ready, Watch};
+use relink::{Link, Links};
+
+mod relink;
 
 /// What ended a thread's wait.
 #[derive(Debug)]
@@ -100,7 +102,11 @@ struct Peer {
     beat: Instant,
     /// It is done, and had left that many barriers.
     bye: Option<u32>,
+    /// The end of what this rank had to say to it.
+    bye_end: u64,
     closed: bool,
+    /// Its connection may be cut, and made again.
+    link: Option<Link>,
     /// The watch tells when the connection takes more.
     backlog: bool,
 }
@@ -116,6 +122,8 @@ pub(super) struct Host {
     pub memory: SharedMemory,
     watch: Arc<Watch>,
     peers: Vec<Option<Peer>>,
+    links: Links,
+    began: Instant,
     /// Those to whom memory is shared, and whether there are others.
     nearby: Vec<Rank>,
     sockets: bool,
@@ -216,13 +224,15 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// With at most so many ranks to hear from, each connection is asked for what it has, instead of all of them at once which have something.
 const FEW_RANKS: u16 = 3;
 /// So much is sent without waiting for the end of what is being handled.
-const MUCH_BYTES: usize = 128 << 10;
+const MUCH_BYTES: u64 = 128 << 10;
 /// A moment, for who looks again and again.
 const MOMENT: Duration = Duration::from_micros(20);
 /// How long the last words of a failing rank may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// After a fault the next one is looked for, for as long.
 const FAULTS_COME_TOGETHER: Duration = Duration::from_micros(100);
+/// What the end of a connection means where no other can take its place, or nobody listens for one any more.
+const PROCESS_ENDED: &str = "its process ended without finishing";
 /// A fault does not say whose it is, and no protocol asks.
 const SOMEONE: ThreadId = ThreadId(u16::MAX);
 
@@ -250,7 +260,7 @@ impl Host {
             let name = if datagrams.is_some() { Transport::Udp.name() } else { line.means().name() };
             *account.stats.connections.entry(name).or_default() += 1;
         }
-        let peer = |line| Peer { line, heard: now, beat: now, bye: None, closed: false, backlog: false };
+        let peer = |line| Peer { line, heard: now, beat: now, bye: None, bye_end: 0, closed: false, link: None, backlog: false };
         let rank = Rank(config.rank);
         Ok(Self {
             rank,
@@ -262,6 +272,8 @@ impl Host {
             memory,
             watch,
             peers: lines.into_iter().map(|line| line.map(peer)).collect(),
+            links: Links::default(),
+            began: now,
             nearby,
             sockets,
             datagrams,
@@ -611,6 +623,7 @@ impl Host {
     /// True if something came.
     fn take_frames(&mut self, from: Rank, now: Instant) -> bool {
         let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) else { return false };
+        let was_held_back = peer.line.is_held_back();
         let received = peer.line.receive();
         if !matches!(received, Ok(false)) {
             peer.heard = now;
@@ -627,9 +640,14 @@ impl Host {
                 }
             }
         }
+        if let Some(peer) = &self.peers[usize::from(from.0)]
+            && (peer.line.owes_answer() || (was_held_back && !peer.line.is_held_back()))
+        {
+            self.unsent = Unsent::Urgent;
+        }
         match received {
             Ok(any) => return any,
-            Err(LineError::Closed) => self.closed(from, "its process ended without finishing"),
+            Err(LineError::Closed) => self.closed(from, PROCESS_ENDED),
             Err(error) => self.closed(from, &error.to_string()),
         }
         true
@@ -701,16 +719,23 @@ impl Host {
         if self.stopped.is_some() || self.leaving == Leaving::Done {
             return;
         }
-        let mut silent = None;
+        self.look_after_links(now);
+        let (mut silent, mut perhaps_cut) = (None, None);
         for (peer, rank) in self.peers.iter_mut().zip(0..) {
-            let Some(peer) = peer.as_mut().filter(|peer| !peer.closed) else { continue };
+            let Some(peer) = peer.as_mut().filter(|peer| !peer.closed && !peer.line.is_cut()) else { continue };
             if now.saturating_duration_since(peer.beat) >= HEARTBEAT {
                 peer.line.queue_control(&Control::Heartbeat {});
                 peer.beat = now;
             }
             if now.saturating_duration_since(peer.heard) >= self.silence {
                 silent = Some(Rank(rank));
+            } else if peer.link.is_some() && now.saturating_duration_since(peer.heard) >= self.silence / 2 {
+                perhaps_cut = Some(Rank(rank));
             }
+        }
+        if let Some(rank) = perhaps_cut {
+            // Its machine, or one between, may have forgotten the connection without a word.
+            self.cut(rank, "it says nothing", true);
         }
         if let Some(rank) = silent {
             self.lose(rank, &format!("it has said nothing for {} s: it hangs, or the network is cut", self.silence.as_secs()));
@@ -735,6 +760,9 @@ impl Host {
             until = until.min(due);
         }
         if let Some(due) = self.datagrams.as_ref().and_then(Datagrams::due) {
+            until = until.min(due);
+        }
+        if let Some(due) = self.links_due() {
             until = until.min(due);
         }
         plan.until = if self.unsent == Unsent::CanWait { now } else { until };
@@ -883,18 +911,28 @@ impl Host {
     fn shut(&mut self, rank: Rank) {
         if let Some(peer) = self.peers[usize::from(rank.0)].as_mut().filter(|peer| !peer.closed) {
             peer.closed = true;
-            self.watch.remove_line(peer.line.as_fd());
+            peer.link = None;
+            if let Some(fd) = peer.line.fd() {
+                self.watch.remove_line(fd);
+            }
         }
     }
 
-    /// A connection ended: the peer is lost, unless it was done.
+    /// A connection ended. It is made again, or else the peer is lost.
     fn closed(&mut self, from: Rank, how: &str) {
-        let Some(peer) = self.peers[usize::from(from.0)].as_ref().filter(|peer| !peer.closed) else { return };
+        if self.peers[usize::from(from.0)].as_ref().is_some_and(|peer| !peer.closed) && !self.cut(from, how, false) {
+            self.lose_unless_done(from, how);
+        }
+    }
+
+    /// There is no connection to this rank any more: it is lost, unless it was done.
+    fn lose_unless_done(&mut self, rank: Rank, how: &str) {
+        let Some(peer) = self.peers[usize::from(rank.0)].as_ref().filter(|peer| !peer.closed) else { return };
         // Who has finished goes when all others have, too, and this rank knows that it has.
         let done = peer.bye.is_some() && matches!(self.leaving, Leaving::Told(_) | Leaving::Done);
-        self.shut(from);
+        self.shut(rank);
         if !done {
-            self.lose(from, how);
+            self.lose(rank, how);
         }
     }
 
@@ -907,8 +945,8 @@ impl Host {
             match peer.line.flush() {
                 Ok(all) if all == peer.backlog => {
                     peer.backlog = !all;
-                    if peer.line.shows_room() {
-                        self.watch.set_backlog(Rank(rank), peer.line.as_fd(), !all);
+                    if let Some(fd) = peer.line.fd().filter(|_| peer.line.shows_room()) {
+                        self.watch.set_backlog(Rank(rank), fd, !all);
                     }
                 }
                 Ok(_) => {}
@@ -973,6 +1011,9 @@ impl Host {
             Control::Bye { epoch } => {
                 let peer = self.peers[usize::from(from.0)].as_mut().expect("it is connected");
                 peer.bye = Some(epoch);
+                // It stays until it knows that this has come.
+                peer.line.answer_now();
+                self.unsent = Unsent::Urgent;
                 self.look_for_absent();
             }
             Control::Stuck { what } if self.desk.is_some() => {
@@ -1086,14 +1127,19 @@ impl Host {
             for rank in 0..self.ranks {
                 self.tell(Rank(rank), &Control::Bye { epoch });
             }
+            for peer in self.peers.iter_mut().flatten() {
+                peer.bye_end = peer.line.end();
+            }
             self.leaving = Leaving::Told(thread);
         }
         if let Leaving::Told(thread) = self.leaving
             && self.present_peers().next().is_none()
         {
             self.flush();
-            if self.peers.iter().flatten().all(|peer| peer.closed || !peer.line.has_backlog()) {
+            let is_told = |peer: &Peer| !peer.line.has_backlog() && peer.line.has_arrived(peer.bye_end);
+            if self.peers.iter().flatten().all(|peer| peer.closed || is_told(peer)) {
                 self.leaving = Leaving::Done;
+                self.links.end();
                 // It ends.
                 self.needs_service = true;
                 self.memory.close();

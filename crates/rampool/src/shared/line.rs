@@ -1,10 +1,13 @@
 //! One connection to another rank, over TCP or through shared memory: frames in and out of a byte stream, plain or sealed. Never blocks.
+//!
+//! Over TCP it may be cut; frames then wait here until another connection takes its place ([`rampool_proto::share::stream`]).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use rampool_proto::share::control::{Control, FrameKind, Framed, deframe, frame};
+use rampool_proto::share::control::{Control, FrameKind, Framed, deframe};
+use rampool_proto::share::stream::{Limits, Stream};
 use rampool_proto::share::{Malformed, Message};
 
 use crate::transport::{Carrier, MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES, Means, Peer, Seal, TAG_BYTES};
@@ -30,7 +33,7 @@ pub enum Incoming {
     Control(Control),
 }
 
-/// Bytes to send, of which the first `done` have left.
+/// Sealed bytes to send, of which the first `done` have left.
 #[derive(Debug, Default)]
 struct Outgoing {
     bytes: Vec<u8>,
@@ -104,44 +107,115 @@ impl Arrived {
 
 /// Asked of the kernel at once, at least.
 const READ_BYTES: usize = 64 << 10;
+/// No more is sealed ahead of what the kernel takes.
+const MOST_SEALED_BYTES: usize = 1 << 20;
 /// A buffer that is empty keeps no more.
 const MOST_IDLE_BYTES: usize = 4 << 20;
 
 /// A connection.
 pub(super) struct Line {
-    carrier: Carrier,
+    /// `None`: it was cut.
+    carrier: Option<Carrier>,
+    peer: Peer,
+    means: Means,
+    local: bool,
     seal: Option<Seal>,
     /// As it came, where the connection is sealed.
     ciphertext: Arrived,
     plain: Arrived,
-    /// Frames to send, and, where the connection is sealed, what became of those before them.
-    frames: Outgoing,
+    /// Frames to send and those that may have to be sent again, and, where the connection is sealed, what became of what has left there.
+    stream: Stream,
     sealed: Outgoing,
 }
 
 impl Line {
     pub fn new(carrier: Carrier, seal: Option<Seal>) -> Self {
         Self {
-            carrier,
+            peer: carrier.peer().clone(),
+            means: carrier.means(),
+            local: carrier.is_local(),
+            carrier: Some(carrier),
             seal,
             ciphertext: Arrived::default(),
             plain: Arrived::default(),
-            frames: Outgoing::default(),
+            stream: Stream::new(None),
             sealed: Outgoing::default(),
         }
     }
 
+    /// From now on what has left is kept, so that another connection can take the place of this one. Both ends say so at the same place of what they say, and nothing waits to be sent.
+    pub fn keep(&mut self) {
+        self.stream = Stream::new(Some(Limits::default()));
+    }
+
+    /// The connection is of no use any more; what was kept is.
+    pub fn cut(&mut self) {
+        self.carrier = None;
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.carrier.is_none()
+    }
+
+    /// What this rank has taken, as the other end counts it.
+    pub fn received(&self) -> u64 {
+        self.stream.received()
+    }
+
+    /// Goes on over another connection, which nothing but the agreement to do so has passed; the other end has so many bytes.
+    pub fn resume(&mut self, other: Self, peer_has: u64) -> Result<(), LineError> {
+        self.stream.resume(peer_has)?;
+        // What had come of a frame comes again, from its beginning.
+        let Self { carrier, peer, means, local, seal, ciphertext, plain, .. } = other;
+        *self = Self {
+            carrier,
+            peer,
+            means,
+            local,
+            seal,
+            ciphertext,
+            plain,
+            sealed: Outgoing::default(),
+            stream: std::mem::replace(&mut self.stream, Stream::new(None)),
+        };
+        Ok(())
+    }
+
+    /// The other end waits to hear what has come.
+    pub fn answer_now(&mut self) {
+        self.stream.answer_now();
+    }
+
+    /// Whether the other end is to hear what has come, although there may be nothing else to say.
+    pub fn owes_answer(&self) -> bool {
+        self.stream.owes_answer()
+    }
+
+    /// Whether what waits may only leave when the other end has said what it has.
+    pub fn is_held_back(&self) -> bool {
+        self.stream.is_held_back()
+    }
+
+    /// The end of what was queued so far, and whether the other end has everything before such a place.
+    pub fn end(&self) -> u64 {
+        self.stream.end()
+    }
+
+    pub fn has_arrived(&self, end: u64) -> bool {
+        self.stream.has_arrived(end)
+    }
+
     pub fn peer(&self) -> &Peer {
-        self.carrier.peer()
+        &self.peer
     }
 
     /// Whether the other rank is on this machine, by its address.
     pub fn is_local(&self) -> bool {
-        self.carrier.is_local()
+        self.local
     }
 
     pub fn means(&self) -> Means {
-        self.carrier.means()
+        self.means
     }
 
     /// Whether to ask the connection whether something has come costs no call into the kernel, and whether it has to be told before a thread sleeps on it
@@ -157,74 +231,84 @@ impl Line {
 
     /// Returns the frame's bytes.
     pub fn queue_message(&mut self, message: &Message) -> usize {
-        let before = self.frames.bytes.len();
-        frame(FrameKind::Message, &mut self.frames.bytes, |out| message.encode(out));
-        self.frames.bytes.len() - before
+        self.stream.queue(FrameKind::Message, |out| message.encode(out))
     }
 
     pub fn queue_control(&mut self, control: &Control) {
-        frame(FrameKind::Control, &mut self.frames.bytes, |out| control.encode(out));
+        self.stream.queue(FrameKind::Control, |out| control.encode(out));
     }
 
     /// Whether something waits to be sent.
     pub fn has_backlog(&self) -> bool {
-        !self.frames.rest().is_empty() || !self.sealed.rest().is_empty()
+        self.stream.waits() || !self.sealed.rest().is_empty()
     }
 
     /// Bytes of frames that wait to be sent.
-    pub fn queued_bytes(&self) -> usize {
-        self.frames.rest().len()
+    pub fn queued_bytes(&self) -> u64 {
+        self.stream.waiting()
     }
 
     /// Says to the other end that a thread is about to sleep until something comes, or there is room for what waits to be sent. Every other call takes that back.
     /// False: there is something already.
     pub fn may_sleep(&self) -> bool {
         let writing = self.has_backlog();
-        self.carrier.has_said_that_it_sleeps(true, writing) || self.carrier.may_sleep(true, writing)
+        self.carrier.as_ref().is_none_or(|carrier| carrier.has_said_that_it_sleeps(true, writing) || carrier.may_sleep(true, writing))
     }
 
     /// Whether room for what waits to be sent is to be asked for as such. Otherwise it shows as something to read.
     pub fn shows_room(&self) -> bool {
-        self.carrier.shows_room()
+        self.carrier.as_ref().is_some_and(Carrier::shows_room)
     }
 
-    /// Sends what the kernel takes now. True if nothing is left.
+    /// Sends what may be sent, and the kernel takes now. True if the kernel took all of that.
     pub fn flush(&mut self) -> Result<bool, LineError> {
-        if let Some(seal) = &mut self.seal {
-            while !self.frames.rest().is_empty() {
-                let rest = self.frames.rest();
-                let piece = rest.len().min(MAX_PLAIN_BYTES);
-                seal.seal(&rest[..piece], &mut self.sealed.bytes);
-                self.frames.take(piece);
+        let Some(carrier) = &mut self.carrier else { return Ok(true) };
+        loop {
+            if let Some(seal) = &mut self.seal {
+                while self.sealed.rest().len() < MOST_SEALED_BYTES {
+                    let piece = self.stream.front();
+                    let len = piece.len().min(MAX_PLAIN_BYTES);
+                    if len == 0 {
+                        break;
+                    }
+                    seal.seal(&piece[..len], &mut self.sealed.bytes);
+                    self.stream.sent(len);
+                }
             }
-        }
-        let out = if self.seal.is_some() { &mut self.sealed } else { &mut self.frames };
-        while !out.rest().is_empty() {
-            match self.carrier.send_from(out.rest())? {
-                Some(sent) => out.take(sent),
+            let rest = if self.seal.is_some() { self.sealed.rest() } else { self.stream.front() };
+            if rest.is_empty() {
+                return Ok(true);
+            }
+            match carrier.send_from(rest)? {
+                Some(sent) if self.seal.is_some() => self.sealed.take(sent),
+                Some(sent) => self.stream.sent(sent),
                 None => {
-                    out.compact();
+                    self.sealed.compact();
                     return Ok(false);
                 }
             }
         }
-        Ok(true)
     }
 
     /// Sends everything, or gives up at the deadline.
     pub fn flush_until(&mut self, deadline: Instant) -> Result<bool, LineError> {
         while !self.flush()? {
-            if !self.carrier.wait(true, deadline)? {
+            if !self.wait(true, deadline)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
+    fn wait(&self, write: bool, deadline: Instant) -> Result<bool, LineError> {
+        Ok(self.carrier.as_ref().ok_or(LineError::Closed)?.wait(write, deadline)?)
+    }
+
     /// Takes what has arrived. False if that was nothing. After an error, what came whole before it can still be had.
     pub fn receive(&mut self) -> Result<bool, LineError> {
+        let Some(carrier) = &mut self.carrier else { return Ok(false) };
         let into = if self.seal.is_some() { &mut self.ciphertext } else { &mut self.plain };
-        match self.carrier.receive_into(into.room(READ_BYTES / 2))? {
+        match carrier.receive_into(into.room(READ_BYTES / 2))? {
             None => return Ok(false),
             Some(0) => return Err(LineError::Closed),
             Some(got) => into.filled += got,
@@ -247,13 +331,19 @@ impl Line {
 
     /// The next frame that is whole.
     pub fn next(&mut self) -> Result<Option<Incoming>, LineError> {
-        let (incoming, taken) = match deframe(self.plain.rest())? {
-            Framed::Partial => return Ok(None),
-            Framed::Whole { kind: FrameKind::Message, content, taken } => (Incoming::Message(Message::decode(content)?), taken),
-            Framed::Whole { kind: FrameKind::Control, content, taken } => (Incoming::Control(Control::decode(content)?), taken),
-        };
-        self.plain.take(taken);
-        Ok(Some(incoming))
+        loop {
+            let Framed::Whole { kind, has, content, taken } = deframe(self.plain.rest())? else { return Ok(None) };
+            let incoming = match kind {
+                FrameKind::Message => Some(Incoming::Message(Message::decode(content)?)),
+                FrameKind::Control => Some(Incoming::Control(Control::decode(content)?)),
+                FrameKind::Acknowledgement => None,
+            };
+            self.stream.came(kind, taken, has)?;
+            self.plain.take(taken);
+            if incoming.is_some() {
+                return Ok(incoming);
+            }
+        }
     }
 
     /// Waits for one control message, while ranks meet.
@@ -264,15 +354,16 @@ impl Line {
                 Some(Incoming::Message(_)) => return Err(Malformed { what: "a message before the ranks have met", at: 0 }.into()),
                 None => {}
             }
-            if !self.receive()? && !self.carrier.wait(false, deadline)? {
+            if !self.receive()? && !self.wait(false, deadline)? {
                 return Ok(None);
             }
         }
     }
 }
 
-impl AsFd for Line {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.carrier.as_fd()
+impl Line {
+    /// What to sleep on; none while it is cut.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.carrier.as_ref().map(AsFd::as_fd)
     }
 }

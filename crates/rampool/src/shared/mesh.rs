@@ -27,6 +27,7 @@ use super::datagrams::Place;
 use super::environment::variable;
 use super::error::JoinError;
 use super::line::{Line, LineError};
+use super::relink::Known;
 use crate::key::random_bytes;
 use crate::transport::{
     DATAGRAM_KEY_BYTES, DatagramSeal, Endpoint, Handshake, HandshakeError, Listener, LocalPolicy, Peer, RING_BYTES, SameHost, Stream, Wants,
@@ -34,6 +35,8 @@ use crate::transport::{
 
 /// All ranks, connected.
 pub(super) struct Mesh {
+    /// How those come back whose connection is cut; `None` where none can be.
+    pub known: Option<Known>,
     /// By rank; none for this one.
     pub lines: Vec<Option<Line>>,
     /// Where datagrams go, by rank, and the socket that they leave from.
@@ -57,10 +60,11 @@ impl Mesh {
         let ranks = usize::from(config.ranks);
         let mut lines: Vec<Option<Line>> = std::iter::repeat_with(|| None).take(ranks).collect();
         if ranks == 1 {
-            return Ok(Self { lines, datagrams: None });
+            return Ok(Self { known: None, lines, datagrams: None });
         }
         let deadline = Instant::now() + config.join_deadline;
-        let mut meeting = Meeting { config, deadline, hello: hello(config), socket: None };
+        let mut meeting =
+            Meeting { config, deadline, hello: hello(config), socket: None, listener: None, places: Vec::new(), incarnations: Vec::new() };
         let addresses = if config.rank == 0 { meeting.receive_all(&mut lines)? } else { meeting.go_to_first(&mut lines)? };
         meeting.go_nearer(&mut lines)?;
         let datagrams = match meeting.socket.take() {
@@ -71,7 +75,7 @@ impl Mesh {
                 Some((socket, addresses.into_iter().zip(seals).map(place).collect()))
             }
         };
-        Ok(Self { lines, datagrams })
+        Ok(Self { known: meeting.keep(&mut lines), lines, datagrams })
     }
 }
 
@@ -85,6 +89,7 @@ fn hello(config: &SharedConfig) -> Hello {
         ranks: config.ranks,
         port: 0,
         datagram_port: 0,
+        incarnation: u64::from_le_bytes(random_bytes()),
     }
 }
 
@@ -93,6 +98,10 @@ struct Meeting<'a> {
     deadline: Instant,
     hello: Hello,
     socket: Option<UdpSocket>,
+    /// Where this rank is found again, where the others are, and who they are, by rank.
+    listener: Option<Listener>,
+    places: Vec<Option<SocketAddr>>,
+    incarnations: Vec<u64>,
 }
 
 /// Somebody who connected and said who it is.
@@ -106,11 +115,29 @@ impl Meeting<'_> {
         LocalPolicy { key: self.config.key.clone(), encryption: self.config.encryption, features: features::RINGS, ucx: None }
     }
 
+    /// The ranks have met: connections that can be cut are kept from now on. Nothing that was said before waits to be heard.
+    fn keep(self, lines: &mut [Option<Line>]) -> Option<Known> {
+        if self.config.reconnect.is_zero() {
+            return None;
+        }
+        let mut sockets = lines.iter_mut().flatten().filter(|line| !line.is_shared_memory()).peekable();
+        sockets.peek()?;
+        sockets.for_each(Line::keep);
+        let policy = LocalPolicy { features: 0, ..self.policy() };
+        Some(Known { listener: self.listener?, hello: self.hello, policy, places: self.places, incarnations: self.incarnations })
+    }
+
     /// Rank 0: waits for all others, then tells them where they are.
     fn receive_all(&mut self, lines: &mut [Option<Line>]) -> Result<Vec<Option<SocketAddr>>, JoinError> {
         let listener = self.rendezvous()?;
+        // The rendezvous is for those who come for the first time, to this run or the next; who comes again does so here.
+        let at = bound(&listener).map_or(Ipv4Addr::UNSPECIFIED.into(), |at| at.ip());
+        let again = Endpoint::Tcp { host: at.to_string(), port: 0 };
+        let again = Listener::bind(&again).map_err(|source| JoinError::Listen { address: again.to_string(), source })?;
+        self.hello.port = bound(&again).map_or(0, |at| at.port());
+        self.listener = Some(again);
         let everywhere = Ipv4Addr::UNSPECIFIED.into();
-        self.open_datagrams(if listener_is_ipv6(&listener) { Ipv6Addr::UNSPECIFIED.into() } else { everywhere })?;
+        self.open_datagrams(if at.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { everywhere })?;
         let mut hellos: Vec<Option<(Hello, IpAddr)>> = vec![None; lines.len()];
         while lines[1..].iter().any(Option::is_none) {
             let guest = match self.accept(&listener, || missing(lines)) {
@@ -145,13 +172,18 @@ impl Meeting<'_> {
         };
         let own = self.socket.as_ref().map_or(Ok(0), |socket| socket.local_addr().map(|at| at.port())).map_err(JoinError::Socket)?;
         let (addresses, mut datagrams) = (at(|hello| hello.port), at(|hello| hello.datagram_port));
-        let table = Control::Table { addresses: texts(&addresses, 0), datagrams: texts(&datagrams, own) };
+        let incarnation = |entry: &Option<(Hello, IpAddr)>| entry.as_ref().map_or(self.hello.incarnation, |(hello, _)| hello.incarnation);
+        self.incarnations = hellos.iter().map(incarnation).collect();
+        let incarnations = self.incarnations.clone();
+        let table = Control::Table { addresses: texts(&addresses, self.hello.port), datagrams: texts(&datagrams, own), incarnations };
+        self.places = addresses;
         for (rank, line) in lines.iter_mut().enumerate().skip(1) {
             let line = line.as_mut().expect("all have come");
             line.queue_control(&table);
             self.sent(line, rank)?;
         }
         datagrams[0] = None;
+        self.places[0] = None;
         Ok(datagrams)
     }
 
@@ -168,7 +200,10 @@ impl Meeting<'_> {
         self.hello.datagram_port = self.open_datagrams(here.ip())?;
         let mut line = self.introduce(stream, 0)?;
         let (addresses, datagrams) = match line.wait_control(self.deadline + TO_SAY_WHO).map_err(|error| self.trouble(0, error))? {
-            Some(Control::Table { addresses, datagrams }) if addresses.len() == lines.len() && datagrams.len() == lines.len() => {
+            Some(Control::Table { addresses, datagrams, incarnations })
+                if [addresses.len(), datagrams.len(), incarnations.len()] == [lines.len(); 3] =>
+            {
+                self.incarnations = incarnations;
                 (addresses, datagrams)
             }
             Some(Control::Refused { why }) => return Err(JoinError::Refused { why }),
@@ -205,12 +240,15 @@ impl Meeting<'_> {
             self.sent(&mut guest.line, rank)?;
             lines[rank] = Some(guest.line);
         }
-        let mut places = Vec::new();
-        for (rank, text) in datagrams.iter().enumerate() {
-            let at: Option<SocketAddr> = text.parse().ok();
+        self.listener = Some(listener);
+        let places = |texts: &[String]| {
+            let mut places: Vec<Option<SocketAddr>> = texts.iter().map(|text| text.parse().ok()).collect();
             // Rank 0 does not know by which of its addresses this rank reaches it.
-            places.push(if rank == 0 { at.map(|at| SocketAddr::new(first.ip(), at.port())) } else { at });
-        }
+            places[0] = places[0].map(|at| SocketAddr::new(first.ip(), at.port()));
+            places
+        };
+        self.places = places(&addresses);
+        let mut places = places(&datagrams);
         if self.socket.is_some() && places.iter().any(|place| place.is_none_or(|at| at.port() == 0)) {
             return Err(self.trouble(0, unexpected()));
         }
@@ -469,9 +507,8 @@ fn local_address(stream: &Stream) -> Result<SocketAddr, JoinError> {
     Ok(SocketAddr::new(name.ip().to_canonical(), name.port()))
 }
 
-fn listener_is_ipv6(listener: &Listener) -> bool {
-    let name = rustix::net::getsockname(listener.as_fd()).ok();
-    name.and_then(|name| SocketAddr::try_from(name).ok()).is_some_and(|at| at.is_ipv6())
+fn bound(listener: &Listener) -> Option<SocketAddr> {
+    rustix::net::getsockname(listener.as_fd()).ok().and_then(|name| SocketAddr::try_from(name).ok())
 }
 
 /// The listening socket that the launcher passed on, if it is the one at `address`.

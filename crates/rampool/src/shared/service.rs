@@ -56,8 +56,8 @@ fn wait(inner: &Inner, spin: Duration, plan: &Plan, ready: &mut Ready) {
     }
 }
 
-/// Without this thread nothing moves any more: if it panics, the process ends instead of hanging.
-struct EndWithPanic;
+/// Without its thread nothing moves any more: if that panics, the process ends instead of hanging.
+pub(super) struct EndWithPanic;
 
 impl Drop for EndWithPanic {
     fn drop(&mut self) {

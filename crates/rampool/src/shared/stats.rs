@@ -20,6 +20,8 @@ pub struct SharedStats {
     pub engine: Stats,
     /// Connections to other ranks by what carries them: `rings` (shared memory), `tcp`, `udp`.
     pub connections: BTreeMap<&'static str, u64>,
+    /// Connections that were cut and took up again what was said over them, since the rank joined.
+    pub reconnections: u64,
     pub sent_messages: u64,
     pub received_messages: u64,
     /// What was sent, by type.
