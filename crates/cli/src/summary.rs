@@ -64,6 +64,14 @@ pub fn summary(
         bytes(all.demand_pages * PAGE),
         bytes(all.prefetched_pages * PAGE)
     );
+    if all.pointer_pages > 0 {
+        let _ = writeln!(
+            out,
+            "  by pointers    {} of what came ahead: arrays of pointers led there; the program was seen to come to {}",
+            bytes(all.pointer_pages * PAGE),
+            bytes(all.pointer_used_pages * PAGE)
+        );
+    }
     let _ = writeln!(
         out,
         "  left           {}: {} written to the pool, {} were there already, {} were all zero, {} came back at once",

@@ -275,7 +275,8 @@ impl<B: Backing> Pager<B> {
 
     /// Writes the cache's levels and counts where others can see them.
     pub fn publish(&self) {
-        self.stats.publish(&self.cache.stats(), self.cache.used_pages(), self.space.managed_pages());
+        let pointer_used_pages = self.foresight.as_ref().map_or(0, Foresight::used_pages);
+        self.stats.publish(&self.cache.stats(), pointer_used_pages, self.cache.used_pages(), self.space.managed_pages());
     }
 
     /// Serves until the supervisor says stop.
@@ -297,6 +298,9 @@ impl<B: Backing> Pager<B> {
                 if !supervisor.wake_up(self) {
                     return;
                 }
+            }
+            if !busy && self.search() {
+                continue;
             }
             let patience = if due { &mut self.answers } else { &mut self.events_to_come };
             if busy {
@@ -414,6 +418,13 @@ impl<B: Backing> Pager<B> {
             self.tell(Input::Expect { pages });
         }
         self.foresight = Some(foresight);
+    }
+
+    /// Nothing else is to be done just now: a step of a search for arrays of pointers, if there is one; whether there was.
+    fn search(&mut self) -> bool {
+        let Some(foresight) = self.foresight.as_mut().filter(|f| f.is_searching()) else { return false };
+        foresight.search(&self.space, &self.cache);
+        true
     }
 
     /// The program gave the content of a range up.

@@ -121,6 +121,13 @@ impl AddressSpace {
         Some(span.first.offset(((address - span.start) / OS_PAGE_BYTES) as u64))
     }
 
+    /// The span that `address` is in, or else the next one.
+    #[must_use]
+    pub fn span_from(&self, address: usize) -> Option<Span> {
+        let at = self.by_address.partition_point(|s| s.end() <= address);
+        self.by_address.get(at).copied()
+    }
+
     /// The indices of the managed pages in `[start, end)`, by address.
     pub fn extents_in(&self, start: usize, end: usize, mut each: impl FnMut(usize, Extent)) {
         let from = self.by_address.partition_point(|s| s.end() <= start);

@@ -110,6 +110,10 @@ counters! {
     demand_fetches,
     /// Pages asked from the servers ahead of need.
     prefetched_pages,
+    /// Those of them that arrays of pointers led to.
+    pointer_pages,
+    /// Those that the program came to, or past, as far as later faults show it.
+    pointer_used_pages,
     /// Pages brought back from an eviction batch, without traffic.
     second_chance_pages,
     /// Pages that came by moving the frame they were received into.
@@ -138,7 +142,7 @@ counters! {
 
 impl StatsPage {
     /// Changes whenever a field does.
-    pub const VERSION: u64 = 2;
+    pub const VERSION: u64 = 3;
 }
 
 /// The one writer's handle. The page outlives it by construction: it is leaked, or a mapping that is never unmapped.
@@ -167,8 +171,10 @@ impl PagerStats {
         self.page
     }
 
-    pub(crate) fn publish(&self, cache: &CacheStats, used_pages: u64, managed_pages: u64) {
+    pub(crate) fn publish(&self, cache: &CacheStats, pointer_used_pages: u64, used_pages: u64, managed_pages: u64) {
         let page = self.page;
+        page.pointer_pages.store(cache.expected_pages, Relaxed);
+        page.pointer_used_pages.store(pointer_used_pages.min(cache.expected_pages), Relaxed);
         page.managed_pages.store(managed_pages, Relaxed);
         page.budget_pages.store(cache.budget_now, Relaxed);
         page.resident_pages.store(used_pages, Relaxed);

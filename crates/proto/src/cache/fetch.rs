@@ -182,13 +182,14 @@ impl Cache {
         let mut count = 0;
         // A frame is reserved for each of them, except perhaps for the marker.
         let fetch = &self.fetches[slot as usize];
+        let expected = fetch.expected;
         self.spare_gives_way(u64::from(state == State::Ready && fetch.landing < fetch.ready));
         for (at, &index) in (0u32..).zip(pages) {
             if !self.pages[index as usize].is_at(state, slot, at) {
                 continue;
             }
             let page = PageIndex(u64::from(index));
-            let writable = self.land(index);
+            let writable = self.land(index, expected);
             count += 1;
             match &mut run {
                 Some((extent, first, w)) if extent.end() == page && *first + extent.count == at && *w == writable => extent.count += 1,
@@ -218,7 +219,7 @@ impl Cache {
     }
 
     /// One page of a fetch becomes Resident; its install is queued by the caller, together with its neighbours'.
-    fn land(&mut self, index: u32) -> bool {
+    fn land(&mut self, index: u32, expected: bool) -> bool {
         let entry = &mut self.pages[index as usize];
         let wants_write = entry.has(WANTED_WRITE);
         let demanded = entry.has(WANTED);
@@ -231,6 +232,10 @@ impl Cache {
         entry.put(PROTECTED, !writable);
         entry.put(DIRTY, writable);
         entry.put(EARLY, !demanded);
+        if expected && !demanded {
+            // How soon it will be used cannot be seen from outside: it goes round once more before it leaves.
+            entry.set_heat(entry.heat().max(1));
+        }
         let arrival = Arrival::Fetched { to_main: entry.has(TO_MAIN) };
         self.enter_resident(index, arrival);
         writable

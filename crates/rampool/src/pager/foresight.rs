@@ -14,8 +14,8 @@ use crate::space::AddressSpace;
 const IDLE_STRAYS: u64 = 128;
 /// With less local memory than this, what a few walks ask for would drive out what is in use.
 const LEAST_BUDGET_PAGES: u64 = 4096;
-/// Read in one call while everything resident is searched.
-const PIECE_WORDS: usize = 8 * 1024;
+/// Pages looked at for one piece of a search.
+const LOOKS_A_PIECE: usize = 4096;
 const WORD_BYTES: usize = size_of::<u64>();
 
 #[derive(Debug, Default)]
@@ -23,7 +23,6 @@ pub(super) struct Foresight {
     pointers: Pointers,
     memory: Opened,
     strays_seen: u64,
-    piece: Vec<u64>,
     ahead: Vec<PageIndex>,
 }
 
@@ -48,13 +47,28 @@ impl Foresight {
         }
         if matches!(self.memory, Opened::NotYet) {
             self.memory = SelfMemory::open(false).map_or(Opened::Refused, Opened::Open);
-            self.piece.resize(PIECE_WORDS, 0);
         }
         if let Opened::Open(memory) = &self.memory {
-            let mut view = View { space, cache, memory, piece: &mut self.piece };
+            let mut view = View { space, cache, memory };
             self.pointers.fault(address as u64, stray, &mut view, &mut self.ahead);
         }
         &self.ahead
+    }
+
+    pub fn used_pages(&self) -> u64 {
+        self.pointers.used_pages()
+    }
+
+    /// Whether [`search`](Self::search) has something to do.
+    pub fn is_searching(&self) -> bool {
+        self.pointers.is_searching()
+    }
+
+    /// Searches a bounded number of pages for arrays of pointers.
+    pub fn search(&mut self, space: &AddressSpace, cache: &Cache) {
+        if let Opened::Open(memory) = &self.memory {
+            self.pointers.search(&mut View { space, cache, memory });
+        }
     }
 }
 
@@ -62,7 +76,6 @@ struct View<'a> {
     space: &'a AddressSpace,
     cache: &'a Cache,
     memory: &'a SelfMemory,
-    piece: &'a mut Vec<u64>,
 }
 
 impl Memory for View<'_> {
@@ -81,28 +94,46 @@ impl Memory for View<'_> {
         Some((page, self.cache.is_absent(page)))
     }
 
-    fn each_piece(&mut self, visit: &mut dyn FnMut(u64, &[u64]) -> bool) {
-        let (space, memory, piece) = (self.space, self.memory, &mut *self.piece);
-        self.cache.resident_runs(|extent| {
-            let mut go_on = true;
-            space.pieces(extent, |part| {
-                let mut done = 0;
-                while go_on && done < part.bytes {
-                    let bytes = (part.bytes - done).min(PIECE_WORDS * WORD_BYTES);
-                    // SAFETY: the buffer is that long and borrowed exclusively.
-                    let have = unsafe { memory.read(part.start + done, piece.as_mut_ptr().cast(), bytes) };
-                    go_on = visit((part.start + done) as u64, &piece[..have / WORD_BYTES]);
-                    // A page that cannot be read is passed over.
-                    done += (have / OS_PAGE_BYTES + usize::from(have < bytes)) * OS_PAGE_BYTES;
+    fn next_piece(&mut self, from: u64, until: u64, words: &mut [u64]) -> (u64, usize) {
+        let mut at = to_usize(from);
+        let until_at = to_usize(until);
+        let mut looks = LOOKS_A_PIECE;
+        while at < until_at
+            && let Some(span) = self.space.span_from(at)
+        {
+            at = at.max(span.start);
+            let end = span.end().min(until_at).max(at);
+            let resident = |at: usize| self.cache.is_resident(span.first.offset(((at - span.start) / OS_PAGE_BYTES) as u64));
+            while at < end && looks > 0 && !resident(at) {
+                at = page_end(at);
+                looks -= 1;
+            }
+            if looks == 0 {
+                return (at as u64, 0);
+            }
+            if at < end {
+                let mut run = page_end(at);
+                while run < end && run - at < size_of_val(words) && resident(run) {
+                    run += OS_PAGE_BYTES;
                 }
-            });
-            go_on
-        });
+                let bytes = (run.min(end) - at).min(size_of_val(words));
+                // SAFETY: the words are borrowed exclusively, and are that many.
+                let have = unsafe { self.memory.read(at, words.as_mut_ptr().cast(), bytes) } / WORD_BYTES;
+                // A page that the kernel does not show is passed over.
+                return if have == 0 { (page_end(at) as u64, 0) } else { (at as u64, have) };
+            }
+        }
+        (until, 0)
     }
 
     fn resident_pages(&self) -> u64 {
         self.cache.used_pages()
     }
+}
+
+/// Where the page of `address` ends.
+fn page_end(address: usize) -> usize {
+    (address | (OS_PAGE_BYTES - 1)).saturating_add(1)
 }
 
 fn to_usize(address: u64) -> usize {
