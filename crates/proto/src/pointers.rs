@@ -198,6 +198,22 @@ impl Ground {
     }
 }
 
+/// A walk is, or was, at `at`.
+fn note_ground(grounds: &mut Vec<Ground>, at: u64, stride: i64) {
+    let near = |g: &Ground| g.low.saturating_sub(GROUND_REACH) <= at && at <= g.high.saturating_add(GROUND_REACH);
+    let known = grounds.iter().position(|g| g.stride == stride && near(g));
+    let mut ground = match known {
+        Some(index) => grounds.remove(index),
+        None => Ground { low: at, high: at, stride },
+    };
+    ground.low = ground.low.min(at);
+    ground.high = ground.high.max(at);
+    if grounds.len() == GROUNDS {
+        grounds.remove(0);
+    }
+    grounds.push(ground);
+}
+
 #[derive(Debug)]
 struct Walk {
     /// Bytes from one entry to the next.
@@ -293,7 +309,7 @@ impl Pointers {
                 walk.used = clock;
                 walk.window = (2 * walk.window).min(AHEAD);
                 foreseen = true;
-                walk.was_here(&mut self.grounds);
+                note_ground(&mut self.grounds, walk.next, walk.stride);
             }
             if walk.asked <= walk.window / 2 {
                 walk.ask(memory, ahead);
@@ -385,6 +401,8 @@ impl Pointers {
                 Some(before) => {
                     if let Some(stride) = stride_between(before, at, memory) {
                         self.begin_trial(at, stride, memory);
+                        // Faults may come faster than a search goes: the program may be out of the trial's sight. The next search begins here, and is short.
+                        note_ground(&mut self.grounds, at, stride);
                     }
                 }
                 None if self.found_near => {
@@ -443,7 +461,7 @@ impl Pointers {
                 let oldest = (0..WALKS).min_by_key(|at| self.walks[*at].used).expect("there are some");
                 self.walks.swap_remove(oldest);
             }
-            walk.was_here(&mut self.grounds);
+            note_ground(&mut self.grounds, walk.next, walk.stride);
             self.walks.push(walk);
             self.tried_well = true;
             self.wide.doublings = 0;
@@ -477,22 +495,6 @@ impl Walk {
     }
 
     /// Notes the place.
-    fn was_here(&self, grounds: &mut Vec<Ground>) {
-        let (at, stride) = (self.next, self.stride);
-        let near = |g: &Ground| g.low.saturating_sub(GROUND_REACH) <= at && at <= g.high.saturating_add(GROUND_REACH);
-        let known = grounds.iter().position(|g| g.stride == stride && near(g));
-        let mut ground = match known {
-            Some(index) => grounds.remove(index),
-            None => Ground { low: at, high: at, stride },
-        };
-        ground.low = ground.low.min(at);
-        ground.high = ground.high.max(at);
-        if grounds.len() == GROUNDS {
-            grounds.remove(0);
-        }
-        grounds.push(ground);
-    }
-
     /// Whether a trial that begins at `next` would be this one, or would begin just behind it.
     fn begins_near(&self, next: u64) -> bool {
         let read = (self.ring.len() + self.values.len()) as u64 * self.stride.unsigned_abs();
