@@ -94,6 +94,7 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/shm
 mount -t tmpfs shm /dev/shm
 mount -t tmpfs tmp /tmp
+cd /tmp
 over() {
     echo "rdma: $1"
     poweroff -f
@@ -120,35 +121,35 @@ for transports in rc_verbs,ud_verbs ud_verbs; do
     echo "rdma: over $transports"
     export UCX_TLS=$transports
     # UCX by itself: what fails here is not rampool's.
-    UCX_NET_DEVICES=rxe_right:1 $idle timeout 60 /sbin/ucx_perftest >/tmp/perftest 2>&1 &
+    UCX_NET_DEVICES=rxe_right:1 $idle timeout 60 /sbin/ucx_perftest >perftest 2>&1 &
     other=$!
-    for i in $(seq 100); do grep -q Waiting /tmp/perftest && break; sleep 0.2; done
-    UCX_NET_DEVICES=rxe_left:1 $idle timeout 60 /sbin/ucx_perftest 127.0.0.1 -t ucp_am_lat -s 64 -n 1000 -w 10 >/tmp/latency 2>&1 ||
-        { cat /tmp/perftest /tmp/latency; over "failed: ucx_perftest over $transports; nothing of rampool has run"; }
-    grep Final: /tmp/latency | while read -r _ count median average _; do
+    for i in $(seq 100); do grep -q Waiting perftest && break; sleep 0.2; done
+    UCX_NET_DEVICES=rxe_left:1 $idle timeout 60 /sbin/ucx_perftest 127.0.0.1 -t ucp_am_lat -s 64 -n 1000 -w 10 >latency 2>&1 ||
+        { cat perftest latency; over "failed: ucx_perftest over $transports; nothing of rampool has run"; }
+    grep Final: latency | while read -r _ count median average _; do
         echo "rdma: ucx_perftest, 64 B there and back, halved: $median us (median of $count), $average us on average; emulated"
     done
     wait $other
     # A server on the one card, a client on the other.
     left=$(packets left) right=$(packets right)
-    UCX_NET_DEVICES=rxe_right:1 $idle rampool serve --memory 64M --no-lock --listen ucx:127.0.0.1:7117 >/tmp/served 2>&1 &
+    UCX_NET_DEVICES=rxe_right:1 $idle rampool serve --memory 64M --no-lock --listen ucx:127.0.0.1:7117 >served 2>&1 &
     server=$!
-    for i in $(seq 100); do grep -q 'ucx:127.0.0.1:7117' /tmp/served && break; sleep 0.2; done
+    for i in $(seq 100); do grep -q 'ucx:127.0.0.1:7117' served && break; sleep 0.2; done
     (echo one; echo three; exec sleep 60) | RAMPOOL_TEST_UCX_CLIENT=ucx:127.0.0.1:7117 UCX_NET_DEVICES=rxe_left:1 \
-        $idle client --exact --nocapture a_client_over_ucx_in_a_process_of_its_own >/tmp/client 2>&1 &
+        $idle client --exact --nocapture a_client_over_ucx_in_a_process_of_its_own >client 2>&1 &
     client=$!
     for i in $(seq 300); do
-        [ "$(grep -c 'answer: ' /tmp/client)" = 2 ] && break
+        [ "$(grep -c 'answer: ' client)" = 2 ] && break
         kill -0 $server || break
         sleep 0.2
     done
-    [ "$(grep -c 'answer: same' /tmp/client)" = 2 ] || { cat /tmp/served /tmp/client; over "failed: wrong or no answers over $transports"; }
+    [ "$(grep -c 'answer: same' client)" = 2 ] || { cat served client; over "failed: wrong or no answers over $transports"; }
     rampool status --server 127.0.0.1:7117
     # The one is killed, and the other stays.
     kill -9 $client
     wait $client
     sleep 1
-    rampool status --server 127.0.0.1:7117 >/dev/null || { cat /tmp/served; over "failed: the server has ended with its client over $transports"; }
+    rampool status --server 127.0.0.1:7117 >/dev/null || { cat served; over "failed: the server has ended with its client over $transports"; }
     kill -9 $server
     wait $server
     left=$(($(packets left) - left)) right=$(($(packets right) - right))

@@ -59,6 +59,11 @@ pub struct RampoolTotal {
     pub real: f64,
 }
 
+/// Neither a kind nor a way to combine has these numbers.
+pub(crate) fn no_such(call: &str, kind: u32, combine: u32) -> RampoolStatus {
+    fail(RampoolStatus::Invalid, format_args!("{call}: there is no kind {kind} or no way {combine} to combine"))
+}
+
 pub(crate) fn kind_of(kind: u32) -> Option<Kind> {
     Some(match kind {
         RAMPOOL_KIND_I32 => Kind::I32,
@@ -172,10 +177,7 @@ pub unsafe extern "C" fn rampool_direct_accumulate(
         return fail(RampoolStatus::Invalid, "rampool_direct_accumulate: a null pointer");
     };
     let (Some(kind), Some(how)) = (kind_of(kind), combine_of(combine)) else {
-        return fail(
-            RampoolStatus::Invalid,
-            format_args!("rampool_direct_accumulate: there is no kind {kind} or no way {combine} to combine"),
-        );
+        return no_such("rampool_direct_accumulate", kind, combine);
     };
     // Before so many operands are read: a layout may select more than any region has.
     if let Err(error) = there.0.placed(offset, region.0.bytes()) {

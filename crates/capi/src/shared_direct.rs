@@ -7,7 +7,7 @@ use runtime::proto::layout::Layout;
 use runtime::shared::{DoorTicket, Outside, OutsideConfig, OutsideError, Region, SharedDirect, SharedDirectError};
 
 use crate::direct::LayoutHandle;
-use crate::elements::{combine_of, kind_of};
+use crate::elements::{combine_of, kind_of, no_such};
 use crate::shared::{SharedHandle, failed as failed_as_rank};
 use crate::{RampoolStatus, fail, text, write_text};
 
@@ -364,10 +364,6 @@ pub unsafe extern "C" fn rampool_shared_direct_compare_swap(
     let len = kind.bytes();
     // SAFETY: the caller's promise.
     unsafe { given(view.0.swap_bits(offset, kind, bits(expected, len), bits(desired, len)), len, old) }
-}
-
-fn no_such(call: &str, kind: u32, combine: u32) -> RampoolStatus {
-    fail(RampoolStatus::Invalid, format_args!("{call}: there is no kind {kind} or no way {combine} to combine"))
 }
 
 /// # Safety

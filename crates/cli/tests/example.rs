@@ -2,13 +2,13 @@
 
 use std::process::Command;
 
+mod settings;
+
 const PROTOCOLS: [&str; 6] = ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"];
 
 fn rampool() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
-        command.env_remove(name);
-    }
+    settings::clear(&mut command);
     // A run that hangs says what in.
     command.env("RAMPOOL_DEADLINE_S", "60").env("RAMPOOL_JOIN_S", "60");
     command

@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 use rampool::server::{RunningServer, Server, ServerConfig};
 use rampool::shared::{AllocOptions, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
 use rampool::transport::SameHost;
+use ranks::{end, free_port};
+
+mod ranks;
+mod settings;
 
 const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
 /// What carries the connections of the program `connections`, and that its rank 1 wants no shared memory.
@@ -26,9 +30,7 @@ struct Launch {
 impl Launch {
     fn new(ranks: u16, program: &str) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
-            command.env_remove(name);
-        }
+        settings::clear(&mut command);
         command.arg("launch").arg("-n").arg(ranks.to_string()).env(PROGRAM, program);
         Self { command }
     }
@@ -1123,30 +1125,10 @@ fn rank(program: &str, rank: u16, ranks: u16, port: u16) -> Command {
 /// This binary, with nothing in its environment that says which rank it is.
 fn alone(program: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
-        command.env_remove(name);
-    }
+    settings::clear(&mut command);
     command.args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]).env(PROGRAM, program);
     command.stdout(Stdio::null()).stderr(Stdio::piped()).stdin(Stdio::null());
     command
-}
-
-/// Waits for its end. Returns what it said.
-fn end(mut child: Child) -> (String, Option<i32>) {
-    let started = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if started.elapsed() > DEADLINE {
-            let _ = child.kill();
-            panic!("a rank does not end: {:?}", child.wait_with_output());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().unwrap();
-    (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 #[test]

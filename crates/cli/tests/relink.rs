@@ -12,6 +12,10 @@ use std::time::{Duration, Instant};
 use rampool::shared::{AllocOptions, Homes, Rank, Region, Shared, SharedConfig};
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface};
 use rampool_proto::share::control::{Control, FrameKind, Framed, Hello, Resume, SHARE_WIRE_VERSION, deframe, frame};
+use ranks::{end, free_port};
+
+mod ranks;
+mod settings;
 
 const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
 /// So many times each rank resets one of its connections.
@@ -27,9 +31,7 @@ fn alone(program: &str) -> Command {
 }
 
 fn prepare(command: &mut Command, program: &str) {
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
-        command.env_remove(name);
-    }
+    settings::clear(command);
     command.env(PROGRAM, program).env("RAMPOOL_JOIN_S", "60").env("RAMPOOL_DEADLINE_S", "60").env("RAMPOOL_SAME_HOST", "socket");
     // Whoever waits for that has not seen that it need not.
     command.env("RAMPOOL_RECONNECT_S", "1000");
@@ -51,24 +53,6 @@ fn rank(program: &str, rank: u16, ranks: u16, port: u16) -> Command {
     command.env("RAMPOOL_RANK", rank.to_string()).env("RAMPOOL_RANKS", ranks.to_string());
     command.env("RAMPOOL_RENDEZVOUS", format!("127.0.0.1:{port}"));
     command
-}
-
-/// Waits for its end. Returns what it said.
-fn end(mut child: Child) -> (String, Option<i32>) {
-    let started = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if started.elapsed() > DEADLINE {
-            let _ = child.kill();
-            panic!("it does not end: {:?}", child.wait_with_output());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().unwrap();
-    (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// What the tests start. By itself, under the test harness, it is one rank alone.

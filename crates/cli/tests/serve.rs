@@ -6,13 +6,13 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+mod settings;
+
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn rampool() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
-        command.env_remove(name);
-    }
+    settings::clear(&mut command);
     command
 }
 

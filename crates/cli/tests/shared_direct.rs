@@ -11,6 +11,8 @@ use rampool::proto::elements::Combine;
 use rampool::proto::layout::Layout;
 use rampool::shared::{AllocOptions, DoorTicket, Homes, Outside, OutsideConfig, OutsideError, ProtocolKind, Shared, SharedDirectError};
 
+mod settings;
+
 const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -30,9 +32,7 @@ impl Drop for Run {
 impl Run {
     fn start(ranks: u16, program: &str, protocol: ProtocolKind) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
-            command.env_remove(name);
-        }
+        settings::clear(&mut command);
         command.arg("launch").arg("-n").arg(ranks.to_string()).arg("--protocol").arg(protocol.name()).env(PROGRAM, program);
         command.env("RAMPOOL_JOIN_S", "60").env("RAMPOOL_DEADLINE_S", "60");
         command.arg(std::env::current_exe().unwrap()).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);

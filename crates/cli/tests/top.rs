@@ -14,13 +14,13 @@ use rampool::stats::{PagerStats, StatsPage};
 use rampool::transport::SameHost;
 use rampool_sys::probe::Rung;
 
+mod settings;
+
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn rampool(runtime_dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
-        command.env_remove(name);
-    }
+    settings::clear(&mut command);
     command.env("XDG_RUNTIME_DIR", runtime_dir);
     command
 }

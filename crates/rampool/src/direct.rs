@@ -1023,13 +1023,15 @@ fn from_first(address: *mut u8, layout: &Layout) -> Result<(*mut u8, Layout, u64
     Ok((first, layout.hindexed(&[(1, -low)])?, (high - low).cast_unsigned()))
 }
 
-fn apart(program: &Program) -> Result<(), DirectError> {
-    if program.overlaps()? { Err(LayoutError::Overlap.into()) } else { Ok(()) }
+/// What is written must not be selected twice.
+pub(crate) fn apart(program: &Program) -> Result<(), LayoutError> {
+    if program.overlaps()? { Err(LayoutError::Overlap) } else { Ok(()) }
 }
 
-fn aligned(program: &Program, kind: Kind) -> Result<(), DirectError> {
+/// Elements must not be cut up.
+pub(crate) fn aligned(program: &Program, kind: Kind) -> Result<(), LayoutError> {
     let bytes = kind.bytes() as u64;
-    if program.is_aligned(bytes) { Ok(()) } else { Err(LayoutError::Unaligned(bytes).into()) }
+    if program.is_aligned(bytes) { Ok(()) } else { Err(LayoutError::Unaligned(bytes)) }
 }
 
 /// Whether the answer to a part of a scan is one.

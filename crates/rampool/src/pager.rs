@@ -97,9 +97,9 @@ pub struct Pager<B: Backing> {
     zeroes: Mapping,
     pagemap: Pagemap,
     events: Vec<Event>,
-    /// Things to tell the cache once its outputs are drained.
     /// What is never taken over.
     left_out: Vec<(usize, usize)>,
+    /// Things to tell the cache once its outputs are drained.
     follow_ups: VecDeque<FollowUp>,
     failed_installs: Vec<Extent>,
     /// Since when the kernel has had no memory, or no mapping, for any page.

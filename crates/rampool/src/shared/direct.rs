@@ -17,7 +17,7 @@ use rampool_proto::units::PageIndex;
 use super::host::Waiting;
 use super::outside::{Outside, OutsideError};
 use super::{Region, Shared, SharedError};
-use crate::direct::Number;
+use crate::direct::{Number, aligned, apart};
 
 /// One operation of the engine has at most so many bytes, and so many runs of them.
 const MOST_BYTES: u64 = 1 << 20;
@@ -384,15 +384,6 @@ fn spans(run: &[Piece]) -> Spans {
         assert!(spans.push(piece.offset, piece.len), "the pieces of an access ascend");
     }
     spans
-}
-
-fn apart(program: &Program) -> Result<(), LayoutError> {
-    if program.overlaps()? { Err(LayoutError::Overlap) } else { Ok(()) }
-}
-
-fn aligned(program: &Program, kind: Kind) -> Result<(), LayoutError> {
-    let bytes = kind.bytes() as u64;
-    if program.is_aligned(bytes) { Ok(()) } else { Err(LayoutError::Unaligned(bytes)) }
 }
 
 fn fits(kind: Kind, how: Combine) -> Result<(), SharedDirectError> {

@@ -166,18 +166,8 @@ impl Line {
     pub fn resume(&mut self, other: Self, peer_has: u64) -> Result<(), LineError> {
         self.stream.resume(peer_has)?;
         // What had come of a frame comes again, from its beginning.
-        let Self { carrier, peer, means, local, seal, ciphertext, plain, .. } = other;
-        *self = Self {
-            carrier,
-            peer,
-            means,
-            local,
-            seal,
-            ciphertext,
-            plain,
-            sealed: Outgoing::default(),
-            stream: std::mem::replace(&mut self.stream, Stream::new(None)),
-        };
+        let stream = std::mem::replace(&mut self.stream, Stream::new(None));
+        *self = Self { stream, sealed: Outgoing::default(), ..other };
         Ok(())
     }
 
@@ -203,6 +193,11 @@ impl Line {
 
     pub fn has_arrived(&self, end: u64) -> bool {
         self.stream.has_arrived(end)
+    }
+
+    /// What to sleep on; none while it is cut.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.carrier.as_ref().map(AsFd::as_fd)
     }
 
     pub fn peer(&self) -> &Peer {
@@ -358,12 +353,5 @@ impl Line {
                 return Ok(None);
             }
         }
-    }
-}
-
-impl Line {
-    /// What to sleep on; none while it is cut.
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.carrier.as_ref().map(AsFd::as_fd)
     }
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rampool_proto::session::Encryption;
@@ -151,13 +151,17 @@ impl Shared {
     /// If the region is not allocated.
     pub fn publish(&self, name: &str, region: Region) -> Result<(), SharedError> {
         let place = self.place_of(region)?;
-        self.inner.published.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), place);
+        self.published().insert(name.to_owned(), place);
         Ok(())
     }
 
     /// What began there is freed: another region may get its pages.
     pub(super) fn withdraw(&self, first: PageIndex) {
-        self.inner.published.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, place| place.first != first);
+        self.published().retain(|_, place| place.first != first);
+    }
+
+    fn published(&self) -> MutexGuard<'_, BTreeMap<String, Place>> {
+        self.inner.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn policy(&self) -> LocalPolicy {
@@ -166,15 +170,17 @@ impl Shared {
 
     /// What a visitor asked for.
     fn serve(&self, guest: u32, asked: Control) -> Control {
-        let published = || self.inner.published.lock().unwrap_or_else(PoisonError::into_inner);
         match asked {
-            Control::Open { name } => match published().get(&name) {
+            Control::Open { name } => match self.published().get(&name) {
                 Some(&Place { first, page_bytes, bytes }) => Control::Opened { first, page_bytes, bytes },
                 None => Control::NotDone { why: format!("{} has published no region {name:?}", Rank(self.rank())) },
             },
             Control::Do { accesses, moved } => {
-                let places: Vec<Place> = published().values().copied().collect();
-                if !accesses.iter().all(|one| places.iter().any(|place| place.holds(one.page))) {
+                let all_published = {
+                    let published = self.published();
+                    accesses.iter().all(|one| published.values().any(|place| place.holds(one.page)))
+                };
+                if !all_published {
                     return Control::NotDone { why: format!("{} has not published those pages", Rank(self.rank())) };
                 }
                 if accesses.iter().map(|one| one.access.answer_bytes()).sum::<usize>() > MOST_ANSWER_BYTES {
@@ -203,7 +209,16 @@ fn keep_door(shared: &Shared, listener: &Listener) {
         if !readable(listener, Instant::now() + LOOK) {
             continue;
         }
-        let Ok(Some(stream)) = listener.accept() else { continue };
+        let stream = match listener.accept() {
+            Ok(Some(stream)) => stream,
+            Ok(None) => continue,
+            Err(error) => {
+                // For want of descriptors, say: it would be tried again at once, and for ever.
+                tracing::debug!(%error, "an outsider could not be let in");
+                std::thread::sleep(LOOK);
+                continue;
+            }
+        };
         if visitors.fetch_add(1, Ordering::Relaxed) >= MOST_VISITORS {
             visitors.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!("an outsider at {} was sent away: {MOST_VISITORS} are here", stream.peer());
