@@ -148,20 +148,22 @@ class Failures:
 
 
 def run(name, command, skips_file):
-    """Runs one step with its output passed on as it comes. Returns what is wrong, or None."""
+    """Runs one step with its output passed on as it comes. Returns how many tests passed, and what is wrong, or None."""
     if not all(pathlib.Path(ROOT, part).exists() for part in command if part.endswith(".py")):
-        return f"{name}: {command[1]} is missing"
+        return 0, f"{name}: {command[1]} is missing"
     env = dict(os.environ, RAMPOOL_SKIPS=skips_file, RAMPOOL_BIN=f"{BINARIES}/rampool")
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     watchdog = threading.Timer(LIMIT_S, process.kill)
     watchdog.start()
-    ignored, failures = 0, Failures()
+    passed, ignored, failures = 0, 0, Failures()
     try:
         for line in process.stdout:
             print(line, end="", flush=True)
             failures.see(line.rstrip("\n"))
-            found = re.match(r"test result: .* (\d+) ignored", line)
-            ignored += int(found.group(1)) if found else 0
+            # `cargo test` says it of each binary, the suites of programs in their last line.
+            if found := re.search(r"(\d+) passed[;,] \d+ failed(?:; (\d+) ignored)?", line):
+                passed += int(found.group(1))
+                ignored += int(found.group(2) or 0)
         status = process.wait()
     finally:
         watchdog.cancel()
@@ -171,10 +173,10 @@ def run(name, command, skips_file):
     if status != 0:
         for line in failures.lines():
             print(line, flush=True)
-        return f"{name}: `{' '.join(command)}` ended with {status}"
+        return passed, f"{name}: `{' '.join(command)}` ended with {status}"
     if ignored:
-        return f"{name}: {ignored} tests are marked as ignored"
-    return None
+        return passed, f"{name}: {ignored} tests are marked as ignored"
+    return passed, None
 
 
 def main():
@@ -182,19 +184,21 @@ def main():
     unknown = [name for name in wanted if name not in STEPS]
     if unknown:
         sys.exit(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
+    began, passed, skipped = time.monotonic(), 0, 0
     with tempfile.NamedTemporaryFile("r", prefix="rampool-skips-") as skips:
         for name in wanted:
             started = time.monotonic()
             print(f"==> {name}: {' '.join(pathlib.Path(p).name if p == sys.executable else p for p in STEPS[name])}", flush=True)
-            wrong = run(name, STEPS[name], skips.name)
+            tests, wrong = run(name, STEPS[name], skips.name)
             lines = skips.read().splitlines()
+            passed, skipped = passed + tests, skipped + len(lines)
             for line in lines:
                 print(f"skipped, {line}", flush=True)
             wrong = [wrong] if wrong else unjustified(lines)
             if wrong:
                 sys.exit("\n".join(f"FAILED {line}" for line in wrong))
-            if name != wanted[-1]:
-                print(f"    {name} took {time.monotonic() - started:.0f} s", flush=True)
+            print(f"    {name} took {time.monotonic() - started:.0f} s", flush=True)
+    print(f"everything asked for passed in {time.monotonic() - began:.0f} s\n{passed} passed, 0 failed, {skipped} skipped", flush=True)
 
 
 if __name__ == "__main__":

@@ -42,13 +42,14 @@ class Suite:
         seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(4), "little")
         print(f"{self.name}: seed {seed} (repeat with --seed {seed})", flush=True)
         procs.adopt_orphans()
-        failed, started = {}, time.monotonic()
+        ran, failed, started = 0, {}, time.monotonic()
         for round_ in range(args.repeat):
             for name, function, reduced in self.tests:
                 if args.only and not any(part in name for part in args.only):
                     continue
                 if args.reduced and not reduced:
                     continue
+                ran += 1
                 began = time.monotonic()
                 scale = Scale(args.reduced, seed + round_)
                 try:
@@ -65,8 +66,10 @@ class Suite:
                 for line in scale.notes:
                     print(f"    {line}", flush=True)
         took = f"in {time.monotonic() - started:.0f} s, seed {seed}"
+        if ran == 0:
+            sys.exit(f"{self.name}: no test of that name; --list tells the names")
         if not failed:
-            print(f"{self.name}: all passed {took}", flush=True)
+            print(f"{self.name}: {ran} passed, 0 failed, {took}", flush=True)
             sys.exit(0)
         # The first lines of a failure say what was expected; the last ones what was seen at the end.
         room = max(MOST_REPEATED // len(failed), 4)

