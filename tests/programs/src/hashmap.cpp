@@ -13,7 +13,7 @@ static uint64_t mix(uint64_t x) {
 }
 int main(int argc, char **argv) {
     if (argc != 3) return 2;
-    using Value = std::array<uint64_t, 12>;
+    using Value = std::array<uint64_t, 60>;
     const uint64_t mib = std::strtoull(argv[1], nullptr, 0), seed = std::strtoull(argv[2], nullptr, 0);
     const uint64_t entries = mib * (1 << 20) / (sizeof(Value) + 40);
     std::unordered_map<uint64_t, Value> map;
@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
         const uint64_t k = mix(i ^ seed << 7) % entries;
         auto found = map.find(mix(k ^ seed));
         if (found == map.end() || found->second != value(k)) { std::fprintf(stderr, "entry %lu is wrong\n", k); return 3; }
-        sum = mix(sum ^ found->second[k % 12]);
+        sum = mix(sum ^ found->second[k % Value().size()]);
     }
     for (uint64_t i = 0; i < entries; i += 3) map.erase(mix(i ^ seed));
     for (uint64_t i = 0; i < entries; i += 6) map.emplace(mix(i ^ seed), value(i + 7));
