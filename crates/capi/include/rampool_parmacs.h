@@ -10,9 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { uint64_t unused; } rampool_parmacs_lock_t;
-typedef struct { uint64_t number, count, arrived, turn; } rampool_parmacs_barrier_t;
-typedef struct { uint64_t number, lock; } rampool_parmacs_condition_t;
+/* SPLASH programs take it from the macros. */
+#ifndef PAGE_SIZE
+#define PAGE_SIZE 4096
+#endif
+
 typedef struct { uint64_t set; } rampool_parmacs_pause_t;
 typedef struct { uint64_t count; } rampool_parmacs_semaphore_t;
 typedef struct { uint64_t next, arrived, turn; } rampool_parmacs_subscript_t;
@@ -27,11 +29,11 @@ void rampool_parmacs_g_free(void *memory);
 
 void rampool_parmacs_lock(const void *lock);
 void rampool_parmacs_unlock(const void *lock);
-void rampool_parmacs_barrier_init(rampool_parmacs_barrier_t *barrier, long count);
-void rampool_parmacs_barrier(rampool_parmacs_barrier_t *barrier, long count);
-void rampool_parmacs_condition_init(rampool_parmacs_condition_t *condition);
-void rampool_parmacs_condition_wait(rampool_parmacs_condition_t *condition, const void *lock);
-void rampool_parmacs_condition_signal(const rampool_parmacs_condition_t *condition, int all);
+void rampool_parmacs_barrier_init(void *barrier, long count);
+void rampool_parmacs_barrier(void *barrier, long count);
+void rampool_parmacs_condition_init(void *condition);
+void rampool_parmacs_condition_wait(void *condition, const void *lock);
+void rampool_parmacs_condition_signal(const void *condition, int all);
 void rampool_parmacs_pause_set(uint64_t *pause, int value);
 void rampool_parmacs_pause_wait(uint64_t *pause);
 void rampool_parmacs_semaphore_wait(uint64_t *semaphore);

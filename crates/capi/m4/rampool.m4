@@ -25,37 +25,43 @@ define(`ENV', `')
 define(`MAIN_INITENV', `')
 define(`MAIN_END', `exit(0);')
 
-define(`CREATE', `rampool_if_(`$2', `', `rampool_parmacs_create((void (*)(void)) ($1), 1);', `{
-    rampool_parmacs_create((void (*)(void)) ($1), (long) ($2) - 1);
-    ($1)();
-}')')
-define(`WAIT_FOR_END', `rampool_parmacs_wait_for_end(rampool_if_(`$1', `', `1', `(long) ($1)'));')
+# Files with neither MAIN_ENV nor EXTERN_ENV may use what follows, up to the condition variables: so no type or declaration of the header is needed.
+# rampool_call_(function, type, parameters, arguments)
+define(`rampool_call_', `{ extern $2 rampool_parmacs_$1($3); rampool_parmacs_$1($4); }')
 
-define(`G_MALLOC', `rampool_parmacs_g_malloc((size_t) ($1), rampool_if_(`$2', `', `-1', `(long) ($2)'))')
-define(`NU_MALLOC', `rampool_parmacs_g_malloc((size_t) ($1), rampool_if_(`$2', `', `-1', `(long) ($2)'))')
-define(`G_FREE', `rampool_parmacs_g_free((void *) ($1))')
-define(`NU_FREE', `rampool_parmacs_g_free((void *) ($1))')
+define(`CREATE', `{
+    extern void rampool_parmacs_create(void (*)(void), long);
+    rampool_if_(`$2', `', `rampool_parmacs_create((void (*)(void)) ($1), 1);', `rampool_parmacs_create((void (*)(void)) ($1), (long) ($2) - 1);
+    ($1)();')
+}')
+define(`WAIT_FOR_END', `rampool_call_(`wait_for_end', `void', `long', rampool_if_(`$1', `', `1', `(long) ($1)'))')
 
-define(`LOCKDEC', `rampool_parmacs_lock_t $1;')
+# With a semicolon, as all macro sets for SPLASH have it: its programs leave it out here and there.
+define(`G_MALLOC', `({ extern void *rampool_parmacs_g_malloc(__SIZE_TYPE__, long); rampool_parmacs_g_malloc((__SIZE_TYPE__) ($1), rampool_if_(`$2', `', `-1', `(long) ($2)')); });')
+define(`NU_MALLOC', defn(`G_MALLOC'))
+define(`G_FREE', `rampool_call_(`g_free', `void', `void *', `(void *) ($1)')')
+define(`NU_FREE', defn(`G_FREE'))
+
+define(`LOCKDEC', `struct { unsigned long unused; } $1;')
 define(`LOCKINIT', `((void) ($1));')
-define(`LOCK', `rampool_parmacs_lock((const void *) &($1));')
-define(`UNLOCK', `rampool_parmacs_unlock((const void *) &($1));')
-define(`ALOCKDEC', `rampool_parmacs_lock_t ($1)[$2];')
+define(`LOCK', `rampool_call_(`lock', `void', `const void *', `(const void *) &($1)')')
+define(`UNLOCK', `rampool_call_(`unlock', `void', `const void *', `(const void *) &($1)')')
+define(`ALOCKDEC', `struct { unsigned long unused; } ($1)[$2];')
 define(`ALOCKINIT', `((void) ($1));')
-define(`ALOCK', `rampool_parmacs_lock((const void *) &(($1)[$2]));')
-define(`AULOCK', `rampool_parmacs_unlock((const void *) &(($1)[$2]));')
-define(`AUNLOCK', `rampool_parmacs_unlock((const void *) &(($1)[$2]));')
+define(`ALOCK', `LOCK(($1)[$2])')
+define(`AULOCK', `UNLOCK(($1)[$2])')
+define(`AUNLOCK', `UNLOCK(($1)[$2])')
 define(`AGETL', `(($1)[$2])')
 
-define(`BARDEC', `rampool_parmacs_barrier_t $1;')
-define(`BARINIT', `rampool_parmacs_barrier_init(&($1), rampool_if_(`$2', `', `0', `(long) ($2)'));')
-define(`BARRIER', `rampool_parmacs_barrier(&($1), rampool_if_(`$2', `', `0', `(long) ($2)'));')
+define(`BARDEC', `struct { unsigned long words[4]; } $1;')
+define(`BARINIT', `rampool_call_(`barrier_init', `void', `void *, long', `(void *) &($1), rampool_if_(`$2', `', `0', `(long) ($2)')')')
+define(`BARRIER', `rampool_call_(`barrier', `void', `void *, long', `(void *) &($1), rampool_if_(`$2', `', `0', `(long) ($2)')')')
 
-define(`CONDVARDEC', `rampool_parmacs_condition_t $1;')
-define(`CONDVARINIT', `rampool_parmacs_condition_init(&($1));')
-define(`CONDVARWAIT', `rampool_parmacs_condition_wait(&($1), (const void *) &($2));')
-define(`CONDVARSIGNAL', `rampool_parmacs_condition_signal(&($1), 0);')
-define(`CONDVARBCAST', `rampool_parmacs_condition_signal(&($1), 1);')
+define(`CONDVARDEC', `struct { unsigned long words[2]; } $1;')
+define(`CONDVARINIT', `rampool_call_(`condition_init', `void', `void *', `(void *) &($1)')')
+define(`CONDVARWAIT', `rampool_call_(`condition_wait', `void', `void *, const void *', `(void *) &($1), (const void *) &($2)')')
+define(`CONDVARSIGNAL', `rampool_call_(`condition_signal', `void', `const void *, int', `(const void *) &($1), 0')')
+define(`CONDVARBCAST', `rampool_call_(`condition_signal', `void', `const void *, int', `(const void *) &($1), 1')')
 
 define(`SEMDEC', `rampool_parmacs_semaphore_t $1;')
 define(`SEMINIT', `(($1).count = (uint64_t) rampool_if_(`$2', `', `0', `($2)'));')
@@ -85,6 +91,10 @@ define(`FENCE', `rampool_parmacs_fence();')
 define(`FULL_FENCE', `rampool_parmacs_fence();')
 define(`RELEASE_FENCE', `rampool_parmacs_fence();')
 define(`ACQUIRE_FENCE', `rampool_parmacs_fence();')
+
+# Where SPLASH-3 begins and ends what it measures.
+define(`SPLASH3_ROI_BEGIN', `')
+define(`SPLASH3_ROI_END', `')
 
 # Names that C programs use for themselves.
 undefine(`len')undefine(`index')undefine(`substr')undefine(`format')undefine(`incr')undefine(`decr')undefine(`shift')undefine(`eval')undefine(`unix')

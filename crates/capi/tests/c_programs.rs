@@ -388,6 +388,20 @@ fn programs_for_parmacs_run_unchanged_as_processes() {
 }
 
 #[test]
+fn what_programs_of_splash_do_works() {
+    let program = parmacs("tests/splash", &[]);
+    for (processes, protocol) in [(1, "hlrc"), (2, "lrc"), (4, "hlrc"), (3, "sc")] {
+        let number = processes.to_string();
+        let sum = processes * processes * (processes + 1) / 2;
+        assert_eq!(
+            said(&launched(processes, &["--protocol", protocol], &program, &[&number])),
+            format!("{processes} processes: {sum}\n"),
+            "{protocol}"
+        );
+    }
+}
+
+#[test]
 fn created_processes_see_private_variables_as_forked_ones_do() {
     let program = parmacs("tests/private", &[]);
     let output = said(&launched(4, &[], &program, &["look"]));
