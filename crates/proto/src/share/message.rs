@@ -447,11 +447,38 @@ impl Wire for PageCopy {
     }
 }
 
+/// Changes for one home are sent in messages of about so many bytes: a frame holds no more than
+/// [`MOST_FRAME_BYTES`](super::control::MOST_FRAME_BYTES), and a rank may have changed all that it has room for.
+const MESSAGE_OF_CHANGES: usize = 8 << 20;
+
+/// Splits changes for one home into messages, at least one, in their order.
+pub(super) fn in_messages<T>(changes: Vec<T>, weight: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut messages = vec![Vec::new()];
+    let mut left = MESSAGE_OF_CHANGES;
+    for change in changes {
+        let weight = weight(&change);
+        if weight > left && messages.last().is_some_and(|last| !last.is_empty()) {
+            messages.push(Vec::new());
+            left = MESSAGE_OF_CHANGES;
+        }
+        left = left.saturating_sub(weight);
+        messages.last_mut().expect("there is one").push(change);
+    }
+    messages
+}
+
 /// Changes of one page.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct PageDiff {
     pub page: PageIndex,
     pub diff: Diff,
+}
+
+impl PageDiff {
+    /// What it takes in a message, at most.
+    pub(super) fn weight(&self) -> usize {
+        self.diff.len() + self.diff.runs() * 2 * size_of::<u64>() + 2 * size_of::<u64>()
+    }
 }
 
 impl Wire for PageDiff {
@@ -502,6 +529,14 @@ wire_struct!(Stamp { clock, rank });
 pub struct PageRuns {
     pub page: PageIndex,
     pub runs: Vec<(Stamp, Diff)>,
+}
+
+impl PageRuns {
+    /// What it takes in a message, at most.
+    pub(super) fn weight(&self) -> usize {
+        let runs = self.runs.iter().map(|(_, diff)| diff.len() + (diff.runs() * 2 + 4) * size_of::<u64>());
+        runs.sum::<usize>() + 2 * size_of::<u64>()
+    }
 }
 
 impl Wire for PageRuns {
@@ -661,5 +696,34 @@ impl Wire for BarrierId {
     }
     fn take(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self(Wire::take(from)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::share::control::MOST_FRAME_BYTES;
+
+    #[test]
+    fn changes_of_any_number_of_pages_fit_into_frames() {
+        let page_bytes = 4096;
+        // Every other word of 300 MiB.
+        let mut diff = Diff::default();
+        (0..page_bytes / 2).step_by(4).for_each(|at| diff.push(at * 2, &[1; 4]));
+        let changes: Vec<PageDiff> = (0..300_u64 << 20 >> 12).map(|page| PageDiff { page: PageIndex(page), diff: diff.clone() }).collect();
+        let pages: Vec<PageIndex> = changes.iter().map(|change| change.page).collect();
+        let messages = in_messages(changes, PageDiff::weight);
+        assert!(messages.len() > 10, "{}", messages.len());
+        assert_eq!(messages.iter().flatten().map(|change| change.page).collect::<Vec<_>>(), pages);
+        for diffs in messages {
+            let weight: usize = diffs.iter().map(PageDiff::weight).sum();
+            let body = Body::Flush { protocol: ProtocolKind::Hlrc, flush: u64::MAX, under: None, diffs, fences: Vec::new() };
+            let mut out = Vec::new();
+            Message { epoch: u32::MAX, body }.encode(&mut out);
+            assert!(out.len() <= weight + 64 && weight <= MESSAGE_OF_CHANGES && out.len() < MOST_FRAME_BYTES, "{} {weight}", out.len());
+        }
+        assert_eq!(in_messages(Vec::new(), PageDiff::weight), [Vec::new()]);
+        // What is too large for one is alone.
+        assert_eq!(in_messages(vec![1, MESSAGE_OF_CHANGES + 1, 2], |&weight| weight), [vec![1], vec![MESSAGE_OF_CHANGES + 1], vec![2]]);
     }
 }

@@ -25,7 +25,7 @@ use crate::share::direct::Changed;
 use crate::share::engine::Shared;
 use crate::share::home::{HomePage, patched};
 use crate::share::interval::{IntervalId, Intervals, VectorTime};
-use crate::share::message::{Advance, Info, PageCopy, PageDiff, Payload};
+use crate::share::message::{Advance, Info, PageCopy, PageDiff, Payload, in_messages};
 use crate::share::notice::{Notice, NoticeRuns, Notices};
 use crate::share::rule::Rule;
 use crate::share::{BarrierKind, Body, Checked, Diff, LockId, LockMode, Protection, ProtocolKind, Rank, ThreadId};
@@ -655,8 +655,11 @@ impl Protocol for Hlrc {
             for page in diffs.iter().map(|diff| diff.page).chain(fences.iter().copied()) {
                 self.copy(page).flying += 1;
             }
-            let flush = cx.begin_flush();
-            cx.send(home, Body::Flush { protocol: self.kind, flush, under, diffs, fences });
+            let mut fences = Some(fences);
+            for diffs in in_messages(diffs, PageDiff::weight) {
+                let flush = cx.begin_flush();
+                cx.send(home, Body::Flush { protocol: self.kind, flush, under, diffs, fences: fences.take().unwrap_or_default() });
+            }
         }
     }
 

@@ -30,7 +30,7 @@ use crate::share::adapt::Mode;
 use crate::share::direct::Changed;
 use crate::share::engine::Shared;
 use crate::share::home::HomePage;
-use crate::share::message::{Info, PageCopy, PageDiff, PageRuns, Payload, Stamp};
+use crate::share::message::{Info, PageCopy, PageDiff, PageRuns, Payload, Stamp, in_messages};
 use crate::share::notice::{Notice, Notices};
 use crate::share::overlay::Overlay;
 use crate::share::rule::Rule;
@@ -519,8 +519,10 @@ impl Protocol for Ibec {
             by_home.entry(cx.home(page)).or_default().push(PageRuns { page, runs: overlay.newer_than(0) });
         }
         for (home, pages) in by_home {
-            let flush = cx.begin_flush();
-            cx.send(home, Body::Log { flush, pages });
+            for pages in in_messages(pages, PageRuns::weight) {
+                let flush = cx.begin_flush();
+                cx.send(home, Body::Log { flush, pages });
+            }
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::Cx;
 use super::{Holding, Ibec, ScopeTwin};
 use crate::share::home::patched;
-use crate::share::message::{PageCopy, PageDiff, PageRuns, Stamp};
+use crate::share::message::{PageCopy, PageDiff, PageRuns, Stamp, in_messages};
 use crate::share::rule::Rule;
 use crate::share::{Body, Diff, Protection, ProtocolKind, Rank};
 use crate::units::PageIndex;
@@ -188,8 +188,10 @@ impl Ibec {
             }
         }
         for (home, diffs) in by_home {
-            let flush = cx.begin_flush();
-            cx.send(home, Body::Flush { protocol: ProtocolKind::Ibec, flush, under: None, diffs, fences: Vec::new() });
+            for diffs in in_messages(diffs, PageDiff::weight) {
+                let flush = cx.begin_flush();
+                cx.send(home, Body::Flush { protocol: ProtocolKind::Ibec, flush, under: None, diffs, fences: Vec::new() });
+            }
         }
     }
 }
