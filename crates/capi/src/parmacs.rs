@@ -201,7 +201,9 @@ impl Parmacs {
             self.tell(state, RUNNING)?;
             // SAFETY: the program's function of this type, at the same address in every process.
             let start: extern "C" fn() = unsafe { std::mem::transmute(usize::try_from(start).expect("an address")) };
+            shared.start_measuring();
             start();
+            shared.stop_measuring();
             // SAFETY: writes out all of the program's streams; no preconditions.
             unsafe { libc::fflush(std::ptr::null_mut()) };
             self.ended(state, IDLE)?;
@@ -256,6 +258,11 @@ impl Parmacs {
         }
         shared.unlock(CONTROL)?;
         Ok(Ok(()))
+    }
+
+    /// No created process is left to be waited for. Only the rank that asks writes these words, so no lock is needed.
+    fn runs_alone(&self) -> bool {
+        self.get(CREATED) == self.get(WAITED)
     }
 
     /// Copies the program's variables and its `malloc` memory into shared memory. The caller has the lock.
@@ -460,8 +467,13 @@ extern "C" fn at_exit(status: c_int, _: *mut c_void) {
 pub unsafe extern "C" fn rampool_parmacs_create(start: extern "C" fn(), count: c_long) {
     let parmacs = parmacs();
     let Ok(count) = u16::try_from(count) else { parmacs.die("CREATE", format_args!("{count} processes")) };
+    let alone = parmacs.runs_alone();
     if let Err(why) = parmacs.must("CREATE", parmacs.create(start as usize, count)) {
         parmacs.die("CREATE", why);
+    }
+    // What the run's statistics and traces are about is the parallel part, at every rank.
+    if alone {
+        parmacs.shared.start_measuring();
     }
 }
 
@@ -469,6 +481,9 @@ pub unsafe extern "C" fn rampool_parmacs_create(start: extern "C" fn(), count: c
 pub extern "C" fn rampool_parmacs_wait_for_end(count: c_long) {
     let parmacs = parmacs();
     parmacs.must("WAIT_FOR_END", parmacs.wait_for_end(u64::try_from(count).unwrap_or(0)));
+    if parmacs.runs_alone() {
+        parmacs.shared.stop_measuring();
+    }
 }
 
 /// Microseconds since 1970.

@@ -127,6 +127,8 @@ struct Inner {
     reach: Reach,
     /// [`Host::is_crowded`].
     crowded: bool,
+    /// A trace is written.
+    traced: bool,
 }
 
 impl Inner {
@@ -285,6 +287,7 @@ impl Shared {
         let inner = Arc::new(Inner {
             threads: AtomicU16::new(config.threads),
             crowded: host.is_crowded(),
+            traced: host.account.is_traced(),
             host: Mutex::new(host),
             watch,
             finished: AtomicBool::new(false),
@@ -756,12 +759,13 @@ impl Shared {
     fn run(&self, what: Waiting, begin: impl FnOnce(&mut Host, ThreadId)) -> Result<Outcome, SharedError> {
         let inner = &*self.inner;
         let began = Instant::now();
+        let cpu = inner.traced.then(account::cpu_of_this_thread);
         let (thread, slot) = self.member()?;
         let mut host = inner.lock();
         if host.is_leaving() {
             return Err(SharedError::Finished { rank: self.rank() });
         }
-        host.account.enter(thread);
+        host.account.enter(thread, cpu);
         begin(&mut host, thread);
         let mut outcome = slot.take();
         let waits = outcome.is_none();

@@ -127,14 +127,18 @@ impl Account {
         }
     }
 
-    /// The calling thread begins to wait.
-    pub fn enter(&mut self, thread: ThreadId) {
+    /// The calling thread begins to wait. `cpu`: what it had used of a CPU when it called, if that is traced.
+    pub fn enter(&mut self, thread: ThreadId, cpu: Option<Duration>) {
         self.waiting += 1;
-        if let Some(trace) = &mut self.trace
+        if let Some((trace, cpu)) = self.trace.as_mut().zip(cpu)
             && let Some(free) = trace.free.get_mut(&thread)
         {
-            free.computed = Some(cpu_of_this_thread().saturating_sub(free.cpu));
+            free.computed = Some(cpu.saturating_sub(free.cpu));
         }
+    }
+
+    pub fn is_traced(&self) -> bool {
+        self.trace.is_some()
     }
 
     /// A thread's wait is over.
@@ -153,12 +157,13 @@ impl Account {
         };
         *into += took;
         if let Some(trace) = &mut self.trace {
-            let now = Free { since: began + took, cpu: cpu_of_this_thread(), computed: None };
-            if let Some(free) = trace.free.insert(thread, now) {
+            if let Some(free) = trace.free.remove(&thread) {
                 let span = Span { thread: Some(thread), cpu: free.computed, ..Span::default() };
                 trace.span("compute", &span, free.since, began.saturating_duration_since(free.since));
             }
             trace.span("wait", &Span { thread: Some(thread), what: Some(category.name()), lock, ..Span::default() }, began, took);
+            // Last: what tracing costs is not the program's computing.
+            trace.free.insert(thread, Free { since: began + took, cpu: cpu_of_this_thread(), computed: None });
         }
     }
 
@@ -282,7 +287,8 @@ struct Span {
     cpu: Option<Duration>,
 }
 
-fn cpu_of_this_thread() -> Duration {
+/// What the calling thread has used of a CPU.
+pub(super) fn cpu_of_this_thread() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(used.tv_sec.try_into().unwrap_or(0), used.tv_nsec.try_into().unwrap_or(0))
 }
