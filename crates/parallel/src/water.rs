@@ -1,129 +1,650 @@
-//! Molecules that all act on each other, in the manner of SPLASH's Water n-squared (S4, S5): three charged sites each, Lennard-Jones between the first ones.
-//! A rank computes the pairs of its molecules with half of all others, sums up forces for itself, and adds them to the shared ones under a lock for each
-//! molecule. Molecules do not turn: that would change what a pair costs, not what is shared.
+//! Liquid water, molecule by molecule: what SPLASH's Water n-squared (S4, S5) computes and shares.
+//!
+//! Molecules of three atoms that bend and stretch, after Lie and Clementi (1986). Within a molecule: the quartic force field of Bartlett, Shavitt and Purvis
+//! (1979). Between molecules: Matsuoka, Clementi and Yoshimine (1976), charges on the hydrogens and on a point near the oxygen, and exponentials between
+//! atoms. Charges beyond half the box, or 11 angstrom, are a continuum, whose reaction field is in the force. The atoms move by Gear's method of sixth order.
+//! Lengths are in angstrom, times in femtoseconds, masses in atomic units.
+//!
+//! A molecule's state is one record of 672 bytes, as SPLASH's is: six of them share a page, and who computes a force needs the place of the record, and
+//! changes the forces in it. A rank computes the pairs of its molecules with half of all others, sums up forces for itself, and adds them to the shared ones
+//! under a lock for each molecule. Virial, kinetic and potential energies are sums under locks of their own; the potential energy is computed in each third
+//! step, in a pass over all pairs.
 
-use super::{ALL, Answer, Program, ProgramError, Team, random};
+use super::{ALL, Answer, Array, Program, ProgramError, Team, random};
 
 pub const PROGRAM: Program =
-    Program { name: "water", sizes: &["molecules", "steps"], full: &[1331, 4], small: &[64, 3], protocols: ALL, fits: super::any, run };
+    Program { name: "water", sizes: &["molecules", "steps"], full: &[1331, 3], small: &[64, 3], protocols: ALL, fits: super::any, run };
 
 type Vector = [f64; 3];
+/// Of the atoms.
+type Atoms = [Vector; 3];
 
-/// Where the sites lie, and their charges.
-const SITES: [(Vector, f64); 3] = [([0.0, 0.0, 0.0], -0.8), ([0.08, 0.06, 0.0], 0.4), ([-0.08, 0.06, 0.0], 0.4)];
-const STEP: f64 = 0.002;
-/// The energy's lock; those of the molecules follow.
-const ENERGY: usize = 0;
+const STEP: f64 = 0.15;
+const STEPS_AN_ENERGY: usize = 3;
+const TEMPERATURE: f64 = 298.0;
+/// In masses a cubic angstrom.
+const DENSITY: f64 = 0.998 * 0.602_214;
+const BOLTZMANN: f64 = 8.314_46e-7;
+const KCAL_A_MOL: f64 = 4.184e-4;
+
+const OXYGEN: usize = 1;
+const MASSES: [f64; 3] = [1.007_825, 15.999_45, 1.007_825];
+/// The equilibrium.
+const BOND: f64 = 0.9572;
+const ANGLE: f64 = 1.824_218;
+
+// Where the parts of a molecule are in its record, in vectors.
+const CENTRE: usize = 0;
+/// Places of the atoms, and their derivatives by time: the n-th times the step to the n-th, divided by n!.
+const MOTION: usize = 1;
+const ORDER: usize = 6;
+const SPEED: usize = 1;
+const ACCELERATION: usize = 2;
+const FORCES: usize = MOTION + 3 * (ORDER + 1);
+/// With room for one order more.
+const RECORD: usize = FORCES + 2 * 3;
+
+/// How much the n-th derivative is corrected by: Gear (1971), equations of second order.
+const CORRECTOR: [f64; ORDER + 1] = [863.0 / 6048.0, 665.0 / 1008.0, 1.0, 25.0 / 36.0, 35.0 / 144.0, 1.0 / 24.0, 1.0 / 360.0];
+
+/// The potential within a molecule: coefficients, and powers of what each of the bonds is too long by, and of the bond's length times what the angle is too
+/// large by. With a factor of the bond's length for each power above two.
+const WITHIN: [(f64, [i32; 3]); 31] = [
+    (0.512_596 / 2.0, [2, 0, 0]),
+    (0.512_596 / 2.0, [0, 2, 0]),
+    (0.048_098 / 2.0, [0, 0, 2]),
+    (-0.005_823, [1, 1, 0]),
+    (0.016_452, [1, 0, 1]),
+    (0.016_452, [0, 1, 1]),
+    (-0.571_91, [3, 0, 0]),
+    (-0.571_91, [0, 3, 0]),
+    (-0.007_636, [0, 0, 3]),
+    (-0.001_867, [2, 1, 0]),
+    (-0.001_867, [1, 2, 0]),
+    (-0.002_047, [2, 0, 1]),
+    (-0.002_047, [0, 2, 1]),
+    (-0.030_83, [1, 1, 1]),
+    (-0.009_424_5, [1, 0, 2]),
+    (-0.009_424_5, [0, 1, 2]),
+    (0.8431, [4, 0, 0]),
+    (0.8431, [0, 4, 0]),
+    (-0.001_93, [0, 0, 4]),
+    (-0.003, [3, 1, 0]),
+    (-0.003, [1, 3, 0]),
+    (0.0036, [2, 2, 0]),
+    (-0.012, [3, 0, 1]),
+    (-0.012, [0, 3, 1]),
+    (0.006, [2, 1, 1]),
+    (0.006, [1, 2, 1]),
+    (-0.0048, [2, 0, 2]),
+    (-0.0048, [0, 2, 2]),
+    (0.0211, [1, 1, 2]),
+    (0.006_263, [1, 0, 3]),
+    (0.006_263, [0, 1, 3]),
+];
+
+/// The negative charge lies on the molecule's axis, so much of the way from the oxygen to the hydrogens.
+const TOWARDS_HYDROGEN: f64 = 0.456_825_9;
+/// Of two hydrogens' charges.
+const CHARGE_SQUARED: f64 = 170.9389 * KCAL_A_MOL;
+/// The centre, and the hydrogens.
+const CHARGES: [(usize, f64); 3] = [(CENTRE, -2.0), (MOTION, 1.0), (MOTION + 2, 1.0)];
+/// Two sites, and what is between them: factors and exponents.
+const REPELLING: [(usize, usize, &[(f64, f64)]); 9] = {
+    const OXYGENS: &[(f64, f64)] = &[(1_088_213.2 * KCAL_A_MOL, 5.152_712)];
+    const HYDROGENS: &[(f64, f64)] = &[(666.3373 * KCAL_A_MOL, 2.760_844)];
+    const BOTH: &[(f64, f64)] = &[(1455.427 * KCAL_A_MOL, 2.961_895), (-273.5954 * KCAL_A_MOL, 2.233_264)];
+    [
+        (MOTION + 1, MOTION + 1, OXYGENS),
+        (MOTION, MOTION, HYDROGENS),
+        (MOTION, MOTION + 2, HYDROGENS),
+        (MOTION + 2, MOTION, HYDROGENS),
+        (MOTION + 2, MOTION + 2, HYDROGENS),
+        (MOTION + 1, MOTION, BOTH),
+        (MOTION + 1, MOTION + 2, BOTH),
+        (MOTION, MOTION + 1, BOTH),
+        (MOTION + 2, MOTION + 1, BOTH),
+    ]
+};
+
+// Sums that all ranks add to.
+const VIRIAL: usize = 0;
+const POTENTIAL_WITHIN: usize = 1;
+const POTENTIAL_BETWEEN: usize = 2;
+const KINETIC: usize = 3;
+const SUMS: usize = KINETIC + 3;
+
+// Locks.
+const OF_VIRIAL: usize = 0;
+const OF_POTENTIAL: usize = 1;
+const OF_KINETIC: usize = 2;
+const OF_MOLECULES: usize = 3;
 
 fn plus(a: Vector, b: Vector, times: f64) -> Vector {
     [a[0] + b[0] * times, a[1] + b[1] * times, a[2] + b[2] * times]
 }
 
-/// The force on the first of two molecules, and their energy.
-fn pair(a: Vector, b: Vector) -> (Vector, f64) {
-    let (mut force, mut energy) = ([0.0; 3], 0.0);
-    for (first, (at, charge)) in SITES.iter().enumerate() {
-        for (second, (other_at, other_charge)) in SITES.iter().enumerate() {
-            let between = plus(plus(a, *at, 1.0), plus(b, *other_at, 1.0), -1.0);
-            let square = between[0] * between[0] + between[1] * between[1] + between[2] * between[2];
-            let distance = square.sqrt();
-            let mut strength = charge * other_charge / (square * distance);
-            energy += charge * other_charge / distance;
-            if first == 0 && second == 0 {
-                let sixth = 0.05 / (square * square * square);
-                strength += (12.0 * sixth * sixth - 6.0 * sixth) / square;
-                energy += sixth * sixth - sixth;
-            }
-            force = plus(force, between, strength);
+fn minus(a: Vector, b: Vector) -> Vector {
+    plus(a, b, -1.0)
+}
+
+fn dot(a: Vector, b: Vector) -> f64 {
+    a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+}
+
+fn centre(atoms: &Atoms) -> Vector {
+    let middle = plus(atoms[0], minus(atoms[2], atoms[0]), 0.5);
+    plus(atoms[OXYGEN], minus(middle, atoms[OXYGEN]), TOWARDS_HYDROGEN)
+}
+
+/// A molecule's shape, and how it changes with the places of the hydrogens.
+struct Shape {
+    /// As [`WITHIN`] has them.
+    off: [f64; 3],
+    of_first: [Vector; 3],
+    of_second: [Vector; 3],
+}
+
+fn shape(atoms: &Atoms) -> Shape {
+    let bonds = [minus(atoms[0], atoms[OXYGEN]), minus(atoms[2], atoms[OXYGEN])];
+    let lengths = bonds.map(|bond| dot(bond, bond).sqrt());
+    let units: [Vector; 2] = std::array::from_fn(|at| bonds[at].map(|part| part / lengths[at]));
+    let cosine = dot(units[0], units[1]);
+    let sine = (1.0 - cosine * cosine).sqrt();
+    // The angle grows when a hydrogen goes away from the other one, at right angles to its bond.
+    let turn = |at: usize| minus(units[at].map(|part| part * cosine), units[1 - at]).map(|part| part * BOND / (sine * lengths[at]));
+    Shape {
+        off: [lengths[0] - BOND, lengths[1] - BOND, (cosine.acos() - ANGLE) * BOND],
+        of_first: [units[0], [0.0; 3], turn(0)],
+        of_second: [[0.0; 3], units[1], turn(1)],
+    }
+}
+
+/// The energy of a molecule's shape.
+fn energy_within(atoms: &Atoms) -> f64 {
+    let off = shape(atoms).off;
+    WITHIN.iter().map(|(factor, powers)| factor * scale(powers) * product(&off, powers)).sum()
+}
+
+fn scale(powers: &[i32; 3]) -> f64 {
+    BOND.powi(2 - powers.iter().sum::<i32>())
+}
+
+fn product(of: &[f64; 3], powers: &[i32; 3]) -> f64 {
+    of[0].powi(powers[0]) * of[1].powi(powers[1]) * of[2].powi(powers[2])
+}
+
+/// The forces that bring a molecule back into shape.
+fn forces_within(atoms: &Atoms) -> Atoms {
+    let shape = shape(atoms);
+    let mut slopes = [0.0; 3];
+    for (factor, powers) in &WITHIN {
+        for (along, slope) in slopes.iter_mut().enumerate().filter(|&(along, _)| powers[along] > 0) {
+            let mut less = *powers;
+            less[along] -= 1;
+            *slope += factor * scale(powers) * f64::from(powers[along]) * product(&shape.off, &less);
         }
     }
-    (force, energy)
+    let force = |of: &[Vector; 3]| (0..3).fold([0.0; 3], |sum, along| plus(sum, of[along], -slopes[along]));
+    let (first, second) = (force(&shape.of_first), force(&shape.of_second));
+    [first, plus(first, second, 1.0).map(|part| -part), second]
+}
+
+/// The cube that repeats itself without end.
+#[derive(Clone, Copy)]
+struct Space {
+    side: f64,
+    cutoff_squared: f64,
+    /// One over the cube of the cutoff.
+    field: f64,
+    /// The energy of two charges at the cutoff.
+    at_cutoff: f64,
+}
+
+impl Space {
+    fn of(molecules: usize) -> Self {
+        let side = (molecules as f64 * MASSES.iter().sum::<f64>() / DENSITY).cbrt();
+        let cutoff = (side / 2.0).min(11.0);
+        Self { side, cutoff_squared: cutoff * cutoff, field: cutoff.powi(-3), at_cutoff: 1.5 / cutoff }
+    }
+
+    /// From `b` to the nearest image of `a`.
+    fn between(&self, a: Vector, b: Vector) -> Vector {
+        minus(a, b).map(|part| if part.abs() > self.side / 2.0 { part - self.side.copysign(part) } else { part })
+    }
+}
+
+/// Tells `each` what two molecules do to each other: two sites, the vector between them, the force on the first as a multiple of it, and the energy.
+/// `a` and `b` are the beginnings of records.
+#[inline(always)]
+fn interact(a: &[Vector], b: &[Vector], space: &Space, mut each: impl FnMut(usize, usize, Vector, f64, f64)) {
+    let mut pairs = [(0, 0, 0.0, [0.0; 3], 0.0); 9];
+    let mut beyond = 0;
+    for (at, (first, charge)) in CHARGES.into_iter().enumerate() {
+        for (other, (second, other_charge)) in CHARGES.into_iter().enumerate() {
+            let between = space.between(a[first], b[second]);
+            let square = dot(between, between);
+            beyond += usize::from(square > space.cutoff_squared);
+            pairs[3 * at + other] = (first, second, charge * other_charge * CHARGE_SQUARED, between, square);
+        }
+    }
+    if beyond == pairs.len() {
+        return;
+    }
+    for (first, second, charges, between, square) in pairs {
+        if square <= space.cutoff_squared {
+            let inverse = 1.0 / square.sqrt();
+            let energy = charges * (inverse + square * space.field / 2.0 - space.at_cutoff);
+            each(first, second, between, charges * (inverse * inverse * inverse - space.field), energy);
+        }
+    }
+    if beyond == 0 {
+        for (first, second, exponentials) in REPELLING {
+            let between = space.between(a[first], b[second]);
+            let distance = dot(between, between).sqrt();
+            let (mut strength, mut energy) = (0.0, 0.0);
+            for &(factor, exponent) in exponentials {
+                let part = factor * (-exponent * distance).exp();
+                strength += part * exponent;
+                energy += part;
+            }
+            each(first, second, between, strength / distance, energy);
+        }
+    }
+}
+
+/// Adds a force on a site to those on the molecule's atoms.
+#[inline(always)]
+fn add_force(on: &mut Atoms, site: usize, force: Vector, times: f64) {
+    if site == CENTRE {
+        on[OXYGEN] = plus(on[OXYGEN], force, times * (1.0 - TOWARDS_HYDROGEN));
+        on[0] = plus(on[0], force, times * TOWARDS_HYDROGEN / 2.0);
+        on[2] = plus(on[2], force, times * TOWARDS_HYDROGEN / 2.0);
+    } else {
+        on[site - MOTION] = plus(on[site - MOTION], force, times);
+    }
+}
+
+/// The molecules after `i` whose pairs with it are its rank's: half of the others, and of even numbers of molecules the opposite one by the lower alone.
+fn others(i: usize, count: usize) -> impl Iterator<Item = usize> {
+    let half = if count.is_multiple_of(2) && i >= count / 2 { (count - 1) / 2 } else { count / 2 };
+    (i + 1..=i + half).map(move |j| j % count)
+}
+
+/// Where a molecule is at first, on a lattice, and how fast its atoms are: as hot as the temperature says, and together at rest.
+fn beginning(count: usize, space: &Space) -> (Vec<Atoms>, Vec<Atoms>) {
+    let edge = (1..).find(|edge: &usize| edge.pow(3) >= count).unwrap_or(1);
+    let apart = space.side / edge as f64;
+    let arm = [BOND * (ANGLE / 2.0).cos(), BOND * (ANGLE / 2.0).sin()];
+    let places = (0..count).map(|i| {
+        let oxygen = [i / edge / edge, i / edge % edge, i % edge].map(|cell| (cell as f64 + 0.5) * apart);
+        [plus(oxygen, [arm[0], arm[1], 0.0], 1.0), oxygen, plus(oxygen, [arm[0], -arm[1], 0.0], 1.0)]
+    });
+    let mut momenta: Vec<Atoms> =
+        (0..count).map(|i| std::array::from_fn(|atom| std::array::from_fn(|axis| random(9 * i + 3 * atom + axis)))).collect();
+    for axis in 0..3 {
+        let parts = || momenta.iter().flatten().map(|momentum| momentum[axis]);
+        let mean = parts().sum::<f64>() / (3 * count) as f64;
+        let masses = MASSES.iter().cycle();
+        let twice_energy: f64 = parts().zip(masses).map(|(part, mass)| (part - mean).powi(2) / mass).sum();
+        let factor = ((3 * count) as f64 * BOLTZMANN * TEMPERATURE / twice_energy).sqrt();
+        for (part, mass) in momenta.iter_mut().flatten().map(|momentum| &mut momentum[axis]).zip(MASSES.iter().cycle()) {
+            *part = (*part - mean) * factor / mass * STEP;
+        }
+    }
+    (places.collect(), momenta)
+}
+
+/// The ranks' common state.
+struct Water<'a> {
+    team: &'a Team<'a>,
+    space: Space,
+    count: usize,
+    /// [`RECORD`] for each molecule.
+    records: Array<'a, Vector>,
+    sums: Array<'a, f64>,
+}
+
+impl Water<'_> {
+    fn mine(&self) -> std::ops::Range<usize> {
+        self.team.part(self.count)
+    }
+
+    /// # Safety
+    /// Nobody writes the part meanwhile.
+    unsafe fn atoms(&self, molecule: usize, part: usize) -> Atoms {
+        // SAFETY: by the caller.
+        std::array::from_fn(|atom| unsafe { self.records.get(molecule * RECORD + part + atom) })
+    }
+
+    /// # Safety
+    /// Nobody else uses the part meanwhile.
+    unsafe fn set_atoms(&self, molecule: usize, part: usize, values: &Atoms) {
+        for (atom, &value) in values.iter().enumerate() {
+            // SAFETY: by the caller.
+            unsafe { self.records.set(molecule * RECORD + part + atom, value) };
+        }
+    }
+
+    fn add(&self, lock: usize, to: &[(usize, f64)]) -> Result<(), ProgramError> {
+        self.team.lock(lock)?;
+        for &(sum, value) in to {
+            // SAFETY: the lock orders all accesses between the barriers around it.
+            unsafe { self.sums.set(sum, self.sums.get(sum) + value) };
+        }
+        Ok(self.team.unlock(lock)?)
+    }
+
+    fn predict(&self) {
+        for i in self.mine() {
+            // SAFETY: this rank's molecule, which others use after the next barrier.
+            let mut motion: [Atoms; ORDER + 1] = std::array::from_fn(|order| unsafe { self.atoms(i, MOTION + 3 * order) });
+            // Taylor's series for each: Pascal's triangle, summed up in place.
+            for from in 0..ORDER {
+                for order in (from..ORDER).rev() {
+                    motion[order] = std::array::from_fn(|atom| plus(motion[order][atom], motion[order + 1][atom], 1.0));
+                }
+            }
+            for (order, values) in motion.iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { self.set_atoms(i, MOTION + 3 * order, values) };
+            }
+        }
+    }
+
+    /// Sets the forces on this rank's molecules to those within them.
+    fn within(&self) -> Result<(), ProgramError> {
+        let mut virial = 0.0;
+        for i in self.mine() {
+            // SAFETY: this rank's molecule, which others use after the next barrier.
+            unsafe {
+                let places = self.atoms(i, MOTION);
+                let forces = forces_within(&places);
+                virial += (0..3).map(|atom| dot(places[atom], forces[atom])).sum::<f64>();
+                self.records.set(i * RECORD + CENTRE, centre(&places));
+                self.set_atoms(i, FORCES, &forces);
+            }
+        }
+        self.add(OF_VIRIAL, &[(VIRIAL, virial)])
+    }
+
+    /// The beginning of a molecule's record, which all ranks read between two barriers and nobody writes.
+    fn sites(&self, molecule: usize) -> &[Vector] {
+        // SAFETY: only forces are written between these barriers, which are not in it.
+        unsafe { self.records.slice(molecule * RECORD..molecule * RECORD + MOTION + 3) }
+    }
+
+    /// Adds the forces between molecules, to all of them, and waits until the others have.
+    fn between(&self) -> Result<(), ProgramError> {
+        let (mine, count) = (self.mine(), self.count);
+        let mut own: Vec<Atoms> = vec![[[0.0; 3]; 3]; count];
+        let mut virial = 0.0;
+        for i in mine.clone() {
+            let sites = self.sites(i);
+            let mut on_it = [[0.0; 3]; 3];
+            for j in others(i, count) {
+                let on_other = &mut own[j];
+                interact(sites, self.sites(j), &self.space, |first, second, between, strength, _| {
+                    add_force(&mut on_it, first, between, strength);
+                    add_force(on_other, second, between, -strength);
+                    virial += strength * dot(between, between);
+                });
+            }
+            own[i] = std::array::from_fn(|atom| plus(own[i][atom], on_it[atom], 1.0));
+        }
+        self.add(OF_VIRIAL, &[(VIRIAL, virial)])?;
+        // Each rank begins with its own, so that they do not all queue for the same locks; and goes as far as it has pairs.
+        let touched = if mine.is_empty() { 0 } else { (mine.len() + count / 2).min(count) };
+        for j in (mine.start..mine.start + touched).map(|j| j % count) {
+            self.team.lock(OF_MOLECULES + j)?;
+            for (atom, force) in own[j].iter().enumerate() {
+                let at = j * RECORD + FORCES + atom;
+                // SAFETY: the lock orders all accesses between these barriers.
+                unsafe { self.records.set(at, plus(self.records.get(at), *force, 1.0)) };
+            }
+            self.team.unlock(OF_MOLECULES + j)?;
+        }
+        Ok(self.team.barrier()?)
+    }
+
+    /// Forces become what they add to the second derivative.
+    fn accelerations(&self, i: usize) -> Atoms {
+        // SAFETY: this rank's molecule; nobody adds to its forces any more.
+        let forces = unsafe { self.atoms(i, FORCES) };
+        std::array::from_fn(|atom| forces[atom].map(|part| part * STEP * STEP / 2.0 / MASSES[atom]))
+    }
+
+    fn correct(&self) {
+        for i in self.mine() {
+            let accelerations = self.accelerations(i);
+            // SAFETY: this rank's molecule, which others use after the next barrier.
+            unsafe {
+                self.set_atoms(i, FORCES, &accelerations);
+                let expected = self.atoms(i, MOTION + 3 * ACCELERATION);
+                for (order, factor) in CORRECTOR.into_iter().enumerate() {
+                    let values = self.atoms(i, MOTION + 3 * order);
+                    let error = |atom: usize| minus(accelerations[atom], expected[atom]);
+                    let corrected = std::array::from_fn(|atom| plus(values[atom], error(atom), factor));
+                    self.set_atoms(i, MOTION + 3 * order, &corrected);
+                }
+            }
+        }
+    }
+
+    /// Molecules that have left the box come in at its other side.
+    fn bring_back(&self) {
+        for i in self.mine() {
+            // SAFETY: this rank's molecule, which others use after the next barrier.
+            let mut places = unsafe { self.atoms(i, MOTION) };
+            for axis in 0..3 {
+                let over = places[OXYGEN][axis].div_euclid(self.space.side) * self.space.side;
+                places.iter_mut().for_each(|place| place[axis] -= over);
+            }
+            // SAFETY: as above.
+            unsafe { self.set_atoms(i, MOTION, &places) };
+        }
+    }
+
+    fn kinetic(&self) -> Result<(), ProgramError> {
+        for axis in 0..3 {
+            let mut energy = 0.0;
+            for i in self.mine() {
+                // SAFETY: this rank's molecule.
+                let speeds = unsafe { self.atoms(i, MOTION + 3 * SPEED) };
+                energy += (0..3).map(|atom| MASSES[atom] * (speeds[atom][axis] / STEP).powi(2) / 2.0).sum::<f64>();
+            }
+            self.add(OF_KINETIC, &[(KINETIC + axis, energy)])?;
+        }
+        Ok(())
+    }
+
+    fn potential(&self) -> Result<(), ProgramError> {
+        let mut within = 0.0;
+        for i in self.mine() {
+            // SAFETY: this rank's molecule, which others use after the next barrier.
+            unsafe {
+                let places = self.atoms(i, MOTION);
+                within += energy_within(&places);
+                self.records.set(i * RECORD + CENTRE, centre(&places));
+            }
+        }
+        self.team.barrier()?;
+        let mut between = 0.0;
+        for i in self.mine() {
+            for j in others(i, self.count) {
+                interact(self.sites(i), self.sites(j), &self.space, |_, _, _, _, energy| between += energy);
+            }
+        }
+        self.add(OF_POTENTIAL, &[(POTENTIAL_WITHIN, within), (POTENTIAL_BETWEEN, between)])
+    }
+
+    fn step(&self, energies: bool) -> Result<[f64; SUMS], ProgramError> {
+        if self.team.leads() {
+            for sum in 0..SUMS {
+                // SAFETY: between two barriers this rank alone uses them.
+                unsafe { self.sums.set(sum, 0.0) };
+            }
+        }
+        self.team.barrier()?;
+        self.predict();
+        self.within()?;
+        self.team.barrier()?;
+        self.between()?;
+        self.correct();
+        self.bring_back();
+        self.kinetic()?;
+        self.team.barrier()?;
+        if energies {
+            self.potential()?;
+            self.team.barrier()?;
+        }
+        // SAFETY: nobody writes them between these barriers.
+        let sums = std::array::from_fn(|sum| unsafe { self.sums.get(sum) });
+        self.team.barrier()?;
+        Ok(sums)
+    }
 }
 
 fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
     let &[count, steps] = sizes else { unreachable!("the sizes are checked") };
-    let places = team.array::<Vector>(count)?;
-    let forces = team.array::<Vector>(count)?;
-    let energy = team.array::<f64>(1)?;
-    let side = (1..).find(|side: &usize| side.pow(3) >= count).unwrap_or(1);
-    let mine = team.part(count);
-    for i in mine.clone() {
-        let cell = [i % side, i / side % side, i / side / side];
-        let place = std::array::from_fn(|axis| cell[axis] as f64 + 0.1 * random(3 * i + axis));
-        // SAFETY: this rank's molecule.
-        unsafe { places.set(i, place) };
+    let records = team.array::<Vector>(count * RECORD)?;
+    let sums = team.array::<f64>(SUMS)?;
+    let water = Water { team, space: Space::of(count), count, records, sums };
+    let (places, speeds) = beginning(count, &water.space);
+    for i in water.mine() {
+        // SAFETY: this rank's molecule; a barrier comes before others use it.
+        unsafe {
+            water.set_atoms(i, MOTION, &places[i]);
+            water.set_atoms(i, MOTION + 3 * SPEED, &speeds[i]);
+        }
     }
-    let mut speeds = vec![[0.0; 3]; mine.len()];
+    let mut found = Vec::new();
     let took = team.time(|| {
-        for _ in 0..steps {
-            for i in mine.clone() {
-                // SAFETY: this rank's molecule; the barrier comes before others add to it.
-                unsafe { forces.set(i, [0.0; 3]) };
-            }
-            team.barrier()?;
-            let mut own = vec![[0.0; 3]; count];
-            let mut own_energy = 0.0;
-            // SAFETY: nobody writes places between these barriers.
-            let at = unsafe { places.slice(0..count) };
-            for i in mine.clone() {
-                // Each pair once: half of the others, and of even numbers of molecules the opposite one by the lower alone.
-                let others = if count.is_multiple_of(2) && i >= count / 2 { (count - 1) / 2 } else { count / 2 };
-                for j in (i + 1..=i + others).map(|j| j % count) {
-                    let (force, energy) = pair(at[i], at[j]);
-                    own[i] = plus(own[i], force, 1.0);
-                    own[j] = plus(own[j], force, -1.0);
-                    own_energy += energy;
-                }
-            }
-            // Each rank begins with its own, so that they do not all queue for the same locks.
-            for j in (mine.start..mine.start + count).map(|j| j % count).filter(|&j| own[j] != [0.0; 3]) {
-                team.lock(ENERGY + 1 + j)?;
-                // SAFETY: the lock orders all accesses between these barriers.
-                unsafe { forces.set(j, plus(forces.get(j), own[j], 1.0)) };
-                team.unlock(ENERGY + 1 + j)?;
-            }
-            team.lock(ENERGY)?;
-            // SAFETY: the lock orders all accesses.
-            unsafe { energy.set(0, energy.get(0) + own_energy) };
-            team.unlock(ENERGY)?;
-            team.barrier()?;
-            for i in mine.clone() {
-                let speed = &mut speeds[i - mine.start];
-                // SAFETY: this rank's molecule between these barriers; nobody adds to its force.
-                unsafe {
-                    *speed = plus(*speed, forces.get(i), STEP);
-                    places.set(i, plus(places.get(i), *speed, STEP));
-                }
-            }
-            team.barrier()?;
+        water.within()?;
+        team.barrier()?;
+        water.between()?;
+        for i in water.mine() {
+            let accelerations = water.accelerations(i);
+            // SAFETY: this rank's molecule.
+            unsafe { water.set_atoms(i, MOTION + 3 * ACCELERATION, &accelerations) };
+        }
+        for step in 1..=steps {
+            found.extend(water.step(step % STEPS_AN_ENERGY == 0)?);
         }
         Ok::<_, ProgramError>(())
     })?;
     // SAFETY: nobody writes any more.
-    let close = unsafe { places.all(team).iter().chain(forces.all(team)).flatten().chain(energy.all(team)).copied().collect() };
-    Ok(Answer { close, took, ..Answer::default() })
+    let state = unsafe { records.all(team) };
+    Ok(Answer { close: state.iter().flatten().copied().chain(found).collect(), took, ..Answer::default() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn bent(n: usize) -> Atoms {
+        let (places, _) = beginning(1, &Space::of(1));
+        std::array::from_fn(|atom| std::array::from_fn(|axis| places[0][atom][axis] + 0.05 * random(100 * n + 3 * atom + axis)))
+    }
+
+    /// What a small move of each atom changes of an energy.
+    fn slopes(atoms: &Atoms, energy: impl Fn(&Atoms) -> f64) -> Atoms {
+        std::array::from_fn(|atom| {
+            std::array::from_fn(|axis| {
+                let moved = |by: f64| {
+                    let mut there = *atoms;
+                    there[atom][axis] += by;
+                    energy(&there)
+                };
+                (moved(1e-5) - moved(-1e-5)) / 2e-5
+            })
+        })
+    }
+
+    fn same(got: &Atoms, wanted: &Atoms, within: f64) {
+        for (got, wanted) in got.iter().flatten().zip(wanted.iter().flatten()) {
+            assert!((got - wanted).abs() <= within * wanted.abs().max(1e-3), "{got} {wanted}");
+        }
+    }
+
     #[test]
-    fn forces_of_all_pairs_are_summed_and_cancel() {
-        for count in [27, 30] {
-            let answer = PROGRAM.alone(&[count, 1]).unwrap();
-            let (places, rest) = answer.close.split_at(3 * count);
-            let forces = &rest[..3 * count];
-            let vector = |of: &[f64], i: usize| [of[3 * i], of[3 * i + 1], of[3 * i + 2]];
-            let total = (0..count).fold([0.0; 3], |sum, i| plus(sum, vector(forces, i), 1.0));
-            assert!(total.iter().all(|part| part.abs() < 1e-9), "{total:?}");
-            // The places have moved by one small step since.
-            for i in 0..count {
-                let others = (0..count).filter(|&j| j != i);
-                let force = others.fold([0.0; 3], |sum, j| plus(sum, pair(vector(places, i), vector(places, j)).0, 1.0));
-                let off = plus(force, vector(forces, i), -1.0);
-                assert!(off.iter().all(|part| part.abs() < 0.05), "{i} of {count}: {force:?} {:?}", vector(forces, i));
+    fn forces_are_what_the_energies_fall_by() {
+        for n in 0..5 {
+            let atoms = bent(n);
+            same(&forces_within(&atoms), &slopes(&atoms, energy_within).map(|slope| slope.map(|part| -part)), 1e-5);
+        }
+        let space = Space::of(64);
+        let record = |atoms: &Atoms| [centre(atoms), atoms[0], atoms[1], atoms[2]];
+        // Near, and so far that some charges are beyond the cutoff, but none just there; the second also through the box's side.
+        for away in [2.8, 5.7, space.side - 3.0] {
+            let (a, b) = (bent(7), bent(8).map(|place| plus(place, [away, 0.3, -0.2], 1.0)));
+            let energy = |a: &Atoms| {
+                let mut sum = 0.0;
+                interact(&record(a), &record(&b), &space, |_, _, _, _, energy| sum += energy);
+                sum
+            };
+            let (mut on_a, mut on_b) = ([[0.0; 3]; 3], [[0.0; 3]; 3]);
+            interact(&record(&a), &record(&b), &space, |first, second, between, strength, _| {
+                add_force(&mut on_a, first, between, strength);
+                add_force(&mut on_b, second, between, -strength);
+            });
+            assert!(energy(&a) != 0.0, "{away}");
+            same(&on_a, &slopes(&a, energy).map(|slope| slope.map(|part| -part)), 1e-4);
+            for axis in 0..3 {
+                let sum: f64 = on_a.iter().chain(&on_b).map(|force| force[axis]).sum();
+                assert!(sum.abs() < 1e-12, "{sum}");
             }
+        }
+    }
+
+    #[test]
+    fn two_molecules_attract_each_other_as_water_does() {
+        // A hydrogen bond: the published minimum is 5.87 kcal/mol at 2.87 angstrom between the oxygens.
+        let half = ANGLE / 2.0;
+        let giver = [[BOND, 0.0, 0.0], [0.0; 3], [BOND * ANGLE.cos(), BOND * ANGLE.sin(), 0.0]];
+        let taker = |away: f64| {
+            let tilt = 37_f64.to_radians();
+            let axis = [tilt.cos(), -tilt.sin(), 0.0];
+            let arm = |sign: f64| plus(axis.map(|part| part * BOND * half.cos()), [0.0, 0.0, 1.0], sign * BOND * half.sin());
+            [arm(1.0), [0.0; 3], arm(-1.0)].map(|place| plus(place, [away, 0.0, 0.0], 1.0))
+        };
+        let far = Space { side: 1e3, cutoff_squared: 1e4, field: 0.0, at_cutoff: 0.0 };
+        let record = |atoms: &Atoms| [centre(atoms), atoms[0], atoms[1], atoms[2]];
+        let energy = |away: f64| {
+            let mut sum = 0.0;
+            interact(&record(&giver), &record(&taker(away)), &far, |_, _, _, _, energy| sum += energy);
+            sum / KCAL_A_MOL
+        };
+        let (at, least) = (240..360).map(|n| f64::from(n) / 100.0).map(|at| (at, energy(at))).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        assert!((at - 2.87).abs() < 0.03 && (least + 5.87).abs() < 0.05, "{at} {least}");
+    }
+
+    #[test]
+    fn energy_and_momentum_stay() {
+        for count in [27, 64] {
+            let steps = 60;
+            let answer = PROGRAM.alone(&[count, steps]).unwrap();
+            let (state, sums) = answer.close.split_at(3 * RECORD * count);
+            let totals: Vec<f64> = sums.chunks(SUMS).skip(2).step_by(3).map(|sums| sums[POTENTIAL_WITHIN..].iter().sum()).collect();
+            let kinetic: f64 = sums[KINETIC..SUMS].iter().sum();
+            let hot = 4.5 * count as f64 * BOLTZMANN * TEMPERATURE;
+            assert!(totals.len() == steps / 3 && kinetic > hot / 3.0 && kinetic < hot * 1.5, "{kinetic} {hot}");
+            let spread = totals.iter().fold(0.0_f64, |most, total| most.max((total - totals[0]).abs()));
+            assert!(spread < 2e-2 * hot, "{count}: {spread} of {hot}: {totals:?}");
+            for axis in 0..3 {
+                let speed = |i: usize, atom: usize| state[3 * (i * RECORD + MOTION + 3 * SPEED + atom) + axis];
+                let momentum: f64 = (0..count).flat_map(|i| (0..3).map(move |atom| MASSES[atom] * speed(i, atom))).sum();
+                assert!(momentum.abs() < 1e-9, "{momentum}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_pair_is_somebodys() {
+        for count in [1, 2, 5, 8] {
+            let mut pairs: Vec<(usize, usize)> = (0..count).flat_map(|i| others(i, count).map(move |j| (i.min(j), i.max(j)))).collect();
+            pairs.sort_unstable();
+            assert_eq!(pairs, (0..count).flat_map(|i| (i + 1..count).map(move |j| (i, j))).collect::<Vec<_>>());
         }
     }
 }
