@@ -277,7 +277,7 @@ def process_case(name, *, reduced=True, **how):
 
 for name in (
     "fork-isolation fork-chain many-children quick-children orphan double-fork spawning fork-threads "
-    "exec-self close-everything close-all-early no-rights not-dumpable closes-output few-descriptors locked-memory no-fork-memory main-ends grow"
+    "exec-self close-everything close-all-early no-rights not-dumpable closes-output few-descriptors locked-memory no-fork-memory main-ends last-thread-ends another-root grow"
 ).split():
     process_case(name)
 # A child made by the bare system call has no agent of its own: its parent serves it, and nobody keeps it small.
@@ -290,6 +290,7 @@ process_case("many-mappings")
 process_case("many-mappings-first", budget=False)
 process_case("daemon", same_output=False)
 process_case("exit-42", expect=42)
+process_case("last-thread-is-gone", expect=42, wants_absent=False)
 process_case("crash", expect=-11)
 process_case("abort", expect=-6)
 

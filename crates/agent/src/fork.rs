@@ -352,6 +352,7 @@ extern "C" fn after_in_child() {
     HEAP.abandon();
     rampool_sys::memory::forget_own_after_fork();
     rampool_sys::guard::forget_after_fork();
+    rampool_sys::thread::forget_after_fork();
     REQUEST.store(REQUEST_NONE, Ordering::Release);
     rampool_sys::segv::forget_after_fork();
     BELL.store(NONE, Ordering::Release);

@@ -16,6 +16,7 @@ use rampool_sys::OS_PAGE_BYTES;
 use rampool_sys::memory::ResidentCounter;
 use rampool_sys::uffd::Uffd;
 
+use crate::ending::Ending;
 use crate::fork::{self, Standstill};
 use crate::{end_process, report, scan};
 
@@ -47,6 +48,7 @@ struct Expected {
 pub struct Keeper {
     settings: &'static Settings,
     counter: ResidentCounter,
+    ending: Ending,
     wards: Vec<Ward>,
     /// Children that nobody serves until they have asked, where forks are not followed.
     expected: Vec<Expected>,
@@ -63,10 +65,17 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    pub fn new(settings: &'static Settings, counter: ResidentCounter, signature: Option<Signature>, guarded: Option<Guarded>) -> Self {
+    pub fn new(
+        settings: &'static Settings,
+        counter: ResidentCounter,
+        ending: Ending,
+        signature: Option<Signature>,
+        guarded: Option<Guarded>,
+    ) -> Self {
         Self {
             settings,
             counter,
+            ending,
             wards: Vec::new(),
             expected: Vec::new(),
             other_at_scan: 0,
@@ -178,6 +187,7 @@ fn grow_lease(pager: &mut Pager<Pool>) -> bool {
 
 impl Supervisor<Pool> for Keeper {
     fn tick(&mut self, pager: &mut Pager<Pool>) -> Duration {
+        self.ending.look();
         let mut other = self.other_pages(pager);
         let grown = other > self.other_at_scan + LEAST_GROWTH_PAGES;
         if grown {

@@ -12,6 +12,7 @@
 //!
 //! No function of the program or of the C library is replaced. Until the program comes near its budget it runs exactly as without us.
 
+mod ending;
 mod fork;
 mod heap;
 mod keeper;

@@ -25,6 +25,7 @@ use rampool_sys::maps::Pagemap;
 use rampool_sys::memory::ResidentCounter;
 use rampool_sys::probe::Rung;
 
+use crate::ending::Ending;
 use crate::fork::Transition;
 use crate::keeper::Keeper;
 use crate::{end_process, fork, report, scan, touch};
@@ -73,6 +74,7 @@ pub fn begin(settings: &'static Settings, line: Option<RawFd>) {
 struct Tools {
     counter: ResidentCounter,
     pagemap: Pagemap,
+    ending: Ending,
     key: Option<Key>,
     /// Needed, and its lack reported, only when the program outgrows its local memory.
     faults: Option<Result<FaultCatcher, String>>,
@@ -85,9 +87,12 @@ struct Tools {
 impl Tools {
     fn open(settings: &'static Settings, is_child: bool) -> Result<Self, String> {
         let proc = |error: std::io::Error| format!("the agent cannot read /proc: {error}");
+        // Later the program may have another root directory, without /proc.
+        rampool_sys::procfs::keep_open().map_err(proc)?;
         Ok(Self {
             counter: ResidentCounter::open().map_err(proc)?,
             pagemap: Pagemap::open().map_err(proc)?,
+            ending: Ending::open().map_err(proc)?,
             key: settings.key_file.as_ref().map(|path| Key::load(path).map_err(|error| error.to_string())).transpose()?,
             faults: (!is_child).then(|| open_faults(settings)),
             stats: report::publish(settings),
@@ -107,7 +112,20 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
     name_thread();
     touch::this_is_the_agents_thread();
     let spare = Spare::hold(SPARE_DESCRIPTORS);
-    let tools = Tools::open(settings, line.is_some()).unwrap_or_else(|reason| end_process(Some(settings), &reason));
+    let mut tools = match Tools::open(settings, line.is_some()) {
+        Ok(tools) => tools,
+        // Nothing of it is away yet, and it can go on without us.
+        Err(reason) if line.is_none() && !std::path::Path::new("/proc/self").exists() => {
+            let (process, program) = (std::process::id(), report::program_name());
+            report::say(&format!(
+                "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: {reason} (its root directory has none)\n"
+            ));
+            drop(spare);
+            READY.store(true, Ordering::Release);
+            return;
+        }
+        Err(reason) => end_process(Some(settings), &reason),
+    };
     drop(spare);
     // A child's program goes on when the child holds its memory itself: were that its parent's alone, the parent's death would turn every absent page
     // into zeroes. And where nobody served the child so far, its memory must be registered again first.
@@ -117,7 +135,7 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
     // From here on a fork waits until the change to paging is complete.
     let (inheritance, transition) = match line {
         None => {
-            wait_for_pressure(settings, &tools.counter, tools.stats);
+            wait_for_pressure(settings, &tools.counter, tools.stats, &mut tools.ending);
             (None, fork::begin_transition())
         }
         Some(line) => match ask_parent(&line, settings) {
@@ -158,7 +176,7 @@ fn ask_parent(line: &OwnedFd, settings: &Settings) -> Result<Inheritance, String
     fork::ask(line, settings, thread)
 }
 
-fn wait_for_pressure(settings: &Settings, counter: &ResidentCounter, stats: PagerStats) {
+fn wait_for_pressure(settings: &Settings, counter: &ResidentCounter, stats: PagerStats, ending: &mut Ending) {
     let budget = settings.local_bytes;
     // Room for what the program may touch while the pool is joined.
     let start_at = budget - (budget / 16).clamp(1 << 20, 64 << 20).min(budget / 4);
@@ -169,6 +187,7 @@ fn wait_for_pressure(settings: &Settings, counter: &ResidentCounter, stats: Page
         if used >= start_at {
             return;
         }
+        ending.look();
         let room = Duration::from_nanos((start_at - used).saturating_mul(1_000_000_000 / (FASTEST_GROWTH >> 10)) >> 10);
         sleep(room.clamp(SHORTEST_SLEEP, LONGEST_SLEEP));
     }
@@ -222,7 +241,7 @@ fn start_pager(
         pager.take_over(&memory, table);
     }
     let guarded = tools.guarded.or_else(|| Guarded::connect(&settings.run_dir));
-    Ok((pager, Keeper::new(settings, tools.counter, signature, guarded)))
+    Ok((pager, Keeper::new(settings, tools.counter, tools.ending, signature, guarded)))
 }
 
 /// Opens the rung that this run stands on.

@@ -30,6 +30,7 @@ pub mod maps;
 pub mod memory;
 pub mod pagetable;
 pub mod probe;
+pub mod procfs;
 pub mod ring;
 pub mod sealed;
 pub mod segv;

@@ -47,7 +47,7 @@ impl Vma {
 /// # Errors
 /// When /proc is not mounted.
 pub fn read_maps(mut each: impl FnMut(&Vma)) -> std::io::Result<()> {
-    let mut file = std::fs::File::open("/proc/thread-self/maps")?;
+    let mut file = crate::procfs::open("maps")?;
     // Longer than any line: a path has at most 4096 bytes, of which each may be written as four.
     let mut text = [0u8; 32 << 10];
     let mut have = 0;
@@ -80,7 +80,7 @@ impl Maps {
     /// # Errors
     /// When /proc cannot be read.
     pub fn open() -> std::io::Result<Self> {
-        Ok(Self { file: std::fs::File::open("/proc/thread-self/maps")? })
+        Ok(Self { file: crate::procfs::open("maps")? })
     }
 
     /// The mapping that has `address`, or else the next one above. Asks the kernel for this one alone (Linux 6.11), and reads the whole map on older kernels.
@@ -154,7 +154,7 @@ pub enum NotInherited {
 /// When /proc cannot be read.
 pub fn not_inherited() -> std::io::Result<Vec<NotInherited>> {
     let mut text = Vec::new();
-    std::fs::File::open("/proc/thread-self/smaps")?.read_to_end(&mut text)?;
+    crate::procfs::open("smaps")?.read_to_end(&mut text)?;
     let mut found = Vec::new();
     let mut range = None;
     for line in text.split(|b| *b == b'\n') {
@@ -228,7 +228,7 @@ impl Pagemap {
     /// # Errors
     /// When /proc is not mounted.
     pub fn open() -> std::io::Result<Self> {
-        match std::fs::File::open("/proc/thread-self/pagemap") {
+        match crate::procfs::open("pagemap") {
             Ok(file) => Ok(Self { fd: Some(file.into()) }),
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(Self { fd: None }),
             Err(error) => Err(error),

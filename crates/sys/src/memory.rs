@@ -445,7 +445,7 @@ impl ResidentCounter {
     /// # Errors
     /// When /proc is not mounted.
     pub fn open() -> Result<Self, std::io::Error> {
-        Ok(Self { fd: std::fs::File::open("/proc/thread-self/statm")?.into() })
+        Ok(Self { fd: crate::procfs::open("statm")?.into() })
     }
 
     #[must_use]

@@ -1,8 +1,34 @@
 //! Threads on stacks of our own, and where they run.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::memory::{MapError, Mapping};
+
+/// Threads of [`spawn_detached`] that run; never more than there are.
+static OURS: AtomicU32 = AtomicU32::new(0);
+
+/// In a forked child: threads are not inherited.
+pub fn forget_after_fork() {
+    OURS.store(0, Ordering::Relaxed);
+}
+
+/// The GNU C library's count of threads. Where `main` has ended with `pthread_exit`, the last thread that ends finds nobody but itself in it, and calls `exit(0)`.
+/// Threads of ours take themselves out of it, or that would never happen. `None` where the C library does not show it, as before version 2.34.
+fn threads_of_the_c_library() -> Option<&'static AtomicU32> {
+    const NOT_LOOKED: usize = 0;
+    const NONE: usize = 1;
+    static FOUND: AtomicUsize = AtomicUsize::new(NOT_LOOKED);
+    let mut found = FOUND.load(Ordering::Acquire);
+    if found == NOT_LOOKED {
+        // SAFETY: a terminated name; looking a symbol up has no preconditions.
+        let count = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
+        found = if count.is_null() { NONE } else { count.expose_provenance() };
+        FOUND.store(found, Ordering::Release);
+    }
+    // SAFETY: the C library's variable of this name is an `unsigned int` that it changes atomically, and it is never unloaded.
+    (found != NONE).then(|| unsafe { &*std::ptr::with_exposed_provenance::<AtomicU32>(found) })
+}
 
 /// Runs `body` on a new thread whose stack (and with it its thread control block) is `stack`, with all signals blocked.
 ///
@@ -15,9 +41,21 @@ pub fn spawn_detached(stack_bytes: usize, body: Box<dyn FnOnce() + Send>) -> Res
     extern "C" fn enter(argument: *mut libc::c_void) -> *mut libc::c_void {
         // SAFETY: `spawn_detached` leaked exactly this box for exactly this thread.
         let body = unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce() + Send>>()) };
+        // Neither the kernel nor the C library knows the program's threads from ours. The program has others: whoever made this one, at least.
+        let counted = threads_of_the_c_library();
+        OURS.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = counted {
+            count.fetch_sub(1, Ordering::AcqRel);
+        }
         body();
+        if let Some(count) = counted {
+            count.fetch_add(1, Ordering::AcqRel);
+        }
+        OURS.fetch_sub(1, Ordering::Relaxed);
         std::ptr::null_mut()
     }
+    // Looked up on this thread: the new one may have to do without the program's heap.
+    let _ = threads_of_the_c_library();
     let stack = Mapping::anonymous(stack_bytes)?;
     let (start, bytes) = stack.leak();
     let stack = Stack { start, bytes };
@@ -292,6 +330,33 @@ impl Stillness {
     }
 }
 
+/// Tells when the program's last thread has ended. A process lives as long as one of its threads, so those made here would keep it alive for ever.
+#[derive(Debug)]
+pub struct Remains {
+    stat: OwnedFd,
+}
+
+impl Remains {
+    /// # Errors
+    /// When /proc is not mounted.
+    pub fn open() -> std::io::Result<Self> {
+        Ok(Self { stat: std::fs::File::open("/proc/self/stat")?.into() })
+    }
+
+    /// The exit code of the main thread if it and all others have ended, but for those of [`spawn_detached`].
+    #[must_use]
+    pub fn only_ours(&self) -> Option<i32> {
+        let mut text = [0u8; 2 * STAT_BYTES];
+        let text = read_again(&self.stat, &mut text)?;
+        let stat = Stat::parse(text)?;
+        // The main thread stays, as a zombie, for as long as there are others.
+        let alone = stat.state == b'Z' && stat.threads == OURS.load(Ordering::Relaxed) + 1;
+        // The last field, written as wait(2) gives it.
+        let status = number(text.rsplit(|b| *b == b' ').next()?)?;
+        alone.then(|| libc::WEXITSTATUS(i32::try_from(status).unwrap_or(0)))
+    }
+}
+
 const STAT_BYTES: usize = 512;
 
 /// What `/proc/self/task/<thread>/stat` says.
@@ -303,7 +368,10 @@ struct Stat {
 
 impl Stat {
     fn read(file: &OwnedFd, text: &mut [u8]) -> Option<Self> {
-        let text = read_again(file, text)?;
+        Self::parse(read_again(file, text)?)
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
         let after_name = text.iter().rposition(|b| *b == b')')? + 2;
         // Fields 3, 20 and 39 of proc_pid_stat(5).
         let mut fields = text[after_name..].split(|b| *b == b' ');

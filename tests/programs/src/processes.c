@@ -311,6 +311,34 @@ static void *after_main(void *arg) {
     fflush(stdout);
     _exit(0);
 }
+/* No thread calls exit: the last one that ends is the program's end, as exit(0) would be. */
+static void *last_thread(void *arg) {
+    usleep(20000);
+    press(); verify_all("the last thread");
+    return arg;
+}
+/* Nothing of the C library runs then. */
+static void *bare_end(void *arg) {
+    last_thread(arg);
+    printf("ok\n");
+    fflush(stdout);
+    return (void *)syscall(SYS_exit, 42);
+}
+static void at_the_end(void) {
+    press(); verify_all("a handler of the program's end");
+    printf("ok\n");
+}
+static void another_root(void) {
+    /* Without /proc. Only root may: others stay where they are. */
+    char *root = mkdtemp((char[]){"/tmp/rampool-root-XXXXXX"});
+    CHECK(root && (chroot(root) == 0 || errno == EPERM));
+    CHECK(geteuid() != 0 || (chdir("/") == 0 && access("/proc", F_OK) != 0));
+    press(); verify_all("in another root directory");
+    char *more = map_pages(PAGES * 2);
+    for (size_t i = 0; i < PAGES * 2; i++) fill_page(more + i * PAGE, i + 1);
+    press();
+    for (size_t i = 0; i < PAGES * 2; i++) must_be(more + i * PAGE, i + 1, "mapped in another root directory");
+}
 static void locked_memory(void) {
     CHECK(mlock(memory, 64 * PAGE) == 0 || errno == ENOMEM || errno == EPERM);
     press(); verify_all("partly locked");
@@ -406,6 +434,9 @@ int main(int argc, char **argv) {
     else if (!strcmp(c, "locked-memory")) locked_memory();
     else if (!strcmp(c, "no-fork-memory")) no_fork_memory();
     else if (!strcmp(c, "main-ends")) { pthread_t t; pthread_create(&t, NULL, after_main, NULL); pthread_exit(NULL); }
+    else if (!strcmp(c, "last-thread-ends")) { pthread_t t; CHECK(atexit(at_the_end) == 0); CHECK(pthread_create(&t, NULL, last_thread, NULL) == 0); pthread_detach(t); pthread_exit(NULL); }
+    else if (!strcmp(c, "last-thread-is-gone")) { pthread_t t; CHECK(pthread_create(&t, NULL, bare_end, NULL) == 0); syscall(SYS_exit, 42); }
+    else if (!strcmp(c, "another-root")) another_root();
     else if (!strcmp(c, "grow")) grow();
     else if (!strcmp(c, "crash")) { *(volatile int *)8 = 1; }
     else if (!strcmp(c, "abort")) abort();
