@@ -55,7 +55,8 @@ docs: ## the API documentation, and the book where mdbook is installed
 	@if command -v mdbook >/dev/null; then mdbook build && echo "book: target/book/index.html"; \
 	else echo "book: read docs/ as it is, or: cargo install mdbook && make docs"; fi
 
-install: build ## into PREFIX (default /usr/local), below DESTDIR
+# Under sudo there is often no cargo: then what was built is installed.
+install: $(if $(shell command -v $(CARGO)),build) ## into PREFIX (default /usr/local), below DESTDIR
 	@DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" TARGET="$(TARGET)" scripts/install.sh
 
 uninstall: ## what `make install` installed

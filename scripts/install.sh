@@ -16,6 +16,10 @@ if [ "${1:-}" = --remove ]; then
     exit 0
 fi
 
+[ -x "$built/rampool" ] || {
+    echo "$built/rampool is not there: run \`make build\` first, as the user who has Rust" >&2
+    exit 1
+}
 install -d "$dest$prefix/bin" "$dest$prefix/lib/rampool"
 install -m 755 "$built/rampool" "$dest$prefix/bin/rampool"
 ln -sf rampool "$dest$prefix/bin/dlmm_server"
