@@ -14,6 +14,10 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 /// The checksum of bytes that have the checksum `crc`, followed by `more`.
 #[must_use]
 pub fn crc32c_append(crc: u32, more: &[u8]) -> u32 {
+    if crc == 0 {
+        // Nothing, or what is as good as that: the first of several parts, or the only one.
+        return crc32c(more);
+    }
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     digest.update(more);
     u32::try_from(digest.finalize()).expect("32 bits")

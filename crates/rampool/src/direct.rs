@@ -401,8 +401,10 @@ impl Direct {
     /// # Errors
     /// [`DirectError`].
     pub fn get(&mut self, region: DirectRegion, offset: u64, buffer: &mut [u8]) -> Result<(), DirectError> {
-        let remote = Layout::bytes(buffer.len() as u64)?;
-        self.get_layout(region, offset, &remote, buffer, &remote)
+        let (there, here) = plain(region, offset, buffer.len() as u64)?;
+        // SAFETY: the buffer is borrowed until the operation has ended.
+        let token = unsafe { self.begin(region, Job::Gather, &there, &here, buffer.as_mut_ptr()) };
+        self.finish(token)
     }
 
     /// Writes bytes from `offset` on.
@@ -410,8 +412,10 @@ impl Direct {
     /// # Errors
     /// [`DirectError`].
     pub fn put(&mut self, region: DirectRegion, offset: u64, bytes: &[u8]) -> Result<(), DirectError> {
-        let remote = Layout::bytes(bytes.len() as u64)?;
-        self.put_layout(region, offset, &remote, bytes, &remote)
+        let (there, here) = plain(region, offset, bytes.len() as u64)?;
+        // SAFETY: the bytes are borrowed until the operation has ended, and only read.
+        let token = unsafe { self.begin(region, Job::Scatter, &there, &here, bytes.as_ptr().cast_mut()) };
+        self.finish(token)
     }
 
     /// Reads what `there` selects from `offset` of the region on into what `here` selects of `buffer`, byte for byte in the layouts' order.
@@ -940,6 +944,10 @@ impl Direct {
     }
 
     fn find(&self, token: u64) -> Option<usize> {
+        // Mostly one is under way, or they end in order.
+        if self.started.front().is_some_and(|started| started.token == token) {
+            return Some(0);
+        }
         self.started.binary_search_by_key(&token, |started| started.token).ok()
     }
 
@@ -973,14 +981,16 @@ impl Direct {
     /// Waits for the next event. Each operation has one before its deadline.
     fn step(&mut self) {
         if !self.spin.is_zero() {
+            if let Some(event) = self.pool.ready() {
+                return self.note(event);
+            }
             let started = Instant::now();
-            loop {
-                if let Some(event) = self.pool.poll() {
+            let mut now = started;
+            while now.duration_since(started) < self.spin {
+                if let Some(event) = self.pool.look(now) {
                     return self.note(event);
                 }
-                if started.elapsed() >= self.spin {
-                    break;
-                }
+                now = Instant::now();
             }
         }
         match self.pool.next_event(Instant::now() + Duration::from_secs(1)) {
@@ -1006,6 +1016,16 @@ impl Direct {
             self.under_way -= 1;
         }
     }
+}
+
+/// Both sides of an operation on consecutive bytes.
+fn plain(region: DirectRegion, offset: u64, bytes: u64) -> Result<(Program, Program), DirectError> {
+    let there = Program::run(i64::try_from(offset).map_err(|_| LayoutError::TooFar)?, bytes)?;
+    let (low, high) = there.bounds();
+    if high.cast_unsigned() > region.bytes {
+        return Err(LayoutError::OutOfBounds { low, high, bytes: region.bytes }.into());
+    }
+    Ok((there, Program::run(0, bytes)?))
 }
 
 /// Both sides of an operation, in their places.

@@ -52,6 +52,8 @@ use ticket::LeasePart;
 const GET_PAGES: u32 = 64;
 /// Pages one store carries at most: a demand request may have to wait until one has left.
 const PUT_PAGES: u32 = 32;
+/// How often the lanes' deadlines are looked at, however often the sockets are.
+const CHECK_EVERY: Duration = Duration::from_micros(100);
 /// How long [`Pool::leave`] waits for servers to say goodbye.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -98,6 +100,8 @@ pub struct Pool {
     leased: Vec<u64>,
     /// While an operation is cut up: the request to each server that still has room.
     open: Vec<Option<u32>>,
+    /// Before this the lanes' deadlines need not be looked at.
+    check_at: Instant,
 }
 
 // SAFETY: what keeps `Pool` from being `Send` by itself are the addresses in `work` and `lanes`, which are as valid on one thread as on another (the
@@ -246,6 +250,7 @@ impl Pool {
             ticket: LeaseTicket { stripe_pages: config.stripe_pages, parts: Vec::new() },
             leased: Vec::new(),
             open: Vec::new(),
+            check_at: Instant::now(),
         })
     }
 
@@ -520,10 +525,17 @@ impl Pool {
 
     /// Does what input and output is possible without blocking and returns the next event; `None` when there is nothing more for now.
     pub fn poll(&mut self) -> Option<PoolEvent> {
-        if let Some(event) = self.work.events.pop_front() {
-            return Some(event);
-        }
-        self.step(Instant::now());
+        self.ready().or_else(|| self.look(Instant::now()))
+    }
+
+    /// The next event that is known already.
+    pub(crate) fn ready(&mut self) -> Option<PoolEvent> {
+        self.work.events.pop_front()
+    }
+
+    /// As [`Pool::poll`], for who has just read the clock, and has been given the events that were known.
+    pub(crate) fn look(&mut self, now: Instant) -> Option<PoolEvent> {
+        self.step(now);
         self.work.events.pop_front()
     }
 
@@ -625,7 +637,12 @@ impl Pool {
         for lane in &mut self.lanes {
             lane.receive(&mut self.work, now);
             lane.send(&mut self.work, now);
-            lane.check_time(&mut self.work, now);
+        }
+        if now >= self.check_at {
+            self.check_at = now + CHECK_EVERY;
+            for lane in &mut self.lanes {
+                lane.check_time(&mut self.work, now);
+            }
         }
     }
 

@@ -293,6 +293,11 @@ fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
+/// As [`count`], where nobody else writes the counter meanwhile: it is the shard's, or the lease is locked.
+fn count_alone(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
 impl Connection {
     pub(super) fn new(link: Link<Held>, arena: usize, token: u64, now: Instant) -> Self {
         let arriving = Arriving::default();
@@ -420,7 +425,7 @@ impl Connection {
                 if let Err(error) = no_bulk(&header) {
                     return Err(self.protocol_error(shared, bench, header, error));
                 }
-                count(&counts.control, 1);
+                count_alone(&counts.control, 1);
                 if let Some(seat) = &self.seat {
                     count(&seat.lease.counts.control, 1);
                 }
@@ -454,15 +459,23 @@ impl Connection {
         bench.pieces.clear();
         let counts = &shared.shards[self.arena].counts;
         let mut bytes = 0;
-        let result = self.seat().and_then(|seat| {
+        let (link, mut locked) = (&mut self.link, None);
+        let result = self.seat.as_ref().ok_or_else(no_lease).and_then(|seat| {
             let space = seat.space()?;
             space.look_up(seat.member, RegionId(header.region), &bench.extents, &mut bench.pages)?;
-            // Frames are held before the lock goes: whoever replaces a page meanwhile releases a frame that stays.
+            let copied = bench.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
+            // Frames are held before the lock goes: whoever replaces a page meanwhile releases a frame that stays. What the link copies is copied before.
             for page in &bench.pages {
                 let Some(page) = page else {
                     bench.entries.push(PageEntry::ZERO);
                     continue;
                 };
+                if copied && usize::from(page.len) == OS_PAGE_BYTES {
+                    bench.entries.push(PageEntry { crc: page.crc, len: page.len.into() });
+                    bench.pieces.push(Piece { ptr: shared.store.memory(page.frame), len: OS_PAGE_BYTES });
+                    bytes += u64::from(page.len);
+                    continue;
+                }
                 let presented = shared.store.present(self.arena, page, compressed).map_err(|e| Refused::new(Status::BadRequest, e))?;
                 let (frame, len) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
                 bench.frames.push(frame);
@@ -470,12 +483,12 @@ impl Connection {
                 bench.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
                 bytes += u64::from(len);
             }
-            drop(space);
             for counts in [counts, &seat.lease.counts] {
-                count(&counts.gets, 1);
-                count(&counts.got_pages, bench.pages.len() as u64);
-                count(&counts.bytes_out, bytes);
+                count_alone(&counts.gets, 1);
+                count_alone(&counts.got_pages, bench.pages.len() as u64);
+                count_alone(&counts.bytes_out, bytes);
             }
+            locked = copied.then_some(space);
             Ok(())
         });
         let held = Held::frames(&shared.store, &bench.frames);
@@ -483,10 +496,15 @@ impl Connection {
             Ok(()) => {
                 bench.head.clear();
                 encode_get_reply(&mut bench.head, header.reply(Status::Ok), &bench.entries);
-                // SAFETY: `held` keeps a reference to every frame until the reply has left; settled frames are not written.
-                unsafe { self.link.send(Urgency::Demand, &bench.head, &bench.pieces, held) };
+                // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link copies the page at once, and then the page is the table's for
+                // as long as the lease is locked; settled frames are not written.
+                unsafe { link.send(Urgency::Demand, &bench.head, &bench.pieces, held) };
+                drop(locked);
             }
-            Err(refused) => self.refuse(bench, header, &refused, shared),
+            Err(refused) => {
+                drop(locked);
+                self.refuse(bench, header, &refused, shared);
+            }
         }
     }
 
@@ -844,7 +862,7 @@ impl Connection {
     }
 
     fn seat(&self) -> Result<&Seat, Refused> {
-        self.seat.as_ref().ok_or_else(|| Refused::new(Status::NotAllowed, NO_LEASE))
+        self.seat.as_ref().ok_or_else(no_lease)
     }
 
     fn send_status(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
@@ -891,6 +909,10 @@ impl Connection {
 }
 
 const NO_LEASE: &str = "this connection has no lease";
+
+fn no_lease() -> Refused {
+    Refused::new(Status::NotAllowed, NO_LEASE)
+}
 
 fn is_direct(opcode: Opcode) -> bool {
     matches!(opcode, Opcode::Gather | Opcode::Scatter | Opcode::Accumulate | Opcode::Scan)

@@ -212,7 +212,7 @@ fn read(shared: &Shared, order: &Order) -> Result<(Gathered, Held), Refused> {
     let result = (|| {
         let space = order.lease.space();
         let mut view = space.view(order.member, RegionId(order.header.region))?;
-        gathered.collect(shared, order.shard, &mut view, &order.copy.source)
+        gathered.collect(shared, order.shard, &mut view, &order.copy.source, false)
     })();
     // The buffer's bytes do not move with it.
     let held = Held::frames_and_bytes(&shared.store, &gathered.frames, std::mem::take(&mut gathered.buffer));

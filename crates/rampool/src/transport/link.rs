@@ -625,8 +625,29 @@ impl<G> Outgoing<G> {
         self.started.or_else(|| ALL.into_iter().find(|u| !self.queues[*u as usize].is_empty()))
     }
 
+    /// What is left to send, where that is one frame in one piece: the usual request, and the usual reply.
+    fn only_piece(&self) -> Option<Piece> {
+        let frame = self.queues[self.next()? as usize].front()?;
+        let rest = frame.bytes - self.sent;
+        let only = frame.pieces.is_empty() && rest == self.queued_bytes;
+        // `sent` is less than the frame's bytes, all of which are in its head.
+        only.then(|| Piece { ptr: frame.head.as_ptr().wrapping_add(self.sent), len: rest })
+    }
+
     fn flush_plain(&mut self, carrier: &mut Carrier, zero_copy: Option<&Sender>) -> Result<Flush, LinkError> {
         while self.queued_bytes > 0 {
+            if let Some(piece) = self.only_piece() {
+                // SAFETY: the head of a queued frame.
+                let sent = unsafe { carrier.send(&[iovec(piece)]) };
+                let Some(sent) = sent.map_err(closed_or_io)? else {
+                    return Ok(Flush::Blocked);
+                };
+                self.left(sent);
+                if sent < piece.len {
+                    return Ok(Flush::Blocked);
+                }
+                continue;
+            }
             let mut without_copy = None;
             let mut calls = std::mem::take(&mut self.calls);
             calls.clear();

@@ -4,7 +4,7 @@
 //! leave from their frames as pages do. Bytes are changed in place where nobody else refers to the frame, and else in a copy that takes the page's place: whatever
 //! is being sent stays as it was.
 
-use super::{Connection, End, Held, Refused, Seat, Workbench, count, keyed, queue, rows};
+use super::{Connection, End, Held, Refused, Seat, Workbench, count, count_alone, keyed, no_lease, queue, rows};
 use crate::server::courier::{Delivered, Order};
 use crate::server::shared::Shared;
 use crate::transport::{Piece as Place, PieceMut, Urgency};
@@ -79,19 +79,20 @@ impl Connection {
         gathered.buffer.clear();
         gathered.crcs.clear();
         let mut urgency = Urgency::Demand;
-        let result = self.seat().and_then(|seat| {
+        let mut locked = None;
+        let result = self.seat.as_ref().ok_or_else(no_lease).and_then(|seat| {
             let space = seat.space()?;
             let mut view = space.view(seat.member, RegionId(header.region))?;
             if space.is_ordinary(RegionId(header.region)).is_err() {
                 // The body of a message: heads go first.
                 urgency = Urgency::Prefetch;
             }
-            gathered.collect(shared, self.arena, &mut view, &window)?;
-            drop(space);
+            gathered.collect(shared, self.arena, &mut view, &window, copied)?;
             for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
-                count(&counts.gets, 1);
-                count(&counts.bytes_out, window.len.into());
+                count_alone(&counts.gets, 1);
+                count_alone(&counts.bytes_out, window.len.into());
             }
+            locked = copied.then_some(space);
             Ok(())
         });
         let Gathered { frames, pieces, buffer, crcs } = gathered;
@@ -109,6 +110,7 @@ impl Connection {
                 table.clear();
                 table.extend(bench.crcs.iter().flat_map(|crc| crc.to_le_bytes()));
                 if let Some(place) = place {
+                    drop(locked);
                     self.deliver(shared, bench, header, place, &table);
                     drop(held);
                     bench.table = table;
@@ -116,11 +118,15 @@ impl Connection {
                 }
                 encode_frame(&mut bench.head, header.reply(Status::Ok), &table, window.len as usize);
                 bench.table = table;
-                // SAFETY: `held` keeps a reference to every frame until the reply has left, and the buffer, unless the link copies this much at once; frames are not
-                // written while anybody but a page table refers to them.
+                // SAFETY: `held` keeps a reference to every frame until the reply has left, and the buffer, unless the link copies this much at once, and then the pages
+                // are the table's for as long as the lease is locked; frames are not written while anybody but a page table refers to them.
                 unsafe { self.link.send(urgency, &bench.head, &bench.pieces, held) };
+                drop(locked);
             }
-            Err(refused) => self.refuse(bench, header, &refused, shared),
+            Err(refused) => {
+                drop(locked);
+                self.refuse(bench, header, &refused, shared);
+            }
         }
         Ok(())
     }
@@ -288,10 +294,9 @@ impl Connection {
                     shared.store.release(&[frame]);
                 }
             }
-            drop(space);
             for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
-                count(&counts.gets, 1);
-                count(&counts.bytes_out, found.len() as u64);
+                count_alone(&counts.gets, 1);
+                count_alone(&counts.bytes_out, found.len() as u64);
             }
             Ok(())
         });
@@ -574,13 +579,14 @@ pub(in crate::server) struct Gathered {
 }
 
 impl Gathered {
-    /// Collects a window while the lease is locked. With an error, the frames so far are held.
+    /// Collects a window while the lease is locked. With an error, the frames so far are held. `copied`: it is copied before the lock goes, and plain pages are not held.
     pub(in crate::server) fn collect(
         &mut self,
         shared: &Shared,
         arena: usize,
         view: &mut View<'_>,
         window: &Window,
+        copied: bool,
     ) -> Result<(), Refused> {
         view.reaches(window.program.bounds().1.cast_unsigned())?;
         // It never grows after this: pieces point into it.
@@ -614,7 +620,7 @@ impl Gathered {
             let (frame, memory) = match page {
                 None => (None, ZEROES.as_ptr()),
                 // Under the lock nobody changes it.
-                Some(page) if !from_frame && usize::from(page.len) == OS_PAGE_BYTES => (None, shared.store.memory(page.frame).cast_const()),
+                Some(page) if (copied || !from_frame) && usize::from(page.len) == OS_PAGE_BYTES => (None, shared.store.memory(page.frame).cast_const()),
                 Some(page) => {
                     let presented = shared.store.present(arena, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
                     let (frame, _) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
