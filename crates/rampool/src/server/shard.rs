@@ -6,7 +6,7 @@
 use super::connection::{Connection, End, Held, Turn, Workbench};
 use super::shared::{Shared, lock};
 use crate::patience::Patience;
-use crate::transport::{Endpoint, Handshake, Link, Listener, LocalPolicy, Means, Peer, Stream, Wants};
+use crate::transport::{Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Means, Peer, Stream, Wants};
 use rampool_proto::session::{Refusal, features};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
@@ -27,6 +27,11 @@ const MOST_WARM: usize = 4;
 const WARM_LOOKS: u32 = 16;
 /// The same where all that it asks is memory.
 const RING_LOOKS: u32 = 256;
+/// A warm socket that had something so often, without this shard falling asleep in between, leaves the poll set: within a machine, to tell the poll set of what
+/// it sends is the sender's work, and whoever is asked anyway need not be told of.
+const LEAVES_AFTER: u32 = 64;
+/// It is back in the poll set when it was asked so often in vain: for a millisecond or so.
+const BACK_AFTER: u32 = 4096;
 /// Connections over shared memory that are looked at without being asked to ring.
 const MOST_AWAKE: usize = 16;
 /// How often it asks them at all: however busy they are, the others are not forgotten.
@@ -57,6 +62,11 @@ struct Slot {
     interest: epoll::EventFlags,
     /// It is among those that are awake.
     awake: bool,
+    /// It is in the poll set. Invariant: what is not is warm, and asked before this shard sleeps or forgets that it is.
+    polled: bool,
+    /// How often it had something when it was asked, since it came into the poll set; and how often it had nothing, since it had something.
+    found: u32,
+    missed: u32,
 }
 
 enum State {
@@ -66,6 +76,11 @@ enum State {
 }
 
 impl Slot {
+    /// Whether this token is of the connection that it has now.
+    fn has(&self, token: u64) -> bool {
+        u64::from(self.generation) == token >> 32
+    }
+
     /// Its bytes are not the kernel's to tell of: it is to be looked at, or asked to ring.
     fn is_beside_kernel(&self) -> bool {
         matches!(&self.state, State::Connected(connection) if matches!(connection.link().means(), Means::Rings | Means::Ucx))
@@ -121,8 +136,11 @@ impl Shard {
                 continue;
             }
             (looks, turns) = (0, 0);
-            if !spinning && !self.let_all_ring() {
-                continue;
+            if !spinning {
+                if !self.let_all_ring() {
+                    continue;
+                }
+                self.poll_all();
             }
             let due = self.bench.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
             let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
@@ -146,11 +164,7 @@ impl Shard {
             if let Some(since) = idle_since.take() {
                 patience.waited(since.elapsed());
             }
-            self.warm.clear();
-            if events.len() <= MOST_WARM && !spin.is_zero() {
-                self.warm.extend(events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER));
-                self.warm.retain(|token| self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.is_beside_kernel()));
-            }
+            self.warm_up(&events);
             let now = Instant::now();
             for token in std::mem::take(&mut self.again) {
                 self.ready(token, now);
@@ -168,6 +182,70 @@ impl Shard {
         }
     }
 
+    /// What has something now probably has more soon. Of those that were warm, the ones outside of the poll set stay.
+    fn warm_up(&mut self, events: &[epoll::Event]) {
+        self.warm.retain(|token| self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.polled && slot.has(*token)));
+        if self.shared.config.spin.is_zero() || self.warm.len() + events.len() > MOST_WARM {
+            return self.poll_all();
+        }
+        let tokens = events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER);
+        self.warm.extend(tokens.filter(|token| self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.is_beside_kernel())));
+    }
+
+    /// Nothing is warm, and everything is in the poll set.
+    fn poll_all(&mut self) {
+        while let Some(token) = self.warm.pop() {
+            let slot = &mut self.slots[slot_of(token)];
+            if slot.has(token) {
+                slot.found = 0;
+                self.poll_again(slot_of(token));
+            }
+        }
+    }
+
+    /// Puts a connection back into the poll set, which tells at once what has come meanwhile.
+    fn poll_again(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        let State::Connected(connection) = &slot.state else { return };
+        if std::mem::replace(&mut slot.polled, true) {
+            return;
+        }
+        (slot.found, slot.missed) = (0, 0);
+        let data = epoll::EventData::new_u64(token(index, slot.generation));
+        if let Err(error) = epoll::add(&self.epoll, connection.link(), data, slot.interest) {
+            // Others have taken what the kernel has for this.
+            self.close(index, &End::Link(LinkError::Io(error.into())));
+        }
+    }
+
+    /// A warm connection was asked whether it has something. False: it is so no longer.
+    fn count_look(&mut self, token: u64, found: bool) -> bool {
+        let index = slot_of(token);
+        let slot = &mut self.slots[index];
+        if slot.is_beside_kernel() || !slot.has(token) {
+            return true;
+        }
+        if found {
+            slot.missed = 0;
+            slot.found = slot.found.saturating_add(1);
+            if slot.found >= LEAVES_AFTER
+                && slot.interest == epoll::EventFlags::IN
+                && let State::Connected(connection) = &slot.state
+                && std::mem::take(&mut slot.polled)
+            {
+                epoll::delete(&self.epoll, connection.link()).expect("it is in the poll set");
+            }
+            return true;
+        }
+        slot.missed += 1;
+        let goes_on = slot.missed < BACK_AFTER;
+        if !goes_on {
+            slot.missed = 0;
+            self.poll_again(index);
+        }
+        goes_on
+    }
+
     /// Lets the warm connections, and those that are awake, take what has come for them; whether anything had.
     fn look_at_warm(&mut self, now: Instant) -> bool {
         let mut any = false;
@@ -180,7 +258,11 @@ impl Shard {
         for token in &tokens[..count] {
             self.ready(*token, now);
             let slot = &self.slots[slot_of(*token)];
-            any |= matches!(&slot.state, State::Connected(connection) if connection.heard == now);
+            let found = matches!(&slot.state, State::Connected(connection) if connection.heard == now);
+            any |= found;
+            if !self.count_look(*token, found) {
+                self.warm.retain(|warm| warm != token);
+            }
         }
         any
     }
@@ -201,7 +283,7 @@ impl Shard {
     fn let_one_ring(&mut self) {
         let Some(token) = self.awake.pop_front() else { return };
         let Some(slot) = self.slots.get_mut(slot_of(token)) else { return };
-        if u64::from(slot.generation) != token >> 32 {
+        if !slot.has(token) {
             return;
         }
         slot.awake = false;
@@ -319,13 +401,15 @@ impl Shard {
 
     fn add(&mut self, handshake: Handshake, now: Instant) {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, state: State::Free, interest: epoll::EventFlags::IN, awake: false });
+            let interest = epoll::EventFlags::IN;
+            self.slots.push(Slot { generation: 0, state: State::Free, interest, awake: false, polled: true, found: 0, missed: 0 });
             self.slots.len() - 1
         });
         let slot = &mut self.slots[index];
         slot.generation = slot.generation.wrapping_add(1);
         slot.interest = epoll::EventFlags::IN;
-        slot.awake = false;
+        (slot.awake, slot.polled) = (false, true);
+        (slot.found, slot.missed) = (0, 0);
         let token = token(index, slot.generation);
         if let Err(error) = epoll::add(&self.epoll, &handshake, epoll::EventData::new_u64(token), slot.interest) {
             tracing::warn!(%error, peer = %handshake.peer(), "cannot poll a new connection");
@@ -341,7 +425,7 @@ impl Shard {
     fn ready(&mut self, token: u64, now: Instant) {
         let index = slot_of(token);
         let Some(slot) = self.slots.get_mut(index) else { return };
-        if u64::from(slot.generation) != token >> 32 {
+        if !slot.has(token) {
             return;
         }
         match &mut slot.state {
@@ -470,6 +554,9 @@ impl Shard {
             return;
         }
         slot.interest = flags;
+        if !slot.polled {
+            return self.poll_again(index);
+        }
         let fd: BorrowedFd<'_> = match &slot.state {
             State::Free => return,
             State::Shaking { handshake, .. } => handshake.as_fd(),
@@ -527,7 +614,7 @@ impl Shard {
         let peer = connection.link().peer().clone();
         match end {
             End::Goodbye | End::Replaced | End::Stopping => tracing::debug!(%peer, "disconnected: {end}"),
-            End::Link(crate::transport::LinkError::Closed | crate::transport::LinkError::Io(_)) => {
+            End::Link(LinkError::Closed | LinkError::Io(_)) => {
                 tracing::info!(%peer, "disconnected: {end}")
             }
             End::Link(_) | End::Protocol(_) => {
