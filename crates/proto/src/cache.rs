@@ -283,6 +283,8 @@ pub struct Cache {
     /// The installs of this step.
     journal: Vec<Installed>,
     outputs: VecDeque<Output>,
+    /// What [`Cache::maintain`] does has not been done since the latest input.
+    maintenance_due: bool,
     stats: CacheStats,
 }
 
@@ -320,6 +322,7 @@ impl Cache {
             evictions_pause: false,
             journal: Vec::new(),
             outputs: VecDeque::new(),
+            maintenance_due: false,
             stats: CacheStats::default(),
             config,
         }
@@ -370,9 +373,10 @@ impl Cache {
     /// # Panics
     /// When the runtime breaks the contract above (an answer nobody asked for, a page adopted twice).
     pub fn handle(&mut self, input: Input<'_>) {
+        self.maintain_if_due();
+        self.maintenance_due = true;
         if let Input::InstallFailed { extent } = input {
             self.install_failed(extent);
-            self.maintain();
             return;
         }
         // An eviction may be answered before a failed install of the same drain is reported.
@@ -395,12 +399,21 @@ impl Cache {
             Input::Opened { extent } => self.opened(extent),
             Input::PoolFull(full) => self.set_pool_full(full),
         }
-        self.maintain();
     }
 
-    /// The next thing to do, in order; `None` when all is said.
+    /// The next thing to do, in order; `None` when all is said. What leaves is chosen when all that the input asked for has been handed out: the request for a page
+    /// that a thread waits for is on its way by then.
     pub fn poll(&mut self) -> Option<Output> {
+        if self.outputs.is_empty() {
+            self.maintain_if_due();
+        }
         self.outputs.pop_front()
+    }
+
+    fn maintain_if_due(&mut self) {
+        if std::mem::take(&mut self.maintenance_due) {
+            self.maintain();
+        }
     }
 
     #[must_use]

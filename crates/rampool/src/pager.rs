@@ -308,8 +308,13 @@ impl<B: Backing> Pager<B> {
                     patience.waited(now.duration_since(since));
                 }
                 if due && self.demands_in_flight == 0 && !self.events_to_come.time().is_zero() {
-                    idle_since = Some(now);
-                    self.events_to_come.look_again(Duration::ZERO, true);
+                    // Mostly its being woken has let the thread go first, and it has met its next fault by now. Else it waits for this very CPU.
+                    if !supervisor.fork_pending() && self.serve_events(supervisor) {
+                        self.events_to_come.waited(Duration::ZERO);
+                    } else {
+                        idle_since = Some(now);
+                        self.events_to_come.look_again(Duration::ZERO, true);
+                    }
                 }
                 continue;
             }

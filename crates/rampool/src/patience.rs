@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Waits that are remembered, about.
 const MEMORY: u32 = 32;
-/// Before the CPU is offered to others: an answer from next door comes within this time.
+/// Before the CPU is offered to others, each time: an answer from next door comes within this time.
 const KEEP_CPU: Duration = Duration::from_micros(5);
 /// A gap between two looks is bad from so many times the time to look on.
 const BAD_GAP: u32 = 4;
@@ -30,6 +30,8 @@ pub(crate) struct Patience {
     score: u32,
     /// How far the wait under way was at the last look, if it was looked at all.
     looked_at: Option<Duration>,
+    /// How far it was when it last offered the CPU.
+    offered_at: Duration,
     /// Waits left without looking.
     barred: u32,
     next_bar: u32,
@@ -40,7 +42,7 @@ pub(crate) struct Patience {
 impl Patience {
     /// Looks for `most` at a time, from the start.
     pub fn new(most: Duration) -> Self {
-        Self { most, score: MEMORY / 2, looked_at: None, barred: 0, next_bar: BAR, good: 0 }
+        Self { most, score: MEMORY / 2, looked_at: None, offered_at: Duration::ZERO, barred: 0, next_bar: BAR, good: 0 }
     }
 
     /// How long a wait looks before it sleeps.
@@ -57,7 +59,8 @@ impl Patience {
     pub fn look_again(&mut self, waited: Duration, yielding: bool) {
         self.see_gap(waited);
         self.looked_at = Some(waited);
-        if yielding || waited >= KEEP_CPU {
+        if yielding || waited >= self.offered_at + KEEP_CPU {
+            self.offered_at = waited;
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();
@@ -74,7 +77,7 @@ impl Patience {
 
     /// The time to look is over: the wait goes on asleep.
     pub fn sleeps(&mut self) {
-        self.looked_at = None;
+        (self.looked_at, self.offered_at) = (None, Duration::ZERO);
     }
 
     /// A wait is over that took this long.
@@ -88,7 +91,7 @@ impl Patience {
                 (self.good, self.next_bar) = (0, BAR);
             }
         }
-        self.looked_at = None;
+        (self.looked_at, self.offered_at) = (None, Duration::ZERO);
         self.score = if time <= self.most { (self.score + 1).min(MEMORY) } else { self.score.saturating_sub(1) };
     }
 }
