@@ -17,6 +17,8 @@ use anyhow::{Context, Result, bail};
 use load::{Connection, Load, Sample};
 use rampool::proto::session::features;
 use rampool::proto::units::OS_PAGE_BYTES;
+use rustix::net::sockopt::{set_tcp_congestion, socket_acceptconn};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde_json::json;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -274,7 +276,30 @@ pub(super) fn start_redis(
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+    if let redis::Address::Tcp(_) = address
+        && let Err(error) = send_unpaced(&server.0)
+    {
+        eprintln!("redis's listening socket cannot be reached ({error:#}): its answers leave as this machine paces them, rampool's unpaced");
+    }
     Ok((server, address))
+}
+
+/// What a process sends on connections that it accepts from now on is not paced: rampool's own connections within a machine are not, and redis has no setting for it. A connection
+/// has this from the socket that listens.
+fn send_unpaced(server: &Child) -> Result<()> {
+    let process = pidfd_open(Pid::from_child(server), PidfdFlags::empty())?;
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", server.id()))? {
+        let number = entry?.file_name().to_string_lossy().parse()?;
+        let fd = match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) {
+            // Closed by now.
+            Err(rustix::io::Errno::BADF) => continue,
+            got => got?,
+        };
+        if socket_acceptconn(&fd).is_ok_and(|listens| listens) {
+            set_tcp_congestion(&fd, "reno")?;
+        }
+    }
+    Ok(())
 }
 
 /// What both kinds of connections share.

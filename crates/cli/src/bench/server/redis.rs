@@ -1,6 +1,7 @@
 //! Connections to redis, in its own protocol.
 
 use super::{Connections, PATIENCE, load::Connection};
+use crate::bench::peer;
 use anyhow::{Context, Result, bail};
 use rampool::proto::units::OS_PAGE_BYTES;
 use rampool::proto::wire::page_crc;
@@ -62,7 +63,7 @@ impl Client {
         let socket = match address {
             Address::Tcp(port) => {
                 let socket = TcpStream::connect(("127.0.0.1", *port))?;
-                socket.set_nodelay(true)?;
+                peer::set_up(&socket)?;
                 socket.set_read_timeout(Some(PATIENCE))?;
                 Socket::Tcp(socket)
             }
