@@ -20,7 +20,7 @@ use serde_json::json;
 use super::Common;
 use super::peer::{self, RawMemory, RawStream};
 use super::report::{Reach, Report};
-use super::sequential::stream;
+use super::sequential::stream_between;
 use super::server::WorkDir;
 use super::service::{Paged, Place, Service, Words};
 use super::workload::{permutation, word};
@@ -31,9 +31,25 @@ pub struct Args {
     #[command(flatten)]
     common: Common,
 
-    /// Only what travels within this host
-    #[arg(long)]
-    same_host: bool,
+    /// Only a part of it
+    #[arg(long, value_enum)]
+    only: Option<Part>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Gets of 8 B and 4 KiB beside raw round trips
+    Small,
+    /// Gets and puts of 1 MiB beside plain streams
+    Long,
+    /// Layouts beside one get for each element
+    Layouts,
+    /// A column beside the paged view
+    Column,
+    /// What travels within this host
+    SameHost,
+    /// From server to server
+    Copies,
 }
 
 pub const SEED: u64 = 5;
@@ -49,35 +65,52 @@ pub fn run(args: &Args) -> Result<i32> {
     let cpus = allowed_cpus();
     let place = Place::loopback();
     let mut report = Report::start("direct", common.quick);
-    let carried = if args.same_host {
-        "shared memory and Unix sockets"
-    } else {
-        "loopback TCP; within the same host, shared memory and Unix sockets"
+    let wanted = |part| args.only.is_none_or(|only| only == part);
+    let carried = match args.only {
+        None => "loopback TCP; within the same host, shared memory and Unix sockets",
+        Some(Part::SameHost) => "shared memory and Unix sockets",
+        Some(_) => "loopback TCP",
     };
     report.note(format!("{carried}; one connection, both sides spin; {}", place.describe()));
     report.note("content is random, and every byte of every answer is compared");
-    if args.same_host {
-        same_host(&mut report, &place, rounds, common)?;
-        return report.finish(common.json.as_deref());
+    if [Part::Small, Part::Long, Part::Layouts, Part::Column].into_iter().any(wanted) {
+        over_tcp(&mut report, &place, rounds, common, wanted)?;
     }
+    if wanted(Part::SameHost) {
+        same_host(&mut report, &place, rounds, common)?;
+    }
+    if wanted(Part::Copies) {
+        copies(&mut report, &cpus, rounds, common)?;
+    }
+    report.finish(common.json.as_deref())
+}
+
+/// One server, one client.
+fn over_tcp(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Common, wanted: impl Fn(Part) -> bool) -> Result<()> {
     let bytes = common.pick(64 * MIB, 16 * MIB);
     let rows = common.pick(64 * 1024, 2048);
-    let server = Service::memory_server(&place, 4 * bytes + rows * 2 * 4096, SPIN)?;
-    let peer = Service::raw_peer(&place, SPIN)?;
+    let server = Service::memory_server(place, 4 * bytes + rows * 2 * 4096, SPIN)?;
+    let peer = Service::raw_peer(place, SPIN)?;
     let mut direct = connect(&server, 2 * bytes + rows * 4096)?;
     let region = direct.create(bytes)?;
     for at in (0..bytes).step_by(index(MIB)) {
         direct.put(region, at, &content(at, MIB))?;
     }
-    small(&mut report, &mut direct, region, &peer, rounds, common)?;
-    long(&mut report, &mut direct, region, &peer, rounds, common)?;
-    layouts(&mut report, &mut direct, region, rounds, common)?;
+    if wanted(Part::Small) {
+        small(report, &mut direct, region, &peer, rounds, common)?;
+    }
+    if wanted(Part::Long) {
+        long(report, &mut direct, region, &peer, rounds, common)?;
+    }
+    if wanted(Part::Layouts) {
+        layouts(report, &mut direct, region, rounds, common)?;
+    }
     direct.free(region);
-    column(&mut report, &mut direct, &server, rows, rounds)?;
-    same_host(&mut report, &place, rounds, common)?;
-    copies(&mut report, &cpus, rounds, common)?;
+    if wanted(Part::Column) {
+        column(report, &mut direct, &server, rows, rounds)?;
+    }
     direct.pool().leave();
-    report.finish(common.json.as_deref())
+    Ok(())
 }
 
 pub fn connect(server: &Service, bytes: u64) -> Result<Direct> {
@@ -154,7 +187,7 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
     let times = common.pick(512u64, 32);
     let block = Layout::bytes(MIB)?;
     let places = region.bytes() / MIB;
-    let (mut gets, mut puts, mut raw) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut gets, mut puts, mut raw, mut raw_get, mut raw_put) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let contents: Vec<Vec<u8>> = (0..places).map(|n| content(n * MIB, MIB)).collect();
     let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
     for round in 0..=rounds {
@@ -201,11 +234,15 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
             direct.wait(put)?;
         }
         let put = (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9;
-        let plain = stream(&peer.address, SPIN, index(times * MIB))?;
+        // Out of as much memory as gets read, and puts, into as much as they write; and out of and into one megabyte, which stays in the caches.
+        let plain = |source, buffers| stream_between(&peer.address, SPIN, index(times * MIB), source, buffers);
+        let plain = [plain(1, 1)?, plain(places, 4)?, plain(4, 4)?];
         if round > 0 {
-            gets.push(got);
-            puts.push(put);
-            raw.push(plain);
+            for (samples, value) in
+                [&mut gets, &mut puts, &mut raw, &mut raw_get, &mut raw_put].into_iter().zip([got, put].into_iter().chain(plain))
+            {
+                samples.push(value);
+            }
         }
     }
     for (n, want) in contents.iter().enumerate().take(4) {
@@ -217,9 +254,13 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
     }
     report.series("get of 1 MiB, four under way", "GB/s", json!({ "what": "get 1 MiB" }), &gets);
     report.series("put of 1 MiB, four under way", "GB/s", json!({ "what": "put 1 MiB" }), &puts);
-    report.series("plain TCP stream", "GB/s", json!({ "what": "stream" }), &raw);
-    report.ratio("get of 1 MiB / stream", &gets, &raw, Some(Reach::AtLeast(0.9)));
-    report.ratio("put of 1 MiB / stream", &puts, &raw, Some(Reach::AtLeast(0.9)));
+    report.series("plain TCP stream of 1 MiB, over and over", "GB/s", json!({ "what": "stream" }), &raw);
+    report.series("plain TCP stream of as much memory as the gets", "GB/s", json!({ "what": "stream as gets" }), &raw_get);
+    report.series("plain TCP stream of as much memory as the puts", "GB/s", json!({ "what": "stream as puts" }), &raw_put);
+    report.ratio("get of 1 MiB / stream of as much memory", &gets, &raw_get, Some(Reach::AtLeast(0.9)));
+    report.ratio("put of 1 MiB / stream of as much memory", &puts, &raw_put, Some(Reach::AtLeast(0.9)));
+    report.ratio("get of 1 MiB / stream of 1 MiB, over and over", &gets, &raw, None);
+    report.ratio("put of 1 MiB / stream of 1 MiB, over and over", &puts, &raw, None);
     Ok(())
 }
 

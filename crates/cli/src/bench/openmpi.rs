@@ -38,7 +38,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let dir = Scratch::make()?;
     let program = compile(&dir.path)?;
     report.note(format!(
-        "OpenMPI: {}, osc/pt2pt, MPI_Get and MPI_Win_flush, types committed before; both ranks spin, each on its CPU, and sleep between their turns",
+        "OpenMPI: {}, osc/pt2pt, MPI_Get and MPI_Win_flush, types committed before; both ranks spin, each on its CPU, and sleep between their turns; each side has been woken when its clock starts",
         version()?
     ));
     report.note(format!("rampool: one connection, both sides spin; {}", place.describe()));
@@ -79,6 +79,8 @@ fn one_cell(
     let (mut ours_us, mut theirs_us) = (Vec::new(), Vec::new());
     // Round 0 warms both up.
     for round in 0..=rounds {
+        // The server has slept during the others' turn. Theirs is awake when their clock starts: the two ranks have exchanged messages by then, and a lock.
+        client.get(region, 0, &mut [0; 8])?;
         let took = direct::get_all(client, region, layouts, &mut buffers)?;
         ensure!(buffers == want, "WRONG CONTENT: {name}");
         let their_us = theirs.get(number)?;

@@ -1,7 +1,8 @@
 //! The raw other end of a comparison: answers requests for bytes over TCP, nothing more.
 //!
 //! A request is 64 bytes, of which the first 8 say how many bytes are wanted (little-endian). The answer is that many bytes out of [`CONTENT_BYTES`]
-//! random ones, from their start, over and over. One connection at a time; the process ends with its parent.
+//! random ones, from their start, over and over: out of the same memory, or out of as many copies of it as the third 8 bytes say. One connection at a time; the
+//! process ends with its parent.
 //!
 //! With `--many` it serves many connections, one request at a time on each, and does so by as few system calls as can be: it receives what came, sends the
 //! answer, and asks which sockets have more. The second 8 bytes of a request say from where on in the content then.
@@ -24,6 +25,8 @@ use super::workload::random_bytes;
 pub const REQUEST_BYTES: usize = 64;
 pub const CONTENT_BYTES: usize = 1 << 20;
 const CONTENT_SEED: u64 = 77;
+/// Copies of the content that it sends from.
+const MOST_COPIES: usize = 1024;
 
 /// The raw other end of a benchmark
 #[derive(clap::Args, Debug)]
@@ -115,10 +118,19 @@ fn answer_many(listener: &TcpListener, content: &[u8]) -> Result<i32> {
 
 fn answer(stream: &mut RawStream, content: &[u8]) -> std::io::Result<()> {
     let mut request = [0; REQUEST_BYTES];
+    let mut copies: Vec<Vec<u8>> = Vec::new();
     loop {
         stream.read_exactly(&mut request)?;
-        let mut left = u64::from_le_bytes(request[..8].try_into().expect("eight bytes"));
-        while left > 0 {
+        let field = |at: usize| u64::from_le_bytes(request[at..at + 8].try_into().expect("eight bytes"));
+        let (mut left, wanted) = (field(0), usize::try_from(field(16)).unwrap_or(usize::MAX).min(MOST_COPIES));
+        if wanted > 1 {
+            copies.resize(copies.len().max(wanted), content.to_vec());
+        }
+        for n in 0.. {
+            if left == 0 {
+                break;
+            }
+            let content = if wanted > 1 { &copies[n % wanted] } else { content };
             let part = usize::try_from(left).unwrap_or(usize::MAX).min(content.len());
             stream.write_exactly(&content[..part])?;
             left -= part as u64;
@@ -166,8 +178,14 @@ impl RawStream {
 
     /// Asks for `bytes` bytes.
     pub fn request(&mut self, bytes: u64) -> std::io::Result<()> {
+        self.request_of(bytes, 1)
+    }
+
+    /// The same, out of so many copies of the content in turns.
+    pub fn request_of(&mut self, bytes: u64, copies: u64) -> std::io::Result<()> {
         let mut request = [0; REQUEST_BYTES];
         request[..8].copy_from_slice(&bytes.to_le_bytes());
+        request[16..24].copy_from_slice(&copies.to_le_bytes());
         self.write_exactly(&request)
     }
 

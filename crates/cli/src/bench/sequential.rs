@@ -109,16 +109,24 @@ pub fn run(args: &Args) -> Result<i32> {
 
 /// GB/s of a plain stream into a buffer of 1 MiB.
 pub fn stream(peer: &str, spin: Duration, bytes: usize) -> Result<f64> {
+    stream_between(peer, spin, bytes, 1, 1)
+}
+
+/// The same out of a memory of `source` megabytes into `buffers` of one, in turns.
+pub fn stream_between(peer: &str, spin: Duration, bytes: usize, source: u64, buffers: usize) -> Result<f64> {
     let content = peer::content();
     let mut raw = RawStream::connect(peer, spin)?;
-    let mut buffer = vec![0u8; content.len()];
+    let mut buffers = vec![vec![0u8; content.len()]; buffers];
+    raw.request_of(1, source)?;
+    raw.read_exactly(&mut buffers[0][..1])?;
     let started = Instant::now();
-    raw.request(bytes as u64)?;
-    for _ in 0..bytes / buffer.len() {
-        raw.read_exactly(&mut buffer)?;
+    raw.request_of(bytes as u64, source)?;
+    for n in 0..bytes / content.len() {
+        let buffer = n % buffers.len();
+        raw.read_exactly(&mut buffers[buffer])?;
     }
     let took = started.elapsed().as_secs_f64();
-    if buffer != content {
+    if buffers.iter().any(|buffer| *buffer != content) {
         bail!("WRONG CONTENT from the raw peer");
     }
     Ok(bytes as f64 / took / 1e9)
