@@ -708,6 +708,36 @@ fn a_server_does_not_start_where_it_would_be_unsafe() {
     drop(Server::start(ServerConfig { key: Some(crate::key::Key::generate()), ..everywhere }).unwrap());
 }
 
+/// A connection that is asked without the poll set ([`shard`]) is heard when its shard has slept, and while others have more to say than it.
+#[test]
+fn who_was_warm_is_heard_after_a_sleep_and_beside_others() {
+    let server = Server::start(ServerConfig { shards: 1, spin: Duration::from_millis(2), ..config(MIB) }).unwrap();
+    let mut clients: Vec<Client> = (0..6).map(|_| Client::new(server.addr(), open_policy())).collect();
+    let beat = |client: &mut Client, times: usize| {
+        for _ in 0..times {
+            client.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
+        }
+    };
+    for warm in 1..=clients.len() {
+        for client in &mut clients[..warm] {
+            beat(client, 200);
+        }
+        for _ in 0..20 {
+            clients.iter_mut().for_each(|client| beat(client, 1));
+        }
+        beat(&mut clients[0], 200);
+        let (slept, deadline) = (server.status().sleeps, Instant::now() + DEADLINE);
+        while server.status().sleeps == slept {
+            assert!(Instant::now() < deadline, "the shard does not sleep");
+            std::thread::yield_now();
+        }
+        clients.iter_mut().for_each(|client| beat(client, 1));
+    }
+    // And its end is noticed.
+    drop(clients);
+    idle(&server);
+}
+
 #[test]
 fn connections_beyond_the_limit_are_told_so() {
     let server = Server::start(ServerConfig { max_connections: 2, ..config(MIB) }).unwrap();
