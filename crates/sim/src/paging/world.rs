@@ -388,16 +388,19 @@ impl World {
         if self.plan.pages < 512 || self.steps_done.is_multiple_of(16) {
             self.cache.check();
         }
-        let forced = self.cache.stats().forced_pages - forced;
-        let limit = self.cache.budget_pages().max(used + adopted) + forced;
+        let allowed = self.cache.budget_pages().max(used + adopted);
         if let Some(extent) = failed {
             // Whoever waited there has not been answered: its fault is reported again.
             self.wake(extent);
         }
         while let Some(output) = self.cache.poll() {
             self.perform(output);
-            let frames = self.frames();
+            let (frames, limit) = (self.frames(), allowed + self.cache.stats().forced_pages - forced);
             assert!(frames <= limit, "{frames} frames in use, {limit} allowed");
+        }
+        // What leaves was chosen while the outputs were handed out.
+        if self.plan.pages < 512 || self.steps_done.is_multiple_of(16) {
+            self.cache.check();
         }
         assert!(self.frames() <= self.cache.used_pages(), "the cache counts fewer frames than there are");
     }
