@@ -279,7 +279,9 @@ pub(super) fn start_redis(
     if let redis::Address::Tcp(_) = address
         && let Err(error) = send_unpaced(&server.0)
     {
-        eprintln!("redis's listening socket cannot be reached ({error:#}): its answers leave as this machine paces them, rampool's unpaced");
+        eprintln!(
+            "redis's listening socket cannot be reached ({error:#}): its answers leave as this machine paces them, rampool's unpaced"
+        );
     }
     Ok((server, address))
 }

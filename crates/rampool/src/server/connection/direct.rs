@@ -620,7 +620,9 @@ impl Gathered {
             let (frame, memory) = match page {
                 None => (None, ZEROES.as_ptr()),
                 // Under the lock nobody changes it.
-                Some(page) if (copied || !from_frame) && usize::from(page.len) == OS_PAGE_BYTES => (None, shared.store.memory(page.frame).cast_const()),
+                Some(page) if (copied || !from_frame) && usize::from(page.len) == OS_PAGE_BYTES => {
+                    (None, shared.store.memory(page.frame).cast_const())
+                }
                 Some(page) => {
                     let presented = shared.store.present(arena, &page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
                     let (frame, _) = presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
