@@ -23,7 +23,7 @@
 //! bytes there is no order but by waiting. What was waited for, everybody sees.
 //!
 //! **At once.** An aligned word of 8 bytes is read and written at once, and so is each element of an accumulate, a `fetch_op`, and everything within one page that one
-//! operation does. A longer operation is cut into requests of 256 KiB or less; others may see it half done, and if a server is lost or full in the middle,
+//! operation does. A longer operation is cut into requests of 256 KiB or less (copies: 1 MiB); others may see it half done, and if a server is lost or full in the middle,
 //! what was done stays done.
 //!
 //! **Once.** An update is carried out once, also where a connection broke and was made again in between. An operation that ends with an error may have happened in

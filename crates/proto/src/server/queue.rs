@@ -233,6 +233,11 @@ impl Message {
     }
 }
 
+/// [`Message::cost`] of one that is not made yet.
+fn cost_of(head: &[u8], body: Body<'_>) -> u64 {
+    head.len() as u64 + if let Body::Bytes(bytes) = body { bytes } else { 0 }
+}
+
 fn pages(bytes: u64) -> Option<u32> {
     u32::try_from(bytes.div_ceil(OS_PAGE_BYTES as u64)).ok()
 }
@@ -384,7 +389,7 @@ impl Queues {
         id: QueueId,
         may: Result<(), QueueError>,
         (now, patience_ms): (Tick, u32),
-        pushes: impl Iterator<Item = Push<'a>>,
+        pushes: impl Iterator<Item = Push<'a>> + Clone,
     ) {
         if let Some(number) = self.pushed.get(&asker.member).and_then(|pushed| pushed.get(asker.request)) {
             let message = self.queues.get(&id).and_then(|queue| queue.get(number));
@@ -399,6 +404,20 @@ impl Queues {
         let queue = self.queues.get_mut(&id).expect("asked about above");
         // One that waits already takes its place at the end.
         queue.forget_senders(|waiting| waiting.is_same(&asker), &mut self.memory_bytes);
+        let (count, cost) = pushes.clone().fold((0, 0), |(count, cost), push| (count + 1, cost + cost_of(push.head, push.body)));
+        if queue.senders.is_empty() && queue.has_room(count, cost) {
+            // The usual case: there is no line to stand in.
+            let memory_bytes = &mut self.memory_bytes;
+            let places = pushes.map(|push| {
+                let message = Message::new(asker.member, &push);
+                *memory_bytes += message.memory_bytes();
+                queue.append(message)
+            });
+            let (number, body_at) = places.reduce(|first, _| first).expect("one message at least");
+            self.pushed.entry(asker.member).or_default().insert(asker.request, number);
+            self.outputs.push_back(Output::Pushed { to: asker, number, body_at });
+            return self.hand_out(id);
+        }
         let messages: Vec<Message> = pushes.map(|push| Message::new(asker.member, &push)).collect();
         self.memory_bytes += messages.iter().map(Message::memory_bytes).sum::<u64>();
         queue.senders.push_back(WaitingSender { asker, until: now.after(patience_ms), messages });
@@ -627,6 +646,7 @@ impl Queues {
                 .sum::<u64>();
             queue.check();
         }
+        self.pushed.values().for_each(Answers::check);
         assert_eq!(memory, self.memory_bytes, "memory of messages");
     }
 
@@ -652,6 +672,12 @@ impl Queues {
             self.pushed.entry(asker.member).or_default().insert(asker.request, number);
             self.outputs.push_back(Output::Pushed { to: asker, number, body_at });
         }
+        self.hand_out(id);
+    }
+
+    /// Hands out what is ready.
+    fn hand_out(&mut self, id: QueueId) {
+        let queue = self.queues.get_mut(&id).expect("a queue that is there");
         while queue.is_anything_ready()
             && let Some(WaitingReceiver { asker, most, .. }) = queue.receivers.pop_front()
         {

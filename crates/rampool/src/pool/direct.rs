@@ -26,6 +26,8 @@ use crate::error::Operation;
 
 /// Bytes one request moves at most: as pages do.
 const REQUEST_BYTES: u64 = 256 << 10;
+/// The same of copies: they pass by this client, and nothing waits behind the bytes of one.
+const COPY_REQUEST_BYTES: u64 = 1 << 20;
 /// The same of bodies: heads of other messages leave between two of these.
 const BODY_REQUEST_BYTES: u64 = 128 << 10;
 /// Runs of one request, so that its pieces stay below the wire's limit however they lie.
@@ -248,7 +250,7 @@ impl Pool {
             lanes[here.as_usize()].send(work, now);
         };
         let window =
-            |program: Program, from: u64, len: u64| Window { program, from, len: u32::try_from(len).expect("at most REQUEST_BYTES") };
+            |program: Program, from: u64, len: u64| Window { program, from, len: u32::try_from(len).expect("at most COPY_REQUEST_BYTES") };
         let whole = only_holder(from, lanes_count, source).zip(only_holder(to, lanes_count, target));
         let short = |program: &Program| program.coded_bytes() <= CopyRequest::MAX_PROGRAM_BYTES;
         if source.bytes() > 0
@@ -256,8 +258,8 @@ impl Pool {
             && short(source)
             && short(target)
         {
-            let most = REQUEST_BYTES.min(REQUEST_RUNS.saturating_mul(source.shortest_run().min(target.shortest_run())));
-            for from in (0..source.bytes()).step_by(usize::try_from(most).expect("at most REQUEST_BYTES")) {
+            let most = COPY_REQUEST_BYTES.min(REQUEST_RUNS.saturating_mul(source.shortest_run().min(target.shortest_run())));
+            for from in (0..source.bytes()).step_by(usize::try_from(most).expect("at most COPY_REQUEST_BYTES")) {
                 let len = most.min(source.bytes() - from);
                 order(here, there, window(source.clone(), from, len), window(target.clone(), from, len));
             }
@@ -282,7 +284,7 @@ impl Pool {
                 }
                 let pair = (from.holder(here_run.offset.cast_unsigned()), to.holder(there_run.offset.cast_unsigned()));
                 let sides = open.entry(pair).or_insert_with(collectors);
-                let room = REQUEST_BYTES - sides[0].bytes();
+                let room = COPY_REQUEST_BYTES - sides[0].bytes();
                 let stripes = in_stripe(from, here_run.offset).min(in_stripe(to, there_run.offset));
                 let len = here_run.len.min(there_run.len).min(stripes).min(room);
                 let [here, there] = sides;

@@ -1,7 +1,9 @@
 //! Copies from this server to another, without the client in between (DIMMnet-3's VCOPY, and from layout to layout, VDDC).
 //!
 //! One thread carries out the copies that clients order. It joins the other server's lease with the token that the client has for it, writes as any member does, and
-//! leaves when nothing was to be copied for a while. What it reads it reads under the lease's lock, a request at a time; several are on their way at once.
+//! leaves when nothing was to be copied for a while, when the client's lease here ends, or when the other server stops: until then the connection stays, because one
+//! that is new is slow at first. What it reads it reads under the lease's lock, a request at a time; several are on their way at once, and what is answered meanwhile is told
+//! the shards in one go.
 //!
 //! **Once.** A copy that its client orders again, because its connection broke before the answer came, is not made again: one that has ended is remembered in the lease, as
 //! updates are, and one that is on its way answers over the new connection. Where the way to the other server breaks, it is made again as the same member, and what is
@@ -17,7 +19,7 @@ use rampool_proto::server::ConnectionNumber;
 use rampool_proto::wire::{
     AttachLease, CopyRequest, Granted, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame, parse_message,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -27,11 +29,12 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 /// Less than clients wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(4);
 /// How long a connection that is not used stays.
-const IDLE: Duration = Duration::from_millis(500);
+const IDLE: Duration = Duration::from_secs(5);
 /// How long a server that did not answer is not asked again: nobody's copy waits for it once more.
 const DOWN: Duration = Duration::from_secs(5);
-/// Copies on their way at a time.
-const AT_ONCE: usize = 8;
+/// Copies on their way at a time, and bytes of them, unless it is one.
+const AT_ONCE: usize = 32;
+const BYTES_AT_ONCE: u64 = 4 << 20;
 
 /// A copy, and who is to be told.
 pub(super) struct Order {
@@ -56,8 +59,12 @@ struct Way {
     link: Link<Held>,
     /// Who this server is there.
     member: MemberId,
+    /// The lease here that was copied from last.
+    lease: LeaseId,
     next: u64,
     used: Instant,
+    /// The other server has said that it stops.
+    draining: bool,
     /// Orders whose bytes are on their way.
     waiting: BTreeMap<u64, Order>,
 }
@@ -67,66 +74,104 @@ struct Ways {
     open: BTreeMap<(String, LeaseId), Way>,
     /// Servers that did not answer, since when, and why.
     down: BTreeMap<String, (Instant, String)>,
+    /// Shards that have something to hear.
+    told: BTreeSet<usize>,
+}
+
+impl Way {
+    fn bytes(&self) -> u64 {
+        self.waiting.values().map(|order| u64::from(order.copy.source.len)).sum()
+    }
+
+    /// Whether no more than a half of what may be on its way is.
+    fn has_room(&self) -> bool {
+        self.waiting.len() <= AT_ONCE / 2 && self.bytes() <= BYTES_AT_ONCE / 2
+    }
+}
+
+impl Ways {
+    /// Whether one more copy may be sent.
+    fn have_room_for(&self, order: &Order) -> bool {
+        let count: usize = self.open.values().map(|way| way.waiting.len()).sum();
+        let bytes: u64 = self.open.values().map(Way::bytes).sum();
+        count == 0 || (count < AT_ONCE && bytes + u64::from(order.copy.source.len) <= BYTES_AT_ONCE)
+    }
+
+    fn are_idle(&self) -> bool {
+        self.open.values().all(|way| way.waiting.is_empty())
+    }
 }
 
 pub(super) fn run(shared: &Shared, orders: &Receiver<Order>) {
     let mut ways = Ways::default();
     let mut next = None;
     while !shared.stopping() {
-        match next.take().map_or_else(|| orders.recv_timeout(LONGEST_SLEEP), Ok) {
-            Ok(order) => send_off(shared, &mut ways, order),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+        if next.is_none() && ways.are_idle() {
+            match orders.recv_timeout(LONGEST_SLEEP) {
+                Ok(order) => next = Some(order),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
         }
-        while let Ok(order) = orders.try_recv() {
-            if ways.open.values().map(|way| way.waiting.len()).sum::<usize>() >= AT_ONCE {
+        while let Some(order) = next.take().or_else(|| orders.try_recv().ok()) {
+            if !ways.have_room_for(&order) {
                 next = Some(order);
                 break;
             }
             send_off(shared, &mut ways, order);
         }
-        // Half of them stay on their way while more is sent.
-        let keep = if next.is_some() { AT_ONCE / 2 } else { 0 };
         let now = Instant::now();
-        let Ways { open, down } = &mut ways;
+        let Ways { open, down, told } = &mut ways;
         down.retain(|_, (since, _)| now.duration_since(*since) < DOWN);
         open.retain(|(name, _), way| {
+            if way.waiting.is_empty() {
+                let stays = now.duration_since(way.used) < IDLE && shared.lease(way.lease).is_some() && !way.draining && is_quiet(way);
+                if !stays {
+                    way.link.send_head(Urgency::Demand, &Header::request(Opcode::Goodbye, u64::MAX).encode(), Held::nothing());
+                    // A goodbye that is lost is the grace time's business.
+                    let _ = way.link.flush();
+                }
+                return stays;
+            }
             let deadline = Instant::now() + PATIENCE;
-            let collected = collect(shared, way, keep, deadline).or_else(|message| {
+            let more = next.is_some();
+            let collected = collect(shared, way, more, told, deadline).or_else(|message| {
                 tracing::info!(peer = name, message, "the way to another server broke");
-                come_back(shared, way, deadline)?;
-                collect(shared, way, keep, deadline)
+                come_back(shared, way, told, deadline)?;
+                collect(shared, way, more, told, deadline)
             });
             if let Err(message) = collected {
-                fail(shared, way, name, &message);
+                fail(shared, way, name, told, &message);
                 down.insert(name.clone(), (Instant::now(), message));
                 return false;
             }
-            let stays = !way.waiting.is_empty() || now.duration_since(way.used) < IDLE;
-            if !stays {
-                way.link.send_head(Urgency::Demand, &Header::request(Opcode::Goodbye, u64::MAX).encode(), Held::nothing());
-                // A goodbye that is lost is the grace time's business.
-                let _ = way.link.flush();
-            }
-            stays
+            true
         });
+        for shard in std::mem::take(told) {
+            shared.shards[shard].ring();
+        }
     }
 }
 
-fn tell(shared: &Shared, order: Order, result: Result<u64, Refused>) {
-    let mailbox = &shared.shards[order.shard];
-    lock(&mailbox.delivered).push(Delivered { token: order.token, header: order.header, result });
-    mailbox.ring();
+/// Leaves word for the shard of an order; it hears it when it is rung for.
+fn tell(shared: &Shared, told: &mut BTreeSet<usize>, order: Order, result: Result<u64, Refused>) {
+    lock(&shared.shards[order.shard].delivered).push(Delivered { token: order.token, header: order.header, result });
+    told.insert(order.shard);
+}
+
+/// Whether the other server has nothing to say on a way where nothing waits: it would be that it stops, or that it is gone.
+fn is_quiet(way: &mut Way) -> bool {
+    matches!(way.link.receive(), Ok(Received::Blocked))
 }
 
 fn lost(name: &str, message: &str) -> Refused {
     Refused::new(Status::PeerLost, format!("memory server {name}: {message}"))
 }
 
-fn fail(shared: &Shared, way: &mut Way, name: &str, message: &str) {
+fn fail(shared: &Shared, way: &mut Way, name: &str, told: &mut BTreeSet<usize>, message: &str) {
     tracing::warn!(peer = name, message, "copies to another server failed");
     for order in std::mem::take(&mut way.waiting).into_values() {
-        tell(shared, order, Err(lost(name, message)));
+        tell(shared, told, order, Err(lost(name, message)));
     }
 }
 
@@ -145,8 +190,8 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
     };
     match admitted {
         Ok(None) => {}
-        Ok(Some(answer)) => return tell(shared, order, Ok(answer)),
-        Err(error) => return tell(shared, order, Err(error.into())),
+        Ok(Some(answer)) => return tell(shared, &mut ways.told, order, Ok(answer)),
+        Err(error) => return tell(shared, &mut ways.told, order, Err(error.into())),
     }
     let key = (order.copy.endpoint.clone(), order.copy.lease);
     if !ways.open.contains_key(&key) {
@@ -157,22 +202,23 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
         };
         match gone {
             Ok((link, member)) => {
-                let way = Way { link, member, next: 0, used: Instant::now(), waiting: BTreeMap::new() };
+                let way =
+                    Way { link, member, lease: order.lease.id, next: 0, used: Instant::now(), draining: false, waiting: BTreeMap::new() };
                 _ = ways.open.insert(key.clone(), way);
             }
             Err(message) => {
                 let refused = lost(&order.copy.endpoint, &message);
-                return tell(shared, order, Err(refused));
+                return tell(shared, &mut ways.told, order, Err(refused));
             }
         }
     }
     let way = ways.open.get_mut(&key).expect("there is a way now");
     way.next += 1;
-    way.used = Instant::now();
+    (way.lease, way.used) = (order.lease.id, Instant::now());
     let number = way.next;
     match send(shared, way, &order, number) {
         Ok(()) => _ = way.waiting.insert(number, order),
-        Err(refused) => tell(shared, order, Err(refused)),
+        Err(refused) => tell(shared, &mut ways.told, order, Err(refused)),
     }
 }
 
@@ -193,14 +239,14 @@ fn send(shared: &Shared, way: &mut Way, order: &Order, number: u64) -> Result<()
 }
 
 /// The way broke: makes it again, as the same member, and sends what is unanswered again. An error if the other server is gone, or does not know this one any more.
-fn come_back(shared: &Shared, way: &mut Way, deadline: Instant) -> Result<(), String> {
+fn come_back(shared: &Shared, way: &mut Way, told: &mut BTreeSet<usize>, deadline: Instant) -> Result<(), String> {
     let Some(first) = way.waiting.values().next() else { return Err("the connection broke".to_owned()) };
     (way.link, way.member) = go(shared, &first.copy, way.member, deadline)?;
     for (number, order) in std::mem::take(&mut way.waiting) {
         // Its bytes are read again: if the first ones were entered there, these are not.
         match send(shared, way, &order, number) {
             Ok(()) => _ = way.waiting.insert(number, order),
-            Err(refused) => tell(shared, order, Err(refused)),
+            Err(refused) => tell(shared, told, order, Err(refused)),
         }
     }
     Ok(())
@@ -254,7 +300,7 @@ fn go(shared: &Shared, copy: &CopyRequest, member: MemberId, deadline: Instant) 
     let mut head = Vec::new();
     encode_frame(&mut head, Header::request(Opcode::AttachLease, 0), &attach.encode(), 0);
     link.send_head(Urgency::Demand, &head, Held::nothing());
-    let (header, table) = reply(&mut link, deadline)?;
+    let (header, table) = reply(&mut link, &mut false, Some(deadline))?.ok_or("no answer")?;
     if header.status != Status::Ok {
         return Err(parse_message(&table));
     }
@@ -262,10 +308,12 @@ fn go(shared: &Shared, copy: &CopyRequest, member: MemberId, deadline: Instant) 
     Ok((link, granted.member))
 }
 
-/// Waits for answers until `keep` copies are on their way.
-fn collect(shared: &Shared, way: &mut Way, keep: usize, deadline: Instant) -> Result<(), String> {
-    while way.waiting.len() > keep {
-        let (header, table) = reply(&mut way.link, deadline)?;
+/// Waits for an answer, and where `more` is to be sent until there is room for it; takes what else has come by then.
+fn collect(shared: &Shared, way: &mut Way, more: bool, told: &mut BTreeSet<usize>, deadline: Instant) -> Result<(), String> {
+    let before = way.waiting.len();
+    while !way.waiting.is_empty() {
+        let enough = way.waiting.len() < before && (!more || way.has_room());
+        let Some((header, table)) = reply(&mut way.link, &mut way.draining, (!enough).then_some(deadline))? else { return Ok(()) };
         let order = way.waiting.remove(&header.request).ok_or("it answers what nobody asked")?;
         let result = if header.status == Status::Ok {
             order.lease.space().remember(order.member, order.header.request, 0);
@@ -278,23 +326,25 @@ fn collect(shared: &Shared, way: &mut Way, keep: usize, deadline: Instant) -> Re
                 message: format!("memory server {}: {}", order.copy.endpoint, parse_message(&table)),
             })
         };
-        tell(shared, order, result);
+        tell(shared, told, order, result);
     }
     Ok(())
 }
 
-fn reply(link: &mut Link<Held>, deadline: Instant) -> Result<(Header, Vec<u8>), String> {
+/// The next answer. Without a deadline: if it is there. Notes where the other server says that it stops.
+fn reply(link: &mut Link<Held>, draining: &mut bool, deadline: Option<Instant>) -> Result<Option<(Header, Vec<u8>)>, String> {
     loop {
         link.flush().map_err(|error| error.to_string())?;
-        match link.receive().map_err(|error| error.to_string())? {
-            Received::Blocked => {
+        match (link.receive().map_err(|error| error.to_string())?, deadline) {
+            (Received::Blocked, None) => return Ok(None),
+            (Received::Blocked, Some(deadline)) => {
                 if !link.wait(deadline).map_err(|error| error.to_string())? {
                     return Err(format!("no answer within {PATIENCE:?}"));
                 }
             }
-            Received::Head(header) if header.opcode == Opcode::Draining => {}
-            Received::Head(header) if header.is_reply() && header.bulk_len == 0 => return Ok((header, link.table().to_vec())),
-            Received::Head(_) | Received::Bulk(_) => return Err("it says what nobody asked".to_owned()),
+            (Received::Head(header), _) if header.opcode == Opcode::Draining => *draining = true,
+            (Received::Head(header), _) if header.is_reply() && header.bulk_len == 0 => return Ok(Some((header, link.table().to_vec()))),
+            (Received::Head(_) | Received::Bulk(_), _) => return Err("it says what nobody asked".to_owned()),
         }
     }
 }

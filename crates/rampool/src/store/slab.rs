@@ -160,7 +160,8 @@ impl Slabs {
     pub(super) fn release(&self, frames: &[FrameIndex]) {
         let mut guard: Option<(usize, MutexGuard<'_, Arena>)> = None;
         let (mut bytes, mut count) = (0, 0);
-        for frame in frames {
+        // The first one last: it is the next that is taken, so that frames which lay one after the other are taken one after the other again.
+        for frame in frames.iter().rev() {
             let (number, slot) = split(*frame);
             let slab = self.slab(number);
             // Release and acquire, so that whoever takes the frame next writes after everybody has read.

@@ -156,13 +156,12 @@ impl Connection {
             let (mut at, mut frames) = (0, self.arriving.frames.iter());
             let mut places = Vec::with_capacity(2 * part.whole.len() + 1);
             for piece in part.pieces() {
-                if part.update.is_none() && piece.is_whole() {
-                    let frame = frames.next().expect("a frame for each whole page");
-                    places.push(PieceMut { ptr: shared.store.memory(*frame), len: OS_PAGE_BYTES });
-                    continue;
-                }
-                let ptr = staging.wrapping_add(at);
-                at += piece.len;
+                let ptr = if part.update.is_none() && piece.is_whole() {
+                    shared.store.memory(*frames.next().expect("a frame for each whole page"))
+                } else {
+                    at += piece.len;
+                    staging.wrapping_add(at - piece.len)
+                };
                 match places.last_mut() {
                     Some(PieceMut { ptr: last, len }) if last.wrapping_add(*len) == ptr => *len += piece.len,
                     _ => places.push(PieceMut { ptr, len: piece.len }),
@@ -654,7 +653,10 @@ impl Gathered {
                 // SAFETY: the piece is within its page; the frame is held, and is not written while it is.
                 blocks.crc = checksum::crc32c_append(blocks.crc, unsafe { std::slice::from_raw_parts(from, piece.len) });
             }
-            self.pieces.push(Place { ptr: from, len: piece.len });
+            match self.pieces.last_mut() {
+                Some(last) if last.ptr.wrapping_add(last.len) == from => last.len += piece.len,
+                _ => self.pieces.push(Place { ptr: from, len: piece.len }),
+            }
         }
         ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
         blocks.end_block(&self.buffer);
