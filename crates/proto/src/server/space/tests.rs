@@ -394,7 +394,7 @@ fn a_region_with_a_name_is_one_region_for_all_members_and_outlives_them() {
 #[test]
 fn an_update_is_remembered_as_long_as_it_may_be_asked_for_again() {
     // One after the other; and as clients number them, a slot and how often it was used. The third way puts many of them in one place of the filter.
-    let numberings: [fn(u64) -> u64; 3] = [|n| n, |n| n % 7 | (n / 7) << 32, |n| n % 2 << 10 | (n / 2) << 40];
+    let numberings: [fn(u64) -> u64; 3] = [|n| n, |n| (n % 7) | ((n / 7) << 32), |n| ((n % 2) << 10) | ((n / 2) << 40)];
     let mut space = LeaseSpace::new(1 << 20);
     for (member, number) in (2..).map(MemberId).zip(numberings) {
         space.member_joined(member, ConnectionNumber::FIRST);
