@@ -8,6 +8,7 @@ server. It may not hang, and it may not see a wrong byte (its own exit code 3).
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -597,6 +598,44 @@ def programs_that_cannot_work_are_refused(world, scale):
     for argv, why in (([binary], "static"), (["/no/such/program"], "no such"), ([source], "")):
         outcome = world.run(argv, local=16 * MIB, servers=[server], options=["--memory", "32M"])
         check(outcome.code == REFUSED and why in outcome.err, f"{argv}: {outcome.code} {outcome.said()}")
+    # A sanitizer's run-time library may be missing here; its name in the program is enough to be refused.
+    library, needs = world.dir / "liblsan.so.0", world.dir / "needs"
+    subprocess.run(["gcc", "-shared", "-Wl,-soname,liblsan.so.0", "-o", library, "-xc", "/dev/null"], check=True, timeout=60)
+    subprocess.run(["gcc", "-Wl,--no-as-needed", "-o", needs, source, library], check=True, timeout=60)
+    outcome = world.run([needs], local=16 * MIB, servers=[server], options=["--memory", "32M"])
+    check(outcome.code == REFUSED and "sanitizer (liblsan.so.0)" in outcome.err, f"{outcome.code} {outcome.said()}")
+    # What Go's compiler leaves in a program.
+    go, note = world.dir / "go", r'__asm__(".section .note.go.buildid,\"a\",@note\n.long 4, 4, 4\n.ascii \"Go\\0\\0\"\n.long 0\n.text\n");'
+    source.write_text(note + "\nint main(void) { return 0; }\n")
+    subprocess.run(["gcc", "-o", go, source], check=True, timeout=60)
+    outcome = world.run([go], local=16 * MIB, servers=[server], options=["--memory", "32M", "--rung", "segv"])
+    check(outcome.code == REFUSED and "is a Go program" in outcome.err, f"{outcome.code} {outcome.said()}")
+
+
+@suite.test()
+def without_proc_a_program_goes_on_without_rampool(world, scale):
+    """Forked in another root directory, with nothing of its memory away."""
+    if os.geteuid() != 0:
+        scale.note("not root: no other root directory")
+        return
+    root = world.dir / "root"
+    root.mkdir()
+    program = f"import os; os.chroot({str(root)!r}); os.chdir('/'); c = os.fork(); c or os._exit(7); os._exit(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]))"
+    outcome = world.run(["python3", "-c", program], local=64 * MIB, servers=[world.serve("64M")], options=["--memory", "32M"])
+    check(outcome.code == 7 and outcome.err.count("runs without rampool") == 1, f"{outcome.code} {outcome.said()}")
+
+
+@suite.test()
+def what_does_not_start_leaves_no_lease(world, scale):
+    server = world.serve("64M", "--grace-ms", "600000")
+    before = free_bytes(server.address)
+    program = world.dir / "not-executable"
+    shutil.copy("/bin/sh", program)
+    program.chmod(0o600)
+    for argv, options, why in ((["true"], ["--page-size", "3K"], "page size"), ([program], [], "cannot be started"), ([world.dir], [], "is a directory")):
+        outcome = world.run(argv, local=16 * MIB, servers=[server], options=["--memory", "32M", *options])
+        check(outcome.code == REFUSED and why in outcome.err, f"{argv} {options}: {outcome.code} {outcome.said()}")
+        wait_until(f"the lease is back after {argv} {options}", lambda: free_bytes(server.address) == before, 30)
 
 
 @suite.test()

@@ -3,8 +3,11 @@
 use anyhow::Result;
 use rampool::transport::{SAME_HOST_VARIABLE, probe_rings, probe_ucx, zero_copy};
 use rampool_proto::registration::path::crossover;
+use rampool_proto::units::ByteLen;
 use rampool_sys::probe::{Capabilities, Rung};
 use rampool_sys::uffd::{Features, OpenError};
+
+use crate::available;
 
 /// Show what this machine allows, how page faults will be caught, and how to fix what is missing
 #[derive(clap::Args, Debug)]
@@ -36,6 +39,7 @@ pub fn run(_args: &Args) -> Result<i32> {
     println!("SIGSEGV            {}", found.segv.as_ref().map_or_else(|error| format!("no: {error}"), |()| "yes".to_owned()));
     println!("  mappings         {} at most (vm.max_map_count)", found.most_mappings);
     println!("huge pages         {}", found.transparent_hugepages);
+    println!("memory             {}", memory());
     println!("lockable memory    {}", lockable(found.memlock_bytes));
     println!("processors         {}", rampool_sys::thread::allowed_cpus().len());
     same_host();
@@ -162,6 +166,15 @@ fn meaning(rung: Rung) -> &'static str {
         Rung::Full => "faults of the program and of system calls on its behalf",
         Rung::UserMode => "faults of the program; buffers of system calls are made resident first",
         Rung::Segv => "protected pages and a signal handler; system calls as on `uffd-user`",
+    }
+}
+
+fn memory() -> String {
+    match (available::bytes(), available::in_all()) {
+        (Ok(bytes), Ok(in_all)) => {
+            format!("{} available of {} (of this machine, or what a container leaves of it)", ByteLen(bytes), ByteLen(in_all))
+        }
+        (Err(error), _) | (_, Err(error)) => format!("unknown: {error}"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The one binary: `rampool`. One file per subcommand.
 
+mod available;
 mod bench;
 mod dlmm_server;
 mod doctor;

@@ -23,7 +23,7 @@ use rampool_sys::probe::{Capabilities, Rung};
 
 use crate::rundir::RunDir;
 use crate::signals::Signals;
-use crate::{program, summary};
+use crate::{available, program, summary};
 use unmanaged::Unmanaged;
 
 /// Run a program, unchanged, in more memory than this machine lends it.
@@ -111,6 +111,9 @@ pub fn run(args: &Args) -> Result<i32> {
         _ => None,
     };
     let rung = choose_rung(&args.rung)?;
+    if rung != Rung::Full {
+        program::check_below_full(&program)?;
+    }
     let mut libraries = vec![find_library(AGENT, "RAMPOOL_AGENT_LIB")?];
     if rung != Rung::Full || !Capabilities::probe().fork_events {
         // Where the kernel cannot wait for pages in system calls, these are helped; where it does not tell of forks, a child's agent needs
@@ -124,7 +127,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut servers = args.servers.clone();
     let mut bytes = args.memory;
     if servers.is_empty() {
-        let server = PrivateServer::start(run_dir.path(), args.memory)?;
+        let server = PrivateServer::start(run_dir.path(), args.memory, args.local)?;
         eprintln!(
             "rampool: no server is named, so pages go to a private one on this machine ({} at most, compressed); name others with --server",
             server.memory
@@ -144,17 +147,22 @@ pub fn run(args: &Args) -> Result<i32> {
     config.op_deadline = Duration::from_millis(args.op_deadline_ms);
     config.compression = args.compression;
     debug_assert!(matches!(config.lease, LeaseRequest::Open { .. }));
+    // Whatever else is wrong with the arguments is found before anything is leased.
+    let bytes_of = |length: ByteLen| u32::try_from(length.0).unwrap_or(u32::MAX);
+    let (page_bytes, prefetch_bytes) = (bytes_of(args.page_size), bytes_of(args.prefetch));
+    rampool::region::PagedConfig { local_bytes: args.local.0, page_bytes, prefetch_bytes, ..Default::default() }.cache_config()?;
+    let key_file = args.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
     let mut pool = Pool::connect(&config)?;
 
     let settings = Settings {
         run_dir: run_dir.path().to_owned(),
         ticket: pool.lease_ticket(),
-        key_file: args.key_file.as_deref().map(std::fs::canonicalize).transpose()?,
+        key_file,
         encryption: args.encryption,
         same_host,
         local_bytes: args.local.0,
-        page_bytes: u32::try_from(args.page_size.0).unwrap_or(u32::MAX),
-        prefetch_bytes: u32::try_from(args.prefetch.0).unwrap_or(u32::MAX),
+        page_bytes,
+        prefetch_bytes,
         rung,
         evict_by_copy: std::env::var_os("RAMPOOL_EVICT_BY_COPY").is_some_and(|value| value == "1"),
         op_deadline_ms: args.op_deadline_ms,
@@ -162,20 +170,22 @@ pub fn run(args: &Args) -> Result<i32> {
         spin_us: args.spin_us,
         follow_faults: !args.no_follow,
     };
-    rampool::region::PagedConfig {
-        local_bytes: settings.local_bytes,
-        page_bytes: settings.page_bytes,
-        prefetch_bytes: settings.prefetch_bytes,
-        ..Default::default()
-    }
-    .cache_config()?;
-    settings.write()?;
-    let roll = Roll::create(run_dir.path()).context("the run's directory cannot be written")?;
-    let mut guardian = Guardian::create(run_dir.path()).context("the run's directory cannot be written")?;
-
-    let started = Instant::now();
-    let signals = Signals::block()?;
-    let mut child = start(&program, &args.command, &libraries, run_dir.path(), &signals)?;
+    let prepare = || {
+        settings.write()?;
+        let roll = Roll::create(run_dir.path()).context("the run's directory cannot be written")?;
+        let guardian = Guardian::create(run_dir.path()).context("the run's directory cannot be written")?;
+        let (started, signals) = (Instant::now(), Signals::block()?);
+        let child = start(&program, &args.command, &libraries, run_dir.path(), &signals)?;
+        anyhow::Ok((roll, guardian, signals, started, child))
+    };
+    let (roll, mut guardian, signals, started, mut child) = match prepare() {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            // The lease would stay for the grace time otherwise.
+            pool.leave();
+            return Err(error);
+        }
+    };
     let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
     let progress = args.progress.then_some(started);
     let status = wait(&mut child, &mut pool, &roll, &mut guardian, &mut unmanaged, &signals, &run_dir, progress)?;
@@ -186,7 +196,7 @@ pub fn run(args: &Args) -> Result<i32> {
         let text = if to.extension().is_some_and(|e| e == "json") {
             summary::json(&name, &counters, wall, status, args.local, &unmanaged)
         } else {
-            summary::summary(&name, &counters, wall, status, args.local, &pool.stats(), &unmanaged)
+            summary::summary(&name, &counters, wall, status, args.local, most_resident(), &pool.stats(), &unmanaged)
         };
         match &mut stats {
             None => eprint!("{text}"),
@@ -200,6 +210,17 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     caretaker::end(pool, &roll, guardian, run_dir, private);
     finish(status)
+}
+
+/// The most memory, of all kinds, that the program or one of its children that it has waited for had in RAM.
+fn most_resident() -> ByteLen {
+    // SAFETY: plain data, filled by the call; on a failure it stays zero.
+    let usage = unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    ByteLen(u64::try_from(usage.ru_maxrss).unwrap_or(0).saturating_mul(1024))
 }
 
 /// What to lease when nobody says: what is named with the servers, and at least a sensible amount where one of them may lend what it likes.
@@ -360,11 +381,10 @@ struct PrivateServer {
 }
 
 impl PrivateServer {
-    fn start(run_dir: &Path, memory: Option<ByteLen>) -> Result<Self> {
+    fn start(run_dir: &Path, memory: Option<ByteLen>, local: ByteLen) -> Result<Self> {
         let memory = match memory {
             Some(memory) => memory,
-            // Whole MiB: a server lends whole pages.
-            None => ByteLen((available_memory()? / 10 * 8) >> 20 << 20),
+            None => private_memory(available::bytes()?, local.0),
         };
         let socket = run_dir.join("server.sock");
         let ready = run_dir.join("server.ready");
@@ -401,6 +421,15 @@ impl PrivateServer {
     }
 }
 
+/// What a private server may lend of this machine's own memory: most of what is left beside the program's local memory. Where that is nearly all, a tenth all the same:
+/// few programs use as much as they may.
+fn private_memory(available: u64, local: u64) -> ByteLen {
+    const MIB: u64 = 1 << 20;
+    let beside = (available.saturating_sub(local) / 10 * 8).max(available / 10);
+    // Whole MiB: a server lends whole pages.
+    ByteLen((beside / MIB).max(1) * MIB)
+}
+
 impl Drop for PrivateServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -408,12 +437,16 @@ impl Drop for PrivateServer {
     }
 }
 
-fn available_memory() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo cannot be read")?;
-    let kib = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
-        .context("/proc/meminfo does not say what is available")?;
-    Ok(kib * 1024)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_server_leaves_room_for_the_program() {
+        let lent = |available: u64, local: u64| private_memory(available << 20, local << 20).0 >> 20;
+        assert_eq!(lent(1000, 200), 640);
+        assert_eq!(lent(1000, 990), 100);
+        assert_eq!(lent(1000, 5000), 100);
+        assert_eq!(lent(0, 1), 1, "a server lends something");
+    }
 }

@@ -17,6 +17,8 @@ use signals::Signals;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::available;
+
 /// How often the server looks at itself while nothing happens.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -46,6 +48,12 @@ pub fn run(args: Args) -> Result<i32> {
         ..defaults
     };
     let server = Server::start(config)?;
+    if let Ok(there_is) = available::in_all()
+        && settings.memory.0 > there_is
+    {
+        let there_is = ByteLen(there_is);
+        tracing::warn!(memory = %settings.memory, %there_is, "more is lent than this machine, or its container, has: when clients use it all, the system will end processes");
+    }
     let metrics = settings.metrics.as_ref().map(|address| metrics::Responder::start(address, server.observer())).transpose()?;
     for endpoint in server.endpoints() {
         // On standard output for scripts: with port 0 nobody knows the port otherwise.

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -21,12 +22,14 @@ fn total(processes: &[StatsSnapshot]) -> StatsSnapshot {
     all
 }
 
+/// `resident`: the most that a process had of all kinds of memory.
 pub fn summary(
     name: &str,
     processes: &[StatsSnapshot],
     wall: Duration,
     status: ExitStatus,
     local: ByteLen,
+    resident: ByteLen,
     servers: &PoolStats,
     unmanaged: &[&str],
 ) -> String {
@@ -45,7 +48,7 @@ pub fn summary(
         let _ = writeln!(out, "  not managed    {reason}");
     }
     if paged == 0 {
-        let _ = writeln!(out, "  pool           not needed: the program fitted");
+        let _ = writeln!(out, "  pool           {}", not_needed(local, resident));
         return out;
     }
     let _ = writeln!(out, "  processes      {} seen, {paged} larger than their local memory, {} forks served", processes.len(), all.forks);
@@ -90,6 +93,14 @@ pub fn summary(
     out
 }
 
+fn not_needed(local: ByteLen, resident: ByteLen) -> String {
+    if resident.0 > local.0 {
+        format!("not needed: anonymous memory fitted; with files and shared memory, which are not managed, a process had {resident}")
+    } else {
+        "not needed: the program fitted".to_owned()
+    }
+}
+
 /// Every counter of every process, for programs.
 pub fn json(name: &str, processes: &[StatsSnapshot], wall: Duration, status: ExitStatus, local: ByteLen, unmanaged: &[&str]) -> String {
     let processes: Vec<serde_json::Value> = processes
@@ -124,23 +135,30 @@ pub struct ProgressLine {
 
 impl ProgressLine {
     pub fn show(&mut self, processes: &[StatsSnapshot], elapsed: Duration) {
+        let text = self.text(processes, |process| Path::new("/proc").join(process.to_string()).exists(), elapsed);
+        eprint!("\r\x1b[K{text}");
+        let _ = std::io::stderr().flush();
+        self.shown = true;
+    }
+
+    /// What processes did counts for ever, what they hold as long as they live.
+    fn text(&mut self, processes: &[StatsSnapshot], is_alive: impl Fn(u64) -> bool, elapsed: Duration) -> String {
         let all = total(processes);
+        let resident: u64 = processes.iter().filter(|process| is_alive(process.pid)).map(|process| process.anonymous_pages).sum();
         let millis = u64::try_from((elapsed - self.at).as_millis()).unwrap_or(u64::MAX).max(1);
         let rate = |now: u64, before: u64| now.saturating_sub(before).saturating_mul(1000) / millis;
         let text = format!(
             "rampool {:>5.0} s  resident {}  faults/s {}  in {}/s  out {}/s  local {:.0} %",
             elapsed.as_secs_f64(),
-            bytes(all.anonymous_pages * PAGE),
+            bytes(resident * PAGE),
             rate(all.faults, self.before.faults),
             bytes(rate(all.demand_pages + all.prefetched_pages, self.before.demand_pages + self.before.prefetched_pages) * PAGE),
             bytes(rate(all.written_back_pages, self.before.written_back_pages) * PAGE),
             all.local_share() * 100.0
         );
-        eprint!("\r\x1b[K{text}");
-        let _ = std::io::stderr().flush();
         self.before = all;
         self.at = elapsed;
-        self.shown = true;
+        text
     }
 
     pub fn clear(&self) {
@@ -159,5 +177,29 @@ fn time(nanos: u64) -> String {
         0..1_000 => format!("{nanos} ns"),
         1_000..1_000_000 => format!("{} us", nanos / 1_000),
         _ => format!("{} ms", nanos / 1_000_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_managed_is_not_said_to_fit() {
+        let mib = |n: u64| ByteLen(n << 20);
+        assert_eq!(not_needed(mib(200), mib(20)), "not needed: the program fitted");
+        let text = not_needed(mib(200), mib(528));
+        assert!(text.contains("shared memory") && text.contains("528 MiB"), "{text}");
+    }
+
+    #[test]
+    fn a_process_that_has_ended_holds_nothing() {
+        let process = |pid, anonymous_pages, faults| StatsSnapshot { pid, anonymous_pages, faults, ..StatsSnapshot::default() };
+        let processes = [process(1, 256, 100), process(2, 512, 400)];
+        let mut line = ProgressLine::default();
+        let text = line.text(&processes, |_| true, Duration::from_secs(1));
+        assert!(text.contains("resident 3 MiB") && text.contains("faults/s 500 "), "{text}");
+        let text = line.text(&processes, |pid| pid == 1, Duration::from_secs(2));
+        assert!(text.contains("resident 1 MiB") && text.contains("faults/s 0 "), "{text}");
     }
 }

@@ -46,7 +46,7 @@ pub enum ConnectReason {
     Broken(String),
     #[error("no answer to {operation} within {deadline:?}")]
     Deadline { operation: Operation, deadline: Duration },
-    #[error("it lends {free} at most, {wanted} are wanted")]
+    #[error("it has {free} free, {wanted} are wanted")]
     Refused { wanted: ByteLen, free: ByteLen },
     #[error("it refuses {operation}: {message}")]
     Denied { operation: Operation, message: String },

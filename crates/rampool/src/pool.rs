@@ -164,12 +164,34 @@ impl Pool {
         if servers.is_empty() {
             return Err(ConnectError::NoServers);
         }
-        let mut wants: Vec<Want> = servers.iter().map(|s| Want { named: s.memory.map(ByteLen::pages), free: None }).collect();
         let mut pool = Self::unleased(config)?;
         for (i, server) in servers.iter().enumerate() {
             pool.add_lane(config, reach, &server.endpoint, i)?;
         }
         let mut granted: Vec<Option<Granted>> = vec![None; servers.len()];
+        match pool.lease_shares(config, reach, servers, bytes, name, &mut granted) {
+            Ok(()) => pool.settle(config, servers, granted),
+            Err(error) => {
+                // What others have granted would be nobody's for the grace time.
+                for lane in (0..granted.len()).filter(|lane| granted[*lane].is_some()) {
+                    let _ = pool.ask_one(config, lane, Opcode::Goodbye, 0, Vec::new());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Leases from each server its share, of `bytes` in all.
+    fn lease_shares(
+        &mut self,
+        config: &PoolConfig,
+        reach: &Reach,
+        servers: &[ServerSpec],
+        bytes: ByteLen,
+        name: &str,
+        granted: &mut [Option<Granted>],
+    ) -> Result<(), ConnectError> {
+        let mut wants: Vec<Want> = servers.iter().map(|s| Want { named: s.memory.map(ByteLen::pages), free: None }).collect();
         // Each round but the last learns of one server's limit.
         'shares: loop {
             let shares = share_lease(bytes.pages(), &wants).map_err(|shortage| too_little(servers, &wants, bytes, shortage))?;
@@ -178,8 +200,8 @@ impl Pool {
                 let refused = match &mut granted[i] {
                     Some(grant) if grant.lease_bytes == share => None,
                     Some(grant) => {
-                        let reply = pool.ask_one(config, i, Opcode::ResizeLease, share, Vec::new())?;
-                        let refused = refusal(&pool.lanes[i].name, &reply, Operation::ResizeLease)?;
+                        let reply = self.ask_one(config, i, Opcode::ResizeLease, share, Vec::new())?;
+                        let refused = refusal(&self.lanes[i].name, &reply, Operation::ResizeLease)?;
                         if refused.is_none() {
                             grant.lease_bytes = share;
                         }
@@ -189,17 +211,17 @@ impl Pool {
                     None if share == 0 => None,
                     None => {
                         let table = OpenLease { bytes: share, pid: std::process::id(), name: cut(name), host: host_name() }.encode();
-                        let reply = pool.ask_one(config, i, Opcode::OpenLease, 0, table)?;
-                        let refused = refusal(&pool.lanes[i].name, &reply, Operation::OpenLease)?;
+                        let reply = self.ask_one(config, i, Opcode::OpenLease, 0, table)?;
+                        let refused = refusal(&self.lanes[i].name, &reply, Operation::OpenLease)?;
                         if refused.is_none() {
-                            granted[i] = Some(pool.grant(reach, i, &servers[i].endpoint, name, &reply, Operation::OpenLease)?);
+                            granted[i] = Some(self.grant(reach, i, &servers[i].endpoint, name, &reply, Operation::OpenLease)?);
                         }
                         refused
                     }
                 };
                 if let Some(free) = refused {
                     if wants[i].named.is_some() || wants[i].free.is_some_and(|known| free >= known) {
-                        let server = pool.lanes[i].name.clone();
+                        let server = self.lanes[i].name.clone();
                         return Err(ConnectError::Server {
                             server,
                             reason: ConnectReason::Refused { wanted: ByteLen(share), free: ByteLen(free) },
@@ -209,9 +231,8 @@ impl Pool {
                     continue 'shares;
                 }
             }
-            break;
+            return Ok(());
         }
-        pool.settle(config, servers, granted)
     }
 
     fn attach(config: &PoolConfig, reach: &Reach, ticket: &LeaseTicket, name: &str) -> Result<Self, ConnectError> {

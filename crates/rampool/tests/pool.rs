@@ -352,6 +352,24 @@ fn a_lease_is_spread_over_what_is_free_and_refused_with_what_there_is() {
 }
 
 #[test]
+fn a_pool_that_one_server_refuses_gives_back_what_the_others_granted() {
+    let servers = [64 * MIB, 64 * MIB].map(|bytes| {
+        let mut config = server_config(bytes);
+        config.grace = 10 * WATCHDOG;
+        Server::start(config).unwrap()
+    });
+    let too_much = Pool::connect(&config(&[&servers[0], &servers[1]], 200 * MIB)).err().unwrap();
+    assert!(matches!(too_much, ConnectError::TooLittle { .. }), "{too_much}");
+    let spec =
+        |server: &RunningServer, bytes| ServerSpec { endpoint: server.addr().to_string().parse().unwrap(), memory: Some(ByteLen(bytes)) };
+    let named = PoolConfig::new(vec![spec(&servers[0], 32 * MIB), spec(&servers[1], 65 * MIB)], ByteLen(97 * MIB), "test");
+    let refused = Pool::connect(&named).err().unwrap().to_string();
+    assert!(refused.contains("it has 64 MiB free, 65 MiB are wanted"), "{refused}");
+    assert!(servers.iter().all(|s| s.wait_until_idle(Instant::now() + WATCHDOG)), "a lease of nobody's is left");
+    Pool::connect(&config(&[&servers[0], &servers[1]], 128 * MIB)).unwrap();
+}
+
+#[test]
 fn a_forked_childs_region_is_a_clone_that_the_child_takes_over() {
     let servers = [serve(64 * MIB), serve(64 * MIB)];
     let mut parent = Pool::connect(&config(&[&servers[0], &servers[1]], 32 * MIB)).unwrap();
