@@ -18,6 +18,7 @@ use std::sync::Arc;
 use rampool_proto::cache::EvictOutcome;
 use rampool_proto::units::OS_PAGE_BYTES;
 use rampool_sys::guard::{self, Taking};
+use rampool_sys::maps::in_core;
 use rampool_sys::memory::{Advice, advise, make_own};
 use rampool_sys::pagetable;
 use rampool_sys::probe::{Capabilities, NEEDED, Rung};
@@ -549,6 +550,32 @@ fn move_out(uffd: &Uffd, Departure { from, to, bytes }: Departure, outcomes: &mu
         outcomes[at / OS_PAGE_BYTES..(at + done) / OS_PAGE_BYTES].fill(outcome);
         at += done;
     }
+    if outcomes.iter().any(|outcome| *outcome != EvictOutcome::Moved) {
+        find_moved(Departure { from, to, bytes }, outcomes);
+    }
+}
+
+/// The kernel may have moved more pages than it said (seen on Linux 6.18 while memory is compacted): what it then says of them is that their frames are taken, or
+/// that they are gone. The frames were empty before, so a page whose frame is there, and which itself is not, has moved. Taken for anything else its content would be lost.
+fn find_moved(Departure { from, to, bytes }: Departure, outcomes: &mut [EvictOutcome]) {
+    let present = |start: usize| {
+        let mut runs = Vec::new();
+        in_core(start, start + bytes, &mut runs);
+        let mut pages = vec![false; bytes / OS_PAGE_BYTES];
+        for run in runs {
+            pages[(run.start - start) / OS_PAGE_BYTES..][..run.bytes / OS_PAGE_BYTES].fill(true);
+        }
+        pages
+    };
+    for ((outcome, framed), stays) in outcomes.iter_mut().zip(present(to)).zip(present(from)) {
+        if framed && !stays {
+            match outcome {
+                EvictOutcome::Moved | EvictOutcome::MovedOpened => {}
+                EvictOutcome::BusyOpened => *outcome = EvictOutcome::MovedOpened,
+                _ => *outcome = EvictOutcome::Moved,
+            }
+        }
+    }
 }
 
 /// Moves a page that the kernel refused: it may be shared with a child or a parent since a fork, and then a copy of its own can move. The copy is made as a
@@ -571,6 +598,42 @@ fn move_shared(uffd: &Uffd, to: usize, from: usize) -> EvictOutcome {
 mod tests {
     use super::*;
     use rampool_sys::memory::Mapping;
+
+    #[test]
+    fn what_the_kernel_moved_without_saying_so_has_moved() {
+        const PAGES: usize = 40;
+        let bytes = PAGES * OS_PAGE_BYTES;
+        if !Uffd::probe(Scope::UserMode).is_ok_and(|features| features.has(Features::MOVE)) {
+            return rampool_testing::skip("move", "pages that were moved before");
+        }
+        let (program, frames) = (Mapping::huge_aligned(bytes).unwrap(), Mapping::huge_aligned(bytes).unwrap());
+        // Closed before the mappings go: their going would wait for somebody to read of it.
+        let uffd = Uffd::open(Scope::UserMode, NEEDED.with(Features::MOVE)).unwrap();
+        let word = |memory: &Mapping, page: usize| memory.at(page * OS_PAGE_BYTES).cast::<u64>();
+        // A child of another test would share the pages, and they would be busy.
+        for memory in [&program, &frames] {
+            // SAFETY: changes no content.
+            unsafe { advise(memory.start(), bytes, Advice::DontFork) }.unwrap();
+        }
+        for page in 0..PAGES - 1 {
+            // SAFETY: our own memory.
+            unsafe { word(&program, page).write(page as u64 + 1) };
+        }
+        uffd.register(program.start(), bytes, true).unwrap();
+        uffd.register(frames.start(), bytes, false).unwrap();
+        for page in [0, 7, 8, 9, 30] {
+            let at = page * OS_PAGE_BYTES;
+            assert_eq!(uffd.move_pages(frames.start() + at, program.start() + at, OS_PAGE_BYTES, false), Reply::Done);
+        }
+        let mut outcomes = [EvictOutcome::Later; PAGES];
+        move_out(&uffd, Departure { from: program.start(), to: frames.start(), bytes }, &mut outcomes);
+        assert_eq!(outcomes[..PAGES - 1], [EvictOutcome::Moved; PAGES - 1]);
+        assert_eq!(outcomes[PAGES - 1], EvictOutcome::Vanished, "one that was never there");
+        for page in 0..PAGES - 1 {
+            // SAFETY: the pages are in our frames now.
+            assert_eq!(unsafe { word(&frames, page).read() }, page as u64 + 1);
+        }
+    }
 
     #[test]
     fn pages_that_a_child_shares_leave_and_stay_what_they_were_for_it() {

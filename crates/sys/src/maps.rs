@@ -306,7 +306,9 @@ impl Pagemap {
     }
 }
 
-fn in_core(start: usize, end: usize, out: &mut Vec<PresentRun>) {
+/// Which pages of `[start, end)` are there, by `mincore`: pages that the kernel moves about in physical memory at this moment count as there, those that it
+/// swapped out do not.
+pub fn in_core(start: usize, end: usize, out: &mut Vec<PresentRun>) {
     let mut vector = [0u8; 4096];
     let mut at = start;
     while at < end {
