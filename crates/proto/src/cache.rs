@@ -78,6 +78,8 @@ pub enum EvictOutcome {
     Moved,
     /// As `Moved`, but before that it was open to writes for a moment: it counts as written.
     MovedOpened,
+    /// Its bytes are in the batch now, and are those that were stored last.
+    MovedUnchanged,
     /// Its bytes are in the batch now, all zero: nothing to keep.
     MovedZero,
     /// The kernel had no page there (the program gave it back meanwhile): it is Fresh.
@@ -172,6 +174,9 @@ pub struct CacheConfig {
     pub max_fetches: u32,
     /// Runs shorter than this on average are copied into the program, even where frames can be moved: to move a page on its own costs more.
     pub moved_run_pages: u32,
+    /// The runtime tells of pages that leave unchanged ([`EvictOutcome::MovedUnchanged`]): then to open one that is not written costs little, and
+    /// pages come open to writes while others are seen to be written.
+    pub tells_unchanged: bool,
 }
 
 /// What the cache did so far, and what it holds now. All counts in OS pages unless named otherwise.
@@ -210,6 +215,8 @@ pub struct CacheStats {
     pub evicted_pages: u64,
     pub batches: u64,
     pub stored_pages: u64,
+    /// Evicted pages that were open to writes, and held what the servers have.
+    pub unchanged_pages: u64,
     /// Evicted pages that were all zero.
     pub zero_pages: u64,
     /// Pages that refused to leave.
@@ -275,6 +282,8 @@ pub struct Cache {
     streams: Streams,
     /// Frames that streams take at a time: kept free beyond the reserve.
     appetite: u64,
+    /// Pages that may leave unchanged before no more are opened on suspicion.
+    looks: u32,
     pool_full: bool,
     /// Frames are moved into the program, and kept for it.
     move_in: bool,
@@ -317,6 +326,7 @@ impl Cache {
             faults_seen: 0,
             streams: Streams::new(),
             appetite: 0,
+            looks: 0,
             pool_full: false,
             move_in: false,
             evictions_pause: false,
@@ -339,6 +349,12 @@ impl Cache {
     #[must_use]
     pub fn is_wanted(&self, page: PageIndex) -> bool {
         self.pages.get(index_of(page) as usize).is_some_and(|entry| entry.has(page::WANTED))
+    }
+
+    /// Whether the servers are not known to hold the bytes of `page`, which has an `Evict` to be answered or is in a batch.
+    #[must_use]
+    pub fn needs_store(&self, page: PageIndex) -> bool {
+        self.pages.get(index_of(page) as usize).is_some_and(|entry| entry.has(page::DIRTY))
     }
 
     /// Whether `page` is mapped.

@@ -7,6 +7,7 @@
 //!   wire           the bytes that travel: headers, page tables, control messages
 //!   session        who may talk: preface, versions, credits, deadlines
 //!   cache          the paged view: page states, which page leaves, which comes early
+//!   fingerprint    whether a page that leaves holds what it held when it came
 //!   pointers       which pages an array of pointers foretells
 //!   placement      which server holds which page
 //!   registration   the pin-down cache: which memory is registered for zero-copy transfers
@@ -24,6 +25,7 @@ pub mod cache;
 pub mod checksum;
 pub mod elements;
 pub mod fabric;
+pub mod fingerprint;
 pub mod layout;
 pub mod placement;
 pub mod pointers;

@@ -506,17 +506,22 @@ impl Walk {
 
     /// Whether the fault belongs to an entry that lies ahead, or to the object of the one that was passed last.
     fn comes_to(&self, address: u64, page: PageIndex) -> Option<Place> {
-        let ahead = || self.ring.iter().take(self.considered).enumerate();
-        if let Some((at, _)) = ahead().find(|(_, e)| points_at(e.value, address)) {
-            return Some(Place::Head(at));
+        let (mut tail, mut in_page) = (None, None);
+        for (at, entry) in self.ring.iter().take(self.considered).enumerate() {
+            if points_at(entry.value, address) {
+                return Some(Place::Head(at));
+            }
+            if tail.is_none() && reaches_to(entry.value, address) {
+                tail = Some(Place::Tail(at));
+            }
+            if in_page.is_none() && entry.page == page {
+                in_page = Some(Place::Head(at));
+            }
         }
         if self.last.is_some_and(|e| reaches_to(e.value, address)) {
             return Some(Place::LastTail);
         }
-        if let Some((at, _)) = ahead().find(|(_, e)| reaches_to(e.value, address)) {
-            return Some(Place::Tail(at));
-        }
-        ahead().find(|(_, e)| e.page == page).map(|(at, _)| Place::Head(at))
+        tail.or(in_page)
     }
 
     /// The program stands there; returns how many pages that were asked for it has used.

@@ -12,6 +12,7 @@ const CONFIG: CacheConfig = CacheConfig {
     fetch_pages: 4,
     max_fetches: 4,
     moved_run_pages: 8,
+    tells_unchanged: false,
 };
 
 /// A cache whose outputs are collected after each input.
@@ -192,6 +193,51 @@ fn an_install_that_failed_right_after_the_eviction_does_not_lose_the_page() {
 }
 
 #[test]
+fn a_page_that_was_written_and_leaves_unchanged_is_not_sent() {
+    let mut d = with_one_clean_page();
+    d.fault(0, Access::WriteProtected);
+    let (batch, _) = d.squeeze();
+    let out = d.evicted(batch, &[EvictOutcome::MovedUnchanged]);
+    assert!(stores(&out).is_empty(), "{out:?}");
+    assert!(releases(&out, batch), "the servers have it: {out:?}");
+    d.tell(Input::SetBudget { pages: 32 });
+    assert_eq!(fetch_of(&d.fault(0, Access::Read)).1, [run(0, 1)]);
+    assert_eq!(d.cache.stats().unchanged_pages, 1);
+}
+
+#[test]
+fn a_page_that_is_as_it_was_once_is_sent_when_the_servers_were_told_to_drop_it() {
+    let mut d = with_one_clean_page();
+    assert_eq!(d.tell(Input::Zeroed { extent: run(0, 1) }), [Output::Discard { extent: run(0, 1) }]);
+    assert_eq!(d.fault(0, Access::Write), [Output::InstallZero { extent: run(0, 1) }]);
+    let (batch, _) = d.squeeze();
+    assert_eq!(stores(&d.evicted(batch, &[EvictOutcome::MovedUnchanged])), [batch]);
+}
+
+#[test]
+fn pages_come_open_to_writes_while_others_are_written_and_not_when_most_leave_unchanged() {
+    for tells_unchanged in [false, true] {
+        let mut d = Driver::new(CacheConfig { budget_pages: 4096, batch_pages: 64, tells_unchanged, ..CONFIG });
+        d.adopt(1000, 0, 1000);
+        let read = |d: &mut Driver, page: u64| {
+            let (fetch, _) = fetch_of(&d.fault(page, Access::Read));
+            let out = d.tell(Input::Fetched { fetch });
+            matches!(out[0], Output::InstallFetched { writable: true, .. })
+        };
+        assert!(!read(&mut d, 10), "nothing was written yet");
+        d.fault(10, Access::WriteProtected);
+        // Far apart from one another, so that they are no stream.
+        assert!((1..40).all(|n| read(&mut d, 10 + 20 * n) == tells_unchanged));
+        let mut leaving = evictions(&d.tell(Input::SetBudget { pages: 0 }));
+        while let Some((batch, extents)) = leaving.pop() {
+            leaving.extend(evictions(&d.evicted(batch, &all(EvictOutcome::MovedUnchanged, &extents))));
+        }
+        d.tell(Input::SetBudget { pages: 4096 });
+        assert!(!read(&mut d, 30), "one fault pays for so many looks, and no more");
+    }
+}
+
+#[test]
 fn a_page_of_zeroes_is_never_sent() {
     let mut d = with_one_clean_page();
     let (batch, _) = d.squeeze();
@@ -354,6 +400,7 @@ fn prefetching() -> Driver {
         fetch_pages: 64,
         max_fetches: 16,
         moved_run_pages: 8,
+        tells_unchanged: false,
     });
     d.adopt(1 << 16, 0, 1 << 16);
     d

@@ -11,7 +11,12 @@ use rampool_sys::memory::{Advice, MapError, Mapping, advise, dont_fork};
 pub struct Frames {
     memory: Mapping,
     slot_bytes: usize,
+    /// The one that was put back last goes first.
     free: Vec<u32>,
+    /// The fewest that were free since the last trim: so many at the bottom were not used.
+    least_free: usize,
+    /// By slot: it may have frames of the kernel's.
+    used: Vec<bool>,
     /// `slots[id]` is the slot that holds the batch or fetch `id`.
     slots: Vec<Option<u32>>,
 }
@@ -26,7 +31,14 @@ impl Frames {
         dont_fork(&memory);
         // SAFETY: keeps the content; the mapping is ours. Without huge pages in the kernel the advice has no object, and that is as good.
         let _ = unsafe { advise(memory.start(), memory.bytes(), Advice::NoHugePage) };
-        Ok(Self { memory, slot_bytes, free: (0..slots).rev().collect(), slots: Vec::new() })
+        Ok(Self {
+            memory,
+            slot_bytes,
+            free: (0..slots).rev().collect(),
+            least_free: slots as usize,
+            used: vec![false; slots as usize],
+            slots: Vec::new(),
+        })
     }
 
     /// The slot of `id`, taken now if it has none.
@@ -39,6 +51,8 @@ impl Frames {
             self.slots.resize(index + 1, None);
         }
         let slot = *self.slots[index].get_or_insert_with(|| self.free.pop().expect("the cache keeps to its number of slots"));
+        self.least_free = self.least_free.min(self.free.len());
+        self.used[slot as usize] = true;
         self.memory.start() + slot as usize * self.slot_bytes
     }
 
@@ -83,6 +97,19 @@ impl Frames {
         self.free.len()
     }
 
+    /// Gives the memory of slots back that nobody has used since the last time. Only for slots that no userfaultfd knows.
+    pub fn trim(&mut self) {
+        let idle = self.free.get(..self.least_free).unwrap_or_default();
+        for &slot in idle {
+            if std::mem::take(&mut self.used[slot as usize]) {
+                let start = self.memory.start() + slot as usize * self.slot_bytes;
+                // SAFETY: a slot that is free holds nothing that anybody needs. Where the program has all memory locked, the kernel keeps it.
+                let _ = unsafe { advise(start, self.slot_bytes, Advice::DontNeed) };
+            }
+        }
+        self.least_free = self.free.len();
+    }
+
     #[must_use]
     pub fn memory(&self) -> &Mapping {
         &self.memory
@@ -110,5 +137,43 @@ pub unsafe fn is_zero_page(start: usize) -> bool {
             }
         }
         (0..WORDS / 8).all(|line| (0..8).fold(0, |all, word| all | words.add(line * 8 + word).read()) == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resident(frames: &Frames) -> usize {
+        let mut pages = vec![0u8; frames.memory().bytes() / OS_PAGE_BYTES];
+        // SAFETY: one byte for each page of our own mapping.
+        assert_eq!(unsafe { libc::mincore(frames.memory().at(0).cast(), frames.memory().bytes(), pages.as_mut_ptr()) }, 0);
+        pages.iter().filter(|page| **page & 1 == 1).count()
+    }
+
+    #[test]
+    fn slots_that_nobody_uses_any_more_are_given_back_and_the_others_stay() {
+        let mut frames = Frames::new(4, 2).unwrap();
+        let fill = |frames: &mut Frames, id: u32| {
+            let start: *mut u8 = std::ptr::with_exposed_provenance_mut(frames.take(id));
+            // SAFETY: the slot is ours, and two pages long.
+            unsafe { start.write_bytes(7, 2 * OS_PAGE_BYTES) };
+        };
+        (0..3).for_each(|id| fill(&mut frames, id));
+        frames.trim();
+        assert_eq!(resident(&frames), 6, "they are in use");
+        for id in 0..3 {
+            frames.release(id);
+        }
+        frames.trim();
+        assert_eq!(resident(&frames), 6, "they were in use until now");
+        fill(&mut frames, 0);
+        frames.release(0);
+        frames.trim();
+        assert_eq!(resident(&frames), 2, "one was used since");
+        frames.trim();
+        assert_eq!(resident(&frames), 0);
+        fill(&mut frames, 5);
+        assert_eq!(resident(&frames), 2);
     }
 }

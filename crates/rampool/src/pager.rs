@@ -31,17 +31,21 @@ pub(crate) mod in_thread;
 mod lost;
 mod movein;
 mod spare;
+mod unchanged;
 
 use foresight::Foresight;
 use lost::Lost;
 pub use movein::InstallBy;
 use movein::MoveIn;
 use spare::Spare;
+use unchanged::Unchanged;
 
 const FETCH_TOKEN: u64 = 1 << 32;
 /// Events read by one call, and how many are kept during a fork: threads that wait cause no more than one each.
 const EVENTS_READ_AT_ONCE: usize = 16;
 const EVENTS_KEPT: usize = 1024;
+/// Memory for fetches that was not used for so long goes back: it is part of the budget that the program gets.
+const TRIM_EVERY: Duration = Duration::from_secs(1);
 const ZERO_BYTES: usize = 256 << 10;
 /// A thread that waits for a page does not wait longer than this for the kernel to find room for one.
 const NO_MEMORY_DEADLINE: Duration = Duration::from_secs(5);
@@ -131,6 +135,7 @@ pub struct Pager<B: Backing> {
     /// The frames that each batch has, as runs of `(offset, pages)`.
     present: Vec<Vec<(u32, u32)>>,
     spare: Spare,
+    unchanged: Unchanged,
     move_in: MoveIn,
 }
 
@@ -178,6 +183,7 @@ impl<B: Backing> Pager<B> {
         let fetches = Frames::new(config.max_fetches, config.fetch_pages)?;
         let zeroes = Mapping::huge_aligned(ZERO_BYTES)?;
         let config_batches = config.max_batches as usize;
+        let unchanged = Unchanged::new(config.max_batches, config.batch_pages);
         let foresight = (config.max_prefetch_pages > 1 && faults.tells_exact_addresses()).then(Foresight::default);
         faults.prepare_frames(batches.memory().start(), batches.memory().bytes()).map_err(|errno| PagerError::Register { errno })?;
         Ok(Self {
@@ -211,6 +217,7 @@ impl<B: Backing> Pager<B> {
             lost: None,
             present: vec![Vec::new(); config_batches],
             spare: Spare::default(),
+            unchanged,
             move_in: MoveIn::default(),
             foresight,
         })
@@ -283,6 +290,7 @@ impl<B: Backing> Pager<B> {
     pub fn run(&mut self, supervisor: &mut impl Supervisor<B>) {
         let mut fds = Vec::new();
         let mut next_tick = Instant::now();
+        let mut next_trim = next_tick + TRIM_EVERY;
         let mut idle_since: Option<Instant> = None;
         rampool_sys::thread::ask_for_short_slices();
         loop {
@@ -297,6 +305,10 @@ impl<B: Backing> Pager<B> {
                 next_tick = now + supervisor.tick(self);
                 if !supervisor.wake_up(self) {
                     return;
+                }
+                if now >= next_trim {
+                    next_trim = now + TRIM_EVERY;
+                    self.fetches.trim();
                 }
             }
             if !busy && self.search() {
@@ -751,6 +763,9 @@ impl<B: Backing> Pager<B> {
         if self.lost.is_some() {
             return;
         }
+        if let Input::Adopt { extent, .. } = input {
+            self.unchanged.forget(extent);
+        }
         self.cache.handle(input);
         self.carry_out();
         while self.report_failed_installs() {}
@@ -811,6 +826,7 @@ impl<B: Backing> Pager<B> {
                 Output::Evict { batch, extents } => self.evict(batch, &extents),
                 Output::Store { batch, pages } => {
                     self.stats.written_back(pages.iter().map(|(e, _)| u64::from(e.count)).sum());
+                    self.unchanged.store(batch.0, &pages);
                     self.stored_pages[batch.0 as usize] = pages;
                     self.store(batch);
                 }
@@ -933,7 +949,9 @@ impl<B: Backing> Pager<B> {
         let mut moved = 0;
         let present = &mut self.present[batch.0 as usize];
         present.clear();
-        for (index, outcome) in outcomes.iter_mut().enumerate() {
+        self.unchanged.begin(batch.0, outcomes.len());
+        let pages = extents.iter().flat_map(Extent::pages);
+        for (index, (page, outcome)) in pages.zip(&mut outcomes).enumerate() {
             if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened) {
                 moved += 1;
                 let at = u32::try_from(index).expect("a batch is small");
@@ -941,9 +959,16 @@ impl<B: Backing> Pager<B> {
                     Some((first, pages)) if *first + *pages == at => *pages += 1,
                     _ => present.push((at, 1)),
                 }
+                let frame = to + index * OS_PAGE_BYTES;
                 // SAFETY: the page was just moved into the batch, which only this thread touches.
-                if unsafe { is_zero_page(to + index * OS_PAGE_BYTES) } {
+                let bytes: &[u8; OS_PAGE_BYTES] = unsafe { &*std::ptr::with_exposed_provenance(frame) };
+                // SAFETY: as above.
+                if unsafe { is_zero_page(frame) } {
                     *outcome = EvictOutcome::MovedZero;
+                } else if (*outcome == EvictOutcome::MovedOpened || self.cache.needs_store(page))
+                    && self.unchanged.leaves(batch.0, index, page, bytes)
+                {
+                    *outcome = EvictOutcome::MovedUnchanged;
                 }
             }
         }

@@ -147,6 +147,7 @@ impl PagedConfig {
             fetch_pages,
             max_fetches: (in_flight / fetch_pages).max(4),
             moved_run_pages: 8,
+            tells_unchanged: true,
         })
     }
 }

@@ -124,6 +124,8 @@ counters! {
     written_back_pages,
     /// Pages that left without being sent, because the servers had them already.
     clean_dropped_pages,
+    /// Those of them that were open to writes, and held what the servers have when they left.
+    unchanged_pages,
     /// Pages that left without being sent, because they were all zero.
     zero_dropped_pages,
     /// Pages that refused to leave (pinned, or shared with a child).
@@ -142,7 +144,7 @@ counters! {
 
 impl StatsPage {
     /// Changes whenever a field does.
-    pub const VERSION: u64 = 3;
+    pub const VERSION: u64 = 4;
 }
 
 /// The one writer's handle. The page outlives it by construction: it is leaked, or a mapping that is never unmapped.
@@ -180,6 +182,7 @@ impl PagerStats {
         page.resident_pages.store(used_pages, Relaxed);
         page.peak_resident_pages.store(page.peak_resident_pages.load(Relaxed).max(used_pages), Relaxed);
         page.busy_pages.store(cache.busy_pages, Relaxed);
+        page.unchanged_pages.store(cache.unchanged_pages, Relaxed);
         page.zero_dropped_pages.store(cache.zero_pages, Relaxed);
         page.clean_dropped_pages
             .store(cache.evicted_pages.saturating_sub(cache.stored_pages + cache.zero_pages + cache.busy_pages), Relaxed);

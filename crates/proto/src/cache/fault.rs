@@ -35,6 +35,9 @@ pub(super) enum Source {
 
 /// The longest run of pages that one write-protection fault opens.
 const MAX_UNPROTECT_RUN: u32 = 64;
+/// To look at so many pages, whether they leave unchanged, costs about as much as one write-protection fault.
+const LOOKS_PER_FAULT: u32 = 32;
+const MOST_LOOKS: u32 = 1024;
 /// Written pages in a row that are a stream of writes.
 const STREAM_OF_WRITES: u32 = 4;
 
@@ -121,6 +124,7 @@ impl Cache {
         if wanted < STREAM_OF_WRITES {
             // A page that is written on its own may be again. What a stream writes it may never write again, and if it does, one fault opens many.
             self.pages[index as usize].set_habit(super::page::MAX_HABIT);
+            self.looks = (self.looks + LOOKS_PER_FAULT).min(MOST_LOOKS);
         }
         let mut count = 0;
         while count <= wanted {
@@ -238,7 +242,8 @@ impl Cache {
         self.outputs.push_back(Output::InstallZero { extent });
     }
 
-    /// Will the page be written? Asked when it is installed. A wrong "no" costs a write-protection fault, a wrong "yes" a write-back.
+    /// Will the page be written? Asked when it is installed. A wrong "no" costs a write-protection fault; a wrong "yes" a write-back, or where the runtime tells of
+    /// unchanged pages no more than the look at one. Then each fault pays for as many looks as cost what it did.
     pub(super) fn guess_writable(&mut self, index: u32, wants_write: bool, stream_writes: bool) -> bool {
         let entry = &mut self.pages[index as usize];
         if wants_write {
@@ -250,7 +255,7 @@ impl Cache {
         }
         let habit = entry.habit();
         entry.set_habit(habit.saturating_sub(1));
-        habit > 0
+        habit > 0 || (self.config.tells_unchanged && self.looks > 0 && !self.pool_full)
     }
 
     /// Pages of the step that just ended can be written, or could for a moment.

@@ -10,6 +10,9 @@
 //!                         `--(while main has room)--> main
 //! ```
 //!
+//! What comes early passes small before anybody has used it. Where such pages are seen to be wanted just after they have left, small gets more room, at the expense
+//! of main, and gives it back when that ends (as ARC moves the border between its lists: Megiddo, Modha, FAST '03).
+//!
 //! Differs from the paper: a reference bit is set by a fault on a staged page, the only hit that can be seen; and a ghost hit alone does not
 //! lead to main, because in a cyclic scan every page is a ghost hit and main would be no better than one long queue. Candidates
 //! displace main pages only while they are seen to come back more often than pages that leave main. So a cyclic scan over twice the budget finds nearly half
@@ -45,6 +48,11 @@ const BUSY_RETRY_FAULTS: u32 = 256;
 const SAMPLE_BATCHES: u32 = 16;
 /// The small queue's share of the resident set, as a divisor.
 pub(super) const SMALL_SHARE: u64 = 16;
+/// Pages by which small grows for one that came early and left too early, and the most that it grows by, as a divisor of the budget.
+const EARLY_STEP: u64 = 8;
+const EARLY_SHARE: u64 = 4;
+/// What small has grown by is forgotten within about so many parts of the budget that leave.
+const EARLY_MEMORY: u64 = 2;
 /// OS pages of a huge page.
 const HUGE_PAGES: u32 = 512;
 
@@ -53,11 +61,13 @@ pub(super) struct Queues {
     pub all: [Queue; 3],
     busy_tried: u32,
     batches_since_sample: u32,
+    /// What small may hold beyond its share, because pages that came early left before their use.
+    room_for_early: u64,
 }
 
 impl Queues {
     pub fn new() -> Self {
-        Self { all: [Queue::new(SMALL), Queue::new(MAIN), Queue::new(BUSY)], busy_tried: 0, batches_since_sample: 0 }
+        Self { all: [Queue::new(SMALL), Queue::new(MAIN), Queue::new(BUSY)], busy_tried: 0, batches_since_sample: 0, room_for_early: 0 }
     }
 
     pub fn len(&self, queue: u32) -> u64 {
@@ -186,7 +196,18 @@ impl Cache {
 
     fn main_share(&self) -> u64 {
         let resident = self.queues.len(SMALL) + self.queues.len(MAIN);
-        resident - resident / SMALL_SHARE
+        resident - resident / SMALL_SHARE - self.queues.room_for_early.min(resident / EARLY_SHARE)
+    }
+
+    /// A page that came early was wanted when it had just left.
+    pub(super) fn early_page_had_left(&mut self) {
+        self.queues.room_for_early = (self.queues.room_for_early + EARLY_STEP).min(self.frames.budget / EARLY_SHARE);
+    }
+
+    /// So many pages leave.
+    pub(super) fn forget_early_pages(&mut self, leaving: u64) {
+        let room = self.queues.room_for_early;
+        self.queues.room_for_early = room - (room * leaving * EARLY_MEMORY / self.frames.budget.max(1)).clamp(u64::from(room > 0), room);
     }
 
     /// One stretch of the hand over a queue; whether a warm page cooled down a little.

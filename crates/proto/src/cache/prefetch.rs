@@ -268,6 +268,7 @@ impl Cache {
     /// A page that came early was moved out before its first use: the stream around it looks too far ahead.
     fn left_too_early(&mut self, page: i64) {
         self.stats.left_too_early += 1;
+        self.early_page_had_left();
         let around = self.streams.table.iter_mut().find(|s| s.trained && s.is_behind_frontier(page));
         if let Some(stream) = around {
             stream.shrink();

@@ -70,6 +70,7 @@ impl Cache {
         self.frames.evicting += count;
         self.stats.evicted_pages += count;
         self.stats.batches += 1;
+        self.forget_early_pages(count);
         let batch = &mut self.batches[slot as usize];
         assert!(batch.storing.is_empty() && batch.frames == 0, "a free batch holds nothing");
         batch.phase = BatchPhase::Evicting;
@@ -93,7 +94,7 @@ impl Cache {
         for ((offset, &index), &outcome) in (0u32..).zip(&pages).zip(outcomes) {
             let entry = &mut self.pages[index as usize];
             assert!(entry.is_at(State::Evicting, slot, offset), "page {index} left {id:?} before it was answered");
-            if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened | EvictOutcome::MovedZero) {
+            if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened | EvictOutcome::MovedUnchanged | EvictOutcome::MovedZero) {
                 frames += 1;
             }
             if matches!(outcome, EvictOutcome::MovedOpened | EvictOutcome::BusyOpened) {
@@ -108,7 +109,14 @@ impl Cache {
                 continue;
             }
             match outcome {
-                EvictOutcome::Moved | EvictOutcome::MovedOpened => entry.set_state(State::Staged),
+                // What was stored last counts only as long as the servers keep it.
+                EvictOutcome::MovedUnchanged if entry.has(COPY) => {
+                    entry.set_state(State::Staged);
+                    entry.clear(DIRTY);
+                    self.stats.unchanged_pages += 1;
+                    self.looks = self.looks.saturating_sub(1);
+                }
+                EvictOutcome::Moved | EvictOutcome::MovedOpened | EvictOutcome::MovedUnchanged => entry.set_state(State::Staged),
                 EvictOutcome::MovedZero => {
                     self.stats.zero_pages += 1;
                     self.becomes_empty(index, State::Fresh);

@@ -11,6 +11,8 @@ pub enum Mutation {
     ProtectionIgnored,
     /// A page with content is reported as zero.
     ContentReportedZero,
+    /// A page that was written is reported as unchanged.
+    WrittenReportedUnchanged,
     /// A page that comes back from a batch comes back as zeroes.
     StagedReturnsZero,
     /// A batch loses its frames when its store starts, not when it is released.
@@ -30,11 +32,12 @@ pub enum Mutation {
 }
 
 impl Mutation {
-    pub const ALL: [Mutation; 12] = [
+    pub const ALL: [Mutation; 13] = [
         Mutation::StoreLosesPage,
         Mutation::FetchShifted,
         Mutation::ProtectionIgnored,
         Mutation::ContentReportedZero,
+        Mutation::WrittenReportedUnchanged,
         Mutation::StagedReturnsZero,
         Mutation::BatchReleasedEarly,
         Mutation::DiscardLost,

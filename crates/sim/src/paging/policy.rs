@@ -93,6 +93,7 @@ pub fn config(budget_pages: u64, prefetch: bool) -> CacheConfig {
         fetch_pages,
         max_fetches: (in_flight / fetch_pages).max(4),
         moved_run_pages: 8,
+        tells_unchanged: false,
     }
 }
 

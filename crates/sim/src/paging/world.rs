@@ -89,6 +89,8 @@ pub struct World {
     cache: Cache,
     pages: Vec<PageModel>,
     servers: BTreeMap<u64, u64>,
+    /// What was sent to the servers last, as the runtime remembers it.
+    stored: BTreeMap<u64, u64>,
     batches: BTreeMap<u32, Vec<Option<u64>>>,
     fetches: BTreeMap<u32, Vec<Option<u64>>>,
     ops: Vec<Op>,
@@ -136,6 +138,7 @@ impl World {
             rng,
             pages: vec![PageModel::default(); usize::try_from(plan.pages).expect("few pages")],
             servers: BTreeMap::new(),
+            stored: BTreeMap::new(),
             batches: BTreeMap::new(),
             fetches: BTreeMap::new(),
             ops: Vec::new(),
@@ -216,7 +219,12 @@ impl World {
                     Access::WriteProtected
                 } else {
                     if write {
-                        frame.content = if self.rng.one_in(6) { 0 } else { self.next_content };
+                        frame.content = match self.stored.get(&page) {
+                            // As it was, or as it was once.
+                            Some(content) if self.plan.config.tells_unchanged && self.rng.one_in(3) => *content,
+                            _ if self.rng.one_in(6) => 0,
+                            _ => self.next_content,
+                        };
                         self.next_content += 1;
                         model.golden = frame.content;
                     }
@@ -329,6 +337,9 @@ impl World {
                     self.servers.insert(page.0, model.golden);
                     push_page(&mut remote, page);
                 }
+            }
+            for page in run.pages() {
+                self.stored.remove(&page.0);
             }
             self.handle(Input::Adopt { extent: run, resident: &resident, remote: &remote });
         }
@@ -467,6 +478,12 @@ impl World {
             }
             Output::Store { batch, pages } => {
                 assert!(!self.pool_full, "a store while the pool is full");
+                let buffer = &self.batches[&batch.0];
+                for (extent, offset) in &pages {
+                    for (page, content) in extent.pages().zip(&buffer[nth(u64::from(*offset))..]) {
+                        self.stored.insert(page.0, content.expect("a stored page was moved out"));
+                    }
+                }
                 self.ops.push(Op::Store { batch, pages, applied: false });
                 if self.mutate(Mutation::BatchReleasedEarly) {
                     self.batches.remove(&batch.0);

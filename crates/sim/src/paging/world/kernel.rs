@@ -139,6 +139,10 @@ impl World {
                 None => EvictOutcome::Vanished,
                 Some(Frame { content: 0, .. }) => EvictOutcome::MovedZero,
                 Some(_) if self.mutate(Mutation::ContentReportedZero) => EvictOutcome::MovedZero,
+                Some(_) if self.mutate(Mutation::WrittenReportedUnchanged) => EvictOutcome::MovedUnchanged,
+                Some(Frame { content, .. }) if self.plan.config.tells_unchanged && self.stored.get(&page.0) == Some(&content) => {
+                    EvictOutcome::MovedUnchanged
+                }
                 // Shared with a child, it had to be opened first.
                 Some(_) if self.rng.one_in(16) => EvictOutcome::MovedOpened,
                 Some(_) => EvictOutcome::Moved,
