@@ -33,6 +33,7 @@ fn no_seed_breaks_a_rule_and_together_they_see_everything() {
     seen("markers that were not", |s| s.wasted_markers);
     seen("pages that left before their first use", |s| s.left_too_early);
     seen("stores", |s| s.stored_pages);
+    seen("pages that left unchanged", |s| s.unchanged_pages);
     seen("zero pages", |s| s.zero_pages);
     seen("pages that refused", |s| s.busy_pages);
     seen("discards", |s| s.discarded_pages);
