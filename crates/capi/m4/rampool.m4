@@ -39,6 +39,8 @@ define(`WAIT_FOR_END', `rampool_call_(`wait_for_end', `void', `long', rampool_if
 # With a semicolon, as all macro sets for SPLASH have it: its programs leave it out here and there.
 define(`G_MALLOC', `({ extern void *rampool_parmacs_g_malloc(__SIZE_TYPE__, long); rampool_parmacs_g_malloc((__SIZE_TYPE__) ($1), rampool_if_(`$2', `', `-1', `(long) ($2)')); });')
 define(`NU_MALLOC', defn(`G_MALLOC'))
+define(`G_MALLOC_F', `rampool_parmacs_g_malloc((__SIZE_TYPE__) ($1), -1)')
+define(`NU_MALLOC_F', defn(`G_MALLOC_F'))
 define(`G_FREE', `rampool_call_(`g_free', `void', `void *', `(void *) ($1)')')
 define(`NU_FREE', defn(`G_FREE'))
 
@@ -78,6 +80,9 @@ define(`PAUSE', `rampool_parmacs_pause_wait(&rampool_if_(`$2', `', `($1)', `(($1
 define(`GSDEC', `rampool_parmacs_subscript_t $1;')
 define(`GSINIT', `memset((void *) &($1), 0, sizeof (rampool_parmacs_subscript_t));')
 define(`GETSUB', `(($2) = rampool_parmacs_getsub(&($1), (long) ($3), (long) ($4)));')
+define(`NU_GSDEC', defn(`GSDEC'))
+define(`NU_GSINIT', defn(`GSINIT'))
+define(`NU_GETSUB', defn(`GETSUB'))
 
 define(`CLOCK', `(($1) = (__typeof__(($1) + 0)) rampool_parmacs_clock());')
 
@@ -92,9 +97,11 @@ define(`FULL_FENCE', `rampool_parmacs_fence();')
 define(`RELEASE_FENCE', `rampool_parmacs_fence();')
 define(`ACQUIRE_FENCE', `rampool_parmacs_fence();')
 
-# Where SPLASH-3 begins and ends what it measures.
-define(`SPLASH3_ROI_BEGIN', `')
-define(`SPLASH3_ROI_END', `')
+# What is for simulators and other machines: SPLASH-2 names barriers to them, and SPLASH-3 the part that is to be measured.
+define(`BARINCLUDE')define(`BAREXCLUDE')define(`SPLASH3_ROI_BEGIN')define(`SPLASH3_ROI_END')define(`NEWPROC')define(`AUG_ON')
+define(`AUG_OFF')define(`AUG_DELAY')define(`AUG_SET_LOLIMIT')define(`AUG_SET_HILIMIT')define(`TRACE_ON')define(`TRACE_OFF')
+define(`REF_TRACE_ON')define(`REF_TRACE_OFF')define(`DYN_TRACE_ON')define(`DYN_TRACE_OFF')define(`DYN_REF_TRACE_ON')define(`DYN_REF_TRACE_OFF')
+define(`DYN_SIM_ON')define(`DYN_SIM_OFF')define(`DYN_SCHED_ON')define(`DYN_SCHED_OFF')define(`ST_LOG')
 
 # Names that C programs use for themselves.
 undefine(`len')undefine(`index')undefine(`substr')undefine(`format')undefine(`incr')undefine(`decr')undefine(`shift')undefine(`eval')undefine(`unix')

@@ -1,6 +1,7 @@
 /*
  * What programs of SPLASH do, and other programs for PARMACS need not: declare and use what processes share in files with neither MAIN_ENV nor
- * EXTERN_ENV, leave out the semicolon behind G_MALLOC, take PAGE_SIZE from the macros, and say what is to be measured.
+ * EXTERN_ENV, leave out the semicolon behind G_MALLOC, take PAGE_SIZE from the macros, and name to
+ * simulators what is to be measured.
  *
  *     splash PROCESSES
  */
@@ -41,6 +42,7 @@ void begin()
     ALOCKINIT(cell->locks, 3)
     CONDVARINIT(cell->filled)
     BARINIT(cell->all, P)
+    BARINCLUDE(cell->all);
 }
 
 MAIN_ENV
