@@ -87,25 +87,37 @@ const WITHIN: [(f64, [i32; 3]); 31] = [
 const TOWARDS_HYDROGEN: f64 = 0.456_825_9;
 /// Of two hydrogens' charges.
 const CHARGE_SQUARED: f64 = 170.9389 * KCAL_A_MOL;
-/// The centre, and the hydrogens.
-const CHARGES: [(usize, f64); 3] = [(CENTRE, -2.0), (MOTION, 1.0), (MOTION + 2, 1.0)];
-/// Two sites, and what is between them: factors and exponents.
-const REPELLING: [(usize, usize, &[(f64, f64)]); 9] = {
-    const OXYGENS: &[(f64, f64)] = &[(1_088_213.2 * KCAL_A_MOL, 5.152_712)];
-    const HYDROGENS: &[(f64, f64)] = &[(666.3373 * KCAL_A_MOL, 2.760_844)];
-    const BOTH: &[(f64, f64)] = &[(1455.427 * KCAL_A_MOL, 2.961_895), (-273.5954 * KCAL_A_MOL, 2.233_264)];
+/// The pairs of sites that act on each other: nine of charges (the centre's is minus two hydrogens'), then those of the oxygens.
+const PAIRS: [(usize, usize); 14] = {
+    const O: usize = MOTION + OXYGEN;
+    const H: usize = MOTION;
+    const I: usize = MOTION + 2;
     [
-        (MOTION + 1, MOTION + 1, OXYGENS),
-        (MOTION, MOTION, HYDROGENS),
-        (MOTION, MOTION + 2, HYDROGENS),
-        (MOTION + 2, MOTION, HYDROGENS),
-        (MOTION + 2, MOTION + 2, HYDROGENS),
-        (MOTION + 1, MOTION, BOTH),
-        (MOTION + 1, MOTION + 2, BOTH),
-        (MOTION, MOTION + 1, BOTH),
-        (MOTION + 2, MOTION + 1, BOTH),
+        (CENTRE, CENTRE),
+        (CENTRE, H),
+        (CENTRE, I),
+        (H, CENTRE),
+        (I, CENTRE),
+        (H, H),
+        (H, I),
+        (I, H),
+        (I, I),
+        (O, O),
+        (O, H),
+        (O, I),
+        (H, O),
+        (I, O),
     ]
 };
+const CHARGED: usize = 9;
+const CHARGES: [f64; CHARGED] = [4.0, -2.0, -2.0, -2.0, -2.0, 1.0, 1.0, 1.0, 1.0];
+/// Exponentials between atoms, factors and exponents, for the pairs from this one on.
+const HYDROGENS: usize = 5;
+const BETWEEN_HYDROGENS: [(f64, f64); 1] = [(666.3373 * KCAL_A_MOL, 2.760_844)];
+const OXYGENS: usize = 9;
+const BETWEEN_OXYGENS: [(f64, f64); 1] = [(1_088_213.2 * KCAL_A_MOL, 5.152_712)];
+const OXYGEN_HYDROGEN: usize = 10;
+const BETWEEN_BOTH: [(f64, f64); 2] = [(1455.427 * KCAL_A_MOL, 2.961_895), (-273.5954 * KCAL_A_MOL, 2.233_264)];
 
 // Sums that all ranks add to.
 const VIRIAL: usize = 0;
@@ -214,54 +226,70 @@ impl Space {
     }
 }
 
-/// Tells `each` what two molecules do to each other: two sites, the vector between them, the force on the first as a multiple of it, and the energy.
-/// `a` and `b` are the beginnings of records.
-#[inline(always)]
-fn interact(a: &[Vector], b: &[Vector], space: &Space, mut each: impl FnMut(usize, usize, Vector, f64, f64)) {
-    let mut pairs = [(0, 0, 0.0, [0.0; 3], 0.0); 9];
-    let mut beyond = 0;
-    for (at, (first, charge)) in CHARGES.into_iter().enumerate() {
-        for (other, (second, other_charge)) in CHARGES.into_iter().enumerate() {
-            let between = space.between(a[first], b[second]);
-            let square = dot(between, between);
-            beyond += usize::from(square > space.cutoff_squared);
-            pairs[3 * at + other] = (first, second, charge * other_charge * CHARGE_SQUARED, between, square);
-        }
-    }
-    if beyond == pairs.len() {
-        return;
-    }
-    for (first, second, charges, between, square) in pairs {
-        if square <= space.cutoff_squared {
-            let inverse = 1.0 / square.sqrt();
-            let energy = charges * (inverse + square * space.field / 2.0 - space.at_cutoff);
-            each(first, second, between, charges * (inverse * inverse * inverse - space.field), energy);
-        }
-    }
-    if beyond == 0 {
-        for (first, second, exponentials) in REPELLING {
-            let between = space.between(a[first], b[second]);
-            let distance = dot(between, between).sqrt();
-            let (mut strength, mut energy) = (0.0, 0.0);
-            for &(factor, exponent) in exponentials {
-                let part = factor * (-exponent * distance).exp();
-                strength += part * exponent;
-                energy += part;
-            }
-            each(first, second, between, strength / distance, energy);
+/// The centre and the atoms: the beginning of a record.
+type Sites = [Vector; MOTION + 3];
+
+/// What two sites do to each other: the force on the first as a multiple of the vector from the second, and the energy.
+#[derive(Clone, Copy, Default)]
+struct Effect {
+    strength: f64,
+    energy: f64,
+}
+
+impl Effect {
+    #[inline(always)]
+    fn exponentials(&mut self, square: f64, of: &[(f64, f64)]) {
+        let distance = square.sqrt();
+        for &(factor, exponent) in of {
+            let part = factor * (-exponent * distance).exp();
+            self.strength += part * exponent / distance;
+            self.energy += part;
         }
     }
 }
 
-/// Adds a force on a site to those on the molecule's atoms.
+/// Tells `each` what the sites of two molecules do to each other: which two, and the vector between them.
 #[inline(always)]
-fn add_force(on: &mut Atoms, site: usize, force: Vector, times: f64) {
-    if site == CENTRE {
-        on[OXYGEN] = plus(on[OXYGEN], force, times * (1.0 - TOWARDS_HYDROGEN));
-        on[0] = plus(on[0], force, times * TOWARDS_HYDROGEN / 2.0);
-        on[2] = plus(on[2], force, times * TOWARDS_HYDROGEN / 2.0);
-    } else {
-        on[site - MOTION] = plus(on[site - MOTION], force, times);
+fn interact(a: &Sites, b: &Sites, space: &Space, mut each: impl FnMut((usize, usize), Vector, Effect)) {
+    let mut between = [[0.0; 3]; PAIRS.len()];
+    let mut squares = [0.0; PAIRS.len()];
+    let mut measure = |pairs: std::ops::Range<usize>| {
+        for at in pairs {
+            between[at] = space.between(a[PAIRS[at].0], b[PAIRS[at].1]);
+            squares[at] = dot(between[at], between[at]);
+        }
+        (between, squares)
+    };
+    let (_, near) = measure(0..CHARGED);
+    let beyond = near[..CHARGED].iter().filter(|&&square| square > space.cutoff_squared).count();
+    if beyond == CHARGED {
+        return;
+    }
+    let mut effects = [Effect::default(); PAIRS.len()];
+    for at in 0..CHARGED {
+        let charges = CHARGES[at] * CHARGE_SQUARED;
+        let inverse = 1.0 / near[at].sqrt();
+        let strength = charges * (inverse * inverse * inverse - space.field);
+        let energy = charges * (inverse + near[at] * space.field / 2.0 - space.at_cutoff);
+        effects[at] = if near[at] <= space.cutoff_squared { Effect { strength, energy } } else { Effect::default() };
+    }
+    let acting = if beyond == 0 { PAIRS.len() } else { CHARGED };
+    let (between, squares) = measure(CHARGED..acting);
+    if beyond == 0 {
+        (HYDROGENS..OXYGENS).for_each(|at| effects[at].exponentials(squares[at], &BETWEEN_HYDROGENS));
+        effects[OXYGENS].exponentials(squares[OXYGENS], &BETWEEN_OXYGENS);
+        (OXYGEN_HYDROGEN..PAIRS.len()).for_each(|at| effects[at].exponentials(squares[at], &BETWEEN_BOTH));
+    }
+    for at in 0..acting {
+        each(PAIRS[at], between[at], effects[at]);
+    }
+}
+
+/// Adds the forces on a molecule's sites to those on its atoms: what the centre is drawn by, draws all three.
+fn add_forces(to: &mut Atoms, on: &Sites) {
+    for (atom, force) in to.iter_mut().enumerate() {
+        let share = if atom == OXYGEN { 1.0 - TOWARDS_HYDROGEN } else { TOWARDS_HYDROGEN / 2.0 };
+        *force = plus(plus(*force, on[MOTION + atom], 1.0), on[CENTRE], share);
     }
 }
 
@@ -369,9 +397,10 @@ impl Water<'_> {
     }
 
     /// The beginning of a molecule's record, which all ranks read between two barriers and nobody writes.
-    fn sites(&self, molecule: usize) -> &[Vector] {
+    fn sites(&self, molecule: usize) -> &Sites {
         // SAFETY: only forces are written between these barriers, which are not in it.
-        unsafe { self.records.slice(molecule * RECORD..molecule * RECORD + MOTION + 3) }
+        let sites = unsafe { self.records.slice(molecule * RECORD..molecule * RECORD + MOTION + 3) };
+        sites.try_into().expect("as many")
     }
 
     /// Adds the forces between molecules, to all of them, and waits until the others have.
@@ -381,16 +410,17 @@ impl Water<'_> {
         let mut virial = 0.0;
         for i in mine.clone() {
             let sites = self.sites(i);
-            let mut on_it = [[0.0; 3]; 3];
+            let mut on_it: Sites = [[0.0; 3]; 4];
             for j in others(i, count) {
-                let on_other = &mut own[j];
-                interact(sites, self.sites(j), &self.space, |first, second, between, strength, _| {
-                    add_force(&mut on_it, first, between, strength);
-                    add_force(on_other, second, between, -strength);
+                let mut on_other: Sites = [[0.0; 3]; 4];
+                interact(sites, self.sites(j), &self.space, |(first, second), between, Effect { strength, .. }| {
+                    on_it[first] = plus(on_it[first], between, strength);
+                    on_other[second] = plus(on_other[second], between, -strength);
                     virial += strength * dot(between, between);
                 });
+                add_forces(&mut own[j], &on_other);
             }
-            own[i] = std::array::from_fn(|atom| plus(own[i][atom], on_it[atom], 1.0));
+            add_forces(&mut own[i], &on_it);
         }
         self.add(OF_VIRIAL, &[(VIRIAL, virial)])?;
         // Each rank begins with its own, so that they do not all queue for the same locks; and goes as far as it has pairs.
@@ -472,7 +502,7 @@ impl Water<'_> {
         let mut between = 0.0;
         for i in self.mine() {
             for j in others(i, self.count) {
-                interact(self.sites(i), self.sites(j), &self.space, |_, _, _, _, energy| between += energy);
+                interact(self.sites(i), self.sites(j), &self.space, |_, _, effect| between += effect.energy);
             }
         }
         self.add(OF_POTENTIAL, &[(POTENTIAL_WITHIN, within), (POTENTIAL_BETWEEN, between)])
@@ -574,19 +604,24 @@ mod tests {
             same(&forces_within(&atoms), &slopes(&atoms, energy_within).map(|slope| slope.map(|part| -part)), 1e-5);
         }
         let space = Space::of(64);
-        let record = |atoms: &Atoms| [centre(atoms), atoms[0], atoms[1], atoms[2]];
+        let record = |atoms: &Atoms| -> Sites { [centre(atoms), atoms[0], atoms[1], atoms[2]] };
         // Near, and so far that some charges are beyond the cutoff, but none just there; the second also through the box's side.
         for away in [2.8, 5.7, space.side - 3.0] {
             let (a, b) = (bent(7), bent(8).map(|place| plus(place, [away, 0.3, -0.2], 1.0)));
             let energy = |a: &Atoms| {
                 let mut sum = 0.0;
-                interact(&record(a), &record(&b), &space, |_, _, _, _, energy| sum += energy);
+                interact(&record(a), &record(&b), &space, |_, _, effect| sum += effect.energy);
                 sum
             };
-            let (mut on_a, mut on_b) = ([[0.0; 3]; 3], [[0.0; 3]; 3]);
-            interact(&record(&a), &record(&b), &space, |first, second, between, strength, _| {
-                add_force(&mut on_a, first, between, strength);
-                add_force(&mut on_b, second, between, -strength);
+            let (mut on_a, mut on_b): (Atoms, Atoms) = ([[0.0; 3]; 3], [[0.0; 3]; 3]);
+            interact(&record(&a), &record(&b), &space, |(first, second), between, Effect { strength, .. }| {
+                let of = |site: usize, times: f64| {
+                    let mut sites: Sites = [[0.0; 3]; 4];
+                    sites[site] = between.map(|part| part * times);
+                    sites
+                };
+                add_forces(&mut on_a, &of(first, strength));
+                add_forces(&mut on_b, &of(second, -strength));
             });
             assert!(energy(&a) != 0.0, "{away}");
             same(&on_a, &slopes(&a, energy).map(|slope| slope.map(|part| -part)), 1e-4);
@@ -609,10 +644,10 @@ mod tests {
             [arm(1.0), [0.0; 3], arm(-1.0)].map(|place| plus(place, [away, 0.0, 0.0], 1.0))
         };
         let far = Space { side: 1e3, cutoff_squared: 1e4, field: 0.0, at_cutoff: 0.0 };
-        let record = |atoms: &Atoms| [centre(atoms), atoms[0], atoms[1], atoms[2]];
+        let record = |atoms: &Atoms| -> Sites { [centre(atoms), atoms[0], atoms[1], atoms[2]] };
         let energy = |away: f64| {
             let mut sum = 0.0;
-            interact(&record(&giver), &record(&taker(away)), &far, |_, _, _, _, energy| sum += energy);
+            interact(&record(&giver), &record(&taker(away)), &far, |_, _, effect| sum += effect.energy);
             sum / KCAL_A_MOL
         };
         let (at, least) = (240..360).map(|n| f64::from(n) / 100.0).map(|at| (at, energy(at))).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
