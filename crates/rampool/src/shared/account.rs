@@ -5,6 +5,7 @@
 //! computing, which is all that is left, so also what was lost to other processes on the same CPUs.
 
 use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -187,7 +188,7 @@ impl Account {
             self.stats.requests += took;
         }
         if let Some(trace) = &mut self.trace {
-            trace.message("receive", "from", from, message, None, began, Some(took));
+            trace.message("receive", ("from", from), message, None, began, Some(took));
         }
     }
 
@@ -197,7 +198,7 @@ impl Account {
         kind.messages += 1;
         kind.bytes += bytes as u64;
         if let Some(trace) = &mut self.trace {
-            trace.message("send", "to", to, message, Some(bytes), Instant::now(), None);
+            trace.message("send", ("to", to), message, Some(bytes), Instant::now(), None);
         }
     }
 
@@ -258,6 +259,9 @@ impl Account {
     }
 }
 
+/// Written to the file at once.
+const BUFFER: usize = 1 << 20;
+
 /// A file of what happened, one JSON object a line. See `docs/observing.md`.
 struct Trace {
     out: BufWriter<File>,
@@ -293,8 +297,23 @@ pub(super) fn cpu_of_this_thread() -> Duration {
     Duration::new(used.tv_sec.try_into().unwrap_or(0), used.tv_nsec.try_into().unwrap_or(0))
 }
 
-fn us(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
+/// Microseconds, of which the trace has tenths. Numbers are written as integers: formatting floats takes a thread many times as long, under the host's lock.
+struct Us {
+    tenths: u128,
+}
+
+impl Us {
+    fn of(time: Duration) -> Self {
+        Self { tenths: time.as_nanos() / 100 }
+    }
+}
+
+impl Display for Us {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        // Most are below this, and division by constants of 64 bits is quick.
+        let tenths = u64::try_from(self.tenths).unwrap_or(u64::MAX);
+        write!(f, "{}.{}", tenths / 10, tenths % 10)
+    }
 }
 
 impl Trace {
@@ -302,44 +321,70 @@ impl Trace {
         let file = File::create(dir.join(format!("rank-{}.jsonl", rank.0)))?;
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let started_us = u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX);
-        Ok(Self { out: BufWriter::new(file), started: Instant::now(), started_us, free: BTreeMap::new() })
+        Ok(Self { out: BufWriter::with_capacity(BUFFER, file), started: Instant::now(), started_us, free: BTreeMap::new() })
     }
 
-    fn at_us(&self, at: Instant) -> f64 {
-        self.started_us as f64 + at.saturating_duration_since(self.started).as_secs_f64() * 1e6
+    fn at_us(&self, at: Instant) -> Us {
+        Us { tenths: u128::from(self.started_us) * 10 + Us::of(at.saturating_duration_since(self.started)).tenths }
     }
 
     fn span(&mut self, event: &str, span: &Span, at: Instant, took: Duration) {
-        let (at, took) = (self.at_us(at), us(took));
-        let thread = span.thread.map_or(String::new(), |thread| format!(r#","thread":{}"#, thread.0));
-        let what = span.what.map_or(String::new(), |what| format!(r#","what":"{what}""#));
-        let lock = span.lock.map_or(String::new(), |lock| format!(r#","lock":{}"#, lock.0));
-        let cpu = span.cpu.map_or(String::new(), |cpu| format!(r#","cpu_us":{:.1}"#, us(cpu)));
         // A disk that is full must not end the run.
-        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}"{thread}{what}{lock},"us":{took:.1}{cpu}}}"#);
+        let _ = self.try_span(event, span, at, took);
     }
 
-    fn message(
+    fn try_span(&mut self, event: &str, span: &Span, at: Instant, took: Duration) -> std::io::Result<()> {
+        let at = self.at_us(at);
+        let out = &mut self.out;
+        write!(out, r#"{{"at_us":{at},"event":"{event}""#)?;
+        if let Some(thread) = span.thread {
+            write!(out, r#","thread":{}"#, thread.0)?;
+        }
+        if let Some(what) = span.what {
+            write!(out, r#","what":"{what}""#)?;
+        }
+        if let Some(lock) = span.lock {
+            write!(out, r#","lock":{}"#, lock.0)?;
+        }
+        write!(out, r#","us":{}"#, Us::of(took))?;
+        if let Some(cpu) = span.cpu {
+            write!(out, r#","cpu_us":{}"#, Us::of(cpu))?;
+        }
+        out.write_all(b"}\n")
+    }
+
+    fn message(&mut self, event: &str, peer: (&str, Rank), message: &Message, bytes: Option<usize>, at: Instant, took: Option<Duration>) {
+        // As for spans.
+        let _ = self.try_message(event, peer, message, bytes, at, took);
+    }
+
+    fn try_message(
         &mut self,
         event: &str,
-        way: &str,
-        peer: Rank,
+        (way, peer): (&str, Rank),
         message: &Message,
         bytes: Option<usize>,
         at: Instant,
         took: Option<Duration>,
-    ) {
+    ) -> std::io::Result<()> {
         let at = self.at_us(at);
-        let bytes = bytes.map_or(String::new(), |bytes| format!(r#","bytes":{bytes}"#));
-        let lock = message.lock().map_or(String::new(), |lock| format!(r#","lock":{}"#, lock.0));
-        let took = took.map_or(String::new(), |took| format!(r#","us":{:.1}"#, us(took)));
-        let name = message.name();
-        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}","{way}":{},"type":"{name}"{lock}{bytes}{took}}}"#, peer.0);
+        let out = &mut self.out;
+        write!(out, r#"{{"at_us":{at},"event":"{event}","{way}":{},"type":"{}""#, peer.0, message.name())?;
+        if let Some(lock) = message.lock() {
+            write!(out, r#","lock":{}"#, lock.0)?;
+        }
+        if let Some(bytes) = bytes {
+            write!(out, r#","bytes":{bytes}"#)?;
+        }
+        if let Some(took) = took {
+            write!(out, r#","us":{}"#, Us::of(took))?;
+        }
+        out.write_all(b"}\n")
     }
 
     fn mark(&mut self, event: &str, at: Instant) {
         let at = self.at_us(at);
-        let _ = writeln!(self.out, r#"{{"at_us":{at:.1},"event":"{event}"}}"#);
+        let _ = writeln!(self.out, r#"{{"at_us":{at},"event":"{event}"}}"#);
     }
 
     fn flush(&mut self) {
