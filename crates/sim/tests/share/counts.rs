@@ -189,6 +189,22 @@ fn auto_streams_pages_that_change_a_lot() {
 }
 
 #[test]
+fn sc_keeps_no_page_from_others_behind_a_barrier() {
+    // One reads right before each barrier what the other writes right behind it.
+    let reader = (0..20).flat_map(|round| [Op::Compute { ticks: 1000 }, Op::Read { at: 0, len: 8 }, barrier(round)]).collect::<Vec<Op>>();
+    let writer = (0..20).flat_map(|round| [barrier(round), Op::Write { at: 8, len: 8, value: 7 }]).collect::<Vec<Op>>();
+    let ticks = |hold_us| {
+        let mut setup = quiet(ProtocolKind::Sc, vec![vec![reader.clone()], vec![writer.clone()]]);
+        setup.tuning.hold_us = hold_us;
+        let report = report(setup);
+        assert!(report.stats.invalidations >= 19, "{:?}", report.stats);
+        report.ticks
+    };
+    let (held, not_held) = (ticks(20_000), ticks(0));
+    assert!(held < not_held + 20_000, "20 rounds take {held} ticks, and {not_held} where pages are not held at all");
+}
+
+#[test]
 fn a_former_home_can_forget_its_copy_after_the_next_barrier() {
     for protocol in [ProtocolKind::Hlrc, ProtocolKind::Aurc, ProtocolKind::Auto] {
         let rounds = 1..20;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use super::{Cx, Protocol, unexpected};
 use crate::share::engine::Shared;
+use crate::share::message::Payload;
 use crate::share::rule::Rule;
 use crate::share::{Body, Checked, Protection, ProtocolKind, Rank, ThreadId, TimerId};
 use crate::units::{Extent, PageIndex};
@@ -21,6 +22,8 @@ use crate::units::{Extent, PageIndex};
 #[derive(Clone, Hash, Debug)]
 pub(crate) struct Sc {
     pages: BTreeMap<PageIndex, Local>,
+    /// Those that just came stay until their timer is due, or the rank arrives at a barrier: whoever waited for them has used them then.
+    held: BTreeSet<PageIndex>,
     directory: BTreeMap<PageIndex, Entry>,
     /// Pages whose directory entry is on its way here.
     awaited: BTreeMap<PageIndex, Awaited>,
@@ -49,8 +52,6 @@ struct Local {
     /// Another rank is the owner.
     borrowed: bool,
     wants: Option<Want>,
-    /// It just came: it stays until its timer is due.
-    held: bool,
     /// Taken away as soon as it is not held any more.
     taken: Vec<Body>,
 }
@@ -99,7 +100,7 @@ impl Entry {
 
 impl Local {
     fn new() -> Self {
-        Self { access: Protection::None, borrowed: false, wants: None, held: false, taken: Vec::new() }
+        Self { access: Protection::None, borrowed: false, wants: None, taken: Vec::new() }
     }
 }
 
@@ -107,6 +108,7 @@ impl Sc {
     pub fn new() -> Self {
         Self {
             pages: BTreeMap::new(),
+            held: BTreeSet::new(),
             directory: BTreeMap::new(),
             awaited: BTreeMap::new(),
             forgetting: BTreeSet::new(),
@@ -226,11 +228,11 @@ impl Sc {
 
     /// Another rank wants the page.
     fn take_away(&mut self, cx: &mut Cx<'_>, page: PageIndex, body: &Body) -> Checked {
-        let local = self.local(page);
-        if local.held {
-            local.taken.push(body.clone());
+        if self.held.contains(&page) {
+            self.local(page).taken.push(body.clone());
             return Ok(());
         }
+        let local = self.local(page);
         match *body {
             Body::ScForward { write, to, acks, .. } => {
                 let down = if write { Protection::None } else { Protection::Read };
@@ -261,6 +263,13 @@ impl Sc {
         Ok(())
     }
 
+    /// The page is held no more: what was asked for meanwhile is done.
+    fn let_go(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
+        for body in std::mem::take(&mut self.local(page).taken) {
+            self.take_away(cx, page, &body).expect("it was looked at when it came");
+        }
+    }
+
     /// Ends this rank's request, if everything is here.
     fn complete(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
         let local = self.local(page);
@@ -276,7 +285,7 @@ impl Sc {
         local.wants = None;
         let hold_us = cx.shared.tuning.hold_us;
         if hold_us > 0 && (bytes.is_some() || acks > 0) {
-            local.held = true;
+            self.held.insert(page);
             cx.set_timer(TimerId::Hold(page), hold_us);
         }
         match bytes {
@@ -365,7 +374,7 @@ impl Protocol for Sc {
         let mut by_home: BTreeMap<Rank, Vec<PageIndex>> = BTreeMap::new();
         for &page in pages {
             let Some(local) = self.pages.get_mut(&page) else { continue };
-            let idle = local.wants.is_none() && !local.held && local.taken.is_empty();
+            let idle = local.wants.is_none() && !self.held.contains(&page) && local.taken.is_empty();
             if local.access == Protection::Read && local.borrowed && idle {
                 (local.access, local.borrowed) = (Protection::None, false);
                 mapped.push(page);
@@ -390,11 +399,17 @@ impl Protocol for Sc {
     }
 
     fn timer(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
-        let local = self.local(page);
-        local.held = false;
-        for body in std::mem::take(&mut local.taken) {
-            self.take_away(cx, page, &body).expect("it was looked at when it came");
+        // It may have been let go, and have come again since: then it stays for less time.
+        if self.held.remove(&page) {
+            self.let_go(cx, page);
         }
+    }
+
+    fn arrive(&mut self, cx: &mut Cx<'_>) -> Payload {
+        for page in std::mem::take(&mut self.held) {
+            self.let_go(cx, page);
+        }
+        Payload::Nothing
     }
 
     fn rehome(&mut self, cx: &mut Cx<'_>, page: PageIndex, from: Rank, to: Rank, _kept: bool) {
@@ -424,7 +439,7 @@ impl Protocol for Sc {
             assert!(entry.copies.contains(&entry.owner), "the owner of {page} has a copy");
         }
         for (page, local) in &self.pages {
-            assert!(local.held || local.taken.is_empty(), "{page} is not held but was not taken");
+            assert!(self.held.contains(page) || local.taken.is_empty(), "{page} is not held but was not taken");
         }
     }
 }
