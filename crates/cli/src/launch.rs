@@ -1,5 +1,6 @@
 //! `rampool launch`: a parallel program on shared memory, as several processes on one or many machines.
 
+mod binding;
 mod hosts;
 mod stats;
 mod verdict;
@@ -21,6 +22,7 @@ use rampool::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_proto::units::ByteLen;
 
 use crate::signals::Signals;
+use binding::{Bind, Cpu};
 use hosts::Hosts;
 use verdict::{End, verdict};
 
@@ -46,6 +48,10 @@ pub struct Args {
     /// How processes on one machine reach each other: auto (shared memory where both can, else tcp), rings (shared memory, or an error) or socket (tcp) [default: auto]
     #[arg(long, env = SAME_HOST_VARIABLE, value_name = "HOW")]
     same_host: Option<SameHost>,
+
+    /// Which CPUs each process may use: rank (its share of those that this command may use, where there is one for each process) or none (all of them). Not with --hosts
+    #[arg(long, env = "RAMPOOL_BIND", value_name = "HOW", default_value = "rank")]
+    bind: Bind,
 
     /// The most bytes of shared memory that each process keeps in RAM at a time, such as 512M. Copies that others have are forgotten first; the rest goes to
     /// --server
@@ -197,10 +203,17 @@ fn start_here(args: &Args, report_to: OwnedFd, inbox: Option<&stats::Inbox>, sig
     let mut listener = Some(rustix::io::dup(&listener)?);
     let report_to = rustix::io::dup(&report_to)?;
     let trace = args.trace.as_ref().map(std::path::absolute).transpose()?;
+    let shares = (args.bind == Bind::Rank).then(|| binding::shares(Cpu::allowed(), args.ranks)).flatten();
     let mut ranks = Vec::new();
     for rank in 0..args.ranks {
         let mut command = program(&args.command, signals);
         command.envs(environment(args, rank, &rendezvous, &run, args.ranks));
+        match &shares {
+            Some(shares) => binding::bind(&mut command, &shares[usize::from(rank)]),
+            None => {
+                command.env_remove(variable::BOUND);
+            }
+        }
         command.env(variable::REPORT_FD, report_to.as_raw_fd().to_string());
         for (name, dir) in [(variable::STATS_DIR, inbox.map(stats::Inbox::path)), (variable::TRACE_DIR, trace.clone().map(Into::into))] {
             match dir {

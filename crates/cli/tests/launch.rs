@@ -4,6 +4,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -128,6 +129,7 @@ fn this_binary_is_a_rank() {
         "placement" => placement(&shared),
         "connections" => connections(&shared),
         "much at once" => much_at_once(&shared),
+        "cpus" => cpus(&shared),
         "vanishing mappings" => vanishing_mappings(&shared),
         "mistakes" => mistakes(&shared),
         "system call" => system_call(&shared),
@@ -777,6 +779,25 @@ fn connections(shared: &Shared) {
     shared.barrier(1).unwrap();
 }
 
+/// Says which CPUs its threads may use: the one that joined, one that it starts, the runtime's own, and the first again when it has more threads than there are CPUs.
+fn cpus(shared: &Shared) {
+    let list = |status: &str| {
+        let status = std::fs::read_to_string(status).unwrap();
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_owned()
+    };
+    let own = move || list("/proc/thread-self/status");
+    let region = shared.alloc(4096 * usize::from(shared.ranks()), AllocOptions::new()).unwrap();
+    // SAFETY: this rank's page. The service thread answers the fault, so it has begun and has its name.
+    unsafe { put(region, 512 * usize::from(shared.rank()), 1_u64) };
+    let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let service = tasks.find(|task| std::fs::read_to_string(task.join("comm")).unwrap_or_default() == "rampool-share\n").unwrap();
+    let before = (own(), std::thread::spawn(own).join().unwrap());
+    shared.set_threads(u16::MAX);
+    println!("cpus {} {} {} {}", before.0, before.1, list(service.join("status").to_str().unwrap()), own());
+    shared.set_threads(1);
+    shared.barrier(1).unwrap();
+}
+
 /// Every rank changes all of what the next one is the home of, and sends it there: more than lies on the way at a time.
 fn much_at_once(shared: &Shared) {
     const WORDS: usize = 512 << 10;
@@ -938,6 +959,47 @@ fn ranks_of_one_machine_share_memory_unless_somebody_does_not_want_it() {
     let output = connections("rings").arg("--stats").run();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && said.contains("connections: 3 over rings"), "{said}");
+}
+
+#[test]
+fn ranks_have_cpus_of_their_own_among_those_that_the_launcher_may_use() {
+    let all = rampool_sys::thread::allowed_cpus();
+    let parse = |list: &str| -> Vec<usize> {
+        let ends = list.split(',').map(|run| run.split_once('-').unwrap_or((run, run)));
+        ends.flat_map(|(first, last)| first.parse().unwrap()..=last.parse().unwrap()).collect()
+    };
+    // Of each rank: its first thread, one that this started, the service thread, and the first when it has many threads.
+    let run = |launch: Launch| -> Vec<Vec<Vec<usize>>> {
+        let output = launch.run();
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8(output.stdout).unwrap();
+        let ranks: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("cpus ")).collect();
+        assert_eq!(ranks.len(), 2, "{said}");
+        ranks.into_iter().map(|lists| lists.split(' ').map(parse).collect()).collect()
+    };
+    if all.len() > 1 {
+        for launch in [Launch::new(2, "cpus"), Launch::new(2, "cpus").args(&["--bind", "rank"])] {
+            let ranks = run(launch);
+            for threads in &ranks {
+                assert!(threads[1] == threads[0] && threads[2] == threads[0], "{ranks:?}");
+                assert_eq!(threads[3], all, "{ranks:?}");
+            }
+            let mut shares = [ranks[0][0].clone(), ranks[1][0].clone()].concat();
+            shares.sort_unstable();
+            assert_eq!(shares, all, "each CPU is one rank's: {ranks:?}");
+            assert!(ranks[0][0].len().abs_diff(ranks[1][0].len()) <= 1, "{ranks:?}");
+        }
+        let output = Launch::new(2, "placement").arg("--stats").run();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.lines().any(|line| line.starts_with("CPUs: ") && line.ends_with(" of rank 1")), "{said}");
+    }
+    assert_eq!(run(Launch::new(2, "cpus").args(&["--bind", "none"])), vec![vec![all.clone(); 4]; 2]);
+    // A CPU for two ranks: nobody is bound any further than the launcher.
+    let mut launch = Launch::new(2, "cpus");
+    let one = all[0];
+    // SAFETY: between fork and exec only sched_setaffinity is called, which is async-signal-safe.
+    unsafe { launch.command.pre_exec(move || rampool_sys::thread::pin_to_cpu(one).map_err(std::io::Error::from_raw_os_error)) };
+    assert_eq!(run(launch), vec![vec![vec![one]; 4]; 2]);
 }
 
 #[test]

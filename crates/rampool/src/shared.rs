@@ -75,7 +75,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 pub use account::TimeReport;
-pub use config::{AllocOptions, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, LEAST_LOCAL_BYTES, OnFailure, SharedConfig, Transport};
+pub use config::{AllocOptions, Binding, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, LEAST_LOCAL_BYTES, OnFailure, SharedConfig, Transport};
 pub use direct::{SharedDirect, SharedDirectError};
 pub use error::{JoinError, SharedError};
 pub use line::LineError;
@@ -332,10 +332,27 @@ impl Shared {
         self.inner.reach
     }
 
-    /// From now on `threads` threads of this rank meet at barriers. At the start it is one.
+    /// From now on `threads` threads of this rank meet at barriers. At the start it is one. Where the rank has been bound to fewer CPUs than that ([`SharedConfig::binding`]), this thread,
+    /// and those that it starts from now on, may use those of the other ranks on this machine, too.
     pub fn set_threads(&self, threads: u16) {
+        self.unbind(threads);
         self.inner.threads.store(threads.max(1), Ordering::Relaxed);
         self.inner.lock().account.set_threads(threads.max(1));
+    }
+
+    fn unbind(&self, threads: u16) {
+        let Some(Binding { own, all }) = self.inner.config.binding.as_ref().filter(|binding| binding.own.len() < usize::from(threads))
+        else {
+            return;
+        };
+        let now = rampool_sys::thread::allowed_cpus();
+        // What somebody else has chosen since then stays.
+        if now.len() == own.len()
+            && own.iter().all(|cpu| now.contains(cpu))
+            && let Err(errno) = rampool_sys::thread::pin_to(all)
+        {
+            tracing::debug!(errno, "the threads of this rank share its CPUs");
+        }
     }
 
     // --- memory -------------------------------------------------------------------------------------------------------------------------

@@ -195,13 +195,23 @@ pub enum SpawnError {
 /// # Errors
 /// The errno.
 pub fn pin_to_cpu(cpu: usize) -> Result<(), i32> {
-    // SAFETY: cpu_set_t is plain data; CPU_SET checks its bound; pid 0 is the calling thread.
+    pin_to(&[cpu])
+}
+
+/// Lets the calling thread, and those that it starts from now on, run on these CPUs only. No allocation, so also between fork and exec.
+///
+/// # Errors
+/// The errno: EINVAL if the machine has none of them, or the process may not use any.
+pub fn pin_to(cpus: &[usize]) -> Result<(), i32> {
+    if cpus.iter().any(|&cpu| cpu >= libc::CPU_SETSIZE as usize) {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: cpu_set_t is plain data, and only bits inside of it are set; pid 0 is the calling thread.
     let rc = unsafe {
         let mut set = std::mem::zeroed::<libc::cpu_set_t>();
-        if cpu >= libc::CPU_SETSIZE as usize {
-            return Err(libc::EINVAL);
+        for &cpu in cpus {
+            libc::CPU_SET(cpu, &mut set);
         }
-        libc::CPU_SET(cpu, &mut set);
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
     };
     if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
@@ -476,6 +486,19 @@ mod tests {
         let before = look();
         ask_for_short_slices();
         assert_eq!(look(), before);
+    }
+
+    #[test]
+    fn a_thread_is_bound_to_cpus_that_there_are_and_no_others() {
+        let all = allowed_cpus();
+        pin_to(&all[..1]).unwrap();
+        assert_eq!(allowed_cpus(), all[..1]);
+        for none in [&[][..], &[usize::MAX]] {
+            assert_eq!(pin_to(none), Err(libc::EINVAL));
+        }
+        assert_eq!(allowed_cpus(), all[..1]);
+        pin_to(&all).unwrap();
+        assert_eq!(allowed_cpus(), all);
     }
 
     #[test]

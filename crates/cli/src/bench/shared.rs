@@ -491,7 +491,8 @@ impl Run<'_> {
         let peer = Service::raw_peer(&place, self.spin)?;
         let me = std::env::current_exe()?;
         let mut command = Command::new(&me);
-        command.args(["launch", "-n", &self.ranks.to_string(), "--protocol", self.protocol]).arg(&me);
+        // Each rank looks for its CPU itself, and for the one of the raw other end.
+        command.args(["launch", "-n", &self.ranks.to_string(), "--bind", "none", "--protocol", self.protocol]).arg(&me);
         command.args(["bench", "shared-rank", "--raw", &peer.address, self.experiment]).args(&self.arguments);
         command.env("RAMPOOL_SPIN_US", self.spin.as_micros().to_string()).env(SAME_HOST_VARIABLE, self.way.same_host().to_string());
         let text = output(command)?;

@@ -85,6 +85,7 @@ pub fn table(reports: &[TimeReport]) -> String {
     if !connections.is_empty() {
         text += &format!("connections: {}\n", connections.join(", "));
     }
+    text += &cpus(reports);
     let mut rows = vec![["messages of all ranks", "count", "bytes"].map(str::to_owned).to_vec()];
     rows.extend(sent.iter().map(|(name, (count, bytes))| vec![name.to_string(), count.to_string(), bytes.to_string()]));
     let total = sent.values().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
@@ -93,6 +94,27 @@ pub fn table(reports: &[TimeReport]) -> String {
     let mut rows = vec![["events of all ranks", "count"].map(str::to_owned).to_vec()];
     rows.extend(counts.iter().map(|(name, count)| vec![name.to_string(), count.to_string()]));
     text + &aligned(&rows)
+}
+
+/// Which CPUs the ranks could use, if they said so.
+fn cpus(reports: &[TimeReport]) -> String {
+    let Some(first) = reports.first().filter(|_| reports.iter().all(|report| !report.cpus.is_empty())) else { return String::new() };
+    if reports.iter().all(|report| report.cpus == first.cpus) {
+        return format!("CPUs of all ranks: {}\n", ranges(&first.cpus));
+    }
+    let shares: Vec<String> = reports.iter().map(|report| format!("{} of rank {}", ranges(&report.cpus), report.rank)).collect();
+    format!("CPUs: {}\n", shares.join("; "))
+}
+
+/// `0-3,8`, of ascending numbers.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|one, next| one + 1 == *next);
+    let words = runs.map(|run| match run {
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    });
+    words.collect::<Vec<_>>().join(",")
 }
 
 /// Columns of one width; the first to the left, the others to the right.
@@ -119,6 +141,7 @@ mod tests {
         let one = |rank, messages, bytes| TimeReport {
             rank,
             threads: 2,
+            cpus: if rank == 0 { vec![0, 1, 2, 8] } else { vec![4, 5] },
             elapsed_s: 0.25,
             connections: BTreeMap::from([("rings".to_owned(), 1)]),
             sent: BTreeMap::from([("GetPage".to_owned(), Kind { messages, bytes })]),
@@ -133,5 +156,6 @@ mod tests {
         assert_eq!(words("all"), ["all", "7", "90"]);
         assert_eq!(words("1 ")[..2], ["1", "500.0"]);
         assert_eq!(words("connections"), ["connections:", "1", "over", "rings"]);
+        assert!(table.contains("\nCPUs: 0-2,8 of rank 0; 4-5 of rank 1\n"), "{table}");
     }
 }

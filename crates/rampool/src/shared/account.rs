@@ -43,6 +43,9 @@ pub struct TimeReport {
     pub rank: u16,
     pub protocol: String,
     pub threads: u16,
+    /// The CPUs that the program may use.
+    #[serde(default)]
+    pub cpus: Vec<usize>,
     /// What was measured, on the clock.
     pub elapsed_s: f64,
     pub computing_s: f64,
@@ -227,6 +230,7 @@ impl Account {
             rank: self.rank.0,
             protocol: self.protocol.to_owned(),
             threads: self.threads,
+            cpus: rampool_sys::thread::allowed_cpus(),
             elapsed_s: elapsed.as_secs_f64(),
             computing_s: computing.as_secs_f64(),
             read_fault_s: stats.read_fault_wait.as_secs_f64(),

@@ -1,5 +1,6 @@
 //! How a rank joins a run, and how its regions are kept.
 
+use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use rampool_proto::share::control::Wish;
 use rampool_proto::share::{Homes, LockPath, Managers, ProtocolKind, Tuning};
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES};
 
-use super::environment::{EnvironmentError, Place};
+use super::environment::{EnvironmentError, Place, variable};
 use crate::key::{Key, KeyError};
 use crate::pool::{PoolConfig, ServerSpec};
 use crate::transport::{SAME_HOST_VARIABLE, SameHost};
@@ -33,6 +34,31 @@ impl Transport {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
         }
+    }
+}
+
+/// The CPUs of a rank, as `rampool launch --bind rank` gives them out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Binding {
+    /// The rank's.
+    pub own: Vec<usize>,
+    /// Those of all ranks on this machine.
+    pub all: Vec<usize>,
+}
+
+impl Binding {
+    /// As `Display` writes it.
+    fn parse(text: &str) -> Option<Self> {
+        let (own, all) = text.split_once(" of ")?;
+        let list = |text: &str| text.split(',').map(|cpu| cpu.parse().ok()).collect::<Option<Vec<usize>>>();
+        Some(Self { own: list(own)?, all: list(all)? })
+    }
+}
+
+impl fmt::Display for Binding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |cpus: &[usize]| cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        write!(f, "{} of {}", list(&self.own), list(&self.all))
     }
 }
 
@@ -98,6 +124,8 @@ pub struct SharedConfig {
     pub reconnect: Duration,
     /// How long the runtime asks again and again before it sleeps, while somebody waits.
     pub spin: Duration,
+    /// Whoever started the ranks bound each to CPUs of its own. `None`: nobody did, as far as is known.
+    pub binding: Option<Binding>,
     pub on_failure: OnFailure,
     /// Catches only the faults of the program's own code, as a user without rights must: see [`Reach`](super::Reach).
     pub user_faults: bool,
@@ -158,7 +186,8 @@ impl SharedConfig {
             deadline: Some(Duration::from_secs(600)),
             silence: Duration::from_secs(30),
             reconnect: Duration::from_secs(10),
-            spin: default_spin(ranks),
+            spin: default_spin(ranks, available_cpus()),
+            binding: None,
             on_failure: OnFailure::default(),
             user_faults: false,
             local_bytes: None,
@@ -171,7 +200,7 @@ impl SharedConfig {
     /// `RAMPOOL_PROTOCOL` (sc, lrc, hlrc, aurc, ibec, auto), `RAMPOOL_TRANSPORT` (tcp, udp), `RAMPOOL_SAME_HOST` (auto, rings, socket), `RAMPOOL_KEY_FILE`, `RAMPOOL_ENCRYPTION`,
     /// `RAMPOOL_SHARED_BASE` (hexadecimal), `RAMPOOL_SHARED_RANGE` (bytes, such as 64G), `RAMPOOL_JOIN_S`, `RAMPOOL_DEADLINE_S` (0: none),
     /// `RAMPOOL_SHARED_LOCAL` (bytes), `RAMPOOL_SHARED_SERVERS` (as for `rampool run --server`), `RAMPOOL_SHARED_MEMORY` (bytes to lease for each rank),
-    /// `RAMPOOL_SILENCE_S`, `RAMPOOL_RECONNECT_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_SHARED_USER_FAULTS` (1) and `RAMPOOL_DROP_PERCENT`.
+    /// `RAMPOOL_SILENCE_S`, `RAMPOOL_RECONNECT_S`, `RAMPOOL_SPIN_US`, `RAMPOOL_BOUND` (which `rampool launch` sets), `RAMPOOL_SHARED_USER_FAULTS` (1) and `RAMPOOL_DROP_PERCENT`.
     ///
     /// # Errors
     /// A variable that says too little or nonsense.
@@ -179,7 +208,9 @@ impl SharedConfig {
         let place = Place::detect()?;
         let mut config = Self::new(place.rank, place.ranks, place.rendezvous.as_deref().unwrap_or_default());
         config.run = place.run;
-        config.spin = default_spin(place.local_ranks.unwrap_or(1));
+        config.binding = setting(variable::BOUND, "numbers of CPUs, such as `0,4 of 0,1,4,5`", Binding::parse)?;
+        let cpus = config.binding.as_ref().map_or_else(available_cpus, |binding| binding.all.len());
+        config.spin = default_spin(place.local_ranks.unwrap_or(1), cpus);
         if let Some(kind) = setting("RAMPOOL_PROTOCOL", "sc, lrc, hlrc, aurc, ibec or auto", ProtocolKind::from_name)? {
             config.protocol = kind;
         }
@@ -263,9 +294,12 @@ fn servers_from_env(config: &SharedConfig) -> Result<Option<PoolConfig>, ConfigE
 /// Spinning helps where there is a CPU for it: each rank has a thread that computes and one that answers. Ranks with the same to do come to a barrier some
 /// hundred microseconds apart. Who sleeps meanwhile is woken on the CPU of whoever wakes it, and two ranks that take turns to sleep share that CPU for long,
 /// since the scheduler never sees both in want of one.
-fn default_spin(local_ranks: u16) -> Duration {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+fn default_spin(local_ranks: u16, cpus: usize) -> Duration {
     if cpus >= usize::from(local_ranks).max(2) { Duration::from_millis(1) } else { Duration::ZERO }
+}
+
+fn available_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn setting<T>(name: &'static str, wanted: &'static str, parse: impl FnOnce(&str) -> Option<T>) -> Result<Option<T>, ConfigError> {
@@ -325,6 +359,20 @@ impl AllocOptions {
             page_bytes: self.page_bytes.unwrap_or(config.page_bytes),
             protocol: self.protocol.unwrap_or(config.protocol),
             homes: self.homes.unwrap_or(config.homes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_binding_is_read_as_it_is_written_and_nothing_else_is() {
+        let binding = Binding { own: vec![4, 0], all: vec![0, 1, 4, 5] };
+        assert_eq!(Binding::parse(&binding.to_string()), Some(binding));
+        for text in ["", "0", "0 of", " of 0", "0 of 0,", "0-1 of 0-3", "-1 of 0", "99999999999999999999 of 0"] {
+            assert_eq!(Binding::parse(text), None, "{text:?}");
         }
     }
 }

@@ -15,6 +15,8 @@ pub mod variable {
     pub const RUN: &str = "RAMPOOL_RUN";
     /// Ranks on this machine.
     pub const LOCAL_RANKS: &str = "RAMPOOL_LOCAL_RANKS";
+    /// The CPUs that a rank is bound to, of those that the ranks of this machine have together: `0,4 of 0,1,4,5`.
+    pub const BOUND: &str = "RAMPOOL_BOUND";
     /// The number of a descriptor into which a rank writes why it ends the run.
     pub const REPORT_FD: &str = "RAMPOOL_REPORT_FD";
     /// Where a rank writes its statistics when it has finished.
