@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "work"))
 import redis_work  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.suite import Suite  # noqa: E402
-from harness.world import LASTING_S, MIB, ROOT, Failure, built, check, free_port  # noqa: E402
+from harness.world import LASTING_S, MIB, ROOT, Failure, built, check, free_port, skip  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 PYTHON = ROOT / ".venv/bin/python"
@@ -265,6 +266,28 @@ def arrays_that_grow_and_move(world, scale):
 @suite.test()
 def stacks_and_signals(world, scale):
     corner(world, scale, "stacks", scale.pick(128, 32), scale.pick(10, 3), timeout=scale.pick(300, 90))
+
+
+@suite.test()
+def pages_that_the_kernel_moves_itself(world, scale):
+    """While the kernel compacts memory, what it says of the pages it moved for us is not all of them: none may be lost."""
+    compact = Path("/proc/sys/vm/compact_memory")
+    if not os.access(compact, os.W_OK):
+        return skip("root", "the kernel cannot be told to compact memory")
+    over = threading.Event()
+
+    def compacts():
+        while not over.is_set():
+            compact.write_text("1")
+
+    compactor = threading.Thread(target=compacts)
+    compactor.start()
+    try:
+        for _ in range(scale.pick(20, 3)):
+            corner(world, scale, "stacks", 32, 3, timeout=90)
+    finally:
+        over.set()
+        compactor.join()
 
 
 def process_case(name, *, reduced=True, **how):

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use rampool_proto::cache::EvictOutcome;
 use rampool_proto::units::OS_PAGE_BYTES;
 use rampool_sys::guard::{self, Taking};
-use rampool_sys::maps::in_core;
 use rampool_sys::memory::{Advice, advise, make_own};
 use rampool_sys::pagetable;
 use rampool_sys::probe::{Capabilities, NEEDED, Rung};
@@ -530,7 +529,7 @@ fn move_out(uffd: &Uffd, Departure { from, to, bytes }: Departure, outcomes: &mu
     let mut most = bytes;
     while at < bytes {
         let wanted = (bytes - at).min(most);
-        let (done, outcome) = match uffd.move_pages(to + at, from + at, wanted, false) {
+        let (done, outcome) = match uffd.move_pages(to + at, from + at, wanted) {
             Reply::Done => {
                 most = most.saturating_mul(2).min(bytes);
                 (wanted, EvictOutcome::Moved)
@@ -550,32 +549,6 @@ fn move_out(uffd: &Uffd, Departure { from, to, bytes }: Departure, outcomes: &mu
         outcomes[at / OS_PAGE_BYTES..(at + done) / OS_PAGE_BYTES].fill(outcome);
         at += done;
     }
-    if outcomes.iter().any(|outcome| *outcome != EvictOutcome::Moved) {
-        find_moved(Departure { from, to, bytes }, outcomes);
-    }
-}
-
-/// The kernel may have moved more pages than it said (seen on Linux 6.18 while memory is compacted): what it then says of them is that their frames are taken, or
-/// that they are gone. The frames were empty before, so a page whose frame is there, and which itself is not, has moved. Taken for anything else its content would be lost.
-fn find_moved(Departure { from, to, bytes }: Departure, outcomes: &mut [EvictOutcome]) {
-    let present = |start: usize| {
-        let mut runs = Vec::new();
-        in_core(start, start + bytes, &mut runs);
-        let mut pages = vec![false; bytes / OS_PAGE_BYTES];
-        for run in runs {
-            pages[(run.start - start) / OS_PAGE_BYTES..][..run.bytes / OS_PAGE_BYTES].fill(true);
-        }
-        pages
-    };
-    for ((outcome, framed), stays) in outcomes.iter_mut().zip(present(to)).zip(present(from)) {
-        if framed && !stays {
-            match outcome {
-                EvictOutcome::Moved | EvictOutcome::MovedOpened => {}
-                EvictOutcome::BusyOpened => *outcome = EvictOutcome::MovedOpened,
-                _ => *outcome = EvictOutcome::Moved,
-            }
-        }
-    }
 }
 
 /// Moves a page that the kernel refused: it may be shared with a child or a parent since a fork, and then a copy of its own can move. The copy is made as a
@@ -586,7 +559,7 @@ fn move_shared(uffd: &Uffd, to: usize, from: usize) -> EvictOutcome {
         Reply::MapChanging | Reply::Exiting => return EvictOutcome::Later,
         _ => return EvictOutcome::Busy,
     }
-    if make_own(from).is_ok() && uffd.move_pages(to, from, OS_PAGE_BYTES, false) == Reply::Done {
+    if make_own(from).is_ok() && uffd.move_pages(to, from, OS_PAGE_BYTES) == Reply::Done {
         EvictOutcome::MovedOpened
     } else {
         // Pinned, or in use by the kernel.
@@ -623,7 +596,7 @@ mod tests {
         uffd.register(frames.start(), bytes, false).unwrap();
         for page in [0, 7, 8, 9, 30] {
             let at = page * OS_PAGE_BYTES;
-            assert_eq!(uffd.move_pages(frames.start() + at, program.start() + at, OS_PAGE_BYTES, false), Reply::Done);
+            assert_eq!(uffd.move_pages(frames.start() + at, program.start() + at, OS_PAGE_BYTES), Reply::Done);
         }
         let mut outcomes = [EvictOutcome::Later; PAGES];
         move_out(&uffd, Departure { from: program.start(), to: frames.start(), bytes }, &mut outcomes);

@@ -210,6 +210,10 @@ fn hex(digits: &[u8]) -> Option<usize> {
     usize::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
+/// In an entry of a page map.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+
 /// Asks the kernel which pages are there.
 #[derive(Debug)]
 pub struct Pagemap {
@@ -233,6 +237,27 @@ impl Pagemap {
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(Self { fd: None }),
             Err(error) => Err(error),
         }
+    }
+
+    /// Asks `mincore` alone.
+    #[must_use]
+    pub fn without() -> Self {
+        Self { fd: None }
+    }
+
+    /// Whether the page table has something at this page: a page, the shared zero page, one that the kernel swapped out or is just moving to another place.
+    #[must_use]
+    pub fn has(&self, page: usize) -> bool {
+        let Some(fd) = &self.fd else {
+            let mut runs = Vec::new();
+            in_core(page, page + OS_PAGE_BYTES, &mut runs);
+            return !runs.is_empty();
+        };
+        let mut entry = 0u64;
+        // SAFETY: the buffer is ours, and as long as is asked for.
+        let n =
+            unsafe { libc::pread(fd.as_raw_fd(), (&raw mut entry).cast(), 8, i64::try_from(page / OS_PAGE_BYTES * 8).expect("an offset")) };
+        n == 8 && entry & (PRESENT | SWAPPED) != 0
     }
 
     /// The runs of pages in `[start, end)` that are present or swapped out by the kernel, in address order. The shared zero page does not
@@ -282,8 +307,6 @@ impl Pagemap {
     }
 
     fn read(&self, fd: &OwnedFd, start: usize, end: usize, out: &mut Vec<PresentRun>) {
-        const PRESENT: u64 = 1 << 63;
-        const SWAPPED: u64 = 1 << 62;
         let mut entries = [0u64; 512];
         let mut page = start / OS_PAGE_BYTES;
         let last = end / OS_PAGE_BYTES;
@@ -308,7 +331,7 @@ impl Pagemap {
 
 /// Which pages of `[start, end)` are there, by `mincore`: pages that the kernel moves about in physical memory at this moment count as there, those that it
 /// swapped out do not.
-pub fn in_core(start: usize, end: usize, out: &mut Vec<PresentRun>) {
+fn in_core(start: usize, end: usize, out: &mut Vec<PresentRun>) {
     let mut vector = [0u8; 4096];
     let mut at = start;
     while at < end {

@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use linux_raw_sys::general as k;
 
+use crate::maps::Pagemap;
+
 const MOVE_MODE_DONTWAKE: u64 = 1;
-const MOVE_MODE_ALLOW_SRC_HOLES: u64 = 2;
 const WP_MODE_WP: u64 = 1;
 /// Linux 6.4.
 const CONTINUE_MODE_WP: u64 = 2;
@@ -233,27 +234,31 @@ impl Uffd {
         reply(result, arg.copy)
     }
 
-    /// Moves pages themselves (no copy) from `from` to `to`. The destination must be registered here and empty.
-    /// With `holes`, absent source pages are skipped.
+    /// Moves pages themselves (no copy) from `from` to `to`. The destination must be registered here and empty. Who waits for the destination is woken where
+    /// all of it was moved.
     #[must_use]
-    pub fn move_pages(&self, to: usize, from: usize, bytes: usize, holes: bool) -> Reply {
-        let mut arg = k::uffdio_move {
-            dst: to as u64,
-            src: from as u64,
-            len: bytes as u64,
-            mode: if holes { MOVE_MODE_ALLOW_SRC_HOLES } else { 0 },
-            move_: 0,
-        };
-        let result = self.ioctl(IOCTL_MOVE, &mut arg);
-        reply(result, arg.move_)
+    pub fn move_pages(&self, to: usize, from: usize, bytes: usize) -> Reply {
+        self.move_by(to, from, bytes, 0)
     }
 
     /// As [`move_pages`](Self::move_pages), but whoever waits for the destination goes on waiting.
     #[must_use]
     pub fn move_pages_quietly(&self, to: usize, from: usize, bytes: usize) -> Reply {
-        let mut arg = k::uffdio_move { dst: to as u64, src: from as u64, len: bytes as u64, mode: MOVE_MODE_DONTWAKE, move_: 0 };
+        self.move_by(to, from, bytes, MOVE_MODE_DONTWAKE)
+    }
+
+    fn move_by(&self, to: usize, from: usize, bytes: usize, mode: u64) -> Reply {
+        let mut arg = k::uffdio_move { dst: to as u64, src: from as u64, len: bytes as u64, mode, move_: 0 };
         let result = self.ioctl(IOCTL_MOVE, &mut arg);
-        reply(result, arg.move_)
+        if result.is_ok() {
+            return Reply::Done;
+        }
+        let said = usize::try_from(arg.move_).unwrap_or(0);
+        match moved_unsaid(to + said, from + said, bytes - said) {
+            0 => reply(result, arg.move_),
+            unsaid if said + unsaid == bytes => Reply::Done,
+            unsaid => Reply::Partial(said + unsaid),
+        }
     }
 
     /// Sets or lifts write protection; lifting wakes who waits.
@@ -379,6 +384,16 @@ fn device_open() -> Result<OwnedFd, OpenError> {
 
 fn range(start: usize, bytes: usize) -> k::uffdio_range {
     k::uffdio_range { start: start as u64, len: bytes as u64 }
+}
+
+/// How many bytes were moved by a call that does not count them.
+///
+/// Where the kernel finds a page that it is just giving another place (it compacts memory, say), it tries once more. Linux 6.18 moves the page then, remembers
+/// that it wanted to try once more, and does: it finds the destination taken, and fails with EEXIST, or with the count of what it moved before. Who believed
+/// that would have lost the pages.
+fn moved_unsaid(to: usize, from: usize, bytes: usize) -> usize {
+    let map = Pagemap::open().unwrap_or_else(|_| Pagemap::without());
+    (0..bytes).step_by(crate::OS_PAGE_BYTES).take_while(|at| !map.has(from + at) && map.has(to + at)).count() * crate::OS_PAGE_BYTES
 }
 
 fn reply(result: Result<(), i32>, done: i64) -> Reply {

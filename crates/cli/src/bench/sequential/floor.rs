@@ -70,12 +70,12 @@ pub fn run(way: Way, peer: &str, spin: Duration, bytes: usize, local_bytes: usiz
                     if !std::mem::replace(&mut frames_registered, true) {
                         register(&frames, false)?;
                     }
-                    done(uffd.move_pages(frames.start(), last, chunk, false))?;
+                    done(uffd.move_pages(frames.start(), last, chunk))?;
                 }
                 // SAFETY: the frames are present, or made when they are touched; ours, and nobody else's before they are moved.
                 let room = unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(frames.start()), chunk) };
                 raw.read_exactly(room)?;
-                done(uffd.move_pages(place, frames.start(), chunk, false))?;
+                done(uffd.move_pages(place, frames.start(), chunk))?;
                 done(uffd.write_protect(place, chunk, true))?;
             }
         }
