@@ -5,20 +5,17 @@
 
 use std::time::{Duration, Instant};
 
-use rampool_sys::thread::Remains;
+use rampool_sys::thread::only_ours_are_left;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 pub struct Ending {
-    remains: Remains,
     next: Instant,
 }
 
 impl Ending {
-    /// # Errors
-    /// When /proc cannot be read.
-    pub fn open() -> std::io::Result<Self> {
-        Ok(Self { remains: Remains::open()?, next: Instant::now() + LOOK_EVERY })
+    pub fn new() -> Self {
+        Self { next: Instant::now() + LOOK_EVERY }
     }
 
     /// Ends the process if only the agent is left of it. Called by the agent's thread now and then; reads one line of /proc at most ten times a second.
@@ -28,7 +25,7 @@ impl Ending {
             return;
         }
         self.next = now + LOOK_EVERY;
-        if let Some(code) = self.remains.only_ours() {
+        if let Some(code) = only_ours_are_left() {
             // The kernel remembers the code of no other thread.
             // SAFETY: ends every thread of this process; nothing of the program is left that could mind.
             unsafe { libc::syscall(libc::SYS_exit_group, code) };

@@ -87,12 +87,14 @@ struct Tools {
 impl Tools {
     fn open(settings: &'static Settings, is_child: bool) -> Result<Self, String> {
         let proc = |error: std::io::Error| format!("the agent cannot read /proc: {error}");
-        // Later the program may have another root directory, without /proc.
-        rampool_sys::procfs::keep_open().map_err(proc)?;
+        // Later the program may have another root directory, without /proc. A child has few descriptors to spare, and does not get that far with another root.
+        if !is_child {
+            rampool_sys::procfs::keep_open().map_err(proc)?;
+        }
         Ok(Self {
             counter: ResidentCounter::open().map_err(proc)?,
             pagemap: Pagemap::open().map_err(proc)?,
-            ending: Ending::open().map_err(proc)?,
+            ending: Ending::new(),
             key: settings.key_file.as_ref().map(|path| Key::load(path).map_err(|error| error.to_string())).transpose()?,
             faults: (!is_child).then(|| open_faults(settings)),
             stats: report::publish(settings),

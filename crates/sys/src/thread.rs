@@ -340,31 +340,21 @@ impl Stillness {
     }
 }
 
-/// Tells when the program's last thread has ended. A process lives as long as one of its threads, so those made here would keep it alive for ever.
-#[derive(Debug)]
-pub struct Remains {
-    stat: OwnedFd,
-}
-
-impl Remains {
-    /// # Errors
-    /// When /proc is not mounted.
-    pub fn open() -> std::io::Result<Self> {
-        Ok(Self { stat: std::fs::File::open("/proc/self/stat")?.into() })
-    }
-
-    /// The exit code of the main thread if it and all others have ended, but for those of [`spawn_detached`].
-    #[must_use]
-    pub fn only_ours(&self) -> Option<i32> {
-        let mut text = [0u8; 2 * STAT_BYTES];
-        let text = read_again(&self.stat, &mut text)?;
-        let stat = Stat::parse(text)?;
-        // The main thread stays, as a zombie, for as long as there are others.
-        let alone = stat.state == b'Z' && stat.threads == OURS.load(Ordering::Relaxed) + 1;
-        // The last field, written as wait(2) gives it.
-        let status = number(text.rsplit(|b| *b == b' ').next()?)?;
-        alone.then(|| libc::WEXITSTATUS(i32::try_from(status).unwrap_or(0)))
-    }
+/// The exit code of the main thread if it and all others have ended, but for those of [`spawn_detached`].
+///
+/// Opens a file each time: a process may have few descriptors.
+#[must_use]
+pub fn only_ours_are_left() -> Option<i32> {
+    // The process's, which is two directories above the thread's.
+    let file = crate::procfs::open("../../stat").ok()?;
+    let mut text = [0u8; 2 * STAT_BYTES];
+    let text = read_again(&file.into(), &mut text)?;
+    let stat = Stat::parse(text)?;
+    // The main thread stays, as a zombie, for as long as there are others.
+    let alone = stat.state == b'Z' && stat.threads == OURS.load(Ordering::Relaxed) + 1;
+    // The last field, written as wait(2) gives it.
+    let status = number(text.rsplit(|b| *b == b' ').next()?)?;
+    alone.then(|| libc::WEXITSTATUS(i32::try_from(status).unwrap_or(0)))
 }
 
 const STAT_BYTES: usize = 512;
