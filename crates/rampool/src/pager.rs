@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rampool_proto::cache::{Access, BatchId, Cache, CacheConfig, EvictOutcome, FetchId, Input, Output};
-use rampool_proto::units::{Extent, OS_PAGE_BYTES, total_pages};
+use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex, total_pages};
 use rampool_sys::maps::{NotInherited, Pagemap};
 use rampool_sys::memory::{MapError, Mapping};
 use rampool_sys::uffd::{Event, Reply, Uffd};
@@ -560,7 +560,9 @@ impl<B: Backing> Pager<B> {
         let mut absent = PageSet::default();
         let mut unsent = Vec::new();
         self.cache.absent_content(|extent, staged| match staged {
-            Some((batch, offset_pages)) => unsent.push((extent, batch, offset_pages)),
+            Some((batch, offset_pages)) => {
+                unsent.extend(extent.pages().zip(offset_pages..).map(|(page, offset_pages)| (page, batch, offset_pages)))
+            }
             None => absent.insert(extent),
         });
         let mut space = self.space.clone();
@@ -568,7 +570,7 @@ impl<B: Backing> Pager<B> {
             let (NotInherited::Missing { start, end, .. } | NotInherited::Wiped { start, end }) = range;
             self.space.extents_in(start, end, |_, extent| {
                 absent.remove(extent);
-                unsent.retain(|(unsent, ..)| !extent.contains(unsent.first));
+                unsent.retain(|(page, ..)| !extent.contains(*page));
             });
             if matches!(range, NotInherited::Missing { .. }) {
                 space.remove(start, end, |_| {});
@@ -679,20 +681,19 @@ impl<B: Backing> Pager<B> {
     }
 
     /// Gives a child the pages that no server has.
-    fn copy_unsent(&self, child: &Uffd, unsent: Vec<(Extent, BatchId, u32)>) -> Result<(), String> {
-        for (extent, batch, offset_pages) in unsent {
-            let from = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
+    fn copy_unsent(&self, child: &Uffd, unsent: Vec<(PageIndex, BatchId, u32)>) -> Result<(), String> {
+        for (page, batch, offset_pages) in unsent {
+            let source = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
             let mut failed = None;
-            self.space.pieces(extent, |piece| {
-                let source = from + piece.offset_pages as usize * OS_PAGE_BYTES;
+            self.space.pieces(Extent::page(page), |piece| {
                 match child.copy(piece.start, std::ptr::with_exposed_provenance(source), piece.bytes, false) {
                     // A child that is gone needs nothing.
                     Reply::Done | Reply::Exiting => {}
-                    other => failed = Some(other),
+                    other => failed = Some((piece.start, other)),
                 }
             });
-            if let Some(reply) = failed {
-                return Err(format!("a page could not be copied into a forked child ({reply:?})"));
+            if let Some((address, reply)) = failed {
+                return Err(format!("the page at {address:#x} could not be copied into a forked child ({reply:?})"));
             }
         }
         Ok(())
