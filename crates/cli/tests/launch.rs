@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rampool::server::{RunningServer, Server, ServerConfig};
 use rampool::shared::{AllocOptions, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
 use rampool::transport::SameHost;
-use ranks::{end, free_port};
+use ranks::{DEADLINE, end, free_port, output};
 
 mod ranks;
 mod settings;
@@ -21,7 +21,6 @@ const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
 /// What carries the connections of the program `connections`, and that its rank 1 wants no shared memory.
 const CARRIED_BY: &str = "RAMPOOL_TEST_CARRIED_BY";
 const APART: &str = "RAMPOOL_TEST_APART";
-const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The launcher with this binary as the program to start.
 struct Launch {
@@ -60,17 +59,7 @@ impl Launch {
             self.command.env("RAMPOOL_DEADLINE_S", "60");
         }
         self.command.arg(me).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
-        let mut child = self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
-        let started = Instant::now();
-        // Its output is small: it fits the pipes.
-        while child.try_wait().unwrap().is_none() {
-            if started.elapsed() > DEADLINE {
-                let _ = child.kill();
-                panic!("the run does not end: {:?}", child.wait_with_output());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        child.wait_with_output().unwrap()
+        output(self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap(), "the run")
     }
 
     fn succeeds(self) {

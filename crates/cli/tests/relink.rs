@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rampool::shared::{AllocOptions, Homes, Rank, Region, Shared, SharedConfig};
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface};
 use rampool_proto::share::control::{Control, FrameKind, Framed, Hello, Resume, SHARE_WIRE_VERSION, deframe, frame};
-use ranks::{end, free_port};
+use ranks::{DEADLINE, end, free_port};
 
 mod ranks;
 mod settings;
@@ -20,7 +20,6 @@ mod settings;
 const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
 /// So many times each rank resets one of its connections.
 const CUTS: &str = "RAMPOOL_TEST_CUTS";
-const DEADLINE: Duration = Duration::from_secs(120);
 
 /// This binary as a program, with nothing in its environment that says which rank it is.
 fn alone(program: &str) -> Command {

@@ -1,22 +1,28 @@
 //! Ranks that a test starts by itself.
 
 use std::net::TcpListener;
-use std::process::Child;
+use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(120);
+/// A run that takes longer hangs.
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Waits for its end. Returns what it said.
-pub fn end(mut child: Child) -> (String, Option<i32>) {
+/// Waits for its end. What it says must fit the pipes.
+pub fn output(mut child: Child, what: &str) -> Output {
     let started = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if started.elapsed() > DEADLINE {
             let _ = child.kill();
-            panic!("a rank does not end: {:?}", child.wait_with_output());
+            panic!("{what} does not end: {:?}", child.wait_with_output());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    let output = child.wait_with_output().unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// The same of a rank. Returns what it said.
+pub fn end(child: Child) -> (String, Option<i32>) {
+    let output = output(child, "a rank");
     (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
 }
 
