@@ -236,7 +236,7 @@ fn run(seed: u64) {
     let until = Instant::now() + WATCHDOG;
     let left = |direct: &mut Direct| direct.queues().unwrap().iter().find(|info| info.name == "jobs").unwrap().messages;
     while left(&mut direct) > 0 {
-        assert!(Instant::now() < until, "what killed receivers held never comes back");
+        assert!(Instant::now() < until, "what killed receivers held never comes back: {:?}", direct.queues());
         if let Some(message) = direct.take(&queue, Duration::from_millis(200)).unwrap() {
             receive(&mut direct, &queue, message, |line| note(&mut fates, parent, line.trim_start_matches("@ ")));
         }

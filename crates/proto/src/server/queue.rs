@@ -164,7 +164,7 @@ struct Message {
     body: OwnBody,
     /// Bytes of the body that have not come.
     missing: u64,
-    /// Its body will never be there; a receiver holds it.
+    /// Its body will never be there; a receiver holds it that has not been told.
     withdrawn: bool,
     redelivered: bool,
     holder: Option<(MemberId, u64)>,
@@ -479,7 +479,8 @@ impl Queues {
         Ok(settled)
     }
 
-    /// Waits until the body of a message is there. Ends in [`Output::Body`] or [`Output::Failed`].
+    /// Waits until the body of a message is there. Ends in [`Output::Body`] or [`Output::Failed`]. A message whose holder is told that its body is lost is in the queue no
+    /// more; if that answer is lost, the repeated request finds no such message.
     pub fn await_body(&mut self, now: Tick, asker: Asker, id: QueueId, number: u64, patience_ms: u32) {
         let message = self.queues.get(&id).ok_or(QueueError::NoSuchQueue).and_then(|queue| {
             let message = queue.get(number).filter(|m| m.holder.is_some_and(|(holder, _)| holder == asker.member));
@@ -487,7 +488,12 @@ impl Queues {
         });
         let output = match message {
             Err(error) => Output::Failed { to: asker, error },
-            Ok(message) if message.withdrawn => Output::Failed { to: asker, error: QueueError::BodyLost },
+            Ok(message) if message.withdrawn => {
+                self.outputs.push_back(Output::Failed { to: asker, error: QueueError::BodyLost });
+                let queue = self.queues.get_mut(&id).expect("looked at above");
+                queue.drop_message(number, &mut self.memory_bytes, &mut self.outputs);
+                return self.advance(id);
+            }
             Ok(message) if message.missing == 0 => Output::Body { to: asker, there: true },
             Ok(_) if patience_ms == 0 => Output::Body { to: asker, there: false },
             Ok(_) => {
@@ -866,14 +872,15 @@ impl Queue {
         let message = self.get_mut(number).expect("the caller has seen it");
         message.withdrawn = true;
         let is_held = message.holder.is_some();
+        let waits = self.for_bodies.len();
         self.for_bodies.retain(|waiting| {
             if waiting.number == number {
                 outputs.push_back(Output::Failed { to: waiting.asker, error: QueueError::BodyLost });
             }
             waiting.number != number
         });
-        // Who holds it has yet to learn of it.
-        if !is_held {
+        // Who holds it and does not wait for it has yet to learn of it, when it asks for the body or is done with the message.
+        if !is_held || self.for_bodies.len() < waits {
             self.drop_message(number, memory_bytes, outputs);
         }
     }

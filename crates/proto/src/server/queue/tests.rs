@@ -168,29 +168,40 @@ fn a_head_is_there_before_its_body() {
 
 #[test]
 fn a_sender_that_is_lost_before_the_body_was_there_is_told_to_who_saw_the_head() {
-    let (mut queues, id) = with_queue(BOUNDS);
-    for request in 1..=3 {
+    let (mut queues, id) = with_queue(QueueBounds { messages: 5, ..BOUNDS });
+    for request in 1..=5 {
         queues.push(Tick(0), asker(1, request), id, &Push { body: Body::Bytes(10), ..message(b"head") });
     }
     queues.body_came(RegionId(7), 4096, 10);
-    queues.take(Tick(0), asker(2, 1), id, &take(0, 2));
+    queues.take(Tick(0), asker(2, 1), id, &take(0, 4));
     queues.await_body(Tick(0), asker(2, 2), id, 1, 100);
     outputs(&mut queues);
     queues.member_gone(MemberId(1));
     let got = outputs(&mut queues);
+    let free = |page| Output::Free { region: RegionId(7), extent: Extent::new(PageIndex(page), 1) };
     assert!(got.contains(&Output::Failed { to: asker(2, 2), error: QueueError::BodyLost }));
-    assert!(got.contains(&Output::Free { region: RegionId(7), extent: Extent::new(PageIndex(2), 1) }), "nobody had seen the third");
-    queues.await_body(Tick(0), asker(2, 3), id, 1, 100);
-    queues.await_body(Tick(0), asker(2, 4), id, 2, 100);
-    assert_eq!(
-        outputs(&mut queues),
-        [Output::Failed { to: asker(2, 3), error: QueueError::BodyLost }, Output::Body { to: asker(2, 4), there: true }]
-    );
+    assert!(got.contains(&free(0)), "who saw the first has been told");
+    assert!(got.contains(&free(4)), "nobody had seen the fifth");
+    let messages = |queues: &Queues| queues.list(QueueId(0)).next().unwrap().0.messages;
+    assert_eq!(messages(&queues), 3);
+    for (request, number) in [(3, 1), (4, 2), (5, 3), (6, 3)] {
+        queues.await_body(Tick(0), asker(2, request), id, number, 100);
+    }
+    let failed = |request, error| Output::Failed { to: asker(2, request), error };
+    let told = [
+        failed(3, QueueError::NoSuchMessage),
+        Output::Body { to: asker(2, 4), there: true },
+        failed(5, QueueError::BodyLost),
+        free(2),
+        failed(6, QueueError::NoSuchMessage),
+    ];
+    assert_eq!(outputs(&mut queues), told, "who is told holds it no longer");
     // Given back, it is nobody's.
-    queues.settle(MemberId(2), id, &[1, 2], Settlement::Return).unwrap();
+    queues.settle(MemberId(2), id, &[2, 4], Settlement::Return).unwrap();
     outputs(&mut queues);
-    queues.take(Tick(0), asker(2, 5), id, &take(0, 9));
-    assert_eq!(outputs(&mut queues), [Output::Taken { to: asker(2, 5), queue: id, numbers: vec![2] }]);
+    queues.take(Tick(0), asker(2, 7), id, &take(0, 9));
+    assert_eq!(outputs(&mut queues), [Output::Taken { to: asker(2, 7), queue: id, numbers: vec![2] }]);
+    assert_eq!(messages(&queues), 1);
 }
 
 #[test]
