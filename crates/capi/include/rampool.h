@@ -754,14 +754,17 @@ rampool_status rampool_direct_get_layout(rampool_direct *direct,
                                          const rampool_layout *here);
 
 /**
- * Memory whose registrations may be kept for sending without a copy, until it is forgotten. Until then puts from it send the pages that were there first, whatever is mapped there.
+ * Memory whose registrations may be kept for sending without a copy.
+ *
+ * 1: the kernel says when the memory is unmapped, moved or dropped; nobody else needs to. 0: it cannot be watched (files, rampool's own regions, no userfaultfd), and until
+ * rampool_direct_forget() puts from it send the pages that were there first, whatever is mapped there.
  *
  * # Safety
  * `direct` came from rampool_direct_open() and was not closed.
  */
-void rampool_direct_keep(rampool_direct *direct,
-                         const void *address,
-                         size_t bytes);
+int rampool_direct_keep(rampool_direct *direct,
+                        const void *address,
+                        size_t bytes);
 
 /**
  * This memory is about to be unmapped, freed, moved or dropped, or just was. Memory that was never kept does no harm.

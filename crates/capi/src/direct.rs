@@ -1,9 +1,9 @@
 //! The direct view in C: conversions around [`runtime::direct`] and [`runtime::proto::layout`].
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::slice;
 
-use runtime::direct::{Direct, DirectError, DirectRegion};
+use runtime::direct::{Direct, DirectError, DirectRegion, Kept};
 use runtime::pool::LeaseTicket;
 use runtime::proto::layout::{Layout, LayoutError, Order};
 
@@ -539,16 +539,18 @@ pub unsafe extern "C" fn rampool_direct_get_layout(
     }
 }
 
-/// Memory whose registrations may be kept for sending without a copy, until it is forgotten. Until then puts from it send the pages that were there first, whatever is mapped there.
+/// Memory whose registrations may be kept for sending without a copy.
+///
+/// 1: the kernel says when the memory is unmapped, moved or dropped; nobody else needs to. 0: it cannot be watched (files, rampool's own regions, no userfaultfd), and until
+/// rampool_direct_forget() puts from it send the pages that were there first, whatever is mapped there.
 ///
 /// # Safety
 /// `direct` came from rampool_direct_open() and was not closed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_keep(direct: *mut DirectHandle, address: *const c_void, bytes: usize) {
+pub unsafe extern "C" fn rampool_direct_keep(direct: *mut DirectHandle, address: *const c_void, bytes: usize) -> c_int {
     // SAFETY: null or valid, as the caller promises.
-    if let Some(direct) = unsafe { direct.as_mut() } {
-        direct.0.keep_at(address.cast(), bytes);
-    }
+    let kept = unsafe { direct.as_mut() }.map(|direct| direct.0.keep_at(address.cast(), bytes));
+    c_int::from(kept.is_none_or(|kept| kept == Kept::Watched))
 }
 
 /// This memory is about to be unmapped, freed, moved or dropped, or just was. Memory that was never kept does no harm.

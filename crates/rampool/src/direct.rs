@@ -46,6 +46,7 @@ pub use rampool_proto::wire::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
 pub use crate::pool::KeyStats;
 use crate::pool::{Job, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ScanPart};
+pub use crate::transport::zero_copy::Kept;
 use crate::transport::zero_copy::{self, SharedZeroCopy, ZeroCopyStats};
 use rampool_proto::elements::{Combine, Kind, Reduced, Scan, Test, Want};
 use rampool_proto::layout::{Layout, LayoutError, Program};
@@ -291,18 +292,23 @@ impl Direct {
         self.spin = spin;
     }
 
-    /// Memory whose registrations may be kept: what is put from it without a copy stays registered, so that the next put from it finds it so. Whoever says this says as
-    /// well when the memory goes ([`Direct::forget`]): until then puts send the pages that were there when they were first sent, whatever is mapped there by then. Memory
-    /// that nobody kept is pinned for each transfer, and needs no word.
-    pub fn keep(&mut self, memory: &[u8]) {
-        self.keep_at(memory.as_ptr(), memory.len());
+    /// Memory whose registrations may be kept: what is put from it without a copy stays registered, so that the next put from it finds it so. Memory that nobody kept is pinned for
+    /// each transfer.
+    ///
+    /// Where the kernel lets this process watch the memory ([`Kept::Watched`]), it says itself when that is unmapped, moved or dropped, and nothing stale is ever sent. Otherwise
+    /// ([`Kept::UntilForgotten`]: memory of files, of rampool's own regions, or a process that may not use userfaultfd) whoever keeps it says so ([`Direct::forget`]): until
+    /// then puts send the pages that were there when they were first sent, whatever is mapped there by then.
+    ///
+    /// To unmap watched memory takes some microseconds more. The mappings that the memory lies in are watched as a whole, for as long as they exist.
+    pub fn keep(&mut self, memory: &[u8]) -> Kept {
+        self.keep_at(memory.as_ptr(), memory.len())
     }
 
     /// As [`Direct::keep`], of memory at an address.
-    pub fn keep_at(&mut self, start: *const u8, bytes: usize) {
-        if let Some(engine) = &self.zero_copy {
-            engine.lock().unwrap_or_else(PoisonError::into_inner).keep(start.addr()..start.addr().saturating_add(bytes));
-        }
+    pub fn keep_at(&mut self, start: *const u8, bytes: usize) -> Kept {
+        // Where nothing is sent without a copy, nothing is registered, and nothing can be stale.
+        let Some(engine) = &self.zero_copy else { return Kept::Watched };
+        engine.lock().unwrap_or_else(PoisonError::into_inner).keep(start.addr()..start.addr().saturating_add(bytes))
     }
 
     /// This memory is about to be unmapped (freed), moved or dropped (`munmap`, `mremap`, `madvise`), or just was. Part of what was kept is enough; what was never kept does no harm.

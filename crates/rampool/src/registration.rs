@@ -3,8 +3,10 @@
 //! ```text
 //!   Pins       the cache and its registrar: acquire, release, invalidate
 //!   Registrar  who registers: fixed buffers of io_uring, mlock, the devices that UCX has
+//!   watch      the kernel tells when memory is unmapped, moved or dropped
 //! ```
-//! Whoever changes mappings under registered memory must say so ([`Pins::invalidate`]), before the memory is sent from again; see `docs/zero-copy.md`.
+//! What happens to memory that is [watched](Pins::watch) is heard of with [`Pins::catch_up`], before each send. Of all other memory, whoever changes mappings under it must say so
+//! ([`Pins::invalidate`]), before the memory is sent from again; see `docs/zero-copy.md`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,6 +17,10 @@ use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
 use rampool_sys::memory;
 use rampool_sys::ring::{Ring, RingError};
 use rampool_ucx::{Context, Memory, UcxError};
+use watch::{Change, Seen, Watcher};
+
+/// All addresses that a program can have.
+const ADDRESSES: usize = 1 << 56;
 
 /// Who registers memory. Ranges are whole OS pages.
 pub trait Registrar {
@@ -215,6 +221,8 @@ pub enum PinError {
 pub struct Pins<R: Registrar> {
     cache: PinCache,
     registrar: R,
+    /// Since some memory is watched.
+    watcher: Option<(&'static Watcher, Seen)>,
 }
 
 impl<R: Registrar> Pins<R> {
@@ -225,7 +233,32 @@ impl<R: Registrar> Pins<R> {
             registration_pages: registrar.most_pages(),
             registrations: registrar.places(),
         };
-        Self { cache: PinCache::new(limits, policy), registrar }
+        Self { cache: PinCache::new(limits, policy), registrar, watcher: None }
+    }
+
+    /// Whether the kernel tells from now on what happens to this memory.
+    pub fn watch(&mut self, memory: &Range<usize>) -> bool {
+        let Some(watcher) = Watcher::of_process() else { return false };
+        self.watcher.get_or_insert_with(|| (watcher, watcher.now()));
+        watcher.watch(memory)
+    }
+
+    /// Forgets the registrations of watched memory that was unmapped, moved or dropped, and calls `gone` with what is not mapped there any more, and so not watched. Call before
+    /// [`Pins::acquire`]. One load where nothing has happened.
+    pub fn catch_up(&mut self, mut gone: impl FnMut(Range<usize>)) {
+        let Some((watcher, mut seen)) = self.watcher else { return };
+        watcher.catch_up(&mut seen, |change| {
+            let (range, is_gone) = match change {
+                Change::Dropped(range) => (range, false),
+                Change::Gone(range) => (range, true),
+                Change::Unknown => (0..ADDRESSES, true),
+            };
+            self.invalidate(range.start, range.len());
+            if is_gone {
+                gone(range);
+            }
+        });
+        self.watcher = Some((watcher, seen));
     }
 
     /// Registered memory that covers these bytes: from the cache without a kernel call, or newly registered.
@@ -313,6 +346,8 @@ fn addresses(span: Span) -> Range<usize> {
     let address = |page: PageIndex| usize::try_from(page.0).expect("a 64-bit machine") * OS_PAGE_BYTES;
     address(span.first())..address(span.end())
 }
+
+pub mod watch;
 
 #[cfg(test)]
 mod tests;

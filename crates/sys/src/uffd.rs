@@ -210,6 +210,15 @@ impl Uffd {
         self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_REGISTER), &mut arg)
     }
 
+    /// From now on this context is told of what happens to the mapping ([`Features::EVENTS_MAPPING`]), and of no faults: absent pages are made by the kernel as ever.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn watch(&self, start: usize, bytes: usize) -> Result<(), i32> {
+        let mut arg = k::uffdio_register { range: range(start, bytes), mode: u64::from(k::UFFDIO_REGISTER_MODE_WP), ioctls: 0 };
+        self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_REGISTER), &mut arg)
+    }
+
     /// Faults of the range go to the kernel again; threads that waited go on.
     ///
     /// # Errors

@@ -122,7 +122,7 @@ impl Arena {
         assert_eq!(at, target);
     }
 
-    fn drop_content(&mut self, pages: Range<usize>) {
+    fn drop_content(&self, pages: Range<usize>) {
         // SAFETY: the arena's own pages, written anew before anybody looks.
         unsafe { advise(self.at(pages.start), pages.len() * PAGE, Advice::DontNeed) }.unwrap();
     }
@@ -159,16 +159,34 @@ impl Dice {
     }
 }
 
+/// Who says what happens to the mappings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tells {
+    Nobody,
+    Program,
+    Kernel,
+}
+
 /// Sends from an arena whose mappings change in every way. Returns how many sends carried what was not there any more.
-fn storm(seed: u64, steps: usize, tells: bool) -> usize {
+fn storm(seed: u64, steps: usize, tells: Tells) -> usize {
     const PAGES: usize = 96;
     let (mut dice, mut arena, mut wire) = (Dice(seed), Arena::new(PAGES), Wire::open());
     let mut pins = pins(PAGES * PAGE / 2);
+    let all = arena.at(0)..arena.at(PAGES);
     let mut stale = 0;
+    if tells == Tells::Kernel {
+        assert!(pins.watch(&all), "this kernel lets a process watch its memory");
+    }
     for _ in 0..steps {
         let pages = dice.pages(PAGES);
         match dice.below(12) {
             0..6 => {
+                let mut gone = false;
+                pins.catch_up(|_| gone = true);
+                // What is mapped there instead is not watched yet; what was written into it since then is nobody's business.
+                if gone {
+                    assert!(tells == Tells::Kernel && pins.watch(&all));
+                }
                 let got = wire.send(&mut pins, arena.at(pages.start), pages.len() * PAGE);
                 stale += usize::from(got != arena.expected(pages));
                 continue;
@@ -186,7 +204,7 @@ fn storm(seed: u64, steps: usize, tells: bool) -> usize {
             }
             _ => continue,
         }
-        if tells {
+        if tells == Tells::Program {
             pins.invalidate(arena.at(pages.start), pages.len() * PAGE);
         }
         arena.write(pages);
@@ -202,8 +220,68 @@ fn no_send_carries_pages_that_are_gone_whatever_happens_to_the_mappings() {
         return;
     }
     for seed in 1..=4 {
-        assert_eq!(storm(seed, 1500, true), 0, "seed {seed}");
+        for tells in [Tells::Program, Tells::Kernel] {
+            assert_eq!(storm(seed, 1500, tells), 0, "seed {seed}, {tells:?}");
+        }
     }
+}
+
+/// Many threads unmap at once, faster than anybody catches up: what was not remembered counts as changed.
+#[test]
+fn whoever_misses_changes_takes_everything_as_changed() {
+    if !possible() {
+        return;
+    }
+    let mut pins = pins(1 << 20);
+    let (arena, elsewhere) = (Arena::new(4), Arena::new(1000));
+    assert!(pins.watch(&(arena.at(0)..arena.at(4))) && pins.watch(&(elsewhere.at(0)..elsewhere.at(1000))));
+    let held = pins.acquire(arena.at(0), PAGE).unwrap();
+    pins.release(held);
+    std::thread::scope(|scope| {
+        for part in 0..4 {
+            let elsewhere = &elsewhere;
+            scope.spawn(move || (0..250).for_each(|page| elsewhere.drop_content(part * 250 + page..part * 250 + page + 1)));
+        }
+    });
+    let mut gone = Vec::new();
+    pins.catch_up(|range| gone.push(range));
+    assert_eq!((pins.pinned_bytes(), gone), (0, vec![0..ADDRESSES]), "a thousand changes are more than are remembered");
+}
+
+/// A thread that goes on after `munmap` finds the change written down, however late the watcher is.
+#[test]
+fn a_change_is_known_when_the_call_that_made_it_returns() {
+    if !possible() {
+        return;
+    }
+    let mut pins = pins(1 << 20);
+    let mut arena = Arena::new(8);
+    for round in 0..2000 {
+        assert!(pins.watch(&(arena.at(0)..arena.at(8))));
+        let held = pins.acquire(arena.at(1), PAGE).unwrap();
+        pins.release(held);
+        match round % 3 {
+            0 => arena.remap(1..2),
+            1 => arena.move_in(0..4),
+            _ => arena.drop_content(1..3),
+        }
+        pins.catch_up(|_| {});
+        assert_eq!(pins.pinned_bytes(), 0, "round {round}");
+    }
+}
+
+/// What cannot be watched is not said to be.
+#[test]
+fn files_and_holes_are_not_watched() {
+    let mut pins = Pins::new(LockedMemory::default(), 1 << 20, Box::<LeastRecentlyUsed>::default());
+    let arena = Arena::new(4);
+    // SAFETY: pages of the arena's own mapping, to which no reference exists.
+    assert_eq!(unsafe { libc::munmap(arena.mapping.at(2 * PAGE).cast(), PAGE) }, 0);
+    assert!(!pins.watch(&(arena.at(0)..arena.at(4))));
+    assert!(pins.watch(&(arena.at(0)..arena.at(2))));
+    static CONSTANT: [u8; PAGE] = [7; PAGE];
+    let start = CONSTANT.as_ptr().addr();
+    assert!(!pins.watch(&(start..start + PAGE)));
 }
 
 #[test]
@@ -211,7 +289,7 @@ fn without_invalidation_old_pages_are_sent() {
     if !possible() {
         return;
     }
-    assert!(storm(1, 1500, false) > 0);
+    assert!(storm(1, 1500, Tells::Nobody) > 0);
 }
 
 #[test]

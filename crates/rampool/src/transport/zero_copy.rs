@@ -3,8 +3,8 @@
 //! A piece that is sent this way is pinned and read by the network from where it lies, instead of being copied into the socket's buffer. Which pieces, the connection's
 //! [`PathChoice`] says. How they are pinned depends on whose memory they are:
 //!
-//! * Memory that this engine was told of ([`ZeroCopy::keep`]) is registered through the pin-down cache and stays so: later sends find it without a kernel call. Whoever told it
-//!   says so as well when the memory goes ([`ZeroCopy::forget`]).
+//! * Memory that this engine was told of ([`ZeroCopy::keep`]) is registered through the pin-down cache and stays so: later sends find it without a kernel call. When it goes, the
+//!   kernel says so, where it can be watched; elsewhere whoever kept it does ([`ZeroCopy::forget`]).
 //! * All other memory is pinned for the one send. Nothing about it is remembered, so nothing can be stale.
 
 use std::collections::BTreeMap;
@@ -32,6 +32,15 @@ const TRIALS: usize = 7;
 /// The engine of one pool, shared by its links.
 pub type SharedZeroCopy = Arc<Mutex<ZeroCopy>>;
 
+/// Who says when kept memory goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kept {
+    /// The kernel: nobody else needs to.
+    Watched,
+    /// Whoever kept it: this memory cannot be watched.
+    UntilForgotten,
+}
+
 /// What was sent without a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -48,7 +57,7 @@ pub struct ZeroCopyStats {
 #[derive(Debug)]
 pub struct ZeroCopy {
     pins: Pins<FixedBuffers>,
-    /// Memory whose owner says when it goes; disjoint, in order.
+    /// Memory of which somebody says when it goes: the kernel, or its owner. Disjoint, in order.
     kept: Vec<Range<usize>>,
     /// By link.
     choices: Vec<PathChoice>,
@@ -65,11 +74,14 @@ impl ZeroCopy {
         Ok(Self { pins, kept: Vec::new(), choices: Vec::new(), under_way: BTreeMap::new(), stats: ZeroCopyStats::default() })
     }
 
-    /// Registrations of this memory may be kept from now on, until it is forgotten.
-    pub fn keep(&mut self, memory: Range<usize>) {
+    /// Registrations of this memory may be kept from now on, until it is forgotten, or the kernel says that it is gone.
+    pub fn keep(&mut self, memory: Range<usize>) -> Kept {
         if memory.is_empty() {
-            return;
+            return Kept::Watched;
         }
+        // What was there before must not be taken for this memory.
+        self.catch_up();
+        let kept = if self.pins.watch(&memory) { Kept::Watched } else { Kept::UntilForgotten };
         let mut all = memory;
         self.kept.retain(|range| {
             let apart = range.end < all.start || all.end < range.start;
@@ -80,12 +92,18 @@ impl ZeroCopy {
         });
         let at = self.kept.partition_point(|range| range.start < all.start);
         self.kept.insert(at, all);
+        kept
+    }
+
+    /// Hears what the kernel has said of watched memory.
+    fn catch_up(&mut self) {
+        let Self { pins, kept, .. } = self;
+        pins.catch_up(|gone| cut(kept, &gone));
     }
 
     /// This memory goes, or changes what is behind its addresses. Call before that memory is used again.
     pub fn forget(&mut self, memory: Range<usize>) {
-        let parts = self.kept.iter().flat_map(|range| [range.start..range.end.min(memory.start), range.start.max(memory.end)..range.end]);
-        self.kept = parts.filter(|range| !range.is_empty()).collect();
+        cut(&mut self.kept, &memory);
         self.pins.invalidate(memory.start, memory.len());
     }
 
@@ -120,11 +138,12 @@ impl ZeroCopy {
     /// As [`rampool_sys::ring::Ring::send`].
     unsafe fn send(&mut self, link: usize, socket: BorrowedFd<'_>, piece: Piece) -> io::Result<Sent> {
         self.gather();
+        self.catch_up();
         let memory = piece.ptr.addr()..piece.ptr.addr() + piece.len;
         // What cannot be registered, for want of an allowance or because it is read-only, is pinned for the one send.
         let held = if self.is_kept(&memory) { self.pins.acquire(memory.start, memory.len()).ok() } else { None };
         let place = held.as_ref().map(|held| FixedBuffers::place(held.registration()));
-        // SAFETY: the caller's promise; what was found in the cache is what is mapped there, as whoever had it kept promises.
+        // SAFETY: the caller's promise; what was found in the cache is what is mapped there, as the kernel would have said, or whoever had it kept promises.
         let sent = unsafe { self.pins.registrar().ring().send(socket, piece.ptr, piece.len, place) };
         if let Ok(Sent::Taken { bytes, number }) = sent {
             self.stats.sends += 1;
@@ -142,6 +161,11 @@ impl ZeroCopy {
         }
         sent
     }
+}
+
+fn cut(kept: &mut Vec<Range<usize>>, memory: &Range<usize>) {
+    let parts = kept.iter().flat_map(|range| [range.start..range.end.min(memory.start), range.start.max(memory.end)..range.end]);
+    *kept = parts.filter(|range| !range.is_empty()).collect();
 }
 
 /// A link's part in the engine.

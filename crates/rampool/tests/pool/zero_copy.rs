@@ -1,7 +1,7 @@
 //! The direct view sending without a copy, over connections of this machine, where the network copies after all.
 
 use super::{MIB, config, serve, server_config};
-use rampool::direct::Direct;
+use rampool::direct::{Direct, DirectError, DirectRegion, Kept};
 use rampool::key::Key;
 use rampool::proto::layout::Layout;
 use rampool::proto::registration::path::{Always, BELIEVED, Wish};
@@ -10,6 +10,7 @@ use rampool::proto::units::{ByteLen, OS_PAGE_BYTES};
 use rampool::server::Server;
 use rampool_sys::memory::{Advice, Mapping, advise};
 use rampool_sys::ring::Ring;
+use rampool_sys::uffd::{Features, Scope, Uffd};
 use rampool_testing::skip;
 
 /// Whether this kernel lets us have a ring.
@@ -76,8 +77,16 @@ fn large_puts_go_without_a_copy_and_small_ones_with_one() {
     assert!(got[..CONSTANT.len()] == CONSTANT && direct.zero_copy_stats().registered == registered);
 }
 
+/// What a get finds of a put from this memory.
+fn there_and_back(direct: &mut Direct, region: DirectRegion, memory: &[u8]) -> Result<Vec<u8>, DirectError> {
+    let mut got = vec![0; memory.len()];
+    direct.put(region, 0, memory)?;
+    direct.get(region, 0, &mut got)?;
+    Ok(got)
+}
+
 #[test]
-fn kept_memory_that_changes_its_pages_is_sent_right_if_it_is_forgotten_in_time() {
+fn kept_memory_that_changes_its_pages_is_sent_right_and_nobody_needs_to_say_so() {
     if !possible() {
         return;
     }
@@ -88,10 +97,47 @@ fn kept_memory_that_changes_its_pages_is_sent_right_if_it_is_forgotten_in_time()
     let region = direct.create(MIB).unwrap();
     // Long enough for one piece of a request of its own.
     let memory = Mapping::anonymous(256 << 10).unwrap();
-    let mut got = vec![0; memory.bytes()];
+    assert_eq!(direct.keep(bytes_of(&memory)), Kept::Watched);
+    for (round, change) in ["nothing", "dropped", "nothing", "another", "nothing", "kept again"].into_iter().enumerate() {
+        match change {
+            // SAFETY: the mapping's content is given up here.
+            "dropped" => unsafe { advise(memory.start(), memory.bytes(), Advice::DontNeed) }.unwrap(),
+            // SAFETY: the test's own mapping, of which no slice is in use, becomes another one.
+            "another" => unsafe {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                libc::mmap(memory.at(0).cast(), memory.bytes(), libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            },
+            "kept again" => assert_eq!(direct.keep(bytes_of(&memory)), Kept::Watched),
+            _ => {}
+        }
+        fill(&memory, u8::try_from(round + 1).unwrap());
+        let before = direct.zero_copy_stats();
+        let got = there_and_back(&mut direct, region, bytes_of(&memory)).unwrap();
+        assert!(got == bytes_of(&memory), "{change}");
+        let now = direct.zero_copy_stats();
+        assert!(now.sends > before.sends);
+        // What was mapped anew is nobody's promise: it is pinned for each send, until it is kept.
+        assert_eq!(now.registered > before.registered, ![3, 4].contains(&round), "{change} ({round})");
+    }
+}
+
+#[test]
+fn kept_memory_that_cannot_be_watched_is_sent_right_if_it_is_forgotten_in_time() {
+    if !possible() {
+        return;
+    }
+    let server = serve(64 * MIB);
+    let mut config = config(&[&server], 32 * MIB);
+    config.zero_copy = Some(Wish::From(OS_PAGE_BYTES as u64));
+    let mut direct = Direct::connect(&config).unwrap();
+    let region = direct.create(MIB).unwrap();
+    // Memory that somebody else watches.
+    let memory = Mapping::anonymous(256 << 10).unwrap();
+    let other = Uffd::open(Scope::UserMode, Features::WP).unwrap();
+    other.watch(memory.start(), memory.bytes()).unwrap();
     for tells in [true, false] {
         fill(&memory, 1);
-        direct.keep(bytes_of(&memory));
+        assert_eq!(direct.keep(bytes_of(&memory)), Kept::UntilForgotten);
         direct.put(region, 0, bytes_of(&memory)).unwrap();
         if tells {
             direct.forget(memory.at(0), memory.bytes());
@@ -100,11 +146,10 @@ fn kept_memory_that_changes_its_pages_is_sent_right_if_it_is_forgotten_in_time()
         unsafe { advise(memory.start(), memory.bytes(), Advice::DontNeed) }.unwrap();
         fill(&memory, 2);
         if tells {
-            direct.keep(bytes_of(&memory));
+            assert_eq!(direct.keep(bytes_of(&memory)), Kept::UntilForgotten);
         }
-        let result = direct.put(region, 0, bytes_of(&memory)).and_then(|()| direct.get(region, 0, &mut got));
-        match result {
-            Ok(()) => assert!(tells && got == bytes_of(&memory)),
+        match there_and_back(&mut direct, region, bytes_of(&memory)) {
+            Ok(got) => assert!(tells && got == bytes_of(&memory)),
             // The checksums are those of what is there now, the bytes those of what was: no stale byte goes unnoticed, even so.
             Err(error) => assert!(!tells && error.to_string().contains("127.0.0.1"), "{error}"),
         }
