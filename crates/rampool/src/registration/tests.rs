@@ -245,7 +245,8 @@ fn whoever_misses_changes_takes_everything_as_changed() {
     });
     let mut gone = Vec::new();
     pins.catch_up(|range| gone.push(range));
-    assert_eq!((pins.pinned_bytes(), gone), (0, vec![0..ADDRESSES]), "a thousand changes are more than are remembered");
+    assert_eq!((pins.pinned_bytes(), gone.len()), (0, 1), "a thousand changes are more than are remembered");
+    assert_eq!(gone[0], 0..ADDRESSES);
 }
 
 /// A thread that goes on after `munmap` finds the change written down, however late the watcher is.
