@@ -138,6 +138,7 @@ pub enum ProgramError {
 impl Program {
     /// Bytes selected, each as often as it is.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.root.as_ref().map_or(0, |node| node.bytes)
     }
@@ -150,14 +151,26 @@ impl Program {
 
     /// Bytes of the shortest run, before neighbours are joined.
     #[must_use]
+    #[inline]
     pub fn shortest_run(&self) -> u64 {
         self.root.as_ref().map_or(0, Node::shortest_run)
     }
 
     /// Bytes of the longest run, neighbours joined, where that is plain to see.
     #[must_use]
+    #[inline]
     pub fn longest_run(&self) -> Option<u64> {
         self.root.as_ref().map_or(Some(0), Node::longest_run)
+    }
+
+    /// If these are consecutive bytes, plain to see: which.
+    #[must_use]
+    #[inline]
+    pub fn as_run(&self) -> Option<Run> {
+        match &self.root {
+            Some(Node { shape: Shape::Run, low, bytes, .. }) => Some(Run { offset: *low, len: *bytes }),
+            _ => None,
+        }
     }
 
     /// If this is a list: how many bytes each of its members selects, and how many members there are.
@@ -183,6 +196,7 @@ impl Program {
 
     /// The lowest byte, and the one after the highest; both 0 for nothing.
     #[must_use]
+    #[inline]
     pub fn bounds(&self) -> (i64, i64) {
         self.root.as_ref().map_or((0, 0), |node| (node.low, node.high))
     }
@@ -191,6 +205,7 @@ impl Program {
     ///
     /// # Errors
     /// [`LayoutError`] beyond the bounds.
+    #[inline]
     pub fn run(offset: i64, len: u64) -> Result<Self, LayoutError> {
         if len == 0 { Ok(Self::default()) } else { Ok(Self { root: Some(Node::run(offset, len)?) }) }
     }
@@ -262,6 +277,7 @@ impl Program {
 
     /// Bytes of the coded form, or a little more.
     #[must_use]
+    #[inline]
     pub fn coded_bytes(&self) -> usize {
         self.root.as_ref().map_or(1, Node::coded_bytes)
     }

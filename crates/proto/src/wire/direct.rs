@@ -72,14 +72,32 @@ impl Window {
         Pieces { runs: self.program.window(self.from, self.len.into()), offset: 0, left: 0 }
     }
 
+    /// The piece that it is, if it is one, plain to see.
+    #[must_use]
+    #[inline]
+    pub fn only_piece(&self) -> Option<Piece> {
+        let run = self.program.as_run()?;
+        let offset = run.offset.cast_unsigned() + self.from;
+        let (within, len) = (usize::try_from(offset % OS_PAGE_BYTES as u64).ok()?, self.len as usize);
+        let page = PageIndex(offset / OS_PAGE_BYTES as u64);
+        (within + len <= OS_PAGE_BYTES).then_some(Piece { page, within, len })
+    }
+
     /// The blocks that have a checksum each: each whole page, and what lies between.
     #[must_use]
     pub fn blocks(&self) -> Vec<Block> {
-        // No need to look at a million elements.
-        if self.program.longest_run().is_some_and(|longest| longest < OS_PAGE_BYTES as u64) {
-            return vec![Block { len: self.len, whole: false }];
+        let mut blocks = Vec::new();
+        self.append_blocks(&mut blocks);
+        blocks
+    }
+
+    /// As [`Window::blocks`], into an empty vector.
+    pub fn append_blocks(&self, blocks: &mut Vec<Block>) {
+        const PAGE_BYTES: u64 = OS_PAGE_BYTES as u64;
+        // No need to look at a million elements, or to cut up what is shorter than a page.
+        if u64::from(self.len) < PAGE_BYTES || self.program.longest_run().is_some_and(|longest| longest < PAGE_BYTES) {
+            return blocks.push(Block { len: self.len, whole: false });
         }
-        let mut blocks: Vec<Block> = Vec::new();
         for piece in self.pieces() {
             let len = u32::try_from(piece.len).expect("at most a page");
             match blocks.last_mut() {
@@ -87,7 +105,6 @@ impl Window {
                 _ => blocks.push(Block { len, whole: piece.is_whole() }),
             }
         }
-        blocks
     }
 
     /// Appends the table of a `Gather`.
@@ -144,6 +161,10 @@ impl Window {
             return Err(WireError::BadLayout);
         }
         let window = Self { program, from, len };
+        if len < MAX_DIRECT_PIECES / 4 {
+            // Too short for so many, were every byte a run.
+            return Ok(window);
+        }
         // The first and the last run may be cut, and every run may cross a page's end. Counting costs what the pieces cost, so only where it may matter.
         let most = (u64::from(len) / window.program.shortest_run() + 2) * 2 + u64::from(len) / OS_PAGE_BYTES as u64;
         if most > u64::from(MAX_DIRECT_PIECES) && window.pieces().nth(MAX_DIRECT_PIECES as usize).is_some() {
@@ -534,9 +555,20 @@ mod tests {
             let header = Header::request(Opcode::Scan, 1).with_arg(arg);
             if let Ok(window) = Window::parse_with(&bytes, &mut Vec::new()) {
                 prop_assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
+                prop_assert!(window.only_piece().is_none_or(|only| window.pieces().eq([only])));
             }
             let _ = (CopyRequest::parse(&bytes), ScanRequest::parse(&header, &bytes), FetchOp::parse(&header, &bytes), parse_reduced(&bytes));
         }
+    }
+
+    #[test]
+    fn a_part_of_one_page_is_the_only_piece() {
+        let only = |from, len| Window { program: Program::run(8190, 9000).unwrap(), from, len }.only_piece();
+        let piece = |page, within, len| Some(Piece { page: PageIndex(page), within, len });
+        assert_eq!([only(0, 2), only(0, 3), only(1, 1)], [piece(1, 4094, 2), None, piece(1, 4095, 1)]);
+        assert_eq!([only(2, 4096), only(3, 4096), only(2, 4097)], [piece(2, 0, 4096), None, None]);
+        let two = Layout::bytes(8).unwrap().hvector(2, 1, 64).unwrap();
+        assert_eq!(Window { program: two.program().clone(), from: 0, len: 8 }.only_piece(), None, "not plain to see");
     }
 
     #[test]
@@ -547,6 +579,7 @@ mod tests {
         assert_eq!(window(100, 4096).blocks(), [part(4096)], "two parts of pages");
         assert_eq!(window(4000, 96 + 4096 + 5).blocks(), [part(96), page, part(5)]);
         assert!(window(4000, MAX_DIRECT_BYTES).blocks().len() <= MAX_BLOCKS);
+        assert_eq!(window(100, 3996).blocks(), [part(3996)]);
         // A run that another continues counts as one.
         let halves = Layout::bytes(2048).unwrap().hindexed(&[(1, 4096), (1, 6144), (1, 0)]).unwrap();
         let window = Window { program: halves.program().clone(), from: 0, len: 6144 };

@@ -159,20 +159,33 @@ impl Pool {
         let spread = Spread { placement, names: entry(regions, region) };
         let op = work.op(token, job != Job::Gather);
         let now = Instant::now();
-        cut_up(spread, lanes.len(), remote, Some((local.runs(), memory)), job.request_bytes(), |chunk| {
-            let lane = &mut lanes[chunk.server.as_usize()];
-            let name = spread.name(chunk.server);
-            let slot = work.request(chunk.server, job.opcode(), job.class(), name, Some(op), now);
+        let servers = lanes.len();
+        let mut add = |server: ServerIndex, window: Window, places: &[PieceMut]| {
+            let lane = &mut lanes[server.as_usize()];
+            let slot = work.request(server, job.opcode(), job.class(), spread.name(server), Some(op), now);
             let request = work.get(slot);
-            fill(request, chunk.window, chunk.places);
+            fill(request, window, places);
             if let Job::Accumulate(kind, how) = job {
                 request.arg = accumulate_arg(kind, how);
-                request.blocks = vec![Block { len: request.bytes, whole: false }];
+                request.blocks.clear();
+                request.blocks.push(Block { len: request.bytes, whole: false });
             }
             lane.enqueue(work, slot);
             // The server works on it while the next one is made.
             lane.send(work, now);
-        });
+        };
+        match (remote.as_run(), local.as_run(), only_holder(spread, servers, remote)) {
+            // Consecutive bytes for one request: nothing to cut up.
+            (Some(there), Some(here), Some(server)) if there.len <= job.request_bytes() => {
+                let ptr = memory.wrapping_add(usize::try_from(here.offset.cast_unsigned()).expect("a 64-bit machine"));
+                let len = usize::try_from(there.len).expect("at most REQUEST_BYTES");
+                let window = Window { program: remote.clone(), from: 0, len: u32::try_from(there.len).expect("at most REQUEST_BYTES") };
+                add(server, window, &[PieceMut { ptr, len }]);
+            }
+            _ => cut_up(spread, servers, remote, Some((local.runs(), memory)), job.request_bytes(), |chunk| {
+                add(chunk.server, chunk.window, &chunk.places);
+            }),
+        }
         work.built(op);
     }
 
@@ -474,11 +487,11 @@ impl<'a> Local<'a> {
     }
 }
 
-fn fill(request: &mut Request, window: Window, places: Vec<PieceMut>) {
+fn fill(request: &mut Request, window: Window, places: &[PieceMut]) {
     request.bytes = window.len;
     let (low, high) = window.program.bounds();
     (request.offset, request.reach) = (low.cast_unsigned(), high.cast_unsigned());
-    request.blocks = window.blocks();
-    request.places = places;
+    window.append_blocks(&mut request.blocks);
+    request.places.extend_from_slice(places);
     request.window = Some(window);
 }

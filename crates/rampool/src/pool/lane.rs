@@ -235,7 +235,12 @@ impl Lane {
     }
 
     /// Sends what credits and the socket take.
+    #[inline]
     pub fn send(&mut self, work: &mut Work, now: Instant) {
+        let nothing_queued = self.queues.iter().all(VecDeque::is_empty);
+        if nothing_queued && self.link.as_ref().is_none_or(|link| link.queued_bytes() == 0) {
+            return;
+        }
         if let Err(reason) = self.try_send(work, now) {
             self.broke(work, reason, now);
         }

@@ -464,7 +464,14 @@ impl Shard {
                     // Others have waited for these: they leave before the connection's own answers.
                     self.hand_out(now);
                 }
-                let State::Connected(connection) = &mut self.slots[index].state else { return };
+                let slot = &mut self.slots[index];
+                let quiet = matches!(received, Ok(Turn::Idle)) && slot.interest == epoll::EventFlags::IN && !slot.is_beside_kernel();
+                let State::Connected(connection) = &mut slot.state else { return };
+                if quiet && connection.heard != now && connection.link().queued_bytes() == 0 {
+                    // Looked at in vain.
+                    connection.took = now;
+                    return;
+                }
                 // What was answered before an error still goes out: the client learns why.
                 let flushed = connection.flush(now);
                 self.after(index, received.and_then(|turn| flushed.map(|_| turn)));

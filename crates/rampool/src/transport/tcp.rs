@@ -424,8 +424,8 @@ fn non_blocking(result: impl TryInto<usize>) -> io::Result<Option<usize>> {
         return Ok(Some(bytes));
     }
     let error = io::Error::last_os_error();
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EINTR) => Ok(None),
         _ => Err(error),
     }
 }

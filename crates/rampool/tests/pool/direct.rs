@@ -244,6 +244,12 @@ fn short_runs_come_from_wherever_they_lie() {
                     assert!(direct.wait(get).unwrap() == want, "{len} bytes, stride {stride}, from {offset}");
                 }
             }
+            // One run: of pages that were written, of such as pack, of none, and across their ends.
+            for _ in 0..40 {
+                let (offset, mut bytes) = (random.below(REGION_BYTES - len), vec![0; len as usize]);
+                direct.get(region, offset, &mut bytes).unwrap();
+                assert!(bytes == model[offset as usize..][..bytes.len()], "{len} bytes from {offset}");
+            }
             // In no order, some twice; and of two lengths in turns.
             let list: Vec<(u64, i64)> = (0..500).map(|_| (1, random.below(span.cast_unsigned()) as i64)).collect();
             let listed = element.hindexed(&list).unwrap();
