@@ -2,7 +2,7 @@
 //!
 //! One load generator drives both, with the same threads, connections, requests outstanding and check of every byte, in turns: a round of one, a
 //! round of the other. Only the bytes that are said differ. A third server, which does nothing but receive a request and send 4 KiB, says what the sockets and
-//! the load generator leave to gain. The memory server is driven a second time over shared memory, as clients on its own machine reach it; redis has nothing like it.
+//! the load generator leave to gain. Within one host, the memory server is driven over shared memory and over its Unix socket as well, and redis over its own.
 
 mod least;
 mod load;
@@ -98,6 +98,8 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut rings = load::spread(memory::connect(&rings_endpoint, args.connections, &pages, features::RINGS)?, args.threads);
     let (redis_server, address) = start_redis(&args.redis, args.unix, &args.redis_arguments, &dir.0, None)?;
     let mut theirs = load::spread(redis::connect(&address, args.connections, &pages)?, args.threads);
+    // With --unix the first two are those already.
+    let mut same_host = if args.unix { None } else { Some(SameHost::start(args, &pages, &dir.0)?) };
 
     let least_server = Service::least_server()?;
     let least_crcs = least::crcs();
@@ -110,6 +112,10 @@ pub fn run(args: &Args) -> Result<i32> {
         their.push(measure(&load, &mut theirs, redis_server.0.id())?);
         least_rounds.push(measure(&least_load, &mut least, least_server.pid())?);
         rings_rounds.push(measure(&load, &mut rings, rings_server.0.id())?);
+        if let Some(sockets) = &mut same_host {
+            sockets.our.push(measure(&load, &mut sockets.ours, sockets.memory_server.0.id())?);
+            sockets.their.push(measure(&load, &mut sockets.theirs, sockets.redis.0.id())?);
+        }
     }
     let figures: [Figure; 4] = [
         ("reads", "op/s", |f| f.per_second),
@@ -118,9 +124,12 @@ pub fn run(args: &Args) -> Result<i32> {
         ("load generator's CPU time an operation", "us", |f| f.load_us),
     ];
     for (what, unit, value) in figures {
-        for (who, rounds) in
-            [("rampool", &our), ("redis", &their), ("least (TCP)", &least_rounds), ("rampool over shared memory", &rings_rounds)]
-        {
+        let mut servers =
+            vec![("rampool", &our), ("redis", &their), ("least (TCP)", &least_rounds), ("rampool over shared memory", &rings_rounds)];
+        if let Some(sockets) = &same_host {
+            servers.extend([("rampool over its Unix socket", &sockets.our), ("redis over its Unix socket", &sockets.their)]);
+        }
+        for (who, rounds) in servers {
             let samples: Vec<f64> = rounds.iter().map(value).collect();
             report.series(
                 &format!("{who}: {what}"),
@@ -139,7 +148,33 @@ pub fn run(args: &Args) -> Result<i32> {
     report.ratio("reads a second: rampool over shared memory / the same over sockets", &reads[3], &reads[0], None);
     report.ratio("server's CPU time an operation: rampool / redis", &cpu[0], &cpu[1], None);
     report.ratio("server's CPU time an operation: least / redis", &cpu[2], &cpu[1], None);
+    if let Some(sockets) = &same_host {
+        let [ours, theirs] = [&sockets.our, &sockets.their].map(|rounds| samples(rounds, |round| round.per_second));
+        report.ratio("same host, reads a second: rampool / redis, over their Unix sockets", &ours, &theirs, None);
+        report.ratio("same host, reads a second: rampool over shared memory / redis over its Unix socket", &reads[3], &theirs, None);
+    }
     report.finish(common.json.as_deref())
+}
+
+/// Both over their Unix sockets, beside those that are driven over TCP.
+struct SameHost {
+    memory_server: ServerProcess,
+    redis: ServerProcess,
+    ours: Vec<Connections>,
+    theirs: Vec<Connections>,
+    our: Vec<Round>,
+    their: Vec<Round>,
+}
+
+impl SameHost {
+    fn start(args: &Args, pages: &[Vec<u8>], dir: &Path) -> Result<Self> {
+        // Not the one that is driven over shared memory: it goes on looking there for a while.
+        let (memory_server, endpoint) = start_memory_server(args, &dir.join("unix"), true)?;
+        let ours = load::spread(memory::connect(&endpoint, args.connections, pages, 0)?, args.threads);
+        let (redis, address) = start_redis(&args.redis, true, &args.redis_arguments, dir, None)?;
+        let theirs = load::spread(redis::connect(&address, args.connections, pages)?, args.threads);
+        Ok(Self { memory_server, redis, ours, theirs, our: Vec::new(), their: Vec::new() })
+    }
 }
 
 /// A column of the report: what it is, its unit, and how it follows from a round.
