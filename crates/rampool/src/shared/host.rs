@@ -26,6 +26,7 @@ use super::line::{Incoming, Line, LineError};
 use super::memory::{FaultAt, SharedMemory};
 use super::stats::SharedStats;
 use super::watch::{Ready, Watch};
+use crate::transport::Means;
 use relink::{Link, Links};
 
 mod relink;
@@ -138,6 +139,10 @@ pub(super) struct Host {
     service_sleeps: bool,
     /// What comes over connections wakes the service thread.
     wakes_service: bool,
+    /// It would, but the connections are [quiet](Line::set_quiet).
+    quiet: bool,
+    /// There are few of them, so that is cheaper than to tell the service thread's epoll set.
+    may_be_quiet: bool,
     /// What was queued since connections were last flushed.
     unsent: Unsent,
     /// When somebody who looked last found something.
@@ -202,16 +207,14 @@ enum Leaving {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub until: Instant,
-    /// A thread of this rank waits for a page, or has just done so: what comes next is wanted soon.
+    /// [`Host::is_urgent`].
     pub urgent: bool,
-    /// Whoever does not sleep meanwhile has to look for messages: a thread of this rank waits for a page, or they come through shared memory, where nothing tells of them.
-    pub looks: bool,
     pub stop: bool,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { until: Instant::now(), urgent: false, looks: false, stop: false }
+        Self { until: Instant::now(), urgent: false, stop: false }
     }
 }
 
@@ -256,6 +259,8 @@ impl Host {
         let by_rank = || lines.iter().zip(0..).filter_map(|(line, rank)| Some((line.as_ref()?.is_shared_memory(), Rank(rank))));
         let nearby = by_rank().filter_map(|(is_shared, rank)| is_shared.then_some(rank)).collect();
         let sockets = datagrams.is_some() || by_rank().any(|(is_shared, _)| !is_shared);
+        let means = |line: &Line| matches!(line.means(), Means::Tcp | Means::Rings);
+        let may_be_quiet = datagrams.is_none() && config.ranks <= FEW_RANKS && !config.spin.is_zero() && lines.iter().flatten().all(means);
         for line in lines.iter().flatten() {
             let name = if datagrams.is_some() { Transport::Udp.name() } else { line.means().name() };
             *account.stats.connections.entry(name).or_default() += 1;
@@ -282,6 +287,8 @@ impl Host {
             nudged: false,
             service_sleeps: false,
             wakes_service: true,
+            quiet: false,
+            may_be_quiet,
             unsent: Unsent::Nothing,
             came: now,
             slots: Vec::new(),
@@ -464,11 +471,25 @@ impl Host {
 
     // --- threads that wait --------------------------------------------------------------------------------------------------------------
 
-    /// A thread of the program looks for messages itself from now on: they wake the service thread no more.
+    /// A thread looks for messages from now on, again and again: they wake nobody.
     pub fn begin_to_look(&mut self) {
         self.lookers += 1;
-        if self.sockets {
+        if !self.sockets || !self.wakes_service {
+            return;
+        }
+        if self.may_be_quiet {
+            self.set_quiet(true);
+        } else {
             self.wake_service(false);
+        }
+    }
+
+    fn set_quiet(&mut self, yes: bool) {
+        if self.quiet != yes {
+            self.quiet = yes;
+            for peer in self.peers.iter().flatten().filter(|peer| !peer.closed) {
+                peer.line.set_quiet(yes);
+            }
         }
     }
 
@@ -484,6 +505,7 @@ impl Host {
         self.lookers -= 1;
         self.flush();
         if self.lookers == 0 {
+            self.set_quiet(false);
             self.wake_service(true);
         }
     }
@@ -552,6 +574,7 @@ impl Host {
             self.flush();
             self.sleeper = Some(thread);
             self.wake_service(false);
+            self.set_quiet(false);
         }
         is_free
     }
@@ -603,9 +626,29 @@ impl Host {
         }
     }
 
-    fn take_faults(&mut self, now: Instant) {
+    /// Takes the faults of this rank's threads, and sends what they need. True if there were any.
+    pub fn look_for_faults(&mut self) -> bool {
+        let taken = self.take_faults(Instant::now());
+        if taken {
+            self.flush();
+        }
+        taken
+    }
+
+    /// Whether a thread of this rank waits for a page.
+    pub fn awaits_page(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// Whether one does, or has just done so: what comes next is wanted soon.
+    pub fn is_urgent(&self, now: Instant) -> bool {
+        self.awaits_page() || now.saturating_duration_since(self.last_fault) < FAULTS_COME_TOGETHER
+    }
+
+    fn take_faults(&mut self, now: Instant) -> bool {
         let mut faults = std::mem::take(&mut self.faults);
         self.memory.read_faults(&mut faults);
+        let any = !faults.is_empty();
         for FaultAt { address, write } in faults.drain(..) {
             let Some((page, _)) = self.memory.locate(address) else {
                 failure::die(self.rank, &format!("a thread touches {address:#x}, which is not allocated"));
@@ -618,6 +661,7 @@ impl Host {
             self.handle(Event::Fault { thread: SOMEONE, page, write });
         }
         self.faults = faults;
+        any
     }
 
     /// True if something came.
@@ -768,8 +812,7 @@ impl Host {
         plan.until = if self.unsent == Unsent::CanWait { now } else { until };
         self.planned = until;
         // Who has just waited for a page often wants the next one.
-        plan.looks = !self.awaited.is_empty() || !self.nearby.is_empty();
-        plan.urgent = !self.awaited.is_empty() || now.saturating_duration_since(self.last_fault) < FAULTS_COME_TOGETHER;
+        plan.urgent = self.is_urgent(now);
         plan.stop = self.leaving == Leaving::Done;
     }
 
@@ -974,6 +1017,11 @@ impl Host {
             self.planned = due;
             self.needs_service = true;
         }
+    }
+
+    /// Whether the service thread has something to do that it does not look for.
+    pub fn needs_service(&self) -> bool {
+        self.needs_service
     }
 
     /// Whether the service thread has to be rung for. Once.

@@ -107,6 +107,8 @@ impl Arrived {
 
 /// Asked of the kernel at once, at least.
 const READ_BYTES: usize = 64 << 10;
+/// Where somebody looks for what comes, those who sleep are woken when so much is there: more than comes at once, as long as it is taken.
+const QUIET_BYTES: i32 = 256 << 10;
 /// No more is sealed ahead of what the kernel takes.
 const MOST_SEALED_BYTES: usize = 1 << 20;
 /// A buffer that is empty keeps no more.
@@ -248,6 +250,14 @@ impl Line {
     pub fn may_sleep(&self) -> bool {
         let writing = self.has_backlog();
         self.carrier.as_ref().is_none_or(|carrier| carrier.has_said_that_it_sleeps(true, writing) || carrier.may_sleep(true, writing))
+    }
+
+    /// Over TCP: whether what comes wakes nobody, since somebody looks for it. Where something is there already when that ends, it wakes whom it would have woken. The end of the connection
+    /// does so in any case.
+    pub fn set_quiet(&self, quiet: bool) {
+        if let Some(carrier) = &self.carrier {
+            carrier.wake_from(if quiet { QUIET_BYTES } else { 1 });
+        }
     }
 
     /// Whether room for what waits to be sent is to be asked for as such. Otherwise it shows as something to read.

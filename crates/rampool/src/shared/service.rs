@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Inner;
 use super::host::Plan;
 use super::watch::Ready;
+use super::{Inner, LOOKS_A_YIELD};
 
 /// Serves until the rank has finished.
 pub(super) fn run(inner: &Arc<Inner>, spin: Duration) {
@@ -26,32 +26,47 @@ pub(super) fn run(inner: &Arc<Inner>, spin: Duration) {
 
 /// Waits until something can be served, or it is time.
 fn wait(inner: &Inner, spin: Duration, plan: &Plan, ready: &mut Ready) {
-    let began = Instant::now();
+    if plan.urgent && !spin.is_zero() {
+        look(inner, spin, plan.until, ready);
+    }
+    let left = {
+        let mut host = inner.lock();
+        if host.wants_service() {
+            ready.clear();
+            return;
+        }
+        host.let_service_sleep();
+        plan.until.saturating_duration_since(Instant::now())
+    };
+    if !inner.watch.wait(left, ready) {
+        // Time is up. A thread that wanted to look at the connections itself may be kept from it, by a signal handler say: what it left is done now.
+        inner.lock().look(ready);
+    }
+}
+
+/// Looks for messages and faults until nothing has come for a while, or there is more to do than to take them.
+fn look(inner: &Inner, spin: Duration, until: Instant, ready: &mut Ready) {
+    inner.lock().begin_to_look();
+    let mut since = Instant::now();
+    let mut looks = 0_u32;
     loop {
+        let mut host = inner.lock();
         let now = Instant::now();
-        let left = plan.until.saturating_duration_since(now);
-        let spinning = plan.urgent && now.duration_since(began) < spin;
-        let mut came = false;
-        if spinning {
-            if plan.looks {
-                let mut host = inner.lock();
-                came = host.look(ready) | host.wants_service();
-            }
-            // To the thread that was waiting: if it waits for the next page in a moment, nobody has to be woken.
+        // While a page is on its way, its message is what comes next.
+        let awaits = host.awaits_page() && !looks.is_multiple_of(LOOKS_A_YIELD);
+        if (!awaits && host.look_for_faults()) | host.look(ready) {
+            since = now;
+        }
+        if host.needs_service() || !host.is_urgent(now) || now >= until || now.saturating_duration_since(since) >= spin {
+            host.end_looking();
+            return;
+        }
+        let awaits = host.awaits_page();
+        drop(host);
+        looks = looks.wrapping_add(1);
+        if !awaits || inner.crowded || looks.is_multiple_of(LOOKS_A_YIELD) {
+            // To the thread that was waiting: if it waits for the next page in a moment, nobody has to be woken. Or to whoever else wants this CPU.
             std::thread::yield_now();
-        } else {
-            inner.lock().let_service_sleep();
-        }
-        if inner.watch.wait(if spinning { Duration::ZERO } else { left }, ready) {
-            return;
-        }
-        if came {
-            return;
-        }
-        if !spinning || left.is_zero() {
-            // Time is up. A thread that wanted to look at the connections itself may be kept from it, by a signal handler say: what it left is done now.
-            inner.watch.wait_lines(Some(Duration::ZERO), ready);
-            return;
         }
     }
 }

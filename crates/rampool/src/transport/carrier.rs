@@ -167,6 +167,13 @@ impl Carrier {
         unsafe { self.send(&piece) }
     }
 
+    /// [`Stream::wake_from`], where the bytes come over TCP itself.
+    pub fn wake_from(&self, bytes: i32) {
+        if self.means() == Means::Tcp {
+            self.stream.wake_from(bytes);
+        }
+    }
+
     /// Lets work on that has nobody else to do it: the kernel sends what it was given by itself, UCX does so while it is called.
     pub fn drive(&mut self) {
         if let Beside::Fabric(fabric) = &mut self.beside {

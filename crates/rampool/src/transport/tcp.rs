@@ -242,6 +242,15 @@ impl Stream {
         socket2::SockRef::from(&self.fd).set_tcp_keepalive(&probes)
     }
 
+    /// What sleeps on the socket until something can be read is woken when so many bytes can be, or the connection ends. If they can be already, it is woken now. It is much cheaper to
+    /// change than what an epoll set is interested in.
+    pub(crate) fn wake_from(&self, bytes: i32) {
+        let Ok(len) = libc::socklen_t::try_from(size_of::<i32>()) else { return };
+        // SAFETY: the option's value is a number, of which the address and the size are given.
+        let set = unsafe { libc::setsockopt(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, (&raw const bytes).cast(), len) };
+        assert!(set == 0, "a socket refuses to say when it can be read: {}", io::Error::last_os_error());
+    }
+
     /// Sends from these pieces, in order, as much as the kernel takes now. `Ok(None)`: nothing now.
     ///
     /// # Safety
