@@ -82,7 +82,13 @@ impl Deref for Offsets {
 
 impl From<Vec<i64>> for Offsets {
     fn from(offsets: Vec<i64>) -> Self {
-        Self { part: 0..offsets.len(), all: offsets.into() }
+        Arc::<[i64]>::from(offsets).into()
+    }
+}
+
+impl From<Arc<[i64]>> for Offsets {
+    fn from(all: Arc<[i64]>) -> Self {
+        Self { part: 0..all.len(), all }
     }
 }
 
@@ -529,7 +535,12 @@ impl Node {
     }
 
     fn bare_list(self, offsets: Offsets) -> Result<Self, LayoutError> {
-        let (least, most) = offsets.bounds();
+        let bounds = offsets.bounds();
+        self.list_within(offsets, bounds)
+    }
+
+    /// `least` and `most`: the offsets' bounds.
+    fn list_within(self, offsets: Offsets, (least, most): (i64, i64)) -> Result<Self, LayoutError> {
         let (low, high) = (i128::from(least) + i128::from(self.low), i128::from(most) + i128::from(self.high));
         self.times(offsets.len() as u64, |body| Shape::List { offsets, body })?.bounded(low, high)
     }
@@ -638,8 +649,9 @@ impl Node {
             }
             Shape::List { offsets, body } => {
                 let (start, end) = body.ends();
-                let joins = |pair: &[i64]| pair[1] - pair[0] == end - start;
-                body.longest_run().filter(|_| !offsets.windows(2).any(joins))
+                // All of them, rather than up to the first that joins: several at a time.
+                let joined = offsets.windows(2).fold(false, |any, pair| any | (pair[1] - pair[0] == end - start));
+                body.longest_run().filter(|_| !joined)
             }
             Shape::Seq(nodes) => {
                 let (mut longest, mut last) = (0, None);
@@ -748,7 +760,7 @@ impl Node {
                 if base.unsigned_abs() > 2 * MAX_LAYOUT_OFFSET {
                     return Err(LayoutError::TooFar.into());
                 }
-                let offsets: Vec<i64> = if width == 4 {
+                let offsets: Arc<[i64]> = if width == 4 {
                     list.as_chunks().0.iter().map(|bytes| base + i64::from(u32::from_le_bytes(*bytes))).collect()
                 } else {
                     let offset = |bytes: &[u8; 8]| i64::try_from(u64::from_le_bytes(*bytes)).ok().and_then(|n| n.checked_add(base));
@@ -759,7 +771,7 @@ impl Node {
                 if least.unsigned_abs().max(most.unsigned_abs()) > MAX_LAYOUT_OFFSET {
                     return Err(LayoutError::TooFar.into());
                 }
-                Ok(Self::decode(rest, below)?.bare_list(offsets)?)
+                Ok(Self::decode(rest, below)?.list_within(offsets, (least, most))?)
             }
             4 => {
                 let count = read_number(rest)?;

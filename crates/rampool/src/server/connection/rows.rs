@@ -12,7 +12,7 @@ use rampool_proto::wire::Window;
 
 const PAGE_BYTES: u64 = OS_PAGE_BYTES as u64;
 /// Runs of a batch: what the lines of two of them take is well within a cache of the first level, and more than the memory works at at a time.
-const BATCH: usize = 64;
+const BATCH: usize = 128;
 /// The lines that are asked for of a run longer than one: what comes behind them the processor asks for by itself.
 const LINE_BYTES: usize = 64;
 const MOST_LINES: usize = 4;
@@ -22,8 +22,8 @@ const MOST_LINES: usize = 4;
 pub(super) fn copy(slabs: &Slabs, view: &mut View<'_>, window: &Window, buffer: &mut Vec<u8>) -> bool {
     let len = window.len as usize;
     assert!(buffer.capacity() - buffer.len() >= len, "there is room for the window");
-    let mut copier =
-        Copier { slabs, view, to: buffer.spare_capacity_mut().as_mut_ptr().cast(), filling: Batch::new(), waiting: Batch::new() };
+    let to = buffer.spare_capacity_mut().as_mut_ptr().cast();
+    let mut copier = Copier { slabs, view, to, batches: [Batch::new(), Batch::new()], filling: 0 };
     for row in window.program.rows(window.from, len as u64) {
         let done = match row {
             Row::Even { first, stride, count, len } => copier.even(first.cast_unsigned(), stride, count, in_memory(len)),
@@ -54,58 +54,52 @@ impl Batch {
     fn new() -> Self {
         Self { from: [std::ptr::null(); BATCH], len: [0; BATCH], count: 0, alike: true }
     }
+
+    /// `more` runs of this length have been written behind the first `count`.
+    fn took(&mut self, more: usize, len: usize) {
+        if more > 0 {
+            self.len[self.count..self.count + more].fill(len);
+            self.count += more;
+            self.alike &= self.len[0] == len;
+        }
+    }
 }
 
+/// Two batches in turns: while one is filled, the memory of the other comes.
+///
 /// Invariant: behind `to` there is room for everything in the batches, and for the rest of the window.
 struct Copier<'a, 'b> {
     slabs: &'a Slabs,
     view: &'a mut View<'b>,
     to: *mut u8,
-    filling: Batch,
-    waiting: Batch,
+    batches: [Batch; 2],
+    filling: usize,
+}
+
+/// Where a page lies. None: it is not as it was stored.
+#[inline]
+fn memory_of(slabs: &Slabs, view: &mut View<'_>, page: PageIndex) -> Option<*const u8> {
+    match view.page(page) {
+        None => Some(ZEROES.as_ptr()),
+        Some(page) if usize::from(page.len) == OS_PAGE_BYTES => Some(slabs.memory(page.frame).cast_const()),
+        Some(_) => None,
+    }
 }
 
 impl Copier<'_, '_> {
-    /// Where a page lies. None: it is not as it was stored.
-    #[inline]
-    fn page(&mut self, page: PageIndex) -> Option<*const u8> {
-        match self.view.page(page) {
-            None => Some(ZEROES.as_ptr()),
-            Some(page) if usize::from(page.len) == OS_PAGE_BYTES => Some(self.slabs.memory(page.frame).cast_const()),
-            Some(_) => None,
-        }
-    }
-
-    /// A run anywhere, also across the ends of pages.
-    #[inline]
-    fn one(&mut self, at: u64, len: usize) -> Option<()> {
-        let within = in_memory(at % PAGE_BYTES);
-        let memory = self.page(PageIndex(at / PAGE_BYTES))?;
-        let here = len.min(OS_PAGE_BYTES - within);
-        self.push(memory.wrapping_add(within), here);
-        if here < len {
-            return self.one(at + here as u64, len - here);
-        }
-        Some(())
-    }
-
     fn listed(&mut self, base: i64, offsets: &[i64], len: usize) -> Option<()> {
-        offsets.iter().try_for_each(|offset| self.one((base + offset).cast_unsigned(), len))
+        self.anywhere(offsets.len(), len, |n| (base + offsets[n]).cast_unsigned())
     }
 
     fn even(&mut self, mut at: u64, stride: i64, mut count: u64, len: usize) -> Option<()> {
         let step = in_memory(stride.unsigned_abs());
         if step >= OS_PAGE_BYTES || count == 1 {
-            for _ in 0..count {
-                self.one(at, len)?;
-                at = at.wrapping_add_signed(stride);
-            }
-            return Some(());
+            return self.anywhere(in_memory(count), len, |n| at.wrapping_add_signed(stride.wrapping_mul((n as u64).cast_signed())));
         }
         while count > 0 {
             let within = in_memory(at % PAGE_BYTES);
             let Some(behind) = (OS_PAGE_BYTES - within).checked_sub(len) else {
-                self.one(at, len)?;
+                self.across(at, len)?;
                 at = at.wrapping_add_signed(stride);
                 count -= 1;
                 continue;
@@ -113,51 +107,86 @@ impl Copier<'_, '_> {
             // As many as lie in this page.
             let room = if stride < 0 { within } else { behind };
             let fit = room.checked_div(step).map_or(count, |more| count.min(more as u64 + 1));
-            let memory = self.page(PageIndex(at / PAGE_BYTES))?.wrapping_add(within);
+            let memory = memory_of(self.slabs, self.view, PageIndex(at / PAGE_BYTES))?.wrapping_add(within);
             let signed = isize::try_from(stride).expect("less than a page");
-            self.push_row(memory, signed, in_memory(fit), len);
+            self.in_page(memory, signed, in_memory(fit), len);
             at = at.wrapping_add_signed(stride.wrapping_mul(fit.cast_signed()));
             count -= fit;
         }
         Some(())
     }
 
+    /// Runs of which each may lie in another page.
     #[inline]
-    fn push(&mut self, from: *const u8, len: usize) {
-        if self.filling.count == BATCH {
-            self.turn();
+    fn anywhere(&mut self, count: usize, len: usize, at: impl Fn(usize) -> u64) -> Option<()> {
+        let more_lines = more_lines(len);
+        let mut done = 0;
+        while done < count {
+            let batch = self.room();
+            // Nothing but addresses in here: this is what a list of a million elements goes through.
+            let (slabs, view, filled) = (self.slabs, &mut *self.view, self.batches[batch].count);
+            let mut more = 0;
+            for (place, n) in self.batches[batch].from[filled..].iter_mut().zip(done..count) {
+                let at = at(n);
+                let within = in_memory(at % PAGE_BYTES);
+                if within + len > OS_PAGE_BYTES {
+                    break;
+                }
+                let from = memory_of(slabs, view, PageIndex(at / PAGE_BYTES))?.wrapping_add(within);
+                prefetch_run(from, more_lines);
+                *place = from;
+                more += 1;
+            }
+            self.batches[batch].took(more, len);
+            done += more;
+            if more == 0 {
+                self.across(at(done), len)?;
+                done += 1;
+            }
         }
-        prefetch_run(from, len);
-        let batch = &mut self.filling;
-        batch.from[batch.count] = from;
-        batch.len[batch.count] = len;
-        batch.alike &= batch.len[0] == len;
-        batch.count += 1;
+        Some(())
     }
 
-    fn push_row(&mut self, mut from: *const u8, stride: isize, mut count: usize, len: usize) {
+    /// A run that goes on where its page ends.
+    #[cold]
+    fn across(&mut self, at: u64, len: usize) -> Option<()> {
+        let within = in_memory(at % PAGE_BYTES);
+        let here = len.min(OS_PAGE_BYTES - within);
+        let memory = memory_of(self.slabs, self.view, PageIndex(at / PAGE_BYTES))?;
+        self.in_page(memory.wrapping_add(within), 0, 1, here);
+        if here < len { self.across(at + here as u64, len - here) } else { Some(()) }
+    }
+
+    /// Runs that lie in one page.
+    fn in_page(&mut self, mut from: *const u8, stride: isize, mut count: usize, len: usize) {
+        let more_lines = more_lines(len);
         while count > 0 {
-            if self.filling.count == BATCH {
-                self.turn();
-            }
-            let batch = &mut self.filling;
-            let end = BATCH.min(batch.count + count);
-            count -= end - batch.count;
-            for place in &mut batch.from[batch.count..end] {
-                prefetch_run(from, len);
+            let batch = self.room();
+            let batch = &mut self.batches[batch];
+            let more = count.min(BATCH - batch.count);
+            for place in &mut batch.from[batch.count..batch.count + more] {
+                prefetch_run(from, more_lines);
                 *place = from;
                 from = from.wrapping_offset(stride);
             }
-            batch.len[batch.count..end].fill(len);
-            batch.alike &= batch.len[0] == len;
-            batch.count = end;
+            batch.took(more, len);
+            count -= more;
         }
     }
 
-    /// Copies the batch that has waited; the other one waits from now on.
+    /// The batch that is being filled; there is room in it.
+    #[inline]
+    fn room(&mut self) -> usize {
+        if self.batches[self.filling].count == BATCH {
+            self.turn();
+        }
+        self.filling
+    }
+
+    /// Copies the batch that has waited, which is the one to fill from now on; the other one waits.
     fn turn(&mut self) {
-        std::mem::swap(&mut self.filling, &mut self.waiting);
-        let batch = &mut self.filling;
+        self.filling ^= 1;
+        let batch = &mut self.batches[self.filling];
         // SAFETY: the invariants of both.
         self.to = unsafe { copy_batch(batch, self.to) };
         (batch.count, batch.alike) = (0, true);
@@ -221,11 +250,15 @@ pub(super) unsafe fn copy_one(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// The lines that are asked for of a run this long, besides that of its first byte: that of its last one, too, for a short run may lie across the end of a line.
+fn more_lines(len: usize) -> usize {
+    (len / LINE_BYTES).min(MOST_LINES)
+}
+
 #[inline]
-fn prefetch_run(from: *const u8, len: usize) {
+fn prefetch_run(from: *const u8, more_lines: usize) {
     prefetch(from);
-    // The last byte, too: a short run may lie across the end of a line.
-    for line in 1..=(len / LINE_BYTES).min(MOST_LINES) {
+    for line in 1..=more_lines {
         prefetch(from.wrapping_add(line * LINE_BYTES));
     }
 }
