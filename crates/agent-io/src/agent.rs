@@ -1,7 +1,8 @@
-//! The agent's side: `librampool_agent.so`, found by name when this library is loaded. Without it every function here does nothing.
+//! The agent's side: `librampool_agent.so`, found by name when this library is loaded. Without it every function here does nothing, unless the program pages
+//! memory of its own: then the pager's side of the program offers what it can do ([`rampool_agent_io_help`]).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 struct Symbol(AtomicPtr<c_void>);
 
@@ -126,10 +127,47 @@ impl Drop for Changing {
     }
 }
 
-/// True if the agent stands before the program's handler, and has taken note.
-pub fn sigaction(new: *const libc::sigaction, old: *mut libc::sigaction) -> bool {
+/// True if a handler of ours stands before the program's, and this has been noted.
+pub fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> bool {
+    let call = agent!(SIGACTION, fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int);
     // SAFETY: the program's own pointers, as sigaction(2) takes them.
-    agent!(SIGACTION, fn(*const libc::sigaction, *mut libc::sigaction) -> c_int).is_some_and(|call| unsafe { call(new, old) } == 0)
+    call.is_some_and(|call| unsafe { call(signal, new, old) } == 0)
+}
+
+/// Threads wait for pages in a handler of SIGBUS.
+static SIGBUS_TOO: AtomicBool = AtomicBool::new(false);
+
+/// Whether no thread may block this signal.
+pub fn keeps_open(signal: c_int) -> bool {
+    signal == libc::SIGSEGV || signal == libc::SIGBUS && SIGBUS_TOO.load(Ordering::Relaxed)
+}
+
+/// A program that pages memory of its own offers functions like the agent's, for that memory. Each of them is called by any thread, and does nothing for addresses of others.
+/// `sigbus`: not 0 if threads wait for pages in a handler of SIGBUS. Returns 0 if there is an agent, which goes first.
+///
+/// # Safety
+/// The functions have the types that `rampool_agent_guard`, `rampool_agent_release`, `rampool_agent_touch`, `rampool_agent_touch_text` and `rampool_agent_sigaction` have,
+/// and stay as long as the process lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_agent_io_help(
+    guard: *mut c_void,
+    release: *mut c_void,
+    touch: *mut c_void,
+    touch_text: *mut c_void,
+    sigaction: *mut c_void,
+    sigbus: c_int,
+) -> c_int {
+    // The agent has functions that nobody else offers.
+    if !ALLOCATED.0.load(Ordering::Acquire).is_null() {
+        return 0;
+    }
+    if sigbus != 0 {
+        SIGBUS_TOO.store(true, Ordering::Relaxed);
+    }
+    for (symbol, found) in [(&RELEASE, release), (&GUARD, guard), (&TOUCH, touch), (&TOUCH_TEXT, touch_text), (&SIGACTION, sigaction)] {
+        symbol.0.store(found, Ordering::Release);
+    }
+    1
 }
 
 /// Memory that is about to be handed out becomes resident where it is managed.

@@ -1,4 +1,5 @@
-//! System calls on absent pages, where the kernel cannot wait for them: loaded by `rampool run` on the rungs below the full one, beside the agent.
+//! System calls on absent pages, where the kernel cannot wait for them: loaded by `rampool run` on the rungs below the full one, beside the agent; and by whoever
+//! wants them in a program that pages memory of its own (`PagedMemory`) there.
 //!
 //! ```text
 //!   agent    the agent's functions, found when this library is loaded
@@ -29,6 +30,7 @@ static START: extern "C" fn() = start;
 pub extern "C" fn rampool_agent_io() {}
 
 extern "C" fn start() {
+    memory::first_use();
     agent::find();
     real::find_all();
     streams::settle_standard_streams();

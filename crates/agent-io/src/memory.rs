@@ -12,12 +12,22 @@ use crate::real::real;
 /// Larger memory is the program's rather than the C library's own.
 const TOUCHED: usize = 64 << 10;
 
-/// Before the allocator's first use.
-fn first_use() {
+/// Before the allocator's first use, and before anything is looked for that may not be there: the dynamic linker allocates what it has to say about that, and
+/// frees it when it is asked again.
+pub fn first_use() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.load(Ordering::Relaxed) && !DONE.swap(true, Ordering::AcqRel) {
+        let _ = (next_malloc(), next_free());
         agent::register_child();
     }
+}
+
+fn next_malloc() -> unsafe extern "C" fn(usize) -> *mut c_void {
+    real!(c"malloc", fn(usize) -> *mut c_void)
+}
+
+fn next_free() -> unsafe extern "C" fn(*mut c_void) {
+    real!(c"free", fn(*mut c_void) -> ())
 }
 
 fn fresh(memory: *mut c_void, bytes: usize) -> *mut c_void {
@@ -38,9 +48,8 @@ pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     if !own.is_null() {
         return own;
     }
-    let next = real!(c"malloc", fn(usize) -> *mut c_void);
     // SAFETY: the caller's own argument.
-    fresh(unsafe { next(bytes) }, bytes)
+    fresh(unsafe { next_malloc()(bytes) }, bytes)
 }
 
 /// As `free`.
@@ -51,9 +60,8 @@ pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
 pub unsafe extern "C" fn free(memory: *mut c_void) {
     // The agent's threads allocate little, and live as long as the program: what they free stays.
     if agent::allocated(memory) == 0 {
-        let next = real!(c"free", fn(*mut c_void) -> ());
         // SAFETY: the caller's own argument.
-        unsafe { next(memory) }
+        unsafe { next_free()(memory) }
     }
 }
 

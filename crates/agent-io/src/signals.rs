@@ -1,4 +1,4 @@
-//! SIGSEGV stays the agent's on the last rung.
+//! SIGSEGV stays the agent's on the last rung; in programs that page memory of their own, so does SIGBUS where threads wait for pages in its handler.
 
 use std::ffi::c_int;
 
@@ -11,7 +11,7 @@ use crate::real::real;
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
-    if signal == libc::SIGSEGV && agent::sigaction(new, old) {
+    if agent::keeps_open(signal) && agent::sigaction(signal, new, old) {
         return 0;
     }
     let next = real!(c"sigaction", fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int);
@@ -25,12 +25,12 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
-    if signal == libc::SIGSEGV {
+    if agent::keeps_open(signal) {
         // SAFETY: plain data.
         let (mut new, mut old) = unsafe { (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed::<libc::sigaction>()) };
         new.sa_sigaction = handler;
         new.sa_flags = libc::SA_RESTART;
-        if agent::sigaction(&raw const new, &raw mut old) {
+        if agent::sigaction(signal, &raw const new, &raw mut old) {
             return old.sa_sigaction;
         }
     }
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> l
 
 macro_rules! masks {
     ($($name:ident, $text:literal;)*) => {$(
-        /// As the C library's function of this name; SIGSEGV is never blocked, because a thread that blocks it could not wait for a page.
+        /// As the C library's function of this name; the signals in which threads wait for pages are never blocked.
         ///
         /// # Safety
         /// As there.
@@ -55,7 +55,11 @@ macro_rules! masks {
                     return next(how, new, old);
                 }
                 let mut set = *new;
-                libc::sigdelset(&raw mut set, libc::SIGSEGV);
+                for signal in [libc::SIGSEGV, libc::SIGBUS] {
+                    if agent::keeps_open(signal) {
+                        libc::sigdelset(&raw mut set, signal);
+                    }
+                }
                 next(how, &raw const set, old)
             }
         }

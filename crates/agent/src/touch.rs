@@ -4,15 +4,15 @@
 //! here waits for anything but a page.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use rampool_sys::OS_PAGE_BYTES;
 use rampool_sys::guard::Guard;
 use rampool_sys::maps::VmaKind;
-use rampool_sys::memory::{Advice, advise};
 use rampool_sys::pagetable;
 use rampool_sys::probe::Rung;
 use rampool_sys::thread::Stack;
+use rampool_sys::touch::{Use, managed};
 
 use crate::fork::{self, MappingChange};
 
@@ -44,72 +44,9 @@ pub fn main_thread_block() -> Option<(usize, usize)> {
     (tcb != 0).then(|| (tcb.saturating_sub(32 << 10), tcb + 2 * OS_PAGE_BYTES))
 }
 
-/// What the kernel does to a buffer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Use {
-    /// It reads. A call that meets an absent page fails and has done nothing, or less; it can be repeated.
-    Read,
-    /// It writes. What it had to write may be lost if it cannot.
-    Write,
-}
-
-/// Makes the managed pages of `[start, start + bytes)` resident, and writable for [`Use::Write`], by touching them; true if there were any.
-///
-/// `doubt`: pages that do not count as managed are looked at as well. The kernel may know better: a range is registered a moment before it counts as managed,
-/// and the end of a heap that has just grown belongs to the mapping that it continues.
+/// As [`rampool_sys::touch::touch`]; the agent's thread cannot wait for what it serves itself.
 fn touch(start: usize, bytes: usize, how: Use, doubt: bool) -> bool {
-    if is_agents_thread() {
-        return false;
-    }
-    let (mut any, mut page, end) = (false, start & !(OS_PAGE_BYTES - 1), start.saturating_add(bytes));
-    let mut unknown: Option<(usize, usize)> = None;
-    while page < end {
-        if pagetable::mark(page) != 0 {
-            any = true;
-            touch_byte(page.max(start), how);
-        } else if doubt {
-            match &mut unknown {
-                Some((_, to)) if *to == page => *to += OS_PAGE_BYTES,
-                _ => {
-                    any |= unknown.take().is_some_and(|(from, to)| touch_unknown(from, to, how));
-                    unknown = Some((page, page + OS_PAGE_BYTES));
-                }
-            }
-        }
-        page += OS_PAGE_BYTES;
-    }
-    any | unknown.is_some_and(|(from, to)| touch_unknown(from, to, how))
-}
-
-fn touch_byte(address: usize, how: Use) {
-    let byte = std::ptr::with_exposed_provenance_mut::<u8>(address);
-    match how {
-        // SAFETY: memory of the program that is managed or can be, so readable and writable; adding nothing, atomically, disturbs nobody. The compiler
-        // must not know that it is nothing: it would make a load of it, which leaves the page protected.
-        Use::Write => _ = unsafe { AtomicU8::from_ptr(byte) }.fetch_add(std::hint::black_box(0), Ordering::Relaxed),
-        // SAFETY: as above.
-        Use::Read => _ = unsafe { byte.read_volatile() },
-    }
-}
-
-/// Pages that do not count as managed: touches what turns out to be. A bad address of the program's stays untouched.
-fn touch_unknown(from: usize, to: usize, how: Use) -> bool {
-    let advice = if how == Use::Write { Advice::PopulateWrite } else { Advice::PopulateRead };
-    // SAFETY: changes no content.
-    match unsafe { advise(from, to - from, advice) } {
-        // The kernel cannot make it present because somebody else is to. (Before Linux 5.14 it does not know the advice.)
-        Err(libc::EFAULT | libc::EINVAL) => {}
-        _ => return false,
-    }
-    let mut any = false;
-    let _ = rampool_sys::maps::read_maps(|vma| {
-        let (from, to) = (vma.start.max(from), vma.end.min(to));
-        if from < to && vma.is_private_memory() {
-            any = true;
-            (from..to).step_by(OS_PAGE_BYTES).for_each(|page| touch_byte(page, how));
-        }
-    });
-    any
+    !is_agents_thread() && rampool_sys::touch::touch(start, bytes, how, doubt)
 }
 
 fn use_of(write: c_int) -> Use {
@@ -152,28 +89,8 @@ pub extern "C" fn rampool_agent_settle(start: *const c_void, bytes: usize) {
 /// `text` is such a string, or null, or an address where nothing is mapped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_agent_touch_text(text: *const c_char) -> c_int {
-    let start = text.expose_provenance();
-    if start == 0 || !(pagetable::mark(start) != 0 || touch(start, 1, Use::Read, true)) {
-        return 0;
-    }
-    let mut at = text;
-    // SAFETY: the caller's promise; each byte is read in turn, which brings its page.
-    while unsafe { at.read_volatile() } != 0 {
-        at = at.wrapping_add(1);
-    }
-    1
-}
-
-fn managed(start: usize, bytes: usize) -> bool {
-    let end = start.saturating_add(bytes);
-    let mut page = start & !(OS_PAGE_BYTES - 1);
-    while page < end {
-        if pagetable::mark(page) != 0 {
-            return true;
-        }
-        page += OS_PAGE_BYTES;
-    }
-    false
+    // SAFETY: the caller's promise.
+    c_int::from(!is_agents_thread() && unsafe { rampool_sys::touch::touch_text(text, true) })
 }
 
 /// The C library's memory for threads of the agent's: they must not need the program's heap, which they serve.
@@ -380,23 +297,14 @@ pub extern "C" fn rampool_agent_changed() {
     drop(MappingChange::resumed());
 }
 
-/// `sigaction(SIGSEGV)` of the program, where the handler is ours: 0 if it was taken note of instead of done.
+/// `sigaction` of the program, where the handler of the signal is ours: 0 if it was taken note of instead of done.
 ///
 /// # Safety
 /// As `sigaction`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_agent_sigaction(new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
-    let Some(previous) = rampool_sys::segv::previous_action() else { return -1 };
+pub unsafe extern "C" fn rampool_agent_sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        if let Some(new) = new.as_ref() {
-            rampool_sys::segv::chain_to(new);
-        }
-        if !old.is_null() {
-            old.write(previous);
-        }
-    }
-    0
+    if unsafe { rampool_sys::chain::take_note(signal, new, old) } { 0 } else { -1 }
 }
 
 /// Makes a thread and lets it end: what the C library reads and writes for that (lists of its own and of the dynamic linker, which may lie beside the

@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<i32> {
     if rung != Rung::Full || !Capabilities::probe().fork_events {
         // Where the kernel cannot wait for pages in system calls, these are helped; where it does not tell of forks, a child's agent needs
         // memory beside the program's heap.
-        libraries.push(find_library("librampool_agent_io.so", "RAMPOOL_AGENT_IO_LIB")?);
+        libraries.push(find_agent_io()?);
     }
     let run_dir = RunDir::create().context("the run's directory cannot be made")?;
     let name = program.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
@@ -261,6 +261,11 @@ fn choose_rung(wanted: &str) -> Result<Rung> {
             Ok(rung)
         }
     }
+}
+
+/// What makes system calls on absent pages work where the kernel cannot wait for them.
+pub fn find_agent_io() -> Result<PathBuf> {
+    find_library("librampool_agent_io.so", "RAMPOOL_AGENT_IO_LIB")
 }
 
 /// The agent's libraries lie beside the binary, or where packages put libraries.

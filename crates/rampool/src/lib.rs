@@ -3,6 +3,7 @@
 //! ```text
 //!   builder    from a list of servers to memory, by named options
 //!   region     the paged view for programs that ask for it
+//!   system_calls  given absent pages of regions, where the kernel cannot wait for them
 //!   space      which page is where in this process
 //!   pager      kernel events in, kernel calls out; decisions are rampool_proto::cache's
 //!   fault      how faults are caught: the ladder of userfaultfd, its user-mode kind, SIGSEGV
@@ -47,6 +48,7 @@ pub mod shared;
 pub mod space;
 pub mod stats;
 pub mod store;
+pub mod system_calls;
 pub mod transport;
 
 pub use builder::Builder;

@@ -5,15 +5,19 @@
 //!
 //! | | full | user mode | SIGSEGV |
 //! |---|---|---|---|
-//! | system calls given pointers into absent pages | work | EFAULT | EFAULT |
+//! | system calls given pointers into absent pages | work | EFAULT, or helped | EFAULT, or helped |
 //! | a forked child | keeps the content while this process lives (with CAP_SYS_PTRACE), else has no region there | has no region there | has no region there |
 //! | `madvise`, `munmap`, `mremap` of parts of a region | followed | followed | not allowed: use [`Region::advise`] |
-//! | threads that block SIGSEGV, or replace its handler | | | not allowed |
+//! | threads that block SIGSEGV, or replace its handler | | | not allowed, or helped |
+//!
+//! *Helped* where `librampool_agent_io.so` is loaded (`LD_PRELOAD`), which stands before the C library's functions: [`PagedMemory::serves_system_calls`] says
+//! whether it is, and `docs/faults.md` which calls it covers.
 //!
 //! [`RungChoice::InThread`] is as user mode, but each thread serves its own faults, in a SIGBUS handler: a fault wakes nobody, and takes about a quarter less time.
 //! On request only, because it asks more of the program:
 //!
-//! * no thread that touches a region blocks SIGBUS; handlers of SIGBUS are set before the first [`PagedMemory`] (they still get what is not ours);
+//! * no thread that touches a region blocks SIGBUS; handlers of SIGBUS are set before the first [`PagedMemory`] (they still get what is not ours). Where
+//!   `librampool_agent_io.so` is loaded it sees to both, for threads and handlers that come after the first such [`PagedMemory`];
 //! * handlers of other signals do not touch regions, and wait while a fault is served;
 //! * the memory of the program's allocator, and the stacks of its threads, do not lie in regions; a thread has some 64 KiB of stack to spare where it touches one;
 //! * a region, or a part of it, that `mremap` makes larger is not served beyond its old end;
@@ -39,6 +43,7 @@ use crate::fault::{CatchConfig, CatchError, FaultCatcher, RungChoice};
 use crate::fork::Foster;
 use crate::pager::{InstallBy, Pager, PagerError, Supervisor, Waiting};
 use crate::stats::{PagerStats, StatsSnapshot};
+use crate::system_calls::{self, Unhelped};
 
 mod hand_over;
 mod in_thread;
@@ -177,6 +182,7 @@ struct Shared {
     ended: Mutex<Option<String>>,
     ended_ready: Condvar,
     rung: Rung,
+    serves_system_calls: bool,
     follows_forks: bool,
     follows_mappings: bool,
     /// Why pages are lost.
@@ -303,6 +309,7 @@ impl PagedMemory {
             ended: Mutex::default(),
             ended_ready: Condvar::new(),
             rung: faults.rung(),
+            serves_system_calls: faults.serves_system_calls() || system_calls::offer(config.rung == RungChoice::InThread),
             follows_forks: faults.follows_forks(),
             follows_mappings: faults.follows_mappings(),
             lost: Mutex::default(),
@@ -318,12 +325,14 @@ impl PagedMemory {
             pager.faults().serve_in_thread(pagers);
             pagers.begin(pager, keeper);
             Box::new(move || {
+                let _own = Unhelped::begin();
                 let (pager, keeper) = pagers.run();
                 keeper.end(pager);
             })
         } else {
             pager.install_by(config.install_by);
             Box::new(move || {
+                let _own = Unhelped::begin();
                 pager.run(&mut keeper);
                 keeper.end(pager);
             })
@@ -374,6 +383,13 @@ impl PagedMemory {
     #[must_use]
     pub fn rung(&self) -> Rung {
         self.pager.shared.rung
+    }
+
+    /// System calls may be given absent pages: on the full rung, and below it where `librampool_agent_io.so` was loaded before this memory was started
+    /// and no `rampool run` manages the program's other memory there. Otherwise they fail with EFAULT.
+    #[must_use]
+    pub fn serves_system_calls(&self) -> bool {
+        self.pager.shared.serves_system_calls
     }
 
     /// Why pages are lost, if any are: an access to one of them raises SIGBUS.
@@ -659,6 +675,7 @@ mod at_fork {
     extern "C" fn after_in_child() {
         UNDER_WAY.store(0, Ordering::SeqCst);
         rampool_sys::sigbus::forget_after_fork();
+        super::system_calls::forget_after_fork();
         // The pagers did not come along. A lock that another thread held in the parent stays locked here for ever: it is passed over.
         let Ok(pagers) = PAGERS.try_lock() else { return };
         for shared in pagers.iter().filter_map(Weak::upgrade) {

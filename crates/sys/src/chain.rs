@@ -10,6 +10,36 @@ unsafe extern "C" {
     fn __sigaction(signal: i32, new: *const libc::sigaction, old: *mut libc::sigaction) -> i32;
 }
 
+/// `sigaction` of the program, for a signal whose handler is ours: foreign signals go to `new` from now on (null: nothing changes), and `old` (null: nobody
+/// asks) is what the program set before. False, and nothing is done, if the handler is not ours.
+///
+/// # Safety
+/// As `sigaction`.
+pub unsafe fn take_note(signal: i32, new: *const libc::sigaction, old: *mut libc::sigaction) -> bool {
+    let chain = match signal {
+        libc::SIGSEGV => &crate::segv::CHAIN,
+        libc::SIGBUS => &crate::sigbus::CHAIN,
+        _ => return false,
+    };
+    // Either may lie where a page has to be waited for.
+    // SAFETY: the caller's promise.
+    let new = unsafe { new.as_ref() }.copied();
+    let was = {
+        let mut previous = chain.previous.lock().expect("no panic under this lock");
+        let Some(was) = *previous else { return false };
+        if let Some(new) = &new {
+            *previous = Some(*new);
+            chain.store(new);
+        }
+        was
+    };
+    if !old.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { old.write(was) };
+    }
+    true
+}
+
 /// A handler as the kernel calls it.
 pub(crate) type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
 
@@ -56,22 +86,6 @@ impl Chain {
     fn store(&self, action: &libc::sigaction) {
         self.flags.store(action.sa_flags, Ordering::Release);
         self.function.store(action.sa_sigaction, Ordering::Release);
-    }
-
-    /// What the program set, once our handler stands before it; `None` while it does not.
-    pub(crate) fn previous_action(&self) -> Option<libc::sigaction> {
-        *self.previous.lock().expect("no panic under this lock")
-    }
-
-    /// The program sets its action: foreign signals go there from now on. False while our handler is not installed.
-    pub(crate) fn chain_to(&self, action: &libc::sigaction) -> bool {
-        let mut previous = self.previous.lock().expect("no panic under this lock");
-        if previous.is_none() {
-            return false;
-        }
-        *previous = Some(*action);
-        self.store(action);
-        true
     }
 
     /// Not ours: what would have happened without us. Async-signal-safe.

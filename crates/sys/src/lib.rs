@@ -10,7 +10,9 @@
 //!   sigbus    userfaultfd without a second thread: faults served in a SIGBUS handler
 //!   pagetable one byte per page of the address space, readable in signal handlers
 //!   bell      a bell that threads with other descriptors, and signal handlers, can ring
+//!   chain     a signal handler of ours before the program's own
 //!   guard     ranges that system calls are using, which must stay
+//!   touch     the same ranges made resident
 //!   ring      io_uring: registered buffers, sends without a copy
 //!   sealed    memory that two processes share, which neither can take away
 //!   exposed   the same, taken back from the other one when it is lost
@@ -22,7 +24,7 @@
 //! takes a decision. Addresses are plain `usize`: the memory behind them belongs to the program, so no reference to it is ever made.
 
 pub mod bell;
-mod chain;
+pub mod chain;
 pub mod descriptors;
 pub mod exposed;
 pub mod guard;
@@ -37,6 +39,7 @@ pub mod segv;
 pub mod selfmem;
 pub mod sigbus;
 pub mod thread;
+pub mod touch;
 pub mod uffd;
 
 /// Bytes in an operating-system page. rampool supports x86-64 and Arm kernels with 4 KiB pages; [`probe`] refuses others.

@@ -358,12 +358,12 @@ pub fn all_present(start: usize, end: usize) -> bool {
     (start..end).step_by(OS_PAGE_BYTES).all(|page| !manages(page) || matches!(pagetable::mark(page) & 3, CLEAN | WRITABLE))
 }
 
-pub use handler::{chain_to, previous_action};
+pub(crate) use handler::CHAIN;
 
 mod handler {
     use super::*;
 
-    static CHAIN: Chain = Chain::new(libc::SIGSEGV);
+    pub(crate) static CHAIN: Chain = Chain::new(libc::SIGSEGV);
 
     pub(super) fn install() -> Result<(), i32> {
         // SAFETY: plain data that sigemptyset fills.
@@ -374,17 +374,6 @@ mod handler {
         };
         // On an alternate stack where the thread has one; other signals may come while a page is waited for.
         CHAIN.install(on_segv, libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART, &none)
-    }
-
-    /// What the program set for SIGSEGV, once our handler stands before it; `None` while it does not.
-    #[must_use]
-    pub fn previous_action() -> Option<libc::sigaction> {
-        CHAIN.previous_action()
-    }
-
-    /// The program sets its action for SIGSEGV: foreign faults go there from now on. False while our handler is not installed.
-    pub fn chain_to(action: &libc::sigaction) -> bool {
-        CHAIN.chain_to(action)
     }
 
     extern "C" fn on_segv(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {

@@ -31,7 +31,7 @@ pub trait Serve: Sync {
 struct Entry(&'static dyn Serve);
 
 static SERVING: [AtomicPtr<Entry>; SERVERS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; SERVERS];
-static CHAIN: Chain = Chain::new(libc::SIGBUS);
+pub(crate) static CHAIN: Chain = Chain::new(libc::SIGBUS);
 /// Stands for a slot that is taken while its server is being made.
 static RESERVED: Entry = Entry(&Nobody);
 

@@ -2,9 +2,14 @@
 
 mod floor;
 
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::FromRawFd;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Common;
@@ -14,36 +19,51 @@ use super::service::{Paged, Place, Service, Words};
 use super::workload::permutation;
 use rampool::fault::RungChoice;
 use rampool::pager::InstallBy;
+use rampool::region::{PagedMemory, Region};
+use rampool::system_calls::Unhelped;
 
 /// 4 KiB page faults beside raw requests and replies
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(flatten)]
     common: Common,
+
+    /// Measures faults in their own thread, in a process that has librampool_agent_io.so, and says so in JSON
+    #[arg(long, hide = true)]
+    helped: bool,
+
+    /// With --helped: the memory server's CPU. The process itself is on its own by inheritance
+    #[arg(long, hide = true)]
+    server_cpu: Option<usize>,
 }
 
 const SEED: u64 = 1;
 const PAGE_WORDS: usize = 512;
+/// What system calls are given.
+const COPIED_BYTES: usize = 8 << 20;
 /// Longer than any wait of a round, shorter than a round: whoever has no round sleeps.
 const SPIN: Duration = Duration::from_millis(2);
 
 pub fn run(args: &Args) -> Result<i32> {
     let common = &args.common;
+    if args.helped {
+        let place = Place { host: "127.0.0.1", server_cpu: args.server_cpu, namespace: None, key: None };
+        println!("{}", serde_json::to_string(&measure(&place, &HELPED, common)?)?);
+        return Ok(0);
+    }
     let place = Place::loopback();
     let mut report = Report::start("fault", common.quick);
     report.note(format!("loopback TCP, one connection, no prefetch, clean victims, random order; {}", place.describe()));
     report.note("times are the median of a round's accesses that faulted, as the program sees them; every page is compared afterwards");
     report
         .note("in-thread: each fault is served by the thread that meets it, and system calls on absent pages fail (RungChoice::InThread)");
-    let ways = [
-        ("spinning", SPIN, RungChoice::Auto, 2.0),
-        ("in-thread, spinning", SPIN, RungChoice::InThread, 1.6),
-        ("blocking", Duration::ZERO, RungChoice::Auto, 2.0),
-    ];
+    report.note("in-thread with system calls: the same in a process with librampool_agent_io.so, where system calls on absent pages work; the raw client's own calls do not go through it");
     report
         .note("floor: a thread that reads one event, asks the raw peer for 4 KiB and copies them in, page by page, and does nothing else");
-    for (way, spin, rung, reach) in ways {
-        let Measured { ours, raw, floor, faults } = measure(&place, spin, rung, common.rounds(9, 2), common)?;
+    for way in &WAYS {
+        let Measured { ours, raw, floor, faults, absent } =
+            if way.helped { measure_helped(&place, common)? } else { measure(&place, way, common)? };
+        let Way { name: way, reach, .. } = *way;
         let parameters = |what: &str| json!({ "way": way, "what": what });
         report.series(&format!("{way}: 4 KiB fault, p50"), "us", parameters("fault"), &ours.p50);
         report.series(&format!("{way}: 4 KiB fault, p99"), "us", parameters("fault p99"), &ours.p99);
@@ -55,11 +75,94 @@ pub fn run(args: &Args) -> Result<i32> {
             report.ratio(&format!("{way}: floor / raw"), &floor.p50, &raw.p50, None);
         }
         report.note(format!("{faults} faults counted by the pager in the {way} rounds"));
+        if absent > 0 {
+            report.note(format!("{way}: before that, write(2) and read(2) were given {absent} absent pages, and every byte was compared"));
+        }
     }
     report.finish(common.json.as_deref())
 }
 
-#[derive(Default)]
+/// A way to catch faults and to wait.
+struct Way {
+    name: &'static str,
+    spin: Duration,
+    rung: RungChoice,
+    reach: f64,
+    /// In a process that has `librampool_agent_io.so`: system calls on absent pages are seen to work first.
+    helped: bool,
+}
+
+const HELPED: Way = Way { name: "in-thread with system calls, spinning", spin: SPIN, rung: RungChoice::InThread, reach: 2.0, helped: true };
+const WAYS: [Way; 4] = [
+    Way { name: "spinning", spin: SPIN, rung: RungChoice::Auto, reach: 2.0, helped: false },
+    HELPED,
+    Way { name: "in-thread, spinning", spin: SPIN, rung: RungChoice::InThread, reach: 1.6, helped: false },
+    Way { name: "blocking", spin: Duration::ZERO, rung: RungChoice::Auto, reach: 2.0, helped: false },
+];
+
+/// The library stands before the C library's functions from a process's start on, so this is another process, with the same binary.
+fn measure_helped(place: &Place<'_>, common: &Common) -> Result<Measured> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["bench", "fault", "--helped"]).env("LD_PRELOAD", crate::run::find_agent_io()?).stderr(Stdio::inherit());
+    if let Some(cpu) = place.server_cpu {
+        command.args(["--server-cpu", &cpu.to_string()]);
+    }
+    if common.quick {
+        command.arg("--quick");
+    }
+    if let Some(rounds) = common.rounds {
+        command.args(["--rounds", &rounds.to_string()]);
+    }
+    let output = command.output().context("the process with librampool_agent_io.so")?;
+    if !output.status.success() {
+        bail!("the process with librampool_agent_io.so failed ({})", output.status);
+    }
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Gives absent pages to write(2), and their content back to absent pages by read(2); how many were absent. `copy` was filled before the region was, and so has left.
+fn check_system_calls(memory: &PagedMemory, region: &Region, copy: &Region) -> Result<u64> {
+    if !memory.serves_system_calls() {
+        bail!("system calls on absent pages fail here: librampool_agent_io.so is not loaded, or too old");
+    }
+    let bytes = copy.len();
+    // SAFETY: a constant, terminated name; the descriptor is new.
+    let mut file = unsafe {
+        let fd = libc::memfd_create(c"rampool-bench".as_ptr(), libc::MFD_CLOEXEC);
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        File::from_raw_fd(fd)
+    };
+    let (from, to) = (absent_pages(region, bytes)?, absent_pages(copy, bytes)?);
+    let pages = bytes as u64 / 4096;
+    if from.min(to) < pages / 2 {
+        bail!("only {from} and {to} of {pages} pages are absent: system calls on them would show nothing");
+    }
+    // SAFETY: the first bytes of the region, which nobody writes.
+    let wrote = file.write(unsafe { std::slice::from_raw_parts(region.as_ptr(), bytes) }).context("write(2) from absent pages")?;
+    file.rewind()?;
+    // SAFETY: all of the other region, which nobody else uses.
+    let read = file.read(unsafe { std::slice::from_raw_parts_mut(copy.as_ptr(), bytes) }).context("read(2) into absent pages")?;
+    if (wrote, read) != (bytes, bytes) {
+        bail!("write(2) and read(2) of {bytes} bytes moved {wrote} and {read}");
+    }
+    let copied = Words::new(copy);
+    copied.verify(SEED, 0, copied.len())?;
+    Ok(from + to)
+}
+
+/// How many of the pages of a region's first bytes are not in local memory, by the kernel's word.
+fn absent_pages(region: &Region, bytes: usize) -> Result<u64> {
+    let mut resident = vec![0u8; bytes / 4096];
+    // SAFETY: the range is mapped, and the vector has a byte for each of its pages.
+    if unsafe { libc::mincore(region.as_ptr().cast(), bytes, resident.as_mut_ptr()) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    Ok(resident.iter().filter(|page| **page & 1 == 0).count() as u64)
+}
+
+#[derive(Default, Serialize, Deserialize)]
 struct Times {
     p50: Vec<f64>,
     p99: Vec<f64>,
@@ -74,15 +177,20 @@ impl Times {
     }
 }
 
+#[derive(Serialize, Deserialize)]
 struct Measured {
     ours: Times,
     raw: Times,
     /// Empty where it would be the floor of something else.
     floor: Times,
     faults: u64,
+    /// Pages that system calls met absent, and that were right; 0 where none was given any.
+    absent: u64,
 }
 
-fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, common: &Common) -> Result<Measured> {
+fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
+    let &Way { spin, rung, helped, .. } = way;
+    let rounds = common.rounds(9, 2);
     let bytes: usize = common.pick(512 << 20, 32 << 20);
     let samples = common.pick(10_000, 500);
     let server = Service::memory_server(place, 2 * bytes as u64, spin)?;
@@ -101,7 +209,12 @@ fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, c
     .open()?;
     let region = memory.alloc(bytes)?;
     let words = Words::new(&region);
+    let copy = if helped { Some(memory.alloc(COPIED_BYTES)?) } else { None };
+    if let Some(copy) = &copy {
+        Words::new(copy).fill(SEED + 1);
+    }
     words.fill(SEED);
+    let absent = copy.map_or(Ok(0), |copy| check_system_calls(&memory, &region, &copy))?;
     let order = permutation(SEED, bytes / 4096);
     let mut at = order.iter().cycle();
 
@@ -128,6 +241,8 @@ fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, c
                 bail!("WRONG CONTENT: page {page} began with {first:#x}");
             }
         }
+        // The raw client is what it is without rampool.
+        let _unhelped = Unhelped::begin();
         // The peer serves one connection at a time.
         let mut raw = RawStream::connect(&peer.address, spin)?;
         let mut raw_times = Vec::with_capacity(samples);
@@ -158,5 +273,5 @@ fn measure(place: &Place<'_>, spin: Duration, rung: RungChoice, rounds: usize, c
         }
     }
     words.verify(SEED, 0, words.len())?;
-    Ok(Measured { ours, raw: theirs, floor: least, faults })
+    Ok(Measured { ours, raw: theirs, floor: least, faults, absent })
 }

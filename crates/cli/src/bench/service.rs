@@ -113,7 +113,8 @@ impl Service {
     }
 
     fn start(mut command: Command, place: &Place<'_>) -> Result<Self> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        // What this process has loaded for its own calls is nothing that the other side should pay for.
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).env_remove("LD_PRELOAD");
         before_exec(&mut command, place.namespace.map(AsRawFd::as_raw_fd), place.server_cpu);
         let mut child = command.spawn()?;
         let out = child.stdout.take().expect("it is piped");

@@ -17,6 +17,7 @@ use super::Keeper;
 use crate::backing::Backing;
 use crate::pager::in_thread::Next;
 use crate::pager::{Pager, Supervisor, sleep_on};
+use crate::system_calls::Unhelped;
 
 /// How often the pager's thread looks while threads meet faults, and while none does.
 const TICK_BUSY: Duration = Duration::from_millis(1);
@@ -91,12 +92,14 @@ where
     B::Region: Send,
 {
     fn settle(&self) {
+        let _own = Unhelped::begin();
         if let Some(State { pager, keeper, .. }) = self.lock().as_mut() {
             pager.serve_events(keeper);
         }
     }
 
     fn serve(&self, address: usize, write: bool) -> bool {
+        let _own = Unhelped::begin();
         self.busy.store(true, Ordering::Relaxed);
         let mut state = self.lock();
         let Some(State { pager, keeper, latest }) = state.as_mut() else { return false };
