@@ -44,6 +44,7 @@ mod writeback;
 use std::collections::VecDeque;
 use std::fmt;
 
+use crate::table::Table;
 use crate::units::{Extent, PageIndex};
 
 use budget::{Frames, Marks};
@@ -259,7 +260,7 @@ pub struct CacheStats {
 #[derive(Clone)]
 pub struct Cache {
     config: CacheConfig,
-    pages: Vec<Page>,
+    pages: Table<Page>,
     frames: Frames,
     marks: Marks,
     queues: Queues,
@@ -310,7 +311,7 @@ impl Cache {
         Self {
             frames: Frames { budget: config.budget_pages, ..Frames::default() },
             marks,
-            pages: Vec::new(),
+            pages: Table::default(),
             queues: Queues::new(),
             rivals: Rivals::new(config.budget_pages),
             clean_resident: 0,
@@ -373,7 +374,12 @@ impl Cache {
     pub fn resident_runs(&self, mut visit: impl FnMut(Extent) -> bool) {
         let mut at = 0;
         while at < self.pages.len() {
-            let run = self.pages[at..].iter().take_while(|p| p.state() == State::Resident).count();
+            if let Some(until) = self.pages.same_until(at) {
+                // Pages in a queue are no two the same.
+                at = until;
+                continue;
+            }
+            let run = (at..self.pages.len()).take_while(|&page| self.pages[page].state() == State::Resident).count();
             if run > 0 {
                 let extent = Extent::new(PageIndex(at as u64), u32::try_from(run).expect("an index space is smaller"));
                 if !visit(extent) {
@@ -472,7 +478,7 @@ impl Cache {
     pub fn absent_content(&self, mut take: impl FnMut(Extent, Option<(BatchId, u32)>)) {
         assert_eq!(self.evictions_in_flight, 0, "an eviction is under way");
         let mut run: Option<(Extent, Option<(BatchId, u32)>)> = None;
-        for (index, entry) in (0u64..).zip(&self.pages) {
+        for (index, entry) in (0u64..).zip(self.pages.iter()) {
             let at = match entry.state() {
                 State::Staged if entry.has(DIRTY) => Some((BatchId(entry.a), entry.b)),
                 State::Staged | State::Remote | State::Fetching | State::Ready => None,

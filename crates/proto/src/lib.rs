@@ -34,5 +34,6 @@ pub mod rings;
 pub mod server;
 pub mod session;
 pub mod share;
+pub mod table;
 pub mod units;
 pub mod wire;

@@ -27,7 +27,7 @@ impl Cache {
         let queued: u64 = self.queues.all.iter().map(|q| q.check(&self.pages)).sum();
         assert_eq!(queued, self.frames.resident, "every resident page stands in one queue");
         let (mut evicting, mut fetching, mut clean, mut ready) = (0, 0, 0, 0);
-        for (index, page) in (0u32..).zip(&self.pages) {
+        for (index, page) in (0u32..).zip(self.pages.iter()) {
             let state = page.state();
             assert!(!page.has(GONE) || state == State::Evicting, "page {index} is gone in {state:?}");
             assert!(!page.has(FORGOTTEN) || page.has(GONE), "page {index} is forgotten but not gone");

@@ -14,22 +14,17 @@ impl Cache {
     pub(super) fn adopt(&mut self, extent: Extent, resident: &[Extent], remote: &[Extent]) {
         assert!(extent.end().0 <= MAX_PAGES, "an index space has at most 2^31 pages, adopting {extent:?}");
         let end = usize::try_from(extent.end().0).expect("below 2^31");
-        if end > self.pages.len() {
-            self.pages.resize(end, Page::UNMANAGED);
-        }
-        for page in extent.pages() {
-            let entry = &mut self.pages[index_of(page) as usize];
-            match entry.state() {
-                State::Unmanaged => {
-                    entry.set_state(State::Fresh);
-                    entry.clear(GHOST);
-                    entry.set_heat(0);
-                    entry.set_habit(0);
-                }
-                State::Evicting if entry.has(FORGOTTEN) => entry.clear(FORGOTTEN),
-                state => panic!("{page} is adopted while it is {state:?}"),
+        self.pages.grow(end, Page::UNMANAGED);
+        self.pages.change(index_of(extent.first) as usize..end, |index, entry| match entry.state() {
+            State::Unmanaged => {
+                entry.set_state(State::Fresh);
+                entry.clear(GHOST);
+                entry.set_heat(0);
+                entry.set_habit(0);
             }
-        }
+            State::Evicting if entry.has(FORGOTTEN) => entry.clear(FORGOTTEN),
+            state => panic!("page {index} is adopted while it is {state:?}"),
+        });
         for run in resident {
             for page in run.pages() {
                 assert!(extent.contains(page), "{page} is not in the adopted {extent:?}");
@@ -56,14 +51,29 @@ impl Cache {
     }
 
     pub(super) fn forget(&mut self, extent: Extent) {
-        for page in extent.pages() {
-            self.give_up(page, true);
-        }
+        self.give_up_all(extent, true);
     }
 
     pub(super) fn zeroed(&mut self, extent: Extent) {
-        for page in extent.pages() {
-            self.give_up(page, false);
+        self.give_up_all(extent, false);
+    }
+
+    fn give_up_all(&mut self, extent: Extent, forget: bool) {
+        let (mut at, end) = (index_of(extent.first) as usize, usize::try_from(extent.end().0).expect("below 2^31").min(self.pages.len()));
+        while at < end {
+            match self.pages.same_until(at) {
+                // Nobody has ever touched them.
+                Some(until) if self.pages[at].is_untouched() => {
+                    if forget {
+                        self.pages.change(at..until.min(end), |_, entry| entry.set_state(State::Unmanaged));
+                    }
+                    at = until;
+                }
+                _ => {
+                    self.give_up(PageIndex(at as u64), forget);
+                    at += 1;
+                }
+            }
         }
     }
 
@@ -144,6 +154,46 @@ impl Cache {
             entry.clear(WANTED);
             entry.clear(WANTED_WRITE);
             self.outputs.push_back(Output::Wake { page: PageIndex(u64::from(index)) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Access, CacheConfig, Input};
+    use super::*;
+    use crate::table::PIECE;
+
+    #[test]
+    fn pages_that_nobody_touches_take_no_memory() {
+        let mut cache = Cache::new(CacheConfig {
+            budget_pages: 4096,
+            unit_pages: 1,
+            batch_pages: 64,
+            max_batches: 8,
+            max_prefetch_pages: 0,
+            fetch_pages: 64,
+            max_fetches: 16,
+            moved_run_pages: 8,
+            tells_unchanged: false,
+        });
+        let reserved = Extent::new(PageIndex(0), 1 << 20);
+        for _ in 0..3 {
+            cache.handle(Input::Adopt { extent: reserved, resident: &[], remote: &[] });
+            for page in [0, 1, 700_000] {
+                cache.handle(Input::Fault { page: PageIndex(page), access: Access::Write });
+                while cache.poll().is_some() {}
+            }
+            assert!(cache.is_resident(PageIndex(700_000)));
+            cache.handle(Input::Zeroed { extent: Extent::new(PageIndex(5), 1 << 19) });
+            cache.check();
+            cache.handle(Input::Forget { extent: reserved });
+            while cache.poll().is_some() {}
+            cache.check();
+            assert!(!cache.is_resident(PageIndex(700_000)));
+            assert!(cache.pages.iter().all(|entry| entry.state() == State::Unmanaged));
+            // Those around what was touched, and perhaps the last ones.
+            assert!(cache.pages.own_pieces() <= 3, "{} pieces of {PIECE} entries", cache.pages.own_pieces());
         }
     }
 }

@@ -88,6 +88,11 @@ pub(super) struct Page {
 impl Page {
     pub const UNMANAGED: Page = Page { a: 0, b: 0, meta: 0 };
 
+    /// Managed, and as it was when that began.
+    pub fn is_untouched(&self) -> bool {
+        self.meta == State::Fresh as u32
+    }
+
     pub fn state(&self) -> State {
         STATES[(self.meta & STATE_MASK) as usize]
     }

@@ -1,6 +1,7 @@
 //! Queues of resident pages, linked through the page array: O(1) at both ends and in the middle, no memory of their own.
 
 use super::page::{Page, State};
+use crate::table::Table;
 
 const NIL: u32 = u32::MAX;
 
@@ -26,7 +27,7 @@ impl Queue {
         (self.head != NIL).then_some(self.head)
     }
 
-    pub fn push_back(&mut self, pages: &mut [Page], index: u32) {
+    pub fn push_back(&mut self, pages: &mut Table<Page>, index: u32) {
         let page = &mut pages[index as usize];
         page.set_queue(self.id);
         page.a = self.tail;
@@ -39,7 +40,7 @@ impl Queue {
         self.len += 1;
     }
 
-    pub fn push_front(&mut self, pages: &mut [Page], index: u32) {
+    pub fn push_front(&mut self, pages: &mut Table<Page>, index: u32) {
         let page = &mut pages[index as usize];
         page.set_queue(self.id);
         page.a = NIL;
@@ -52,7 +53,7 @@ impl Queue {
         self.len += 1;
     }
 
-    pub fn remove(&mut self, pages: &mut [Page], index: u32) {
+    pub fn remove(&mut self, pages: &mut Table<Page>, index: u32) {
         let Page { a: before, b: after, .. } = pages[index as usize];
         match before {
             NIL => self.head = after,
@@ -69,7 +70,7 @@ impl Queue {
     ///
     /// # Panics
     /// When the links are broken or a page does not belong here.
-    pub fn check(&self, pages: &[Page]) -> u64 {
+    pub fn check(&self, pages: &Table<Page>) -> u64 {
         let (mut before, mut at, mut len) = (NIL, self.head, 0);
         while at != NIL {
             let page = &pages[at as usize];
@@ -95,7 +96,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_queue_keeps_the_order_of_a_deque(ops in prop::collection::vec((0u32..32, any::<bool>()), 0..200)) {
-            let mut pages = vec![Page::UNMANAGED; 32];
+            let mut pages = Table::default();
+            pages.grow(32, Page::UNMANAGED);
             let mut queue = Queue::new(1);
             let mut model: VecDeque<u32> = VecDeque::new();
             for (index, front) in ops {

@@ -8,6 +8,7 @@
 //! A fingerprint counts from the `Store` on that carries its page: what is staged and comes back before was never the servers'. Eight bytes a page.
 
 use rampool_proto::fingerprint::{Fingerprint, FingerprintKey};
+use rampool_proto::table::Table;
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use crate::key::random_bytes;
@@ -16,7 +17,7 @@ use crate::key::random_bytes;
 pub(super) struct Unchanged {
     key: FingerprintKey,
     /// By page: of what was stored last.
-    stored: Vec<Option<Fingerprint>>,
+    stored: Table<Option<Fingerprint>>,
     /// By batch and offset in it: of what lies there, where it was asked for.
     leaving: Vec<Vec<Option<Fingerprint>>>,
 }
@@ -25,7 +26,7 @@ impl Unchanged {
     pub fn new(batches: u32, batch_pages: u32) -> Self {
         Self {
             key: FingerprintKey::new(&random_bytes()),
-            stored: Vec::new(),
+            stored: Table::default(),
             leaving: vec![vec![None; batch_pages as usize]; batches as usize],
         }
     }
@@ -49,10 +50,10 @@ impl Unchanged {
         for (extent, offset) in pages {
             let first = usize::try_from(extent.first.0).expect("an index space fits");
             let (count, offset) = (extent.count as usize, *offset as usize);
-            if self.stored.len() < first + count {
-                self.stored.resize(first + count, None);
+            self.stored.grow(first + count, None);
+            for (index, fingerprint) in (first..).zip(&self.leaving[batch as usize][offset..offset + count]) {
+                self.stored[index] = *fingerprint;
             }
-            self.stored[first..first + count].copy_from_slice(&self.leaving[batch as usize][offset..offset + count]);
         }
     }
 
@@ -60,7 +61,7 @@ impl Unchanged {
     pub fn forget(&mut self, extent: Extent) {
         let first = usize::try_from(extent.first.0).expect("an index space fits").min(self.stored.len());
         let end = (first + extent.count as usize).min(self.stored.len());
-        self.stored[first..end].fill(None);
+        self.stored.change(first..end, |_, fingerprint| *fingerprint = None);
     }
 }
 
