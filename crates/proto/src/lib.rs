@@ -9,6 +9,7 @@
 //!   cache          the paged view: page states, which page leaves, which comes early
 //!   fingerprint    whether a page that leaves holds what it held when it came
 //!   pointers       which pages an array of pointers foretells
+//!   table          an entry for each page, of which those that nobody touched take no memory
 //!   placement      which server holds which page
 //!   registration   the pin-down cache: which memory is registered for zero-copy transfers
 //!   rings          bytes between two processes that share memory

@@ -1,4 +1,4 @@
-//! One entry per page of the index space: 12 bytes, in one dense array.
+//! One entry per page of the index space: 12 bytes, in a table that takes memory only where pages were touched.
 //!
 //! What the two words mean depends on the state, because no state needs more than two:
 //!
