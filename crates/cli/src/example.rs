@@ -75,7 +75,7 @@ fn list() {
 
 /// Prints how it went; returns it as a line of JSON.
 fn tell(program: &Program, sizes: &[usize], shared: &Shared, report: Report) -> String {
-    let (parallel, sequential) = (report.parallel.as_secs_f64(), report.sequential.as_secs_f64());
+    let (parallel, sequential) = (report.parallel.clock.as_secs_f64(), report.sequential.clock.as_secs_f64());
     let shown: Vec<String> = sizes.iter().map(ToString::to_string).collect();
     let (name, protocol, ranks) = (program.name, shared.config().protocol.name(), shared.ranks());
     println!(
@@ -85,6 +85,7 @@ fn tell(program: &Program, sizes: &[usize], shared: &Shared, report: Report) -> 
     );
     let line = json!({
         "program": name, "sizes": sizes, "protocol": protocol, "ranks": ranks, "parallel_s": parallel, "sequential_s": sequential,
+        "sequential_cpu_s": report.sequential.cpu.as_secs_f64(),
     });
     format!("{line}\n")
 }

@@ -73,7 +73,7 @@ fn what_cannot_be_predicted_is_refused_with_the_reason() {
     let path = dir.path().to_str().unwrap();
     let said = refused(&["predict", path]);
     assert!(said.contains("it is not what `rampool launch --trace"), "{said}");
-    std::fs::write(dir.path().join("rank-0.jsonl"), "{\"at_us\":1,\"event\":\"sta").unwrap();
+    std::fs::write(dir.path().join("rank-0.jsonl"), "{\"at_ns\":1,\"event\":\"sta").unwrap();
     let said = refused(&["predict", path]);
     assert!(said.contains("rank-0.jsonl, line 1"), "{said}");
     std::fs::write(dir.path().join("rank-0.jsonl"), "").unwrap();

@@ -58,8 +58,15 @@ pub struct Answer {
     pub exact: Vec<u64>,
     /// May differ by [`TOLERANCE`] of the largest: sums whose order is that of the locks.
     pub close: Vec<f64>,
-    /// How long the parallel part took.
-    pub took: Duration,
+    pub took: Took,
+}
+
+/// How long the parallel part took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Took {
+    pub clock: Duration,
+    /// What the calling thread used of a CPU for it.
+    pub cpu: Duration,
 }
 
 /// See [`Answer::close`].
@@ -86,8 +93,8 @@ fn names(protocols: &[ProtocolKind]) -> String {
 /// How a run went, at rank 0.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Report {
-    pub parallel: Duration,
-    pub sequential: Duration,
+    pub parallel: Took,
+    pub sequential: Took,
 }
 
 /// All of them.
@@ -124,7 +131,7 @@ impl Program {
         let team = Team::of(shared);
         let answer = (self.run)(&team, sizes)?;
         team.barrier()?;
-        let Some(sequential) = sequential else { return Ok(Report { parallel: Duration::ZERO, sequential: Duration::ZERO }) };
+        let Some(sequential) = sequential else { return Ok(Report { parallel: Took::default(), sequential: Took::default() }) };
         self.compare(&answer, &sequential)?;
         Ok(Report { parallel: answer.took, sequential: sequential.took })
     }
@@ -203,7 +210,7 @@ mod tests {
     #[test]
     fn a_wrong_answer_is_told() {
         let program = &PROGRAMS[0];
-        let answer = Answer { exact: vec![1, 2], close: vec![1e6, 1.0], took: Duration::ZERO };
+        let answer = Answer { exact: vec![1, 2], close: vec![1e6, 1.0], took: Took::default() };
         program.compare(&answer, &answer).unwrap();
         program.compare(&Answer { close: vec![1e6, 1.0 + 1e-6], ..answer.clone() }, &answer).unwrap();
         for wrong in [

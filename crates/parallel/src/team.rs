@@ -3,9 +3,11 @@
 use std::cell::{RefCell, UnsafeCell};
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rampool::shared::{AllocOptions, Homes, Shared, SharedError};
+use rampool::shared::{AllocOptions, Homes, Shared, SharedError, cpu_of_this_thread};
+
+use super::Took;
 
 /// The ranks that run a program together. One thread of each uses it.
 #[derive(Debug)]
@@ -136,15 +138,15 @@ impl<'a> Team<'a> {
     ///
     /// # Errors
     /// Those of the part.
-    pub fn time<E: From<SharedError>>(&self, part: impl FnOnce() -> Result<(), E>) -> Result<Duration, E> {
+    pub fn time<E: From<SharedError>>(&self, part: impl FnOnce() -> Result<(), E>) -> Result<Took, E> {
         self.barrier_keep()?;
         if let Place::Ranks(shared) = self.place {
             shared.start_measuring();
         }
-        let began = Instant::now();
+        let (began, used) = (Instant::now(), cpu_of_this_thread());
         part()?;
         self.barrier()?;
-        let took = began.elapsed();
+        let took = Took { clock: began.elapsed(), cpu: cpu_of_this_thread().saturating_sub(used) };
         if let Place::Ranks(shared) = self.place {
             shared.stop_measuring();
         }

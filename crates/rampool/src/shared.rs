@@ -72,9 +72,9 @@ use std::cell::RefCell;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-pub use account::TimeReport;
+pub use account::{TimeReport, cpu_of_this_thread};
 pub use config::{AllocOptions, Binding, ConfigError, EXIT_FAILED, EXIT_FOLLOWED, LEAST_LOCAL_BYTES, OnFailure, SharedConfig, Transport};
 pub use direct::{SharedDirect, SharedDirectError};
 pub use error::{JoinError, SharedError};
@@ -85,7 +85,7 @@ pub use rampool_proto::share::{AtomicOp, Homes, LockPath, Managers, OpError, Pro
 pub use servers::ServersError;
 pub use stats::{Kind, SharedStats};
 
-use account::Account;
+use account::{Account, Cost};
 use datagrams::Datagrams;
 use host::{Host, Outcome, Slot, Waiting};
 use memory::SharedMemory;
@@ -213,6 +213,8 @@ struct Member {
     instance: u64,
     thread: ThreadId,
     slot: Arc<Slot>,
+    /// What the thread had used of a CPU when its last operation returned, if that is traced.
+    returned: Option<Duration>,
 }
 
 impl Drop for Member {
@@ -273,7 +275,11 @@ impl Shared {
             channel.tries = channel.tries.max(u32::try_from(tries).unwrap_or(u32::MAX));
             Datagrams::new(socket, places, channel, config.drop_percent)
         });
-        let account = Account::new(Rank(config.rank), config.protocol.name(), config.threads).map_err(JoinError::Trace)?;
+        let mut account = Account::new(Rank(config.rank), config.protocol.name(), config.threads).map_err(JoinError::Trace)?;
+        if account.is_traced() {
+            let costs: Vec<Cost> = memory.costs_of_faults().into_iter().chain(Cost::of_the_clock()).collect();
+            account.costs(&costs);
+        }
         let watch = watch(&memory, &lines, datagrams.as_ref()).map_err(JoinError::Socket)?;
         let mut host = Host::new(&config, &engine, memory, lines, datagrams, Arc::clone(&watch), account)?;
         let orders = Arc::new(relink::Orders::new().map_err(JoinError::Socket)?);
@@ -775,14 +781,15 @@ impl Shared {
     /// Begins an operation of this thread and waits until it is over.
     fn run(&self, what: Waiting, begin: impl FnOnce(&mut Host, ThreadId)) -> Result<Outcome, SharedError> {
         let inner = &*self.inner;
-        let began = Instant::now();
         let cpu = inner.traced.then(account::cpu_of_this_thread);
+        let began = Instant::now();
         let (thread, slot) = self.member()?;
+        let computed = cpu.and_then(|cpu| Some(cpu.saturating_sub(self.returned_at()?)));
         let mut host = inner.lock();
         if host.is_leaving() {
             return Err(SharedError::Finished { rank: self.rank() });
         }
-        host.account.enter(thread, cpu);
+        host.account.enter(thread, computed);
         begin(&mut host, thread);
         let mut outcome = slot.take();
         let waits = outcome.is_none();
@@ -804,6 +811,10 @@ impl Shared {
         drop(host);
         if ring {
             inner.watch.ring();
+        }
+        if inner.traced {
+            // Last: what tracing costs is not the program's computing, nor is the end of an operation.
+            self.returns();
         }
         Ok(outcome.expect("it has been waited for"))
     }
@@ -888,6 +899,19 @@ impl Shared {
         }
     }
 
+    /// What this thread had used of a CPU when its last operation at this rank returned.
+    fn returned_at(&self) -> Option<Duration> {
+        MEMBER.with_borrow(|members| members.iter().find(|member| member.instance == self.inner.instance)?.returned)
+    }
+
+    fn returns(&self) {
+        MEMBER.with_borrow_mut(|members| {
+            if let Some(member) = members.iter_mut().find(|member| member.instance == self.inner.instance) {
+                member.returned = Some(account::cpu_of_this_thread());
+            }
+        });
+    }
+
     /// This thread's number and slot at this rank.
     fn member(&self) -> Result<(ThreadId, Arc<Slot>), SharedError> {
         let inner = &self.inner;
@@ -896,7 +920,7 @@ impl Shared {
                 return Ok((member.thread, Arc::clone(&member.slot)));
             }
             let (thread, slot) = inner.lock().admit().ok_or(SharedError::TooManyThreads { rank: self.rank() })?;
-            let member = Member { inner: Arc::downgrade(inner), instance: inner.instance, thread, slot: Arc::clone(&slot) };
+            let member = Member { inner: Arc::downgrade(inner), instance: inner.instance, thread, slot: Arc::clone(&slot), returned: None };
             members.retain(|member| member.inner.strong_count() > 0);
             members.push(member);
             Ok((thread, slot))

@@ -38,13 +38,21 @@ impl Rate {
             Self::TenGbit => "10 Gbit/s",
         }
     }
-    /// The token bucket: as small as the kernel's timers allow, so that a burst does not look like a faster link.
-    fn bucket(self) -> [&'static str; 6] {
+    /// The token bucket's: as small as the kernel's timers allow, so that a burst does not look like a faster link.
+    pub fn burst_bytes(self) -> u32 {
         match self {
-            Self::HundredMbit => ["rate", "100mbit", "burst", "2kb", "latency", "50ms"],
-            Self::OneGbit => ["rate", "1gbit", "burst", "5kb", "latency", "5ms"],
-            Self::TenGbit => ["rate", "10gbit", "burst", "256kb", "latency", "5ms"],
+            Self::HundredMbit => 2 << 10,
+            Self::OneGbit => 5 << 10,
+            Self::TenGbit => 256 << 10,
         }
+    }
+    fn bucket(self) -> Vec<String> {
+        let (rate, latency) = match self {
+            Self::HundredMbit => ("100mbit", "50ms"),
+            Self::OneGbit => ("1gbit", "5ms"),
+            Self::TenGbit => ("10gbit", "5ms"),
+        };
+        ["rate", rate, "burst", &self.burst_bytes().to_string(), "latency", latency].map(str::to_owned).to_vec()
     }
 }
 
@@ -71,7 +79,8 @@ impl Link {
             tool(namespace, "ip", &["addr", "add", &format!("{address}/30"), "dev", device])?;
             tool(namespace, "ip", &["link", "set", device, "up"])?;
             let mut arguments = vec!["qdisc", "add", "dev", device, "root", "tbf"];
-            arguments.extend(rate.bucket());
+            let bucket = rate.bucket();
+            arguments.extend(bucket.iter().map(String::as_str));
             tool(namespace, "tc", &arguments)?;
             // The kernel's own default, or the one every kernel has, whatever this machine is set to: BBR takes the few microseconds between two namespaces
             // for the link's round trip.

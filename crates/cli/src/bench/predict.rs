@@ -1,7 +1,8 @@
 //! How far `rampool predict` can be trusted: programs traced over loopback, predicted for a slower link, and run on that link. And S4's own experiment: its
 //! programs on four of its nodes, over its networks.
 //!
-//! What the link costs beyond loopback comes from raw round trips of several sizes on both; everything else from the trace. Two ranks, one at either end.
+//! What the link costs beyond loopback is its rate and burst, as it was made, and what the least raw round trip takes longer; everything else comes from the
+//! trace. Two ranks, one at either end.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,7 +23,7 @@ use super::ranks;
 use super::report::{Reach, Report, median};
 use super::service::{KeyFile, Place, Service, before_exec};
 use crate::predict::additive::additive;
-use crate::predict::network::Network;
+use crate::predict::network::{Bucket, Network};
 use crate::predict::recording::Recording;
 use crate::predict::replay::{Machine, replay};
 
@@ -56,7 +57,7 @@ pub fn run(args: &Args) -> Result<i32> {
     report.note(
         "two ranks; recorded over loopback, predicted for a link between two network namespaces, and run there; answers are verified",
     );
-    report.note("what the link costs beyond loopback comes from raw round trips of 64 B to 16 KiB on both");
+    report.note("a link is its rate, its token bucket's burst, packets of 1448 bytes with 66 of headers, and half of what a raw round trip of 64 B takes longer");
     let links = if args.papers {
         Vec::new()
     } else if args.link.is_empty() {
@@ -93,15 +94,19 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
     let link = Link::make(rate)?;
     let key = KeyFile::make()?;
     let (loopback, there) = (round_trips("127.0.0.1", None)?, round_trips(Link::HOST, Some(&link.there))?);
-    let beyond: Vec<(u64, f64)> = SIZES.into_iter().zip(there.iter().zip(&loopback).map(|(there, here)| (there - here).max(0.0))).collect();
+    let beyond = as_network(rate, (there[0] - loopback[0]).max(0.0) / 2.0);
+    let rounded = |times: &[f64]| times.iter().map(|us| us.round()).collect::<Vec<_>>();
+    let modelled: Vec<f64> = SIZES.into_iter().zip(&loopback).map(|(bytes, &here)| again_and_again_us(&beyond, bytes, here)).collect();
     report.note(format!(
-        "{}: raw round trips of {SIZES:?} bytes take {:?} us there, {:?} us over loopback",
+        "{}: raw round trips of {SIZES:?} bytes take {:?} us there, {:?} us over loopback; the link so described has them take {:?} us",
         rate.name(),
-        there.iter().map(|us| us.round()).collect::<Vec<_>>(),
-        loopback.iter().map(|us| us.round()).collect::<Vec<_>>(),
+        rounded(&there),
+        rounded(&loopback),
+        rounded(&modelled),
     ));
     let mut errors = Vec::new();
     let mut additive_errors = Vec::new();
+    let mut own_errors = Vec::new();
     let mut ranking = (0, 0);
     for program in &PROGRAMS {
         let wanted =
@@ -116,7 +121,8 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
             for _ in 0..args.common.rounds(3, 1) {
                 let recording = cell.record(dir)?;
                 let recorded = Network::recorded(&recording).context("a run of two ranks sends messages")?;
-                let network = recorded.beyond(rate.name(), &beyond);
+                own_errors.push((replay(&recording, &recorded, Machine::SAME)?.elapsed_us() / recording.elapsed_us() - 1.0).abs());
+                let network = recorded.over(&beyond);
                 predicted.push(replay(&recording, &network, Machine::SAME)?.elapsed_us() / 1e3);
                 added.push(additive(&recording, &network, Machine::SAME) / 1e3);
                 measured.push(cell.measure(&link, dir)? * 1e3);
@@ -151,6 +157,12 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
         &errors,
     );
     report.series(
+        &format!("{}: error of the replay of each run over loopback, which it was fitted to", rate.name()),
+        "",
+        json!({ "what": "errors", "method": "own", "link": rate.name() }),
+        &own_errors,
+    );
+    report.series(
         &format!("{}: error of the additive method", rate.name()),
         "",
         json!({ "what": "errors", "method": "additive", "link": rate.name() }),
@@ -164,6 +176,28 @@ fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<
         rate.name()
     ));
     Ok(())
+}
+
+/// What is known of the link: TCP's packets with the headers that its token bucket counts.
+fn as_network(rate: Rate, latency_us: f64) -> Network {
+    Network {
+        packet_bytes: 1448.0,
+        header_bytes: 66.0,
+        burst_bytes: rate.burst_bytes().into(),
+        ..Network::line(rate.name(), latency_us, 1e-3 / rate.line_gb())
+    }
+}
+
+/// What a round trip with an answer of so many bytes takes on a link, one after the other, so that its burst is used up. `here_us`: without the link.
+fn again_and_again_us(link: &Network, bytes: u64, here_us: f64) -> f64 {
+    let (mut bucket, mut at_us, mut last_us) = (Bucket::default(), 0.0, 0.0);
+    for _ in 0..100 {
+        let began_us = at_us;
+        let answered_us = bucket.pass(at_us + here_us / 2.0 + link.latency_us, link.cost(bytes).wire_us, link.burst_us());
+        at_us = answered_us + here_us / 2.0 + link.latency_us;
+        last_us = at_us - began_us;
+    }
+    last_us
 }
 
 /// S4's programs, each with how many times as long a node of 75 MHz computes: estimated from what such a processor does in a second (about 10 million operations
@@ -183,14 +217,10 @@ fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
         if !args.only.is_empty() && !args.only.iter().any(|part| program.contains(part.as_str())) {
             continue;
         }
-        let mut recordings = BTreeMap::<_, Vec<Recording>>::new();
-        // What else runs makes it longer, never shorter.
-        let mut alone_us = f64::INFINITY;
+        let mut recordings = BTreeMap::<_, Vec<(Recording, f64)>>::new();
         for _ in 0..args.common.rounds(3, 1) {
             for protocol in ["sc", "lrc", "hlrc"] {
-                let (recording, alone_s) = four_ranks(program, protocol, args.common.quick, dir)?;
-                recordings.entry(protocol).or_default().push(recording);
-                alone_us = alone_us.min(alone_s * 1e6);
+                recordings.entry(protocol).or_default().push(four_ranks(program, protocol, args.common.quick, dir)?);
             }
         }
         for network in ["eth100-1999", "loh-hb"] {
@@ -199,7 +229,7 @@ fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
             {
                 let machine = Machine { slower, software_slower: PAPERS_SOFTWARE, updates_by_hardware };
                 let mut speed_ups = Vec::new();
-                for recording in &recordings[protocol] {
+                for (recording, alone_us) in &recordings[protocol] {
                     speed_ups.push(alone_us * slower / replay(recording, &Network::named(network)?, machine)?.elapsed_us());
                 }
                 let parameters = json!({ "experiment": "papers", "program": program, "protocol": name, "network": network });
@@ -210,7 +240,8 @@ fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What four ranks on this machine did, without what they waited for a CPU; and the seconds that one takes alone.
+/// What four ranks on this machine did, without what they waited for a CPU; and the CPU time of one alone in the same run, in microseconds: computing in the
+/// trace is CPU time, too.
 fn four_ranks(program: &str, protocol: &str, quick: bool, dir: &Path) -> Result<(Recording, f64)> {
     let (trace, times) = (dir.join("trace"), dir.join("times"));
     let me = std::env::current_exe()?;
@@ -224,8 +255,8 @@ fn four_ranks(program: &str, protocol: &str, quick: bool, dir: &Path) -> Result<
     let status = command.status()?;
     ensure!(status.success(), "four ranks of {program} under {protocol} ended with {status}");
     let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&times)?)?;
-    let alone_s = line["sequential_s"].as_f64().context("the program says no time")?;
-    Ok((Recording::read(&trace)?.undisturbed(), alone_s))
+    let alone_s = line["sequential_cpu_s"].as_f64().context("the program says no time")?;
+    Ok((Recording::read(&trace)?.undisturbed(), alone_s * 1e6))
 }
 
 /// The median of raw round trips with answers of these sizes.

@@ -1,8 +1,10 @@
 //! What a message costs on a network: S4's parameters, in the general form of LogGP with costs for packets and interrupts.
 //!
 //! A message of n bytes in k packets costs its sender `send + k * per_packet + n * per_byte` of CPU time, occupies the link for the bytes on the wire, arrives
-//! after `latency` more, and costs the receiver `interrupt + receive + k * per_packet + n * per_byte`.
+//! after `latency` more, and costs the receiver `interrupt + receive + k * per_packet + n * per_byte`. It comes later by `wake` where nobody looks for it, because the
+//! receiver computes. A link that was idle lets `burst` bytes pass at once: what a token bucket does.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -37,6 +39,12 @@ pub struct Network {
     /// On the wire, a packet.
     #[serde(default)]
     pub header_bytes: f64,
+    /// Later, if the receiver computes: whoever answers there has to be woken.
+    #[serde(default)]
+    pub wake_us: f64,
+    /// Pass an idle link at once: the token bucket's, where a link is made with one.
+    #[serde(default)]
+    pub burst_bytes: f64,
 }
 
 fn packet_bytes() -> f64 {
@@ -53,6 +61,27 @@ pub struct Cost {
     pub latency_us: f64,
     /// CPU time of the receiver.
     pub receiving_us: f64,
+}
+
+/// One end of a link: how many bytes have passed it, as a token bucket counts. At first the bucket is full.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    /// When all that has passed would have, without a burst.
+    paid_us: f64,
+}
+
+impl Default for Bucket {
+    fn default() -> Self {
+        Self { paid_us: f64::NEG_INFINITY }
+    }
+}
+
+impl Bucket {
+    /// When the last byte has passed of a message that comes at `at_us` and takes `wire_us`.
+    pub fn pass(&mut self, at_us: f64, wire_us: f64, burst_us: f64) -> f64 {
+        self.paid_us = self.paid_us.max(at_us - burst_us) + wire_us;
+        self.paid_us.max(at_us)
+    }
 }
 
 impl Cost {
@@ -80,6 +109,11 @@ impl Network {
         }
     }
 
+    /// The link's time for its burst.
+    pub fn burst_us(&self) -> f64 {
+        self.burst_bytes / self.mb_per_s
+    }
+
     /// The networks that have names.
     pub fn presets() -> Vec<Self> {
         let ethernet = |name: &str, software: f64, latency_us: f64, mb_per_s: f64| Self {
@@ -93,6 +127,8 @@ impl Network {
             mb_per_s,
             packet_bytes: 1448.0,
             header_bytes: 90.0,
+            wake_us: 0.0,
+            burst_bytes: 0.0,
         };
         // S4's nodes: 75 MHz; 4000 cycles a packet in the protocol and driver at either side, 3000 an interrupt; the socket call and its copy at about 50 MB/s.
         let old = Self {
@@ -106,6 +142,8 @@ impl Network {
             mb_per_s: 12.5,
             packet_bytes: 1480.0,
             header_bytes: 58.0,
+            wake_us: 0.0,
+            burst_bytes: 0.0,
         };
         // 400 cycles at either side and an interrupt; the adapter moves the bytes itself over a bus of 132 MB/s, while they are on the link.
         let low_overhead = |name: &str, mb_per_s: f64| Self {
@@ -119,6 +157,8 @@ impl Network {
             mb_per_s,
             packet_bytes: packet_bytes(),
             header_bytes: 0.0,
+            wake_us: 0.0,
+            burst_bytes: 0.0,
         };
         vec![
             old,
@@ -138,11 +178,12 @@ impl Network {
                 mb_per_s: 12_500.0,
                 packet_bytes: 4096.0,
                 header_bytes: 60.0,
+                wake_us: 0.0,
+                burst_bytes: 0.0,
             },
             ethernet("wan", 5.0, 10_000.0, 12.5),
         ]
     }
-
     /// A preset, or a TOML file with the fields of this type.
     ///
     /// # Errors
@@ -172,6 +213,8 @@ impl Network {
             ("interrupt_us", self.interrupt_us),
             ("latency_us", self.latency_us),
             ("header_bytes", self.header_bytes),
+            ("wake_us", self.wake_us),
+            ("burst_bytes", self.burst_bytes),
         ];
         for (name, value) in times {
             ensure!((0.0..1e12).contains(&value), "{name} is {value}");
@@ -181,33 +224,35 @@ impl Network {
         Ok(())
     }
 
-    /// What messages cost where they were recorded: a line through sizes and latencies. Each size counts with the least quarter of its latencies: what is
-    /// above waited for a busy rank, which is not the network's.
+    /// What messages cost where they were recorded: a line through sizes and the median latency of each, to receivers that waited; and how much later those
+    /// came whose receiver computed. A median, since few messages queue, and what is usual of waking and scheduling is the network's as far as a rank sees it.
     pub fn recorded(recording: &Recording) -> Option<Self> {
-        let mut classes: std::collections::BTreeMap<u32, Vec<(u64, f64)>> = std::collections::BTreeMap::new();
-        for (bytes, us) in recording.latencies() {
-            classes.entry(bytes.max(1).ilog2()).or_default().push((bytes, us));
+        let mut classes: BTreeMap<u32, [Vec<(u64, f64)>; 2]> = BTreeMap::new();
+        for (bytes, us, waits) in recording.latencies() {
+            classes.entry(bytes.max(1).ilog2()).or_default()[usize::from(!waits)].push((bytes, us));
         }
-        let mut points = Vec::new();
-        for (_, mut class) in classes {
-            class.sort_by(|a, b| a.1.total_cmp(&b.1));
-            let keep = class.len().div_ceil(4);
-            let (bytes, us) = class[..keep].iter().fold((0.0, 0.0), |sum, &(bytes, us)| (sum.0 + bytes as f64, sum.1 + us));
-            points.push(Point { bytes: bytes / keep as f64, us: us / keep as f64, weight: class.len() as f64 });
-        }
-        let (fixed, per_byte) = fit(&points)?;
+        let points = |of: usize| classes.values().filter_map(move |class| point(&class[of]));
+        let both = classes.values().filter_map(|[waiting, computing]| Some((point(waiting)?, point(computing)?)));
+        let (later, weight) = both.fold((0.0, 0.0), |(later, weight), (waiting, computing)| {
+            let both = waiting.weight.min(computing.weight);
+            (later + both * (computing.us - waiting.us), weight + both)
+        });
+        let wake_us = if weight > 0.0 { (later / weight).max(0.0) } else { 0.0 };
+        let computing = points(1).map(|point| Point { us: (point.us - wake_us).max(0.0), ..point });
+        let (fixed, per_byte) = fit(&points(0).chain(computing).collect::<Vec<_>>())?;
         // The sender's part is in what the trace says of the sender.
-        Some(Self::line("as recorded", fixed, per_byte))
+        Some(Self { wake_us, ..Self::line("as recorded", fixed, per_byte) })
     }
 
-    /// This network, and what another costs beyond it: round trips with answers of several sizes, in microseconds.
-    pub fn beyond(&self, name: &str, more: &[(u64, f64)]) -> Self {
-        let points: Vec<_> = more.iter().map(|&(bytes, us)| Point { bytes: bytes as f64, us, weight: 1.0 / us.max(1.0) }).collect();
-        let (round_trip_us, per_byte) = fit(&points).unwrap_or((0.0, 0.0));
+    /// This network with a link in it: so much later, over packets as `link` has them, at its rate and with its burst.
+    pub fn over(&self, link: &Self) -> Self {
         Self {
-            name: name.to_owned(),
-            latency_us: self.latency_us + round_trip_us / 2.0,
-            mb_per_s: 1.0 / (1.0 / self.mb_per_s + per_byte),
+            name: link.name.clone(),
+            latency_us: self.latency_us + link.latency_us,
+            mb_per_s: 1.0 / (1.0 / self.mb_per_s + 1.0 / link.mb_per_s),
+            packet_bytes: link.packet_bytes,
+            header_bytes: link.header_bytes,
+            burst_bytes: link.burst_bytes,
             ..self.clone()
         }
     }
@@ -225,8 +270,19 @@ impl Network {
             mb_per_s: 1.0 / per_byte_us,
             packet_bytes: packet_bytes(),
             header_bytes: 0.0,
+            wake_us: 0.0,
+            burst_bytes: 0.0,
         }
     }
+}
+
+/// The median of some messages of about one size.
+fn point(messages: &[(u64, f64)]) -> Option<Point> {
+    let mut times: Vec<f64> = messages.iter().map(|&(_, us)| us).collect();
+    times.sort_by(f64::total_cmp);
+    let us = *times.get(times.len() / 2)?;
+    let count = messages.len() as f64;
+    Some(Point { bytes: messages.iter().map(|&(bytes, _)| bytes as f64).sum::<f64>() / count, us, weight: count })
 }
 
 struct Point {
@@ -251,6 +307,7 @@ fn fit(points: &[Point]) -> Option<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::recording::tests::parse;
     use super::*;
 
     #[test]
@@ -268,14 +325,44 @@ mod tests {
     }
 
     #[test]
-    fn what_a_link_costs_more_is_found_again() {
-        let base = Network::line("base", 10.0, 0.001);
-        let more: Vec<(u64, f64)> = [64, 1024, 4096, 16384].map(|bytes: u64| (bytes, 60.0 + bytes as f64 * 0.008)).to_vec();
-        let link = base.beyond("link", &more);
-        assert!((link.latency_us - 40.0).abs() < 0.01, "{link:?}");
-        assert!((link.cost(1000).single_trip_us() - 49.0).abs() < 0.01, "{link:?}");
-        let same = base.beyond("the same", &[]);
-        assert!((same.cost(1000).single_trip_us() - base.cost(1000).single_trip_us()).abs() < 0.01);
+    fn a_link_in_a_network_adds_its_latency_and_its_bytes() {
+        let base = Network { wake_us: 7.0, ..Network::line("base", 10.0, 0.001) };
+        let link = Network { packet_bytes: 1000.0, header_bytes: 50.0, burst_bytes: 2000.0, ..Network::line("link", 30.0, 0.008) };
+        let both = base.over(&link);
+        assert_eq!((both.name.as_str(), both.wake_us, both.burst_bytes), ("link", 7.0, 2000.0));
+        // 2000 bytes in two packets, of which each byte takes 9 ns.
+        assert!((both.cost(2000).single_trip_us() - 40.0 - 2100.0 * 0.009).abs() < 0.01, "{both:?}");
+        assert!((both.burst_us() - 18.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn an_idle_link_lets_its_burst_pass_at_once() {
+        let mut bucket = Bucket::default();
+        // A burst of 40 us: a message of 30 us at once, of the next 10, then the link's own time; full again after a pause.
+        let passed: Vec<f64> =
+            [(100.0, 30.0), (100.0, 30.0), (101.0, 30.0), (1000.0, 60.0)].map(|(at, wire)| bucket.pass(at, wire, 40.0)).to_vec();
+        assert_eq!(passed, [100.0, 120.0, 150.0, 1020.0]);
+        let mut none = Bucket::default();
+        assert_eq!([(100.0, 30.0), (100.0, 30.0)].map(|(at, wire)| none.pass(at, wire, 0.0)), [130.0, 160.0]);
+    }
+
+    #[test]
+    fn what_messages_cost_where_they_were_recorded_is_found_again() {
+        // Rank 0 computes until 1280 us and waits from then on; in either half it gets messages of 100 and of 5000 bytes by turns.
+        let mut zero = vec![r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#.to_owned()];
+        let mut one = zero.clone();
+        zero.push(r#"{"at_ns":1280000,"event":"wait","thread":0,"what":"barrier","ns":2000000}"#.to_owned());
+        for number in 0..64 {
+            let (sent, bytes) = (5000 + number * 40_000, if number % 2 == 0 { 100 } else { 5000 });
+            // 6 us, a nanosecond a byte, and 20 us for waking.
+            let came = sent + 6000 + bytes + if number < 32 { 20_000 } else { 0 };
+            one.push(format!(r#"{{"at_ns":{sent},"event":"send","to":0,"type":"ScInvalidate","bytes":{bytes}}}"#));
+            zero.push(format!(r#"{{"at_ns":{came},"event":"receive","from":1,"type":"ScInvalidate","ns":100}}"#));
+        }
+        let texts = [&zero, &one].map(|file| file.iter().map(String::as_str).collect::<Vec<_>>());
+        let found = Network::recorded(&parse(&[&texts[0], &texts[1]]).unwrap()).unwrap();
+        assert!((found.latency_us - 6.0).abs() < 0.1 && (found.wake_us - 20.0).abs() < 0.1, "{found:?}");
+        assert!((found.mb_per_s - 1000.0).abs() < 1.0, "{found:?}");
     }
 
     #[test]

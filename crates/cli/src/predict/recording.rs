@@ -6,9 +6,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+
+/// Longer than any run.
+const MOST_NS: u64 = 1 << 53;
+
+fn us(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
 
 /// More than any run has, less than what fills a machine's memory.
 const MOST_EVENTS: usize = 20_000_000;
@@ -35,12 +43,13 @@ pub enum RecordingError {
 /// A line of the file. Unknown fields are those of later versions.
 #[derive(Deserialize)]
 struct Line {
-    at_us: f64,
+    /// Since 1970: a float would be off by a quarter of a microsecond.
+    at_ns: u64,
     event: String,
     thread: Option<u16>,
     what: Option<String>,
-    us: Option<f64>,
-    cpu_us: Option<f64>,
+    ns: Option<u64>,
+    cpu_ns: Option<u64>,
     to: Option<u16>,
     from: Option<u16>,
     #[serde(rename = "type")]
@@ -196,8 +205,10 @@ pub struct Wait {
     pub us: f64,
     pub category: Category,
     pub lock: Option<u64>,
-    /// The CPU's time since the wait before.
+    /// The CPU's time since the wait before, without what faults took of it.
     pub computed_us: f64,
+    /// What the fault took of its thread's CPU time besides the wait: the way into the kernel and back.
+    pub kernel_us: f64,
     /// Since the wait before, on the clock.
     pub between_us: f64,
     /// Handlers that may have ended it, in the order in which they ran; without any, it ended by itself.
@@ -227,6 +238,11 @@ pub struct RankRecord {
 impl RankRecord {
     pub fn measured_waits(&self) -> &[Wait] {
         &self.waits[self.measured.0..self.measured.1]
+    }
+    /// Whether its thread waits then.
+    fn waits_at(&self, at_us: f64) -> bool {
+        let begun = self.waits.partition_point(|wait| wait.at_us <= at_us);
+        begun.checked_sub(1).is_some_and(|wait| at_us <= self.waits[wait].end_us())
     }
     pub fn computed_us(&self) -> f64 {
         self.measured_waits().iter().map(|wait| wait.computed_us).sum()
@@ -262,7 +278,10 @@ impl Recording {
         Self::build(files)
     }
 
-    fn build(files: Vec<Vec<Line>>) -> Result<Self, RecordingError> {
+    fn build(mut files: Vec<Vec<Line>>) -> Result<Self, RecordingError> {
+        // From here on times are floats, which have to be small to be exact.
+        let began = files.iter().flatten().map(|line| line.at_ns).min().unwrap_or(0);
+        files.iter_mut().flatten().for_each(|line| line.at_ns -= began);
         let mut ranks = Vec::new();
         for (rank, lines) in files.into_iter().enumerate() {
             ranks.push(one_rank(rank, lines)?);
@@ -300,9 +319,10 @@ impl Recording {
         self.ranks.iter().map(RankRecord::computed_us).sum()
     }
 
-    /// From sending to handling, of each message that was measured: bytes and microseconds.
-    pub fn latencies(&self) -> impl Iterator<Item = (u64, f64)> + '_ {
-        self.ranks.iter().flat_map(|rank| &rank.sent).map(|sent| (sent.bytes, self.latency_us(sent)))
+    /// From sending to handling, of each message: bytes, microseconds, and whether the receiver waited when it was sent, so that somebody looked for it.
+    pub fn latencies(&self) -> impl Iterator<Item = (u64, f64, bool)> + '_ {
+        let sent = self.ranks.iter().flat_map(|rank| &rank.sent);
+        sent.map(|sent| (sent.bytes, self.latency_us(sent), self.ranks[sent.to].waits_at(sent.at_us)))
     }
 
     pub fn latency_us(&self, sent: &Sent) -> f64 {
@@ -338,8 +358,7 @@ fn lines(reader: impl BufRead, path: &Path, events: &mut usize) -> Result<Vec<Li
         let bad = |why: String| RecordingError::Line { path: path.to_owned(), line: number, why };
         let line = line.map_err(|source| RecordingError::Read { path: path.to_owned(), source })?;
         let line: Line = serde_json::from_str(&line).map_err(|error| bad(error.to_string()))?;
-        let times = [Some(line.at_us), line.us, line.cpu_us];
-        if times.into_iter().flatten().any(|time| !(0.0..1e18).contains(&time)) {
+        if [line.ns, line.cpu_ns].into_iter().flatten().any(|ns| ns > MOST_NS) {
             return Err(bad("a time that cannot be".to_owned()));
         }
         if line.to.into_iter().chain(line.from).any(|rank| usize::from(rank) >= MOST_RANKS) {
@@ -354,26 +373,65 @@ fn lines(reader: impl BufRead, path: &Path, events: &mut usize) -> Result<Vec<Li
     Ok(found)
 }
 
-/// A time with which the trace is rounded.
-const GRAIN_US: f64 = 0.3;
+/// Sums of times are rounded by less. (What is longer than the longest run is not exact to a nanosecond.)
+const GRAIN_US: f64 = 0.002;
+
+/// What takes a thread's CPU time, though it is not computing, as was measured when the rank began. A trace that does not say it has none.
+#[derive(Clone, Copy, Default, Debug)]
+struct Costs {
+    read_fault_us: f64,
+    write_fault_us: f64,
+    clock_us: f64,
+}
+
+impl Costs {
+    fn put(&mut self, what: &str, us: f64) {
+        match what {
+            "read fault" => self.read_fault_us = us,
+            "write fault" => self.write_fault_us = us,
+            "clock" => self.clock_us = us,
+            _ => {}
+        }
+    }
+
+    /// Of a fault, without the clock that it was measured with.
+    fn fault_us(&self, category: Category) -> f64 {
+        match category {
+            Category::ReadFault => (self.read_fault_us - self.clock_us).max(0.0),
+            Category::WriteFault => (self.write_fault_us - self.clock_us).max(0.0),
+            _ => 0.0,
+        }
+    }
+}
+
+/// What a thread did between two operations.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    at_us: f64,
+    us: f64,
+    cpu_us: f64,
+}
 
 fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError> {
     let mut record = RankRecord::default();
     let mut threads = std::collections::BTreeSet::new();
-    let (mut segments, mut faults, mut marks) = (Vec::new(), Vec::new(), BTreeMap::new());
+    let (mut segments, mut faults, mut marks, mut costs) = (Vec::new(), Vec::new(), BTreeMap::new(), Costs::default());
     for line in lines {
-        let us = line.us.unwrap_or(0.0);
+        let (at_us, us) = (us(line.at_ns), us(line.ns.unwrap_or(0)));
+        let cpu_us = line.cpu_ns.map(self::us);
         threads.extend(line.thread);
         match line.event.as_str() {
-            "compute" => segments.push((line.at_us, us, line.cpu_us.unwrap_or(us))),
+            "compute" => segments.push(Segment { at_us, us, cpu_us: cpu_us.unwrap_or(us) }),
+            "cost" => costs.put(line.what.as_deref().unwrap_or_default(), cpu_us.unwrap_or(0.0)),
             "wait" => {
                 let category = line.what.as_deref().and_then(Category::parse).unwrap_or(Category::Other);
                 let wait = Wait {
-                    at_us: line.at_us,
+                    at_us,
                     us,
                     category,
                     lock: line.lock,
                     computed_us: 0.0,
+                    kernel_us: 0.0,
                     between_us: 0.0,
                     ended_by: Vec::new(),
                     after_us: us,
@@ -383,7 +441,7 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
             "send" => {
                 let (kind, _, _, carries_changes) = known(line.kind.as_deref().unwrap_or_default()).unwrap_or(UNKNOWN);
                 record.sent.push(Sent {
-                    at_us: line.at_us,
+                    at_us,
                     to: line.to.unwrap_or(0).into(),
                     bytes: line.bytes.unwrap_or(0),
                     cause: Cause::Computing(0),
@@ -396,7 +454,7 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
             "receive" => {
                 let (kind, role, orders, carries_changes) = known(line.kind.as_deref().unwrap_or_default()).unwrap_or(UNKNOWN);
                 record.handled.push(Handled {
-                    at_us: line.at_us,
+                    at_us,
                     us,
                     from: line.from.unwrap_or(0).into(),
                     role,
@@ -408,7 +466,7 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
                 });
             }
             "start" | "stop" => {
-                marks.insert(line.event, line.at_us);
+                marks.insert(line.event, at_us);
             }
             _ => {}
         }
@@ -421,9 +479,9 @@ fn one_rank(rank: usize, lines: Vec<Line>) -> Result<RankRecord, RecordingError>
     record.handled.sort_by(|a, b| by_time(a.at_us, b.at_us));
     record.waits.sort_by(|a, b| by_time(a.at_us, b.at_us));
     faults.sort_by(|a, b| by_time(a.at_us, b.at_us));
-    segments.sort_by(|a, b| by_time(a.0, b.0));
+    segments.sort_by(|a: &Segment, b| by_time(a.at_us, b.at_us));
     put_faults(&mut record, faults);
-    spread_computing(&mut record.waits, &segments);
+    spread_computing(&mut record.waits, &segments, &costs);
     let start = marks.get("start").copied().unwrap_or(f64::MIN);
     let stop = marks.get("stop").copied().filter(|&stop| stop > start).unwrap_or(f64::MAX);
     let first = record.waits.partition_point(|wait| wait.at_us < start);
@@ -464,8 +522,8 @@ fn put_faults(record: &mut RankRecord, faults: Vec<Wait>) {
     record.waits = all;
 }
 
-/// A segment's CPU time, spread over what lies between the waits for pages within it.
-fn spread_computing(waits: &mut [Wait], segments: &[(f64, f64, f64)]) {
+/// A segment's CPU time without that of its faults, spread over what lies between the waits for pages within it.
+fn spread_computing(waits: &mut [Wait], segments: &[Segment], costs: &Costs) {
     let mut before = None;
     for wait in &mut *waits {
         let free_from = before.unwrap_or(wait.at_us);
@@ -473,19 +531,55 @@ fn spread_computing(waits: &mut [Wait], segments: &[(f64, f64, f64)]) {
         wait.computed_us = wait.between_us;
         before = Some(wait.end_us());
     }
+    // The waits within each segment and the one that ends it.
+    let mut parts = Vec::with_capacity(segments.len());
     let mut at = 0;
-    for &(from, us, cpu) in segments {
-        let first = at + waits[at..].partition_point(|wait| wait.at_us <= from + GRAIN_US);
-        let last = first + waits[first..].partition_point(|wait| wait.at_us <= from + us + GRAIN_US);
-        let between: f64 = waits[first..last].iter().map(|wait| wait.between_us).sum();
-        if between > 0.0 {
-            let share = (cpu / between).min(1.0);
-            for wait in &mut waits[first..last] {
-                wait.computed_us = wait.between_us * share;
-            }
-        }
-        at = first;
+    for segment in segments {
+        let first = at + waits[at..].partition_point(|wait| wait.at_us < segment.at_us - GRAIN_US);
+        let last = first + waits[first..].partition_point(|wait| wait.at_us <= segment.at_us + segment.us + GRAIN_US);
+        parts.push(first..last);
+        at = last;
     }
+    let ordinary_us = ordinary_section_us(waits, segments, &parts, costs);
+    for (segment, part) in segments.iter().zip(parts) {
+        let ordinary_us = ordinary_us.filter(|_| is_section(waits, &part));
+        let within = &mut waits[part];
+        let cpu_us = (segment.cpu_us - costs.clock_us).max(0.0);
+        let kernel_us: f64 = within.iter().map(|wait| costs.fault_us(wait.category)).sum();
+        let computed_us = match ordinary_us {
+            Some(ordinary_us) if within.len() > 1 => cpu_us.min(ordinary_us),
+            _ => (cpu_us - kernel_us).max(0.0),
+        };
+        let between: f64 = within.iter().map(|wait| wait.between_us).sum();
+        let share = if between > 0.0 { (computed_us / between).min(1.0) } else { 0.0 };
+        for wait in within {
+            wait.computed_us = wait.between_us * share;
+            wait.kernel_us = costs.fault_us(wait.category);
+        }
+    }
+}
+
+/// Whether what ends with these waits lay between taking a lock and giving it back.
+fn is_section(waits: &[Wait], part: &Range<usize>) -> bool {
+    let before = part.start.checked_sub(1).map(|before| waits[before].category);
+    let after = part.end.checked_sub(1).and_then(|last| waits.get(last)).map(|wait| wait.category);
+    before == Some(Category::Lock) && after == Some(Category::Unlock)
+}
+
+/// So many critical sections without a fault say what others compute.
+const ENOUGH_SECTIONS: usize = 16;
+
+/// What a rank computes in a critical section in which nothing faults: the median, if they are alike, by less than a fault takes. Then so much is computed in those
+/// with faults, too, and all the rest is the faults': they take so unlike times that the usual one, taken off each, would leave more than is computed.
+fn ordinary_section_us(waits: &[Wait], segments: &[Segment], parts: &[Range<usize>], costs: &Costs) -> Option<f64> {
+    let ordinary = |(_, part): &(&Segment, &Range<usize>)| is_section(waits, part) && part.len() == 1;
+    let sections = segments.iter().zip(parts).filter(ordinary);
+    let mut times: Vec<f64> = sections.map(|(segment, _)| (segment.cpu_us - costs.clock_us).max(0.0)).collect();
+    times.sort_by(f64::total_cmp);
+    let (median, last) = (*times.get(times.len() / 2)?, times.len() - 1);
+    // Of nine in ten.
+    let spread = times[last - last / 20] - times[last / 20];
+    (times.len() >= ENOUGH_SECTIONS && spread < costs.fault_us(Category::WriteFault)).then_some(median)
 }
 
 fn find_causes(record: &mut RankRecord) {
@@ -592,23 +686,23 @@ pub mod tests {
     /// Two ranks: rank 1 fetches a page from rank 0 and meets it at a barrier. Rank 0 computes 100 us, rank 1 50 us.
     pub fn small() -> Recording {
         let zero = [
-            r#"{"at_us":0,"event":"wait","thread":0,"what":"other","us":1}"#,
-            r#"{"at_us":31,"event":"receive","from":1,"type":"GetPage","us":2}"#,
-            r#"{"at_us":32,"event":"send","to":1,"type":"Page","bytes":4109}"#,
-            r#"{"at_us":1,"event":"compute","thread":0,"us":100,"cpu_us":100}"#,
-            r#"{"at_us":101,"event":"wait","thread":0,"what":"barrier","us":29}"#,
-            r#"{"at_us":120,"event":"receive","from":1,"type":"BarrierArrive","us":1}"#,
-            r#"{"at_us":120.5,"event":"send","to":1,"type":"BarrierDepart","bytes":20}"#,
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+            r#"{"at_ns":31000,"event":"receive","from":1,"type":"GetPage","ns":2000}"#,
+            r#"{"at_ns":32000,"event":"send","to":1,"type":"Page","bytes":4109}"#,
+            r#"{"at_ns":1000,"event":"compute","thread":0,"ns":100000,"cpu_ns":100000}"#,
+            r#"{"at_ns":101000,"event":"wait","thread":0,"what":"barrier","ns":29000}"#,
+            r#"{"at_ns":120000,"event":"receive","from":1,"type":"BarrierArrive","ns":1000}"#,
+            r#"{"at_ns":120500,"event":"send","to":1,"type":"BarrierDepart","bytes":20}"#,
         ];
         let one = [
-            r#"{"at_us":0,"event":"wait","thread":0,"what":"other","us":1}"#,
-            r#"{"at_us":21,"event":"send","to":0,"type":"GetPage","bytes":10}"#,
-            r#"{"at_us":45,"event":"receive","from":0,"type":"Page","us":3}"#,
-            r#"{"at_us":20,"event":"wait","what":"read fault","us":30}"#,
-            r#"{"at_us":1,"event":"compute","thread":0,"us":109,"cpu_us":50}"#,
-            r#"{"at_us":111,"event":"send","to":0,"type":"BarrierArrive","bytes":20}"#,
-            r#"{"at_us":130,"event":"receive","from":0,"type":"BarrierDepart","us":1}"#,
-            r#"{"at_us":110,"event":"wait","thread":0,"what":"barrier","us":25}"#,
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+            r#"{"at_ns":21000,"event":"send","to":0,"type":"GetPage","bytes":10}"#,
+            r#"{"at_ns":45000,"event":"receive","from":0,"type":"Page","ns":3000}"#,
+            r#"{"at_ns":20000,"event":"wait","what":"read fault","ns":30000}"#,
+            r#"{"at_ns":1000,"event":"compute","thread":0,"ns":109000,"cpu_ns":50000}"#,
+            r#"{"at_ns":111000,"event":"send","to":0,"type":"BarrierArrive","bytes":20}"#,
+            r#"{"at_ns":130000,"event":"receive","from":0,"type":"BarrierDepart","ns":1000}"#,
+            r#"{"at_ns":110000,"event":"wait","thread":0,"what":"barrier","ns":25000}"#,
         ];
         parse(&[&zero, &one]).unwrap()
     }
@@ -642,16 +736,81 @@ pub mod tests {
         assert!((found.computed_us() - 150.0).abs() < 0.01, "{}", found.computed_us());
     }
 
+    /// As the clocks of today say it: as floats of microseconds, these are whole quarters.
+    const TODAY_NS: u64 = 1_795_358_710_802_869_937;
+
+    /// A rank that takes lock 7, uses a CPU for so many nanoseconds, with a write fault in it or not, and gives it back; one after the other. With what it costs
+    /// to look at the clock, and for a fault.
+    fn sections(of: &[(u64, bool)]) -> Vec<String> {
+        let mut text = vec![
+            format!(r#"{{"at_ns":{TODAY_NS},"event":"cost","what":"clock","cpu_ns":200}}"#),
+            format!(r#"{{"at_ns":{TODAY_NS},"event":"cost","what":"write fault","cpu_ns":5200}}"#),
+        ];
+        let mut at = TODAY_NS + 1;
+        for &(cpu_ns, faults) in of {
+            let span = |at: u64, event: &str, more: &str, ns: u64| format!(r#"{{"at_ns":{at},"event":"{event}",{more},"ns":{ns}}}"#);
+            text.push(span(at, "wait", r#""thread":0,"what":"lock","lock":7"#, 1003));
+            // On the clock it takes longer: another process has the CPU.
+            text.push(span(at + 1003, "compute", &format!(r#""thread":0,"cpu_ns":{cpu_ns}"#), 90_007));
+            if faults {
+                text.push(span(at + 1100, "wait", r#""what":"write fault""#, 8_000));
+            }
+            text.push(span(at + 91_010, "wait", r#""thread":0,"what":"unlock","lock":7"#, 301));
+            text.push(span(at + 91_311, "compute", r#""thread":0,"cpu_ns":400"#, 506));
+            at += 91_817;
+        }
+        text
+    }
+
+    fn computed(text: &[String]) -> RankRecord {
+        let lines: Vec<&str> = text.iter().map(String::as_str).collect();
+        parse(&[&lines]).unwrap().ranks.remove(0)
+    }
+
+    #[test]
+    fn short_pieces_of_computing_are_the_cpus_time_whatever_the_year() {
+        // Ten sections of 0.3 us, and nine pieces of 0.2 us between them. By the clock they are 900 us.
+        let found = computed(&sections(&[(500, false); 10]));
+        assert!((found.computed_us() - (10.0 * 0.3 + 9.0 * 0.2)).abs() < 0.01, "{}", found.computed_us());
+    }
+
+    #[test]
+    fn what_a_fault_takes_of_a_cpu_is_not_computing() {
+        // Too few sections without a fault to say what others compute: the usual cost goes off, as far as there is so much.
+        let found = computed(&sections(&[(25_200, true), (3_000, true)]));
+        let [_, fault, unlock, next, ..] = &found.waits[..] else { panic!("{found:?}") };
+        assert_eq!((fault.category, unlock.category, next.category), (Category::WriteFault, Category::Unlock, Category::Lock));
+        assert!((fault.computed_us + unlock.computed_us - 20.0).abs() < 0.01, "{found:?}");
+        assert!((fault.kernel_us - 5.0).abs() < 0.01 && unlock.kernel_us == 0.0, "{found:?}");
+        assert!((found.computed_us() - (20.0 + 0.2)).abs() < 0.01, "{found:?}");
+    }
+
+    #[test]
+    fn a_critical_section_computes_as_much_with_a_fault_as_without() {
+        let many = |ordinary: [u64; 2]| {
+            let mut of: Vec<(u64, bool)> = ordinary.into_iter().cycle().take(40).map(|ns| (ns, false)).collect();
+            of.extend([(30_200, true); 10]);
+            computed(&sections(&of)).computed_us()
+        };
+        let between = 49.0 * 0.2;
+        // Alike: 0.3 and 0.5 us. The other ten compute 0.5 us, and what is more is their faults'.
+        let alike = many([500, 700]);
+        assert!((alike - (20.0 * 0.3 + 20.0 * 0.5 + 10.0 * 0.5 + between)).abs() < 0.01, "{alike}");
+        // Not alike: 0.3 and 9 us. Nobody knows what the ten compute; the usual cost of a fault goes off.
+        let unlike = many([500, 9200]);
+        assert!((unlike - (20.0 * 0.3 + 20.0 * 9.0 + 10.0 * 25.0 + between)).abs() < 0.01, "{unlike}");
+    }
+
     #[test]
     fn only_what_is_between_start_and_stop_is_measured() {
         let lines = [
-            r#"{"at_us":0,"event":"wait","thread":0,"what":"barrier","us":10}"#,
-            r#"{"at_us":12,"event":"start"}"#,
-            r#"{"at_us":10,"event":"compute","thread":0,"us":90,"cpu_us":90}"#,
-            r#"{"at_us":100,"event":"wait","thread":0,"what":"barrier","us":10}"#,
-            r#"{"at_us":112,"event":"stop"}"#,
-            r#"{"at_us":110,"event":"compute","thread":0,"us":10,"cpu_us":10}"#,
-            r#"{"at_us":120,"event":"wait","thread":0,"what":"barrier","us":10}"#,
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"barrier","ns":10000}"#,
+            r#"{"at_ns":12000,"event":"start"}"#,
+            r#"{"at_ns":10000,"event":"compute","thread":0,"ns":90000,"cpu_ns":90000}"#,
+            r#"{"at_ns":100000,"event":"wait","thread":0,"what":"barrier","ns":10000}"#,
+            r#"{"at_ns":112000,"event":"stop"}"#,
+            r#"{"at_ns":110000,"event":"compute","thread":0,"ns":10000,"cpu_ns":10000}"#,
+            r#"{"at_ns":120000,"event":"wait","thread":0,"what":"barrier","ns":10000}"#,
         ];
         let found = parse(&[&lines]).unwrap();
         assert_eq!(found.ranks[0].measured, (1, 2));
@@ -661,12 +820,12 @@ pub mod tests {
 
     #[test]
     fn a_step_that_waited_for_a_cpu_counts_as_its_like() {
-        let mut text = vec![r#"{"at_us":0,"event":"wait","thread":0,"what":"other","us":1}"#.to_owned()];
+        let mut text = vec![r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#.to_owned()];
         for (number, us) in (1..).zip([5, 5, 5, 900]) {
-            let at = number * 1000;
-            text.push(format!(r#"{{"at_us":{at},"event":"wait","what":"write fault","us":{us}}}"#));
+            let (at, ns) = (number * 1_000_000, us * 1000);
+            text.push(format!(r#"{{"at_ns":{at},"event":"wait","what":"write fault","ns":{ns}}}"#));
         }
-        text.push(r#"{"at_us":9000,"event":"wait","thread":0,"what":"barrier","us":1}"#.to_owned());
+        text.push(r#"{"at_ns":9000000,"event":"wait","thread":0,"what":"barrier","ns":1000}"#.to_owned());
         let found = parse(&[&text.iter().map(String::as_str).collect::<Vec<_>>()]).unwrap();
         let faults = |found: &Recording| found.ranks[0].waits[1..5].iter().map(|wait| wait.after_us).collect::<Vec<_>>();
         assert_eq!(faults(&found), [5.0, 5.0, 5.0, 900.0]);
@@ -684,21 +843,22 @@ pub mod tests {
     fn traces_that_say_nonsense_are_refused() {
         let error = |files: &[&[&str]]| parse(files).unwrap_err().to_string();
         assert!(error(&[&["{"]]).contains("trace, line 1"));
-        assert!(error(&[&[r#"{"at_us":-1,"event":"start"}"#]]).contains("a time that cannot be"));
-        assert!(error(&[&[r#"{"at_us":1,"event":"send","to":65000,"type":"Page","bytes":1}"#]]).contains("a rank that cannot be"));
-        let two = [r#"{"at_us":1,"event":"wait","thread":0,"us":1}"#, r#"{"at_us":3,"event":"wait","thread":1,"us":1}"#];
+        assert!(error(&[&[r#"{"at_ns":-1000,"event":"start"}"#]]).contains("invalid value"));
+        assert!(error(&[&[r#"{"at_ns":1,"event":"wait","ns":18446744073709551615}"#]]).contains("a time that cannot be"));
+        assert!(error(&[&[r#"{"at_ns":1000,"event":"send","to":65000,"type":"Page","bytes":1}"#]]).contains("a rank that cannot be"));
+        let two = [r#"{"at_ns":1000,"event":"wait","thread":0,"ns":1000}"#, r#"{"at_ns":3000,"event":"wait","thread":1,"ns":1000}"#];
         assert!(error(&[&two]).contains("2 threads"));
-        let unmatched = [r#"{"at_us":1,"event":"receive","from":7,"type":"Page","us":1}"#];
+        let unmatched = [r#"{"at_ns":1000,"event":"receive","from":7,"type":"Page","ns":1000}"#];
         assert!(error(&[&unmatched]).contains("rank 0 handled 1 messages from rank 7, which sent 0"));
     }
 
     #[test]
     fn messages_that_nobody_handled_are_left_out() {
         let zero = [
-            r#"{"at_us":1,"event":"send","to":1,"type":"Page","bytes":1}"#,
-            r#"{"at_us":2,"event":"send","to":1,"type":"Page","bytes":2}"#,
+            r#"{"at_ns":1000,"event":"send","to":1,"type":"Page","bytes":1}"#,
+            r#"{"at_ns":2000,"event":"send","to":1,"type":"Page","bytes":2}"#,
         ];
-        let one = [r#"{"at_us":9,"event":"receive","from":0,"type":"Page","us":1}"#];
+        let one = [r#"{"at_ns":9000,"event":"receive","from":0,"type":"Page","ns":1000}"#];
         let found = parse(&[&zero, &one]).unwrap();
         assert_eq!(found.ranks[0].sent.len(), 1);
         assert_eq!(found.ranks[1].handled[0].sent, 0);

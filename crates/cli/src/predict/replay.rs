@@ -8,7 +8,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::network::Network;
+use super::network::{Bucket, Network};
 use super::recording::{Category, Cause, Recording, Role};
 
 /// What else is different there.
@@ -133,7 +133,7 @@ impl Graph {
             if number > 0 {
                 self.edge(ends + number - 1, begins + number, wait.computed_us * machine.slower);
             }
-            let after = wait.after_us * machine.software_slower;
+            let after = (wait.after_us + wait.kernel_us) * machine.software_slower;
             self.edge(begins + number, ends + number, if wait.ended_by.is_empty() { after } else { 0.0 });
             for &handled in &wait.ended_by {
                 self.edge(handles + handled, ends + number, after);
@@ -194,9 +194,11 @@ impl PartialOrd for Next {
 /// What a rank has one of.
 #[derive(Clone, Default)]
 struct Resources {
-    out_free_us: f64,
-    in_free_us: f64,
+    out: Bucket,
+    into: Bucket,
     handler_free_us: f64,
+    /// Its thread waits, so that somebody looks for messages.
+    waits: bool,
     /// CPU time of handlers so far.
     handled_us: f64,
     /// Of these, what the thread has paid for already, or did not compute during.
@@ -226,9 +228,13 @@ pub fn replay(recording: &Recording, network: &Network, machine: Machine) -> Res
                     heap.push(Next { ready_us: ready_us + stolen, node });
                     continue;
                 }
+                own.waits = true;
             }
             // Whatever was handled meanwhile took nothing from the thread.
-            Kind::End { rank } => resources[rank].settled_us = resources[rank].handled_us,
+            Kind::End { rank } => {
+                resources[rank].settled_us = resources[rank].handled_us;
+                resources[rank].waits = false;
+            }
             Kind::Send { rank, sent } => {
                 let sent = &recording.ranks[rank].sent[sent];
                 let mut cost = network.cost(sent.bytes);
@@ -237,11 +243,10 @@ pub fn replay(recording: &Recording, network: &Network, machine: Machine) -> Res
                 }
                 let own = &mut resources[rank];
                 own.handled_us += cost.sending_us;
-                let out_us = (ready_us + cost.sending_us).max(own.out_free_us) + cost.wire_us;
-                own.out_free_us = out_us;
-                let there = &mut resources[sent.to];
-                done_us = (out_us + cost.latency_us).max(there.in_free_us + cost.wire_us);
-                there.in_free_us = done_us;
+                let out_us = own.out.pass(ready_us + cost.sending_us, cost.wire_us, network.burst_us());
+                // The link's other end passes it on while it comes.
+                let first_us = (out_us - cost.wire_us).max(ready_us + cost.sending_us) + cost.latency_us;
+                done_us = resources[sent.to].into.pass(first_us, cost.wire_us, network.burst_us()).max(out_us + cost.latency_us);
             }
             Kind::Handle { rank, handled } => {
                 let handled = &recording.ranks[rank].handled[handled];
@@ -252,7 +257,9 @@ pub fn replay(recording: &Recording, network: &Network, machine: Machine) -> Res
                     (cost, takes_us) = (cost.by_hardware(), 0.0);
                 }
                 let own = &mut resources[rank];
-                happens_us = ready_us.max(own.handler_free_us) + cost.receiving_us;
+                // Who still handles another message is awake.
+                let sleeps = !own.waits && own.handler_free_us <= ready_us;
+                happens_us = ready_us.max(own.handler_free_us) + cost.receiving_us + if sleeps { network.wake_us } else { 0.0 };
                 own.handler_free_us = happens_us + takes_us;
                 own.handled_us += cost.receiving_us + takes_us;
                 done_us = happens_us;
@@ -342,28 +349,28 @@ mod tests {
     #[test]
     fn a_link_carries_one_message_at_a_time() {
         // Three ranks ask rank 0 for a page at once; its link is what they share.
-        let zero = |us: f64| {
+        let zero = |us: u64| {
             (1..4)
                 .flat_map(|rank| {
-                    let at = us + f64::from(rank) * 10.0;
+                    let at = us * 1000 + rank * 10_000;
                     [
-                        format!(r#"{{"at_us":{at},"event":"receive","from":{rank},"type":"GetPage","us":1}}"#),
-                        format!(r#"{{"at_us":{},"event":"send","to":{rank},"type":"Page","bytes":1000}}"#, at + 0.5),
+                        format!(r#"{{"at_ns":{at},"event":"receive","from":{rank},"type":"GetPage","ns":1000}}"#),
+                        format!(r#"{{"at_ns":{},"event":"send","to":{rank},"type":"Page","bytes":1000}}"#, at + 500),
                     ]
                 })
                 .collect::<Vec<_>>()
         };
-        let other = |rank: f64| {
+        let other = |rank: u64| {
             vec![
-                r#"{"at_us":0,"event":"wait","thread":0,"what":"other","us":1}"#.to_owned(),
-                r#"{"at_us":2,"event":"send","to":0,"type":"GetPage","bytes":1}"#.to_owned(),
-                format!(r#"{{"at_us":{},"event":"receive","from":0,"type":"Page","us":1}}"#, 60.0 + rank),
-                r#"{"at_us":2,"event":"wait","what":"read fault","us":70}"#.to_owned(),
-                r#"{"at_us":1,"event":"compute","thread":0,"us":79,"cpu_us":9}"#.to_owned(),
-                r#"{"at_us":80,"event":"wait","thread":0,"what":"other","us":1}"#.to_owned(),
+                r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#.to_owned(),
+                r#"{"at_ns":2000,"event":"send","to":0,"type":"GetPage","bytes":1}"#.to_owned(),
+                format!(r#"{{"at_ns":{},"event":"receive","from":0,"type":"Page","ns":1000}}"#, (60 + rank) * 1000),
+                r#"{"at_ns":2000,"event":"wait","what":"read fault","ns":70000}"#.to_owned(),
+                r#"{"at_ns":1000,"event":"compute","thread":0,"ns":79000,"cpu_ns":9000}"#.to_owned(),
+                r#"{"at_ns":80000,"event":"wait","thread":0,"what":"other","ns":1000}"#.to_owned(),
             ]
         };
-        let files = [zero(20.0), other(1.0), other(2.0), other(3.0)];
+        let files = [zero(20), other(1), other(2), other(3)];
         let texts: Vec<Vec<&str>> = files.iter().map(|file| file.iter().map(String::as_str).collect()).collect();
         let found = parse(&texts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
         let there = replay(&found, &network(0.0, 1.0), Machine::SAME).unwrap();
@@ -375,15 +382,55 @@ mod tests {
     }
 
     #[test]
+    fn who_computes_is_woken_and_who_waits_looks() {
+        let found = small();
+        let awake = replay(&found, &network(10.0, 1e5), Machine::SAME).unwrap();
+        let asleep = replay(&found, &Network { wake_us: 1000.0, ..network(10.0, 1e5) }, Machine::SAME).unwrap();
+        let later = |rank: usize, of: Category| asleep.ranks[rank].waits_us[&of] - awake.ranks[rank].waits_us[&of];
+        // Rank 0 computes when it is asked for the page; rank 1 waits for that, and both wait at the barrier.
+        assert!((later(1, Category::ReadFault) - 1000.0).abs() < 0.1, "{asleep:?}");
+        assert!((later(0, Category::Barrier) - 1000.0).abs() < 120.0, "{asleep:?}");
+    }
+
+    #[test]
+    fn a_burst_passes_at_once() {
+        let found = small();
+        let fault = |burst_bytes: f64| {
+            let there = Network { burst_bytes, ..network(0.0, 1.0) };
+            replay(&found, &there, Machine::SAME).unwrap().ranks[1].waits_us[&Category::ReadFault]
+        };
+        // The page's 4109 bytes and the request's 10, at a byte a microsecond.
+        assert!((fault(0.0) - fault(1000.0) - 1010.0).abs() < 1.0 && (fault(0.0) - fault(10_000.0) - 4119.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_faults_way_through_the_kernel_is_software() {
+        let mut found = small();
+        found.ranks[1].waits[1].kernel_us = 5.0;
+        let fault = |software_slower: f64| {
+            let there = Machine { software_slower, ..Machine::SAME };
+            replay(&found, &network(0.0, 1e5), there).unwrap().ranks[1].waits_us[&Category::ReadFault]
+        };
+        let before = fault(1.0);
+        found.ranks[1].waits[1].kernel_us = 105.0;
+        let fault = |software_slower: f64| {
+            let there = Machine { software_slower, ..Machine::SAME };
+            replay(&found, &network(0.0, 1e5), there).unwrap().ranks[1].waits_us[&Category::ReadFault]
+        };
+        assert!((fault(1.0) - before - 100.0).abs() < 0.1);
+        assert!((fault(30.0) - fault(1.0) - 29.0 * before - 2900.0).abs() < 3.0, "{} {} {before}", fault(30.0), fault(1.0));
+    }
+
+    #[test]
     fn a_trace_that_contradicts_itself_is_refused() {
         // Each answers what the other sends only then.
         let zero = [
-            r#"{"at_us":5,"event":"receive","from":1,"type":"Page","us":1}"#,
-            r#"{"at_us":5.5,"event":"send","to":1,"type":"Page","bytes":1}"#,
+            r#"{"at_ns":5000,"event":"receive","from":1,"type":"Page","ns":1000}"#,
+            r#"{"at_ns":5500,"event":"send","to":1,"type":"Page","bytes":1}"#,
         ];
         let one = [
-            r#"{"at_us":5,"event":"receive","from":0,"type":"Page","us":1}"#,
-            r#"{"at_us":5.5,"event":"send","to":0,"type":"Page","bytes":1}"#,
+            r#"{"at_ns":5000,"event":"receive","from":0,"type":"Page","ns":1000}"#,
+            r#"{"at_ns":5500,"event":"send","to":0,"type":"Page","bytes":1}"#,
         ];
         let found = parse(&[&zero, &one]).unwrap();
         assert_eq!(replay(&found, &network(1.0, 1.0), Machine::SAME).unwrap_err(), Contradiction { left: 4 });

@@ -5,7 +5,6 @@
 //! computing, which is all that is left, so also what was lost to other processes on the same CPUs.
 
 use std::collections::BTreeMap;
-use std::fmt::{Display, Formatter};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -131,18 +130,25 @@ impl Account {
         }
     }
 
-    /// The calling thread begins to wait. `cpu`: what it had used of a CPU when it called, if that is traced.
-    pub fn enter(&mut self, thread: ThreadId, cpu: Option<Duration>) {
+    /// The calling thread begins to wait. `computed`: what it has used of a CPU since its last operation returned, if that is traced.
+    pub fn enter(&mut self, thread: ThreadId, computed: Option<Duration>) {
         self.waiting += 1;
-        if let Some((trace, cpu)) = self.trace.as_mut().zip(cpu)
+        if let Some(trace) = &mut self.trace
             && let Some(free) = trace.free.get_mut(&thread)
         {
-            free.computed = Some(cpu.saturating_sub(free.cpu));
+            free.computed = computed;
         }
     }
 
     pub fn is_traced(&self) -> bool {
         self.trace.is_some()
+    }
+
+    /// Writes down what faults, and looking at the clock, take of a thread's CPU time here.
+    pub fn costs(&mut self, costs: &[Cost]) {
+        if let Some(trace) = &mut self.trace {
+            costs.iter().for_each(|cost| trace.cost(cost));
+        }
     }
 
     /// A thread's wait is over.
@@ -166,8 +172,7 @@ impl Account {
                 trace.span("compute", &span, free.since, began.saturating_duration_since(free.since));
             }
             trace.span("wait", &Span { thread: Some(thread), what: Some(category.name()), lock, ..Span::default() }, began, took);
-            // Last: what tracing costs is not the program's computing.
-            trace.free.insert(thread, Free { since: began + took, cpu: cpu_of_this_thread(), computed: None });
+            trace.free.insert(thread, Free { since: began + took, computed: None });
         }
     }
 
@@ -271,7 +276,7 @@ struct Trace {
     out: BufWriter<File>,
     /// One moment, by two clocks: ranks on one machine have the second in common.
     started: Instant,
-    started_us: u64,
+    started_ns: u64,
     /// Threads that are, or were last, in no operation.
     free: BTreeMap<ThreadId, Free>,
 }
@@ -279,11 +284,36 @@ struct Trace {
 /// A thread after its last operation.
 struct Free {
     since: Instant,
-    /// What it had used of a CPU then.
-    cpu: Duration,
-    /// What it used from then until its next operation began.
+    /// What it used of a CPU from its return until its next operation began.
     computed: Option<Duration>,
 }
+
+/// What something took of a thread's CPU time that is not the program's computing, though the thread's clock counts it as such.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Cost {
+    pub what: &'static str,
+    pub median: Duration,
+}
+
+impl Cost {
+    /// Of several times. `None` if there are none.
+    pub fn of(what: &'static str, mut times: Vec<Duration>) -> Option<Self> {
+        times.sort_unstable();
+        Some(Self { what, median: *times.get(times.len() / 2)? })
+    }
+
+    /// Two looks at the clock, one after the other.
+    pub fn of_the_clock() -> Option<Self> {
+        let look = |_| {
+            let before = cpu_of_this_thread();
+            cpu_of_this_thread().saturating_sub(before)
+        };
+        Self::of("clock", (0..SAMPLES).map(look).collect())
+    }
+}
+
+/// So often is measured what something costs.
+pub(super) const SAMPLES: usize = 64;
 
 /// What is known of a span besides its time.
 #[derive(Default)]
@@ -296,40 +326,40 @@ struct Span {
 }
 
 /// What the calling thread has used of a CPU.
-pub(super) fn cpu_of_this_thread() -> Duration {
+#[must_use]
+pub fn cpu_of_this_thread() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(used.tv_sec.try_into().unwrap_or(0), used.tv_nsec.try_into().unwrap_or(0))
 }
 
-/// Microseconds, of which the trace has tenths. Numbers are written as integers: formatting floats takes a thread many times as long, under the host's lock.
-struct Us {
-    tenths: u128,
+/// Nanoseconds. Numbers are written as integers: formatting floats takes a thread many times as long, under the host's lock; and whoever reads them as floats
+/// would lose what is less than a quarter of a microsecond of the time since 1970.
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Us {
-    fn of(time: Duration) -> Self {
-        Self { tenths: time.as_nanos() / 100 }
-    }
-}
-
-impl Display for Us {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        // Most are below this, and division by constants of 64 bits is quick.
-        let tenths = u64::try_from(self.tenths).unwrap_or(u64::MAX);
-        write!(f, "{}.{}", tenths / 10, tenths % 10)
-    }
+/// One moment by two clocks, the second in nanoseconds since 1970: the least of some tries lies between the looks at the other. Ranks whose moments are apart by
+/// microseconds would seem to have messages that take no time.
+fn one_moment() -> (Instant, u64) {
+    let tries = (0..16).map(|_| {
+        let before = Instant::now();
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        (before.elapsed(), before, since_epoch)
+    });
+    let (gap, before, since_epoch) = tries.min_by_key(|&(gap, ..)| gap).expect("there are tries");
+    (before + gap / 2, ns(since_epoch))
 }
 
 impl Trace {
     fn create(dir: &Path, rank: Rank) -> std::io::Result<Self> {
         let file = File::create(dir.join(format!("rank-{}.jsonl", rank.0)))?;
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let started_us = u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX);
-        Ok(Self { out: BufWriter::with_capacity(BUFFER, file), started: Instant::now(), started_us, free: BTreeMap::new() })
+        let out = BufWriter::with_capacity(BUFFER, file);
+        let (started, started_ns) = one_moment();
+        Ok(Self { out, started, started_ns, free: BTreeMap::new() })
     }
 
-    fn at_us(&self, at: Instant) -> Us {
-        Us { tenths: u128::from(self.started_us) * 10 + Us::of(at.saturating_duration_since(self.started)).tenths }
+    fn at_ns(&self, at: Instant) -> u64 {
+        self.started_ns.saturating_add(ns(at.saturating_duration_since(self.started)))
     }
 
     fn span(&mut self, event: &str, span: &Span, at: Instant, took: Duration) {
@@ -338,9 +368,9 @@ impl Trace {
     }
 
     fn try_span(&mut self, event: &str, span: &Span, at: Instant, took: Duration) -> std::io::Result<()> {
-        let at = self.at_us(at);
+        let at = self.at_ns(at);
         let out = &mut self.out;
-        write!(out, r#"{{"at_us":{at},"event":"{event}""#)?;
+        write!(out, r#"{{"at_ns":{at},"event":"{event}""#)?;
         if let Some(thread) = span.thread {
             write!(out, r#","thread":{}"#, thread.0)?;
         }
@@ -350,9 +380,9 @@ impl Trace {
         if let Some(lock) = span.lock {
             write!(out, r#","lock":{}"#, lock.0)?;
         }
-        write!(out, r#","us":{}"#, Us::of(took))?;
+        write!(out, r#","ns":{}"#, ns(took))?;
         if let Some(cpu) = span.cpu {
-            write!(out, r#","cpu_us":{}"#, Us::of(cpu))?;
+            write!(out, r#","cpu_ns":{}"#, ns(cpu))?;
         }
         out.write_all(b"}\n")
     }
@@ -371,9 +401,9 @@ impl Trace {
         at: Instant,
         took: Option<Duration>,
     ) -> std::io::Result<()> {
-        let at = self.at_us(at);
+        let at = self.at_ns(at);
         let out = &mut self.out;
-        write!(out, r#"{{"at_us":{at},"event":"{event}","{way}":{},"type":"{}""#, peer.0, message.name())?;
+        write!(out, r#"{{"at_ns":{at},"event":"{event}","{way}":{},"type":"{}""#, peer.0, message.name())?;
         if let Some(lock) = message.lock() {
             write!(out, r#","lock":{}"#, lock.0)?;
         }
@@ -381,14 +411,19 @@ impl Trace {
             write!(out, r#","bytes":{bytes}"#)?;
         }
         if let Some(took) = took {
-            write!(out, r#","us":{}"#, Us::of(took))?;
+            write!(out, r#","ns":{}"#, ns(took))?;
         }
         out.write_all(b"}\n")
     }
 
     fn mark(&mut self, event: &str, at: Instant) {
-        let at = self.at_us(at);
-        let _ = writeln!(self.out, r#"{{"at_us":{at},"event":"{event}"}}"#);
+        let at = self.at_ns(at);
+        let _ = writeln!(self.out, r#"{{"at_ns":{at},"event":"{event}"}}"#);
+    }
+
+    fn cost(&mut self, cost: &Cost) {
+        let at = self.at_ns(Instant::now());
+        let _ = writeln!(self.out, r#"{{"at_ns":{at},"event":"cost","what":"{}","cpu_ns":{}}}"#, cost.what, ns(cost.median));
     }
 
     fn flush(&mut self) {

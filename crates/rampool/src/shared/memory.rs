@@ -14,6 +14,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rampool_proto::share::residency::{Place, Residency};
 use rampool_proto::share::{Diff, Mem, Protection, Rank, RegionConfig};
@@ -21,6 +22,7 @@ use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use rampool_sys::memory::{Advice, MapError, Mapping, SharedObject, advise, dont_fork};
 use rampool_sys::uffd::{Event, Features, OpenError, Reply, Scope, Uffd};
 
+use super::account::{Cost, SAMPLES, cpu_of_this_thread};
 use super::failure;
 use super::servers::Servers;
 use crate::direct::DirectError;
@@ -198,6 +200,56 @@ impl SharedMemory {
             Reply::Done => Ok(()),
             _ => Err(MemoryError::Features { what: "installing pages write-protected", since: "6.4", features: NEEDED.0 }),
         }
+    }
+
+    /// What a thread that waits for a page uses of a CPU besides waiting: for one to read, and for one to write that it can read already. On the page where
+    /// installing was tried, with a thread that serves the faults from its sleep. Nothing, if there is no such thread to be had.
+    ///
+    /// Only before regions are opened: afterwards faults are the program's.
+    pub fn costs_of_faults(&self) -> Vec<Cost> {
+        assert!(self.regions.is_empty(), "faults are measured before there are any");
+        let offset = self.view.bytes() - OS_PAGE_BYTES;
+        let (page, alias) = (self.view.start() + offset, self.alias.start() + offset);
+        populate(self.rank, alias, OS_PAGE_BYTES);
+        let (uffd, ended) = (&self.uffd, AtomicBool::new(false));
+        let serve = || {
+            let mut events = Vec::new();
+            let millisecond = rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            while !ended.load(Ordering::Acquire) {
+                let mut watched = [rustix::event::PollFd::new(uffd, rustix::event::PollFlags::IN)];
+                // Looks at its end from time to time, too.
+                let _ = rustix::event::poll(&mut watched, Some(&millisecond));
+                uffd.read_events::<1>(&mut events);
+                for event in events.drain(..) {
+                    // What is neither is woken, and faults again.
+                    let _ = match event {
+                        Event::Fault { write_protected: true, .. } => uffd.write_protect(page, OS_PAGE_BYTES, false),
+                        _ => uffd.continue_pages(page, OS_PAGE_BYTES, true),
+                    };
+                }
+            }
+        };
+        let found = std::thread::scope(|scope| {
+            std::thread::Builder::new().name("rampool-faults".to_owned()).spawn_scoped(scope, serve).ok()?;
+            let _ended = SetWhenDropped(&ended);
+            let (mut reads, mut writes) = (Vec::new(), Vec::new());
+            for _ in 0..SAMPLES {
+                drop_pages(page, OS_PAGE_BYTES);
+                let byte = self.view.at(offset);
+                let began = cpu_of_this_thread();
+                // SAFETY: in the view, which stays mapped; the other thread maps the page, and nobody writes it.
+                let value = unsafe { byte.read_volatile() };
+                let read = cpu_of_this_thread();
+                // SAFETY: as above; the page has no content that anybody uses.
+                unsafe { byte.write_volatile(value) };
+                reads.push(read.saturating_sub(began));
+                writes.push(cpu_of_this_thread().saturating_sub(read));
+            }
+            Some([Cost::of("read fault", reads), Cost::of("write fault", writes)])
+        });
+        drop_pages(page, OS_PAGE_BYTES);
+        give_back(alias, OS_PAGE_BYTES);
+        found.into_iter().flatten().flatten().collect()
     }
 
     fn make_visible(&self, offset: usize, bytes: usize) -> Result<(), MemoryError> {
@@ -537,6 +589,15 @@ impl SharedMemory {
                 other => panic!("mapping a shared page failed: {other:?}"),
             }
         }
+    }
+}
+
+/// Lets another thread end, however this one goes on.
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 
