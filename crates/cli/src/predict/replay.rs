@@ -18,11 +18,23 @@ pub struct Machine {
     pub slower: f64,
     /// The protocol's software does, with the kernel's part of a fault.
     pub software_slower: f64,
-    /// Changes of pages reach their home by memory-mapped hardware, as AURC's authors meant it: making, sending and applying them costs no CPU time.
+    /// Changes of pages reach their home by memory-mapped hardware, as AURC's authors meant it: making, sending and applying them costs no CPU time. They travel a
+    /// few words at a time, between other messages, which do not wait for them.
     pub updates_by_hardware: bool,
 }
 
+impl Resources {
+    fn link(&mut self, by_hardware: bool) -> &mut Link {
+        if by_hardware { &mut self.link_of_updates } else { &mut self.link }
+    }
+}
+
 impl Machine {
+    /// Whether a message is none of the software's.
+    fn moves_by_hardware(self, carries_changes: bool) -> bool {
+        self.updates_by_hardware && carries_changes
+    }
+
     /// The one on which the trace was taken.
     pub const SAME: Self = Self { slower: 1.0, software_slower: 1.0, updates_by_hardware: false };
 }
@@ -140,8 +152,7 @@ impl Graph {
             }
         }
         for (number, sent) in record.sent.iter().enumerate() {
-            let free = machine.updates_by_hardware && sent.carries_changes;
-            let offset = if free { 0.0 } else { sent.offset_us * machine.software_slower };
+            let offset = if machine.moves_by_hardware(sent.carries_changes) { 0.0 } else { sent.offset_us * machine.software_slower };
             match sent.cause {
                 Cause::Wait(wait) => self.edge(begins + wait, sends + number, offset),
                 Cause::Handler(handled) => self.edge(handles + handled, sends + number, offset),
@@ -191,11 +202,19 @@ impl PartialOrd for Next {
     }
 }
 
+/// A rank's link to all others, both ways.
+#[derive(Clone, Copy, Default)]
+struct Link {
+    out: Bucket,
+    into: Bucket,
+}
+
 /// What a rank has one of.
 #[derive(Clone, Default)]
 struct Resources {
-    out: Bucket,
-    into: Bucket,
+    link: Link,
+    /// As hardware's updates see it.
+    link_of_updates: Link,
     handler_free_us: f64,
     /// Its thread waits, so that somebody looks for messages.
     waits: bool,
@@ -237,25 +256,26 @@ pub fn replay(recording: &Recording, network: &Network, machine: Machine) -> Res
             }
             Kind::Send { rank, sent } => {
                 let sent = &recording.ranks[rank].sent[sent];
-                let mut cost = network.cost(sent.bytes);
-                if machine.updates_by_hardware && sent.carries_changes {
-                    cost = cost.by_hardware();
-                }
+                let by_hardware = machine.moves_by_hardware(sent.carries_changes);
+                let cost = network.cost(sent.bytes);
+                let cost = if by_hardware { cost.by_hardware() } else { cost };
                 let own = &mut resources[rank];
                 own.handled_us += cost.sending_us;
-                let out_us = own.out.pass(ready_us + cost.sending_us, cost.wire_us, network.burst_us());
+                let out_us = own.link(by_hardware).out.pass(ready_us + cost.sending_us, cost.wire_us, network.burst_us());
                 // The link's other end passes it on while it comes.
                 let first_us = (out_us - cost.wire_us).max(ready_us + cost.sending_us) + cost.latency_us;
-                done_us = resources[sent.to].into.pass(first_us, cost.wire_us, network.burst_us()).max(out_us + cost.latency_us);
+                done_us = resources[sent.to]
+                    .link(by_hardware)
+                    .into
+                    .pass(first_us, cost.wire_us, network.burst_us())
+                    .max(out_us + cost.latency_us);
             }
+            // The memory of its home has changed already.
+            Kind::Handle { rank, handled } if machine.moves_by_hardware(recording.ranks[rank].handled[handled].carries_changes) => {}
             Kind::Handle { rank, handled } => {
                 let handled = &recording.ranks[rank].handled[handled];
-                let bytes = recording.ranks[handled.from].sent[handled.sent].bytes;
-                let mut cost = network.cost(bytes);
-                let mut takes_us = handled.us * machine.software_slower;
-                if machine.updates_by_hardware && handled.carries_changes {
-                    (cost, takes_us) = (cost.by_hardware(), 0.0);
-                }
+                let cost = network.cost(recording.ranks[handled.from].sent[handled.sent].bytes);
+                let takes_us = handled.us * machine.software_slower;
                 let own = &mut resources[rank];
                 // Who still handles another message is awake.
                 let sleeps = !own.waits && own.handler_free_us <= ready_us;
@@ -390,6 +410,35 @@ mod tests {
         // Rank 0 computes when it is asked for the page; rank 1 waits for that, and both wait at the barrier.
         assert!((later(1, Category::ReadFault) - 1000.0).abs() < 0.1, "{asleep:?}");
         assert!((later(0, Category::Barrier) - 1000.0).abs() < 120.0, "{asleep:?}");
+    }
+
+    #[test]
+    fn nobody_waits_for_what_hardware_moves() {
+        // Rank 1 sends its changes to rank 0 and then asks for a page, whose home is asked for a while by nobody else.
+        let zero = [
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+            r#"{"at_ns":30000,"event":"receive","from":1,"type":"Flush","ns":9000}"#,
+            r#"{"at_ns":41000,"event":"receive","from":1,"type":"GetPage","ns":1000}"#,
+            r#"{"at_ns":41500,"event":"send","to":1,"type":"Page","bytes":100}"#,
+        ];
+        let one = [
+            r#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+            r#"{"at_ns":20000,"event":"wait","thread":0,"what":"unlock","ns":2000}"#,
+            r#"{"at_ns":21000,"event":"send","to":0,"type":"Flush","bytes":4000}"#,
+            r#"{"at_ns":23000,"event":"wait","what":"read fault","ns":40000}"#,
+            r#"{"at_ns":24000,"event":"send","to":0,"type":"GetPage","bytes":10}"#,
+            r#"{"at_ns":60000,"event":"receive","from":0,"type":"Page","ns":1000}"#,
+            r#"{"at_ns":64000,"event":"wait","thread":0,"what":"other","ns":1000}"#,
+        ];
+        let found = parse(&[&zero, &one]).unwrap();
+        let fault = |updates_by_hardware: bool| {
+            let there = Machine { updates_by_hardware, ..Machine::SAME };
+            replay(&found, &network(0.0, 1.0), there).unwrap().ranks[1].waits_us[&Category::ReadFault]
+        };
+        // The request behind 4000 bytes at a byte a microsecond, and behind 9 us of applying them; or alone.
+        let (software, hardware) = (fault(false), fault(true));
+        assert!((hardware - 115.5).abs() < 5.0, "{hardware}");
+        assert!((software - hardware - 4000.0).abs() < 15.0, "{software} {hardware}");
     }
 
     #[test]
