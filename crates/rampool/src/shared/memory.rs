@@ -211,7 +211,7 @@ impl SharedMemory {
         let offset = self.view.bytes() - OS_PAGE_BYTES;
         let (page, alias) = (self.view.start() + offset, self.alias.start() + offset);
         populate(self.rank, alias, OS_PAGE_BYTES);
-        let (uffd, ended) = (&self.uffd, AtomicBool::new(false));
+        let (rank, uffd, ended) = (self.rank, &self.uffd, AtomicBool::new(false));
         let serve = || {
             let mut events = Vec::new();
             let millisecond = rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -221,11 +221,15 @@ impl SharedMemory {
                 let _ = rustix::event::poll(&mut watched, Some(&millisecond));
                 uffd.read_events::<1>(&mut events);
                 for event in events.drain(..) {
-                    // What is neither is woken, and faults again.
-                    let _ = match event {
+                    let reply = match event {
                         Event::Fault { write_protected: true, .. } => uffd.write_protect(page, OS_PAGE_BYTES, false),
                         _ => uffd.continue_pages(page, OS_PAGE_BYTES, true),
                     };
+                    if reply != Reply::Done {
+                        // The kernel may have taken the page out of the object's memory, to swap. Whoever waits tries again.
+                        populate(rank, alias, OS_PAGE_BYTES);
+                        uffd.wake(page, OS_PAGE_BYTES);
+                    }
                 }
             }
         };
