@@ -20,6 +20,8 @@ use rampool_sys::probe::{Capabilities, NEEDED};
 use rampool_testing::skip;
 
 const MIB: usize = 1 << 20;
+/// Far above what a test takes.
+const WATCHDOG_S: u32 = 120;
 /// Set in the process that has the library.
 const LOADED: &str = "RAMPOOL_TEST_LOADED";
 
@@ -97,6 +99,9 @@ fn library() -> &'static Path {
 /// True in the process that has the library. Elsewhere runs this test there, and waits for it.
 fn with_the_library() -> bool {
     if std::env::var_os(LOADED).is_some() {
+        // One thread that gives up leaves others waiting for it.
+        // SAFETY: no preconditions; nobody handles SIGALRM, which ends the process.
+        unsafe { libc::alarm(WATCHDOG_S) };
         return true;
     }
     let this = std::env::current_exe().unwrap();
