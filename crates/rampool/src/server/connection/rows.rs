@@ -13,6 +13,9 @@ use rampool_proto::wire::Window;
 const PAGE_BYTES: u64 = OS_PAGE_BYTES as u64;
 /// Runs of a batch: what the lines of two of them take is well within a cache of the first level, and more than the memory works at at a time.
 const BATCH: usize = 128;
+/// Lines of a cache of the first level that have the same place within their pages: with the usual eight ways, no more of them can be on their way at a time without driving each
+/// other out.
+const WAYS: usize = 8;
 /// The lines that are asked for of a run longer than one: what comes behind them the processor asks for by itself.
 const LINE_BYTES: usize = 64;
 const MOST_LINES: usize = 4;
@@ -88,13 +91,14 @@ fn memory_of(slabs: &Slabs, view: &mut View<'_>, page: PageIndex) -> Option<*con
 
 impl Copier<'_, '_> {
     fn listed(&mut self, base: i64, offsets: &[i64], len: usize) -> Option<()> {
-        self.anywhere(offsets.len(), len, |n| (base + offsets[n]).cast_unsigned())
+        self.anywhere(offsets.len(), len, BATCH, |n| (base + offsets[n]).cast_unsigned())
     }
 
     fn even(&mut self, mut at: u64, stride: i64, mut count: u64, len: usize) -> Option<()> {
         let step = in_memory(stride.unsigned_abs());
+        let most = if count == 1 { BATCH } else { most_ahead(step) };
         if step >= OS_PAGE_BYTES || count == 1 {
-            return self.anywhere(in_memory(count), len, |n| at.wrapping_add_signed(stride.wrapping_mul((n as u64).cast_signed())));
+            return self.anywhere(in_memory(count), len, most, |n| at.wrapping_add_signed(stride.wrapping_mul((n as u64).cast_signed())));
         }
         while count > 0 {
             let within = in_memory(at % PAGE_BYTES);
@@ -109,24 +113,24 @@ impl Copier<'_, '_> {
             let fit = room.checked_div(step).map_or(count, |more| count.min(more as u64 + 1));
             let memory = memory_of(self.slabs, self.view, PageIndex(at / PAGE_BYTES))?.wrapping_add(within);
             let signed = isize::try_from(stride).expect("less than a page");
-            self.in_page(memory, signed, in_memory(fit), len);
+            self.in_page(memory, signed, in_memory(fit), (len, most));
             at = at.wrapping_add_signed(stride.wrapping_mul(fit.cast_signed()));
             count -= fit;
         }
         Some(())
     }
 
-    /// Runs of which each may lie in another page.
+    /// Runs of which each may lie in another page, at most so many in a batch.
     #[inline]
-    fn anywhere(&mut self, count: usize, len: usize, at: impl Fn(usize) -> u64) -> Option<()> {
+    fn anywhere(&mut self, count: usize, len: usize, most: usize, at: impl Fn(usize) -> u64) -> Option<()> {
         let more_lines = more_lines(len);
         let mut done = 0;
         while done < count {
-            let batch = self.room();
+            let batch = self.room(most);
             // Nothing but addresses in here: this is what a list of a million elements goes through.
             let (slabs, view, filled) = (self.slabs, &mut *self.view, self.batches[batch].count);
             let mut more = 0;
-            for (place, n) in self.batches[batch].from[filled..].iter_mut().zip(done..count) {
+            for (place, n) in self.batches[batch].from[filled..most].iter_mut().zip(done..count) {
                 let at = at(n);
                 let within = in_memory(at % PAGE_BYTES);
                 if within + len > OS_PAGE_BYTES {
@@ -153,17 +157,17 @@ impl Copier<'_, '_> {
         let within = in_memory(at % PAGE_BYTES);
         let here = len.min(OS_PAGE_BYTES - within);
         let memory = memory_of(self.slabs, self.view, PageIndex(at / PAGE_BYTES))?;
-        self.in_page(memory.wrapping_add(within), 0, 1, here);
+        self.in_page(memory.wrapping_add(within), 0, 1, (here, BATCH));
         if here < len { self.across(at + here as u64, len - here) } else { Some(()) }
     }
 
-    /// Runs that lie in one page.
-    fn in_page(&mut self, mut from: *const u8, stride: isize, mut count: usize, len: usize) {
+    /// Runs of this length that lie in one page, at most so many in a batch.
+    fn in_page(&mut self, mut from: *const u8, stride: isize, mut count: usize, (len, most): (usize, usize)) {
         let more_lines = more_lines(len);
         while count > 0 {
-            let batch = self.room();
+            let batch = self.room(most);
             let batch = &mut self.batches[batch];
-            let more = count.min(BATCH - batch.count);
+            let more = count.min(most - batch.count);
             for place in &mut batch.from[batch.count..batch.count + more] {
                 prefetch_run(from, more_lines);
                 *place = from;
@@ -174,10 +178,10 @@ impl Copier<'_, '_> {
         }
     }
 
-    /// The batch that is being filled; there is room in it.
+    /// The batch that is being filled; there are fewer in it than `most`, which is 1 at least.
     #[inline]
-    fn room(&mut self) -> usize {
-        if self.batches[self.filling].count == BATCH {
+    fn room(&mut self, most: usize) -> usize {
+        if self.batches[self.filling].count >= most {
             self.turn();
         }
         self.filling
@@ -248,6 +252,13 @@ pub(super) unsafe fn copy_one(from: *const u8, to: *mut u8, len: usize) {
             _ => std::ptr::copy_nonoverlapping(from, to, len),
         }
     }
+}
+
+/// How many runs of a batch, of which each lies `step` bytes behind the one before. What decides where in the cache a line may be is its place within its page: the higher the power of
+/// two that divides the step, the fewer places there are.
+fn most_ahead(step: usize) -> usize {
+    let places = OS_PAGE_BYTES >> step.trailing_zeros().min(OS_PAGE_BYTES.trailing_zeros());
+    (places * WAYS).min(BATCH)
 }
 
 /// The lines that are asked for of a run this long, besides that of its first byte: that of its last one, too, for a short run may lie across the end of a line.
