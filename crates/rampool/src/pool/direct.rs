@@ -26,6 +26,8 @@ use crate::error::Operation;
 
 /// Bytes one request moves at most: as pages do.
 const REQUEST_BYTES: u64 = 256 << 10;
+/// Requests that carry so much leave together: each call to send ends in a small segment of its own, with its share of the kernel's work.
+pub(super) const SENT_TOGETHER_BYTES: usize = 512 << 10;
 /// The same of copies: they pass by this client, and nothing waits behind the bytes of one.
 const COPY_REQUEST_BYTES: u64 = 1 << 20;
 /// The same of bodies: heads of other messages leave between two of these.
@@ -160,6 +162,7 @@ impl Pool {
         let op = work.op(token, job != Job::Gather);
         let now = Instant::now();
         let servers = lanes.len();
+        let mut unsent = 0;
         let mut add = |server: ServerIndex, window: Window, places: &[PieceMut]| {
             let lane = &mut lanes[server.as_usize()];
             let slot = work.request(server, job.opcode(), job.class(), spread.name(server), Some(op), now);
@@ -170,9 +173,13 @@ impl Pool {
                 request.blocks.clear();
                 request.blocks.push(Block { len: request.bytes, whole: false });
             }
+            unsent += if job == Job::Gather { SENT_TOGETHER_BYTES } else { work.get(slot).bytes as usize };
             lane.enqueue(work, slot);
-            // The server works on it while the next one is made.
-            lane.send(work, now);
+            if unsent >= SENT_TOGETHER_BYTES {
+                // The server works on it while the next ones are made.
+                unsent = 0;
+                lanes.iter_mut().for_each(|lane| lane.send(work, now));
+            }
         };
         match (remote.as_run(), local.as_run(), only_holder(spread, servers, remote)) {
             // Consecutive bytes for one request: nothing to cut up.
@@ -186,6 +193,7 @@ impl Pool {
                 add(chunk.server, chunk.window, &chunk.places);
             }),
         }
+        lanes.iter_mut().for_each(|lane| lane.send(work, now));
         work.built(op);
     }
 

@@ -28,6 +28,7 @@ use rampool_proto::wire::{self, Block, Header, Opcode, PageEntry, Status};
 
 use super::PoolEvent;
 use super::comeback::{Came, Comeback, Place};
+use super::direct::SENT_TOGETHER_BYTES;
 use super::keyed::Keyring;
 use super::request::{CLASSES, Class, Reply, Request, Work, lost};
 use super::stats::LaneStats;
@@ -436,7 +437,7 @@ impl Lane {
             let bytes = request.credit_bytes();
             if request.class == Class::Demand {
                 let carries = matches!(request.opcode, Opcode::Scatter | Opcode::Accumulate);
-                if carries && in_link >= LINK_QUEUE_BYTES {
+                if carries && in_link >= SENT_TOGETHER_BYTES {
                     return None;
                 }
                 let changes = request.changes_bytes().then_some((request.region, request.offset, request.reach));

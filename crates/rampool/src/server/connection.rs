@@ -29,8 +29,11 @@ const LEASE_WAIT: Duration = Duration::from_secs(4);
 const FRAMES_A_TURN: usize = 64;
 /// As many of them a request of the direct view counts for: it may move a megabyte, and touch many pages.
 const DIRECT_COUNTS_FOR: usize = 8;
-/// After a request of the direct view, this much does not wait for the end of the turn: it leaves while the next request is worked on, and while it is in the cache.
-const FLUSH_BYTES: usize = 32 * 1024;
+/// After a request of the direct view, this much that was collected for its answer does not wait for the end of the turn: it leaves while the next request is worked on, and while it is
+/// in the cache.
+const FLUSH_COLLECTED_BYTES: usize = 32 * 1024;
+/// Likewise where answers leave from where they lie: one call to send them goes faster than several.
+const FLUSH_BYTES: usize = 1536 << 10;
 /// Where the bytes of a refused `Put` go.
 const SINK_BYTES: usize = 64 * 1024;
 
@@ -246,6 +249,8 @@ pub(super) struct Connection {
     seat: Option<Seat>,
     parked: Option<Parked>,
     arriving: Arriving,
+    /// Bytes that were collected for answers since the last flush.
+    collected: usize,
     arena: usize,
     /// What its shard knows it by.
     token: u64,
@@ -308,6 +313,7 @@ impl Connection {
             seat: None,
             parked: None,
             arriving,
+            collected: 0,
             arena,
             token,
             copies: 0,
@@ -326,6 +332,7 @@ impl Connection {
     /// Sends what is queued.
     pub(super) fn flush(&mut self, now: Instant) -> Result<Flush, End> {
         let before = self.link.queued_bytes();
+        self.collected = 0;
         let flushed = self.link.flush()?;
         if flushed == Flush::Empty || self.link.queued_bytes() < before {
             self.took = now;
@@ -370,7 +377,7 @@ impl Connection {
                     let direct = is_direct(header.opcode);
                     frames += if direct { DIRECT_COUNTS_FOR } else { 1 };
                     self.request(shared, bench, header, now)?;
-                    if direct && self.link.queued_bytes() >= FLUSH_BYTES {
+                    if direct && (self.collected >= FLUSH_COLLECTED_BYTES || self.link.queued_bytes() >= FLUSH_BYTES) {
                         self.flush(now)?;
                     }
                 }

@@ -99,6 +99,7 @@ impl Connection {
             Ok(())
         });
         let Gathered { frames, pieces, buffer, crcs } = gathered;
+        self.collected += buffer.len();
         (bench.frames, bench.pieces, bench.crcs) = (frames, pieces, crcs);
         let held = if copied {
             bench.gathered = buffer;
