@@ -199,7 +199,7 @@ impl LockedMemory {
 }
 
 /// The ranges less one.
-fn without(ranges: &[Range<usize>], less: &Range<usize>) -> Vec<Range<usize>> {
+pub(crate) fn without(ranges: &[Range<usize>], less: &Range<usize>) -> Vec<Range<usize>> {
     let parts = ranges.iter().flat_map(|range| [range.start..range.end.min(less.start), range.start.max(less.end)..range.end]);
     parts.filter(|part| part.start < part.end).collect()
 }

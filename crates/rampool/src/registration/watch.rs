@@ -13,7 +13,6 @@
 //! never frees or allocates: the allocator's memory may be what is watched.
 
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -125,7 +124,7 @@ impl Watcher {
     fn run(&self) {
         let mut events = Vec::with_capacity(BATCH);
         loop {
-            let mut poll = libc::pollfd { fd: self.uffd.raw_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            let mut poll = libc::pollfd { fd: self.uffd.raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one descriptor, which lives as long as the process.
             unsafe { libc::poll(&raw mut poll, 1, -1) };
             let mut log = self.log();

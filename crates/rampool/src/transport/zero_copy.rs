@@ -20,7 +20,7 @@ use rampool_sys::memory::Mapping;
 use rampool_sys::ring::{RingError, Sent};
 
 use super::Piece;
-use crate::registration::{FixedBuffers, Pins};
+use crate::registration::{FixedBuffers, Pins, without};
 
 /// Registrations at one time.
 const PLACES: u16 = 4096;
@@ -98,12 +98,12 @@ impl ZeroCopy {
     /// Hears what the kernel has said of watched memory.
     fn catch_up(&mut self) {
         let Self { pins, kept, .. } = self;
-        pins.catch_up(|gone| cut(kept, &gone));
+        pins.catch_up(|gone| *kept = without(kept, &gone));
     }
 
     /// This memory goes, or changes what is behind its addresses. Call before that memory is used again.
     pub fn forget(&mut self, memory: Range<usize>) {
-        cut(&mut self.kept, &memory);
+        self.kept = without(&self.kept, &memory);
         self.pins.invalidate(memory.start, memory.len());
     }
 
@@ -161,11 +161,6 @@ impl ZeroCopy {
         }
         sent
     }
-}
-
-fn cut(kept: &mut Vec<Range<usize>>, memory: &Range<usize>) {
-    let parts = kept.iter().flat_map(|range| [range.start..range.end.min(memory.start), range.start.max(memory.end)..range.end]);
-    *kept = parts.filter(|range| !range.is_empty()).collect();
 }
 
 /// A link's part in the engine.

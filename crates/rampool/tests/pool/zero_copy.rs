@@ -7,7 +7,7 @@ use rampool::proto::layout::Layout;
 use rampool::proto::registration::path::{Always, BELIEVED, Wish};
 use rampool::proto::session::Encryption;
 use rampool::proto::units::{ByteLen, OS_PAGE_BYTES};
-use rampool::server::Server;
+use rampool::server::{RunningServer, Server};
 use rampool_sys::memory::{Advice, Mapping, advise};
 use rampool_sys::ring::Ring;
 use rampool_sys::uffd::{Features, Scope, Uffd};
@@ -77,6 +77,16 @@ fn large_puts_go_without_a_copy_and_small_ones_with_one() {
     assert!(got[..CONSTANT.len()] == CONSTANT && direct.zero_copy_stats().registered == registered);
 }
 
+/// A region of 1 MiB, to which whole pages and more go without a copy.
+fn without_copies() -> (RunningServer, Direct, DirectRegion) {
+    let server = serve(64 * MIB);
+    let mut config = config(&[&server], 32 * MIB);
+    config.zero_copy = Some(Wish::From(OS_PAGE_BYTES as u64));
+    let mut direct = Direct::connect(&config).unwrap();
+    let region = direct.create(MIB).unwrap();
+    (server, direct, region)
+}
+
 /// What a get finds of a put from this memory.
 fn there_and_back(direct: &mut Direct, region: DirectRegion, memory: &[u8]) -> Result<Vec<u8>, DirectError> {
     let mut got = vec![0; memory.len()];
@@ -90,11 +100,7 @@ fn kept_memory_that_changes_its_pages_is_sent_right_and_nobody_needs_to_say_so()
     if !possible() {
         return;
     }
-    let server = serve(64 * MIB);
-    let mut config = config(&[&server], 32 * MIB);
-    config.zero_copy = Some(Wish::From(OS_PAGE_BYTES as u64));
-    let mut direct = Direct::connect(&config).unwrap();
-    let region = direct.create(MIB).unwrap();
+    let (_server, mut direct, region) = without_copies();
     // Long enough for one piece of a request of its own.
     let memory = Mapping::anonymous(256 << 10).unwrap();
     assert_eq!(direct.keep(bytes_of(&memory)), Kept::Watched);
@@ -126,11 +132,7 @@ fn kept_memory_that_cannot_be_watched_is_sent_right_if_it_is_forgotten_in_time()
     if !possible() {
         return;
     }
-    let server = serve(64 * MIB);
-    let mut config = config(&[&server], 32 * MIB);
-    config.zero_copy = Some(Wish::From(OS_PAGE_BYTES as u64));
-    let mut direct = Direct::connect(&config).unwrap();
-    let region = direct.create(MIB).unwrap();
+    let (_server, mut direct, region) = without_copies();
     // Memory that somebody else watches.
     let memory = Mapping::anonymous(256 << 10).unwrap();
     let other = Uffd::open(Scope::UserMode, Features::WP).unwrap();
