@@ -246,6 +246,20 @@ pub fn ask_for_short_slices() {
     }
 }
 
+/// Nanoseconds that the other threads of this process have run so far, those included that have ended. No allocation; the kernel adds up all threads.
+#[must_use]
+pub fn others_cpu_ns() -> u64 {
+    let read = |clock| {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a valid place, written by the call.
+        unsafe { libc::clock_gettime(clock, &raw mut time) };
+        u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+    };
+    // This thread's first: it goes on meanwhile.
+    let own = read(libc::CLOCK_THREAD_CPUTIME_ID);
+    read(libc::CLOCK_PROCESS_CPUTIME_ID).saturating_sub(own)
+}
+
 /// CPUs the calling thread may run on.
 #[must_use]
 pub fn allowed_cpus() -> Vec<usize> {
@@ -452,6 +466,23 @@ mod tests {
         assert!(count().iter().any(|list| (block..block + 4096).contains(list)), "another thread's");
         drop(end);
         other.join().unwrap();
+    }
+
+    #[test]
+    fn what_another_thread_has_run_counts_even_when_it_has_ended() {
+        const RUN_NS: u64 = 3_000_000;
+        let before = others_cpu_ns();
+        let runs = || {
+            let own = || {
+                let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                // SAFETY: a valid place, written by the call.
+                unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+                u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).unwrap()
+            };
+            while own() < RUN_NS {}
+        };
+        std::thread::spawn(runs).join().unwrap();
+        assert!(others_cpu_ns() - before >= RUN_NS);
     }
 
     #[test]
