@@ -18,9 +18,9 @@ use rampool_sys::thread::allowed_cpus;
 use serde_json::json;
 
 use super::Common;
-use super::peer::{self, RawMemory, RawStream};
+use super::peer::{self, RawMemory, RawStream, Wanted};
 use super::report::{Reach, Report};
-use super::sequential::stream_between;
+use super::sequential::stream_into;
 use super::server::WorkDir;
 use super::service::{Paged, Place, Service, Words};
 use super::workload::{permutation, word};
@@ -141,12 +141,13 @@ fn small(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &
         let mut raw = RawStream::connect(&peer.address, SPIN)?;
         let peer_content = peer::content();
         let mut buffer = vec![0u8; bytes];
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let [mut ours, mut theirs, mut theirs_of_many] = [const { Vec::new() }; 3];
         let pages = region.bytes() / 4096;
+        let page = |n: usize| word(SEED + 1, n as u64) % pages;
         for round in 0..=rounds {
             let mut times = Vec::with_capacity(samples);
-            for n in 0..samples as u64 {
-                let at = word(SEED + 1, n) % pages * 4096;
+            for n in 0..samples {
+                let at = page(n) * 4096;
                 let started = Instant::now();
                 direct.get(region, at, &mut buffer)?;
                 times.push(started.elapsed());
@@ -154,27 +155,40 @@ fn small(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &
                     bail!("WRONG CONTENT at byte {at}");
                 }
             }
-            let mut raw_times = Vec::with_capacity(samples);
-            for n in 0..samples as u64 {
-                let started = Instant::now();
-                raw.request(bytes as u64)?;
-                raw.read_exactly(&mut buffer)?;
-                raw_times.push(started.elapsed());
-                // The same work between two of them as above, so that the peer waits as long, and the caches are as full of something else.
-                std::hint::black_box(content(word(SEED + 1, n) % pages * 4096, bytes as u64));
-                if buffer != peer_content[..bytes] {
-                    bail!("WRONG CONTENT from the raw peer");
+            // The same bytes again and again, and then bytes of the same pages of as much memory.
+            let mut raw_times = [(); 2].map(|()| Vec::with_capacity(samples));
+            for (copies, times) in [1, region.bytes() / peer_content.len() as u64].into_iter().zip(&mut raw_times) {
+                for n in 0..samples {
+                    let from = if copies == 1 { 0 } else { page(n) * 4096 };
+                    let started = Instant::now();
+                    raw.ask(Wanted { from, copies, ..Wanted::first(bytes as u64) })?;
+                    raw.read_exactly(&mut buffer)?;
+                    times.push(started.elapsed());
+                    // The same work between two of them as above, so that the peer waits as long, and the caches are as full of something else.
+                    std::hint::black_box(content(page(n) * 4096, bytes as u64));
+                    if buffer != peer_content[index(from) % peer_content.len()..][..bytes] {
+                        bail!("WRONG CONTENT from the raw peer");
+                    }
                 }
             }
             // The first round warms both up.
             if round > 0 {
                 ours.push(p50(times));
-                theirs.push(p50(raw_times));
+                for (samples, times) in [&mut theirs, &mut theirs_of_many].into_iter().zip(raw_times) {
+                    samples.push(p50(times));
+                }
             }
         }
         report.series(&format!("get of {name}, p50"), "us", json!({ "what": "get", "bytes": bytes }), &ours);
         report.series(&format!("raw round trip with {name}, p50"), "us", json!({ "what": "raw", "bytes": bytes }), &theirs);
+        report.series(
+            &format!("raw round trip with {name} of as much memory, p50"),
+            "us",
+            json!({ "what": "raw of as much memory", "bytes": bytes }),
+            &theirs_of_many,
+        );
         report.ratio(&format!("get of {name} / raw round trip"), &ours, &theirs, Some(Reach::AtMost(1.15)));
+        report.ratio(&format!("get of {name} / raw round trip, of as much memory"), &ours, &theirs_of_many, Some(Reach::AtMost(1.15)));
     }
     Ok(())
 }
@@ -189,7 +203,7 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
     let times = common.pick(512u64, 32);
     let block = Layout::bytes(MIB)?;
     let places = region.bytes() / MIB;
-    let (mut gets, mut puts, mut raw, mut raw_get, mut raw_put) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let [mut gets, mut puts, mut raw, mut raw_get, mut raw_put, mut checked_put] = [const { Vec::new() }; 6];
     let contents: Vec<Vec<u8>> = (0..places).map(|n| content(n * MIB, MIB)).collect();
     let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
     for round in 0..=rounds {
@@ -237,12 +251,15 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
         }
         let put = (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9;
         // Out of as much memory as gets read, and puts, into as much as they write; and out of and into one megabyte, which stays in the caches.
-        let plain = |source, buffers| stream_between(&peer.address, SPIN, index(times * MIB), source, buffers);
-        let plain = [plain(1, 1)?, plain(places, 4)?, plain(4, 4)?];
+        // And as puts, by a sender that makes the checksum of each page, as whoever puts has to.
+        let plain = |copies, buffers, checksummed| {
+            let wanted = Wanted { copies, checksummed, ..Wanted::first(times * MIB) };
+            stream_into(&peer.address, SPIN, wanted, buffers)
+        };
+        let plain = [plain(1, 1, false)?, plain(places, 4, false)?, plain(4, 4, false)?, plain(4, 4, true)?];
         if round > 0 {
-            for (samples, value) in
-                [&mut gets, &mut puts, &mut raw, &mut raw_get, &mut raw_put].into_iter().zip([got, put].into_iter().chain(plain))
-            {
+            let samples = [&mut gets, &mut puts, &mut raw, &mut raw_get, &mut raw_put, &mut checked_put];
+            for (samples, value) in samples.into_iter().zip([got, put].into_iter().chain(plain)) {
                 samples.push(value);
             }
         }
@@ -259,8 +276,16 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
     report.series("plain TCP stream of 1 MiB, over and over", "GB/s", json!({ "what": "stream" }), &raw);
     report.series("plain TCP stream of as much memory as the gets", "GB/s", json!({ "what": "stream as gets" }), &raw_get);
     report.series("plain TCP stream of as much memory as the puts", "GB/s", json!({ "what": "stream as puts" }), &raw_put);
+    report.series(
+        "the same with a checksum of each page made by the sender",
+        "GB/s",
+        json!({ "what": "checked stream as puts" }),
+        &checked_put,
+    );
     report.ratio("get of 1 MiB / stream of as much memory", &gets, &raw_get, Some(Reach::AtLeast(0.9)));
     report.ratio("put of 1 MiB / stream of as much memory", &puts, &raw_put, Some(Reach::AtLeast(0.9)));
+    report.ratio("stream with checksums / stream, as much memory as the puts", &checked_put, &raw_put, None);
+    report.ratio("put of 1 MiB / stream with checksums", &puts, &checked_put, None);
     report.ratio("get of 1 MiB / stream of 1 MiB, over and over", &gets, &raw, None);
     report.ratio("put of 1 MiB / stream of 1 MiB, over and over", &puts, &raw, None);
     Ok(())

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Common;
-use super::peer::{self, RawStream};
+use super::peer::{self, RawStream, Wanted};
 use super::report::{Reach, Report};
 use super::service::{Paged, Place, Service, Words};
 use super::workload::permutation;
@@ -59,9 +59,10 @@ pub fn run(args: &Args) -> Result<i32> {
         .note("in-thread: each fault is served by the thread that meets it, and system calls on absent pages fail (RungChoice::InThread)");
     report.note("in-thread with system calls: the same in a process with librampool_agent_io.so, where system calls on absent pages work; the raw client's own calls do not go through it");
     report
-        .note("floor: a thread that reads one event, asks the raw peer for 4 KiB and copies them in, page by page, and does nothing else");
+        .note("floor: a thread that reads one event, asks the raw peer for 4 KiB of as much memory and copies them in, page by page, and does nothing else");
+    report.note("of as much memory: the raw peer sends the pages that were faulted for, of as much memory as the server has in pages of 2 MiB; otherwise it sends one page, again and again");
     for way in &WAYS {
-        let Measured { ours, raw, floor, faults, absent } =
+        let Measured { ours, raw, raw_of_many, floor, faults, absent } =
             if way.helped { measure_helped(&place, common)? } else { measure(&place, way, common)? };
         let Way { name: way, reach, .. } = *way;
         let parameters = |what: &str| json!({ "way": way, "what": what });
@@ -69,7 +70,14 @@ pub fn run(args: &Args) -> Result<i32> {
         report.series(&format!("{way}: 4 KiB fault, p99"), "us", parameters("fault p99"), &ours.p99);
         report.series(&format!("{way}: raw request and reply, p50"), "us", parameters("raw"), &raw.p50);
         report.series(&format!("{way}: raw request and reply, p99"), "us", parameters("raw p99"), &raw.p99);
+        report.series(
+            &format!("{way}: raw request and reply of as much memory, p50"),
+            "us",
+            parameters("raw of as much memory"),
+            &raw_of_many.p50,
+        );
         report.ratio(&format!("{way}: fault / raw"), &ours.p50, &raw.p50, Some(Reach::AtMost(reach)));
+        report.ratio(&format!("{way}: fault / raw of as much memory"), &ours.p50, &raw_of_many.p50, Some(Reach::AtMost(reach)));
         if !floor.p50.is_empty() {
             report.series(&format!("{way}: floor, p50"), "us", parameters("floor"), &floor.p50);
             report.ratio(&format!("{way}: floor / raw"), &floor.p50, &raw.p50, None);
@@ -162,13 +170,15 @@ fn absent_pages(region: &Region, bytes: usize) -> Result<u64> {
     Ok(resident.iter().filter(|page| **page & 1 == 0).count() as u64)
 }
 
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 struct Times {
     p50: Vec<f64>,
     p99: Vec<f64>,
 }
 
 impl Times {
+    const NONE: Self = Self { p50: Vec::new(), p99: Vec::new() };
+
     fn add(&mut self, mut round: Vec<Duration>) {
         round.sort_unstable();
         let us = |share: usize| round[(round.len() - 1) * share / 100].as_secs_f64() * 1e6;
@@ -180,7 +190,10 @@ impl Times {
 #[derive(Serialize, Deserialize)]
 struct Measured {
     ours: Times,
+    /// The same page again and again.
     raw: Times,
+    /// The pages that are faulted for, of as much memory as the server's.
+    raw_of_many: Times,
     /// Empty where it would be the floor of something else.
     floor: Times,
     faults: u64,
@@ -220,7 +233,8 @@ fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
 
     let content = peer::content();
     let mut buffer = vec![0u8; 4096];
-    let (mut ours, mut theirs, mut least, mut faults) = (Times::default(), Times::default(), Times::default(), 0);
+    let [mut ours, mut theirs, mut theirs_of_many, mut least] = [const { Times::NONE }; 4];
+    let mut faults = 0;
     // Round 0 warms both up: what was written last still has to leave, and is not counted.
     for round in 0..=rounds {
         let before = memory.stats().faults;
@@ -245,14 +259,18 @@ fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
         let _unhelped = Unhelped::begin();
         // The peer serves one connection at a time.
         let mut raw = RawStream::connect(&peer.address, spin)?;
-        let mut raw_times = Vec::with_capacity(samples);
-        for _ in 0..samples {
-            let started = Instant::now();
-            raw.request(4096)?;
-            raw.read_exactly(&mut buffer)?;
-            raw_times.push(started.elapsed());
-            if buffer != content[..4096] {
-                bail!("WRONG CONTENT from the raw peer");
+        let mut raw_times = [(); 2].map(|()| Vec::with_capacity(samples));
+        let many = (bytes / content.len()) as u64;
+        for (copies, times) in [1, many].into_iter().zip(&mut raw_times) {
+            for (page, _) in &pages {
+                let from = if copies == 1 { 0 } else { *page * 4096 };
+                let started = Instant::now();
+                raw.ask(Wanted { from: from as u64, copies, ..Wanted::first(4096) })?;
+                raw.read_exactly(&mut buffer)?;
+                times.push(started.elapsed());
+                if buffer != content[from % content.len()..][..4096] {
+                    bail!("WRONG CONTENT from the raw peer");
+                }
             }
         }
         if times.is_empty() {
@@ -261,17 +279,20 @@ fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
         if round > 0 {
             faults += faulted;
             ours.add(times);
-            theirs.add(raw_times);
+            for (samples, times) in [&mut theirs, &mut theirs_of_many].into_iter().zip(raw_times) {
+                samples.add(times);
+            }
         }
         drop(raw);
         // A fault that its own thread serves has another floor.
         if rung != RungChoice::InThread {
-            let times = floor::measure(&peer.address, spin, samples)?;
+            let wanted = pages.iter().map(|(page, _)| Wanted { from: (*page * 4096) as u64, copies: many, ..Wanted::first(4096) });
+            let times = floor::measure(&peer.address, spin, wanted.collect())?;
             if round > 0 {
                 least.add(times);
             }
         }
     }
     words.verify(SEED, 0, words.len())?;
-    Ok(Measured { ours, raw: theirs, floor: least, faults, absent })
+    Ok(Measured { ours, raw: theirs, raw_of_many: theirs_of_many, floor: least, faults, absent })
 }

@@ -1,11 +1,10 @@
 //! The raw other end of a comparison: answers requests for bytes over TCP, nothing more.
 //!
-//! A request is 64 bytes, of which the first 8 say how many bytes are wanted (little-endian). The answer is that many bytes out of [`CONTENT_BYTES`]
-//! random ones, from their start, over and over: out of the same memory, or out of as many copies of it as the third 8 bytes say. One connection at a time; the
-//! process ends with its parent.
+//! A request is 64 bytes ([`Wanted`], little-endian). The answer is bytes out of [`CONTENT_BYTES`] random ones, over and over: out of the same memory, or out of
+//! several copies of it, in pages of 2 MiB as those of a memory server are. One connection at a time; the process ends with its parent.
 //!
 //! With `--many` it serves many connections, one request at a time on each, and does so by as few system calls as can be: it receives what came, sends the
-//! answer, and asks which sockets have more. The second 8 bytes of a request say from where on in the content then.
+//! answer, and asks which sockets have more. There is one copy then.
 //!
 //! With `--memory` it answers over memory that it shares with its client, spinning: the least that two processes need ([`RawMemory`]).
 
@@ -16,6 +15,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rampool::proto::units::OS_PAGE_BYTES;
+use rampool::proto::wire::page_crc;
+use rampool_sys::memory::{Advice, Mapping, advise};
 use rampool_sys::sealed::SealedMemory;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -26,7 +28,38 @@ pub const REQUEST_BYTES: usize = 64;
 pub const CONTENT_BYTES: usize = 1 << 20;
 const CONTENT_SEED: u64 = 77;
 /// Copies of the content that it sends from.
-const MOST_COPIES: usize = 1024;
+const MOST_COPIES: u64 = 1024;
+
+/// What a raw peer is asked for: the first four words of a request.
+#[derive(Clone, Copy)]
+pub struct Wanted {
+    pub bytes: u64,
+    /// From where on in the copies of the content; behind their end comes their start.
+    pub from: u64,
+    pub copies: u64,
+    /// Each 4 KiB of the answer is checksummed before it is sent, and the checksum thrown away: what whoever vouches for what it sends has to do at least.
+    pub checksummed: bool,
+}
+
+impl Wanted {
+    /// From the content's start.
+    pub fn first(bytes: u64) -> Self {
+        Self { bytes, from: 0, copies: 1, checksummed: false }
+    }
+
+    pub fn request(self) -> [u8; REQUEST_BYTES] {
+        let mut request = [0; REQUEST_BYTES];
+        for (place, word) in request.chunks_exact_mut(8).zip([self.bytes, self.from, self.copies, self.checksummed.into()]) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        request
+    }
+
+    fn parse(request: &[u8; REQUEST_BYTES]) -> Self {
+        let word = |n: usize| u64::from_le_bytes(request[8 * n..8 * n + 8].try_into().expect("eight bytes"));
+        Self { bytes: word(0), from: word(1), copies: word(2).clamp(1, MOST_COPIES), checksummed: word(3) != 0 }
+    }
+}
 
 /// The raw other end of a benchmark
 #[derive(clap::Args, Debug)]
@@ -70,6 +103,7 @@ pub fn run(args: &Args) -> Result<i32> {
     if args.many {
         return answer_many(&listener, &content);
     }
+    let mut copies = Copies::new(content)?;
     loop {
         if args.relay {
             let (mut from, mut to) = (RawStream::new(listener.accept()?.0, spin)?, RawStream::new(listener.accept()?.0, spin)?);
@@ -80,7 +114,7 @@ pub fn run(args: &Args) -> Result<i32> {
         let (stream, _) = listener.accept()?;
         let mut stream = RawStream::new(stream, spin)?;
         // The client's end of a connection is not an error of ours.
-        let _ = answer(&mut stream, &content);
+        let _ = answer(&mut stream, &mut copies);
     }
 }
 
@@ -105,8 +139,8 @@ fn answer_many(listener: &TcpListener, content: &[u8]) -> Result<i32> {
             let stream = &mut streams[usize::try_from(number)?];
             let mut request = [0; REQUEST_BYTES];
             let got = stream.read(&mut request).unwrap_or(0);
-            let field = |at: usize| usize::try_from(u64::from_le_bytes(request[at..at + 8].try_into().expect("eight bytes")));
-            let (count, from) = (field(0)?, field(8)?);
+            let wanted = Wanted::parse(&request);
+            let (from, count) = (usize::try_from(wanted.from)?, usize::try_from(wanted.bytes)?);
             match content.get(from..).and_then(|rest| rest.get(..count)) {
                 Some(bytes) if got == REQUEST_BYTES && stream.write_all(bytes).is_ok() => {}
                 // It is over, or was never a request of ours.
@@ -116,24 +150,54 @@ fn answer_many(listener: &TcpListener, content: &[u8]) -> Result<i32> {
     }
 }
 
-fn answer(stream: &mut RawStream, content: &[u8]) -> std::io::Result<()> {
+/// Copies of the content, one behind the other.
+struct Copies {
+    content: Vec<u8>,
+    memory: Mapping,
+    filled: usize,
+}
+
+impl Copies {
+    fn new(content: Vec<u8>) -> Result<Self> {
+        Ok(Self { memory: Mapping::huge_aligned(content.len())?, content, filled: 0 })
+    }
+
+    /// So many of them.
+    fn first(&mut self, copies: u64) -> Result<&[u8]> {
+        let (size, needed) = (self.content.len(), usize::try_from(copies)? * self.content.len());
+        if self.filled < needed {
+            self.memory = Mapping::huge_aligned(needed)?;
+            // SAFETY: keeps the content; the mapping is ours. Without huge pages it works as well.
+            let _ = unsafe { advise(self.memory.start(), self.memory.bytes(), Advice::HugePage) };
+            for at in (0..needed).step_by(size) {
+                // SAFETY: inside the mapping, which nobody else knows.
+                unsafe { self.memory.at(at).copy_from_nonoverlapping(self.content.as_ptr(), size) };
+            }
+            self.filled = needed;
+        }
+        // SAFETY: so much of it is filled, and nobody writes it while it is borrowed.
+        Ok(unsafe { std::slice::from_raw_parts(self.memory.at(0), needed) })
+    }
+}
+
+fn answer(stream: &mut RawStream, copies: &mut Copies) -> Result<()> {
     let mut request = [0; REQUEST_BYTES];
-    let mut copies: Vec<Vec<u8>> = Vec::new();
+    let block = copies.content.len();
     loop {
         stream.read_exactly(&mut request)?;
-        let field = |at: usize| u64::from_le_bytes(request[at..at + 8].try_into().expect("eight bytes"));
-        let (mut left, wanted) = (field(0), usize::try_from(field(16)).unwrap_or(usize::MAX).min(MOST_COPIES));
-        if wanted > 1 {
-            copies.resize(copies.len().max(wanted), content.to_vec());
-        }
-        for n in 0.. {
-            if left == 0 {
-                break;
+        let wanted = Wanted::parse(&request);
+        let source = copies.first(wanted.copies)?;
+        let (mut at, mut left) = (usize::try_from(wanted.from % source.len() as u64)?, usize::try_from(wanted.bytes)?);
+        while left > 0 {
+            // As whoever keeps blocks of this size would.
+            let part = &source[at..][..left.min(block - at % block)];
+            if wanted.checksummed {
+                for page in part.chunks(OS_PAGE_BYTES) {
+                    std::hint::black_box(page_crc(page));
+                }
             }
-            let content = if wanted > 1 { &copies[n % wanted] } else { content };
-            let part = usize::try_from(left).unwrap_or(usize::MAX).min(content.len());
-            stream.write_exactly(&content[..part])?;
-            left -= part as u64;
+            stream.write_exactly(part)?;
+            (at, left) = ((at + part.len()) % source.len(), left - part.len());
         }
     }
 }
@@ -176,17 +240,13 @@ impl RawStream {
         Ok(Self { stream, spin })
     }
 
-    /// Asks for `bytes` bytes.
-    pub fn request(&mut self, bytes: u64) -> std::io::Result<()> {
-        self.request_of(bytes, 1)
+    pub fn ask(&mut self, wanted: Wanted) -> std::io::Result<()> {
+        self.write_exactly(&wanted.request())
     }
 
-    /// The same, out of so many copies of the content in turns.
-    pub fn request_of(&mut self, bytes: u64, copies: u64) -> std::io::Result<()> {
-        let mut request = [0; REQUEST_BYTES];
-        request[..8].copy_from_slice(&bytes.to_le_bytes());
-        request[16..24].copy_from_slice(&copies.to_le_bytes());
-        self.write_exactly(&request)
+    /// Asks for `bytes` bytes from the content's start on.
+    pub fn request(&mut self, bytes: u64) -> std::io::Result<()> {
+        self.ask(Wanted::first(bytes))
     }
 
     pub fn read_exactly(&mut self, buffer: &mut [u8]) -> std::io::Result<()> {

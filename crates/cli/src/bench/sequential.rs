@@ -12,7 +12,7 @@ use serde_json::json;
 use floor::Way;
 
 use super::Common;
-use super::peer::{self, RawStream};
+use super::peer::{self, RawStream, Wanted};
 use super::report::{Reach, Report};
 use super::service::{Paged, Place, Service, Words};
 use super::workload::word;
@@ -109,25 +109,25 @@ pub fn run(args: &Args) -> Result<i32> {
 
 /// GB/s of a plain stream into a buffer of 1 MiB.
 pub fn stream(peer: &str, spin: Duration, bytes: usize) -> Result<f64> {
-    stream_between(peer, spin, bytes, 1, 1)
+    stream_into(peer, spin, Wanted::first(bytes as u64), 1)
 }
 
-/// The same out of a memory of `source` megabytes into `buffers` of one, in turns.
-pub fn stream_between(peer: &str, spin: Duration, bytes: usize, source: u64, buffers: usize) -> Result<f64> {
+/// The same of what is wanted, into `buffers` of 1 MiB in turns.
+pub fn stream_into(peer: &str, spin: Duration, wanted: Wanted, buffers: usize) -> Result<f64> {
     let content = peer::content();
     let mut raw = RawStream::connect(peer, spin)?;
     let mut buffers = vec![vec![0u8; content.len()]; buffers];
-    raw.request_of(1, source)?;
+    raw.ask(Wanted { bytes: 1, ..wanted })?;
     raw.read_exactly(&mut buffers[0][..1])?;
     let started = Instant::now();
-    raw.request_of(bytes as u64, source)?;
-    for n in 0..bytes / content.len() {
-        let buffer = n % buffers.len();
+    raw.ask(wanted)?;
+    for n in 0..wanted.bytes / content.len() as u64 {
+        let buffer = usize::try_from(n)? % buffers.len();
         raw.read_exactly(&mut buffers[buffer])?;
     }
     let took = started.elapsed().as_secs_f64();
     if buffers.iter().any(|buffer| *buffer != content) {
         bail!("WRONG CONTENT from the raw peer");
     }
-    Ok(bytes as f64 / took / 1e9)
+    Ok(wanted.bytes as f64 / took / 1e9)
 }

@@ -8,7 +8,7 @@ mod rows;
 use super::shared::{Counts, Lease, Posts, Shared};
 use crate::key::random_bytes;
 use crate::store::{PageStore, Scratch};
-use crate::transport::{Flush, Link, LinkError, Piece, PieceMut, Received, Urgency};
+use crate::transport::{Flush, Link, LinkError, Means, Piece, PieceMut, Received, Urgency};
 use rampool_proto::server::{
     AttachError, ConnectionNumber, FrameIndex, LeaseSpace, OpenError, ResizeError, SpaceError, StoredPage, resize_lease,
 };
@@ -30,8 +30,9 @@ const FRAMES_A_TURN: usize = 64;
 /// As many of them a request of the direct view counts for: it may move a megabyte, and touch many pages.
 const DIRECT_COUNTS_FOR: usize = 8;
 /// After a request of the direct view, this much that was collected for its answer does not wait for the end of the turn: it leaves while the next request is worked on, and while it is
-/// in the cache.
+/// in the cache. Through shared memory the client takes it from there; for a socket the kernel copies it, and each call to send costs more than the cache gives.
 const FLUSH_COLLECTED_BYTES: usize = 32 * 1024;
+const FLUSH_COLLECTED_INTO_SOCKET_BYTES: usize = 512 << 10;
 /// Likewise where answers leave from where they lie: one call to send them goes faster than several.
 const FLUSH_BYTES: usize = 1536 << 10;
 /// Where the bytes of a refused `Put` go.
@@ -340,6 +341,13 @@ impl Connection {
         Ok(flushed)
     }
 
+    fn flush_collected_bytes(&self) -> usize {
+        match self.link.means() {
+            Means::Rings => FLUSH_COLLECTED_BYTES,
+            Means::Tcp | Means::UnixSocket | Means::Ucx => FLUSH_COLLECTED_INTO_SOCKET_BYTES,
+        }
+    }
+
     /// Whether so much waits for the client that it is not heard before it takes some.
     pub(super) fn is_full(&self, shared: &Shared) -> bool {
         self.link.queued_bytes() > shared.config.max_bytes as usize
@@ -377,7 +385,7 @@ impl Connection {
                     let direct = is_direct(header.opcode);
                     frames += if direct { DIRECT_COUNTS_FOR } else { 1 };
                     self.request(shared, bench, header, now)?;
-                    if direct && (self.collected >= FLUSH_COLLECTED_BYTES || self.link.queued_bytes() >= FLUSH_BYTES) {
+                    if direct && (self.collected >= self.flush_collected_bytes() || self.link.queued_bytes() >= FLUSH_BYTES) {
                         self.flush(now)?;
                     }
                 }

@@ -6,14 +6,15 @@ use anyhow::{Context, Result, anyhow, bail};
 use rampool_sys::memory::Mapping;
 use rampool_sys::uffd::{Event, Features, Reply, Scope, Uffd};
 
-use crate::bench::peer::{self, RawStream};
+use crate::bench::peer::{self, RawStream, Wanted};
 
 const PAGE_BYTES: usize = 4096;
 /// A fault that takes longer than this will not be served.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Times of `samples` accesses to absent pages, each answered by the raw peer and compared with what it sends.
-pub fn measure(peer_address: &str, spin: Duration, samples: usize) -> Result<Vec<Duration>> {
+/// Times of accesses to absent pages, each answered by the raw peer with what is wanted, and compared with that.
+pub fn measure(peer_address: &str, spin: Duration, wanted: Vec<Wanted>) -> Result<Vec<Duration>> {
+    let samples = wanted.len();
     let memory = Mapping::anonymous(samples * PAGE_BYTES)?;
     let uffd = Uffd::open(Scope::UserMode, Features(0))?;
     uffd.register(memory.start(), memory.bytes(), false).map_err(|errno| anyhow!("userfaultfd refuses the memory (errno {errno})"))?;
@@ -21,15 +22,18 @@ pub fn measure(peer_address: &str, spin: Duration, samples: usize) -> Result<Vec
     let content = peer::content();
     std::thread::scope(|scope| {
         // When this ends early, the context closes, and who waits for a page goes on with zeroes.
-        let server = scope.spawn(move || serve(&uffd, &mut raw, samples));
+        let server = scope.spawn({
+            let wanted = wanted.clone();
+            move || serve(&uffd, &mut raw, &wanted)
+        });
         let mut times = Vec::with_capacity(samples);
         let mut wrong = None;
-        for n in 0..samples {
+        for (n, wanted) in wanted.iter().enumerate() {
             let started = Instant::now();
             // SAFETY: inside the mapping; nobody writes it but the kernel, before this read returns.
             let first = unsafe { memory.at(n * PAGE_BYTES).cast::<u64>().read_volatile() };
             times.push(started.elapsed());
-            if first.to_le_bytes() != content[..8] {
+            if first.to_le_bytes() != content[usize::try_from(wanted.from)? % content.len()..][..8] {
                 wrong = Some(n);
                 break;
             }
@@ -44,11 +48,11 @@ pub fn measure(peer_address: &str, spin: Duration, samples: usize) -> Result<Vec
     })
 }
 
-fn serve(uffd: &Uffd, raw: &mut RawStream, samples: usize) -> Result<()> {
+fn serve(uffd: &Uffd, raw: &mut RawStream, wanted: &[Wanted]) -> Result<()> {
     let mut frame = vec![0u8; PAGE_BYTES];
     let mut events = Vec::new();
-    let mut served = 0;
-    while served < samples {
+    let mut left = wanted.iter();
+    while !left.as_slice().is_empty() {
         if uffd.read_events::<1>(&mut events) == 0 {
             let mut poll = libc::pollfd { fd: uffd.raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one pollfd, which lives across the call.
@@ -60,12 +64,11 @@ fn serve(uffd: &Uffd, raw: &mut RawStream, samples: usize) -> Result<()> {
         }
         for event in events.drain(..) {
             let Event::Fault { address, .. } = event else { continue };
-            raw.request(PAGE_BYTES as u64)?;
+            raw.ask(*left.next().context("a fault too many")?)?;
             raw.read_exactly(&mut frame).context("the raw peer does not answer")?;
             if uffd.copy(address, frame.as_ptr(), PAGE_BYTES, false) != Reply::Done {
                 bail!("the kernel does not take a page");
             }
-            served += 1;
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Connections to the least server: [`peer`] with `--many`.
 
 use super::{Connections, load::Connection};
-use crate::bench::peer::{self, REQUEST_BYTES};
+use crate::bench::peer::{self, Wanted};
 use anyhow::{Context, Result, bail};
 use rampool::proto::units::OS_PAGE_BYTES;
 use rampool::proto::wire::page_crc;
@@ -39,10 +39,8 @@ impl Connection for Client {
     }
 
     fn ask(&mut self, page: usize) {
-        let mut request = [0; REQUEST_BYTES];
-        request[..8].copy_from_slice(&(OS_PAGE_BYTES as u64).to_le_bytes());
-        request[8..16].copy_from_slice(&((page * OS_PAGE_BYTES) as u64).to_le_bytes());
-        self.asked.extend_from_slice(&request);
+        let wanted = Wanted { from: (page * OS_PAGE_BYTES) as u64, ..Wanted::first(OS_PAGE_BYTES as u64) };
+        self.asked.extend_from_slice(&wanted.request());
     }
 
     fn send(&mut self) -> Result<()> {
