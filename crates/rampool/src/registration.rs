@@ -156,7 +156,22 @@ impl FabricMemory {
     /// # Errors
     /// [`UcxError`].
     pub fn open() -> Result<Self, UcxError> {
-        Ok(Self { context: Context::process()?, registered: BTreeMap::new() })
+        Ok(Self::with(Context::process()?))
+    }
+
+    /// With the devices of this context.
+    #[must_use]
+    pub fn with(context: Context) -> Self {
+        Self { context, registered: BTreeMap::new() }
+    }
+
+    /// What UCX knows a registration by.
+    ///
+    /// # Panics
+    /// If it is none of these.
+    #[must_use]
+    pub fn memory(&self, id: RegistrationId) -> &Memory {
+        &self.registered[&id.index]
     }
 }
 

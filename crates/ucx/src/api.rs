@@ -19,6 +19,7 @@ pub const AM_WHOLE_MESSAGE: u32 = 1;
 pub const AM_CAME_IN_MEMORY_TO_KEEP: u64 = 1 << 16;
 pub const AM_CAME_AS_RENDEZVOUS: u64 = 1 << 17;
 pub const AM_EAGER: u32 = 1 << 1;
+pub const AM_RENDEZVOUS: u32 = 1 << 2;
 pub const ENDPOINT_REMOTE_ADDRESS: u64 = 1 << 0;
 pub const ENDPOINT_ERROR_MODE: u64 = 1 << 1;
 pub const ENDPOINT_ERROR_HANDLER: u64 = 1 << 2;
@@ -27,6 +28,7 @@ pub const ERRORS_PEER: c_int = 1;
 pub const OP_CALLBACK: u32 = 1 << 1;
 pub const OP_USER_DATA: u32 = 1 << 2;
 pub const OP_FLAGS: u32 = 1 << 4;
+pub const OP_MEMORY: u32 = 1 << 8;
 pub const CLOSE_BY_FORCE: u32 = 1;
 pub const MAP_ADDRESS: u64 = 1 << 0;
 pub const MAP_LENGTH: u64 = 1 << 1;
@@ -155,7 +157,9 @@ const _: () = {
     assert!(size_of::<AmHandlerParams>() == 32 && offset_of!(AmHandlerParams, callback) == 16);
     assert!(size_of::<AmReceived>() == 16);
     assert!(offset_of!(EndpointParams, error_handler) == 24 && offset_of!(EndpointParams, socket_address) == 56);
-    assert!(offset_of!(RequestParams, callback) == 16 && offset_of!(RequestParams, user_data) == 32);
+    assert!(
+        offset_of!(RequestParams, callback) == 16 && offset_of!(RequestParams, user_data) == 32 && offset_of!(RequestParams, memory) == 64
+    );
     assert!(offset_of!(MapParams, memory_type) == 32);
 };
 
@@ -210,6 +214,7 @@ functions! {
     endpoint_close: c"ucp_ep_close_nbx" fn(*mut RawEndpoint, *const RequestParams) -> *mut c_void;
     endpoint_flush: c"ucp_ep_flush_nbx" fn(*mut RawEndpoint, *const RequestParams) -> *mut c_void;
     am_send: c"ucp_am_send_nbx" fn(*mut RawEndpoint, c_uint, *const c_void, size_t, *const c_void, size_t, *const RequestParams) -> *mut c_void;
+    am_receive: c"ucp_am_recv_data_nbx" fn(*mut RawWorker, *mut c_void, *mut c_void, size_t, *const RequestParams) -> *mut c_void;
     am_release: c"ucp_am_data_release" fn(*mut RawWorker, *mut c_void);
     request_status: c"ucp_request_check_status" fn(*mut c_void) -> Status;
     request_free: c"ucp_request_free" fn(*mut c_void);

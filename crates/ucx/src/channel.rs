@@ -1,17 +1,20 @@
 //! A connection: messages of at most [`SEGMENT_BYTES`] in order, each with a number of the sender's beside it.
 //!
+//! Between processes that believe each other a message may be longer, and stay where it is until its receiver says where it is to go ([`Channel::send_from`], [`Channel::land`]): UCX's
+//! rendezvous, which copies nothing on the way where the network reaches into memory.
+//!
 //! Each has a worker of its own, so that whoever has the connection drives it, on any thread, and sleeps on its descriptor alone. UCX calls back only from within a call of ours.
 
 use crate::api::{
-    AM_CAME_AS_RENDEZVOUS, AM_CAME_IN_MEMORY_TO_KEEP, AM_EAGER, AM_HANDLER_ALL, AM_WHOLE_MESSAGE, Address, AmHandlerParams, AmReceived,
-    CLOSE_BY_FORCE, ENDPOINT_ERROR_HANDLER, ENDPOINT_ERROR_MODE, ENDPOINT_REMOTE_ADDRESS, ERRORS_NONE, ERRORS_PEER, EndpointParams,
-    ErrorHandler, Functions, OP_CALLBACK, OP_FLAGS, OP_USER_DATA, RawEndpoint, RawWorker, RequestParams, SentCallback, THREADS_SERIALIZED,
-    WORKER_THREAD_MODE, WorkerParams,
+    AM_CAME_AS_RENDEZVOUS, AM_CAME_IN_MEMORY_TO_KEEP, AM_EAGER, AM_HANDLER_ALL, AM_RENDEZVOUS, AM_WHOLE_MESSAGE, Address, AmHandlerParams,
+    AmReceived, CLOSE_BY_FORCE, ENDPOINT_ERROR_HANDLER, ENDPOINT_ERROR_MODE, ENDPOINT_REMOTE_ADDRESS, ERRORS_NONE, ERRORS_PEER,
+    EndpointParams, ErrorHandler, Functions, OP_CALLBACK, OP_FLAGS, OP_MEMORY, OP_USER_DATA, RawEndpoint, RawWorker, RequestParams,
+    SentCallback, THREADS_SERIALIZED, WORKER_THREAD_MODE, WorkerParams,
 };
 use crate::library::{Started, loaded};
-use crate::{Context, Status, UcxError};
+use crate::{Context, Memory, Status, UcxError};
 use libc::{c_int, c_void, size_t};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::time::Instant;
@@ -50,6 +53,19 @@ pub struct Channel {
     most_slots: usize,
     /// Of the first message in line, so many bytes were taken.
     taken: usize,
+    /// What is read from, or written to, where it lies.
+    transfers: BTreeMap<TransferId, Transfer>,
+    next_transfer: u64,
+}
+
+/// Bytes on their way from where they lie to where they go.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct TransferId(u64);
+
+struct Transfer {
+    request: *mut c_void,
+    /// Read by UCX until the transfer has ended.
+    _number: Box<[u8; NUMBER_BYTES]>,
 }
 
 // SAFETY: the worker is made for any thread, one at a time (`THREADS_SERIALIZED`), and what it points to belongs to the channel alone.
@@ -61,6 +77,8 @@ struct Arrivals {
     /// Memory of messages that were read.
     spare: Vec<Vec<u8>>,
     most: usize,
+    /// Whether messages may stay with the peer.
+    believes: bool,
     /// The number beside the message that came last.
     number: Option<u64>,
     spoilt: Option<&'static str>,
@@ -71,14 +89,18 @@ enum Arrival {
     /// UCX's memory, until it is given back.
     Kept(*mut u8, usize),
     Copied(Vec<u8>),
+    /// With the peer, as UCX's description of it says: so many bytes.
+    Waiting(*mut c_void, usize),
 }
 
 impl Arrival {
-    fn start(&self) -> (*const u8, usize) {
-        match self {
+    /// Where its bytes are, if they are here.
+    fn start(&self) -> Option<(*const u8, usize)> {
+        Some(match self {
+            Arrival::Waiting(..) => return None,
             Arrival::Kept(start, len) => (start.cast_const(), *len),
             Arrival::Copied(bytes) => (bytes.as_ptr(), bytes.len()),
-        }
+        })
     }
 }
 
@@ -114,6 +136,8 @@ impl Channel {
             // One for a message that only says a number.
             most_slots: most + 1,
             taken: 0,
+            transfers: BTreeMap::new(),
+            next_transfer: 0,
         };
         let handler = AmHandlerParams {
             field_mask: AM_HANDLER_ALL,
@@ -297,7 +321,7 @@ impl Channel {
 
     /// Takes up to `most` of the bytes that have come, in one piece, with `take`; how many, and whether they were the last of their message. `None`: nothing has come.
     pub fn take(&mut self, most: usize, take: impl FnOnce(*const u8, usize)) -> Option<(usize, bool)> {
-        let (start, len) = self.arrivals().line.front()?.start();
+        let (start, len) = self.arrivals().line.front()?.start()?;
         let left = len - self.taken;
         let step = left.min(most);
         take(start.wrapping_add(self.taken), step);
@@ -310,8 +334,100 @@ impl Channel {
             // SAFETY: the worker, and memory of its that was kept and is given back once.
             Arrival::Kept(start, _) => unsafe { (self.functions.am_release)(self.worker, start.cast()) },
             Arrival::Copied(bytes) => self.arrivals().spare.push(bytes),
+            Arrival::Waiting(..) => unreachable!("its bytes are not here"),
         }
         Some((step, true))
+    }
+
+    /// From now on the peer's messages may be longer than others, and stay with it until they are fetched. Without this such a message spoils the channel.
+    ///
+    /// # Safety
+    /// The peer is a process that may do whatever this one may, and so is everybody who can pose as it: UCX fetches from where the peer says, by means that go as far as reading any
+    /// process's memory that this one is allowed to.
+    pub unsafe fn believe(&mut self) {
+        self.arrivals().believes = true;
+    }
+
+    /// Sends a message of any length from where it lies, registered if `memory` is. It may be written again when [`Channel::has_ended`] says so, which takes the peer to fetch it.
+    ///
+    /// # Errors
+    /// [`UcxError::Call`].
+    ///
+    /// # Safety
+    /// The bytes are readable, and registered where that is said, until the transfer has ended or the channel is dropped.
+    pub unsafe fn send_from(&mut self, number: u64, bytes: *const u8, len: usize, memory: Option<&Memory>) -> Result<TransferId, UcxError> {
+        assert!(!self.endpoint.is_null(), "a channel without a peer");
+        let number = Box::new(number.to_le_bytes());
+        let params = on_memory(AM_RENDEZVOUS, memory);
+        // SAFETY: an endpoint; number and bytes stay until the transfer has ended.
+        let started = unsafe {
+            (self.functions.am_send)(
+                self.endpoint,
+                MESSAGE,
+                (&raw const *number).cast(),
+                NUMBER_BYTES,
+                bytes.cast(),
+                len,
+                &raw const params,
+            )
+        };
+        self.begun("send from memory", started, number)
+    }
+
+    /// The length of the message that is next in line, if it is still with the peer.
+    pub fn waiting(&mut self) -> Option<usize> {
+        match self.arrivals().line.front()? {
+            Arrival::Waiting(_, len) => Some(*len),
+            _ => None,
+        }
+    }
+
+    /// Fetches the message that is next in line, and still with the peer, to `place`. It is there when [`Channel::has_ended`] says so.
+    ///
+    /// # Errors
+    /// [`UcxError::Call`].
+    ///
+    /// # Panics
+    /// If there is no such message ([`Channel::waiting`]).
+    ///
+    /// # Safety
+    /// The place has room for the message, is registered where that is said, and is nobody else's until the transfer has ended or the channel is dropped.
+    pub unsafe fn land(&mut self, place: *mut u8, memory: Option<&Memory>) -> Result<TransferId, UcxError> {
+        let Some(Arrival::Waiting(description, len)) = self.arrivals().line.pop_front() else { panic!("nothing waits with the peer") };
+        let params = on_memory(0, memory);
+        // SAFETY: the worker, a description of its that was kept, and the place by the caller's promise.
+        let started = unsafe { (self.functions.am_receive)(self.worker, description, place.cast(), len, &raw const params) };
+        self.begun("receive into memory", started, Box::default())
+    }
+
+    fn begun(&mut self, what: &'static str, started: *mut c_void, number: Box<[u8; NUMBER_BYTES]>) -> Result<TransferId, UcxError> {
+        let id = TransferId(self.next_transfer);
+        self.next_transfer += 1;
+        match Started::of(started) {
+            Started::Done => {}
+            Started::Request(request) => {
+                self.transfers.insert(id, Transfer { request, _number: number });
+            }
+            Started::Failed(status) => return Err(UcxError::Call { what, status }),
+        }
+        Ok(id)
+    }
+
+    /// Whether a transfer has ended; UCX works on it in [`Channel::progress`].
+    ///
+    /// # Errors
+    /// [`UcxError::Call`]: it has failed. It has ended all the same.
+    pub fn has_ended(&mut self, transfer: TransferId) -> Result<bool, UcxError> {
+        let Some(request) = self.transfers.get(&transfer).map(|transfer| transfer.request) else { return Ok(true) };
+        // SAFETY: the request is asked for until it is freed, below.
+        let status = unsafe { (self.functions.request_status)(request) };
+        if status == Status::IN_PROGRESS {
+            return Ok(false);
+        }
+        self.transfers.remove(&transfer);
+        // SAFETY: a request that has ended, and is not used from here on.
+        unsafe { (self.functions.request_free)(request) };
+        if status == Status::OK { Ok(true) } else { Err(UcxError::Call { what: "move bytes from memory to memory", status }) }
     }
 
     /// Works until UCX has handed over all that was sent, or the deadline.
@@ -333,6 +449,19 @@ impl Channel {
         self.reap();
     }
 
+    /// UCX has its memory back, and peers theirs, of what nobody reads any more.
+    fn give_back(&mut self) {
+        for arrival in std::mem::take(&mut self.arrivals().line) {
+            let kept: *mut c_void = match arrival {
+                Arrival::Kept(start, _) => start.cast(),
+                Arrival::Waiting(description, _) => description,
+                Arrival::Copied(_) => continue,
+            };
+            // SAFETY: the worker, and what it has let us keep, which is given back once.
+            unsafe { (self.functions.am_release)(self.worker, kept) };
+        }
+    }
+
     /// Slots that UCX is done with are free again.
     fn reap(&mut self) {
         let Self { busy, free, .. } = self;
@@ -349,6 +478,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        // While there is a way to tell whoever waits for them.
+        self.give_back();
         if !self.endpoint.is_null() && self.mode == Mode::Watched {
             let params = request(OP_FLAGS, CLOSE_BY_FORCE, None, null_mut());
             // SAFETY: an endpoint, not used from here on.
@@ -364,11 +495,10 @@ impl Drop for Channel {
                 unsafe { (self.functions.request_free)(close) };
             }
         }
-        for arrival in std::mem::take(&mut self.arrivals().line) {
-            if let Arrival::Kept(start, _) = arrival {
-                // SAFETY: as in `take`.
-                unsafe { (self.functions.am_release)(self.worker, start.cast()) };
-            }
+        self.give_back();
+        for transfer in std::mem::take(&mut self.transfers).into_values() {
+            // SAFETY: a request that is not used from here on; UCX frees it when it has ended, at the latest with the worker.
+            unsafe { (self.functions.request_free)(transfer.request) };
         }
         // SAFETY: the worker, not used from here on. It ends what endpoint and requests it has left, so the slots are ours again.
         unsafe {
@@ -397,6 +527,16 @@ fn request(mask: u32, flags: u32, callback: Option<SentCallback>, user_data: *mu
     }
 }
 
+/// Of a transfer that reads from, or writes to, memory that may be registered.
+fn on_memory(flags: u32, memory: Option<&Memory>) -> RequestParams {
+    let mut params = request(OP_FLAGS, flags, None, null_mut());
+    if let Some(memory) = memory {
+        params.mask |= OP_MEMORY;
+        params.memory = memory.raw().cast();
+    }
+    params
+}
+
 /// A message has come. Called by UCX from within `progress`.
 unsafe extern "C" fn came(
     argument: *mut c_void,
@@ -410,7 +550,9 @@ unsafe extern "C" fn came(
     let arrivals = unsafe { &mut *argument.cast::<Arrivals>() };
     // SAFETY: UCX says how the bytes came.
     let attributes = unsafe { (*how).attributes };
-    if header_len != NUMBER_BYTES || len > SEGMENT_BYTES || attributes & AM_CAME_AS_RENDEZVOUS != 0 {
+    let waits = attributes & AM_CAME_AS_RENDEZVOUS != 0;
+    let fits = if waits { arrivals.believes } else { len <= SEGMENT_BYTES };
+    if header_len != NUMBER_BYTES || !fits {
         arrivals.spoilt = Some("a message of another kind, or longer than any");
         return Status::OK;
     }
@@ -422,6 +564,10 @@ unsafe extern "C" fn came(
     if arrivals.line.len() >= arrivals.most {
         arrivals.spoilt = Some("more messages than there is room for");
         return Status::OK;
+    }
+    if waits {
+        arrivals.line.push_back(Arrival::Waiting(data, len));
+        return Status::IN_PROGRESS;
     }
     if len > COPY_BYTES && attributes & AM_CAME_IN_MEMORY_TO_KEEP != 0 {
         arrivals.line.push_back(Arrival::Kept(data.cast(), len));

@@ -20,7 +20,7 @@ mod context;
 mod library;
 mod memory;
 
-pub use channel::{Channel, Mode, SEGMENT_BYTES};
+pub use channel::{Channel, Mode, SEGMENT_BYTES, TransferId};
 pub use context::Context;
 pub use library::{LoadError, Version, forbid, version};
 pub use memory::Memory;

@@ -39,6 +39,10 @@ impl Memory {
         }
         Ok(Self { context: context.clone(), raw })
     }
+
+    pub(crate) fn raw(&self) -> *mut RawMemory {
+        self.raw
+    }
 }
 
 impl Drop for Memory {

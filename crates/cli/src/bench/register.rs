@@ -25,6 +25,8 @@ use super::report::{Reach, Report};
 use super::service::pin_apart;
 use super::workload::{permutation, word};
 
+mod fabric;
+
 /// The pin-down cache: look-ups, and throughput against payload for copies, hits and misses
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -74,20 +76,99 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     for (registrar, copy) in [("io_uring", 1), ("mlock", 4)] {
         for (what, way) in [("hits", copy + 1), ("misses", copy + 2)] {
-            let last = figures.last().expect("there are some");
-            report.ratio(&format!("{} KiB, {registrar}, {what} against copies", longest >> 10), &last[way], &last[copy], None);
-            let wins = |samples: &[Vec<f64>; 7]| super::report::median(&samples[way]) > super::report::median(&samples[copy]);
-            let from = payloads.iter().zip(&figures).rev().take_while(|(_, samples)| wins(samples)).last();
-            report.note(match from {
-                Some((payload, _)) => format!("{registrar}: {what} are faster than copies from {} KiB on", payload >> 10),
-                None => format!("{registrar}: {what} are slower than copies up to {} KiB", longest >> 10),
-            });
+            let of = |way: usize| figures.iter().map(|samples| samples[way].clone()).collect::<Vec<_>>();
+            compare(&mut report, registrar, what, &payloads, &of(way), &of(copy));
         }
+    }
+    for (registrar, transports) in FABRICS {
+        over_ucx(&mut report, registrar, transports, &payloads, sink_cpu, common)
+            .with_context(|| format!("{registrar} (UCX_TLS={transports})"))?;
     }
     report.note(
         "the paper's, at 4096 KB: copy 248.1 Mbit/s, hits 254.5 (1.026 times as much), misses 253.1 (1.020); zero copy wins from 256 KB on",
     );
     report.finish(common.json.as_deref())
+}
+
+/// What of UCX is everywhere, by the name of its rows.
+const FABRICS: [(&str, &str); 2] = [("ucx over tcp", "tcp"), ("ucx over memory", "posix,cma")];
+
+/// The three ways with memory that UCX has registered, beside the messages that a pool's connections send.
+fn over_ucx(
+    report: &mut Report,
+    registrar: &str,
+    transports: &str,
+    payloads: &[usize],
+    sink_cpu: Option<usize>,
+    common: &Common,
+) -> Result<()> {
+    if let Err(error) = rampool_ucx::version() {
+        report.note(format!("{registrar}: not measured: {error}"));
+        return Ok(());
+    }
+    let longest = *payloads.last().expect("there are some");
+    let mut bench = fabric::Bench::open(transports, longest, sink_cpu)?;
+    let mut figures: [Vec<Vec<f64>>; 4] = Default::default();
+    for payload in payloads {
+        let transfers = (common.pick(16 << 20, 1 << 20) / payload).clamp(8, 1024);
+        let mut samples: [Vec<f64>; 4] = Default::default();
+        for round in 0..=common.rounds(5, 2) {
+            for (way, samples) in fabric::WAYS.into_iter().zip(&mut samples) {
+                // The first round is compared, and not timed.
+                let count = if round == 0 { BUFFERS } else { transfers };
+                let seconds = bench.transfers(way, *payload, count, round == 0).with_context(|| format!("{way:?} of {payload} bytes"))?;
+                if round > 0 {
+                    samples.push((payload * count) as f64 / seconds / 1e9);
+                }
+            }
+        }
+        for ((way, samples), figures) in fabric::WAYS.into_iter().zip(samples).zip(&mut figures) {
+            let parameters = json!({"experiment": "payload", "payload": payload, "registrar": registrar, "what": way.name()});
+            report.series(&format!("{} KiB, {registrar}, {}", payload >> 10, way.name()), "GB/s", parameters, &samples);
+            figures.push(samples);
+        }
+    }
+    let [messages, copies, hits, misses] = figures;
+    compare(report, registrar, "hits", payloads, &hits, &copies);
+    compare(report, registrar, "misses", payloads, &misses, &copies);
+    let last = payloads.len() - 1;
+    report.ratio(&format!("{} KiB, {registrar}, hits against messages", longest >> 10), &hits[last], &messages[last], None);
+    Ok(())
+}
+
+/// One way beside copies: how it does with the longest payload, and from which on it is faster.
+fn compare(report: &mut Report, registrar: &str, what: &str, payloads: &[usize], way: &[Vec<f64>], copies: &[Vec<f64>]) {
+    let longest = payloads.last().expect("there are some") >> 10;
+    let last = payloads.len() - 1;
+    report.ratio(&format!("{longest} KiB, {registrar}, {what} against copies"), &way[last], &copies[last], None);
+    let median = |samples: &Vec<f64>| super::report::median(samples);
+    let from = payloads.iter().zip(way.iter().zip(copies)).rev().take_while(|(_, (way, copies))| median(way) > median(copies)).last();
+    report.note(match from {
+        Some((payload, _)) => format!("{registrar}: {what} are faster than copies from {} KiB on", payload >> 10),
+        None => format!("{registrar}: {what} are slower than copies up to {longest} KiB"),
+    });
+}
+
+/// Memory with the content that every transfer is compared with.
+fn filled(bytes: usize) -> Result<Mapping> {
+    let memory = Mapping::anonymous(bytes)?;
+    for at in (0..memory.bytes()).step_by(8) {
+        // SAFETY: inside of a mapping of this function's own, at a multiple of 8.
+        unsafe { memory.at(at).cast::<u64>().write(word(SEED, at as u64)) };
+    }
+    Ok(memory)
+}
+
+/// Where the buffers of one payload are, in the order in which they take turns.
+fn orders(payload: usize) -> Vec<usize> {
+    let stride = payload.next_multiple_of(OS_PAGE_BYTES);
+    permutation(SEED, BUFFERS).into_iter().map(|buffer| buffer * stride).collect()
+}
+
+/// What so many transfers bring.
+fn content(order: &[usize], payload: usize, count: usize) -> Vec<u8> {
+    let words = order.iter().cycle().take(count).flat_map(|at| (*at..at + payload).step_by(8));
+    words.flat_map(|at| word(SEED, at as u64).to_le_bytes()).collect()
 }
 
 /// What it costs to find a registration, for caches of different sizes and both policies.
@@ -196,15 +277,13 @@ impl Bounce {
 
 impl Bench {
     fn open(longest: usize, sink_cpu: Option<usize>) -> Result<Self> {
-        let buffers = Mapping::anonymous(BUFFERS * longest)?;
-        for at in (0..buffers.bytes()).step_by(8) {
-            // SAFETY: inside of a mapping of this function's own, at a multiple of 8.
-            unsafe { buffers.at(at).cast::<u64>().write(word(SEED, at as u64)) };
-        }
+        let buffers = filled(BUFFERS * longest)?;
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let socket = TcpStream::connect(listener.local_addr()?)?;
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
+        // As a pool's connections within the machine: the machine's own choice may pace even these, by a timer (BBR). Where it cannot be set, that stays.
+        let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
         let (receiving, _) = listener.accept()?;
         receiving.set_read_timeout(Some(DEADLINE))?;
         let allowance = (buffers.bytes() + BOUNCE_BYTES + (1 << 20)) as u64;
@@ -220,8 +299,7 @@ impl Bench {
             self.ring.unpin_unused();
             self.locks.unpin_unused();
         }
-        let stride = payload.next_multiple_of(OS_PAGE_BYTES);
-        let order: Vec<usize> = permutation(SEED, BUFFERS).into_iter().map(|buffer| buffer * stride).collect();
+        let order = orders(payload);
         if matches!(way, Way::RingHit | Way::LockHit) {
             for at in &order {
                 let (start, bytes) = (self.buffers.start() + at, payload);
@@ -232,15 +310,7 @@ impl Bench {
                 }
             }
         }
-        let expected = compare.then(|| {
-            let content = order
-                .iter()
-                .cycle()
-                .take(count)
-                .flat_map(|at| (*at..at + payload).step_by(8))
-                .flat_map(|at| word(SEED, at as u64).to_le_bytes());
-            content.collect::<Vec<u8>>()
-        });
+        let expected = compare.then(|| content(&order, payload, count));
         self.sink.expect(payload * count, expected)?;
         let before = (self.ring.counts(), self.locks.counts());
         let started = Instant::now();
