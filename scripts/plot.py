@@ -166,18 +166,30 @@ def papers_table(data):
     return rows
 
 
-REGISTER_WAYS = [("none", "plain send"), *((registrar, what) for registrar in ("io_uring", "mlock") for what in ("copy", "hit", "miss"))]
+def register_runs(data):
+    """Throughput by registrar, way and payload, in the order in which they were measured."""
+    runs = {}
+    for s in data["series"]:
+        p = s["parameters"]
+        if p.get("experiment") == "payload":
+            runs.setdefault(p["registrar"], {}).setdefault(p["what"], {})[p["payload"]] = s["median"]
+    return runs
 
 
 def payload_table(data):
-    runs = {(s["parameters"]["payload"], s["parameters"]["registrar"], s["parameters"]["what"]): s for s in data["series"] if s["parameters"].get("experiment") == "payload"}
-    if not runs:
-        return []
-    names = [what if registrar == "none" else f"{registrar}, {what}" for registrar, what in REGISTER_WAYS]
-    rows = ["| payload | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    for payload in sorted({payload for payload, _, _ in runs}):
-        rows.append(f"| {payload >> 10} KiB | " + " | ".join(f"{short(runs[payload, *way]['median'])} GB/s" for way in REGISTER_WAYS) + " |")
-    return rows
+    """One table of what is sent through sockets, one of what is sent over UCX."""
+    runs = register_runs(data)
+    lines = []
+    for over_ucx in (False, True):
+        ways = [(registrar, what) for registrar in runs for what in runs[registrar] if registrar.startswith("ucx") == over_ucx]
+        if not ways:
+            continue
+        names = [what if registrar == "none" else f"{registrar}, {what}" for registrar, what in ways]
+        lines += [""] if lines else []
+        lines += ["| payload | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+        for payload in sorted({payload for registrar, what in ways for payload in runs[registrar][what]}):
+            lines.append(f"| {payload >> 10} KiB | " + " | ".join(f"{short(runs[registrar][what][payload])} GB/s" for registrar, what in ways) + " |")
+    return lines
 
 
 def figures(data):
@@ -263,16 +275,15 @@ def plot(found):
         save(figure, "stream-clients")
 
     if "register" in found:
-        figure, both = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
-        for axes, registrar in zip(both, ("io_uring", "mlock")):
-            for who, what in REGISTER_WAYS:
-                points = sorted(
-                    (s["parameters"]["payload"] / 1024, s["median"])
-                    for s in found["register"]["series"]
-                    if s["parameters"].get("experiment") == "payload" and (s["parameters"]["registrar"], s["parameters"]["what"]) == (who, what)
-                )
-                if points and who in ("none", registrar):
-                    axes.plot(*zip(*points), "--" if who == "none" else "-", color="gray" if who == "none" else None, marker="o", markersize=3, label=what)
+        runs = register_runs(found["register"])
+        plain = runs.pop("none")
+        figure, grid = pyplot.subplots((len(runs) + 1) // 2, 2, figsize=(10, 2 * len(runs)), sharey="row", squeeze=False)
+        for axes, (registrar, ways) in zip(grid.flat, runs.items()):
+            shown = ways if registrar.startswith("ucx") else plain | ways
+            for what, points in shown.items():
+                usual = what in ("plain send", "messages")
+                kib = [payload / 1024 for payload in sorted(points)]
+                axes.plot(kib, [points[payload] for payload in sorted(points)], "--" if usual else "-", color="gray" if usual else None, marker="o", markersize=3, label=what)
             axes.set(xlabel="payload, KiB", ylabel="GB/s", title=registrar)
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
