@@ -572,8 +572,9 @@ fn column(report: &mut Report, direct: &mut Direct, server: &Service, rows: u64,
     let region = memory.alloc(index(bytes))?;
     let words = Words::new(&region);
     words.fill(SEED);
-    let (mut at_server, mut gathered, mut paged) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut at_server, mut gathered, mut copied, mut paged) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut wire = 0;
+    let mut part = vec![0; index(MIB)];
     for round in 0..=rounds {
         let before = direct.pool().stats().servers[0].received_bytes;
         let started = Instant::now();
@@ -585,14 +586,24 @@ fn column(report: &mut Report, direct: &mut Direct, server: &Service, rows: u64,
         let here: i128 = column.iter().map(|value| i128::from(*value)).sum();
         let got = started.elapsed().as_secs_f64() * 1e3;
         let started = Instant::now();
+        let mut whole = 0;
+        for at in (0..bytes).step_by(index(MIB)) {
+            let part = &mut part[..index(MIB.min(bytes - at))];
+            direct.get(table, at, part)?;
+            let column = part.chunks_exact(4096).map(|row| i64::from_le_bytes(*row[16..].first_chunk().expect("a row is longer")));
+            whole += column.map(i128::from).sum::<i128>();
+        }
+        let fetched = started.elapsed().as_secs_f64() * 1e3;
+        let started = Instant::now();
         let through_pages: i128 = (0..index(rows)).map(|row| i128::from(words.read(row * 512 + 2).cast_signed())).sum();
         let scanned = started.elapsed().as_secs_f64() * 1e3;
-        if sum != (rows, Total::Integer(want)) || here != want || through_pages != want {
+        if sum != (rows, Total::Integer(want)) || here != want || whole != want || through_pages != want {
             bail!("WRONG SUM of the column");
         }
         if round > 0 {
             at_server.push(summed);
             gathered.push(got);
+            copied.push(fetched);
             paged.push(scanned);
         }
     }
@@ -602,9 +613,12 @@ fn column(report: &mut Report, direct: &mut Direct, server: &Service, rows: u64,
     ));
     report.series("column scan, added up at the server", "ms", json!({ "what": "sum" }), &at_server);
     report.series("column scan, gathered and added up here", "ms", json!({ "what": "gathered" }), &gathered);
+    report.series("column scan, the whole table copied and added up here", "ms", json!({ "what": "copied" }), &copied);
     report.series("column scan, paged, an eighth local", "ms", json!({ "what": "paged" }), &paged);
     report.ratio("paged scan / scan at the server", &paged, &at_server, Some(Reach::AtLeast(20.0)));
     report.ratio("paged scan / gathered", &paged, &gathered, Some(Reach::AtLeast(20.0)));
+    report.ratio("table copied / scan at the server", &copied, &at_server, None);
+    report.ratio("table copied / gathered", &copied, &gathered, None);
     direct.free(table);
     Ok(())
 }
