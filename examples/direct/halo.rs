@@ -1,6 +1,7 @@
 //! A halo exchange: a periodic lattice of four dimensions, cut in two along the first, every half with ghost cells all around. Each of two workers fetches the
 //! faces that its half's ghost cells are copies of, and puts them there: 8 faces, none packed by hand, in both precisions.
 
+use super::ran::Ran;
 use rampool::direct::{Direct, DirectError, DirectRegion, Number};
 use rampool::pool::PoolConfig;
 use rampool::proto::layout::{Layout, LayoutError, Order};
@@ -130,7 +131,7 @@ fn barrier(direct: &mut Direct, name: &str, times: u64) -> Result<(), DirectErro
     Ok(())
 }
 
-pub fn run(direct: &mut Direct, side: u64) -> Result<String, Box<dyn Error>> {
+pub fn run(direct: &mut Direct, side: u64) -> Result<Ran, Box<dyn Error>> {
     let lease = direct.pool().lease_ticket();
     let work = |worker: u64| -> Result<[Duration; 2], String> {
         let mut direct = Direct::connect(&PoolConfig::attach(lease.clone(), "halo worker")).map_err(|e| e.to_string())?;
@@ -146,8 +147,11 @@ pub fn run(direct: &mut Direct, side: u64) -> Result<String, Box<dyn Error>> {
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a worker panicked".into()))).collect()
     });
     let times = times.into_iter().collect::<Result<Vec<_>, _>>()?;
-    Ok(format!(
-        "{WORKERS} workers exchanged the 8 faces of {side}^4 cells; single precision in {:?}, double in {:?}",
-        times[0][0], times[0][1]
-    ))
+    // As long as the slower of them.
+    let took = |precision: usize| times.iter().map(|times| times[precision]).max().unwrap_or_default();
+    let inner = [side / WORKERS, side, side, side];
+    let ghosts = WORKERS * inner.iter().map(|cells| 2 * inner.iter().product::<u64>() / cells).sum::<u64>();
+    let says =
+        format!("{WORKERS} workers exchanged the 8 faces of {side}^4 cells; single precision in {:?}, double in {:?}", took(0), took(1));
+    Ok(Ran { says, measured: vec![("cells, single precision", ghosts, took(0)), ("cells, double precision", ghosts, took(1))] })
 }

@@ -1,6 +1,7 @@
 //! Random updates of a large table, as OLTP makes them: amounts move between accounts, one element here and one there, and no two transfers need the same pages in a row.
 //! Servers update the elements where they lie; many updates are under way at once, and not a page travels.
 
+use super::ran::Ran;
 use rampool::direct::{Direct, PendingValue};
 use rampool::pool::PoolConfig;
 use rampool::proto::elements::Combine;
@@ -12,11 +13,9 @@ use std::time::Instant;
 /// An account's row; its balance is at the start, the number of its updates follows.
 const ROW_BYTES: u64 = 128;
 const OPENING: i64 = 1_000_000;
-/// Updates that one client has under way.
-const UNDER_WAY: usize = 64;
 
-/// `clients` threads make `transfers` transfers each between `accounts` accounts. The sum of all balances stays what it was, and each balance is what its transfers come to.
-pub fn run(direct: &mut Direct, accounts: u64, clients: u64, transfers: u64) -> Result<String, Box<dyn Error>> {
+/// `clients` threads make `transfers` transfers each between `accounts` accounts, each with up to `most` of its updates under way. The sum of all balances stays what it was, and each balance is what its transfers come to.
+pub fn run(direct: &mut Direct, accounts: u64, clients: u64, transfers: u64, most: usize) -> Result<Ran, Box<dyn Error>> {
     let table = direct.open_or_create("accounts", accounts * ROW_BYTES)?;
     let balances = Layout::bytes(8)?.hvector(accounts, 1, ROW_BYTES.cast_signed())?;
     direct.put_values(table, 0, &balances, &vec![OPENING; usize::try_from(accounts)?])?;
@@ -32,7 +31,7 @@ pub fn run(direct: &mut Direct, accounts: u64, clients: u64, transfers: u64) -> 
                     under_way.push_back(direct.start_fetch_op(table, account * ROW_BYTES, Combine::Sum, change)?);
                     under_way.push_back(direct.start_fetch_op(table, account * ROW_BYTES + 8, Combine::Sum, 1i64)?);
                 }
-                while under_way.len() > UNDER_WAY {
+                while under_way.len() > most {
                     let oldest = under_way.pop_front().expect("there are some");
                     direct.wait_value::<i64>(oldest)?;
                 }
@@ -67,7 +66,8 @@ pub fn run(direct: &mut Direct, accounts: u64, clients: u64, transfers: u64) -> 
     }
     direct.free(table);
     let updates = clients * transfers * 4;
-    Ok(format!("{updates} updates of {accounts} accounts by {clients} clients in {took:?}, and every balance is right"))
+    let says = format!("{updates} updates of {accounts} accounts by {clients} clients in {took:?}, and every balance is right");
+    Ok(Ran { says, measured: vec![("updates", updates, took)] })
 }
 
 /// The transfers that a client makes: from, to, how much.

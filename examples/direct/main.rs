@@ -12,6 +12,7 @@
 
 mod halo;
 mod ledger;
+mod ran;
 mod scan;
 mod service;
 mod store;
@@ -28,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("scan") => |direct: &mut Direct| scan::run(direct, 16 * 1024),
         Some("store") => |direct: &mut Direct| store::run(direct, 4, 5_000),
         Some("halo") => |direct: &mut Direct| halo::run(direct, 32),
-        Some("ledger") => |direct: &mut Direct| ledger::run(direct, 100_000, 4, 20_000),
+        Some("ledger") => |direct: &mut Direct| ledger::run(direct, 100_000, 4, 20_000, 64),
         Some("service") => |direct: &mut Direct| service::run(direct, 4, 50, 1 << 20),
         _ => return Err("say which: scan, store, halo, ledger or service; then, perhaps, memory servers".into()),
     };
@@ -41,7 +42,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         servers = own.iter().map(|server| ServerSpec { endpoint: server.addr().clone(), memory: None }).collect();
     }
     let mut direct = Direct::connect(&PoolConfig::new(servers, ByteLen(256 << 20), "direct example"))?;
-    println!("{}", run(&mut direct)?);
+    let ran = run(&mut direct)?;
+    println!("{}", ran.says);
+    for (what, amount, took) in ran.measured {
+        println!("{:.0} {what} a second", amount as f64 / took.as_secs_f64());
+    }
     direct.pool().leave();
     Ok(())
 }

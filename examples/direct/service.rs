@@ -1,6 +1,7 @@
 //! Requests and answers through queues: heads of 64 bytes, bodies of a megabyte. Clients know the service by the name of its queue, the service knows its clients by
 //! that of theirs; nobody knows an address. Workers come and go, and a request that one of them drops is another's.
 
+use super::ran::Ran;
 use rampool::direct::{Direct, Message, Queue, QueueBounds, SendBody};
 use rampool::pool::PoolConfig;
 use std::error::Error;
@@ -117,7 +118,7 @@ fn take_answer(direct: &mut Direct, answers: &Queue, client: u64, bytes: usize, 
 }
 
 /// `clients` clients ask `requests` times each; two workers answer, and a third gives up in the middle.
-pub fn run(direct: &mut Direct, clients: u64, requests: u64, bytes: usize) -> Result<String, Box<dyn Error>> {
+pub fn run(direct: &mut Direct, clients: u64, requests: u64, bytes: usize) -> Result<Ran, Box<dyn Error>> {
     let queue = direct.open_or_create_queue("requests", BOUNDS)?;
     let lease = direct.pool().lease_ticket();
     let started = Instant::now();
@@ -151,11 +152,13 @@ pub fn run(direct: &mut Direct, clients: u64, requests: u64, bytes: usize) -> Re
         }
         asked.map(|_| served)
     })?;
+    let took = started.elapsed();
     direct.free_queue(&queue)?;
     if served < clients * requests {
         return Err(format!("{served} of {} requests were served", clients * requests).into());
     }
-    Ok(format!("{clients} clients had {requests} requests of {bytes} bytes each answered, in {:?}", started.elapsed()))
+    let says = format!("{clients} clients had {requests} requests of {bytes} bytes each answered, in {took:?}");
+    Ok(Ran { says, measured: vec![("requests", clients * requests, took)] })
 }
 
 fn joined<T>(result: std::thread::Result<Result<T, String>>) -> Result<T, String> {

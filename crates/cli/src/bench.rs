@@ -6,6 +6,7 @@
 //!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
 //!   fit          programs that fit their budget beside the same programs natively
 //!   direct       the direct view beside raw round trips, streams, single gets and the paged view
+//!   examples     the example programs of the direct view beside plain gets and puts
 //!   exposed      memory that the server reaches by key, beside bytes that travel through rings
 //!   openmpi      strided gets and gathers beside OpenMPI's one-sided operations
 //!   register     the pin-down cache: look-ups; copies, hits and misses against payload
@@ -25,6 +26,7 @@
 //! longer than a round disturbs both. Answers are verified. No benchmark leaves anything behind.
 
 mod direct;
+mod examples;
 mod exposed;
 mod fault;
 mod fifo;
@@ -66,6 +68,7 @@ enum Bench {
     Programs(programs::Args),
     Server(server::Args),
     Direct(direct::Args),
+    Examples(examples::Args),
     Exposed(exposed::Args),
     Openmpi(openmpi::Args),
     Register(register::Args),
@@ -117,6 +120,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),
+        Bench::Examples(args) => examples::run(&args),
         Bench::Exposed(args) => exposed::run(&args),
         Bench::Openmpi(args) => openmpi::run(&args),
         Bench::Register(args) => register::run(&args),

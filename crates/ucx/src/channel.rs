@@ -354,7 +354,8 @@ impl Channel {
     /// [`UcxError::Call`].
     ///
     /// # Safety
-    /// The bytes are readable, and registered where that is said, until the transfer has ended or the channel is dropped.
+    /// The bytes are readable, and registered where that is said, until the transfer has ended or the channel is dropped. The peer is one that [`Channel::believe`] may be called for:
+    /// it may have them put where it likes instead of fetching them.
     pub unsafe fn send_from(&mut self, number: u64, bytes: *const u8, len: usize, memory: Option<&Memory>) -> Result<TransferId, UcxError> {
         assert!(!self.endpoint.is_null(), "a channel without a peer");
         let number = Box::new(number.to_le_bytes());
@@ -496,13 +497,15 @@ impl Drop for Channel {
             }
         }
         self.give_back();
-        for transfer in std::mem::take(&mut self.transfers).into_values() {
+        let transfers = std::mem::take(&mut self.transfers);
+        for transfer in transfers.values() {
             // SAFETY: a request that is not used from here on; UCX frees it when it has ended, at the latest with the worker.
             unsafe { (self.functions.request_free)(transfer.request) };
         }
         // SAFETY: the worker, not used from here on. It ends what endpoint and requests it has left, so the slots are ours again.
         unsafe {
             (self.functions.worker_destroy)(self.worker);
+            drop(transfers);
             drop(Box::from_raw(self.arrivals));
             for slot in self.free.drain(..).chain(self.busy.drain(..)) {
                 drop(Box::from_raw(slot));

@@ -35,7 +35,7 @@ fn register(context: &Context, bytes: &[u8]) -> Memory {
 }
 
 fn send(from: &mut Channel, bytes: &[u8], memory: Option<&Memory>) -> TransferId {
-    // SAFETY: every test keeps the bytes, and their registration, until the transfer has ended or the channel is gone.
+    // SAFETY: every test keeps the bytes, and their registration, until the transfer has ended or the channel is gone, and has both ends.
     unsafe { from.send_from(7, bytes.as_ptr(), bytes.len(), memory) }.unwrap()
 }
 

@@ -18,6 +18,8 @@ use std::time::Duration;
 mod halo;
 #[path = "../../../../examples/direct/ledger.rs"]
 mod ledger;
+#[path = "../../../../examples/direct/ran.rs"]
+mod ran;
 #[path = "../../../../examples/direct/scan.rs"]
 mod scan;
 #[path = "../../../../examples/direct/service.rs"]
@@ -29,14 +31,14 @@ mod store;
 fn the_examples_find_what_they_expect() {
     let servers = [serve(96 * MIB), serve(96 * MIB)];
     let mut direct = Direct::connect(&config(&[&servers[0], &servers[1]], 128 * MIB)).unwrap();
-    let texts = [
+    let ran = [
         halo::run(&mut direct, 8).unwrap(),
         scan::run(&mut direct, 2000).unwrap(),
         store::run(&mut direct, 3, 200).unwrap(),
-        ledger::run(&mut direct, 500, 3, 400).unwrap(),
+        ledger::run(&mut direct, 500, 3, 400, 64).unwrap(),
         service::run(&mut direct, 3, 4, 1 << 20).unwrap(),
     ];
-    assert!(texts.iter().all(|text| !text.is_empty()));
+    assert!(ran.iter().all(|ran| !ran.says.is_empty() && ran.measured.iter().all(|(_, amount, took)| *amount > 0 && !took.is_zero())));
     direct.pool().leave();
     all_gone(&[&servers[0], &servers[1]]);
 }
