@@ -110,7 +110,7 @@ fn over_ucx(
     let mut bench = fabric::Bench::open(transports, longest, sink_cpu)?;
     let mut figures: [Vec<Vec<f64>>; 4] = Default::default();
     for payload in payloads {
-        let transfers = (common.pick(16 << 20, 1 << 20) / payload).clamp(8, 1024);
+        let transfers = (common.pick(8 << 20, 1 << 20) / payload).clamp(4, 512);
         let mut samples: [Vec<f64>; 4] = Default::default();
         for round in 0..=common.rounds(5, 2) {
             for (way, samples) in fabric::WAYS.into_iter().zip(&mut samples) {

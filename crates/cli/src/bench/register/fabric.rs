@@ -54,6 +54,8 @@ struct UnderWay {
 pub struct Bench {
     channel: Channel,
     flow: Flow,
+    /// Whether each end has a CPU for itself, and so may spin.
+    apart: bool,
     pins: Pins<FabricMemory>,
     bounce: Mapping,
     bounce_held: Held,
@@ -83,6 +85,7 @@ impl Bench {
         Ok(Self {
             channel,
             flow: Flow::new(WINDOW, WINDOW),
+            apart: sink_cpu.is_some(),
             pins,
             bounce,
             bounce_held,
@@ -214,22 +217,21 @@ impl Bench {
     }
 
     fn work(&mut self, deadline: Instant) -> Result<()> {
-        drive(&mut self.channel, &mut self.flow, deadline)
+        drive(&mut self.channel, &mut self.flow, self.apart, deadline)
     }
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
         self.sink.orders = None;
-        // Nobody else has what it reads. A bench that failed does not wait: the sink ends at its own deadline.
-        drop(self.sink.thread.take());
+        // UCX must not be at work when the process ends. A sink that still waits for bytes, because something failed, ends at its own deadline.
+        let _ = self.sink.thread.take().map(JoinHandle::join);
     }
 }
 
 /// Lets UCX work, and hears what the peer has read.
-fn drive(channel: &mut Channel, flow: &mut Flow, deadline: Instant) -> Result<()> {
-    if !channel.progress() {
-        // Where the two ends share a CPU.
+fn drive(channel: &mut Channel, flow: &mut Flow, apart: bool, deadline: Instant) -> Result<()> {
+    if !channel.progress() && !apart {
         std::thread::yield_now();
     }
     channel.check()?;
@@ -262,7 +264,7 @@ impl Sink {
             }
             let mut flow = Flow::new(WINDOW, WINDOW);
             for (bytes, expected) in wanted {
-                let arrived = arrive(&mut channel, &mut flow, &room, &memory, bytes, expected);
+                let arrived = arrive(&mut channel, &mut flow, cpu.is_some(), (&room, &memory), bytes, expected);
                 if tell.send(arrived).is_err() {
                     break;
                 }
@@ -279,8 +281,8 @@ impl Sink {
 fn arrive(
     channel: &mut Channel,
     flow: &mut Flow,
-    room: &Mapping,
-    memory: &Memory,
+    apart: bool,
+    (room, memory): (&Mapping, &Memory),
     bytes: usize,
     expected: Option<Vec<u8>>,
 ) -> Result<bool> {
@@ -298,14 +300,14 @@ fn arrive(
             // SAFETY: there is room, registered and nobody else's, as long as the channel lives.
             let landed = unsafe { channel.land(room.at(at), Some(memory)) }?;
             while !channel.has_ended(landed)? {
-                drive(channel, flow, deadline)?;
+                drive(channel, flow, apart, deadline)?;
             }
             len
         } else {
             // SAFETY: there is room for a message there.
             let took = channel.take(SEGMENT_BYTES, |from, len| unsafe { std::ptr::copy_nonoverlapping(from, room.at(at), len) });
             let Some((len, _whole)) = took else {
-                drive(channel, flow, deadline)?;
+                drive(channel, flow, apart, deadline)?;
                 continue;
             };
             len
