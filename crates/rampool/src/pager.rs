@@ -801,6 +801,9 @@ impl<B: Backing> Pager<B> {
 
     fn carry_out(&mut self) {
         while let Some(output) = self.cache.poll() {
+            if !matches!(output, Output::InstallFetched { .. } | Output::ReleaseFetch { .. }) {
+                self.install_arriving();
+            }
             match output {
                 Output::InstallZero { extent } => {
                     self.stats.zero_filled(u64::from(extent.count));
@@ -809,7 +812,7 @@ impl<B: Backing> Pager<B> {
                 Output::InstallFetched { extent, fetch, offset_pages, writable } => {
                     let offset = offset_pages as usize * OS_PAGE_BYTES;
                     match self.spare.start_of(fetch.0) {
-                        Some(start) => self.install_moved(extent, fetch, start + offset, writable),
+                        Some(start) => self.arrive(extent, fetch, start + offset, writable),
                         None => self.install(extent, Some(self.fetches.start_of(fetch.0) + offset), writable),
                     }
                 }
@@ -854,14 +857,11 @@ impl<B: Backing> Pager<B> {
                     // SAFETY: the slot belongs to this fetch until ReleaseFetch, which follows Fetched.
                     unsafe { self.backing.fetch(self.region, token, &extents, to, demand) };
                 }
-                Output::ReleaseFetch { fetch } => {
-                    if !self.spare.release(fetch.0, &mut self.batches, &self.faults) {
-                        self.fetches.release(fetch.0);
-                    }
-                }
+                Output::ReleaseFetch { fetch } => self.release_fetch(fetch),
                 Output::Discard { extent } => self.backing.discard(self.region, extent),
             }
         }
+        self.install_arriving();
     }
 
     /// Maps `extent` with the bytes at `from` (zeroes without), page by page where the kernel stops half-way.

@@ -43,6 +43,33 @@ pub(super) struct MoveIn {
     faults: u32,
     stillness: Option<Stillness>,
     refusals: Refusals,
+    /// What lands just now and is to be moved.
+    arriving: Vec<Arriving>,
+    /// Fetches that are done as soon as that is mapped.
+    released: Vec<FetchId>,
+}
+
+/// Pages of a fetch, with the frames that they wait in.
+#[derive(Clone, Copy, Debug)]
+struct Arriving {
+    extent: Extent,
+    fetch: FetchId,
+    from: usize,
+    writable: bool,
+}
+
+impl Arriving {
+    /// The two lie one behind the other, as pages and as frames.
+    fn is_followed_by(&self, next: &Self) -> bool {
+        let end = self.from + self.extent.count as usize * OS_PAGE_BYTES;
+        self.extent.end() == next.extent.first && end == next.from && self.writable == next.writable
+    }
+}
+
+/// All of a run as one.
+fn run_of(pieces: &[Arriving]) -> Arriving {
+    let count = pieces.iter().map(|piece| piece.extent.count).sum();
+    Arriving { extent: Extent::new(pieces[0].extent.first, count), ..pieces[0] }
 }
 
 /// Whether moving in is worth another try.
@@ -123,17 +150,86 @@ impl<B: Backing> Pager<B> {
         }
     }
 
-    /// Maps the pages of a fetch whose frames may be moved; copies what will not move.
-    pub(super) fn install_moved(&mut self, extent: Extent, fetch: FetchId, from: usize, writable: bool) {
-        let before = self.look();
-        if before.is_none() && !(writable || self.move_in.choice == InstallBy::Move) {
-            return self.install(extent, Some(from), writable);
+    /// Notes what waits in frames that may be moved: what lands together is moved together.
+    pub(super) fn arrive(&mut self, extent: Extent, fetch: FetchId, from: usize, writable: bool) {
+        self.move_in.arriving.push(Arriving { extent, fetch, from, writable });
+    }
+
+    /// The fetch is done with its buffer; what of it was noted is mapped before.
+    pub(super) fn release_fetch(&mut self, fetch: FetchId) {
+        let now = &mut self.move_in;
+        if now.arriving.iter().any(|piece| piece.fetch == fetch) {
+            return now.released.push(fetch);
         }
+        if !self.spare.release(fetch.0, &mut self.batches, &self.faults) {
+            self.fetches.release(fetch.0);
+        }
+    }
+
+    /// Maps all that was noted, in runs as long as may be, and wakes who waits for it; copies what will not move. One look at the program's thread
+    /// serves for all of it: to look takes as long as to move thirty pages.
+    pub(super) fn install_arriving(&mut self) {
+        if self.move_in.arriving.is_empty() {
+            return;
+        }
+        let mut arriving = std::mem::take(&mut self.move_in.arriving);
+        arriving.sort_unstable_by_key(|piece| piece.extent.first);
+        let before = if arriving.iter().all(|piece| piece.writable) { None } else { self.look() };
+        let mut moved = Vec::new();
+        let mut rest = Vec::new();
+        let mut protected = true;
+        for run in arriving.chunk_by(|a, b| a.is_followed_by(b)) {
+            let Arriving { extent, from, writable, .. } = run_of(run);
+            let mut done = 0;
+            if before.is_some() || writable || self.move_in.choice == InstallBy::Move {
+                done = self.move_run(extent, from, !writable && before.is_some(), &mut protected);
+            }
+            let mut left = done;
+            for piece in run {
+                let of_piece = left.min(piece.extent.count);
+                left -= of_piece;
+                if of_piece > 0 {
+                    self.spare.moved(piece.fetch.0, of_piece);
+                }
+            }
+            if done > 0 {
+                moved.push((Extent::new(extent.first, done), writable));
+            }
+            if done < extent.count {
+                let first = extent.first.offset(u64::from(done));
+                rest.push((Extent::new(first, extent.count - done), from + done as usize * OS_PAGE_BYTES, writable));
+            }
+        }
+        let still_clean = protected && before.is_some_and(|before| self.has_not_run_since(before));
+        for &(extent, writable) in &moved {
+            self.stats.moved_in(u64::from(extent.count));
+            if !writable && !still_clean {
+                self.follow_ups.push_back(FollowUp::Opened { extent });
+            }
+            let faults = &self.faults;
+            self.space.pieces(extent, |piece| faults.wake(piece.start, piece.bytes));
+        }
+        if !moved.is_empty()
+            && let Some(started) = self.fault_started.take()
+        {
+            self.stats.served(started.elapsed());
+        }
+        for (extent, from, writable) in rest {
+            self.install(extent, Some(from), writable);
+        }
+        arriving.clear();
+        self.move_in.arriving = arriving;
+        for fetch in std::mem::take(&mut self.move_in.released) {
+            self.release_fetch(fetch);
+        }
+    }
+
+    /// Moves a run of frames in, and protects what has moved; returns how many pages have, from the first on.
+    fn move_run(&mut self, extent: Extent, from: usize, protect: bool, protected: &mut bool) -> u32 {
         let faults = &self.faults;
         let mut done = 0;
         let mut stopped = false;
         let mut refused = false;
-        let mut protected = true;
         self.space.pieces(extent, |piece| {
             if stopped {
                 return;
@@ -150,29 +246,12 @@ impl<B: Backing> Pager<B> {
             };
             stopped = moved < piece.bytes;
             done += page_count(moved);
-            if moved > 0 && !writable && before.is_some() {
-                protected &= faults.protect(piece.start, moved) == Reply::Done;
+            if moved > 0 && protect {
+                *protected &= faults.protect(piece.start, moved) == Reply::Done;
             }
         });
         self.move_in.refusals.moved(refused);
-        let moved = Extent::new(extent.first, done);
-        if done > 0 {
-            self.spare.moved(fetch.0, done);
-            self.stats.moved_in(u64::from(done));
-            let still_clean = protected && before.is_some_and(|before| self.has_not_run_since(before));
-            if !writable && !still_clean {
-                self.follow_ups.push_back(FollowUp::Opened { extent: moved });
-            }
-            let faults = &self.faults;
-            self.space.pieces(moved, |piece| faults.wake(piece.start, piece.bytes));
-            if let Some(started) = self.fault_started.take() {
-                self.stats.served(started.elapsed());
-            }
-        }
-        if done < extent.count {
-            let rest = Extent::new(moved.end(), extent.count - done);
-            self.install(rest, Some(from + done as usize * OS_PAGE_BYTES), writable);
-        }
+        done
     }
 
     fn look(&self) -> Option<Still> {
@@ -196,6 +275,28 @@ mod tests {
             choices += 1;
         }
         (choices > 0).then_some(choices)
+    }
+
+    #[test]
+    fn what_lies_together_as_pages_and_as_frames_is_one_run() {
+        let piece = |first: u64, count: u32, from: usize, writable: bool| Arriving {
+            extent: Extent::new(rampool_proto::units::PageIndex(first), count),
+            fetch: FetchId(0),
+            from: from * OS_PAGE_BYTES,
+            writable,
+        };
+        let (a, b) = (piece(8, 4, 100, false), piece(12, 2, 104, false));
+        assert!(a.is_followed_by(&b));
+        let both = run_of(&[a, b]);
+        assert_eq!((both.extent, both.from), (Extent::new(a.extent.first, 6), a.from));
+        for (next, why) in [
+            (piece(13, 2, 104, false), "a page between"),
+            (piece(12, 2, 105, false), "a frame between"),
+            (piece(12, 2, 104, true), "open to writes"),
+            (piece(6, 2, 98, false), "before it"),
+        ] {
+            assert!(!a.is_followed_by(&next), "{why}");
+        }
     }
 
     #[test]
