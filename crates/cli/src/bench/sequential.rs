@@ -22,6 +22,16 @@ use super::workload::word;
 pub struct Args {
     #[command(flatten)]
     common: Common,
+
+    /// Measure one way of putting pages in place alone
+    #[arg(long, value_enum)]
+    only: Option<Only>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Only {
+    Copied,
+    MovedIn,
 }
 
 const SEED: u64 = 2;
@@ -47,7 +57,12 @@ pub fn run(args: &Args) -> Result<i32> {
         ("256 KiB pages, moved in", 256 << 10, InstallBy::Auto, 0.8, Way::Moved),
     ];
     report.note("least: one thread that receives a plain stream, has the kernel put it in place and take as much out, and nothing else");
-    for (setting, page_bytes, install_by, reach, way) in memories {
+    let wanted = |way| match args.only {
+        Some(Only::Copied) => way == Way::Copied,
+        Some(Only::MovedIn) => way == Way::Moved,
+        None => true,
+    };
+    for (setting, page_bytes, install_by, reach, way) in memories.into_iter().filter(|(.., way)| wanted(*way)) {
         let memory = Paged {
             server: &server.address,
             key: None,

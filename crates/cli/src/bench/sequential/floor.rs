@@ -22,17 +22,19 @@ pub enum Way {
     MovedWhole,
 }
 
-impl Way {
-    /// Bytes received before they are put in place. Small chunks stay in the CPU's cache meanwhile.
-    fn chunk_bytes(self) -> usize {
-        if self == Self::MovedWhole { 2 << 20 } else { 256 << 10 }
-    }
-}
+/// Bytes received before they are put in place. In smaller pieces receiving alone takes twice as long, and so do moves, page by page.
+const CHUNK_BYTES: usize = 1 << 20;
+/// The same, where each huge page is moved as one.
+const WHOLE_CHUNK_BYTES: usize = 2 << 20;
+/// What a stream passes before it leaves, as a part of local memory: the rest may hold what is of more use, and frames are still in the CPU's cache
+/// when they are received into again.
+const PASSED: usize = 16;
 
-/// GB/s of `bytes` read in order, of which `local_bytes` are present at a time.
+/// GB/s of `bytes` read in order with `local_bytes` of local memory.
 pub fn run(way: Way, peer: &str, spin: Duration, bytes: usize, local_bytes: usize) -> Result<f64> {
     let content = peer::content();
-    let chunk = way.chunk_bytes();
+    let chunk = if way == Way::MovedWhole { WHOLE_CHUNK_BYTES } else { CHUNK_BYTES };
+    let present = (local_bytes / PASSED).next_multiple_of(chunk);
     let (features, pages) = match way {
         Way::Copied => (Features::WP, Advice::NoHugePage),
         Way::Moved => (Features::WP.with(Features::MOVE), Advice::NoHugePage),
@@ -54,7 +56,7 @@ pub fn run(way: Way, peer: &str, spin: Duration, bytes: usize, local_bytes: usiz
     let started = Instant::now();
     raw.request(bytes as u64)?;
     for at in (0..bytes).step_by(chunk) {
-        let (place, last) = (memory.start() + at, at.checked_sub(local_bytes).map(|gone| memory.start() + gone));
+        let (place, last) = (memory.start() + at, at.checked_sub(present).map(|gone| memory.start() + gone));
         match way {
             Way::Copied => {
                 raw.read_exactly(&mut buffer)?;
