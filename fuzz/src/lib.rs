@@ -6,18 +6,20 @@
 
 use rampool::key::Key;
 use rampool::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
-use rampool_proto::checksum;
 use rampool_proto::layout::Program;
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
 use rampool_proto::share::channel::{Channel, ChannelConfig};
+use rampool_proto::share::control::{Control, FrameKind, Framed, MOST_FRAME_BYTES, deframe};
 use rampool_proto::share::message::Message;
 use rampool_proto::units::ByteLen;
 use rampool_proto::wire::{
-    AttachLease, AwaitBody, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES,
+    AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES,
     MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, Opcode, OpenLease, Push, PushHeads,
-    QueueBounds, Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_put, parse_accumulate_arg, parse_extents,
-    parse_get_reply, parse_message, parse_put,
+    QueueBounds, Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_grant, encode_put, encode_reduced,
+    encode_revocation, parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message, parse_put, parse_reduced,
+    parse_revocation,
 };
+use rampool_proto::{checksum, fabric, rings};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -48,6 +50,7 @@ pub fn frame(data: &[u8]) {
             }
         }
         Opcode::Gather | Opcode::Scatter | Opcode::Accumulate if !header.is_reply() => {
+            let table = if header.is_by_key() { ByKey::split(table).map_or(table, |(_, rest)| rest) } else { table };
             if let Ok(window) = Window::parse_with(table, &mut Vec::new()) {
                 assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
                 assert_eq!(window.blocks().iter().map(|block| block.len).sum::<u32>(), window.len);
@@ -55,6 +58,27 @@ pub fn frame(data: &[u8]) {
             let _ = parse_accumulate_arg(header.arg);
         }
         Opcode::Scan if !header.is_reply() => _ = ScanRequest::parse(&header, table),
+        Opcode::Scan => {
+            if let Ok(reduced) = parse_reduced(table) {
+                let mut again = Vec::new();
+                encode_reduced(&reduced, &mut again);
+                assert_eq!(again, table);
+            }
+        }
+        Opcode::Expose => {
+            if let Ok(grant) = parse_grant(table) {
+                let mut again = Vec::new();
+                encode_grant(&grant, &mut again);
+                assert_eq!(again, table);
+            }
+        }
+        Opcode::Revoke => {
+            if let Ok(key) = parse_revocation(table) {
+                let mut again = Vec::new();
+                encode_revocation(key, &mut again);
+                assert_eq!(again, table);
+            }
+        }
         Opcode::FetchOp => _ = FetchOp::parse(&header, table).map(|op| op.apply(header.request)),
         Opcode::Copy => {
             if let Ok(copy) = CopyRequest::parse(table) {
@@ -163,6 +187,46 @@ pub fn message(data: &[u8]) {
     }
 }
 
+/// What a connection between ranks brings: frames, one after the other, and what is in them.
+pub fn ranks(data: &[u8]) {
+    let mut rest = data;
+    while let Ok(Framed::Whole { kind, content, taken, .. }) = deframe(rest) {
+        assert!(taken > content.len() && taken <= rest.len() && content.len() <= MOST_FRAME_BYTES);
+        match kind {
+            FrameKind::Message => message(content),
+            FrameKind::Control => {
+                if let Ok(control) = Control::decode(content) {
+                    let mut bytes = Vec::new();
+                    control.encode(&mut bytes);
+                    assert_eq!(Control::decode(&bytes), Ok(control));
+                }
+            }
+            FrameKind::Acknowledgement => assert!(content.is_empty()),
+        }
+        rest = &rest[taken..];
+    }
+}
+
+/// What sets shared memory up, and connections over UCX, the checksums made right.
+pub fn offer(data: &[u8]) {
+    if let Some(bytes) = data.first_chunk::<{ rings::OFFER_BYTES }>() {
+        let mut bytes = *bytes;
+        let crc = checksum::crc32c(&bytes[..rings::OFFER_BYTES - 4]);
+        bytes[rings::OFFER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        if let Ok(offer) = rings::Offer::parse(&bytes) {
+            assert_eq!(offer.encode(), bytes);
+            assert!(offer.geometry().is_none_or(|geometry| geometry.ring_bytes().is_power_of_two()));
+        }
+    }
+    let mut bytes = data.to_vec();
+    if let Some((body, sum)) = bytes.split_last_chunk_mut::<4>() {
+        *sum = checksum::crc32c(body).to_le_bytes();
+    }
+    if let Ok(offer) = fabric::Offer::parse(&bytes) {
+        assert_eq!(offer.encode(), bytes);
+    }
+}
+
 /// A datagram at one end of a channel that has something under way, its length and checksum made right, and every other byte as it is.
 pub fn datagram(data: &[u8]) {
     let mut bytes = data[..data.len().min(usize::from(u16::MAX))].to_vec();
@@ -247,6 +311,9 @@ pub fn text(data: &[u8]) {
     let _ = rampool::transport::zero_copy::parse_wish(text);
     let _ = text.parse::<rampool::pool::LeaseTicket>();
     let _ = text.parse::<rampool::pool::RegionTicket>();
+    if let Ok(handed) = text.parse::<rampool::region::HandedOver>() {
+        assert_eq!(handed.to_string().parse(), Ok(handed));
+    }
 }
 
 /// Makes the checksums of a frame right, and its table as long as there are bytes.

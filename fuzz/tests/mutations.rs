@@ -1,15 +1,19 @@
 //! Every target, driven by mutations of valid input from a fixed seed, for a bounded number of rounds.
 
 use rampool_proto::layout::{Layout, Order};
+use rampool_proto::registration::keys::{Grant, Key, Rights};
 use rampool_proto::session::{Encryption, Preface};
+use rampool_proto::share::Rank;
 use rampool_proto::share::channel::{Channel, ChannelConfig};
+use rampool_proto::share::control::{Control, FrameKind, Hello, frame};
 use rampool_proto::share::message::{Body as MessageBody, Message};
 use rampool_proto::units::{Extent, PageIndex};
 use rampool_proto::wire::{
-    AttachLease, AwaitBody, Body, CopyRequest, Delivery, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, PageEntry,
-    Push, PushHeads, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error, encode_extents,
-    encode_frame, encode_get_reply, encode_put,
+    AttachLease, AwaitBody, Body, ByKey, CopyRequest, Delivery, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease,
+    PageEntry, Push, PushHeads, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error,
+    encode_extents, encode_frame, encode_get_reply, encode_grant, encode_put, encode_revocation,
 };
+use rampool_proto::{fabric, rings};
 
 /// xorshift64*: enough to choose mutations, and the same in every run.
 struct Rng(u64);
@@ -75,7 +79,7 @@ fn drive(target: fn(&[u8]), seeds: &[Vec<u8>], rounds: usize) {
 fn frames() -> Vec<Vec<u8>> {
     let extents = [Extent::new(PageIndex(3), 2), Extent::page(PageIndex(1 << 39))];
     let entries = [PageEntry { crc: 5, len: 4096 }, PageEntry::ZERO, PageEntry { crc: 6, len: 77 }];
-    let frame = |write: &dyn Fn(&mut Vec<u8>)| {
+    let framed = |write: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = Vec::new();
         write(&mut bytes);
         bytes
@@ -99,28 +103,38 @@ fn frames() -> Vec<Vec<u8>> {
     Settlement::Return.encode(&[1, 2], &mut settle);
     AwaitBody { number: 3, patience_ms: 4 }.encode(&mut wait);
     QueueBounds { messages: 100, bytes: 1 << 20 }.encode("jobs", &mut open);
+    let key = Key { place: 5, generation: 7 };
+    let (mut exposed, mut revoked, mut by_key) = (Vec::new(), Vec::new(), Vec::new());
+    encode_grant(&Grant { key, bytes: 1 << 20, rights: Rights::Both }, &mut exposed);
+    encode_revocation(key, &mut revoked);
+    ByKey { key, offset: 4096 }.encode(&mut by_key);
+    window.encode_with(&[], &mut by_key);
     let (lease, token) = (LeaseId(3), LeaseToken([9; 16]));
     let endpoint = "127.0.0.1:7117".to_owned();
     CopyRequest { source: window.clone(), target: window, endpoint, lease, token, region: RegionId(1) }.encode(&mut copy);
     let get = Header::request(Opcode::Get, 1);
     vec![
-        frame(&|out| encode_extents(out, get, &extents)),
-        frame(&|out| encode_extents(out, Header::request(Opcode::Discard, 2), &extents)),
-        frame(&|out| _ = encode_put(out, Header::request(Opcode::Put, 3), &extents, &entries)),
-        frame(&|out| _ = encode_get_reply(out, get.reply(Status::Ok), &entries)),
-        frame(&|out| encode_error(out, get.reply(Status::PoolFull).with_arg(9), "no")),
-        frame(&|out| encode_frame(out, Header::request(Opcode::Heartbeat, 4), &[], 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::Scatter, 5), &scatter, 4096)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::Scan, 6).with_arg(0x07_0504), &scan, 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::FetchOp, 7).with_arg(0x204), &[8; 24], 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::Copy, 8), &copy, 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::Push, 9), &push, 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::PushHeads, 9), &heads, 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::Take, 10).reply(Status::Ok), &deliveries, 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::Take, 10), &take, 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::Settle, 11), &settle, 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::AwaitBody, 12), &wait, 0)),
-        frame(&|out| encode_frame(out, Header::request(Opcode::OpenQueue, 13), &open, 0)),
+        framed(&|out| encode_extents(out, get, &extents)),
+        framed(&|out| encode_extents(out, Header::request(Opcode::Discard, 2), &extents)),
+        framed(&|out| _ = encode_put(out, Header::request(Opcode::Put, 3), &extents, &entries)),
+        framed(&|out| _ = encode_get_reply(out, get.reply(Status::Ok), &entries)),
+        framed(&|out| encode_error(out, get.reply(Status::PoolFull).with_arg(9), "no")),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Heartbeat, 4), &[], 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Scatter, 5), &scatter, 4096)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Scan, 6).with_arg(0x07_0504), &scan, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::FetchOp, 7).with_arg(0x204), &[8; 24], 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Copy, 8), &copy, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Push, 9), &push, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::PushHeads, 9), &heads, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Take, 10).reply(Status::Ok), &deliveries, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Take, 10), &take, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Settle, 11), &settle, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::AwaitBody, 12), &wait, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::OpenQueue, 13), &open, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Scan, 14).reply(Status::Ok), &[3; 24], 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Expose, 15), &exposed, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Revoke, 16), &revoked, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::Gather, 17).by_key(), &by_key, 0)),
     ]
 }
 
@@ -184,6 +198,43 @@ fn messages_between_ranks() {
 }
 
 #[test]
+fn connections_between_ranks() {
+    let hello = Hello {
+        wire: 6,
+        build: "0.1.0".into(),
+        run: "run".into(),
+        settings: "hlrc".into(),
+        rank: Rank(1),
+        ranks: 4,
+        port: 7117,
+        datagram_port: 0,
+        incarnation: 9,
+    };
+    let controls = [Control::Hello { hello }, Control::Refused { why: "another run".into() }, Control::Open { name: "table".into() }];
+    let mut seeds: Vec<Vec<u8>> = controls
+        .iter()
+        .map(|control| {
+            let mut bytes = Vec::new();
+            frame(FrameKind::Control, 77, &mut bytes, |out| control.encode(out));
+            bytes
+        })
+        .collect();
+    let message = Message { epoch: 4, body: MessageBody::ScAck { page: PageIndex(9) } };
+    let mut bytes = Vec::new();
+    frame(FrameKind::Message, 5, &mut bytes, |out| message.encode(out));
+    frame(FrameKind::Acknowledgement, 6, &mut bytes, |_| {});
+    seeds.push([&bytes[..], &seeds[1], &bytes].concat());
+    drive(rampool_fuzz::ranks, &seeds, 100_000);
+}
+
+#[test]
+fn offers_of_memory_and_fabrics() {
+    let rings = rings::Offer::of(1 << 18).unwrap().encode().to_vec();
+    let fabric = fabric::Offer { major: 1, watch: 1, message_bytes: 8192, window: 64, address: vec![7; 300] }.encode();
+    drive(rampool_fuzz::offer, &[rings, fabric, rings::Offer::NONE.encode().to_vec(), fabric::Offer::NONE.encode()], 100_000);
+}
+
+#[test]
 fn datagrams_of_channels() {
     let mut channel = Channel::new(ChannelConfig::default(), 0);
     channel.send(b"short");
@@ -223,7 +274,9 @@ fn handshakes() {
 #[test]
 fn texts() {
     let status = br#"{"server":1,"version":"0.1.0","leases":[{"lease":1,"name":"x","members":[{"pid":3}]}]}"#;
-    let seeds = [&b"127.0.0.1:7117=4G"[..], b"unix:/run/x", b"[::1]:80", b"1.5G", b"17179869184", status].map(<[u8]>::to_vec);
+    let handed =
+        b"rampool-handed-over-1 1000 2000 rampool-region-1;1;2 rampool-lease-1;64;3,09090909090909090909090909090909,127.0.0.1:7117=4G";
+    let seeds = [&handed[..], b"127.0.0.1:7117=4G", b"unix:/run/x", b"[::1]:80", b"1.5G", b"17179869184", status].map(<[u8]>::to_vec);
     drive(rampool_fuzz::text, &seeds, 100_000);
 }
 
@@ -233,5 +286,5 @@ fn every_target_is_driven_here() {
     let targets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz_targets")).unwrap();
     let names: Vec<String> = targets.map(|f| f.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect();
     let forgotten: Vec<&String> = names.iter().filter(|name| !here.contains(&format!("drive(rampool_fuzz::{name},"))).collect();
-    assert!(names.len() >= 9 && forgotten.is_empty(), "{forgotten:?} of {names:?}");
+    assert!(names.len() >= 11 && forgotten.is_empty(), "{forgotten:?} of {names:?}");
 }

@@ -153,6 +153,57 @@ def server_is_told_to_stop(world, scale):
     server.process.wait(30)
 
 
+# Says that it is up, and forks when it is told to.
+FORKS_WHEN_TOLD = """
+import os, random
+data = [random.Random(i).randbytes(1 << 20) for i in range(48)]
+right = lambda: all(data[i] == random.Random(i).randbytes(1 << 20) for i in range(48))
+print("up", flush=True)
+os.read(0, 1)
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        mine = [random.Random(-i).randbytes(1 << 20) for i in range(32)]
+        os._exit(5 if right() and all(mine[i] == random.Random(-i).randbytes(1 << 20) for i in range(32)) else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+assert right()
+"""
+
+
+@suite.test()
+def programs_fork_while_their_server_stops(world, scale):
+    """Whoever has a lease is served as before until the time to drain is over; new ones are refused, and the server says what it does."""
+    server = world.serve("900M", "--drain-ms", 60_000)
+    script = world.dir / "forks.py"
+    script.write_text(FORKS_WHEN_TOLD)
+    read_end, write_end = os.pipe()
+    running = world.start(["python3", script], local=16 * MIB, servers=[server], options=["--memory", "700M"], stdin=read_end)
+    os.close(read_end)
+    running.wait_for("up", 60)
+    server.process.terminate()
+    answer = lambda: (told := status(server.address)).get("status", told)
+    wait_until("the server says that it stops", lambda: answer()["draining"])
+    refused = world.run(["true"], local=16 * MIB, servers=[server], options=["--memory", "100M"], timeout=60)
+    check(refused.code == REFUSED and "the server is stopping" in refused.err, f"{refused.code} {refused.said()}")
+    os.write(write_end, b"x")
+    os.close(write_end)
+    outcome = running.finish(60)
+    check(outcome.code == 0 and outcome.faults() > 0, f"{outcome.code} {outcome.said()}")
+    check(server.process.wait(30) == 0, f"it waits for nobody any more: {server.said()}")
+
+
+@suite.test()
+def child_without_a_connection_sees_no_zeroes(world, scale):
+    """It runs already when it turns out that it cannot be served: it ends with a reason, whatever it reads meanwhile."""
+    for _ in range(scale.pick(20, 4)):
+        server = world.serve("900M", "--max-connections", 2)
+        outcome = world.run([built("processes"), 64, "fork-isolation"], local=16 * MIB, servers=[server], options=["--memory", "450M", "--op-deadline-ms", 500], timeout=60)
+        # The parent says that its child ended with 74.
+        check(outcome.code == 3 and "a child ended with 0x4a00" in outcome.err, f"{outcome.code} {outcome.said()}")
+        check("as many connections as it allows" in outcome.err and "wrong" not in outcome.err, outcome.said())
+        server.kill()
+
+
 @suite.test()
 def server_is_replaced_by_another(world, scale):
     """A new server at the same address knows nothing of the old one's pages."""

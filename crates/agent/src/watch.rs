@@ -156,16 +156,12 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
     let main_block = touch::main_thread_block().map(|(start, end)| scan::whole_pages(start, end));
     let table = scan::thread_table().map(|(start, end)| scan::whole_pages(start, end));
     let spare = Spare::hold(SPARE_DESCRIPTORS);
-    match start_pager(settings, inheritance, tools, main_block, table) {
-        Ok((mut pager, mut keeper)) => {
-            READY.store(true, Ordering::Release);
-            drop(spare);
-            keeper.adopt_new_memory(&mut pager);
-            transition.complete();
-            pager.run(&mut keeper);
-        }
-        Err(reason) => end_process(Some(settings), &reason),
-    }
+    let (mut pager, mut keeper) = start_pager(settings, inheritance, tools, main_block, table);
+    READY.store(true, Ordering::Release);
+    drop(spare);
+    keeper.adopt_new_memory(&mut pager);
+    transition.complete();
+    pager.run(&mut keeper);
 }
 
 fn ask_parent(line: &OwnedFd, settings: &Settings) -> Result<Inheritance, String> {
@@ -195,13 +191,16 @@ fn wait_for_pressure(settings: &Settings, counter: &ResidentCounter, stats: Page
     }
 }
 
+/// Ends the process where there can be no pager, while all that it was given is still there: a child's program runs already, and would read zeroes where pages are absent as soon as
+/// the context that it has inherited is closed.
 fn start_pager(
     settings: &'static Settings,
     inheritance: Option<Inheritance>,
     tools: Tools,
     main_block: Option<(usize, usize)>,
     table: Option<(usize, usize)>,
-) -> Result<(Pager<Pool>, Keeper), String> {
+) -> (Pager<Pool>, Keeper) {
+    let kept_open = inheritance.as_ref().and_then(|inheritance| inheritance.faults.keep_open());
     let mut config = PoolConfig::attach(settings.ticket.clone(), report::program_name());
     config.op_deadline = Duration::from_millis(settings.op_deadline_ms);
     config.compression = settings.compression;
@@ -209,7 +208,7 @@ fn start_pager(
     config.encryption = settings.encryption;
     // Not left to the environment: some programs move it into memory of their own, which a forked child has only with this pool.
     config.same_host = Some(settings.same_host);
-    let mut pool = Pool::connect(&config).map_err(|error| error.to_string())?;
+    let mut pool = or_end(settings, Pool::connect(&config));
     let paged = PagedConfig {
         local_bytes: settings.local_bytes,
         page_bytes: settings.page_bytes,
@@ -217,15 +216,13 @@ fn start_pager(
         waiting: Waiting { spin: Duration::from_micros(settings.spin_us), follow_faults: settings.follow_faults },
         ..PagedConfig::default()
     };
-    let cache = paged.cache_config().map_err(|error| error.to_string())?;
+    let cache = or_end(settings, paged.cache_config());
     let mut signature = tools.signature;
     let (faults, region, memory): (_, PoolRegion, _) = match inheritance {
-        Some(Inheritance { faults, memory, region }) => {
-            (faults, pool.adopt_region(&region).map_err(|error| error.to_string())?, Some(memory))
-        }
+        Some(Inheritance { faults, memory, region }) => (faults, or_end(settings, pool.adopt_region(&region)), Some(memory)),
         None => {
-            let faults = tools.faults.expect("opened at start")?;
-            (faults, pool.create_region().map_err(|error| error.to_string())?, None)
+            let faults = or_end(settings, tools.faults.expect("opened at start"));
+            (faults, or_end(settings, pool.create_region()), None)
         }
     };
     if let Some(signature) = &mut signature {
@@ -233,8 +230,8 @@ fn start_pager(
         let _ = signature.joined(&pool.membership());
     }
     fork::note_faults(&faults);
-    let mut pager =
-        Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats).map_err(|error| error.to_string())?;
+    let mut pager = or_end(settings, Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats));
+    drop(kept_open);
     for (start, end) in main_block.into_iter().chain(table) {
         pager.leave_out(start, end);
     }
@@ -243,7 +240,11 @@ fn start_pager(
         pager.take_over(&memory, table);
     }
     let guarded = tools.guarded.or_else(|| Guarded::connect(&settings.run_dir));
-    Ok((pager, Keeper::new(settings, tools.counter, tools.ending, signature, guarded)))
+    (pager, Keeper::new(settings, tools.counter, tools.ending, signature, guarded))
+}
+
+fn or_end<T, E: std::fmt::Display>(settings: &Settings, result: Result<T, E>) -> T {
+    result.unwrap_or_else(|error| end_process(Some(settings), &error.to_string()))
 }
 
 /// Opens the rung that this run stands on.

@@ -110,12 +110,10 @@ pub enum Refusal {
     User = 6,
     #[error("the server has as many connections as it allows")]
     TooManyConnections = 7,
-    #[error("the server is stopping")]
-    Draining = 8,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 8] = [
+    const ALL: [Refusal; 7] = [
         Refusal::Version,
         Refusal::KeyNeeded,
         Refusal::NoKeyHere,
@@ -123,7 +121,6 @@ impl Refusal {
         Refusal::EncryptionNeedsKey,
         Refusal::User,
         Refusal::TooManyConnections,
-        Refusal::Draining,
     ];
 }
 

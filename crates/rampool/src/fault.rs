@@ -231,6 +231,16 @@ impl FaultCatcher {
         }
     }
 
+    /// Keeps the userfaultfd context open, whatever becomes of the catcher: once a context is closed, what is absent reads as zeroes. `None` on the SIGSEGV rung, where
+    /// closed memory stays closed.
+    #[must_use]
+    pub fn keep_open(&self) -> Option<Arc<Uffd>> {
+        match self {
+            Self::Uffd(catcher) => Some(Arc::clone(&catcher.uffd)),
+            Self::Segv(_) => None,
+        }
+    }
+
     /// From now on faults on absent and on protected pages of the range come here.
     ///
     /// # Errors
@@ -334,6 +344,14 @@ impl FaultCatcher {
         unsafe { advise(start, bytes, Advice::DontNeed) }.expect("the pager's own frames can be emptied");
         if let Some((uffd, (start, bytes))) = registered {
             uffd.register(start, bytes, false).expect("the pager's own frames can be registered");
+        }
+    }
+
+    /// The pager is about to unmap its frames: they leave the context. Else the kernel would wait for somebody to read about that, for as long as the context is open, and a forked
+    /// child has it open as well.
+    pub fn release_frames(&mut self) {
+        if let Self::Uffd(UffdCatcher { uffd, copying: None, frames: (start, bytes @ 1..), .. }) = self {
+            uffd.unregister(*start, *bytes).expect("the pager's own frames are registered");
         }
     }
 

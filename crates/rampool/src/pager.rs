@@ -166,6 +166,12 @@ pub enum PagerError {
     Register { errno: i32 },
 }
 
+impl<B: Backing> Drop for Pager<B> {
+    fn drop(&mut self) {
+        self.faults.release_frames();
+    }
+}
+
 impl<B: Backing> Pager<B> {
     /// # Errors
     /// When its own memory cannot be had.
@@ -556,7 +562,10 @@ impl<B: Backing> Pager<B> {
             self.poison_child(&child);
             return Err("memory servers were lost before".into());
         }
-        let lacks = rampool_sys::maps::not_inherited().map_err(|error| format!("/proc/self/smaps cannot be read: {error}"))?;
+        let lacks = rampool_sys::maps::not_inherited().map_err(|error| {
+            self.poison_child(&child);
+            format!("/proc/self/smaps cannot be read: {error}")
+        })?;
         let mut absent = PageSet::default();
         let mut unsent = Vec::new();
         self.cache.absent_content(|extent, staged| match staged {
@@ -713,8 +722,9 @@ impl<B: Backing> Pager<B> {
         forked
             .into_iter()
             .map(|(child, space, absent)| {
-                let region = self.backing.clone_region(foster.region())?;
-                Ok(Foster::new(child, space, absent, region))
+                let copy = self.backing.clone_region(foster.region());
+                let born = Foster::new(child, space, absent, *copy.as_ref().unwrap_or(&foster.region()));
+                copy.inspect_err(|_| born.give_up()).map(|_| born)
             })
             .collect()
     }

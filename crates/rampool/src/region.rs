@@ -509,9 +509,12 @@ struct Keeper<R> {
     ended: Option<String>,
 }
 
-impl<R> Keeper<R> {
-    /// The pager was told to stop, and has.
+impl<R: Copy> Keeper<R> {
+    /// The pager was told to stop, and has. Children that it served have what they got until now: the rest is a SIGBUS, never zeroes.
     fn end<B: Backing<Region = R>>(self, mut pager: Pager<B>) {
+        for foster in &self.fosters {
+            foster.give_up();
+        }
         pager.backing().close();
         drop(pager);
         let shared = self.shared;

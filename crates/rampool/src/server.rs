@@ -236,7 +236,8 @@ impl RunningServer {
         Observer { shared: Arc::clone(&self.shared) }
     }
 
-    /// Tells the clients that the server stops, takes no new leases, and waits until every member has left or `patience` is over. Then stops.
+    /// Tells the clients that the server stops, takes no new leases, and waits until every member has left or `patience` is over. Then stops. Until then leases are served as before: their
+    /// processes fork, and come back when a connection breaks.
     pub fn drain(self, patience: Duration) {
         self.shared.start_draining(patience);
         let deadline = Instant::now() + patience;

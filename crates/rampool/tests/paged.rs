@@ -65,6 +65,7 @@ on_every_rung!(
     writers_that_race_with_eviction_lose_nothing,
     scans_that_race_with_writers_and_forks_keep_every_value,
     lost_servers_poison_what_they_held_and_nothing_else,
+    a_child_whose_parent_lets_its_memory_go_reads_no_zeroes,
     a_sigbus_of_the_programs_own_goes_to_its_own_handler,
 );
 
@@ -645,6 +646,43 @@ unsafe impl Backing for Losing {
 }
 
 const LOSE: &str = "RAMPOOL_TEST_LOSE";
+
+fn a_child_whose_parent_lets_its_memory_go_reads_no_zeroes(how: How) {
+    let memory = memory(MIB, how);
+    if memory.rung() != Rung::Full || !Capabilities::probe().fork_events {
+        // It has no region.
+        return;
+    }
+    let region = memory.alloc(4 * MIB).unwrap();
+    (0..1024).for_each(|page| word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed));
+    let (mut go, begin) = std::os::unix::net::UnixStream::pair().unwrap();
+    // SAFETY: the child only reads the region and a socket, and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let wrong = |page: usize| word(&region, page * 512).load(Ordering::Relaxed) != mix(page as u64);
+        // Some of it while there is a parent that serves it.
+        let before = (0..100).any(wrong);
+        let mut byte = 0u8;
+        // SAFETY: one byte of this stack; ends the child without running anything of the parent's.
+        unsafe {
+            libc::read(std::os::fd::AsRawFd::as_raw_fd(&begin), (&raw mut byte).cast(), 1);
+            libc::_exit(if before {
+                2
+            } else if (0..1024).any(wrong) {
+                3
+            } else {
+                0
+            });
+        }
+    }
+    assert!(child > 0);
+    drop((region, memory));
+    std::io::Write::write_all(&mut go, &[1]).unwrap();
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{how:?}: status {status:#x}");
+}
 
 fn lost_servers_poison_what_they_held_and_nothing_else(how: How) {
     if std::env::var_os(LOSE).is_none() {

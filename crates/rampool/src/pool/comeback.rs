@@ -8,7 +8,6 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rampool_proto::session::{AcceptError, Refusal};
 use rampool_proto::wire::{self, AttachLease, Granted, Header, Opcode, Status};
 
 use super::lane::{Departure, watched};
@@ -181,9 +180,7 @@ impl Comeback {
     fn trouble(&self, error: &HandshakeError) -> Trouble {
         match error {
             error if error.may_pass() => Trouble::Again,
-            HandshakeError::Connect(_) | HandshakeError::NotAccepted(AcceptError::Refused(Refusal::Draining)) => {
-                Trouble::Never(self.reason.clone())
-            }
+            HandshakeError::Connect(_) => Trouble::Never(self.reason.clone()),
             other => Trouble::Never(LostReason::Protocol(other.to_string())),
         }
     }

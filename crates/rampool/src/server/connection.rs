@@ -737,8 +737,11 @@ impl Connection {
     }
 
     fn open(&mut self, shared: &Shared, request: &OpenLease) -> Asked {
-        if let Some(refused) = self.may_not_sit(shared) {
+        if let Some(refused) = self.has_seat() {
             return Asked::Refused(refused);
+        }
+        if shared.draining() {
+            return Asked::Refused(Refused::new(Status::Draining, "the server is stopping"));
         }
         let token = LeaseToken(random_bytes());
         let opened = shared.directory().open(request, token);
@@ -791,7 +794,7 @@ impl Connection {
 
     fn attach(&mut self, shared: &Shared) -> Result<Result<Granted, Refused>, WireError> {
         let request = AttachLease::parse(self.link.table())?;
-        if let Some(refused) = self.may_not_sit(shared) {
+        if let Some(refused) = self.has_seat() {
             return Ok(Err(refused));
         }
         let mut directory = shared.directory();
@@ -817,11 +820,8 @@ impl Connection {
         })
     }
 
-    fn may_not_sit(&self, shared: &Shared) -> Option<Refused> {
-        if self.seat.is_some() {
-            return Some(Refused::new(Status::BadRequest, "this connection has its lease already"));
-        }
-        shared.draining().then(|| Refused::new(Status::Draining, "the server is stopping"))
+    fn has_seat(&self) -> Option<Refused> {
+        self.seat.as_ref().map(|_| Refused::new(Status::BadRequest, "this connection has its lease already"))
     }
 
     fn sit(

@@ -346,9 +346,6 @@ impl Shard {
     }
 
     fn admit(&self, stream: &Stream) -> Option<Refusal> {
-        if self.shared.draining() {
-            return Some(Refusal::Draining);
-        }
         if self.shared.connections.load(Ordering::Relaxed) >= self.shared.config.max_connections {
             return Some(Refusal::TooManyConnections);
         }
@@ -445,7 +442,7 @@ impl Shard {
                     let slot = &mut self.slots[index];
                     tracing::debug!(peer = %link.peer(), security = ?link.security(), means = %link.means(), "connected");
                     let mut connection = Connection::new(link, self.index, token, now);
-                    // It was accepted before: its requests are answered, if only with the reason.
+                    // A process of a program that is served still, or somebody who looks: a new lease is all that it will not get.
                     if self.shared.draining() {
                         connection.say_draining(&self.shared);
                     }

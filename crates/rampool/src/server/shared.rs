@@ -258,8 +258,9 @@ impl Shared {
         self.drain_until_ms.load(Ordering::Relaxed).saturating_sub(self.now().0)
     }
 
+    /// A member whose connection broke counts for as long as it may come back.
     pub(super) fn has_members(&self) -> bool {
-        self.directory().summary().iter().any(|lease| lease.members.iter().any(|m| m.connections > 0))
+        self.directory().summary().iter().any(|lease| !lease.members.is_empty())
     }
 
     pub(super) fn wake_all(&self) {

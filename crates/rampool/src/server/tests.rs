@@ -664,9 +664,18 @@ fn a_stopping_server_tells_its_clients_and_waits_for_them() {
     client.put(region, 0, &[vec![1; OS_PAGE_BYTES]], false).unwrap();
     assert_eq!(client.get(region, 0, 1).unwrap(), [vec![1; OS_PAGE_BYTES]]);
     assert_eq!(idle.open(1).unwrap_err().status, Status::Draining);
-    let refused = crate::transport::connect::<()>(&endpoint, open_policy(), Instant::now() + DEADLINE);
-    assert!(refused.is_err_and(|e| e.to_string().contains("stopping")));
+    assert_eq!(Client::new(&endpoint, open_policy()).open(1).unwrap_err().status, Status::Draining);
+    assert!(query_status(&endpoint, open_policy(), Instant::now() + DEADLINE).unwrap().draining, "it says so to whoever looks");
+    // A program that is served goes on as it is: a child of it joins, and a process whose connection breaks comes back, and is waited for.
+    let mut child = Client::new(&endpoint, open_policy());
+    child.attach(client.granted(), MemberId(0)).unwrap();
+    let member = child.granted().member;
+    drop(child);
     client.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    client.wait_closed();
+    let mut again = Client::new(&endpoint, open_policy());
+    again.attach(client.granted(), member).unwrap();
+    again.call(Opcode::Goodbye, |h| h, &[]).unwrap();
     drained.join().unwrap();
 }
 
