@@ -194,7 +194,7 @@ pub fn run(args: &Args) -> Result<i32> {
         let counters = run_dir.read_stats();
         let unmanaged: Vec<&str> = unmanaged.reasons().collect();
         let text = if to.extension().is_some_and(|e| e == "json") {
-            summary::json(&name, &counters, wall, status, args.local, &unmanaged)
+            summary::json(&name, &counters, wall, status, args.local, &pool.stats(), &unmanaged)
         } else {
             summary::summary(&name, &counters, wall, status, args.local, most_resident(), &pool.stats(), &unmanaged)
         };

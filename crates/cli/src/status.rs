@@ -155,7 +155,7 @@ fn table(answers: &[Answer]) -> String {
 }
 
 fn state(status: &ServerStatus) -> String {
-    let mut words = vec![if status.draining { "stopping" } else { "up" }];
+    let mut words = vec![if status.draining { "draining" } else { "up" }];
     if status.compressed {
         words.push("compressed");
     }

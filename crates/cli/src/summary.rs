@@ -8,7 +8,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use rampool::pool::PoolStats;
-use rampool::stats::StatsSnapshot;
+use rampool::stats::{StatsSnapshot, quantile_ns};
 use rampool_proto::units::ByteLen;
 
 const PAGE: u64 = 4096;
@@ -87,10 +87,20 @@ pub fn summary(
     if all.pool_full_events > 0 {
         let _ = writeln!(out, "  pool full      {} times: the program then kept more than its local memory", all.pool_full_events);
     }
-    for server in &servers.servers {
-        let _ = writeln!(out, "  server         {}{}", server.name, if server.alive { "" } else { " (lost)" });
+    for (index, server) in servers.servers.iter().enumerate() {
+        let _ = write!(out, "  server         {}{}", server.name, if server.alive { "" } else { " (lost)" });
+        if let Some([p50, p99]) = waited(&all, index) {
+            let _ = write!(out, ": half of the waits for it within {}, 99 % within {}", time(p50), time(p99));
+        }
+        out.push('\n');
     }
     out
+}
+
+/// Within how many nanoseconds half, and 99 %, of what threads waited for came from the server of this number; `None` if there was nothing.
+fn waited(all: &StatsSnapshot, server: usize) -> Option<[u64; 2]> {
+    let times = all.server_latency.get(server).filter(|times| times.iter().any(|count| *count > 0))?;
+    Some([0.5, 0.99].map(|share| quantile_ns(times, share)))
 }
 
 fn not_needed(local: ByteLen, resident: ByteLen) -> String {
@@ -102,7 +112,25 @@ fn not_needed(local: ByteLen, resident: ByteLen) -> String {
 }
 
 /// Every counter of every process, for programs.
-pub fn json(name: &str, processes: &[StatsSnapshot], wall: Duration, status: ExitStatus, local: ByteLen, unmanaged: &[&str]) -> String {
+pub fn json(
+    name: &str,
+    processes: &[StatsSnapshot],
+    wall: Duration,
+    status: ExitStatus,
+    local: ByteLen,
+    servers: &PoolStats,
+    unmanaged: &[&str],
+) -> String {
+    let all = total(processes);
+    let servers: Vec<serde_json::Value> = servers
+        .servers
+        .iter()
+        .enumerate()
+        .map(|(index, server)| {
+            let [p50, p99] = waited(&all, index).unwrap_or_default();
+            serde_json::json!({ "name": server.name, "alive": server.alive, "latency_p50_ns": p50, "latency_p99_ns": p99 })
+        })
+        .collect();
     let processes: Vec<serde_json::Value> = processes
         .iter()
         .map(|p| {
@@ -120,6 +148,7 @@ pub fn json(name: &str, processes: &[StatsSnapshot], wall: Duration, status: Exi
         "signal": status.signal(),
         "local_bytes": local.0,
         "processes": processes,
+        "servers": servers,
         "unmanaged": unmanaged,
     });
     format!("{run:#}\n")

@@ -7,6 +7,7 @@ pub mod memory;
 pub mod pool;
 
 use crate::pool::{LeaseTicket, RegionTicket};
+use crate::stats::PagerStats;
 use rampool_proto::units::Extent;
 
 /// Something happened behind the pager.
@@ -69,6 +70,11 @@ pub unsafe trait Backing {
 
     /// Gives a region up. Does not wait.
     fn free_region(&mut self, region: Self::Region);
+
+    /// Tells what it has counted. Called every few milliseconds.
+    fn report(&self, to: &PagerStats) {
+        let _ = to;
+    }
 
     /// The pager has ended in order: takes leave of whoever holds pages. Blocks, briefly.
     fn close(&mut self) {}

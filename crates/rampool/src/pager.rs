@@ -290,6 +290,7 @@ impl<B: Backing> Pager<B> {
     pub fn publish(&self) {
         let pointer_used_pages = self.foresight.as_ref().map_or(0, Foresight::used_pages);
         self.stats.publish(&self.cache.stats(), pointer_used_pages, self.cache.used_pages(), self.space.managed_pages());
+        self.backing.report(&self.stats);
     }
 
     /// Serves until the supervisor says stop.

@@ -42,6 +42,7 @@ use rampool_proto::wire::{
 };
 
 use crate::error::{ConnectError, ConnectReason, LostReason, Operation, PoolError};
+use crate::stats::PagerStats;
 use crate::transport::{Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, SameHost, Way, connect};
 use comeback::Place;
 use lane::Lane;
@@ -609,6 +610,13 @@ impl Pool {
     #[must_use]
     pub fn operations_under_way(&self) -> usize {
         self.work.ops_under_way()
+    }
+
+    /// What a pager cannot count itself.
+    pub(crate) fn report(&self, to: &PagerStats) {
+        let lanes = || self.lanes.iter().map(|lane| &lane.stats);
+        let bytes = |of: fn(&stats::LaneStats) -> u64| lanes().map(of).sum();
+        to.pool(bytes(|lane| lane.received_bytes), bytes(|lane| lane.sent_bytes), lanes().map(|lane| lane.latency.by_powers()));
     }
 
     #[must_use]

@@ -10,6 +10,34 @@ use rampool_proto::cache::{Access, CacheStats};
 
 /// Buckets of a latency histogram: bucket `b` counts times of `[2^b, 2^(b+1))` nanoseconds.
 pub const LATENCY_BUCKETS: usize = 40;
+/// Servers whose times are told apart: the first of the lease.
+pub const SERVERS_TOLD: usize = 16;
+
+/// Times, counted in [`LATENCY_BUCKETS`] buckets.
+pub type Times = [u64; LATENCY_BUCKETS];
+
+/// The time below which `share` (0 to 1) of the times lie, as the upper end of its bucket, in nanoseconds; 0 without any.
+#[must_use]
+pub fn quantile_ns(times: &Times, share: f64) -> u64 {
+    let mut left = times.iter().sum::<u64>() as f64 * share;
+    for (bucket, count) in times.iter().enumerate() {
+        left -= *count as f64;
+        if *count > 0 && left <= 0.0 {
+            return 2u64 << bucket;
+        }
+    }
+    0
+}
+
+/// Of times that only grow: those of `now` that came after `before`.
+#[must_use]
+pub fn times_since(before: &Times, now: &Times) -> Times {
+    std::array::from_fn(|bucket| now[bucket].saturating_sub(before[bucket]))
+}
+
+fn add_times(to: &mut Times, more: &Times) {
+    to.iter_mut().zip(more).for_each(|(to, more)| *to += more);
+}
 
 macro_rules! counters {
     ($(#[doc = $doc:literal] $name:ident),* $(,)?) => {
@@ -22,18 +50,21 @@ macro_rules! counters {
             $(#[doc = $doc] pub $name: AtomicU64,)*
             /// Time from reading a fault to the page being there.
             pub fault_latency: [AtomicU64; LATENCY_BUCKETS],
+            /// For each server, in the order of the lease: from asking it for pages that a thread waits for until they are there.
+            pub server_latency: [[AtomicU64; LATENCY_BUCKETS]; SERVERS_TOLD],
         }
 
         /// The counters at one moment.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct StatsSnapshot {
             $(#[doc = $doc] pub $name: u64,)*
-            pub fault_latency: [u64; LATENCY_BUCKETS],
+            pub fault_latency: Times,
+            pub server_latency: [Times; SERVERS_TOLD],
         }
 
         impl Default for StatsSnapshot {
             fn default() -> Self {
-                Self { $($name: 0,)* fault_latency: [0; LATENCY_BUCKETS] }
+                Self { $($name: 0,)* fault_latency: [0; LATENCY_BUCKETS], server_latency: [[0; LATENCY_BUCKETS]; SERVERS_TOLD] }
             }
         }
 
@@ -43,6 +74,7 @@ macro_rules! counters {
                     version: AtomicU64::new(0),
                     $($name: AtomicU64::new(0),)*
                     fault_latency: [const { AtomicU64::new(0) }; LATENCY_BUCKETS],
+                    server_latency: [const { [const { AtomicU64::new(0) }; LATENCY_BUCKETS] }; SERVERS_TOLD],
                 }
             }
         }
@@ -53,6 +85,7 @@ macro_rules! counters {
                 StatsSnapshot {
                     $($name: self.$name.load(Relaxed),)*
                     fault_latency: std::array::from_fn(|b| self.fault_latency[b].load(Relaxed)),
+                    server_latency: std::array::from_fn(|server| std::array::from_fn(|b| self.server_latency[server][b].load(Relaxed))),
                 }
             }
         }
@@ -61,8 +94,9 @@ macro_rules! counters {
             /// Adds another process's counters to these.
             pub fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
-                for (mine, theirs) in self.fault_latency.iter_mut().zip(other.fault_latency) {
-                    *mine += theirs;
+                add_times(&mut self.fault_latency, &other.fault_latency);
+                for (mine, theirs) in self.server_latency.iter_mut().zip(&other.server_latency) {
+                    add_times(mine, theirs);
                 }
             }
 
@@ -144,7 +178,7 @@ counters! {
 
 impl StatsPage {
     /// Changes whenever a field does.
-    pub const VERSION: u64 = 4;
+    pub const VERSION: u64 = 5;
 }
 
 /// The one writer's handle. The page outlives it by construction: it is leaked, or a mapping that is never unmapped.
@@ -186,6 +220,15 @@ impl PagerStats {
         page.zero_dropped_pages.store(cache.zero_pages, Relaxed);
         page.clean_dropped_pages
             .store(cache.evicted_pages.saturating_sub(cache.stored_pages + cache.zero_pages + cache.busy_pages), Relaxed);
+    }
+
+    /// What the pool counts: bytes from and to all of its servers, and how long a thread waited for each of them.
+    pub(crate) fn pool(&self, received_bytes: u64, sent_bytes: u64, servers: impl Iterator<Item = Times>) {
+        self.page.received_bytes.store(received_bytes, Relaxed);
+        self.page.sent_bytes.store(sent_bytes, Relaxed);
+        for (told, times) in self.page.server_latency.iter().zip(servers) {
+            told.iter().zip(times).for_each(|(told, count)| told.store(count, Relaxed));
+        }
     }
 
     /// What the kernel counts for the whole process.
@@ -260,24 +303,16 @@ impl StatsSnapshot {
         }
         let mut snapshot = Self::default();
         snapshot.fill(&mut words);
-        for bucket in &mut snapshot.fault_latency {
+        for bucket in snapshot.fault_latency.iter_mut().chain(snapshot.server_latency.as_flattened_mut()) {
             *bucket = words.next()?;
         }
         Some(snapshot)
     }
 
-    /// The time below which `share` (0 to 1) of the faults were served, as the upper end of its bucket, in nanoseconds; 0 without faults.
+    /// [`quantile_ns`] of the faults.
     #[must_use]
     pub fn fault_latency_ns(&self, share: f64) -> u64 {
-        let all: u64 = self.fault_latency.iter().sum();
-        let mut left = all as f64 * share;
-        for (bucket, count) in self.fault_latency.iter().enumerate() {
-            left -= *count as f64;
-            if *count > 0 && left <= 0.0 {
-                return 2u64 << bucket;
-            }
-        }
-        0
+        quantile_ns(&self.fault_latency, share)
     }
 
     /// Share of the faults (0 to 1) that did not have to wait for a server; 1 without faults.
@@ -297,6 +332,9 @@ mod tests {
         stats.fault(Access::Write);
         stats.served(Duration::from_micros(3));
         stats.evicted(77);
+        let mut times = [0; LATENCY_BUCKETS];
+        times[20] = 5;
+        stats.pool(8000, 70, [[0; LATENCY_BUCKETS], times].into_iter());
         let page = stats.page();
         // SAFETY: the page is plain 64-bit words, all written by this thread.
         let bytes: Vec<u8> = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(page).cast::<u64>(), size_of::<StatsPage>() / 8) }
@@ -306,6 +344,8 @@ mod tests {
         let read = StatsSnapshot::from_bytes(&bytes).unwrap();
         assert_eq!(read, page.snapshot());
         assert_eq!((read.faults, read.evicted_pages, read.fault_latency_ns(0.5)), (1, 77, 4096));
+        assert_eq!((read.received_bytes, read.sent_bytes), (8000, 70));
+        assert_eq!([0, 1, 2].map(|server: usize| quantile_ns(&read.server_latency[server], 0.99)), [0, 2 << 20, 0]);
         assert_eq!(StatsSnapshot::from_bytes(&bytes[8..]), None);
         assert_eq!(StatsSnapshot::from_bytes(&vec![0; bytes.len()]), None);
     }

@@ -35,6 +35,8 @@ pub struct Process {
     /// When the counters were read.
     pub at: Duration,
     pub counters: StatsSnapshot,
+    /// The servers of its lease in the lease's order, as they are named here, and what the lease is called there.
+    pub servers: Vec<(String, u64)>,
 }
 
 /// A server, and what it said or why it did not.
@@ -115,19 +117,22 @@ impl Watch {
         let mut processes = Vec::new();
         for (run, path) in rundir::all_runs().unwrap_or_default() {
             let Some(settings) = running(run, &path) else { continue };
-            for counters in rundir::read_stats(&path) {
-                if let Some(name) = process_name(counters.pid).filter(|_| counters.state == 1) {
-                    processes.push(Process { run, name, local_bytes: settings.local_bytes, at: self.started.elapsed(), counters });
-                }
-            }
             let key = settings.key_file.as_deref().and_then(|path| Key::load(path).ok());
-            for spec in settings.ticket.servers() {
+            let mut used = Vec::new();
+            for (spec, lease) in settings.ticket.servers().zip(settings.ticket.leases()) {
                 let name = match &spec.endpoint {
                     Endpoint::Unix(socket) if socket.starts_with(&path) => format!("private, of run {run}"),
                     other => other.to_string(),
                 };
+                used.push((name.clone(), lease.0));
                 let access = || Access { name, spec: spec.clone(), key: key.clone(), encryption: settings.encryption };
                 servers.entry(spec.endpoint.to_string()).or_insert_with(access);
+            }
+            for counters in rundir::read_stats(&path) {
+                if let Some(name) = process_name(counters.pid).filter(|_| counters.state == 1) {
+                    let (at, servers) = (self.started.elapsed(), used.clone());
+                    processes.push(Process { run, name, local_bytes: settings.local_bytes, at, counters, servers });
+                }
             }
         }
         Look { processes, servers: self.ask(&servers) }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rampool::stats::StatsSnapshot;
+use rampool::stats::{LATENCY_BUCKETS, StatsSnapshot, Times, quantile_ns, times_since};
 use rampool_proto::units::OS_PAGE_BYTES;
 
 use super::look::{Look, Numbers, Process, Traffic};
@@ -43,6 +43,8 @@ pub struct ServerRow {
     pub free_bytes: u64,
     pub connections: u64,
     pub rates: TrafficRates,
+    /// Of what threads of the processes here waited for it, half and 99 % were there within this time; 0 if there was nothing.
+    pub latency_ns: [u64; 2],
     pub clients: Vec<ClientRow>,
 }
 
@@ -64,6 +66,8 @@ pub struct ClientRow {
     pub leased_bytes: u64,
     pub used_bytes: u64,
     pub rates: TrafficRates,
+    /// As the server's, of this client alone.
+    pub latency_ns: [u64; 2],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -75,21 +79,46 @@ pub struct TrafficRates {
 
 /// The rows of `now`, with rates since `before`.
 pub fn compare(before: &Look, now: &Look) -> Rows {
-    let processes = now.processes.iter().map(|process| {
-        let earlier = before.processes.iter().find(|p| p.counters.pid == process.counters.pid && p.run == process.run);
-        process_row(earlier, process)
-    });
+    let earlier_of = |process: &Process| before.processes.iter().find(|p| p.counters.pid == process.counters.pid && p.run == process.run);
+    let processes = now.processes.iter().map(|process| process_row(earlier_of(process), process));
+    // What each process has waited for each of its servers since.
+    let mut waits: Vec<Wait<'_>> = Vec::new();
+    for process in &now.processes {
+        let Some(earlier) = earlier_of(process) else { continue };
+        let times = earlier.counters.server_latency.iter().zip(&process.counters.server_latency);
+        waits.extend(process.servers.iter().zip(times).map(|((server, lease), (before, now))| Wait {
+            server,
+            lease: *lease,
+            times: times_since(before, now),
+        }));
+    }
     let servers = now.servers.iter().map(|server| {
         let earlier = before.servers.iter().find(|s| s.name == server.name);
         match &server.answer {
             Ok(numbers) => {
                 let earlier = earlier.and_then(|s| Some((s.at, s.answer.as_ref().ok()?))).filter(|(_, e)| e.server == numbers.server);
-                server_row(&server.name, earlier, server.at, numbers)
+                server_row(&server.name, earlier, server.at, numbers, &waits)
             }
             Err(reason) => ServerRow { name: server.name.clone(), state: ServerState::Silent(reason.clone()), ..ServerRow::default() },
         }
     });
     Rows { processes: processes.collect(), servers: servers.collect() }
+}
+
+/// What a process has waited for a server between two looks.
+struct Wait<'a> {
+    server: &'a str,
+    lease: u64,
+    times: Times,
+}
+
+/// Half and 99 % of the waits that are wanted, all taken together.
+fn latency(waits: &[Wait<'_>], wanted: impl Fn(&Wait<'_>) -> bool) -> [u64; 2] {
+    let mut all: Times = [0; LATENCY_BUCKETS];
+    for wait in waits.iter().filter(|wait| wanted(wait)) {
+        all.iter_mut().zip(wait.times).for_each(|(all, more)| *all += more);
+    }
+    [0.5, 0.99].map(|share| quantile_ns(&all, share))
 }
 
 fn process_row(before: Option<&Process>, now: &Process) -> ProcessRow {
@@ -122,13 +151,11 @@ fn difference(before: &StatsSnapshot, now: &StatsSnapshot) -> StatsSnapshot {
         written_back_pages: now.written_back_pages.saturating_sub(before.written_back_pages),
         ..StatsSnapshot::default()
     };
-    for (bucket, (before, now)) in before.fault_latency.iter().zip(now.fault_latency).enumerate() {
-        since.fault_latency[bucket] = now.saturating_sub(*before);
-    }
+    since.fault_latency = times_since(&before.fault_latency, &now.fault_latency);
     since
 }
 
-fn server_row(name: &str, before: Option<(Duration, &Numbers)>, at: Duration, now: &Numbers) -> ServerRow {
+fn server_row(name: &str, before: Option<(Duration, &Numbers)>, at: Duration, now: &Numbers, waits: &[Wait<'_>]) -> ServerRow {
     let seconds = before.map_or(Duration::ZERO, |(then, _)| at.saturating_sub(then));
     let clients = now.clients.iter().map(|client| {
         let earlier = before.and_then(|(_, numbers)| numbers.clients.iter().find(|c| c.lease == client.lease));
@@ -139,6 +166,7 @@ fn server_row(name: &str, before: Option<(Duration, &Numbers)>, at: Duration, no
             leased_bytes: client.leased_bytes,
             used_bytes: client.used_bytes,
             rates: traffic(earlier.map(|c| &c.traffic), &client.traffic, seconds),
+            latency_ns: latency(waits, |wait| wait.server == name && wait.lease == client.lease),
         }
     });
     ServerRow {
@@ -150,6 +178,7 @@ fn server_row(name: &str, before: Option<(Duration, &Numbers)>, at: Duration, no
         free_bytes: now.free_bytes,
         connections: now.connections,
         rates: traffic(before.map(|(_, n)| &n.traffic), &now.traffic, seconds),
+        latency_ns: latency(waits, |wait| wait.server == name),
         clients: clients.collect(),
     }
 }
@@ -175,7 +204,8 @@ mod tests {
     fn process(at_ms: u64, change: impl FnOnce(&mut StatsSnapshot)) -> Look {
         let mut counters = StatsSnapshot { pid: 7, state: 1, anonymous_pages: 100, ..StatsSnapshot::default() };
         change(&mut counters);
-        let process = Process { run: 3, name: "sort".into(), local_bytes: 1 << 20, at: Duration::from_millis(at_ms), counters };
+        let servers = vec![("b".into(), 1), ("a".into(), 9)];
+        let process = Process { run: 3, name: "sort".into(), local_bytes: 1 << 20, at: Duration::from_millis(at_ms), counters, servers };
         Look { processes: vec![process], servers: Vec::new() }
     }
 
@@ -232,6 +262,28 @@ mod tests {
         let wanted = TrafficRates { requests_per_s: 10.0, read_bytes_per_s: 2048.0, written_bytes_per_s: 100.0 };
         assert_eq!(rows.servers[0].rates, wanted);
         assert_eq!(rows.servers[0].clients[0].rates, wanted);
+    }
+
+    #[test]
+    fn a_server_and_the_client_that_waits_for_it_have_latencies() {
+        let mut before = server(1000, 1, Traffic::default());
+        let waits = |at_ms, counts: [u64; 2]| {
+            process(at_ms, |c| {
+                c.server_latency[0][30] = 77;
+                c.server_latency[1][14] = counts[0];
+                c.server_latency[1][20] = counts[1];
+            })
+            .processes
+        };
+        before.processes = waits(1000, [500, 500]);
+        let mut now = server(2000, 1, Traffic::default());
+        now.servers[0].answer.as_mut().unwrap().clients.push(Client { lease: 10, name: "other".into(), ..Client::default() });
+        now.processes = waits(2000, [598, 502]);
+        let row = &compare(&before, &now).servers[0];
+        assert_eq!(row.latency_ns, [1 << 15, 1 << 21], "of the new waits for this server alone");
+        assert_eq!(row.clients[0].latency_ns, row.latency_ns);
+        assert_eq!(row.clients[1].latency_ns, [0, 0], "nobody here has this lease");
+        assert_eq!(compare(&Look::default(), &now).servers[0].latency_ns, [0, 0], "a process that is new shows none");
     }
 
     #[test]

@@ -182,7 +182,7 @@ impl Screen {
         let reasons = table::reasons(rows);
         let reason_height = u16::try_from(reasons.len()).unwrap_or(u16::MAX);
         let [table_area, reason_area] = Layout::vertical([Constraint::Min(2), Constraint::Length(reason_height)]).areas(area);
-        let line = |cells: [String; 10], style: Style| {
+        let line = |cells: [String; 12], style: Style| {
             let mut index = 0;
             Row::new(cells.map(|cell| {
                 index += 1;
@@ -200,7 +200,7 @@ impl Screen {
             lines.push(line(table::server_cells(server), style));
             lines.extend(server.clients.iter().map(|client| line(table::client_cells(client), Style::new())));
         }
-        let widths = [28, 11, 9, 9, 9, 9, 7, 10, 9, 9].map(Constraint::Length);
+        let widths = [28, 11, 9, 9, 9, 9, 7, 10, 9, 9, 6, 6].map(Constraint::Length);
         let table = Table::new(lines, widths).header(line(table::SERVER_TITLES.map(str::to_owned), Style::new().bold())).column_spacing(1);
         frame.render_widget(table, table_area);
         frame.render_widget(Paragraph::new(Text::from_iter(reasons)).red(), reason_area);
@@ -248,8 +248,16 @@ pub mod tests {
             ..ProcessRow::default()
         };
         let rates = TrafficRates { requests_per_s: 3000.0, read_bytes_per_s: (100 * MIB) as f64, written_bytes_per_s: 1.5 * MIB as f64 };
-        let client =
-            ClientRow { name: "sort".into(), host: "here".into(), processes: 1, leased_bytes: 4096 * MIB, used_bytes: 1950 * MIB, rates };
+        let latency_ns = [1 << 15, 1 << 21];
+        let client = ClientRow {
+            name: "sort".into(),
+            host: "here".into(),
+            processes: 1,
+            leased_bytes: 4096 * MIB,
+            used_bytes: 1950 * MIB,
+            rates,
+            latency_ns,
+        };
         let server = ServerRow {
             name: "127.0.0.1:7117".into(),
             memory_bytes: 8192 * MIB,
@@ -258,6 +266,7 @@ pub mod tests {
             free_bytes: 4096 * MIB,
             connections: 2,
             rates,
+            latency_ns,
             clients: vec![client],
             ..ServerRow::default()
         };
@@ -289,17 +298,17 @@ pub mod tests {
 
     #[test]
     fn the_screen_shows_totals_processes_servers_clients_and_what_is_wrong() {
-        let lines = lines(&shown(), 132, 18);
+        let lines = lines(&shown(), 140, 18);
         let expected = [
             "rampool top  2 runs, 2 processes, 2 servers",
             "faults 25.0 k/s   in 100 MiB/s   out 1.5 MiB/s   resident 512 MiB",
             "    RUN     PID PROGRAM          RESIDENT     LOCAL FAULTS/s*     HIT      IN/s     OUT/s     P50     P99   P99.9",
             "     40      41 sort              500 MiB   512 MiB    25.0 k  92.5 %   100 MiB   1.5 MiB   16 us  262 us    1 ms",
             "     50      51 python3            12 MiB    64 MiB         0       -         0         0       -       -       -",
-            "SERVER                       STATE           LENDS    LEASED      HELD      FREE CLIENTS REQUESTS/s    READ/s WRITTEN/s",
-            "127.0.0.1:7117               serving         8 GiB     4 GiB     2 GiB     4 GiB       1       3000   100 MiB   1.5 MiB",
-            "  sort on here               1 process                 4 GiB   1.9 GiB                         3000   100 MiB   1.5 MiB",
-            "memhost1:7117                SILENT              -         -         -         -       -          -         -         -",
+            "SERVER                       STATE           LENDS    LEASED      HELD      FREE CLIENTS REQUESTS/s    READ/s WRITTEN/s    P50    P99",
+            "127.0.0.1:7117               serving         8 GiB     4 GiB     2 GiB     4 GiB       1       3000   100 MiB   1.5 MiB  32 us   2 ms",
+            "  sort on here               1 process                 4 GiB   1.9 GiB                         3000   100 MiB   1.5 MiB  32 us   2 ms",
+            "memhost1:7117                SILENT              -         -         -         -       -          -         -         -      -      -",
             "cannot reach memhost1:7117: connection refused",
         ];
         for line in expected {

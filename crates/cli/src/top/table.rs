@@ -98,19 +98,19 @@ impl Column {
     }
 }
 
-pub const SERVER_TITLES: [&str; 10] =
-    ["SERVER", "STATE", "LENDS", "LEASED", "HELD", "FREE", "CLIENTS", "REQUESTS/s", "READ/s", "WRITTEN/s"];
+pub const SERVER_TITLES: [&str; 12] =
+    ["SERVER", "STATE", "LENDS", "LEASED", "HELD", "FREE", "CLIENTS", "REQUESTS/s", "READ/s", "WRITTEN/s", "P50", "P99"];
 
 /// How many of [`SERVER_TITLES`] are text, not numbers.
 pub const SERVER_TEXTS: usize = 2;
 
-pub fn server_cells(row: &ServerRow) -> [String; 10] {
+pub fn server_cells(row: &ServerRow) -> [String; 12] {
     let state = match &row.state {
         ServerState::Serving => "serving",
         ServerState::Draining => "draining",
         // Nothing is known, so nothing is shown; the reason has a line of its own.
         ServerState::Silent(_) => {
-            let mut cells: [String; 10] = std::array::from_fn(|_| "-".to_owned());
+            let mut cells: [String; 12] = std::array::from_fn(|_| "-".to_owned());
             (cells[0], cells[1]) = (row.name.clone(), "SILENT".to_owned());
             return cells;
         }
@@ -127,16 +127,19 @@ pub fn server_cells(row: &ServerRow) -> [String; 10] {
         requests,
         read,
         written,
+        time(row.latency_ns[0]),
+        time(row.latency_ns[1]),
     ]
 }
 
 /// A client stands below its server, in the same columns.
-pub fn client_cells(row: &ClientRow) -> [String; 10] {
+pub fn client_cells(row: &ClientRow) -> [String; 12] {
     let [requests, read, written] = traffic(&row.rates);
     let processes = if row.processes == 1 { "1 process".to_owned() } else { format!("{} processes", row.processes) };
     let name = format!("  {} on {}", row.name, row.host);
     let empty = String::new;
-    [name, processes, empty(), bytes(row.leased_bytes), bytes(row.used_bytes), empty(), empty(), requests, read, written]
+    let [p50, p99] = row.latency_ns.map(time);
+    [name, processes, empty(), bytes(row.leased_bytes), bytes(row.used_bytes), empty(), empty(), requests, read, written, p50, p99]
 }
 
 fn traffic(rates: &TrafficRates) -> [String; 3] {
@@ -237,10 +240,10 @@ RUN  PID  PROGRAM  RESIDENT    LOCAL  FAULTS/s     HIT     IN/s    OUT/s    P50 
  40   41  sort      500 MiB  512 MiB    25.0 k  92.5 %  100 MiB  1.5 MiB  16 us  262 us   1 ms
  50   51  python3    12 MiB   64 MiB         0       -        0        0      -       -      -
 
-SERVER          STATE      LENDS  LEASED     HELD   FREE  CLIENTS  REQUESTS/s   READ/s  WRITTEN/s
-127.0.0.1:7117  serving    8 GiB   4 GiB    2 GiB  4 GiB        1        3000  100 MiB    1.5 MiB
-  sort on here  1 process          4 GiB  1.9 GiB                        3000  100 MiB    1.5 MiB
-memhost1:7117   SILENT         -       -        -      -        -           -        -          -
+SERVER          STATE      LENDS  LEASED     HELD   FREE  CLIENTS  REQUESTS/s   READ/s  WRITTEN/s    P50   P99
+127.0.0.1:7117  serving    8 GiB   4 GiB    2 GiB  4 GiB        1        3000  100 MiB    1.5 MiB  32 us  2 ms
+  sort on here  1 process          4 GiB  1.9 GiB                        3000  100 MiB    1.5 MiB  32 us  2 ms
+memhost1:7117   SILENT         -       -        -      -        -           -        -          -      -     -
 cannot reach memhost1:7117: connection refused
 ";
         assert_eq!(text, expected, "\n{text}");

@@ -4,6 +4,7 @@ use rampool_proto::units::{ByteLen, Extent};
 
 use super::{Backing, BackingEvent};
 use crate::pool::{LeaseTicket, Pool, PoolEvent, PoolRegion, RegionTicket};
+use crate::stats::PagerStats;
 
 // SAFETY: the pool reads and writes the memory of an operation only until its event, as `Pool::fetch` and `Pool::store` say; after a server was lost,
 // operations that need it end in `Failed`, and until then their other parts may still be written.
@@ -69,6 +70,10 @@ unsafe impl Backing for Pool {
 
     fn free_region(&mut self, region: PoolRegion) {
         Pool::free_region(self, region);
+    }
+
+    fn report(&self, to: &PagerStats) {
+        Pool::report(self, to);
     }
 
     fn close(&mut self) {

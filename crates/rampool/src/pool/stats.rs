@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::stats::{LATENCY_BUCKETS, Times};
 use crate::transport::Means;
 
 /// Steps per power of two: a recorded time is known to a quarter of itself or better.
@@ -53,6 +54,17 @@ impl Histogram {
             }
         }
         self.max
+    }
+
+    /// The same in buckets of a power of two each, as [`crate::stats`] has them.
+    #[must_use]
+    pub fn by_powers(&self) -> Times {
+        let mut times = [0; LATENCY_BUCKETS];
+        for (bucket, count) in self.buckets.iter().enumerate() {
+            let power = middle_of(bucket).max(1).ilog2() as usize;
+            times[power.min(LATENCY_BUCKETS - 1)] += count;
+        }
+        times
     }
 
     /// Adds all of `other`.
@@ -151,6 +163,14 @@ mod tests {
             histogram.record(Duration::from_secs(4000));
             let found = histogram.quantile(0.5).as_nanos() as f64;
             prop_assert!((found - nanos as f64).abs() <= 1.0 + nanos as f64 / 8.0, "{} for {}", found, nanos);
+        }
+
+        #[test]
+        fn every_time_is_in_the_bucket_of_its_power(nanos in 1u64..500_000_000_000) {
+            let mut histogram = Histogram::default();
+            histogram.record(Duration::from_nanos(nanos));
+            let times = histogram.by_powers();
+            prop_assert_eq!((times[nanos.ilog2() as usize], times.iter().sum::<u64>()), (1, 1));
         }
 
         #[test]

@@ -104,6 +104,11 @@ impl LeaseTicket {
         self.parts.iter().map(|part| &part.server)
     }
 
+    /// What the lease is called there, in the same order.
+    pub fn leases(&self) -> impl Iterator<Item = LeaseId> {
+        self.parts.iter().map(|part| part.lease)
+    }
+
     /// The weights by which pages are placed.
     pub(super) fn weights(&self) -> Vec<u64> {
         self.parts.iter().map(|p| p.server.memory.map_or(0, ByteLen::pages)).collect()

@@ -13,6 +13,7 @@ use rampool_proto::rings::{OFFER_BYTES, Offer, OfferError};
 use rampool_proto::session::{
     AcceptError, Encryption, PREFACE_BYTES, Preface, PrefaceError, Refusal, Security, ServerPolicy, Verdict, accept, agree, features,
 };
+use rampool_proto::wire::WIRE_VERSION;
 use rampool_ucx::Context;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,6 +58,9 @@ pub enum HandshakeError {
     /// This server does not want the client.
     #[error("refused: {0}")]
     Refused(Refusal),
+    /// As well; there is no version that both speak.
+    #[error("the client speaks protocol versions {lowest} to {highest}, this server speaks {WIRE_VERSION}")]
+    ClientVersion { lowest: u8, highest: u8 },
     #[error("the two sides have different keys (or someone altered the handshake)")]
     WrongKey,
     /// What came does not set shared memory up, and is nothing else either.
@@ -77,7 +81,9 @@ impl HandshakeError {
             Self::Connect(error) => !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound),
             Self::TimedOut | Self::Closed | Self::Io(_) => true,
             Self::NotAccepted(AcceptError::Refused(refusal)) => *refusal == Refusal::TooManyConnections,
-            Self::NotAccepted(_) | Self::Preface(_) | Self::Refused(_) | Self::WrongKey | Self::Rings(_) => false,
+            Self::NotAccepted(_) | Self::Preface(_) | Self::Refused(_) | Self::ClientVersion { .. } | Self::WrongKey | Self::Rings(_) => {
+                false
+            }
             Self::FabricOffer(_) | Self::Fabric(_) => false,
         }
     }
@@ -481,6 +487,10 @@ impl Handshake {
         let answer = agree(asked, &policy, u64::from_le_bytes(random_bytes()));
         self.say(answer.encode().to_vec());
         match (answer.verdict, &self.local.key) {
+            (Verdict::Refused(Refusal::Version), _) => {
+                let error = HandshakeError::ClientVersion { lowest: asked.min_version, highest: asked.max_version };
+                self.state = State::Finishing(Outcome::Failed(error));
+            }
             (Verdict::Refused(reason), _) => self.state = State::Finishing(Outcome::Failed(HandshakeError::Refused(reason))),
             (Verdict::Agreed(security @ Security::Open), _) => {
                 self.state = State::Finishing(Outcome::Secured(None, Agreed { security, features: answer.features }));

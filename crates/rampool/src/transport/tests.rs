@@ -368,6 +368,13 @@ fn garbage_cut_and_foreign_greetings_end_in_an_error() {
     assert!(matches!(greet(&policy, &good), Err(HandshakeError::Closed)));
     assert!(matches!(greet(&policy, &[&good[..], &[255, 255]].concat()), Err(HandshakeError::WrongKey)));
     assert!(matches!(greet(&policy, &[&good[..], &[48, 0], &[9; 48]].concat()), Err(HandshakeError::WrongKey)));
+    let newer = rampool_proto::session::Preface {
+        min_version: 9,
+        max_version: 12,
+        ..rampool_proto::session::Preface::ask(Encryption::Auto, true, 0, 1)
+    };
+    let error = greet(&policy, &newer.encode()).err().unwrap().to_string();
+    assert!(error.contains("versions 9 to 12") && error.contains("speaks 1"), "{error}");
     let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::with_cases(200) });
     runner
         .run(&(prop::collection::vec(any::<u8>(), 0..300), any::<bool>()), |(bytes, prefaced)| {
