@@ -737,7 +737,7 @@ impl Connection {
     }
 
     fn open(&mut self, shared: &Shared, request: &OpenLease) -> Asked {
-        if let Some(refused) = self.has_seat() {
+        if let Some(refused) = self.sits_already() {
             return Asked::Refused(refused);
         }
         if shared.draining() {
@@ -794,7 +794,7 @@ impl Connection {
 
     fn attach(&mut self, shared: &Shared) -> Result<Result<Granted, Refused>, WireError> {
         let request = AttachLease::parse(self.link.table())?;
-        if let Some(refused) = self.has_seat() {
+        if let Some(refused) = self.sits_already() {
             return Ok(Err(refused));
         }
         let mut directory = shared.directory();
@@ -820,8 +820,13 @@ impl Connection {
         })
     }
 
-    fn has_seat(&self) -> Option<Refused> {
-        self.seat.as_ref().map(|_| Refused::new(Status::BadRequest, "this connection has its lease already"))
+    /// It works with a lease, or has.
+    pub(super) fn has_lease(&self) -> bool {
+        self.seat.is_some()
+    }
+
+    fn sits_already(&self) -> Option<Refused> {
+        self.has_lease().then(|| Refused::new(Status::BadRequest, "this connection has its lease already"))
     }
 
     fn sit(

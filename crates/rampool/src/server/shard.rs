@@ -618,9 +618,9 @@ impl Shard {
         let peer = connection.link().peer().clone();
         match end {
             End::Goodbye | End::Replaced | End::Stopping => tracing::debug!(%peer, "disconnected: {end}"),
-            End::Link(LinkError::Closed | LinkError::Io(_)) => {
-                tracing::info!(%peer, "disconnected: {end}")
-            }
+            // Who asks for the status comes and goes, every second perhaps.
+            End::Link(LinkError::Closed | LinkError::Io(_)) if !connection.has_lease() => tracing::debug!(%peer, "disconnected: {end}"),
+            End::Link(LinkError::Closed | LinkError::Io(_)) => tracing::info!(%peer, "disconnected: {end}"),
             End::Link(_) | End::Protocol(_) => {
                 self.shared.shards[self.index].protocol_errors.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(%peer, "disconnected: {end}");
