@@ -25,10 +25,12 @@
 //!   fault.rs      a fault and its answer           fetch.rs      pages on their way in     prefetch.rs   which pages come early
 //!   writeback.rs  eviction batches                 policy.rs     which page leaves         rival.rs      which pages deserve to stay
 //!   manage.rs     adopted, forgotten, zeroed       budget.rs     frames and watermarks     page.rs, queue.rs   12 bytes a page
+//!   beside.rs     neighbours that come along
 //! ```
 //!
 //! It never waits, never sends a page whose bytes the servers hold, and never answers a fault twice except with a wake-up.
 
+mod beside;
 mod budget;
 mod check;
 mod fault;
@@ -47,6 +49,7 @@ use std::fmt;
 use crate::table::Table;
 use crate::units::{Extent, PageIndex};
 
+use beside::Beside;
 use budget::{Frames, Marks};
 use fault::Installed;
 use fetch::Fetch;
@@ -211,6 +214,8 @@ pub struct CacheStats {
     pub wasted_markers: u64,
     /// Faults on Remote pages that no stream foresaw.
     pub stray_faults: u64,
+    /// Pages that came along with a wanted neighbour.
+    pub company_pages: u64,
     /// Pages fetched because they were expected.
     pub expected_pages: u64,
     pub evicted_pages: u64,
@@ -281,6 +286,7 @@ pub struct Cache {
     waiting: VecDeque<u32>,
     faults_seen: u32,
     streams: Streams,
+    beside: Beside,
     /// Frames that streams take at a time: kept free beyond the reserve.
     appetite: u64,
     /// Pages that may leave unchanged before no more are opened on suspicion.
@@ -326,6 +332,7 @@ impl Cache {
             waiting: VecDeque::new(),
             faults_seen: 0,
             streams: Streams::new(),
+            beside: Beside::new(),
             appetite: 0,
             looks: 0,
             pool_full: false,

@@ -432,6 +432,15 @@ fn several_scans_in_turn_wait_only_at_their_starts() {
     assert!(waited <= 20, "{waited} waits");
 }
 
+/// Places all over memory, in no order, with room for two pages on either side of each.
+fn places(seed: u64) -> impl Iterator<Item = u64> {
+    let mut x = seed;
+    std::iter::repeat_with(move || {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (x >> 33) % (1 << 13) * 8 + 4
+    })
+}
+
 #[test]
 fn random_faults_fetch_nothing_ahead() {
     let mut x = 1u64;
@@ -439,8 +448,40 @@ fn random_faults_fetch_nothing_ahead() {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (x >> 33) % (1 << 16)
     });
-    let (_, ahead) = walk(&mut prefetching(), pages.take(1500));
+    let mut d = prefetching();
+    let (_, ahead) = walk(&mut d, pages.take(1500));
     assert!(ahead <= 4, "{ahead} fetches ahead");
+    assert_eq!(d.cache.stats().company_pages, 0);
+}
+
+#[test]
+fn a_neighbour_that_is_wanted_with_most_pages_comes_along() {
+    for (what, other) in [("below", -1), ("above", 1)] {
+        let mut d = prefetching();
+        let (waited, _) = walk(&mut d, places(1).take(1500).flat_map(|page| [page, page.strict_add_signed(other)]));
+        let stats = d.cache.stats();
+        let distinct = places(1).take(1500).collect::<std::collections::BTreeSet<_>>().len() as u64;
+        assert!(waited < distinct * 5 / 4, "{what}: {waited} waits for {distinct} places");
+        assert!(stats.company_pages < distinct * 5 / 4, "{what}: {} pages came along at {distinct} places", stats.company_pages);
+    }
+}
+
+#[test]
+fn a_neighbour_that_is_wanted_with_few_pages_does_not_come_along() {
+    let mut d = prefetching();
+    walk(&mut d, (0..).zip(places(1)).take(1500).flat_map(|(n, page)| std::iter::once(page).chain((n % 8 == 0).then_some(page + 1))));
+    assert_eq!(d.cache.stats().company_pages, 0);
+}
+
+#[test]
+fn a_neighbour_that_is_wanted_no_longer_stays_away() {
+    let company = |alone| {
+        let mut d = prefetching();
+        walk(&mut d, places(1).take(500).flat_map(|page| [page, page - 1]).chain(places(2).take(alone)));
+        d.cache.stats().company_pages
+    };
+    assert!(company(0) > 0, "nothing came along");
+    assert_eq!(company(3500), company(2500));
 }
 
 #[test]

@@ -29,6 +29,7 @@ fn no_seed_breaks_a_rule_and_together_they_see_everything() {
     seen("fresh pages", |s| s.zero_filled_pages);
     seen("demand fetches", |s| s.demand_fetches);
     seen("prefetch", |s| s.fetches - s.demand_fetches);
+    seen("pages that came along with a neighbour", |s| s.company_pages);
     seen("markers that were reached", |s| s.markers_reached);
     seen("markers that were not", |s| s.wasted_markers);
     seen("pages that left before their first use", |s| s.left_too_early);

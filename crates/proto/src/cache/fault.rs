@@ -80,6 +80,7 @@ impl Cache {
         let stream = if again || state == State::Evicting { None } else { self.observe(index, state, access != Access::Read) };
         if state == State::Remote && !again && stream.is_none() {
             self.stats.stray_faults += 1;
+            self.observe_beside(index);
         }
         match state {
             State::Fetching => self.stats.faults_on_fetch += 1,

@@ -67,10 +67,10 @@ impl Cache {
         let start = index & !(unit - 1);
         let room = (self.frames.free().saturating_sub(self.marks.reserve / 2) / 2).min(u64::from(self.config.fetch_pages));
         let mut extents = Vec::new();
-        let mut count = 1;
         // The wanted page is always among them; the others as far as there is room, the ones after it first.
-        let mut first = index;
-        let mut last = index;
+        let (mut first, mut last) = self.company(index, room.saturating_sub(1));
+        let mut count = u64::from(last - first) + 1;
+        self.stats.company_pages += count - 1;
         while last + 1 < start.saturating_add(unit) && count < room && self.is_remote(last + 1) {
             last += 1;
             count += 1;
