@@ -1,6 +1,6 @@
 //! A 4 KiB fault beside a raw request and reply of the same sizes, over the same transport, waiting the same way.
 
-mod floor;
+pub mod floor;
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -287,7 +287,8 @@ fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
         // A fault that its own thread serves has another floor.
         if rung != RungChoice::InThread {
             let wanted = pages.iter().map(|(page, _)| Wanted { from: (*page * 4096) as u64, copies: many, ..Wanted::first(4096) });
-            let times = floor::measure(&peer.address, spin, wanted.collect())?;
+            let mut raw = RawStream::connect(&peer.address, spin)?;
+            let times = floor::measure(&mut raw, &wanted.collect::<Vec<_>>())?;
             if round > 0 {
                 least.add(times);
             }

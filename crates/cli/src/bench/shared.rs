@@ -145,8 +145,14 @@ fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
             get(&samples, "raw")?,
         );
         report.ratio(&format!("remote page / raw, {name}"), get(&samples, "page")?, get(&samples, "raw")?, reach.map(Reach::AtMost));
+        if let Some(floor) = samples.get("floor") {
+            report.series(&format!("floor of a remote page, {name}: p50"), "us", json!({ "what": "floor", "way": name }), floor);
+            report.ratio(&format!("floor of a remote page / raw, {name}"), floor, get(&samples, "raw")?, None);
+            report.ratio(&format!("remote page / floor, {name}"), get(&samples, "page")?, floor, None);
+        }
         raw_memory(report, &samples, "page", &format!("of 4 KiB, {name}"), "remote page")?;
     }
+    report.note("floor of a remote page: a thread that reads one event, asks the raw other end for 4 KiB and copies them in, page by page, and does nothing else");
     Ok(())
 }
 

@@ -13,19 +13,15 @@ const PAGE_BYTES: usize = 4096;
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Times of accesses to absent pages, each answered by the raw peer with what is wanted, and compared with that.
-pub fn measure(peer_address: &str, spin: Duration, wanted: Vec<Wanted>) -> Result<Vec<Duration>> {
+pub fn measure(raw: &mut RawStream, wanted: &[Wanted]) -> Result<Vec<Duration>> {
     let samples = wanted.len();
     let memory = Mapping::anonymous(samples * PAGE_BYTES)?;
     let uffd = Uffd::open(Scope::UserMode, Features(0))?;
     uffd.register(memory.start(), memory.bytes(), false).map_err(|errno| anyhow!("userfaultfd refuses the memory (errno {errno})"))?;
-    let mut raw = RawStream::connect(peer_address, spin)?;
     let content = peer::content();
     std::thread::scope(|scope| {
         // When this ends early, the context closes, and who waits for a page goes on with zeroes.
-        let server = scope.spawn({
-            let wanted = wanted.clone();
-            move || serve(&uffd, &mut raw, &wanted)
-        });
+        let server = scope.spawn(move || serve(&uffd, raw, wanted));
         let mut times = Vec::with_capacity(samples);
         let mut wrong = None;
         for (n, wanted) in wanted.iter().enumerate() {

@@ -11,7 +11,8 @@ use rampool::transport::Means;
 use rampool_sys::thread::{allowed_cpus, pin_to_cpu};
 
 use super::Samples;
-use crate::bench::peer::{self, REQUEST_BYTES, RawMemory, RawStream};
+use crate::bench::fault::floor;
+use crate::bench::peer::{self, REQUEST_BYTES, RawMemory, RawStream, Wanted};
 use crate::bench::report::median;
 use crate::bench::service::{Place, Service};
 use crate::bench::workload::{permutation, word};
@@ -150,6 +151,21 @@ impl Bench {
         Ok(())
     }
 
+    /// Rank 0, of two that reach each other over TCP: the least that a page served by a thread of its own costs, of as many pages in the order of that round.
+    fn floor(&mut self, round: u64, count: usize) -> Result<()> {
+        if self.shared.ranks() > 2 || self.shared.stats().connections.contains_key(Means::Rings.name()) {
+            return Ok(());
+        }
+        let raw = self.raw.as_mut().context("rank 0 has the raw connection")?;
+        let copies = (count * PAGE).div_ceil(peer::CONTENT_BYTES) as u64;
+        let wanted =
+            permutation(round, count).into_iter().map(|page| Wanted { from: (page * PAGE) as u64, copies, ..Wanted::first(PAGE as u64) });
+        let times: Vec<f64> = floor::measure(raw, &wanted.collect::<Vec<_>>())?.into_iter().map(us).collect();
+        let p50 = median(&times);
+        self.add("floor", p50);
+        Ok(())
+    }
+
     /// Rank 1 writes a page's worth each; rank 0 reads them in random order, each for the first time since. Round 0 warms up.
     fn pages(&mut self, count: usize, rounds: usize, home: usize) -> Result<()> {
         let options = AllocOptions::new().homes(Homes::At(Rank(u16::try_from(home)?)));
@@ -173,6 +189,7 @@ impl Bench {
                 if round > 0 {
                     self.add("page", median(&times));
                     self.raw(count, PAGE)?;
+                    self.floor(round as u64, count)?;
                 }
                 for at in 0..count * PAGE / 8 {
                     let value = read(region, at);
