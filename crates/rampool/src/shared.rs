@@ -878,11 +878,15 @@ impl Shared {
         }
         let mut since = Instant::now();
         let mut looks = 0_u32;
-        while !slot.is_ready() && since.elapsed() < inner.config.spin {
+        while !slot.is_ready() {
+            let now = Instant::now();
+            if now.saturating_duration_since(since) >= inner.config.spin {
+                return;
+            }
             match inner.try_lock() {
                 Some(mut host) => {
-                    if host.look(ready) {
-                        since = Instant::now();
+                    if host.look(ready, now) {
+                        since = now;
                     }
                     if host.wants_service() {
                         drop(host);

@@ -388,6 +388,18 @@ pub fn make_own(address: usize) -> Result<(), i32> {
     if rc >= 0 { Ok(()) } else { Err(crate::last_errno()) }
 }
 
+/// Asks for the cache line of an address: a hint, whatever is there.
+#[inline]
+pub fn prefetch(from: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, for any address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
+}
+
 /// Locks a range into RAM, pages that come later included (MLOCK_ONFAULT).
 ///
 /// # Errors

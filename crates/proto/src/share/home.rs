@@ -9,6 +9,7 @@
 //! Invariant: `!shared` implies that no other rank has a valid copy of this `version`. While the page is shared and writable, it is dirty, or all copies of
 //! this version are equal to `handed`.
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use super::adapt::Mode;
@@ -33,12 +34,21 @@ pub(crate) struct HomePage {
     pub heat: u8,
     /// Comparisons since then that found it unchanged.
     pub quiet: u8,
+    pub spare: Spare,
+}
+
+/// Memory that what was handed out of a hot page lay in, for the next time: new memory costs more than to fill it. No part of the state.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Spare(pub Option<Arc<[u8]>>);
+
+impl Hash for Spare {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 impl HomePage {
     /// A page that nobody has touched.
     pub fn new() -> Self {
-        Self { version: 0, shared: false, dirty: false, access: Protection::None, handed: None, heat: 0, quiet: 0 }
+        Self { version: 0, shared: false, dirty: false, access: Protection::None, handed: None, heat: 0, quiet: 0, spare: Spare::default() }
     }
 
     /// A thread of the home needs access. `unnoticed`: writes nobody has to know of may go unnoticed.
@@ -66,8 +76,10 @@ impl HomePage {
             cx.protect(page, Protection::Read);
         }
         self.shared = true;
-        let bytes = cx.snapshot(page);
-        if self.access == Protection::ReadWrite && !self.dirty {
+        let stays_writable = self.access == Protection::ReadWrite && !self.dirty;
+        let over = self.spare.0.take_if(|_| stays_writable && self.handed.is_none());
+        let bytes = cx.snapshot_over(page, over);
+        if stays_writable {
             match &self.handed {
                 None => self.handed = Some(Arc::clone(&bytes)),
                 // It was written in between: the earlier copy is stale.
@@ -98,7 +110,9 @@ impl HomePage {
         if !self.dirty {
             return None;
         }
-        self.handed = None;
+        if let Some(handed) = self.handed.take() {
+            self.spare.0 = Some(handed);
+        }
         self.dirty = false;
         self.shared = false;
         self.version = self.version.saturating_add(1);
@@ -118,6 +132,7 @@ impl HomePage {
         if cx.snapshot(page) != handed && cx.keep(Rule::Handed) {
             self.dirty = true;
             self.quiet = 0;
+            self.spare.0 = Some(handed).filter(|_| !cools);
         } else if !cools {
             self.quiet += 1;
             self.handed = Some(handed);

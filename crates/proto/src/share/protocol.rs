@@ -249,8 +249,15 @@ impl Cx<'_> {
 
     /// The page's content now. Threads may be writing.
     pub fn snapshot(&mut self, page: PageIndex) -> Arc<[u8]> {
-        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, self.page_bytes(page)).collect();
-        self.mem.snapshot(page, Arc::get_mut(&mut bytes).expect("nobody else has it yet"));
+        self.snapshot_over(page, None)
+    }
+
+    /// As `snapshot`, over what is not needed any more, where nobody else has that.
+    pub fn snapshot_over(&mut self, page: PageIndex, over: Option<Arc<[u8]>>) -> Arc<[u8]> {
+        let len = self.page_bytes(page);
+        let over = over.filter(|over| over.len() == len && Arc::strong_count(over) == 1);
+        let mut bytes = over.unwrap_or_else(|| std::iter::repeat_n(0, len).collect());
+        self.mem.snapshot(page, Arc::get_mut(&mut bytes).expect("nobody else has it"));
         bytes
     }
 

@@ -176,14 +176,16 @@ impl Account {
         }
     }
 
-    /// A page that a thread had waited for since `since` has come.
-    pub fn page_came(&mut self, write: bool, since: Instant) {
-        let took = since.elapsed();
+    /// A page that a thread had waited for since `since` has come. Returns when that was.
+    pub fn page_came(&mut self, write: bool, since: Instant) -> Instant {
+        let now = Instant::now();
+        let took = now.saturating_duration_since(since);
         *(if write { &mut self.stats.write_fault_wait } else { &mut self.stats.read_fault_wait }) += took;
         if let Some(trace) = &mut self.trace {
             let what = if write { "write fault" } else { "read fault" };
             trace.span("wait", &Span { what: Some(what), ..Span::default() }, since, took);
         }
+        now
     }
 
     /// `page_waits`: pages that threads wait for.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rampool_proto::share::control::{Answer, Control, Demand};
 use rampool_proto::share::desk::{Desk, Order};
 use rampool_proto::share::{
-    Action, BarrierId, Config, DirectOp, Engine, Event, LockId, Message, OpResult, ProtocolKind, Rank, Reason, RegionConfig, SyncOp,
+    Action, BarrierId, Body, Config, DirectOp, Engine, Event, LockId, Message, OpResult, ProtocolKind, Rank, Reason, RegionConfig, SyncOp,
     ThreadId, TimerId,
 };
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES, PageIndex};
@@ -154,6 +154,7 @@ pub(super) struct Host {
     faults: Vec<FaultAt>,
     /// Pages that threads wait for.
     awaited: BTreeMap<PageIndex, Awaited>,
+    /// When a thread last began to wait for a page, or its page came.
     last_fault: Instant,
     /// Barriers that threads wait in.
     in_barrier: BTreeMap<ThreadId, BarrierId>,
@@ -230,6 +231,8 @@ const FEW_RANKS: u16 = 3;
 const MUCH_BYTES: u64 = 128 << 10;
 /// A moment, for who looks again and again.
 const MOMENT: Duration = Duration::from_micros(20);
+/// Of so many pages the lines are asked for while they are on their way.
+const MOST_EXPECTED: usize = 4;
 /// How long the last words of a failing rank may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// After a fault the next one is looked for, for as long.
@@ -511,8 +514,7 @@ impl Host {
     }
 
     /// Takes what the other ranks have sent. True if that was something.
-    pub fn look(&mut self, ready: &mut Ready) -> bool {
-        let now = Instant::now();
+    pub fn look(&mut self, ready: &mut Ready, now: Instant) -> bool {
         let mut any = self.take_nearby(now);
         if self.sockets && self.ranks <= FEW_RANKS && self.datagrams.is_none() {
             for rank in 0..self.ranks {
@@ -627,10 +629,14 @@ impl Host {
     }
 
     /// Takes the faults of this rank's threads, and sends what they need. True if there were any.
-    pub fn look_for_faults(&mut self) -> bool {
-        let taken = self.take_faults(Instant::now());
+    pub fn look_for_faults(&mut self, now: Instant) -> bool {
+        let taken = self.take_faults(now);
         if taken {
             self.flush();
+            // While it is on its way.
+            for &page in self.awaited.keys().take(MOST_EXPECTED) {
+                self.memory.expect(page);
+            }
         }
         taken
     }
@@ -710,6 +716,9 @@ impl Host {
             return;
         }
         let began = Instant::now();
+        if let Body::GetPage { page, .. } = message.body {
+            self.memory.expect(page);
+        }
         // Before it: what comes with this message ends a wait.
         let page_waits = self.awaited.len();
         // The engine refuses what makes no sense. Should a lie be so good that it breaks one of its invariants, the liar is named all the same.
@@ -895,7 +904,7 @@ impl Host {
             }
             Action::Retry { page } => {
                 if let Some(Awaited { since, write }) = self.awaited.remove(&page) {
-                    self.account.page_came(write, since);
+                    self.last_fault = self.account.page_came(write, since);
                 }
                 self.memory.wake(page);
             }

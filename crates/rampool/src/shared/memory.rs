@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rampool_proto::share::residency::{Place, Residency};
 use rampool_proto::share::{Diff, Mem, Protection, Rank, RegionConfig};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
-use rampool_sys::memory::{Advice, MapError, Mapping, SharedObject, advise, dont_fork};
+use rampool_sys::memory::{Advice, MapError, Mapping, SharedObject, advise, dont_fork, prefetch};
 use rampool_sys::uffd::{Event, Features, OpenError, Reply, Scope, Uffd};
 
 use super::account::{Cost, SAMPLES, cpu_of_this_thread};
@@ -77,7 +77,7 @@ pub struct SharedMemory {
     alias: Mapping,
     regions: BTreeMap<PageIndex, Region>,
     events: Vec<Event>,
-    /// Start and bytes of what was mapped last: who waited for it is awake.
+    /// Start and bytes of what was mapped last, or may be written again: who waited for it is awake.
     mapped: Cell<(usize, usize)>,
     residency: Residency,
     servers: Option<Servers>,
@@ -91,6 +91,8 @@ pub struct Traffic {
     pub brought_bytes: u64,
 }
 
+/// A line of a cache.
+const LINE_BYTES: usize = 64;
 /// So many bytes go to memory servers at a time, at least.
 const SEND_BYTES: usize = 64 << 10;
 /// So many pages are offered to the engine at a time.
@@ -286,9 +288,13 @@ impl SharedMemory {
         Ok(())
     }
 
-    fn region(&self, page: PageIndex) -> &Region {
+    fn find(&self, page: PageIndex) -> Option<&Region> {
         let found = self.regions.range(..=page).next_back().map(|(_, region)| region);
-        found.filter(|region| region.config.pages.contains(page)).expect("the engine names pages of its regions")
+        found.filter(|region| region.config.pages.contains(page))
+    }
+
+    fn region(&self, page: PageIndex) -> &Region {
+        self.find(page).expect("the engine names pages of its regions")
     }
 
     /// The page that holds this address, and where in it.
@@ -333,8 +339,8 @@ impl SharedMemory {
         assert!(closed.is_ok(), "mprotect of our own mapping failed");
     }
 
-    /// Lets every thread that waits for the page try again. To map a page wakes them, too: what was mapped since [`SharedMemory::begin_event`] need not be
-    /// woken again.
+    /// Lets every thread that waits for the page try again. To map a page, or to let it be written, wakes them, too: where that was since
+    /// [`SharedMemory::begin_event`], nobody need be woken again.
     pub fn wake(&self, page: PageIndex) {
         let (start, bytes) = self.place(page);
         let (from, len) = self.mapped.get();
@@ -346,6 +352,14 @@ impl SharedMemory {
     /// The engine takes another event.
     pub fn begin_event(&self) {
         self.mapped.set((0, 0));
+    }
+
+    /// The page's content is read, or replaced, in a moment: asks for it, since it is in no cache. Any number may be given.
+    pub fn expect(&self, page: PageIndex) {
+        if let Some(region) = self.find(page) {
+            let alias = self.alias.at(region.offset_of(page));
+            (0..region.page_bytes().min(OS_PAGE_BYTES)).step_by(LINE_BYTES).for_each(|at| prefetch(alias.wrapping_add(at)));
+        }
     }
 
     fn alias_of(&self, page: PageIndex) -> (*mut u8, usize) {
@@ -379,6 +393,9 @@ impl SharedMemory {
                 }
                 let reply = self.uffd.write_protect(start, bytes, to == Protection::Read);
                 assert!(reply == Reply::Done, "changing the protection of shared pages failed: {reply:?}");
+                if to == Protection::ReadWrite {
+                    self.mapped.set((start, bytes));
+                }
             }
         }
     }

@@ -40,7 +40,7 @@ fn wait(inner: &Inner, spin: Duration, plan: &Plan, ready: &mut Ready) {
     };
     if !inner.watch.wait(left, ready) {
         // Time is up. A thread that wanted to look at the connections itself may be kept from it, by a signal handler say: what it left is done now.
-        inner.lock().look(ready);
+        inner.lock().look(ready, Instant::now());
     }
 }
 
@@ -54,7 +54,7 @@ fn look(inner: &Inner, spin: Duration, until: Instant, ready: &mut Ready) {
         let now = Instant::now();
         // While a page is on its way, its message is what comes next.
         let awaits = host.awaits_page() && !looks.is_multiple_of(LOOKS_A_YIELD);
-        if (!awaits && host.look_for_faults()) | host.look(ready) {
+        if (!awaits && host.look_for_faults(now)) | host.look(ready, now) {
             since = now;
         }
         if host.needs_service() || !host.is_urgent(now) || now >= until || now.saturating_duration_since(since) >= spin {

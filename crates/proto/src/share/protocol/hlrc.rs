@@ -836,7 +836,8 @@ impl Protocol for Hlrc {
 
     fn overhead_bytes(&self) -> usize {
         let twins = self.copies.values().filter_map(|copy| copy.twin.as_ref());
-        twins.chain(self.homes.values().filter_map(|home| home.handed.as_ref())).map(|bytes| bytes.len()).sum()
+        let handed = self.homes.values().flat_map(|home| home.handed.iter().chain(&home.spare.0));
+        twins.chain(handed).map(|bytes| bytes.len()).sum()
     }
 
     fn check(&self, _shared: &Shared) {

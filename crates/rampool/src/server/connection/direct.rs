@@ -16,6 +16,7 @@ use rampool_proto::wire::{
     CopyRequest, FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest, Status, Window, WireError,
     ZERO_PAGE_CRC, encode_frame, encode_reduced, parse_accumulate_arg, patched_crc,
 };
+use rampool_sys::memory::prefetch;
 
 use std::sync::Arc;
 
@@ -684,7 +685,7 @@ impl Gathered {
         let ptr = memory.wrapping_add(piece.within);
         let crc = if piece.is_whole() {
             // On its way into the cache while the head of the reply is made; what follows comes by itself.
-            (0..FETCHED_AHEAD).step_by(LINE_BYTES).for_each(|at| rows::prefetch(ptr.wrapping_add(at)));
+            (0..FETCHED_AHEAD).step_by(LINE_BYTES).for_each(|at| prefetch(ptr.wrapping_add(at)));
             page_crc
         } else {
             // SAFETY: the piece is within its page, which nobody writes while the lease is locked.
@@ -718,7 +719,7 @@ impl Ahead {
     }
 
     fn push(&mut self, from: *const u8, len: usize) {
-        rows::prefetch(from);
+        prefetch(from);
         self.pieces[self.count] = (from, len);
         self.count += 1;
     }

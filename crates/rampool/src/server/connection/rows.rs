@@ -9,6 +9,7 @@ use rampool_proto::layout::Row;
 use rampool_proto::server::View;
 use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
 use rampool_proto::wire::Window;
+use rampool_sys::memory::prefetch;
 
 const PAGE_BYTES: u64 = OS_PAGE_BYTES as u64;
 /// Runs of a batch: what the lines of two of them take is well within a cache of the first level, and more than the memory works at at a time.
@@ -272,18 +273,6 @@ fn prefetch_run(from: *const u8, more_lines: usize) {
     for line in 1..=more_lines {
         prefetch(from.wrapping_add(line * LINE_BYTES));
     }
-}
-
-/// Asks for the line of an address.
-#[inline]
-pub(super) fn prefetch(from: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, for any address.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = from;
 }
 
 fn in_memory(n: u64) -> usize {
