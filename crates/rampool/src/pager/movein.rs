@@ -178,26 +178,33 @@ impl<B: Backing> Pager<B> {
         let mut moved = Vec::new();
         let mut rest = Vec::new();
         let mut protected = true;
-        for run in arriving.chunk_by(|a, b| a.is_followed_by(b)) {
+        let mut at = 0;
+        while let Some(run) = arriving[at..].chunk_by(Arriving::is_followed_by).next() {
             let Arriving { extent, from, writable, .. } = run_of(run);
-            let mut done = 0;
-            if before.is_some() || writable || self.move_in.choice == InstallBy::Move {
-                done = self.move_run(extent, from, !writable && before.is_some(), &mut protected);
-            }
-            let mut left = done;
-            for piece in run {
-                let of_piece = left.min(piece.extent.count);
-                left -= of_piece;
-                if of_piece > 0 {
-                    self.spare.moved(piece.fetch.0, of_piece);
-                }
-            }
+            let may_move = before.is_some() || writable || self.move_in.choice == InstallBy::Move;
+            let (done, refused) =
+                if may_move { self.move_run(extent, from, !writable && before.is_some(), &mut protected) } else { (0, false) };
             if done > 0 {
                 moved.push((Extent::new(extent.first, done), writable));
             }
-            if done < extent.count {
-                let first = extent.first.offset(u64::from(done));
-                rest.push((Extent::new(first, extent.count - done), from + done as usize * OS_PAGE_BYTES, writable));
+            // Where the kernel stopped, the rest of that piece is copied; behind it moving goes on.
+            let mut left = done;
+            for &Arriving { extent, fetch, from, writable } in run {
+                at += 1;
+                let of_piece = left.min(extent.count);
+                left -= of_piece;
+                if of_piece > 0 {
+                    self.spare.moved(fetch.0, of_piece);
+                }
+                let whole = of_piece == extent.count;
+                if may_move {
+                    self.move_in.refusals.moved(refused && !whole);
+                }
+                if !whole {
+                    let first = extent.first.offset(u64::from(of_piece));
+                    rest.push((Extent::new(first, extent.count - of_piece), from + of_piece as usize * OS_PAGE_BYTES, writable));
+                    break;
+                }
             }
         }
         let still_clean = protected && before.is_some_and(|before| self.has_not_run_since(before));
@@ -224,8 +231,8 @@ impl<B: Backing> Pager<B> {
         }
     }
 
-    /// Moves a run of frames in, and protects what has moved; returns how many pages have, from the first on.
-    fn move_run(&mut self, extent: Extent, from: usize, protect: bool, protected: &mut bool) -> u32 {
+    /// Moves a run of frames in, and protects what has moved; returns how many pages have, from the first on, and whether the kernel refused one.
+    fn move_run(&self, extent: Extent, from: usize, protect: bool, protected: &mut bool) -> (u32, bool) {
         let faults = &self.faults;
         let mut done = 0;
         let mut stopped = false;
@@ -250,8 +257,7 @@ impl<B: Backing> Pager<B> {
                 *protected &= faults.protect(piece.start, moved) == Reply::Done;
             }
         });
-        self.move_in.refusals.moved(refused);
-        done
+        (done, refused)
     }
 
     fn look(&self) -> Option<Still> {
