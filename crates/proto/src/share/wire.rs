@@ -346,6 +346,12 @@ macro_rules! wire_struct {
                 $( $crate::share::wire::Wire::sane(&self.$field, limits) && )* true
             }
         }
+
+        #[cfg(test)]
+        impl $name {
+            /// For the test that looks for it in the document.
+            pub(crate) const FIELDS: (&str, &[&str]) = (stringify!($name), &[$( stringify!($field) ),*]);
+        }
     };
 }
 
@@ -379,7 +385,95 @@ macro_rules! wire_enum {
                 }
             }
         }
+
+        #[cfg(test)]
+        impl $name {
+            /// For the test that looks for them in the document.
+            pub(crate) const KINDS: &[(u8, &str, &[&str])] = &[$( ($tag, stringify!($variant), &[$( stringify!($field) ),*]) ),*];
+        }
     };
 }
 
 pub(crate) use {wire_enum, wire_struct};
+
+#[cfg(test)]
+mod tests {
+    use super::super::adapt::Mode;
+    use super::super::control::{Answer, Control, Demand, FrameKind, Hello, Resume, SHARE_WIRE_VERSION, Wish, frame};
+    use super::super::direct::{Access, Changed};
+    use super::super::message::{
+        Advance, Ask, Body, Departure, Info, IntervalDiff, LazyRecord, LockState, Message, Moves, Part, Payload, Stamp,
+    };
+    use super::super::notice::NoticeRun;
+    use super::*;
+
+    const DOCUMENT: &str = include_str!("../../../../docs/wire-shared.md");
+
+    /// Whether a row of a table begins with this cell, and names these fields, and no others, in the next.
+    fn has_row(first: &str, fields: &[&str]) -> bool {
+        let rows = DOCUMENT.lines().filter_map(|line| line.strip_prefix(&format!("| {first} |")));
+        let mut found = rows.map(|rest| rest.split('|').next().unwrap_or_default());
+        found.any(|cell| named(cell) == fields)
+    }
+
+    /// The first word of each field: `page, owner rank, readers list of (rank, thread)` are three.
+    fn named(cell: &str) -> Vec<&str> {
+        let mut depth = 0_i32;
+        let fields = cell.split(move |letter| {
+            depth += i32::from(letter == '(') - i32::from(letter == ')');
+            letter == ',' && depth == 0
+        });
+        fields.filter_map(|field| field.split_whitespace().next()).collect()
+    }
+
+    /// What is sent is in `docs/wire-shared.md`, with its number and its fields in their order. A new structure or enum that is not in the lists here is an unused constant,
+    /// of which the compiler warns.
+    #[test]
+    fn every_kind_of_message_is_in_the_document() {
+        let decimal = |number: u8| number.to_string();
+        let hexadecimal = |number: u8| format!("{number:#04x}");
+        let mut missing = Vec::new();
+        let kinds = [Control::KINDS, Demand::KINDS, Answer::KINDS, Access::KINDS, Info::KINDS, Payload::KINDS, Mode::KINDS];
+        let all = kinds.into_iter().flatten().map(|kind| (decimal(kind.0), kind));
+        for (number, (_, name, fields)) in all.chain(Body::KINDS.iter().map(|kind| (hexadecimal(kind.0), kind))) {
+            if !has_row(&format!("{number} {name}"), fields) {
+                missing.push(format!("| {number} {name} | {} |", fields.join(", ")));
+            }
+        }
+        for (name, fields) in [
+            Hello::FIELDS,
+            Resume::FIELDS,
+            Wish::FIELDS,
+            IntervalDiff::FIELDS,
+            Advance::FIELDS,
+            Stamp::FIELDS,
+            Ask::FIELDS,
+            Part::FIELDS,
+            LazyRecord::FIELDS,
+            Moves::FIELDS,
+            Departure::FIELDS,
+            LockState::FIELDS,
+            Changed::FIELDS,
+            NoticeRun::FIELDS,
+        ] {
+            if !has_row(name, fields) {
+                missing.push(format!("| {name} | {} |", fields.join(", ")));
+            }
+        }
+        assert!(missing.is_empty(), "docs/wire-shared.md lacks, or has otherwise:\n{}", missing.join("\n"));
+        assert!(
+            DOCUMENT.contains(&format!("version **{SHARE_WIRE_VERSION}** of the sharing protocol")),
+            "the document is of another version"
+        );
+    }
+
+    #[test]
+    fn the_documented_bytes_of_a_message_are_these() {
+        let message = Message { epoch: 300, body: Body::GetPage { page: PageIndex(1000), by: Rank(2) } };
+        let mut out = Vec::new();
+        frame(FrameKind::Message, 0, &mut out, |out| message.encode(out));
+        assert_eq!(out, [0x0b, 0, 0, 0, 0, 0, 0, 0, 0, 0xac, 0x02, 0x10, 0xe8, 0x07, 0x02]);
+        let words: String = out.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert!(DOCUMENT.lines().any(|line| line.replace(' ', "") == words), "it is in the document");
+    }
+}
