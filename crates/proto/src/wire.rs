@@ -613,6 +613,16 @@ mod tests {
         bytes
     }
 
+    #[test]
+    fn every_opcode_and_status_is_in_the_document() {
+        let document = include_str!("../../../docs/wire.md");
+        let opcodes = Opcode::ALL.map(|opcode| format!("| {} {opcode:?} |", opcode as u8));
+        let statuses = Status::ALL.map(|status| format!("| {} {status:?} |", status as u8));
+        let is_missing = |row: &&String| !document.lines().any(|line| line.starts_with(row.as_str()));
+        let missing: Vec<&String> = opcodes.iter().chain(&statuses).filter(is_missing).collect();
+        assert!(missing.is_empty(), "docs/wire.md lacks {missing:?}");
+    }
+
     /// Headers whose checksum is right but whose content is not: what a hostile peer would send.
     #[test]
     fn well_sealed_nonsense_is_named_for_what_it_is() {
