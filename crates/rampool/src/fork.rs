@@ -120,18 +120,7 @@ impl<R: Copy> Foster<R> {
     /// kernel would answer with zeroes as soon as the context is closed.
     pub fn give_up(&self) {
         for extent in self.absent.extents() {
-            self.space.pieces(extent, |piece| {
-                let (mut at, end) = (piece.start, piece.start + piece.bytes);
-                while at < end {
-                    at += match self.uffd.poison(at, end - at) {
-                        Reply::Done => end - at,
-                        Reply::Partial(part) => part,
-                        Reply::Exiting => return,
-                        // The child changes its mappings just now, and waits for this process to read about it: it ends waiting, or the next page will do.
-                        Reply::MapChanging | Reply::AlreadyMapped | Reply::Gone | Reply::Busy | Reply::NoMemory => OS_PAGE_BYTES,
-                    };
-                }
-            });
+            self.space.pieces(extent, |piece| self.uffd.poison_absent(piece.start, piece.bytes));
         }
     }
 

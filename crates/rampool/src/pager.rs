@@ -600,9 +600,7 @@ impl<B: Backing> Pager<B> {
     fn poison_child(&self, child: &Uffd) {
         if self.faults.can_poison() {
             self.cache.absent_content(|extent, _| {
-                self.space.pieces(extent, |piece| {
-                    let _ = child.poison(piece.start, piece.bytes);
-                });
+                self.space.pieces(extent, |piece| child.poison_absent(piece.start, piece.bytes));
             });
         }
     }

@@ -655,6 +655,10 @@ fn a_child_whose_parent_lets_its_memory_go_reads_no_zeroes(how: How) {
     }
     let region = memory.alloc(4 * MIB).unwrap();
     (0..1024).for_each(|page| word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed));
+    // The kernel poisons no range of more than one mapping, and this divides the region's.
+    // SAFETY: pages in the middle of the region, whose content stays.
+    let divided = unsafe { libc::madvise(region.as_ptr().byte_add(2 * MIB).cast(), MIB, libc::MADV_DONTDUMP) };
+    assert_eq!(divided, 0);
     let (mut go, begin) = std::os::unix::net::UnixStream::pair().unwrap();
     // SAFETY: the child only reads the region and a socket, and leaves by _exit.
     let child = unsafe { libc::fork() };
@@ -665,10 +669,12 @@ fn a_child_whose_parent_lets_its_memory_go_reads_no_zeroes(how: How) {
         let mut byte = 0u8;
         // SAFETY: one byte of this stack; ends the child without running anything of the parent's.
         unsafe {
+            libc::write(std::os::fd::AsRawFd::as_raw_fd(&begin), (&raw const byte).cast(), 1);
             libc::read(std::os::fd::AsRawFd::as_raw_fd(&begin), (&raw mut byte).cast(), 1);
+            // First what lies before the border of two mappings.
             libc::_exit(if before {
                 2
-            } else if (0..1024).any(wrong) {
+            } else if (500..512).chain(0..1024).any(wrong) {
                 3
             } else {
                 0
@@ -676,6 +682,8 @@ fn a_child_whose_parent_lets_its_memory_go_reads_no_zeroes(how: How) {
         }
     }
     assert!(child > 0);
+    drop(begin);
+    std::io::Read::read_exact(&mut go, &mut [0]).expect("the child has read some");
     drop((region, memory));
     std::io::Write::write_all(&mut go, &[1]).unwrap();
     let mut status = 0;
