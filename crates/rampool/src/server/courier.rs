@@ -201,9 +201,8 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
                 .inspect_err(|message| _ = ways.down.insert(key.0.clone(), (Instant::now(), message.clone()))),
         };
         match gone {
-            Ok((link, member)) => {
-                let way =
-                    Way { link, member, lease: order.lease.id, next: 0, used: Instant::now(), draining: false, waiting: BTreeMap::new() };
+            Ok((link, member, draining)) => {
+                let way = Way { link, member, lease: order.lease.id, next: 0, used: Instant::now(), draining, waiting: BTreeMap::new() };
                 _ = ways.open.insert(key.clone(), way);
             }
             Err(message) => {
@@ -241,7 +240,7 @@ fn send(shared: &Shared, way: &mut Way, order: &Order, number: u64) -> Result<()
 /// The way broke: makes it again, as the same member, and sends what is unanswered again. An error if the other server is gone, or does not know this one any more.
 fn come_back(shared: &Shared, way: &mut Way, told: &mut BTreeSet<usize>, deadline: Instant) -> Result<(), String> {
     let Some(first) = way.waiting.values().next() else { return Err("the connection broke".to_owned()) };
-    (way.link, way.member) = go(shared, &first.copy, way.member, deadline)?;
+    (way.link, way.member, way.draining) = go(shared, &first.copy, way.member, deadline)?;
     for (number, order) in std::mem::take(&mut way.waiting) {
         // Its bytes are read again: if the first ones were entered there, these are not.
         match send(shared, way, &order, number) {
@@ -280,8 +279,8 @@ unsafe fn crcs_there(copy: &CopyRequest, gathered: &Gathered) -> Vec<u32> {
     crcs
 }
 
-/// Connects to the other server and joins the lease there, as this member (0: a new one). The link, and the member it speaks for.
-fn go(shared: &Shared, copy: &CopyRequest, member: MemberId, deadline: Instant) -> Result<(Link<Held>, MemberId), String> {
+/// Connects to the other server and joins the lease there, as this member (0: a new one). The link, the member it speaks for, and whether that server stops.
+fn go(shared: &Shared, copy: &CopyRequest, member: MemberId, deadline: Instant) -> Result<(Link<Held>, MemberId, bool), String> {
     let config = &shared.config;
     let endpoint: Endpoint = copy.endpoint.parse().map_err(|error| format!("{error}"))?;
     if config.key.is_none() && !endpoint.is_local().map_err(|error| error.to_string())? {
@@ -300,12 +299,13 @@ fn go(shared: &Shared, copy: &CopyRequest, member: MemberId, deadline: Instant) 
     let mut head = Vec::new();
     encode_frame(&mut head, Header::request(Opcode::AttachLease, 0), &attach.encode(), 0);
     link.send_head(Urgency::Demand, &head, Held::nothing());
-    let (header, table) = reply(&mut link, &mut false, Some(deadline))?.ok_or("no answer")?;
+    let mut draining = false;
+    let (header, table) = reply(&mut link, &mut draining, Some(deadline))?.ok_or("no answer")?;
     if header.status != Status::Ok {
         return Err(parse_message(&table));
     }
     let granted = Granted::parse(&table).map_err(|error| error.to_string())?;
-    Ok((link, granted.member))
+    Ok((link, granted.member, draining))
 }
 
 /// Waits for an answer, and where `more` is to be sent until there is room for it; takes what else has come by then.
