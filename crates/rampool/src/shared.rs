@@ -887,6 +887,9 @@ impl Shared {
                 Some(mut host) => {
                     if host.look(ready, now) {
                         since = now;
+                    } else {
+                        // Who looks all the time keeps the other rank from writing.
+                        std::hint::spin_loop();
                     }
                     if host.wants_service() {
                         drop(host);
