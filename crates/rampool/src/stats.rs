@@ -35,7 +35,8 @@ pub fn times_since(before: &Times, now: &Times) -> Times {
     std::array::from_fn(|bucket| now[bucket].saturating_sub(before[bucket]))
 }
 
-fn add_times(to: &mut Times, more: &Times) {
+/// Counts `more` among them.
+pub fn add_times(to: &mut Times, more: &Times) {
     to.iter_mut().zip(more).for_each(|(to, more)| *to += more);
 }
 

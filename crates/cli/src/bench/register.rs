@@ -280,10 +280,9 @@ impl Bench {
         let buffers = filled(BUFFERS * longest)?;
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let socket = TcpStream::connect(listener.local_addr()?)?;
-        socket.set_nodelay(true)?;
+        // The machine's own choice may pace even connections within it, by a timer (BBR).
+        super::peer::set_up(&socket)?;
         socket.set_nonblocking(true)?;
-        // As a pool's connections within the machine: the machine's own choice may pace even these, by a timer (BBR). Where it cannot be set, that stays.
-        let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
         let (receiving, _) = listener.accept()?;
         receiving.set_read_timeout(Some(DEADLINE))?;
         let allowance = (buffers.bytes() + BOUNCE_BYTES + (1 << 20)) as u64;

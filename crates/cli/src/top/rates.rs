@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rampool::stats::{LATENCY_BUCKETS, StatsSnapshot, Times, quantile_ns, times_since};
+use rampool::stats::{LATENCY_BUCKETS, StatsSnapshot, Times, add_times, quantile_ns, times_since};
 use rampool_proto::units::OS_PAGE_BYTES;
 
 use super::look::{Look, Numbers, Process, Traffic};
@@ -116,7 +116,7 @@ struct Wait<'a> {
 fn latency(waits: &[Wait<'_>], wanted: impl Fn(&Wait<'_>) -> bool) -> [u64; 2] {
     let mut all: Times = [0; LATENCY_BUCKETS];
     for wait in waits.iter().filter(|wait| wanted(wait)) {
-        all.iter_mut().zip(wait.times).for_each(|(all, more)| *all += more);
+        add_times(&mut all, &wait.times);
     }
     [0.5, 0.99].map(|share| quantile_ns(&all, share))
 }
