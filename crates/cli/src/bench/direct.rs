@@ -20,7 +20,7 @@ use serde_json::json;
 use super::Common;
 use super::peer::{self, RawMemory, RawStream, Wanted};
 use super::report::{Reach, Report};
-use super::sequential::stream_into;
+use super::sequential::{PLAIN_AND_UNPACED, stream_into};
 use super::server::WorkDir;
 use super::service::{Paged, Place, Service, Words};
 use super::workload::{permutation, word};
@@ -91,6 +91,7 @@ fn over_tcp(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Comm
     let rows = common.pick(64 * 1024, 2048);
     let server = Service::memory_server(place, 4 * bytes + rows * 2 * 4096, SPIN)?;
     let peer = Service::raw_peer(place, SPIN)?;
+    let plain_peer = Service::plain_peer(place, SPIN)?;
     let mut direct = connect(&server, 2 * bytes + rows * 4096)?;
     let region = direct.create(bytes)?;
     for at in (0..bytes).step_by(index(MIB)) {
@@ -100,7 +101,7 @@ fn over_tcp(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Comm
         small(report, &mut direct, region, &peer, rounds, common)?;
     }
     if wanted(Part::Long) {
-        long(report, &mut direct, region, &peer, rounds, common)?;
+        long(report, &mut direct, region, [&plain_peer, &peer], rounds, common)?;
     }
     if wanted(Part::Layouts) {
         layouts(report, &mut direct, region, rounds, common)?;
@@ -199,11 +200,19 @@ fn p50(mut times: Vec<Duration>) -> f64 {
 }
 
 /// 1 MiB at a time, four under way.
-fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &Service, rounds: usize, common: &Common) -> Result<()> {
+fn long(
+    report: &mut Report,
+    direct: &mut Direct,
+    region: DirectRegion,
+    [plain_peer, peer]: [&Service; 2],
+    rounds: usize,
+    common: &Common,
+) -> Result<()> {
+    report.note(PLAIN_AND_UNPACED);
     let times = common.pick(512u64, 32);
     let block = Layout::bytes(MIB)?;
     let places = region.bytes() / MIB;
-    let [mut gets, mut puts, mut raw, mut raw_get, mut raw_put, mut checked_put] = [const { Vec::new() }; 6];
+    let [mut gets, mut puts, mut plain, mut raw, mut raw_get, mut raw_put, mut checked_put] = [const { Vec::new() }; 7];
     let contents: Vec<Vec<u8>> = (0..places).map(|n| content(n * MIB, MIB)).collect();
     let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
     for round in 0..=rounds {
@@ -250,16 +259,23 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
             direct.wait(put)?;
         }
         let put = (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9;
-        // Out of as much memory as gets read, and puts, into as much as they write; and out of and into one megabyte, which stays in the caches.
+        // A plain one over and over, out of and into one megabyte, which stays in the caches, and an unpaced one; then out of as much memory as gets read, and
+        // puts, into as much as they write.
         // And as puts, by a sender that makes the checksum of each page, as whoever puts has to.
-        let plain = |copies, buffers, checksummed| {
+        let stream = |peer: &Service, copies, buffers, checksummed| {
             let wanted = Wanted { copies, checksummed, ..Wanted::first(times * MIB) };
             stream_into(&peer.address, SPIN, wanted, buffers)
         };
-        let plain = [plain(1, 1, false)?, plain(places, 4, false)?, plain(4, 4, false)?, plain(4, 4, true)?];
+        let streams = [
+            stream(plain_peer, 1, 1, false)?,
+            stream(peer, 1, 1, false)?,
+            stream(peer, places, 4, false)?,
+            stream(peer, 4, 4, false)?,
+            stream(peer, 4, 4, true)?,
+        ];
         if round > 0 {
-            let samples = [&mut gets, &mut puts, &mut raw, &mut raw_get, &mut raw_put, &mut checked_put];
-            for (samples, value) in samples.into_iter().zip([got, put].into_iter().chain(plain)) {
+            let samples = [&mut gets, &mut puts, &mut plain, &mut raw, &mut raw_get, &mut raw_put, &mut checked_put];
+            for (samples, value) in samples.into_iter().zip([got, put].into_iter().chain(streams)) {
                 samples.push(value);
             }
         }
@@ -273,21 +289,24 @@ fn long(report: &mut Report, direct: &mut Direct, region: DirectRegion, peer: &S
     }
     report.series("get of 1 MiB, four under way", "GB/s", json!({ "what": "get 1 MiB" }), &gets);
     report.series("put of 1 MiB, four under way", "GB/s", json!({ "what": "put 1 MiB" }), &puts);
-    report.series("plain TCP stream of 1 MiB, over and over", "GB/s", json!({ "what": "stream" }), &raw);
-    report.series("plain TCP stream of as much memory as the gets", "GB/s", json!({ "what": "stream as gets" }), &raw_get);
-    report.series("plain TCP stream of as much memory as the puts", "GB/s", json!({ "what": "stream as puts" }), &raw_put);
+    report.series("plain TCP stream of 1 MiB, over and over", "GB/s", json!({ "what": "plain stream" }), &plain);
+    report.series("unpaced TCP stream of 1 MiB, over and over", "GB/s", json!({ "what": "stream" }), &raw);
+    report.series("unpaced TCP stream of as much memory as the gets", "GB/s", json!({ "what": "stream as gets" }), &raw_get);
+    report.series("unpaced TCP stream of as much memory as the puts", "GB/s", json!({ "what": "stream as puts" }), &raw_put);
     report.series(
         "the same with a checksum of each page made by the sender",
         "GB/s",
         json!({ "what": "checked stream as puts" }),
         &checked_put,
     );
-    report.ratio("get of 1 MiB / stream of as much memory", &gets, &raw_get, Some(Reach::AtLeast(0.9)));
-    report.ratio("put of 1 MiB / stream of as much memory", &puts, &raw_put, Some(Reach::AtLeast(0.9)));
-    report.ratio("stream with checksums / stream, as much memory as the puts", &checked_put, &raw_put, None);
-    report.ratio("put of 1 MiB / stream with checksums", &puts, &checked_put, None);
-    report.ratio("get of 1 MiB / stream of 1 MiB, over and over", &gets, &raw, None);
-    report.ratio("put of 1 MiB / stream of 1 MiB, over and over", &puts, &raw, None);
+    report.ratio("get of 1 MiB / plain stream", &gets, &plain, Some(Reach::AtLeast(0.9)));
+    report.ratio("put of 1 MiB / plain stream", &puts, &plain, Some(Reach::AtLeast(0.9)));
+    report.ratio("get of 1 MiB / unpaced stream of as much memory", &gets, &raw_get, Some(Reach::AtLeast(0.9)));
+    report.ratio("put of 1 MiB / unpaced stream of as much memory", &puts, &raw_put, Some(Reach::AtLeast(0.9)));
+    report.ratio("stream with checksums / stream, unpaced, as much memory as the puts", &checked_put, &raw_put, None);
+    report.ratio("put of 1 MiB / unpaced stream with checksums", &puts, &checked_put, None);
+    report.ratio("get of 1 MiB / unpaced stream of 1 MiB, over and over", &gets, &raw, None);
+    report.ratio("put of 1 MiB / unpaced stream of 1 MiB, over and over", &puts, &raw, None);
     Ok(())
 }
 

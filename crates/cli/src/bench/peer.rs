@@ -79,6 +79,10 @@ pub struct Args {
     #[arg(long)]
     many: bool,
 
+    /// Leave the sockets as this machine makes them, paced or not
+    #[arg(long)]
+    as_made: bool,
+
     /// Answer over this file's memory
     #[arg(long)]
     memory: Option<std::path::PathBuf>,
@@ -112,7 +116,7 @@ pub fn run(args: &Args) -> Result<i32> {
             continue;
         }
         let (stream, _) = listener.accept()?;
-        let mut stream = RawStream::new(stream, spin)?;
+        let mut stream = if args.as_made { RawStream::as_made(stream, spin)? } else { RawStream::new(stream, spin)? };
         // The client's end of a connection is not an error of ours.
         let _ = answer(&mut stream, &mut copies);
     }
@@ -234,6 +238,10 @@ impl RawStream {
 
     pub fn new(stream: TcpStream, spin: Duration) -> std::io::Result<Self> {
         set_up(&stream)?;
+        Self::as_made(stream, spin)
+    }
+
+    fn as_made(stream: TcpStream, spin: Duration) -> std::io::Result<Self> {
         stream.set_nonblocking(!spin.is_zero())?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         stream.set_write_timeout(Some(Duration::from_secs(60)))?;

@@ -34,6 +34,8 @@ enum Only {
     MovedIn,
 }
 
+/// What the two kinds of streams are that figures are compared with.
+pub const PLAIN_AND_UNPACED: &str = "plain TCP stream: through sockets as this machine makes them for any program; unpaced: its sender does as rampool does within a machine, where the machine's own choice may pace it";
 const SEED: u64 = 2;
 const PAGE_WORDS: usize = 512;
 
@@ -48,6 +50,8 @@ pub fn run(args: &Args) -> Result<i32> {
 
     let server = Service::memory_server(&place, 2 * bytes as u64, spin)?;
     let peer = Service::raw_peer(&place, spin)?;
+    let plain_peer = Service::plain_peer(&place, spin)?;
+    report.note(PLAIN_AND_UNPACED);
     report.note("where one thread runs, pages are moved in, unless told otherwise; the copied rows say what several threads get");
     let prefetch_bytes = 2 << 20;
     let memories = [
@@ -56,7 +60,7 @@ pub fn run(args: &Args) -> Result<i32> {
         ("4 KiB pages, moved in", 4096, InstallBy::Auto, 0.8, Way::Moved),
         ("256 KiB pages, moved in", 256 << 10, InstallBy::Auto, 0.8, Way::Moved),
     ];
-    report.note("least: one thread that receives a plain stream, has the kernel put it in place and take as much out, and nothing else");
+    report.note("least: one thread that receives an unpaced stream, has the kernel put it in place and take as much out, and nothing else");
     let wanted = |way| match args.only {
         Some(Only::Copied) => way == Way::Copied,
         Some(Only::MovedIn) => way == Way::Moved,
@@ -79,7 +83,7 @@ pub fn run(args: &Args) -> Result<i32> {
         let words = Words::new(&region);
         words.fill(SEED);
         words.verify(SEED, 0, words.len())?;
-        let (mut ours, mut raw, mut least) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut plain, mut raw, mut least) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut fetched, mut by_move, mut whole) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..common.rounds(7, 2) {
             let before = memory.stats();
@@ -98,6 +102,7 @@ pub fn run(args: &Args) -> Result<i32> {
             ours.push(moved / took / 1e9);
             fetched.push(moved / bytes as f64);
             by_move.push((after.moved_in_pages - before.moved_in_pages) as f64 * 4096.0 / moved);
+            plain.push(stream(&plain_peer.address, spin, bytes)?);
             raw.push(stream(&peer.address, spin, bytes)?);
             least.push(floor::run(way, &peer.address, spin, bytes, bytes / 8)?);
             if way == Way::Moved {
@@ -109,20 +114,22 @@ pub fn run(args: &Args) -> Result<i32> {
         report.series(&format!("{setting}: read from the server"), "GB/s", parameters("ours"), &ours);
         report.series(&format!("{setting}: share that was remote"), "", parameters("remote share"), &fetched);
         report.series(&format!("{setting}: share that was moved in"), "", parameters("moved share"), &by_move);
-        report.series("plain TCP stream", "GB/s", parameters("raw"), &raw);
+        report.series("plain TCP stream", "GB/s", parameters("plain"), &plain);
+        report.series("unpaced TCP stream", "GB/s", parameters("raw"), &raw);
         report.series(&format!("{setting}: least"), "GB/s", parameters("least"), &least);
-        report.ratio(&format!("{setting}: read / stream"), &ours, &raw, Some(Reach::AtLeast(reach)));
-        report.ratio(&format!("{setting}: least / stream"), &least, &raw, None);
+        report.ratio(&format!("{setting}: read / plain stream"), &ours, &plain, Some(Reach::AtLeast(reach)));
+        report.ratio(&format!("{setting}: read / unpaced stream"), &ours, &raw, Some(Reach::AtLeast(reach)));
+        report.ratio(&format!("{setting}: least / unpaced stream"), &least, &raw, None);
         report.ratio(&format!("{setting}: read / least"), &ours, &least, None);
         if way == Way::Moved {
             report.series(&format!("{setting}: least with huge pages"), "GB/s", parameters("least, huge"), &whole);
-            report.ratio(&format!("{setting}: least with huge pages / stream"), &whole, &raw, None);
+            report.ratio(&format!("{setting}: least with huge pages / unpaced stream"), &whole, &raw, None);
         }
     }
     report.finish(common.json.as_deref())
 }
 
-/// GB/s of a plain stream into a buffer of 1 MiB.
+/// GB/s of a stream from that peer into a buffer of 1 MiB.
 pub fn stream(peer: &str, spin: Duration, bytes: usize) -> Result<f64> {
     stream_into(peer, spin, Wanted::first(bytes as u64), 1)
 }

@@ -81,9 +81,20 @@ impl Service {
 
     /// The raw other end ([`super::peer`]).
     pub fn raw_peer(place: &Place<'_>, spin: Duration) -> Result<Self> {
+        Self::start(Self::peer(place, spin)?, place).context("the raw peer did not start")
+    }
+
+    /// The same with sockets as this machine makes them for any program, whose choice may pace even those within it.
+    pub fn plain_peer(place: &Place<'_>, spin: Duration) -> Result<Self> {
+        let mut command = Self::peer(place, spin)?;
+        command.arg("--as-made");
+        Self::start(command, place).context("the plain peer did not start")
+    }
+
+    fn peer(place: &Place<'_>, spin: Duration) -> Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench", "peer", "--listen", &format!("{}:0", place.host), "--spin-us", &spin.as_micros().to_string()]);
-        Self::start(command, place).context("the raw peer did not start")
+        Ok(command)
     }
 
     /// The same over memory, which the file is.
@@ -95,8 +106,8 @@ impl Service {
 
     /// The same as a relay: what comes from its first client goes to its second.
     pub fn raw_relay(place: &Place<'_>, spin: Duration) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["bench", "peer", "--relay", "--listen", &format!("{}:0", place.host), "--spin-us", &spin.as_micros().to_string()]);
+        let mut command = Self::peer(place, spin)?;
+        command.arg("--relay");
         Self::start(command, place).context("the raw relay did not start")
     }
 

@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<i32> {
         elements * 24 / 1_000_000
     ));
     let server = Service::memory_server(&place, CLIENTS as u64 * 2 * elements as u64 * 24 + (64 << 20), SPIN)?;
-    let peer = Service::raw_peer(&place, SPIN)?;
+    let peer = Service::plain_peer(&place, SPIN)?;
     let bench = Bench { args, place, server, elements, link_name };
 
     let wanted = |what| args.experiment.is_empty() || args.experiment.contains(&what);
