@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<i32> {
         .note("in-thread: each fault is served by the thread that meets it, and system calls on absent pages fail (RungChoice::InThread)");
     report.note("in-thread with system calls: the same in a process with librampool_agent_io.so, where system calls on absent pages work; the raw client's own calls do not go through it");
     report
-        .note("floor: a thread that reads one event, asks the raw peer for 4 KiB of as much memory and copies them in, page by page, and does nothing else");
+        .note("floor: a thread that reads one event (in-thread: that meets the fault, in its SIGBUS handler), asks the raw peer for 4 KiB of as much memory and copies them in, page by page, and does nothing else");
     report.note("of as much memory: the raw peer sends the pages that were faulted for, of as much memory as the server has in pages of 2 MiB; otherwise it sends one page, again and again");
     for way in &WAYS {
         let Measured { ours, raw, raw_of_many, floor, faults, absent } =
@@ -78,10 +78,8 @@ pub fn run(args: &Args) -> Result<i32> {
         );
         report.ratio(&format!("{way}: fault / raw"), &ours.p50, &raw.p50, Some(Reach::AtMost(reach)));
         report.ratio(&format!("{way}: fault / raw of as much memory"), &ours.p50, &raw_of_many.p50, Some(Reach::AtMost(reach)));
-        if !floor.p50.is_empty() {
-            report.series(&format!("{way}: floor, p50"), "us", parameters("floor"), &floor.p50);
-            report.ratio(&format!("{way}: floor / raw"), &floor.p50, &raw.p50, None);
-        }
+        report.series(&format!("{way}: floor, p50"), "us", parameters("floor"), &floor.p50);
+        report.ratio(&format!("{way}: floor / raw"), &floor.p50, &raw.p50, None);
         report.note(format!("{faults} faults counted by the pager in the {way} rounds"));
         if absent > 0 {
             report.note(format!("{way}: before that, write(2) and read(2) were given {absent} absent pages, and every byte was compared"));
@@ -194,7 +192,7 @@ struct Measured {
     raw: Times,
     /// The pages that are faulted for, of as much memory as the server's.
     raw_of_many: Times,
-    /// Empty where it would be the floor of something else.
+    /// The least that such a fault takes.
     floor: Times,
     faults: u64,
     /// Pages that system calls met absent, and that were right; 0 where none was given any.
@@ -284,14 +282,15 @@ fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
             }
         }
         drop(raw);
-        // A fault that its own thread serves has another floor.
-        if rung != RungChoice::InThread {
-            let wanted = pages.iter().map(|(page, _)| Wanted { from: (*page * 4096) as u64, copies: many, ..Wanted::first(4096) });
-            let mut raw = RawStream::connect(&peer.address, spin)?;
-            let times = floor::measure(&mut raw, &wanted.collect::<Vec<_>>())?;
-            if round > 0 {
-                least.add(times);
-            }
+        let wanted: Vec<_> =
+            pages.iter().map(|(page, _)| Wanted { from: (*page * 4096) as u64, copies: many, ..Wanted::first(4096) }).collect();
+        let mut raw = RawStream::connect(&peer.address, spin)?;
+        let times = match rung {
+            RungChoice::InThread => floor::in_thread(raw, &wanted)?,
+            _ => floor::by_another_thread(&mut raw, &wanted)?,
+        };
+        if round > 0 {
+            least.add(times);
         }
     }
     words.verify(SEED, 0, words.len())?;

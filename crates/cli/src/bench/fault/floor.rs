@@ -1,9 +1,13 @@
-//! The least that a fault served by another thread costs here: a read of the event, a raw request and reply, one `UFFDIO_COPY`, and nothing else.
+//! The least that a fault costs here: a raw request and reply, one `UFFDIO_COPY`, and nothing else, by a thread that reads the fault's event, or by the very
+//! thread that meets the fault.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rampool_sys::memory::Mapping;
+use rampool_sys::pagetable;
+use rampool_sys::sigbus::{Serve, Slot};
 use rampool_sys::uffd::{Event, Features, Reply, Scope, Uffd};
 
 use crate::bench::peer::{self, RawStream, Wanted};
@@ -12,36 +16,87 @@ const PAGE_BYTES: usize = 4096;
 /// A fault that takes longer than this will not be served.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Times of accesses to absent pages, each answered by the raw peer with what is wanted, and compared with that.
-pub fn measure(raw: &mut RawStream, wanted: &[Wanted]) -> Result<Vec<Duration>> {
-    let samples = wanted.len();
-    let memory = Mapping::anonymous(samples * PAGE_BYTES)?;
-    let uffd = Uffd::open(Scope::UserMode, Features(0))?;
-    uffd.register(memory.start(), memory.bytes(), false).map_err(|errno| anyhow!("userfaultfd refuses the memory (errno {errno})"))?;
-    let content = peer::content();
+/// Times of accesses to absent pages, each answered by the raw peer with what is wanted, and compared with that. Another thread serves them.
+pub fn by_another_thread(raw: &mut RawStream, wanted: &[Wanted]) -> Result<Vec<Duration>> {
+    let memory = Mapping::anonymous(wanted.len() * PAGE_BYTES)?;
+    let uffd = watched(&memory, Features::NONE)?;
     std::thread::scope(|scope| {
         // When this ends early, the context closes, and who waits for a page goes on with zeroes.
         let server = scope.spawn(move || serve(&uffd, raw, wanted));
-        let mut times = Vec::with_capacity(samples);
-        let mut wrong = None;
-        for (n, wanted) in wanted.iter().enumerate() {
-            let started = Instant::now();
-            // SAFETY: inside the mapping; nobody writes it but the kernel, before this read returns.
-            let first = unsafe { memory.at(n * PAGE_BYTES).cast::<u64>().read_volatile() };
-            times.push(started.elapsed());
-            if first.to_le_bytes() != content[usize::try_from(wanted.from)? % content.len()..][..8] {
-                wrong = Some(n);
-                break;
-            }
-        }
-        if wrong.is_none() || server.is_finished() {
+        let times = access(&memory, wanted);
+        if times.is_ok() || server.is_finished() {
             server.join().expect("serving does not panic")?;
         }
-        match wrong {
-            Some(page) => bail!("WRONG CONTENT: page {page} of the floor"),
-            None => Ok(times),
-        }
+        times
     })
+}
+
+/// The same, each served by the thread that meets it, in the handler that rampool's own are called by.
+pub fn in_thread(raw: RawStream, wanted: &[Wanted]) -> Result<Vec<Duration>> {
+    let memory = Mapping::anonymous(wanted.len() * PAGE_BYTES)?;
+    let uffd = watched(&memory, Features::SIGBUS)?;
+    let slot = Slot::take()?;
+    let frame = vec![0; PAGE_BYTES];
+    // The handler may look at it for as long as the process runs.
+    let here: &'static InThread =
+        Box::leak(Box::new(InThread(Mutex::new(Some(State { uffd, raw, wanted: wanted.to_vec(), next: 0, frame })))));
+    slot.serve_by(here);
+    pagetable::set(memory.start(), memory.bytes(), slot.mark())?;
+    let times = access(&memory, wanted);
+    pagetable::set(memory.start(), memory.bytes(), 0)?;
+    // The peer's connection ends here.
+    here.state().take();
+    times
+}
+
+struct InThread(Mutex<Option<State>>);
+
+impl InThread {
+    fn state(&self) -> MutexGuard<'_, Option<State>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct State {
+    uffd: Uffd,
+    raw: RawStream,
+    wanted: Vec<Wanted>,
+    next: usize,
+    frame: Vec<u8>,
+}
+
+impl Serve for InThread {
+    /// A fault that cannot be served ends the process by its SIGBUS.
+    fn serve(&self, address: usize, _: bool) -> bool {
+        let mut state = self.state();
+        let Some(State { uffd, raw, wanted, next, frame }) = &mut *state else { return false };
+        let asked = wanted.get(*next).is_some_and(|wanted| raw.ask(*wanted).is_ok());
+        *next += 1;
+        asked && raw.read_exactly(frame).is_ok() && uffd.copy(address, frame.as_ptr(), PAGE_BYTES, false) == Reply::Done
+    }
+
+    fn settle(&self) {}
+}
+
+fn watched(memory: &Mapping, features: Features) -> Result<Uffd> {
+    let uffd = Uffd::open(Scope::UserMode, features)?;
+    uffd.register(memory.start(), memory.bytes(), false).map_err(|errno| anyhow!("userfaultfd refuses the memory (errno {errno})"))?;
+    Ok(uffd)
+}
+
+fn access(memory: &Mapping, wanted: &[Wanted]) -> Result<Vec<Duration>> {
+    let content = peer::content();
+    let mut times = Vec::with_capacity(wanted.len());
+    for (n, wanted) in wanted.iter().enumerate() {
+        let started = Instant::now();
+        // SAFETY: inside the mapping; nobody writes it but the kernel, before this read returns.
+        let first = unsafe { memory.at(n * PAGE_BYTES).cast::<u64>().read_volatile() };
+        times.push(started.elapsed());
+        if first.to_le_bytes() != content[usize::try_from(wanted.from)? % content.len()..][..8] {
+            bail!("WRONG CONTENT: page {n} of the floor");
+        }
+    }
+    Ok(times)
 }
 
 fn serve(uffd: &Uffd, raw: &mut RawStream, wanted: &[Wanted]) -> Result<()> {
