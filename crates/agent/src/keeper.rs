@@ -151,8 +151,8 @@ impl Keeper {
     }
 
     /// Before this process ends without having served its children to the end: they must not meet zeroes.
-    fn give_wards_up(&self) {
-        for ward in &self.wards {
+    fn give_wards_up(&mut self) {
+        for ward in &mut self.wards {
             ward.foster.give_up();
         }
     }
@@ -289,11 +289,17 @@ impl Supervisor<Pool> for Keeper {
                 fork::Line::Quiet => self.wards.push(ward),
                 fork::Line::Asked => {
                     let line = ward.line.take().expect("it was listened to");
-                    let (uffd, memory, region) = ward.foster.hand_over();
-                    let ticket = pager.backing().region_ticket(region);
-                    match ticket {
-                        Ok(ticket) => fork::hand_over(&line, Some(&uffd), &memory, &ticket),
-                        Err(error) => end_process(Some(self.settings), &format!("a forked child cannot be given its memory: {error}")),
+                    let handed = ward.foster.hand_over().and_then(|(uffd, memory, region)| {
+                        let ticket = pager.backing().region_ticket(region).map_err(|error| error.to_string())?;
+                        Ok((uffd, memory, ticket))
+                    });
+                    match handed {
+                        Ok((uffd, memory, ticket)) => fork::hand_over(&line, Some(&uffd), &memory, &ticket),
+                        Err(error) => {
+                            self.wards.append(&mut wards);
+                            self.give_wards_up();
+                            end_process(Some(self.settings), &format!("a forked child cannot be given its memory: {error}"))
+                        }
                     }
                 }
                 fork::Line::Closed => {

@@ -3,17 +3,23 @@
 //! The kernel copies the child's resident pages on write; what is absent is absent in both. The event about the fork brings a context of the
 //! child's own, and nothing was installed or moved in the parent between the copy and that event. So, at that moment:
 //!
-//! * pages whose only content is in an unacknowledged eviction batch are copied into the child at once;
+//! * pages whose only content is in an unacknowledged eviction batch are copied into the child at once, or kept for it where its mappings change already;
 //! * everything else that is absent is at the servers, and the child's view of it is a copy-on-write copy of the region;
 //! * a [`Foster`] answers the child's faults from there. A child that was made by `fork(3)` soon takes over with a pager of its own
 //!   ([`Foster::hand_over`]); one made by a bare `clone` system call is served to its end.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
+use rampool_proto::wire::MAX_PAGE_INDEX;
 use rampool_sys::uffd::{Event, Reply, Uffd};
 
 use crate::space::{AddressSpace, Span};
+
+/// No program has memory from here on.
+const HIGHEST: usize = 1 << 56;
 
 /// What a child needs to know to serve itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +78,12 @@ impl PageSet {
         })
     }
 
+    /// The first pages of the set, at most `most`.
+    fn first(&self, most: u32) -> Option<Extent> {
+        let (&first, &count) = self.runs.first_key_value()?;
+        Some(Extent::new(PageIndex(first), u32::try_from(count).map_or(most, |count| count.min(most))))
+    }
+
     pub(crate) fn extents(&self) -> Vec<Extent> {
         let mut out = Vec::new();
         for (&first, &count) in &self.runs {
@@ -90,21 +102,31 @@ impl PageSet {
 /// What a foster asks of the pager that runs it: the bytes of `extent` of `region`, at an address valid until the next call.
 pub(crate) type FetchNow<'a, R> = &'a mut dyn FnMut(R, Extent) -> Result<usize, String>;
 
+/// The content of a page that no server has.
+type Kept = Arc<[u8; OS_PAGE_BYTES]>;
+
 /// A child that is served by its parent.
 #[derive(Debug)]
 pub struct Foster<R> {
     uffd: Uffd,
     space: AddressSpace,
+    /// Pages whose content is at the servers.
     absent: PageSet,
+    /// Pages whose content is here alone, because the child's mappings changed just when it was to be copied.
+    kept: BTreeMap<PageIndex, Kept>,
     region: R,
 }
 
 /// Pages fetched by one fault of a child.
 pub(crate) const FOSTER_FETCH_PAGES: u32 = 16;
+/// A child that changes its mappings is followed for so long, until there is a moment in which it does not.
+const CHANGES_DEADLINE: Duration = Duration::from_secs(10);
+/// Pages that are poisoned at once: so many are looked at again when mappings change meanwhile.
+const POISONED_AT_ONCE: u32 = 1024;
 
 impl<R: Copy> Foster<R> {
     pub(crate) fn new(uffd: Uffd, space: AddressSpace, absent: PageSet, region: R) -> Self {
-        Self { uffd, space, absent, region }
+        Self { uffd, space, absent, kept: BTreeMap::new(), region }
     }
 
     #[must_use]
@@ -115,25 +137,90 @@ impl<R: Copy> Foster<R> {
     pub fn region(&self) -> R {
         self.region
     }
+    pub(crate) fn context(&self) -> &Uffd {
+        &self.uffd
+    }
+    pub(crate) fn set_region(&mut self, region: R) {
+        self.region = region;
+    }
 
-    /// Nobody will serve this child any more: what it has not got yet is lost to it, and an access to it is a SIGBUS from now on. Without this, the
-    /// kernel would answer with zeroes as soon as the context is closed.
-    pub fn give_up(&self) {
-        for extent in self.absent.extents() {
-            self.space.pieces(extent, |piece| self.uffd.poison_absent(piece.start, piece.bytes));
+    /// Gives the child a page that no server has: at once, or when it asks. `content` has an OS page of bytes that nobody changes meanwhile.
+    pub(crate) fn supply(&mut self, page: PageIndex, content: *const u8) {
+        let uffd = &self.uffd;
+        let mut given = true;
+        self.space.pieces(Extent::page(page), |piece| {
+            // A child that is gone needs nothing. One whose mappings change is not waited for: what they become has yet to be read.
+            given &= matches!(uffd.copy(piece.start, content, piece.bytes, false), Reply::Done | Reply::Exiting);
+        });
+        if !given {
+            let mut bytes = [0; OS_PAGE_BYTES];
+            // SAFETY: the caller's promise.
+            unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(content, OS_PAGE_BYTES) };
+            self.kept.insert(page, Arc::new(bytes));
         }
     }
 
-    /// Reads and answers what waits in the child's context. A child that forks again is given to `forked`.
+    /// Nobody will serve this child any more: what it has not got yet is lost to it, and an access to it is a SIGBUS from now on. Without this, the
+    /// kernel would answer with zeroes as soon as the context is closed. Waits, within limits, for a moment in which the child changes no mapping.
+    pub fn give_up(&mut self) {
+        let deadline = Instant::now() + CHANGES_DEADLINE;
+        for page in std::mem::take(&mut self.kept).into_keys() {
+            self.absent.insert(Extent::page(page));
+        }
+        while let Some(extent) = self.absent.first(POISONED_AT_ONCE) {
+            let (uffd, mut still) = (&self.uffd, true);
+            self.space.pieces(extent, |piece| still = still && uffd.poison_absent(piece.start, piece.bytes));
+            if still {
+                self.absent.remove(extent);
+            } else if Instant::now() < deadline {
+                // Who changes mappings goes on once the event has been read, and everything can be poisoned when it has.
+                for mut born in self.follow() {
+                    born.give_up();
+                }
+                std::thread::yield_now();
+            } else {
+                break;
+            }
+        }
+        // What was read of faults is asked again, and answered by the poison.
+        self.uffd.wake_all();
+    }
+
+    /// Reads what the child does with its mappings; returns children that it forked. Faults are read with it, and wait.
+    fn follow(&mut self) -> Vec<Self> {
+        let (mut events, mut born) = (Vec::new(), Vec::new());
+        while self.uffd.read_events::<16>(&mut events) > 0 {}
+        for event in events {
+            if !matches!(event, Event::Fault { .. }) {
+                born.extend(self.change(event));
+            }
+        }
+        born
+    }
+
+    /// Follows a change of the child's mappings; a fork gives another child, which has the same region still.
+    fn change(&mut self, event: Event) -> Option<Self> {
+        match event {
+            Event::Fault { .. } => {}
+            Event::Remove { start, end } => self.drop_content(start, end),
+            Event::Unmap { start, end } => {
+                self.drop_content(start, end);
+                self.space.remove(start, end, |_| {});
+            }
+            Event::Remap { from, to, bytes } => self.space.remap(from, to, bytes),
+            Event::Fork { child } => {
+                let (space, absent, kept) = (self.space.clone(), self.absent.clone(), self.kept.clone());
+                return Some(Self { uffd: child, space, absent, kept, region: self.region });
+            }
+        }
+        None
+    }
+
+    /// Reads and answers what waits in the child's context. A child that forks again is given to `forked`, with the same region still.
     ///
     /// # Errors
     /// Why a page could not be had.
-    pub(crate) fn serve(
-        &mut self,
-        zeroes: usize,
-        fetch: FetchNow<'_, R>,
-        forked: &mut dyn FnMut(Uffd, AddressSpace, PageSet),
-    ) -> Result<(), String> {
+    pub(crate) fn serve(&mut self, zeroes: usize, fetch: FetchNow<'_, R>, forked: &mut dyn FnMut(Self)) -> Result<(), String> {
         let mut events = Vec::new();
         self.uffd.read_events::<16>(&mut events);
         events.sort_by_key(|event| matches!(event, Event::Fault { .. }));
@@ -145,13 +232,7 @@ impl<R: Copy> Foster<R> {
                     }
                 }
                 Event::Fault { address, .. } => self.serve_fault(address, zeroes, fetch)?,
-                Event::Remove { start, end } => self.drop_content(start, end),
-                Event::Unmap { start, end } => {
-                    self.drop_content(start, end);
-                    self.space.remove(start, end, |_| {});
-                }
-                Event::Remap { from, to, bytes } => self.space.remap(from, to, bytes),
-                Event::Fork { child } => forked(child, self.space.clone(), self.absent.clone()),
+                change => self.change(change).into_iter().for_each(&mut *forked),
             }
         }
         Ok(())
@@ -164,14 +245,17 @@ impl<R: Copy> Foster<R> {
             self.uffd.wake(address, OS_PAGE_BYTES);
             return Ok(());
         };
+        let kept = self.kept.get(&page).cloned();
         let count = self.absent.run_at(page, FOSTER_FETCH_PAGES);
-        let (extent, from) = if count == 0 {
+        let (extent, from) = if let Some(content) = &kept {
+            (Extent::page(page), content.as_ptr().expose_provenance())
+        } else if count == 0 {
             (Extent::page(page), zeroes)
         } else {
             let extent = Extent::new(page, count);
             (extent, fetch(self.region, extent)?)
         };
-        let (uffd, absent) = (&self.uffd, &mut self.absent);
+        let (uffd, absent, still_kept) = (&self.uffd, &mut self.absent, &mut self.kept);
         self.space.pieces(extent, |piece| {
             let mut done = 0;
             while done < piece.bytes {
@@ -191,6 +275,9 @@ impl<R: Copy> Foster<R> {
                 };
                 let first = extent.first.offset(u64::from(piece.offset_pages) + (done / OS_PAGE_BYTES) as u64);
                 absent.remove(Extent::new(first, u32::try_from(bytes / OS_PAGE_BYTES).expect("a few pages")));
+                if kept.is_some() {
+                    still_kept.remove(&page);
+                }
                 done += bytes;
             }
         });
@@ -198,15 +285,34 @@ impl<R: Copy> Foster<R> {
     }
 
     fn drop_content(&mut self, start: usize, end: usize) {
-        let absent = &mut self.absent;
-        self.space.extents_in(start, end, |_, extent| absent.remove(extent));
+        let (absent, kept) = (&mut self.absent, &mut self.kept);
+        self.space.extents_in(start, end, |_, extent| {
+            absent.remove(extent);
+            kept.retain(|page, _| !extent.contains(*page));
+        });
     }
 
     /// Ends the fostering: the child gets its context and what it must know.
-    #[must_use]
-    pub fn hand_over(self) -> (Uffd, ChildMemory, R) {
+    ///
+    /// # Errors
+    /// When what was kept for the child cannot be given to it, because its mappings change without end.
+    pub fn hand_over(mut self) -> Result<(Uffd, ChildMemory, R), String> {
+        let deadline = Instant::now() + CHANGES_DEADLINE;
+        while let Some((page, content)) = self.kept.pop_first() {
+            self.supply(page, content.as_ptr());
+            if self.kept.contains_key(&page) {
+                if Instant::now() > deadline {
+                    return Err(format!("its mappings have changed all the time for {} s", CHANGES_DEADLINE.as_secs()));
+                }
+                for mut born in self.follow() {
+                    born.give_up();
+                }
+                self.uffd.wake_all();
+                std::thread::yield_now();
+            }
+        }
         let memory = ChildMemory { spans: self.space.spans().to_vec(), absent: self.absent.extents() };
-        (self.uffd, memory, self.region)
+        Ok((self.uffd, memory, self.region))
     }
 }
 
@@ -221,10 +327,11 @@ impl ChildMemory {
         words.iter().flat_map(|w| w.to_le_bytes()).collect()
     }
 
-    /// `None` for anything that `encode` did not make.
+    /// `None` for anything that `encode` did not make of memory as a process can have it.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut words = bytes.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")));
+        let (words, rest) = bytes.as_chunks::<8>();
+        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
         let mut next = || words.next();
         let mut memory = Self::default();
         for _ in 0..next()? {
@@ -235,7 +342,20 @@ impl ChildMemory {
             let (first, count) = (next()?, next()?);
             memory.absent.push(Extent::new(PageIndex(first), u32::try_from(count).ok()?));
         }
-        next().is_none().then_some(memory)
+        (next().is_none() && rest.is_empty() && memory.is_possible()).then_some(memory)
+    }
+
+    /// Spans are as [`AddressSpace`] has them, and pages sorted.
+    fn is_possible(&self) -> bool {
+        let in_bounds = |extent: &Extent| extent.count > 0 && extent.first.0 <= MAX_PAGE_INDEX && extent.end().0 <= MAX_PAGE_INDEX;
+        let apart = |extents: &[Extent]| extents.iter().all(in_bounds) && extents.windows(2).all(|two| two[0].end() <= two[1].first);
+        let mut indices: Vec<Extent> = self.spans.iter().map(|span| Extent::new(span.first, span.pages)).collect();
+        indices.sort_unstable_by_key(|extent| extent.first);
+        let placed = |span: &Span| span.start.is_multiple_of(OS_PAGE_BYTES) && span.start < HIGHEST;
+        self.spans.iter().all(placed)
+            && self.spans.windows(2).all(|two| two[0].end() <= two[1].start)
+            && apart(&indices)
+            && apart(&self.absent)
     }
 }
 
@@ -273,5 +393,18 @@ mod tests {
         assert_eq!(ChildMemory::decode(&bytes), Some(memory));
         assert_eq!(ChildMemory::decode(&bytes[..bytes.len() - 8]), None);
         assert_eq!(ChildMemory::decode(&[0xff; 64]), None);
+        assert_eq!(ChildMemory::decode(&[&bytes[..], &[0]].concat()), None, "a part of a word");
+        let span = |start, first| Span { start, pages: 2, first: PageIndex(first) };
+        let impossible = [
+            ChildMemory { spans: vec![span(0x1000, 0), span(0x2000, 2)], absent: vec![] },
+            ChildMemory { spans: vec![span(0x1000, 0), span(0x8000, 1)], absent: vec![] },
+            ChildMemory { spans: vec![span(0x1001, 0)], absent: vec![] },
+            ChildMemory { spans: vec![span(usize::MAX - 4095, 0)], absent: vec![] },
+            ChildMemory { spans: vec![span(0x1000, MAX_PAGE_INDEX - 1)], absent: vec![] },
+            ChildMemory { spans: vec![], absent: vec![e(4, 2), e(5, 2)] },
+            ChildMemory { spans: vec![], absent: vec![e(4, 0)] },
+            ChildMemory { spans: vec![], absent: vec![e(u64::MAX, 1)] },
+        ];
+        impossible.iter().for_each(|memory| assert_eq!(ChildMemory::decode(&memory.encode()), None, "{memory:?}"));
     }
 }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rampool_proto::cache::{Access, BatchId, Cache, CacheConfig, EvictOutcome, FetchId, Input, Output};
-use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex, total_pages};
+use rampool_proto::units::{Extent, OS_PAGE_BYTES, total_pages};
 use rampool_sys::maps::{NotInherited, Pagemap};
 use rampool_sys::memory::{MapError, Mapping};
 use rampool_sys::uffd::{Event, Reply, Uffd};
@@ -551,22 +551,14 @@ impl<B: Backing> Pager<B> {
         true
     }
 
-    /// Makes a foster for a child whose fork event was just read. Nothing was installed or moved since its memory was copied.
+    /// Makes a foster for a child whose fork event was just read. Nothing was installed or moved since its memory was copied. The child runs by now, and may have begun to
+    /// change its mappings.
     ///
     /// # Errors
-    /// Why the child cannot be served: a server failed, or the child's memory changes under us. Where the kernel can poison pages, what the child
+    /// Why the child cannot be served: a server failed, or the kernel does not say what it has not inherited. Where the kernel can poison pages, what the child
     /// lacks is poisoned then.
     pub fn fork_child(&mut self, child: Uffd) -> Result<Foster<B::Region>, String> {
         self.stats.forked();
-        if self.lost.is_some() {
-            // Its context stays with it, without anyone to serve it: what it lacks must be poisoned, and staged pages are few.
-            self.poison_child(&child);
-            return Err("memory servers were lost before".into());
-        }
-        let lacks = rampool_sys::maps::not_inherited().map_err(|error| {
-            self.poison_child(&child);
-            format!("/proc/self/smaps cannot be read: {error}")
-        })?;
         let mut absent = PageSet::default();
         let mut unsent = Vec::new();
         self.cache.absent_content(|extent, staged| match staged {
@@ -575,6 +567,18 @@ impl<B: Backing> Pager<B> {
             }
             None => absent.insert(extent),
         });
+        let result = if self.lost.is_some() { Err("memory servers were lost before".into()) } else { self.copy_for_child() };
+        let (region, lacks) = match result {
+            Ok(copied) => copied,
+            Err(reason) => {
+                // Its context stays with it, without anyone to serve it.
+                if self.faults.can_poison() {
+                    unsent.iter().for_each(|(page, ..)| absent.insert(Extent::page(*page)));
+                    Foster::new(child, self.space.clone(), absent, self.region).give_up();
+                }
+                return Err(reason);
+            }
+        };
         let mut space = self.space.clone();
         for range in lacks {
             let (NotInherited::Missing { start, end, .. } | NotInherited::Wiped { start, end }) = range;
@@ -586,23 +590,18 @@ impl<B: Backing> Pager<B> {
                 space.remove(start, end, |_| {});
             }
         }
-        let result = self.copy_unsent(&child, unsent).and_then(|()| self.backing.clone_region(self.region));
-        match result {
-            Ok(region) => Ok(Foster::new(child, space, absent, region)),
-            Err(reason) => {
-                self.poison_child(&child);
-                Err(reason)
-            }
+        let mut foster = Foster::new(child, space, absent, region);
+        for (page, batch, offset_pages) in unsent {
+            let content = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
+            foster.supply(page, std::ptr::with_exposed_provenance(content));
         }
+        Ok(foster)
     }
 
-    /// Poisons whatever has content and is absent in a child that nobody will serve.
-    fn poison_child(&self, child: &Uffd) {
-        if self.faults.can_poison() {
-            self.cache.absent_content(|extent, _| {
-                self.space.pieces(extent, |piece| child.poison_absent(piece.start, piece.bytes));
-            });
-        }
+    /// The child's copy of the region, and what of the memory it has not inherited.
+    fn copy_for_child(&mut self) -> Result<(B::Region, Vec<NotInherited>), String> {
+        let lacks = rampool_sys::maps::not_inherited().map_err(|error| format!("/proc/self/smaps cannot be read: {error}"))?;
+        Ok((self.backing.clone_region(self.region)?, lacks))
     }
 
     /// Before a fork that the kernel will not tell of: from now on no page leaves, everything that left is at the servers, and managed memory may be
@@ -688,25 +687,6 @@ impl<B: Backing> Pager<B> {
         self.tell(Input::SetBudget { pages });
     }
 
-    /// Gives a child the pages that no server has.
-    fn copy_unsent(&self, child: &Uffd, unsent: Vec<(PageIndex, BatchId, u32)>) -> Result<(), String> {
-        for (page, batch, offset_pages) in unsent {
-            let source = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
-            let mut failed = None;
-            self.space.pieces(Extent::page(page), |piece| {
-                match child.copy(piece.start, std::ptr::with_exposed_provenance(source), piece.bytes, false) {
-                    // A child that is gone needs nothing.
-                    Reply::Done | Reply::Exiting => {}
-                    other => failed = Some((piece.start, other)),
-                }
-            });
-            if let Some((address, reply)) = failed {
-                return Err(format!("the page at {address:#x} could not be copied into a forked child ({reply:?})"));
-            }
-        }
-        Ok(())
-    }
-
     /// Answers a fostered child's faults; returns children that it forked itself. `born` gets their contexts at once.
     ///
     /// # Errors
@@ -714,18 +694,31 @@ impl<B: Backing> Pager<B> {
     pub fn serve_foster(&mut self, foster: &mut Foster<B::Region>, born: &mut dyn FnMut(&Uffd)) -> Result<Vec<Foster<B::Region>>, String> {
         let zeroes = self.zeroes.start();
         let mut forked = Vec::new();
-        foster.serve(zeroes, &mut |region, extent| self.fetch_now(region, extent), &mut |child, space, absent| {
-            born(&child);
-            forked.push((child, space, absent));
+        foster.serve(zeroes, &mut |region, extent| self.fetch_now(region, extent), &mut |child| {
+            born(child.context());
+            forked.push(child);
         })?;
-        forked
-            .into_iter()
-            .map(|(child, space, absent)| {
-                let copy = self.backing.clone_region(foster.region());
-                let born = Foster::new(child, space, absent, *copy.as_ref().unwrap_or(&foster.region()));
-                copy.inspect_err(|_| born.give_up()).map(|_| born)
-            })
-            .collect()
+        let mut served = Vec::new();
+        let mut failed = None;
+        for mut child in forked {
+            match self.backing.clone_region(child.region()) {
+                Ok(region) => {
+                    child.set_region(region);
+                    served.push(child);
+                }
+                Err(reason) => {
+                    child.give_up();
+                    failed = Some(reason);
+                }
+            }
+        }
+        match failed {
+            None => Ok(served),
+            Some(reason) => {
+                served.iter_mut().for_each(Foster::give_up);
+                Err(reason)
+            }
+        }
     }
 
     /// Fetches a few pages and waits for them; everything else that arrives meanwhile is kept for later.

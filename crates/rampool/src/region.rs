@@ -511,10 +511,8 @@ struct Keeper<R> {
 
 impl<R: Copy> Keeper<R> {
     /// The pager was told to stop, and has. Children that it served have what they got until now: the rest is a SIGBUS, never zeroes.
-    fn end<B: Backing<Region = R>>(self, mut pager: Pager<B>) {
-        for foster in &self.fosters {
-            foster.give_up();
-        }
+    fn end<B: Backing<Region = R>>(mut self, mut pager: Pager<B>) {
+        self.fosters.iter_mut().for_each(Foster::give_up);
         pager.backing().close();
         drop(pager);
         let shared = self.shared;

@@ -66,6 +66,8 @@ on_every_rung!(
     scans_that_race_with_writers_and_forks_keep_every_value,
     lost_servers_poison_what_they_held_and_nothing_else,
     a_child_whose_parent_lets_its_memory_go_reads_no_zeroes,
+    a_child_that_changes_its_mappings_while_it_is_given_up_reads_no_zeroes,
+    a_child_that_changes_its_mappings_at_once_has_what_had_not_been_stored,
     a_sigbus_of_the_programs_own_goes_to_its_own_handler,
 );
 
@@ -690,6 +692,140 @@ fn a_child_whose_parent_lets_its_memory_go_reads_no_zeroes(how: How) {
     // SAFETY: waits for the child made above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{how:?}: status {status:#x}");
+}
+
+/// Ends the child of a test: without anything of the parent's.
+fn end_child(code: i32) -> ! {
+    // SAFETY: no preconditions.
+    unsafe { libc::_exit(code) }
+}
+
+fn status_of(child: i32) -> i32 {
+    assert!(child > 0);
+    let mut status = 0;
+    // SAFETY: waits for a child of this test.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status
+}
+
+fn a_child_that_changes_its_mappings_while_it_is_given_up_reads_no_zeroes(how: How) {
+    if how.rung != RungChoice::Full || !Capabilities::probe().fork_events {
+        // It has no region.
+        return;
+    }
+    const PAGES: usize = 4096;
+    let memory = memory(MIB, how);
+    let region = memory.alloc(PAGES * 4096).unwrap();
+    (0..PAGES).for_each(|page| word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed));
+    let (mut go, begin) = std::os::unix::net::UnixStream::pair().unwrap();
+    // SAFETY: the child only touches the region and a socket, and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        for page in 0..PAGES / 2 {
+            // Every other page, so that each call is one that the parent must have read about.
+            // SAFETY: pages of the region that nothing here looks at any more.
+            unsafe { libc::munmap(region.as_ptr().byte_add(page * 2 * 4096).cast(), 4096) };
+            if page == 10 {
+                let byte = 0u8;
+                // SAFETY: one byte of this stack.
+                unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&begin), (&raw const byte).cast(), 1) };
+            }
+        }
+        let wrong = |page: usize| word(&region, page * 512).load(Ordering::Relaxed) != mix(page as u64);
+        end_child(if (0..PAGES / 2).any(|page| wrong(page * 2 + 1)) { 3 } else { 0 });
+    }
+    drop(begin);
+    std::io::Read::read_exact(&mut go, &mut [0]).expect("the child has begun");
+    drop((region, memory));
+    let status = status_of(child);
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{how:?}: status {status:#x}");
+}
+
+/// Answers no store while it is held.
+struct Holding {
+    inner: MemoryBacking,
+    held: Arc<AtomicBool>,
+    answers: Vec<BackingEvent>,
+}
+
+// SAFETY: forwards to a backing that keeps the promise.
+unsafe impl Backing for Holding {
+    type Region = u32;
+
+    unsafe fn fetch(&mut self, region: u32, token: u64, extents: &[Extent], to: *mut u8, demand: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.fetch(region, token, extents, to, demand) };
+    }
+    unsafe fn store(&mut self, region: u32, token: u64, pages: &[(Extent, *const u8)]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.store(region, token, pages) };
+    }
+    fn discard(&mut self, region: u32, extent: Extent) {
+        self.inner.discard(region, extent);
+    }
+    fn poll(&mut self) -> Option<BackingEvent> {
+        if !self.held.load(Ordering::Acquire)
+            && let Some(answer) = self.answers.pop()
+        {
+            return Some(answer);
+        }
+        match self.inner.poll() {
+            Some(answer @ BackingEvent::Stored { .. }) => {
+                self.answers.push(answer);
+                self.poll()
+            }
+            other => other,
+        }
+    }
+    fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
+        self.inner.poll_fds(out);
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        (!self.answers.is_empty()).then(|| Instant::now() + Duration::from_millis(1)).or(self.inner.next_deadline())
+    }
+    fn clone_region(&mut self, region: u32) -> Result<u32, String> {
+        self.inner.clone_region(region)
+    }
+    fn free_region(&mut self, region: u32) {
+        self.inner.free_region(region);
+    }
+}
+
+fn a_child_that_changes_its_mappings_at_once_has_what_had_not_been_stored(how: How) {
+    if how.rung != RungChoice::Full || !Capabilities::probe().fork_events {
+        // It has no region.
+        return;
+    }
+    const PAGES: usize = 2048;
+    let held = Arc::new(AtomicBool::new(false));
+    let mut inner = MemoryBacking::default();
+    let backing_region = inner.create_region();
+    let backing = Holding { inner, held: Arc::clone(&held), answers: Vec::new() };
+    let memory = PagedMemory::start(&config(2 * MIB, how), backing, backing_region).unwrap();
+    let region = memory.alloc(PAGES * 4096).unwrap();
+    for page in 0..PAGES {
+        word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed);
+        // The last of what leaves is not stored when the child is made.
+        held.store(page >= PAGES - 24, Ordering::Release);
+    }
+    for round in 0..20 {
+        // SAFETY: the child only touches the region, and leaves by _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            for page in (0..PAGES).step_by(64) {
+                // SAFETY: pages of the region that nothing here looks at any more.
+                unsafe { libc::munmap(region.as_ptr().byte_add(page * 4096).cast(), 4096) };
+            }
+            let wrong = |page: usize| word(&region, page * 512).load(Ordering::Relaxed) != mix(page as u64);
+            end_child(if (0..PAGES).filter(|page| page % 64 != 0).any(wrong) { 3 } else { 0 });
+        }
+        let status = status_of(child);
+        assert_eq!(status, 0, "{how:?}: round {round}: status {status:#x}");
+    }
+    held.store(false, Ordering::Release);
+    for page in 0..PAGES {
+        assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), mix(page as u64));
+    }
 }
 
 fn lost_servers_poison_what_they_held_and_nothing_else(how: How) {

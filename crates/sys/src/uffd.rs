@@ -302,8 +302,10 @@ impl Uffd {
         reply(result, arg.updated)
     }
 
-    /// Poisons what is absent of the range, whatever mappings it consists of: what is there stays, and where there is no mapping there is nothing to poison.
-    pub fn poison_absent(&self, start: usize, bytes: usize) {
+    /// Poisons what is absent of the range, whatever mappings it consists of: what is there stays, and where there is no mapping there is nothing to poison. False:
+    /// mappings change just now, and nothing can be poisoned before whoever changes them has had their events read.
+    #[must_use]
+    pub fn poison_absent(&self, start: usize, bytes: usize) -> bool {
         let (mut at, end) = (start, start + bytes);
         // The kernel takes a range of one mapping only, and advice or protection may have divided it: smaller steps find the border, larger ones follow.
         let mut most = bytes;
@@ -316,15 +318,16 @@ impl Uffd {
                 }
                 Reply::Partial(part) => part,
                 Reply::AlreadyMapped => crate::OS_PAGE_BYTES,
-                Reply::Exiting => return,
+                Reply::Exiting => return true,
+                Reply::MapChanging => return false,
                 Reply::Gone | Reply::Busy if step > crate::OS_PAGE_BYTES => {
                     most = (step / 2).next_multiple_of(crate::OS_PAGE_BYTES);
                     0
                 }
-                // Mappings change just now, and who changes them waits for this process to read about it: it ends waiting, or the next page will do.
-                Reply::Gone | Reply::Busy | Reply::MapChanging | Reply::NoMemory => crate::OS_PAGE_BYTES,
+                Reply::Gone | Reply::Busy | Reply::NoMemory => crate::OS_PAGE_BYTES,
             };
         }
+        true
     }
 
     /// As [`register`](Self::register) for a mapping of shared memory: faults on pages that its object has, but that are not mapped here, come
