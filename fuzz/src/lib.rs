@@ -4,14 +4,23 @@
 //! `cargo test -p rampool-fuzz` drives them with mutations of valid input for a bounded number of rounds; `fuzz_targets/` hands the same
 //! functions to cargo-fuzz.
 
+// As the C interface calls it.
+extern crate rampool as runtime;
+
+/// The C interface is no Rust library, so its parser comes as a file.
+#[path = "../../crates/capi/src/dlmm/conf.rs"]
+mod conf;
+
+use rampool::fork::ChildMemory;
 use rampool::key::Key;
+use rampool::space::AddressSpace;
 use rampool::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
 use rampool_proto::layout::Program;
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
 use rampool_proto::share::channel::{Channel, ChannelConfig};
 use rampool_proto::share::control::{Control, FrameKind, Framed, MOST_FRAME_BYTES, deframe};
 use rampool_proto::share::message::Message;
-use rampool_proto::units::ByteLen;
+use rampool_proto::units::{ByteLen, Extent};
 use rampool_proto::wire::{
     AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES,
     MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, Opcode, OpenLease, Push, PushHeads,
@@ -313,6 +322,36 @@ pub fn text(data: &[u8]) {
     let _ = text.parse::<rampool::pool::RegionTicket>();
     if let Ok(handed) = text.parse::<rampool::region::HandedOver>() {
         assert_eq!(handed.to_string().parse(), Ok(handed));
+    }
+}
+
+/// What a forked child is told of its memory: what is accepted is what somebody else said in these very bytes, and can be taken over.
+pub fn child(data: &[u8]) {
+    let Some(memory) = ChildMemory::decode(data) else { return };
+    assert_eq!(memory.encode(), data);
+    let space = AddressSpace::from_spans(&memory.spans);
+    assert_eq!(space.spans(), memory.spans);
+    let pages = |extent: &Extent| extent.first.0..extent.end().0;
+    assert!(memory.absent.windows(2).all(|two| pages(&two[0]).end <= two[1].first.0));
+    assert!(memory.absent.iter().all(|extent| !pages(extent).is_empty()));
+}
+
+/// DLM-M's file: what is accepted is used as it says, and a file with just that says the same.
+pub fn dlmm(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let words: Vec<&str> = text.split_whitespace().collect();
+    if let Ok(options) = conf::Options::parse(&words) {
+        assert!(options.nodes.is_none_or(|nodes| nodes >= 2));
+    }
+    for nodes in [None, Some(0), Some(1), Some(2), Some(usize::MAX)] {
+        let Ok(conf) = conf::Conf::parse(text, nodes) else { continue };
+        assert!(!conf.servers.is_empty() && nodes.is_none_or(|nodes| conf.servers.len() == nodes - 1));
+        let mut again = format!("{} {}\n", conf.compute_node, conf.local.0 / ByteLen::MIB);
+        for server in &conf.servers {
+            let memory = server.memory.expect("every line says how much").0;
+            again += &format!("{} {} // a comment\n", server.endpoint, memory / ByteLen::MIB);
+        }
+        assert_eq!(conf::Conf::parse(&again, nodes), Ok(conf), "{again}");
     }
 }
 

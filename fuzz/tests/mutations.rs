@@ -1,5 +1,7 @@
 //! Every target, driven by mutations of valid input from a fixed seed, for a bounded number of rounds.
 
+use rampool::fork::ChildMemory;
+use rampool::space::Span;
 use rampool_proto::layout::{Layout, Order};
 use rampool_proto::registration::keys::{Grant, Key, Rights};
 use rampool_proto::session::{Encryption, Preface};
@@ -281,10 +283,27 @@ fn texts() {
 }
 
 #[test]
+fn memory_of_a_forked_child() {
+    let span = |start, pages, first| Span { start, pages, first: PageIndex(first) };
+    let spans = vec![span(0x7000_0000, 7, 30), span(0x7000_7000, 9, 3), span(0x7fff_0000_0000, 4, 12)];
+    let absent = vec![Extent::new(PageIndex(3), 2), Extent::new(PageIndex(9), 6), Extent::page(PageIndex(31))];
+    let all = [ChildMemory { spans, absent: absent.clone() }, ChildMemory { spans: vec![], absent }, ChildMemory::default()];
+    drive(rampool_fuzz::child, &all.map(|memory| memory.encode()), 100_000);
+}
+
+#[test]
+fn files_of_dlmm() {
+    let paper = b"calhost    2048 // 2GB compute node\nmemhost1   2048 // 2GB memory server 1\nmemhost2   4096 // 4GB memory server 2\n";
+    let other = b"// the cluster\n\n  a\t16//x\r\n//b 17\nlocalhost:7001 18\n[::1]:7002 17592186044415";
+    let options = b"prog 100 -- -n 4 -f my.conf";
+    drive(rampool_fuzz::dlmm, &[&paper[..], other, options].map(<[u8]>::to_vec), 100_000);
+}
+
+#[test]
 fn every_target_is_driven_here() {
     let here = include_str!("mutations.rs");
     let targets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz_targets")).unwrap();
     let names: Vec<String> = targets.map(|f| f.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect();
     let forgotten: Vec<&String> = names.iter().filter(|name| !here.contains(&format!("drive(rampool_fuzz::{name},"))).collect();
-    assert!(names.len() >= 11 && forgotten.is_empty(), "{forgotten:?} of {names:?}");
+    assert!(names.len() >= 13 && forgotten.is_empty(), "{forgotten:?} of {names:?}");
 }
