@@ -68,6 +68,7 @@ on_every_rung!(
     a_child_whose_parent_lets_its_memory_go_reads_no_zeroes,
     a_child_that_changes_its_mappings_while_it_is_given_up_reads_no_zeroes,
     a_child_that_changes_its_mappings_at_once_has_what_had_not_been_stored,
+    forks_while_other_threads_take_and_drop_memory_are_right,
     a_sigbus_of_the_programs_own_goes_to_its_own_handler,
 );
 
@@ -739,6 +740,44 @@ fn a_child_that_changes_its_mappings_while_it_is_given_up_reads_no_zeroes(how: H
     drop((region, memory));
     let status = status_of(child);
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{how:?}: status {status:#x}");
+}
+
+fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
+    let rounds = std::env::var("RAMPOOL_FORK_ROUNDS").map_or(12, |rounds| rounds.parse().expect("a number"));
+    let inherited = how.rung == RungChoice::Full && Capabilities::probe().fork_events;
+    let kept = memory(MIB, how);
+    let region = kept.alloc(2 * MIB).unwrap();
+    (0..512).for_each(|page| word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..3u64 {
+            let done = &done;
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    let memory = memory(MIB, how);
+                    let region = memory.alloc(2 * MIB).unwrap();
+                    (0..512).for_each(|page| word(&region, page * 512).store(mix(page as u64 + thread), Ordering::Relaxed));
+                    let right = |page: usize| word(&region, page * 512).load(Ordering::Relaxed) == mix(page as u64 + thread);
+                    assert!((0..512).all(right));
+                    // One or the other goes first.
+                    if thread == 0 {
+                        drop(memory);
+                        assert!((0..512).all(right));
+                    }
+                }
+            });
+        }
+        for _ in 0..rounds {
+            // SAFETY: the child only reads the region, and leaves by _exit.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let wrong = |page: usize| word(&region, page * 512).load(Ordering::Relaxed) != mix(page as u64);
+                end_child(if inherited && (0..512).any(wrong) { 3 } else { 0 });
+            }
+            assert_eq!(status_of(child), 0, "{how:?}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }
 
 /// Answers no store while it is held.
