@@ -306,6 +306,8 @@ for name in (
 # A child made by the bare system call has no agent of its own: its parent serves it, and nobody keeps it small.
 process_case("bare-clone", budget=False)
 process_case("bare-grandchild", budget=False)
+# What is locked stays, and is more than the budget.
+process_case("all-locked", budget=False)
 process_case("killed-parent")
 process_case("killed-bare-parent", budget=False)
 process_case("many-mappings")
@@ -316,6 +318,22 @@ process_case("exit-42", expect=42)
 process_case("last-thread-is-gone", expect=42, wants_absent=False)
 process_case("crash", expect=-11)
 process_case("abort", expect=-6)
+
+
+@suite.test()
+def children_without_the_right_to_join_a_private_server(world, scale):
+    """A private server's socket is for the user that started the run. Who is another by now has children all the same."""
+    outcome = world.run([built("processes"), 32, "forks-without-rights"], local=16 * MIB, timeout=60)
+    check(outcome.code == 0, f"ends with {outcome.code}: {outcome.said()}")
+    check(outcome.faults() > 0, f"no page left: the test shows nothing\n{outcome.said()}")
+
+
+@suite.test()
+def programs_of_another_user_run_without_rampool(world, scale):
+    become = "import os; os.setgid(65534); os.setuid(65534); os.execvp('echo', ['echo', 'as another user'])"
+    outcome = world.run([sys.executable, "-c", become], local=16 * MIB, timeout=60)
+    check(outcome.code == 0 and outcome.text() == "as another user\n", f"ends with {outcome.code}: {outcome.said()}")
+    check(os.geteuid() != 0 or "belongs to another user" in outcome.err, f"nobody is told: {outcome.said()}")
 
 
 @suite.test()

@@ -6,7 +6,8 @@
 //! for the child's context and the list of its absent pages, and goes on with them. After, in the parent: the forking thread waits until the child's
 //! end is closed, because a parent that ends at once (a daemon does) takes the only server of the child's faults with it.
 //!
-//! A child without such a line (made by a bare `clone`, or while the program had no descriptor left) is served by its parent to its end.
+//! A child without such a line (made by a bare `clone`, while the program had no descriptor left, or after it gave away the right to join the servers once more) is served by
+//! its parent to its end.
 //! The guardian of the run holds its context as well ([`rampool::guardian`]), so that the parent's death leaves no zeroes. A child with a line whose parent is
 //! killed before it answered ends with an error, before `fork(3)` returned in it.
 //!
@@ -14,7 +15,9 @@
 //! evicting and says what is absent; the child registers its memory again before anything else, and only then starts its agent. A child that was not
 //! made by `fork(3)` has no managed memory at all there, and ends with SIGSEGV when it needs it: never zeroes.
 
+use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +27,7 @@ use rampool::fork::ChildMemory;
 use rampool::pool::RegionTicket;
 use rampool::settings::Settings;
 use rampool::space::Span;
+use rampool::transport::Endpoint;
 use rampool_sys::bell::Bell;
 use rampool_sys::uffd::{Features, Scope, Uffd};
 
@@ -36,6 +40,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const NONE: i32 = -1;
 
 static SETTINGS: OnceLock<&'static Settings> = OnceLock::new();
+/// What a child opens to join the servers, and the access that it needs.
+static NEEDED_TO_JOIN: OnceLock<Vec<(CString, libc::c_int)>> = OnceLock::new();
 /// Held from before a fork until after it, while watching becomes paging, and in a child until its own agent serves it. Where the kernel does not tell of changed
 /// mappings, also by a thread that changes some, from before the agent hears of it until the system call is over, and by the agent while it takes memory over:
 /// otherwise what it has just read of the mappings, or given back, would be something else by the time it acts.
@@ -237,6 +243,13 @@ pub fn install_handlers(settings: &'static Settings) {
         return;
     }
     PROCESS.store(std::process::id(), Ordering::Relaxed);
+    let sockets = settings.ticket.servers().filter_map(|server| match &server.endpoint {
+        Endpoint::Unix(path) => Some((path, libc::W_OK)),
+        _ => None,
+    });
+    let needed = settings.key_file.iter().map(|key| (key, libc::R_OK)).chain(sockets);
+    let named = needed.filter_map(|(path, access)| Some((CString::new(path.as_os_str().as_bytes()).ok()?, access)));
+    let _ = NEEDED_TO_JOIN.set(named.collect());
     rampool_agent_register_child();
     register(Some(before), Some(after_in_parent), None);
 }
@@ -298,15 +311,29 @@ fn settings() -> Option<&'static Settings> {
     SETTINGS.get().copied()
 }
 
+/// False once this process has given away the rights (or has another root directory) without which a child cannot join the servers. On a thread of the program.
+fn child_can_join() -> bool {
+    // SAFETY: terminated names that live as long as the program.
+    let allowed =
+        |(path, access): &(CString, libc::c_int)| unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), *access, libc::AT_EACCESS) } == 0;
+    NEEDED_TO_JOIN.get().is_none_or(|needed| needed.iter().all(allowed))
+}
+
 extern "C" fn before() {
     lock();
     if !PAGING.load(Ordering::Acquire) {
         return;
     }
     let mut ends = [NONE; 2];
-    // SAFETY: socketpair fills two descriptors. Without one the child has no line, and is fostered.
-    let rc = unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
-    let [parent_end, child_end] = if rc == 0 { ends } else { [NONE; 2] };
+    // Without a line the child is fostered, where the kernel tells of it.
+    if !FOLLOWED.load(Ordering::Acquire) || child_can_join() {
+        // SAFETY: socketpair fills two descriptors, or none.
+        let rc = unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
+        if rc != 0 {
+            ends = [NONE; 2];
+        }
+    }
+    let [parent_end, child_end] = ends;
     FORKING_THREAD.store(rampool_sys::thread::current(), Ordering::Relaxed);
     TAKEN.store(false, Ordering::Relaxed);
     CHILD_END.store(child_end, Ordering::Relaxed);

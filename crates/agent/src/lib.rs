@@ -54,6 +54,13 @@ extern "C" fn start() {
         }
         // The run is over (a program that outlives it starts another one): nothing to serve from.
         Err(rampool::settings::SettingsError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+        // What is in the run's directory is for its owner alone, and nothing of this process is away yet.
+        Err(rampool::settings::SettingsError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            let (process, program) = (std::process::id(), report::program_name());
+            report::say(&format!(
+                "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: it belongs to another user than the run\n"
+            ));
+        }
         Err(error) => end_process(None, &format!("the agent cannot start: {error}")),
     }
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use rampool_proto::cache::EvictOutcome;
 use rampool_proto::units::OS_PAGE_BYTES;
 use rampool_sys::guard::{self, Taking};
-use rampool_sys::memory::{Advice, advise, make_own};
+use rampool_sys::memory::{Advice, advise, make_own, unlock};
 use rampool_sys::pagetable;
 use rampool_sys::probe::{Capabilities, NEEDED, Rung};
 use rampool_sys::segv::{Segv, SegvError};
@@ -98,6 +98,8 @@ pub struct UffdCatcher {
     copying: Option<Copying>,
     /// Where the pager's frames lie, and how many bytes.
     frames: (usize, usize),
+    /// The kernel has put pages into frames that should be empty: the program has locked all of its memory.
+    frames_filled: bool,
     /// `None`: faults are read as events, by the pager's thread.
     in_thread: Option<Slot>,
 }
@@ -135,7 +137,15 @@ impl FaultCatcher {
             }
             let features = wanted.with(Features::SIGBUS);
             let uffd = Arc::new(Uffd::open(scope, features)?);
-            return Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying: None, frames: (0, 0), in_thread: Some(Slot::take()?) }));
+            return Ok(Self::Uffd(UffdCatcher {
+                uffd,
+                scope,
+                features,
+                copying: None,
+                frames: (0, 0),
+                frames_filled: false,
+                in_thread: Some(Slot::take()?),
+            }));
         }
         // Fork events need CAP_SYS_PTRACE, which the rest of the full rung does not.
         if scope == Scope::Everything
@@ -158,7 +168,7 @@ impl FaultCatcher {
             Some(thread) => Some(Copying::new(thread, Arc::clone(&uffd))?),
             None => Some(Copying::new(CopyThread::start()?, Arc::clone(&uffd))?),
         };
-        Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying, frames: (0, 0), in_thread: None }))
+        Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying, frames: (0, 0), frames_filled: false, in_thread: None }))
     }
 
     #[must_use]
@@ -341,9 +351,32 @@ impl FaultCatcher {
             uffd.unregister(start, bytes).expect("the pager's own frames are registered");
         }
         // SAFETY: the caller's promise.
-        unsafe { advise(start, bytes, Advice::DontNeed) }.expect("the pager's own frames can be emptied");
+        let mut emptied = unsafe { advise(start, bytes, Advice::DontNeed) };
+        if emptied == Err(libc::EINVAL) {
+            // The program has locked all of its memory, and these with it.
+            let (start_of_all, bytes_of_all) = registered.map_or((start, bytes), |(_, frames)| frames);
+            // SAFETY: the caller's promise.
+            emptied = unlock(start_of_all, bytes_of_all).and_then(|()| unsafe { advise(start, bytes, Advice::DontNeed) });
+        }
+        emptied.expect("the pager's own frames can be emptied");
         if let Some((uffd, (start, bytes))) = registered {
             uffd.register(start, bytes, false).expect("the pager's own frames can be registered");
+        }
+    }
+
+    /// Answers a fault in the pager's own frames, if that is where `address` lies: the kernel takes one for each of them when the program locks all of its memory
+    /// (`mlockall`), and gets them filled. They are emptied again before pages move there.
+    pub fn let_frames_be_filled(&mut self, address: usize) -> bool {
+        match self {
+            Self::Uffd(UffdCatcher { uffd, copying: None, frames: (start, bytes), frames_filled, .. })
+                if (*start..*start + *bytes).contains(&address) =>
+            {
+                *frames_filled = true;
+                // Whoever waits there is woken.
+                uffd.unregister(*start, *bytes).expect("the pager's own frames can be unregistered");
+                true
+            }
+            _ => false,
         }
     }
 
@@ -447,10 +480,19 @@ impl FaultCatcher {
     }
 
     fn evict_all(&mut self, departures: &[Departure], frames: usize, outcomes: &mut [EvictOutcome]) {
+        if matches!(self, Self::Uffd(UffdCatcher { frames_filled: true, .. })) {
+            // SAFETY: pages are about to move there, so nothing that anybody needs is there yet.
+            departures.iter().for_each(|departure| unsafe { self.empty_frames(departure.to, departure.bytes) });
+        }
         match self {
-            Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => {
+            Self::Uffd(UffdCatcher { uffd, copying: None, frames: own, .. }) => {
                 for departure in departures {
                     move_out(uffd, *departure, outcomes_of(departure, frames, outcomes));
+                }
+                let stays = |outcome: &EvictOutcome| matches!(outcome, EvictOutcome::Busy | EvictOutcome::BusyOpened);
+                if !outcomes.is_empty() && outcomes.iter().all(stays) {
+                    // The kernel moves nothing from memory that is not locked to memory that is, as frames are once the program has locked all of its own.
+                    let _ = unlock(own.0, own.1);
                 }
             }
             Self::Uffd(UffdCatcher { uffd, copying: Some(copying), .. }) => copying.evict(uffd, departures, frames, outcomes),

@@ -409,6 +409,9 @@ impl<B: Backing> Pager<B> {
                 self.follow(thread);
                 self.choose_install(thread);
                 let mut page = self.space.page_at(address);
+                if page.is_none() && self.faults.let_frames_be_filled(address) {
+                    return;
+                }
                 if page.is_none() {
                     self.adopt_around(address);
                     page = self.space.page_at(address);

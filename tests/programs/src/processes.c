@@ -346,6 +346,35 @@ static void locked_memory(void) {
     CHECK(munlock(memory, 64 * PAGE) == 0);
     press(); verify_all("unlocked");
 }
+/* The kernel locks, and fills, what the agent has mapped as well. */
+static void all_locked(void) {
+    for (int round = 0; round < 4; round++) {
+        if (mlockall(MCL_CURRENT | (round & 1 ? MCL_ONFAULT : 0) | (round & 2 ? MCL_FUTURE : 0)) != 0) { CHECK(errno == ENOMEM || errno == EPERM); return; }
+        verify_all("locked");
+        char *more = map_pages(PAGES * 2);
+        for (size_t i = 0; i < PAGES * 2; i++) fill_page(more + i * PAGE, i + 1);
+        if (!(round & 2)) {
+            /* It came after, and is not locked. */
+            for (int i = 0; i < 2000 && getenv("LD_PRELOAD") && absent_pages(more, PAGES * 2) == 0; i++) usleep(5000);
+            CHECK(!getenv("LD_PRELOAD") || absent_pages(more, PAGES * 2) > 0);
+        }
+        CHECK(munlockall() == 0);
+        press(); verify_all("unlocked");
+        for (size_t i = 0; i < PAGES * 2; i++) must_be(more + i * PAGE, i + 1, "mapped while all was locked");
+        munmap(more, PAGES * 2 * PAGE);
+    }
+}
+static void forks_without_rights(void) {
+    no_rights();
+    press(); verify_all("without rights");
+    for (int i = 0; i < 3; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) { child_work("child without rights"); _exit(0); }
+        done(child);
+    }
+    press(); verify_all("without rights, after forks");
+}
 static void no_fork_memory(void) {
     char *gone = map_pages(512), *wiped = map_pages(512);
     for (size_t i = 0; i < 512; i++) { fill_page(gone + i * PAGE, 1 + i); fill_page(wiped + i * PAGE, 1 + i); }
@@ -433,6 +462,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(c, "many-mappings")) { many_mappings(0); press(); verify_all("with as many mappings as there can be"); fill_all(base + 4000000); press(); verify_all("the same, written"); }
     else if (!strcmp(c, "many-mappings-first")) { fill_all(base + 4000000); press(); verify_all("after mappings were many"); }
     else if (!strcmp(c, "locked-memory")) locked_memory();
+    else if (!strcmp(c, "all-locked")) all_locked();
+    else if (!strcmp(c, "forks-without-rights")) forks_without_rights();
     else if (!strcmp(c, "no-fork-memory")) no_fork_memory();
     else if (!strcmp(c, "main-ends")) { pthread_t t; pthread_create(&t, NULL, after_main, NULL); pthread_exit(NULL); }
     else if (!strcmp(c, "last-thread-ends")) { pthread_t t; CHECK(atexit(at_the_end) == 0); CHECK(pthread_create(&t, NULL, last_thread, NULL) == 0); pthread_detach(t); pthread_exit(NULL); }
