@@ -398,6 +398,18 @@ def pool_is_too_small_for_the_lease(world, scale):
     server = world.serve("64M")
     outcome = world.run(["true"], local=16 * MIB, servers=[server], options=["--memory", "1G"])
     check(outcome.code == REFUSED and server.address in outcome.err and "64 MiB" in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
+    check("--memory asks for less" not in outcome.err, f"the amount was stated: {outcome.said()}")
+    outcome = world.run(["true"], local=16 * MIB, servers=[server])
+    check(outcome.code == REFUSED and "--memory asks for less" in outcome.err, f"nothing says what to do: {outcome.code} {outcome.said()}")
+
+
+@suite.test()
+def more_local_memory_than_there_is(world, scale):
+    """The system's own killer would be quicker than the agent. Not refused: who runs it may know better."""
+    for local, is_told in ((16 * MIB, False), (1 << 45, True)):
+        outcome = world.run(["true"], local=local, servers=[world.serve("64M")], options=["--memory", "32M"])
+        told = "more than this machine, or its container, has" in outcome.err
+        check(outcome.code == 0 and told == is_told, f"{local}: {outcome.code} {outcome.said()}")
 
 
 @suite.test()

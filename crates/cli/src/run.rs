@@ -11,6 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rampool::error::ConnectError;
 use rampool::guardian::Guardian;
 use rampool::key::Key;
 use rampool::pool::{LeaseRequest, Pool, PoolConfig, PoolEvent, ServerSpec};
@@ -41,7 +42,7 @@ pub struct Args {
     #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
     servers: Vec<ServerSpec>,
 
-    /// Memory to lease from the servers [default: the amounts named with the servers if all have one, else four times --local, more when needed; of a private server: what is free]
+    /// Memory to lease from the servers [default: the amounts named with the servers if all have one, else four times --local and at least 1 GiB, more when needed; of a private server: what is free]
     #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
     memory: Option<ByteLen>,
 
@@ -136,7 +137,17 @@ pub fn run(args: &Args) -> Result<i32> {
         bytes = Some(server.memory);
         private = Some(server);
     }
+    let is_stated = bytes.is_some();
     let bytes = bytes.unwrap_or_else(|| wanted(&servers, args.local));
+    if let Ok(there_is) = available::in_all()
+        && args.local.0 > there_is
+    {
+        eprintln!(
+            "rampool: {} of local memory are more than this machine, or its container, has ({}): the system may end the program before its pages leave",
+            args.local,
+            ByteLen(there_is)
+        );
+    }
     let mut config = PoolConfig::new(servers, bytes, name.as_str());
     if let Some(path) = &args.key_file {
         config.key = Some(Key::load(path)?);
@@ -152,7 +163,12 @@ pub fn run(args: &Args) -> Result<i32> {
     let (page_bytes, prefetch_bytes) = (bytes_of(args.page_size), bytes_of(args.prefetch));
     rampool::region::PagedConfig { local_bytes: args.local.0, page_bytes, prefetch_bytes, ..Default::default() }.cache_config()?;
     let key_file = args.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
-    let mut pool = Pool::connect(&config)?;
+    let mut pool = Pool::connect(&config).map_err(|error| match error {
+        ConnectError::TooLittle { .. } if !is_stated => {
+            anyhow::anyhow!("{error}; as no amount was stated, {bytes} were asked for: --memory asks for less")
+        }
+        error => error.into(),
+    })?;
 
     let settings = Settings {
         run_dir: run_dir.path().to_owned(),
