@@ -306,6 +306,8 @@ for name in (
 # A child made by the bare system call has no agent of its own: its parent serves it, and nobody keeps it small.
 process_case("bare-clone", budget=False)
 process_case("bare-grandchild", budget=False)
+# Such a child has no agent of its own either.
+process_case("forks-without-files", budget=False)
 # What is locked stays, and is more than the budget.
 process_case("all-locked", budget=False)
 process_case("killed-parent")

@@ -311,8 +311,15 @@ fn settings() -> Option<&'static Settings> {
     SETTINGS.get().copied()
 }
 
-/// False once this process has given away the rights (or has another root directory) without which a child cannot join the servers. On a thread of the program.
+/// False once this process has given away the rights (or has another root directory) without which a child cannot join the servers, or may not write files as long as
+/// the list of pages that a child gets. On a thread of the program.
 fn child_can_join() -> bool {
+    const LONGEST_LIST: u64 = 16 << 20;
+    let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: fills a structure of ours.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut files) } == 0 && files.rlim_cur < LONGEST_LIST {
+        return false;
+    }
     // SAFETY: terminated names that live as long as the program.
     let allowed =
         |(path, access): &(CString, libc::c_int)| unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), *access, libc::AT_EACCESS) } == 0;

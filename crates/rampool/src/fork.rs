@@ -144,8 +144,11 @@ impl<R: Copy> Foster<R> {
         self.region = region;
     }
 
-    /// Gives the child a page that no server has: at once, or when it asks. `content` has an OS page of bytes that nobody changes meanwhile.
-    pub(crate) fn supply(&mut self, page: PageIndex, content: *const u8) {
+    /// Gives the child a page that no server has: at once, or when it asks.
+    ///
+    /// # Safety
+    /// `content` has an OS page of bytes that nobody changes meanwhile.
+    pub(crate) unsafe fn supply(&mut self, page: PageIndex, content: *const u8) {
         let uffd = &self.uffd;
         let mut given = true;
         self.space.pieces(Extent::page(page), |piece| {
@@ -299,7 +302,8 @@ impl<R: Copy> Foster<R> {
     pub fn hand_over(mut self) -> Result<(Uffd, ChildMemory, R), String> {
         let deadline = Instant::now() + CHANGES_DEADLINE;
         while let Some((page, content)) = self.kept.pop_first() {
-            self.supply(page, content.as_ptr());
+            // SAFETY: a page of bytes that is never written.
+            unsafe { self.supply(page, content.as_ptr()) };
             if self.kept.contains_key(&page) {
                 if Instant::now() > deadline {
                     return Err(format!("its mappings have changed all the time for {} s", CHANGES_DEADLINE.as_secs()));

@@ -596,7 +596,8 @@ impl<B: Backing> Pager<B> {
         let mut foster = Foster::new(child, space, absent, region);
         for (page, batch, offset_pages) in unsent {
             let content = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
-            foster.supply(page, std::ptr::with_exposed_provenance(content));
+            // SAFETY: the page lies in a batch, which nobody writes.
+            unsafe { foster.supply(page, std::ptr::with_exposed_provenance(content)) };
         }
         Ok(foster)
     }

@@ -375,6 +375,17 @@ static void forks_without_rights(void) {
     }
     press(); verify_all("without rights, after forks");
 }
+static void forks_without_files(void) {
+    struct rlimit none = {0, 0};
+    CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) { child_work("child that may write no file"); _exit(0); }
+    done(child);
+    press(); verify_all("after it may write no file");
+    /* The harness reads what is said from a file. */
+    _exit(0);
+}
 static void no_fork_memory(void) {
     char *gone = map_pages(512), *wiped = map_pages(512);
     for (size_t i = 0; i < 512; i++) { fill_page(gone + i * PAGE, 1 + i); fill_page(wiped + i * PAGE, 1 + i); }
@@ -463,6 +474,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(c, "many-mappings-first")) { fill_all(base + 4000000); press(); verify_all("after mappings were many"); }
     else if (!strcmp(c, "locked-memory")) locked_memory();
     else if (!strcmp(c, "all-locked")) all_locked();
+    else if (!strcmp(c, "forks-without-files")) forks_without_files();
     else if (!strcmp(c, "forks-without-rights")) forks_without_rights();
     else if (!strcmp(c, "no-fork-memory")) no_fork_memory();
     else if (!strcmp(c, "main-ends")) { pthread_t t; pthread_create(&t, NULL, after_main, NULL); pthread_exit(NULL); }
