@@ -270,9 +270,8 @@ impl Shared {
         let Mesh { known, lines, datagrams } = Mesh::meet(&config)?;
         let datagrams = datagrams.map(|(socket, places)| {
             let mut channel = config.channel;
-            // A rank that merely gets no CPU for a while is not lost: its silence counts, as on TCP.
-            let tries = config.silence.as_micros() / u128::from(channel.most_timeout_us.max(1));
-            channel.tries = channel.tries.max(u32::try_from(tries).unwrap_or(u32::MAX));
+            // As on TCP.
+            channel.silence_us = u64::try_from(config.silence.as_micros()).unwrap_or(u64::MAX);
             Datagrams::new(socket, places, channel, config.drop_percent)
         });
         let mut account = Account::new(Rank(config.rank), config.protocol.name(), config.threads).map_err(JoinError::Trace)?;

@@ -245,7 +245,9 @@ impl SharedConfig {
         if let Some(time) = setting("RAMPOOL_DEADLINE_S", "a number of seconds", seconds)? {
             config.deadline = Some(time).filter(|time| !time.is_zero());
         }
-        if let Some(time) = setting("RAMPOOL_SILENCE_S", "a number of seconds", seconds)? {
+        // Ranks that live say something every second.
+        let silence = |text: &str| seconds(text).filter(|&time| time >= Duration::from_secs(2));
+        if let Some(time) = setting("RAMPOOL_SILENCE_S", "a number of seconds, at least 2", silence)? {
             config.silence = time;
         }
         if let Some(time) = setting("RAMPOOL_RECONNECT_S", "a number of seconds", seconds)? {

@@ -741,7 +741,7 @@ impl Host {
             }
         }
         for rank in lost {
-            self.lose(rank, "it does not acknowledge datagrams");
+            self.lose(rank, &format!("no datagram of it has come for {} s: it hangs, or the network is cut", self.silence.as_secs()));
         }
     }
 

@@ -62,7 +62,7 @@ pub struct Datagrams {
 impl Datagrams {
     #[must_use]
     pub fn new(ranks: usize, loss: Loss, seed: u64) -> Self {
-        let config = ChannelConfig { least_timeout_us: 500, most_timeout_us: 20_000, tries: 12, heartbeat_us: 20_000 };
+        let config = ChannelConfig { least_timeout_us: 500, most_timeout_us: 20_000, silence_us: 240_000, heartbeat_us: 20_000 };
         let pairs = (0..ranks).flat_map(|at| (0..ranks).map(move |to| (at, to))).filter(|(at, to)| at != to);
         Self {
             ranks,
