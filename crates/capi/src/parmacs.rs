@@ -451,7 +451,8 @@ unsafe extern "C" {
 extern "C" fn at_exit(status: c_int, _: *mut c_void) {
     let parmacs = parmacs();
     // A process that ends with an error ends the run: the others see that it has not finished.
-    if status != 0 || parmacs.finished.load(Ordering::Acquire) {
+    // A child that the program forked is nobody's end.
+    if status != 0 || parmacs.finished.load(Ordering::Acquire) || !parmacs.shared.is_here() {
         return;
     }
     // This thread's own state in the library is gone already.

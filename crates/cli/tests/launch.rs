@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rampool::server::{RunningServer, Server, ServerConfig};
-use rampool::shared::{AllocOptions, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
+use rampool::shared::{AllocOptions, AtomicOp, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
 use rampool::transport::SameHost;
 use ranks::{DEADLINE, end, free_port, output};
 
@@ -119,6 +119,7 @@ fn this_binary_is_a_rank() {
         "connections" => connections(&shared),
         "much at once" => much_at_once(&shared),
         "cpus" => cpus(&shared),
+        "forks" => forks(&shared),
         "vanishing mappings" => vanishing_mappings(&shared),
         "mistakes" => mistakes(&shared),
         "system call" => system_call(&shared),
@@ -809,6 +810,44 @@ fn much_at_once(shared: &Shared) {
     }
 }
 
+/// Rank 1 forks while the other one wants something of it all the time: the children are no ranks, and end as any process does.
+fn forks(shared: &Shared) {
+    let region = shared.alloc(4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(1)))).unwrap();
+    shared.barrier(0).unwrap();
+    if shared.rank() == 1 {
+        for _ in 0..100 {
+            // SAFETY: the child calls what must not hang there, and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let refused = |result: Result<(), SharedError>| matches!(result, Err(SharedError::Forked { rank: 1 }));
+                shared.set_threads(7);
+                shared.abort("the child wants to");
+                let right = refused(shared.barrier(7))
+                    && refused(shared.lock(1))
+                    && refused(shared.atomic(region.address(), 8, AtomicOp::Load).map(drop))
+                    && refused(shared.finish())
+                    && !shared.is_here();
+                // SAFETY: ends the child, after what is to be done when a thread ends.
+                unsafe { libc::exit(i32::from(!right)) };
+            }
+            let (mut status, began) = (-1, Instant::now());
+            // SAFETY: asks after our child.
+            while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+                if began.elapsed() > Duration::from_secs(20) {
+                    // SAFETY: our child.
+                    unsafe { libc::kill(child, libc::SIGKILL) };
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "a forked child ends with {status:#x}");
+        }
+        shared.store(region.at(8), 1).unwrap();
+    } else {
+        while shared.load(region.at(8)).unwrap() == 0 {}
+    }
+    shared.barrier(1).unwrap();
+}
+
 /// Runs that end badly. Rank 1 is the one that does it.
 fn fail(shared: &Shared, how: &str) {
     let culprit = shared.rank() == 1;
@@ -989,6 +1028,13 @@ fn ranks_have_cpus_of_their_own_among_those_that_the_launcher_may_use() {
     // SAFETY: between fork and exec only sched_setaffinity is called, which is async-signal-safe.
     unsafe { launch.command.pre_exec(move || rampool_sys::thread::pin_to_cpu(one).map_err(std::io::Error::from_raw_os_error)) };
     assert_eq!(run(launch), vec![vec![vec![one]; 4]; 2]);
+}
+
+#[test]
+fn a_forked_child_is_no_rank_and_ends_as_any_process() {
+    for same_host in ["rings", "socket"] {
+        Launch::new(2, "forks").args(&["--same-host", same_host]).succeeds();
+    }
 }
 
 #[test]

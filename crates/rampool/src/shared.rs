@@ -44,7 +44,7 @@
 //!   atomic operation of this module, unless the region's protocol is `sc`. Bytes are the unit.
 //! * Memory of regions is memory that other processes write: use raw pointers, or references only while nothing else can write what they cover.
 //! * Every thread that runs takes part in each barrier; [`Shared::set_threads`] says how many there are.
-//! * A forked child does not have the shared range. `exec` ends a rank like `exit` does.
+//! * A forked child does not have the shared range, and is no rank: what it calls here fails, or does nothing. `exec` ends a rank like `exit` does.
 //! * System calls on shared memory work where userfaultfd serves the kernel too ([`Shared::reach`]); else they fail with EFAULT on pages that
 //!   are not here, and the program touches each page before.
 //! * Every call blocks at most as long as [`SharedConfig::deadline`] says. What makes data wrong or keeps others waiting for ever ends the run
@@ -92,6 +92,7 @@ use memory::SharedMemory;
 use mesh::Mesh;
 use rampool_proto::share::control::{Answer, Demand};
 use rampool_proto::share::{BarrierId, BarrierKind, CondId, Config, LockId, LockMode, OpResult, RegionConfig, SyncOp, ThreadId};
+use rampool_sys::birthplace::Birthplace;
 use servers::Servers;
 use watch::{Ready, Watch};
 
@@ -113,6 +114,8 @@ pub struct Shared {
 }
 
 struct Inner {
+    /// The rank's process: a forked child must not touch what it has with others, and may find its lock taken for ever.
+    process: Birthplace,
     config: SharedConfig,
     host: Mutex<Host>,
     watch: Arc<Watch>,
@@ -132,6 +135,12 @@ struct Inner {
 }
 
 impl Inner {
+    /// What calls of the program begin with.
+    fn enter(&self) -> Result<Driver<'_>, SharedError> {
+        if self.process.is_here() { Ok(self.lock()) } else { Err(SharedError::Forked { rank: self.config.rank }) }
+    }
+
+    /// In the rank's own process alone.
     fn lock(&self) -> Driver<'_> {
         Driver(self.host.lock().expect("the rank's state is whole: nobody panicked while changing it"))
     }
@@ -219,8 +228,10 @@ struct Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        if let Some(inner) = self.inner.upgrade() {
-            inner.lock().dismiss(self.thread);
+        if let Some(inner) = self.inner.upgrade()
+            && let Ok(mut host) = inner.enter()
+        {
+            host.dismiss(self.thread);
         }
     }
 }
@@ -260,6 +271,7 @@ impl Shared {
             lock_path: Some(config.lock_path.unwrap_or(natural)),
             tuning: config.tuning,
         };
+        let process = Birthplace::new().map_err(MemoryError::from)?;
         let bytes = usize::try_from(config.range_bytes).expect("64-bit addresses");
         let mut memory = SharedMemory::new(Rank(config.rank), config.base, bytes, config.user_faults)?;
         let reach = memory.reach();
@@ -290,6 +302,7 @@ impl Shared {
         host.take_what_came_early();
         let semaphores = semaphores.ok_or(MemoryError::Kernel { operation: "opening the first region", errno: 0 })?;
         let inner = Arc::new(Inner {
+            process,
             threads: AtomicU16::new(config.threads),
             crowded: host.is_crowded(),
             traced: host.account.is_traced(),
@@ -331,6 +344,12 @@ impl Shared {
         &self.inner.config
     }
 
+    /// Whether this process is the rank: false in a child that it forked.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.inner.process.is_here()
+    }
+
     /// Whether system calls may be given shared memory that is not here.
     #[must_use]
     pub fn reach(&self) -> Reach {
@@ -340,9 +359,11 @@ impl Shared {
     /// From now on `threads` threads of this rank meet at barriers. At the start it is one. Where the rank has been bound to fewer CPUs than that ([`SharedConfig::binding`]), this thread,
     /// and those that it starts from now on, may use those of the other ranks on this machine, too.
     pub fn set_threads(&self, threads: u16) {
+        let Ok(mut host) = self.inner.enter() else { return };
+        host.account.set_threads(threads.max(1));
+        drop(host);
         self.unbind(threads);
         self.inner.threads.store(threads.max(1), Ordering::Relaxed);
-        self.inner.lock().account.set_threads(threads.max(1));
     }
 
     fn unbind(&self, threads: u16) {
@@ -383,7 +404,7 @@ impl Shared {
     fn allocate(&self, bytes: usize, options: AllocOptions, collective: bool) -> Result<Region, SharedError> {
         let wish = options.wish(bytes as u64, &self.inner.config);
         match self.demand(Demand::Alloc { wish }, collective)? {
-            Answer::Region { region } => Ok(place(&self.inner.lock(), &region)),
+            Answer::Region { region } => Ok(place(&*self.inner.enter()?, &region)),
             other => Err(self.odd(&other)),
         }
     }
@@ -433,7 +454,7 @@ impl Shared {
     }
 
     fn locate(&self, address: usize) -> Result<(rampool_proto::units::PageIndex, u32), SharedError> {
-        self.inner.lock().memory.locate(address).ok_or(SharedError::NotShared { rank: self.rank(), address })
+        self.inner.enter()?.memory.locate(address).ok_or(SharedError::NotShared { rank: self.rank(), address })
     }
 
     // --- locks --------------------------------------------------------------------------------------------------------------------------
@@ -704,7 +725,7 @@ impl Shared {
         let mut at = address;
         while at < address.saturating_add(bytes.max(1)) {
             let (page, _) = self.locate(at)?;
-            let (start, page_bytes) = self.inner.lock().memory.place(page);
+            let (start, page_bytes) = self.inner.enter()?.memory.place(page);
             self.operate(SyncOp::SetHome { page, home: Rank(home) }, Waiting::Other("a proposal".to_owned()))?;
             at = start + page_bytes;
         }
@@ -717,22 +738,26 @@ impl Shared {
     /// If it is not shared.
     pub fn home(&self, address: usize) -> Result<u16, SharedError> {
         let (page, _) = self.locate(address)?;
-        Ok(self.inner.lock().home(page).0)
+        Ok(self.inner.enter()?.home(page).0)
     }
 
     #[must_use]
     pub fn stats(&self) -> SharedStats {
-        self.inner.lock().stats()
+        self.inner.enter().map(|host| host.stats()).unwrap_or_default()
     }
 
     /// From here on counts what `rampool launch --stats` shows: [`Shared::stats`] begins at zero again, but for the engine's.
     pub fn start_measuring(&self) {
-        self.inner.lock().start_measuring();
+        if let Ok(mut host) = self.inner.enter() {
+            host.start_measuring();
+        }
     }
 
     /// `rampool launch --stats` shows what was counted until here, not until the end.
     pub fn stop_measuring(&self) {
-        self.inner.lock().stop_measuring();
+        if let Ok(mut host) = self.inner.enter() {
+            host.stop_measuring();
+        }
     }
 
     /// Leaves the run. Every rank calls it once, by one thread, when none of its threads uses shared memory any more. Blocks until all have.
@@ -754,7 +779,9 @@ impl Shared {
 
     /// Ends the run on every rank, with this reason.
     pub fn abort(&self, why: &str) {
-        self.inner.lock().stop(&format!("rank {} gave up: {why}", self.rank()));
+        if let Ok(mut host) = self.inner.enter() {
+            host.stop(&format!("rank {} gave up: {why}", self.rank()));
+        }
     }
 
     fn operate(&self, op: SyncOp, what: Waiting) -> Result<OpResult, SharedError> {
@@ -784,7 +811,7 @@ impl Shared {
         let began = Instant::now();
         let (thread, slot) = self.member()?;
         let computed = cpu.and_then(|cpu| Some(cpu.saturating_sub(self.returned_at()?)));
-        let mut host = inner.lock();
+        let mut host = inner.enter()?;
         if host.is_leaving() {
             return Err(SharedError::Finished { rank: self.rank() });
         }
@@ -925,7 +952,7 @@ impl Shared {
             if let Some(member) = members.iter().find(|member| member.instance == inner.instance) {
                 return Ok((member.thread, Arc::clone(&member.slot)));
             }
-            let (thread, slot) = inner.lock().admit().ok_or(SharedError::TooManyThreads { rank: self.rank() })?;
+            let (thread, slot) = inner.enter()?.admit().ok_or(SharedError::TooManyThreads { rank: self.rank() })?;
             let member = Member { inner: Arc::downgrade(inner), instance: inner.instance, thread, slot: Arc::clone(&slot), returned: None };
             members.retain(|member| member.inner.strong_count() > 0);
             members.push(member);

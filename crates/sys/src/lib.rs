@@ -17,6 +17,7 @@
 //!   sealed    memory that two processes share, which neither can take away
 //!   exposed   the same, taken back from the other one when it is lost
 //!   selfmem   memory of this process read and filled through /proc/self/mem
+//!   birthplace  whether this is the process that made something, or a child that it forked
 //!   probe     what this machine allows, and the fix for what it does not
 //! ```
 //!
@@ -24,6 +25,7 @@
 //! takes a decision. Addresses are plain `usize`: the memory behind them belongs to the program, so no reference to it is ever made.
 
 pub mod bell;
+pub mod birthplace;
 pub mod chain;
 pub mod descriptors;
 pub mod exposed;

@@ -77,7 +77,7 @@ impl Shared {
 
     pub(super) fn place_of(&self, region: Region) -> Result<Place, SharedError> {
         let nowhere = SharedError::NotShared { rank: self.rank(), address: region.address() };
-        let host = self.inner.lock();
+        let host = self.inner.enter()?;
         let Some((first, 0)) = host.memory.locate(region.address()) else { return Err(nowhere) };
         let page_bytes = u32::try_from(host.memory.place(first).1).expect("a page is small");
         Ok(Place { first, page_bytes, bytes: region.bytes() as u64 })

@@ -73,4 +73,6 @@ pub enum SharedError {
     TooManyThreads { rank: u16 },
     #[error("rank {rank} has finished")]
     Finished { rank: u16 },
+    #[error("this process is a child that rank {rank} forked, and no rank")]
+    Forked { rank: u16 },
 }
