@@ -122,10 +122,21 @@ impl Hello {
             return Err(format!("{one} of {} ranks met one that says it is {other}", mine.ranks));
         }
         if self.settings != mine.settings {
-            return Err(format!("ranks have different settings: {one} has {}; {other} has {}", mine.settings, self.settings));
+            let (mine, theirs) = differences(&mine.settings, &self.settings);
+            return Err(format!("ranks have different settings: {one} has {mine}; {other} has {theirs}"));
         }
         Ok(())
     }
+}
+
+/// What differs between two lists of settings, one beside the other; all of them if they are not lists of the same settings.
+fn differences(mine: &str, theirs: &str) -> (String, String) {
+    let parts = |text: &str| text.split(", ").map(str::to_owned).collect::<Vec<_>>();
+    let (mut left, mut right) = (parts(mine), parts(theirs));
+    if left.len() == right.len() {
+        (left, right) = left.into_iter().zip(right).filter(|(one, other)| one != other).unzip();
+    }
+    (left.join(", "), right.join(", "))
 }
 
 /// Who connects in the place of a connection that was cut.
@@ -485,5 +496,9 @@ mod tests {
             let why = other.compatible(&mine).unwrap_err();
             assert!(words.iter().all(|word| why.contains(word)), "{why}");
         }
+        let why = hello(1, "1.0", "sc, pages of 4096, udp").compatible(&hello(0, "1.0", "lrc, pages of 4096, tcp")).unwrap_err();
+        assert_eq!(why, "ranks have different settings: rank 0 has lrc, tcp; rank 1 has sc, udp");
+        let why = hello(1, "1.0", "sc, udp, new").compatible(&hello(0, "1.0", "sc, tcp")).unwrap_err();
+        assert_eq!(why, "ranks have different settings: rank 0 has sc, tcp; rank 1 has sc, udp, new");
     }
 }
