@@ -62,6 +62,7 @@ pub struct RampoolSharedStats {
 /// process alone. Blocks until all ranks have come. On success, `*shared` is for rampool_shared_finish(); otherwise it is null.
 ///
 /// When the run fails later, on whichever rank, every process of it ends with one reason, on standard error or with `rampool launch`.
+/// A child that the process forks is no rank: calls in it give RAMPOOL_STATUS_INVALID, or do nothing.
 ///
 /// # Safety
 /// `shared` is null or can be written.

@@ -410,6 +410,7 @@ fn created_processes_see_private_variables_as_forked_ones_do() {
     lines.sort_unstable();
     assert_eq!(lines, ["all is well", "process 0", "process 1", "process 2", "process 3"]);
     assert_eq!(said(&launched(4, &[], &program, &["turns"])), "turn 4, small -8\n");
+    assert_eq!(said(&launched(2, &[], &program, &["forks"])), "a forked child ends with 0\n");
     for (ranks, arguments, code, words) in [
         (2, &["usage"][..], 4, "rank 0 ended with exit code 4"),
         (2, &[], 2, "rank 0 ended with exit code 2"),

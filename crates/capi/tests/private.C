@@ -2,6 +2,8 @@
  * What created processes have of their creator, and what happens when one goes wrong. The first argument says what to do.
  */
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 EXTERN_ENV
 
@@ -110,6 +112,13 @@ int main(int argc, char **argv)
     } else if (strcmp(argument, "double") == 0) {
         G_FREE(global);
         G_FREE(global);
+    } else if (strcmp(argument, "forks") == 0) {
+        int status = -1;
+        if (fork() == 0)
+            exit(0);
+        wait(&status);
+        printf("a forked child ends with %d\n", status);
+        MAIN_END
     } else if (strcmp(argument, "local") == 0) {
         to_local = &i;
         CREATE(turns)
