@@ -567,6 +567,12 @@ impl Host {
         if send {
             self.flush();
         }
+        if any {
+            for peer in self.peers.iter_mut().flatten() {
+                // What fails is seen by whoever receives next.
+                let _ = peer.line.empty_socket();
+            }
+        }
     }
 
     /// This thread sleeps on the connections. False: another one does.
@@ -674,7 +680,7 @@ impl Host {
     fn take_frames(&mut self, from: Rank, now: Instant) -> bool {
         let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) else { return false };
         let was_held_back = peer.line.is_held_back();
-        let received = peer.line.receive();
+        let received = peer.line.receive(self.lookers > 0);
         if !matches!(received, Ok(false)) {
             peer.heard = now;
         }

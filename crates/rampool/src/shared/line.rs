@@ -109,6 +109,8 @@ impl Arrived {
 const READ_BYTES: usize = 64 << 10;
 /// Where somebody looks for what comes, those who sleep are woken when so much is there: more than comes at once, as long as it is taken.
 const QUIET_BYTES: i32 = 256 << 10;
+/// No more than this is little: it stays in the socket until the answer has left ([`Line::receive`]).
+const LITTLE_BYTES: usize = 1 << 10;
 /// No more is sealed ahead of what the kernel takes.
 const MOST_SEALED_BYTES: usize = 1 << 20;
 /// A buffer that is empty keeps no more.
@@ -128,6 +130,10 @@ pub(super) struct Line {
     /// Frames to send and those that may have to be sent again, and, where the connection is sealed, what became of what has left there.
     stream: Stream,
     sealed: Outgoing,
+    /// Bytes that have come since something last left.
+    unanswered: usize,
+    /// Bytes that have been taken but are in the socket still.
+    seen: usize,
 }
 
 impl Line {
@@ -142,6 +148,8 @@ impl Line {
             plain: Arrived::default(),
             stream: Stream::new(None),
             sealed: Outgoing::default(),
+            unanswered: 0,
+            seen: 0,
         }
     }
 
@@ -260,6 +268,17 @@ impl Line {
         }
     }
 
+    /// Takes out of the socket what was received and left there.
+    pub fn empty_socket(&mut self) -> Result<(), LineError> {
+        let Some(carrier) = self.carrier.as_mut().filter(|_| self.seen > 0) else { return Ok(()) };
+        match carrier.discard(self.seen)? {
+            // Not while they are there.
+            Some(0) => return Err(LineError::Closed),
+            gone => self.seen -= gone.unwrap_or(0),
+        }
+        Ok(())
+    }
+
     /// Whether room for what waits to be sent is to be asked for as such. Otherwise it shows as something to read.
     pub fn shows_room(&self) -> bool {
         self.carrier.as_ref().is_some_and(Carrier::shows_room)
@@ -285,8 +304,10 @@ impl Line {
                 return Ok(true);
             }
             match carrier.send_from(rest)? {
-                Some(sent) if self.seal.is_some() => self.sealed.take(sent),
-                Some(sent) => self.stream.sent(sent),
+                Some(sent) => {
+                    self.unanswered = 0;
+                    if self.seal.is_some() { self.sealed.take(sent) } else { self.stream.sent(sent) }
+                }
                 None => {
                     self.sealed.compact();
                     return Ok(false);
@@ -310,13 +331,26 @@ impl Line {
     }
 
     /// Takes what has arrived. False if that was nothing. After an error, what came whole before it can still be had.
-    pub fn receive(&mut self) -> Result<bool, LineError> {
-        let Some(carrier) = &mut self.carrier else { return Ok(false) };
+    ///
+    /// Where little has come over TCP and was not answered, the second time the call that takes it out of the socket would have the kernel acknowledge both, by a segment of its own: 1 us
+    /// in which somebody waits. If it `may_stay` it stays there until [`Line::empty_socket`], to be called when the answer, which acknowledges it, has left.
+    pub fn receive(&mut self, may_stay: bool) -> Result<bool, LineError> {
+        self.empty_socket()?;
+        let Some(carrier) = self.carrier.as_mut().filter(|_| self.seen == 0) else { return Ok(false) };
         let into = if self.seal.is_some() { &mut self.ciphertext } else { &mut self.plain };
-        match carrier.receive_into(into.room(READ_BYTES / 2))? {
+        let stays = may_stay && (1..=LITTLE_BYTES).contains(&self.unanswered) && carrier.means() == Means::Tcp;
+        let room = into.room(READ_BYTES / 2);
+        match if stays { carrier.peek_into(room)? } else { carrier.receive_into(room)? } {
             None => return Ok(false),
             Some(0) => return Err(LineError::Closed),
-            Some(got) => into.filled += got,
+            Some(got) => {
+                into.filled += got;
+                self.unanswered += got;
+                self.seen = if stays { got } else { 0 };
+            }
+        }
+        if self.seen > LITTLE_BYTES {
+            self.empty_socket()?;
         }
         if let Some(seal) = &mut self.seal {
             while let Some((head, rest)) = self.ciphertext.rest().split_first_chunk::<2>() {
@@ -359,9 +393,111 @@ impl Line {
                 Some(Incoming::Message(_)) => return Err(Malformed { what: "a message before the ranks have met", at: 0 }.into()),
                 None => {}
             }
-            if !self.receive()? && !self.wait(false, deadline)? {
+            if !self.receive(false)? && !self.wait(false, deadline)? {
                 return Ok(None);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::transport;
+
+    /// Longer than anything here takes.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// The two ends of a TCP connection.
+    fn pair() -> (Line, Line) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        let [near, far] = [near, far].map(|stream| Line::new(Carrier::over(transport::Stream::adopt(stream).unwrap()), None));
+        (near, far)
+    }
+
+    fn say(line: &mut Line, what: &str) {
+        line.queue_control(&Control::Stuck { what: what.to_owned() });
+        assert!(line.flush_until(Instant::now() + LONG).unwrap());
+    }
+
+    /// What has been said, when some of that is there.
+    fn hear(line: &mut Line) -> Vec<String> {
+        let deadline = Instant::now() + LONG;
+        let mut heard = Vec::new();
+        loop {
+            while let Some(incoming) = line.next().unwrap() {
+                let Incoming::Control(Control::Stuck { what }) = incoming else { panic!("{incoming:?} was not said") };
+                heard.push(what);
+            }
+            if !heard.is_empty() {
+                return heard;
+            }
+            if !line.receive(true).unwrap() {
+                assert!(line.wait(false, deadline).unwrap(), "nothing comes");
+            }
+        }
+    }
+
+    fn is_in_socket(line: &mut Line) -> bool {
+        line.carrier.as_mut().unwrap().peek_into(&mut [0]).unwrap().is_some()
+    }
+
+    #[test]
+    fn a_second_little_frame_stays_in_the_socket_until_the_answer_has_left_and_is_had_once() {
+        let (mut near, mut far) = pair();
+        say(&mut far, "first");
+        assert_eq!(hear(&mut near), ["first"]);
+        assert!(!is_in_socket(&mut near), "the kernel acknowledges one frame when it likes");
+        say(&mut far, "second");
+        assert_eq!(hear(&mut near), ["second"]);
+        assert!(is_in_socket(&mut near), "it would acknowledge the second before the answer leaves");
+        say(&mut near, "answer");
+        near.empty_socket().unwrap();
+        assert!(!is_in_socket(&mut near), "nobody is woken by what was had");
+        assert_eq!(hear(&mut far), ["answer"]);
+        for what in ["third", "fourth", "fifth", "sixth"] {
+            say(&mut far, what);
+            assert_eq!(hear(&mut near), [what], "nobody has emptied the socket in between");
+        }
+        assert!(!near.receive(true).unwrap(), "nothing comes twice");
+        assert!(!is_in_socket(&mut near));
+    }
+
+    #[test]
+    fn much_does_not_stay_in_the_socket() {
+        let (mut near, mut far) = pair();
+        say(&mut far, "first");
+        assert_eq!(hear(&mut near), ["first"]);
+        let much = "m".repeat(100 * LITTLE_BYTES);
+        far.queue_control(&Control::Stuck { what: much.clone() });
+        while far.has_backlog() {
+            far.flush().unwrap();
+            near.receive(true).unwrap();
+        }
+        assert_eq!(hear(&mut near), [much]);
+        assert!(!is_in_socket(&mut near), "the other end is kept from sending on");
+    }
+
+    #[test]
+    fn the_end_of_a_connection_is_seen_behind_what_stayed_in_its_socket() {
+        let (mut near, mut far) = pair();
+        for what in ["first", "second"] {
+            say(&mut far, what);
+            assert_eq!(hear(&mut near), [what]);
+        }
+        assert!(is_in_socket(&mut near));
+        drop(far);
+        assert!(near.wait(false, Instant::now() + LONG).unwrap());
+        let end = loop {
+            match near.receive(true) {
+                Ok(came) => assert!(!came, "nothing comes twice"),
+                Err(end) => break end,
+            }
+        };
+        assert!(matches!(end, LineError::Closed), "{end}");
     }
 }

@@ -247,7 +247,7 @@ impl Talk {
                             Some(Incoming::Message(_)) => return Err(Trouble::Never("it does not say who it is".to_owned())),
                             None => {}
                         }
-                        if !line.receive().map_err(|error| Trouble::Again(error.to_string()))? {
+                        if !line.receive(false).map_err(|error| Trouble::Again(error.to_string()))? {
                             self.step = Step::Talking(line);
                             return Ok(());
                         }

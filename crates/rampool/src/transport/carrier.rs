@@ -105,6 +105,12 @@ pub(super) enum Beside {
 }
 
 impl Carrier {
+    /// A socket and nothing beside it.
+    #[cfg(test)]
+    pub fn over(stream: Stream) -> Self {
+        Self { stream, beside: Beside::Nothing }
+    }
+
     pub fn peer(&self) -> &Peer {
         self.stream.peer()
     }
@@ -158,6 +164,16 @@ impl Carrier {
         let mut piece = [iovec_mut(PieceMut { ptr: buffer.as_mut_ptr(), len: buffer.len() })];
         // SAFETY: the piece is the exclusively borrowed buffer.
         unsafe { self.receive(&mut piece) }
+    }
+
+    /// [`Stream::peek_into`], of a connection whose bytes come over TCP itself.
+    pub fn peek_into(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        self.stream.peek_into(buffer)
+    }
+
+    /// [`Stream::discard`], of such a connection.
+    pub fn discard(&mut self, bytes: usize) -> io::Result<Option<usize>> {
+        self.stream.discard(bytes)
     }
 
     /// [`Self::send`] from memory of our own.

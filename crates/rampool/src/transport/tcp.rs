@@ -11,7 +11,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -291,6 +291,20 @@ impl Stream {
         // SAFETY: the header points at `pieces`, whose entries the caller vouches for.
         let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         non_blocking(got)
+    }
+
+    /// Copies what has arrived into memory of our own, and leaves it in the socket until [`Self::discard`]. `Ok(None)`: nothing now; `Ok(Some(0))`: the peer has closed.
+    pub(crate) fn peek_into(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        // SAFETY: the buffer is exclusively borrowed.
+        let got = unsafe { libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT | libc::MSG_PEEK) };
+        non_blocking(got)
+    }
+
+    /// Takes so many bytes, which have been seen by [`Self::peek_into`], out of the TCP socket. `Ok(None)`: it was interrupted.
+    pub(crate) fn discard(&self, bytes: usize) -> io::Result<Option<usize>> {
+        // SAFETY: with MSG_TRUNC a TCP socket copies nothing, so no memory is needed.
+        let gone = unsafe { libc::recv(self.fd.as_raw_fd(), null_mut(), bytes, libc::MSG_DONTWAIT | libc::MSG_TRUNC) };
+        non_blocking(gone)
     }
 
     /// [`Self::receive`] into memory of our own.
