@@ -360,6 +360,7 @@ impl Cache {
     }
 
     /// Whether the servers are not known to hold the bytes of `page`, which has an `Evict` to be answered or is in a batch.
+    #[inline]
     #[must_use]
     pub fn needs_store(&self, page: PageIndex) -> bool {
         self.pages.get(index_of(page) as usize).is_some_and(|entry| entry.has(page::DIRTY))

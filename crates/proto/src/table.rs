@@ -15,6 +15,19 @@ enum Piece<T> {
     Own(Box<[T; PIECE]>),
 }
 
+impl<T: Copy> Piece<T> {
+    #[cold]
+    fn make_own(&mut self) -> &mut [T; PIECE] {
+        if let Self::Same(entry) = self {
+            *self = Self::Own(Box::new([*entry; PIECE]));
+        }
+        match self {
+            Self::Own(entries) => entries,
+            Self::Same(_) => unreachable!("it was made its own just now"),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Table<T> {
     pieces: Vec<Piece<T>>,
@@ -44,6 +57,7 @@ impl<T: Copy> Table<T> {
         self.pieces.resize(self.len.div_ceil(PIECE), Piece::Same(entry));
     }
 
+    #[inline]
     #[must_use]
     pub fn get(&self, at: usize) -> Option<&T> {
         (at < self.len).then(|| match &self.pieces[at / PIECE] {
@@ -53,18 +67,15 @@ impl<T: Copy> Table<T> {
     }
 
     /// As if it had been changed: look with [`get`](Self::get) first where it may not be.
+    #[inline]
     pub fn get_mut(&mut self, at: usize) -> Option<&mut T> {
         if at >= self.len {
             return None;
         }
-        let piece = &mut self.pieces[at / PIECE];
-        if let Piece::Same(entry) = piece {
-            *piece = Piece::Own(Box::new([*entry; PIECE]));
-        }
-        match piece {
-            Piece::Own(entries) => Some(&mut entries[at % PIECE]),
-            Piece::Same(_) => unreachable!("it was made its own just now"),
-        }
+        Some(match &mut self.pieces[at / PIECE] {
+            Piece::Own(entries) => &mut entries[at % PIECE],
+            same => &mut same.make_own()[at % PIECE],
+        })
     }
 
     /// Changes each entry of the range, those of a whole piece together where they are the same: `change` gets one of them, and its index, for all.

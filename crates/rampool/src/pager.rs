@@ -966,15 +966,17 @@ impl<B: Backing> Pager<B> {
                     Some((first, pages)) if *first + *pages == at => *pages += 1,
                     _ => present.push((at, 1)),
                 }
+                if *outcome == EvictOutcome::Moved && !self.cache.needs_store(page) {
+                    // The servers hold it as it is. To look at it would bring it into the CPU's cache for nothing.
+                    continue;
+                }
                 let frame = to + index * OS_PAGE_BYTES;
                 // SAFETY: the page was just moved into the batch, which only this thread touches.
                 let bytes: &[u8; OS_PAGE_BYTES] = unsafe { &*std::ptr::with_exposed_provenance(frame) };
                 // SAFETY: as above.
                 if unsafe { is_zero_page(frame) } {
                     *outcome = EvictOutcome::MovedZero;
-                } else if (*outcome == EvictOutcome::MovedOpened || self.cache.needs_store(page))
-                    && self.unchanged.leaves(batch.0, index, page, bytes)
-                {
+                } else if self.unchanged.leaves(batch.0, index, page, bytes) {
                     *outcome = EvictOutcome::MovedUnchanged;
                 }
             }

@@ -166,11 +166,13 @@ impl Cache {
                 }
             }
         }
-        self.land_all(slot, &pages, State::Fetching);
-        let fetch = &mut self.fetches[slot as usize];
-        if !waits {
-            self.frames.landing -= u64::from(std::mem::take(&mut fetch.landing));
+        if waits {
+            self.trim_landing(slot);
+        } else {
+            self.land_all(slot, &pages, State::Fetching);
+            self.frames.landing -= u64::from(std::mem::take(&mut self.fetches[slot as usize].landing));
         }
+        let fetch = &self.fetches[slot as usize];
         if fetch.ready == 0 {
             self.release_fetch(slot);
         }
