@@ -84,7 +84,7 @@ pub enum EvictOutcome {
     MovedOpened,
     /// Its bytes are in the batch now, and are those that were stored last.
     MovedUnchanged,
-    /// Its bytes are in the batch now, all zero: nothing to keep.
+    /// Its bytes are in the batch now, all zero: nothing to keep. A page that leaves clean need not be looked at for it.
     MovedZero,
     /// The kernel had no page there (the program gave it back meanwhile): it is Fresh.
     Vanished,
