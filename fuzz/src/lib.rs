@@ -23,8 +23,8 @@ use rampool_proto::share::message::Message;
 use rampool_proto::units::{ByteLen, Extent};
 use rampool_proto::wire::{
     AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES,
-    MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, Opcode, OpenLease, Push, PushHeads,
-    QueueBounds, Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_grant, encode_put, encode_reduced,
+    MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, Opcode, OpenLease, Piece, Push,
+    PushHeads, QueueBounds, Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_grant, encode_put, encode_reduced,
     encode_revocation, parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message, parse_put, parse_reduced,
     parse_revocation,
 };
@@ -65,6 +65,12 @@ pub fn frame(data: &[u8]) {
                 assert_eq!(window.blocks().iter().map(|block| block.len).sum::<u32>(), window.len);
             }
             let _ = parse_accumulate_arg(header.arg);
+        }
+        Opcode::ReadPiece if !header.is_reply() => {
+            if let Ok(piece) = Piece::parse(&header) {
+                assert!(piece.len > 0 && piece.within + piece.len <= 4096);
+                assert_eq!(piece.encode(), header.arg);
+            }
         }
         Opcode::Scan if !header.is_reply() => _ = ScanRequest::parse(&header, table),
         Opcode::Scan => {

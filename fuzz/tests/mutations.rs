@@ -137,6 +137,7 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&|out| encode_frame(out, Header::request(Opcode::Expose, 15), &exposed, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Revoke, 16), &revoked, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Gather, 17).by_key(), &by_key, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::ReadPiece, 18).with_arg(0x300_8ff7), &[], 0)),
     ]
 }
 

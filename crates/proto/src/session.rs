@@ -38,8 +38,10 @@ pub mod features {
     pub const KEYS: u32 = 4;
     /// Frames travel over UCX ([`crate::fabric`]); said over TCP only, by clients that were told to and servers that offer it there.
     pub const UCX: u32 = 8;
+    /// A part of a page may be asked for without a layout ([`crate::wire::Opcode::ReadPiece`]).
+    pub const PIECES: u32 = 16;
     /// Every bit this build knows.
-    pub const KNOWN: u32 = LZ4 | RINGS | KEYS | UCX;
+    pub const KNOWN: u32 = LZ4 | RINGS | KEYS | UCX | PIECES;
 }
 
 /// What one side wants of encryption.

@@ -31,7 +31,7 @@ pub use data::{
 
 pub use direct::{
     Block, Change, CopyRequest, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_PIECES, MAX_PROGRAM_BYTES, Piece, Pieces, ScanRequest, Window,
-    accumulate_arg, encode_reduced, parse_accumulate_arg, parse_crcs, parse_reduced, patched_crc,
+    accumulate_arg, encode_reduced, parse_accumulate_arg, parse_crcs, parse_piece_crc, parse_reduced, patched_crc,
 };
 
 pub use keyed::{ByKey, encode_grant, encode_revocation, parse_grant, parse_revocation};
@@ -140,11 +140,13 @@ pub enum Opcode {
     Expose = 30,
     /// Take a key back ([`encode_revocation`]); after the answer nobody touches that memory.
     Revoke = 31,
+    /// Read a part of one page: the usual small `Gather`, in heads without tables. `arg`: [`Piece::encode`]. Reply: `arg` is the bytes' checksum; bulk: the bytes.
+    ReadPiece = 32,
 }
 
 impl Opcode {
     /// Every opcode, for tests and tables.
-    pub const ALL: [Opcode; 31] = [
+    pub const ALL: [Opcode; 32] = [
         Opcode::OpenLease,
         Opcode::AttachLease,
         Opcode::ResizeLease,
@@ -176,6 +178,7 @@ impl Opcode {
         Opcode::PushHeads,
         Opcode::Expose,
         Opcode::Revoke,
+        Opcode::ReadPiece,
     ];
 
     fn parse(byte: u8) -> Option<Self> {

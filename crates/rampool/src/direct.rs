@@ -46,6 +46,7 @@ pub use rampool_proto::wire::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
 pub use crate::pool::KeyStats;
 use crate::pool::{Job, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ScanPart};
+use crate::transport::PieceMut;
 pub use crate::transport::zero_copy::Kept;
 use crate::transport::zero_copy::{self, SharedZeroCopy, ZeroCopyStats};
 use rampool_proto::elements::{Combine, Kind, Reduced, Scan, Test, Want};
@@ -407,6 +408,10 @@ impl Direct {
     /// # Errors
     /// [`DirectError`].
     pub fn get(&mut self, region: DirectRegion, offset: u64, buffer: &mut [u8]) -> Result<(), DirectError> {
+        // SAFETY: the buffer is borrowed until the operation has ended.
+        if let Some(token) = unsafe { self.begin_piece(region, offset, PieceMut { ptr: buffer.as_mut_ptr(), len: buffer.len() }) } {
+            return self.finish(token);
+        }
         let (there, here) = plain(region, offset, buffer.len() as u64)?;
         // SAFETY: the buffer is borrowed until the operation has ended.
         let token = unsafe { self.begin(region, Job::Gather, &there, &here, buffer.as_mut_ptr()) };
@@ -947,6 +952,20 @@ impl Direct {
         // SAFETY: the caller's promise.
         unsafe { self.pool.move_bytes(region.region, token, job, there, here, memory) };
         token
+    }
+
+    /// The short way of a get of consecutive bytes, where there is one.
+    ///
+    /// # Safety
+    /// As [`Pool::read_piece`].
+    unsafe fn begin_piece(&mut self, region: DirectRegion, offset: u64, place: PieceMut) -> Option<u64> {
+        let within = offset.checked_add(place.len as u64).is_some_and(|end| end <= region.bytes);
+        let token = self.next + 1;
+        // SAFETY: the caller's promise.
+        if !within || !unsafe { self.pool.read_piece(region.region, token, offset, place) } {
+            return None;
+        }
+        Some(self.token(Operation::Gather(offset)))
     }
 
     fn find(&self, token: u64) -> Option<usize> {

@@ -121,7 +121,8 @@ impl Reach {
         let same_host = config.same_host.map_or_else(SameHost::from_environment, Ok).map_err(ConnectError::SameHost)?;
         let compression = if config.compression { features::LZ4 } else { 0 };
         let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS | features::KEYS };
-        let policy = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: compression | rings, ucx: None };
+        let features = compression | rings | features::PIECES;
+        let policy = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx: None };
         Ok(Self { same_host, policy })
     }
 

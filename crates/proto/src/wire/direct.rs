@@ -10,6 +10,7 @@
 //!   Copy          window, lease u64, token 16, region u64, length of the name u16, length of the first program u16,
 //!                 name of the other server, program here, program there
 //!   window        from u64, len u32, number of CRCs u32
+//!   ReadPiece     no table                                     reply: no table; bulk: the bytes
 //! ```
 //! A program ([`crate::layout::Program`]) says which bytes in which order; the *window* is the part of them that this request is about, so that a long operation is
 //! cut into many requests. The bytes travel one after the other, in that order.
@@ -17,7 +18,7 @@
 //! Their checksums are those of *blocks* ([`Window::blocks`]): a whole page is a block, and so is everything between two of them. A whole page's is the one that was made
 //! when it was stored, and is kept as such when it is stored: end to end, as in the paged view.
 
-use super::{Header, LeaseId, LeaseToken, MAX_TABLE_BYTES, Reader, RegionId, WireError};
+use super::{Header, LeaseId, LeaseToken, MAX_PAGE_INDEX, MAX_TABLE_BYTES, Reader, RegionId, WireError};
 use crate::checksum;
 use crate::elements::{Combine, Kind, Reduced, Test, Want};
 use crate::layout::{Program, Runs};
@@ -32,6 +33,9 @@ pub const MAX_PROGRAM_BYTES: usize = MAX_TABLE_BYTES - WINDOW_BYTES - 4 * MAX_BL
 /// Blocks of a request: whole pages, and what lies between them.
 const MAX_BLOCKS: usize = 2 * (MAX_DIRECT_BYTES as usize / OS_PAGE_BYTES) + 1;
 const WINDOW_BYTES: usize = 16;
+/// The length of a piece, less one, in the argument of a `ReadPiece`; the rest of the 64 bits is an offset within the longest region.
+const PIECE_LENGTH_BITS: u32 = OS_PAGE_BYTES.trailing_zeros();
+const _: () = assert!(MAX_PAGE_INDEX == 1 << (64 - 2 * PIECE_LENGTH_BITS));
 
 /// A part of what a program selects.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,10 +63,56 @@ pub struct Block {
 }
 
 impl Piece {
+    /// `len` bytes from `offset` of a region on; none where that is nothing, beyond the longest region, or not within one page.
+    #[must_use]
+    #[inline]
+    pub fn at(offset: u64, len: usize) -> Option<Self> {
+        let page = PageIndex(offset / OS_PAGE_BYTES as u64);
+        let within = usize::try_from(offset % OS_PAGE_BYTES as u64).expect("within a page");
+        (len > 0 && len <= OS_PAGE_BYTES - within && page.0 < MAX_PAGE_INDEX).then_some(Self { page, within, len })
+    }
+
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.len == OS_PAGE_BYTES
     }
+
+    /// The first byte in the region.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.page.0 * OS_PAGE_BYTES as u64 + self.within as u64
+    }
+
+    /// The argument of a `ReadPiece`: `offset` << 12 | `len` - 1.
+    #[must_use]
+    #[inline]
+    pub fn encode(&self) -> u64 {
+        self.offset() << PIECE_LENGTH_BITS | (self.len as u64 - 1)
+    }
+
+    /// Reads a `ReadPiece`, which has neither table nor bulk.
+    ///
+    /// # Errors
+    /// [`WireError`].
+    #[inline]
+    pub fn parse(header: &Header) -> Result<Self, WireError> {
+        if header.table_len > 0 {
+            return Err(WireError::TableLength);
+        }
+        if header.bulk_len > 0 {
+            return Err(WireError::BulkLength);
+        }
+        let len = usize::try_from(header.arg % OS_PAGE_BYTES as u64).expect("below a page") + 1;
+        Self::at(header.arg >> PIECE_LENGTH_BITS, len).ok_or(WireError::WindowRange)
+    }
+}
+
+/// Reads the checksum in the reply to a `ReadPiece`.
+///
+/// # Errors
+/// [`WireError::Reserved`].
+pub fn parse_piece_crc(header: &Header) -> Result<u32, WireError> {
+    u32::try_from(header.arg).map_err(|_| WireError::Reserved)
 }
 
 impl Window {
@@ -77,10 +127,7 @@ impl Window {
     #[inline]
     pub fn only_piece(&self) -> Option<Piece> {
         let run = self.program.as_run()?;
-        let offset = run.offset.cast_unsigned() + self.from;
-        let (within, len) = (usize::try_from(offset % OS_PAGE_BYTES as u64).ok()?, self.len as usize);
-        let page = PageIndex(offset / OS_PAGE_BYTES as u64);
-        (within + len <= OS_PAGE_BYTES).then_some(Piece { page, within, len })
+        Piece::at(run.offset.cast_unsigned() + self.from, self.len as usize)
     }
 
     /// The blocks that have a checksum each: each whole page, and what lies between.
@@ -557,6 +604,11 @@ mod tests {
                 prop_assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
                 prop_assert!(window.only_piece().is_none_or(|only| window.pieces().eq([only])));
             }
+            let ask = Header::request(Opcode::ReadPiece, 1).with_arg(arg);
+            if let Ok(piece) = Piece::parse(&ask) {
+                prop_assert!(piece.len > 0 && piece.within + piece.len <= OS_PAGE_BYTES && piece.page.0 < MAX_PAGE_INDEX);
+                prop_assert_eq!(piece.encode(), arg);
+            }
             let _ = (CopyRequest::parse(&bytes), ScanRequest::parse(&header, &bytes), FetchOp::parse(&header, &bytes), parse_reduced(&bytes));
         }
     }
@@ -569,6 +621,20 @@ mod tests {
         assert_eq!([only(2, 4096), only(3, 4096), only(2, 4097)], [piece(2, 0, 4096), None, None]);
         let two = Layout::bytes(8).unwrap().hvector(2, 1, 64).unwrap();
         assert_eq!(Window { program: two.program().clone(), from: 0, len: 8 }.only_piece(), None, "not plain to see");
+    }
+
+    #[test]
+    fn the_documented_argument_of_a_piece_is_this() {
+        let ask = |arg| Header::request(Opcode::ReadPiece, 1).with_arg(arg);
+        for (page, within, len, arg) in [(0, 0, 1, 0), (3, 8, 4088, 0x300_8ff7), (MAX_PAGE_INDEX - 1, 0, 4096, 0xffff_ffff_ff00_0fff)] {
+            let piece = Piece { page: PageIndex(page), within, len };
+            assert_eq!((piece.encode(), Piece::parse(&ask(arg))), (arg, Ok(piece)));
+        }
+        assert_eq!(Piece::parse(&ask(0x300_8ff8)), Err(WireError::WindowRange), "into the next page");
+        assert_eq!(Piece::parse(&Header { table_len: 1, ..ask(0) }), Err(WireError::TableLength));
+        assert_eq!(Piece::parse(&Header { bulk_len: 1, ..ask(0) }), Err(WireError::BulkLength));
+        assert_eq!([Piece::at(0, 0), Piece::at(4090, 7), Piece::at(1 << 52, 1), Piece::at(u64::MAX, 1)], [None; 4]);
+        assert_eq!([parse_piece_crc(&ask(0xffff_ffff)), parse_piece_crc(&ask(1 << 32))], [Ok(u32::MAX), Err(WireError::Reserved)]);
     }
 
     #[test]

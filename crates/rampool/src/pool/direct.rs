@@ -15,7 +15,9 @@ use rampool_proto::placement::{Placement, ServerIndex};
 use rampool_proto::registration::path::{Always, Wish};
 use rampool_proto::session::Security;
 use rampool_proto::units::{OS_PAGE_BYTES, PageIndex};
-use rampool_proto::wire::{Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, Opcode, RegionId, ScanRequest, Status, Window, accumulate_arg};
+use rampool_proto::wire::{
+    Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, Opcode, Piece, RegionId, ScanRequest, Status, Window, accumulate_arg,
+};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -195,6 +197,32 @@ impl Pool {
         }
         lanes.iter_mut().for_each(|lane| lane.send(work, now));
         work.built(op);
+    }
+
+    /// As [`Pool::move_bytes`] of consecutive bytes, where they are a part of one page and its server takes such requests. False, and nothing done, where not.
+    ///
+    /// # Safety
+    /// As [`Pool::move_bytes`], of as many bytes.
+    pub(crate) unsafe fn read_piece(&mut self, region: PoolRegion, token: u64, offset: u64, place: PieceMut) -> bool {
+        let Some(piece) = Piece::at(offset, place.len) else { return false };
+        let spread = Spread { placement: &self.placement, names: entry(&self.regions, region) };
+        let server = spread.holder(offset);
+        let lane = &mut self.lanes[server.as_usize()];
+        if !lane.takes_pieces {
+            return false;
+        }
+        let (op, now) = (self.work.op(token, false), Instant::now());
+        let slot = self.work.request(server, Opcode::ReadPiece, Class::Demand, spread.name(server), Some(op), now);
+        let request = self.work.get(slot);
+        request.arg = piece.encode();
+        request.bytes = u32::try_from(piece.len).expect("at most a page");
+        (request.offset, request.reach) = (offset, offset + piece.len as u64);
+        request.blocks.push(Block { len: request.bytes, whole: piece.is_whole() });
+        request.places.push(place);
+        lane.enqueue(&mut self.work, slot);
+        lane.send(&mut self.work, now);
+        self.work.built(op);
+        true
     }
 
     /// Updates one element; the reply with the number that is returned has its bits before.

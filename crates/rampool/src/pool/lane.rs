@@ -104,6 +104,8 @@ pub(super) struct Lane {
     scan_table: Vec<u8>,
     drained: bool,
     compressed: bool,
+    /// A part of a page may be asked for without a layout.
+    pub takes_pieces: bool,
     zero_copy: Option<ZeroCopyWish>,
     /// Memory that the server reaches by key.
     pub(super) keyring: Option<Box<Keyring>>,
@@ -123,6 +125,7 @@ impl Lane {
     /// A lane that may send one request at a time until [`Lane::granted`] says more.
     pub fn new(server: ServerIndex, name: String, link: Link<Option<Departure>>, op_deadline: Duration, now: Instant) -> Self {
         let compressed = link.features() & features::LZ4 != 0;
+        let takes_pieces = link.features() & features::PIECES != 0;
         Self {
             server,
             name,
@@ -154,6 +157,7 @@ impl Lane {
             scan_table: Vec::new(),
             drained: true,
             compressed,
+            takes_pieces,
             zero_copy: None,
             keyring: None,
             stats: LaneStats::default(),
@@ -389,6 +393,7 @@ impl Lane {
                 self.comeback = None;
                 self.overdue = None;
                 self.compressed = link.features() & features::LZ4 != 0;
+                self.takes_pieces = link.features() & features::PIECES != 0;
                 self.link = Some(*link);
                 if let Some(zero_copy) = self.zero_copy.take() {
                     self.send_without_copies(zero_copy);
@@ -584,7 +589,7 @@ impl Lane {
                     self.last_progress = now;
                     let slot = work.find(header.request).expect("the request of an answer lives until its pages are here");
                     match header.opcode {
-                        Opcode::Gather => self.bytes_came(work, slot, now),
+                        Opcode::Gather | Opcode::ReadPiece => self.bytes_came(work, slot, now),
                         Opcode::Scan => self.scan_came(work, slot, &header)?,
                         _ => self.pages_came(work, slot, now),
                     }
@@ -616,7 +621,8 @@ impl Lane {
         if request.opcode != header.opcode {
             return Err(LostReason::Protocol(format!("an answer to {:?}, asked was {:?}", header.opcode, request.opcode)));
         }
-        let may_carry = header.status == Status::Ok && matches!(header.opcode, Opcode::Get | Opcode::Gather | Opcode::Scan);
+        let may_carry =
+            header.status == Status::Ok && matches!(header.opcode, Opcode::Get | Opcode::Gather | Opcode::ReadPiece | Opcode::Scan);
         if header.bulk_len > 0 && !may_carry {
             return Err(LostReason::Protocol(format!("an answer to {:?} that carries pages", header.opcode)));
         }
@@ -659,6 +665,18 @@ impl Lane {
             // SAFETY: the places are memory of a get, writable and nobody else's until its operation ends, which it does not before the bulk is in or the link
             // is dropped; or they are the request's staging, which is not touched meanwhile.
             unsafe { link.place(&self.places) };
+            return Ok(());
+        }
+        if header.opcode == Opcode::ReadPiece && header.status == Status::Ok {
+            let request = work.get(slot);
+            if header.bulk_len != request.bytes || header.table_len > 0 {
+                return Err(LostReason::Wire(wire::WireError::BulkLength));
+            }
+            self.crcs.clear();
+            self.crcs.push(wire::parse_piece_crc(header)?);
+            // SAFETY: the one place is memory of a get, writable and nobody else's until its operation ends, which it does not before the bulk is in or the link is
+            // dropped.
+            unsafe { link.place(&request.places) };
             return Ok(());
         }
         if header.opcode == Opcode::Scan && header.status == Status::Ok && header.bulk_len > 0 {

@@ -79,7 +79,7 @@ impl Request {
 
     /// Whether it reads bytes of the direct view.
     pub fn reads_bytes(&self) -> bool {
-        matches!(self.opcode, Opcode::Gather | Opcode::Scan)
+        matches!(self.opcode, Opcode::Gather | Opcode::ReadPiece | Opcode::Scan)
     }
 
     /// Whether it changes bytes of the direct view.
@@ -91,7 +91,7 @@ impl Request {
     pub fn credit_bytes(&self) -> u64 {
         match self.opcode {
             Opcode::Get | Opcode::Put => u64::from(self.pages) * OS_PAGE_BYTES as u64,
-            Opcode::Gather | Opcode::Scatter | Opcode::Accumulate | Opcode::Scan => self.bytes.into(),
+            Opcode::Gather | Opcode::ReadPiece | Opcode::Scatter | Opcode::Accumulate | Opcode::Scan => self.bytes.into(),
             _ => 0,
         }
     }
@@ -103,7 +103,7 @@ impl Request {
             Opcode::Get => Operation::Fetch(first),
             Opcode::Put => Operation::Store(first),
             Opcode::Discard => Operation::Discard(first),
-            Opcode::Gather => Operation::Gather(self.offset),
+            Opcode::Gather | Opcode::ReadPiece => Operation::Gather(self.offset),
             Opcode::Scatter => Operation::Scatter(self.offset),
             Opcode::Accumulate => Operation::Accumulate(self.offset),
             Opcode::FetchOp => Operation::FetchOp(self.offset),

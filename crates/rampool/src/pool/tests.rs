@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::error::{ConnectReason, LostReason};
+use crate::transport::PieceMut;
 use fake::{Fake, MAX_BYTES, MAX_REQUESTS};
 use std::collections::BTreeMap;
 
@@ -343,6 +344,54 @@ fn a_page_damaged_on_the_way_is_asked_for_again_and_one_damaged_for_good_is_name
         other => panic!("{other:?}"),
     }
     assert_eq!(fetch(&mut pool, region, &[extent(0, 5)]), expected(&[extent(0, 5)], 1));
+}
+
+fn read_piece(pool: &mut Pool, region: PoolRegion, token: u64, offset: u64, bytes: &mut [u8]) -> bool {
+    // SAFETY: the tests keep the bytes until the event, or drop the pool first.
+    unsafe { pool.read_piece(region, token, offset, PieceMut { ptr: bytes.as_mut_ptr(), len: bytes.len() }) }
+}
+
+#[test]
+fn a_part_of_a_page_is_asked_for_without_a_layout_where_the_server_takes_that_and_the_part_is_of_one_page() {
+    let fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut pool = pool(&[&fakes[0], &fakes[1]]);
+    let region = pool.create_region().unwrap();
+    store(&mut pool, region, extent(0, 8), 1);
+    for (page, within, len) in [(2, 100, 8), (5, 0, 4096), (5, 4095, 1), (9, 8, 8)] {
+        let mut bytes = vec![0xaa; len];
+        assert!(read_piece(&mut pool, region, 3, page * 4096 + within as u64, &mut bytes));
+        assert!(matches!(next(&mut pool), PoolEvent::Fetched { token: 3 }));
+        let page = if page < 8 { content(page, 1) } else { vec![0; OS_PAGE_BYTES] };
+        assert_eq!(bytes, page[within..within + len]);
+    }
+    for (offset, len) in [(4090, 7), (0, 4097), (0, 0)] {
+        assert!(!read_piece(&mut pool, region, 4, offset, &mut vec![0; len]));
+    }
+    pool.lanes.iter_mut().for_each(|lane| lane.takes_pieces = false);
+    assert!(!read_piece(&mut pool, region, 4, 0, &mut [0; 8]));
+    assert!(pool.next_event(Instant::now()).unwrap().is_none(), "what was not done has no end");
+}
+
+#[test]
+fn a_part_of_a_page_damaged_on_the_way_is_asked_for_again_and_an_odd_answer_ends_its_server() {
+    for odd in ["short", "checksum"] {
+        let fake = Fake::start(16 * MIB);
+        let mut pool = pool(&[&fake]);
+        let region = pool.create_region().unwrap();
+        store(&mut pool, region, extent(0, 8), 1);
+        let mut bytes = [0; 8];
+        fake.state().mood.damage.insert(3, 1);
+        assert!(read_piece(&mut pool, region, 5, 3 * 4096 + 40, &mut bytes));
+        assert!(matches!(next(&mut pool), PoolEvent::Fetched { token: 5 }));
+        assert_eq!((&bytes[..], pool.stats().servers[0].damaged), (&content(3, 1)[40..48], 1));
+        fake.state().mood.damage.insert(3, u32::MAX);
+        assert!(read_piece(&mut pool, region, 6, 3 * 4096 + 40, &mut bytes));
+        assert!(matches!(next(&mut pool), PoolEvent::Corrupt { token: 6, page: PageIndex(3), .. }));
+        (fake.state().mood.short_piece, fake.state().mood.odd_checksum) = (odd == "short", odd == "checksum");
+        assert!(read_piece(&mut pool, region, 7, 8, &mut bytes));
+        assert!(matches!(next(&mut pool), PoolEvent::Lost { reason: LostReason::Wire(_), .. }), "{odd}");
+        assert!(matches!(next(&mut pool), PoolEvent::Failed { token: 7, .. }), "{odd}");
+    }
 }
 
 #[test]

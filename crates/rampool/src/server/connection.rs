@@ -384,7 +384,11 @@ impl Connection {
                     }
                     let direct = is_direct(header.opcode);
                     frames += if direct { DIRECT_COUNTS_FOR } else { 1 };
-                    self.request(shared, bench, header, now)?;
+                    if header.opcode == Opcode::ReadPiece && !header.is_by_key() {
+                        self.read_piece(shared, bench, header)?;
+                    } else {
+                        self.request(shared, bench, header, now)?;
+                    }
                     if direct && (self.collected >= self.flush_collected_bytes() || self.link.queued_bytes() >= FLUSH_BYTES) {
                         self.flush(now)?;
                     }
@@ -935,7 +939,7 @@ fn no_lease() -> Refused {
 }
 
 fn is_direct(opcode: Opcode) -> bool {
-    matches!(opcode, Opcode::Gather | Opcode::Scatter | Opcode::Accumulate | Opcode::Scan)
+    matches!(opcode, Opcode::Gather | Opcode::ReadPiece | Opcode::Scatter | Opcode::Accumulate | Opcode::Scan)
 }
 
 fn no_bulk(header: &Header) -> Result<(), End> {

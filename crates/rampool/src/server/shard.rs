@@ -330,8 +330,8 @@ impl Shard {
                 Endpoint::Ucx { .. } => rampool_ucx::Context::process().ok(),
                 Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
             };
-            let local =
-                LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: self.shared.store.features() | rings, ucx };
+            let features = self.shared.store.features() | rings | features::PIECES;
+            let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx };
             let handshake = Handshake::server(stream, local, refusal);
             let target = self.next_shard % self.shared.shards.len();
             self.next_shard = self.next_shard.wrapping_add(1);

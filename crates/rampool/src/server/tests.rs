@@ -514,6 +514,51 @@ fn damaged_and_hostile_requests_for_bytes_change_nothing() {
 }
 
 #[test]
+fn parts_of_pages_are_read_without_a_layout_and_nonsense_is_refused() {
+    let key = crate::key::Key::generate();
+    for (store, key) in [(StoreKind::Raw, None), (StoreKind::Compressed, None), (StoreKind::Raw, Some(&key))] {
+        let server = Server::start(ServerConfig { store, key: key.cloned(), ..config(64 * MIB) }).unwrap();
+        let wishes = || policy(key, if key.is_some() { Encryption::On } else { Encryption::Auto });
+        let mut client = Client::with_lease(server.addr(), wishes(), 4 * MIB);
+        let region = RegionId(client.call(Opcode::OpenRegion, |h| h.with_arg(40_000), b"all").unwrap().header.region);
+        let page: Vec<u8> = (0..OS_PAGE_BYTES).map(|n| (n / 7 % 251) as u8 + 1).collect();
+        client.put(region, 3, std::slice::from_ref(&page), store == StoreKind::Compressed).unwrap();
+        let arg = |offset, len| rampool_proto::wire::Piece::at(offset, len).unwrap().encode();
+        let read = |client: &mut Client, region, arg| direct(client, Opcode::ReadPiece, region, arg, &[], &[]).unwrap();
+        for (at, len) in [(0, 8), (0, 4096), (1, 4095), (4095, 1), (1000, 17), (64, 1024)] {
+            let reply = read(&mut client, region, arg(3 * 4096 + at as u64, len)).unwrap();
+            let want = &page[at..at + len];
+            assert_eq!((&reply.bulk[..], reply.header.arg, reply.table.len()), (want, checksum::crc32c(want).into(), 0));
+        }
+        assert_eq!(read(&mut client, region, arg(4096, 4096)).unwrap().bulk, [0; 4096], "never written");
+        assert_eq!(read(&mut client, region, arg(39_999, 1)).unwrap().bulk, [0]);
+        assert_eq!(read(&mut client, region, arg(39_999, 2)).err().unwrap().status, Status::BadRequest);
+        assert_eq!(read(&mut client, RegionId(99), arg(0, 8)).err().unwrap().status, Status::NoSuchRegion);
+        let mut stranger = Client::new(server.addr(), wishes());
+        assert_eq!(read(&mut stranger, region, arg(0, 8)).err().unwrap().status, Status::NotAllowed);
+        // Into the next page; a table; a bulk; a key.
+        let good = Header::request(Opcode::ReadPiece, 900).with_region(region).with_arg(arg(0, 8));
+        let nonsense: [(Header, &[u8], usize); 4] =
+            [(good.with_arg(4095 << 12 | 1), &[], 0), (good, b"?", 0), (good, &[], 8), (good.by_key(), &[7; 24], 0)];
+        for (header, table, bulk) in nonsense {
+            let mut attacker = Client::new(server.addr(), wishes());
+            attacker.attach(client.granted(), MemberId(0)).unwrap();
+            let mut head = Vec::new();
+            encode_frame(&mut head, header, table, bulk);
+            let bytes = vec![1; bulk];
+            // SAFETY: the bytes live until the connection is over.
+            unsafe { attacker.link.send(Urgency::Demand, &head, &[Piece { ptr: bytes.as_ptr(), len: bulk }], ()) };
+            assert_eq!(attacker.reply(900).unwrap().err().unwrap().status, Status::BadRequest);
+            attacker.wait_closed();
+        }
+        assert_eq!(read(&mut client, region, arg(3 * 4096, 4096)).unwrap().bulk, page);
+        assert!(!server.is_broken());
+        drop((client, stranger));
+        idle(&server);
+    }
+}
+
+#[test]
 fn wrong_keys_and_other_protocols_are_turned_away_and_counted() {
     let key = crate::key::Key::generate();
     let server = Server::start(ServerConfig { key: Some(key.clone()), ..config(64 * MIB) }).unwrap();

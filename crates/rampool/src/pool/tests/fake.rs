@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rampool_proto::session::Encryption;
+use rampool_proto::session::{Encryption, features};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES};
 use rampool_proto::wire::{self, AttachLease, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, PageEntry, Status};
 
@@ -31,6 +31,9 @@ pub struct Mood {
     pub hasty: bool,
     /// Answer twice.
     pub echo: bool,
+    /// Send a byte too few of a part of a page, or a checksum that is none.
+    pub short_piece: bool,
+    pub odd_checksum: bool,
     /// Bytes that are still free; stores beyond fail.
     pub room: Option<u64>,
 }
@@ -111,7 +114,7 @@ fn accept(listener: &Listener, state: &Arc<Mutex<State>>, stop: &Arc<AtomicBool>
         let Some(stream) = listener.accept().unwrap() else { continue };
         let (state, stop) = (state.clone(), stop.clone());
         threads.push(std::thread::spawn(move || {
-            let local = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None };
+            let local = LocalPolicy { key: None, encryption: Encryption::Auto, features: features::PIECES, ucx: None };
             let mut handshake = Handshake::server(stream, local, None);
             while !stop.load(Ordering::Relaxed) {
                 match handshake.advance::<Vec<u8>>() {
@@ -252,6 +255,20 @@ impl Connection {
                 let region = state.regions.get_mut(&header.region).unwrap();
                 region.retain(|page, _| !extents.iter().any(|e| e.contains(rampool_proto::units::PageIndex(*page))));
                 self.answer(state, ok, &[], Vec::new());
+            }
+            Opcode::ReadPiece => {
+                let piece = wire::Piece::parse(&header).unwrap();
+                state.order.push((header.opcode, piece.page.0));
+                let stored = state.regions[&header.region].get(&piece.page.0);
+                let mut bytes = stored.map_or(vec![0; piece.len], |(_, page)| page[piece.within..][..piece.len].to_vec());
+                let crc = rampool_proto::checksum::crc32c(&bytes);
+                if let Some(times) = state.mood.damage.get_mut(&piece.page.0).filter(|times| **times > 0) {
+                    *times -= 1;
+                    bytes[0] ^= 4;
+                }
+                bytes.truncate(piece.len - usize::from(state.mood.short_piece));
+                let odd = u64::from(state.mood.odd_checksum) << 32;
+                self.answer(state, ok.with_arg(u64::from(crc) | odd), &[], bytes);
             }
             Opcode::Goodbye => {
                 state.departed += 1;

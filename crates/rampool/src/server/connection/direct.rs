@@ -10,10 +10,11 @@ use crate::server::shared::Shared;
 use crate::transport::{Piece as Place, PieceMut, Urgency};
 use rampool_proto::checksum;
 use rampool_proto::elements::{Combine, Kind, Scan, Want, combine};
+use rampool_proto::layout::Program;
 use rampool_proto::server::{Door, FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage, View};
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use rampool_proto::wire::{
-    CopyRequest, FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest, Status, Window, WireError,
+    ByKey, CopyRequest, FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest, Status, Window, WireError,
     ZERO_PAGE_CRC, encode_frame, encode_reduced, parse_accumulate_arg, patched_crc,
 };
 use rampool_sys::memory::prefetch;
@@ -68,10 +69,14 @@ impl Blocks {
 impl Connection {
     pub(super) fn gather(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
         let parsed = keyed::split(&header, self.link.table()).and_then(|(place, table)| Ok((place, Window::parse(table)?)));
-        let (place, window) = match parsed {
-            Ok(parsed) => parsed,
+        match parsed {
+            Ok((place, window)) => self.gather_window(shared, bench, header, place, &window),
             Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
-        };
+        }
+        Ok(())
+    }
+
+    fn gather_window(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, place: Option<ByKey>, window: &Window) {
         let mut gathered =
             Gathered { frames: std::mem::take(&mut bench.frames), pieces: std::mem::take(&mut bench.pieces), ..Gathered::default() };
         // What is copied once more does not have to stay until it has left.
@@ -91,7 +96,7 @@ impl Connection {
                 // The body of a message: heads go first.
                 urgency = Urgency::Prefetch;
             }
-            gathered.collect(shared, self.arena, &mut view, &window, copied)?;
+            gathered.collect(shared, self.arena, &mut view, window, copied)?;
             for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
                 count_alone(&counts.gets, 1);
                 count_alone(&counts.bytes_out, window.len.into());
@@ -113,15 +118,20 @@ impl Connection {
                 bench.head.clear();
                 let mut table = std::mem::take(&mut bench.table);
                 table.clear();
-                table.extend(bench.crcs.iter().flat_map(|crc| crc.to_le_bytes()));
+                let mut reply = header.reply(Status::Ok);
+                if header.opcode == Opcode::ReadPiece {
+                    reply.arg = bench.crcs[0].into();
+                } else {
+                    table.extend(bench.crcs.iter().flat_map(|crc| crc.to_le_bytes()));
+                }
                 if let Some(place) = place {
                     drop(locked);
                     self.deliver(shared, bench, header, place, &table);
                     drop(held);
                     bench.table = table;
-                    return Ok(());
+                    return;
                 }
-                encode_frame(&mut bench.head, header.reply(Status::Ok), &table, window.len as usize);
+                encode_frame(&mut bench.head, reply, &table, window.len as usize);
                 bench.table = table;
                 // SAFETY: `held` keeps a reference to every frame until the reply has left, and the buffer, unless the link copies this much at once, and then the pages
                 // are the table's for as long as the lease is locked; frames are not written while anybody but a page table refers to them.
@@ -133,7 +143,50 @@ impl Connection {
                 self.refuse(bench, header, &refused, shared);
             }
         }
+    }
+
+    /// A part of one page: where the link copies it, straight from the page into what leaves.
+    pub(super) fn read_piece(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let piece = match Piece::parse(&header) {
+            Ok(piece) => piece,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        if self.link.copies(piece.len) {
+            match self.send_plain_piece(shared, header, piece) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(refused) => {
+                    self.refuse(bench, header, &refused, shared);
+                    return Ok(());
+                }
+            }
+        }
+        let run = Program::run(piece.offset().cast_signed(), piece.len as u64).expect("a part of a page of a region");
+        let window = Window { program: run, from: 0, len: u32::try_from(piece.len).expect("at most a page") };
+        self.gather_window(shared, bench, header, None, &window);
         Ok(())
+    }
+
+    /// False, and nothing done, if the page is packed.
+    fn send_plain_piece(&mut self, shared: &Shared, header: Header, piece: Piece) -> Result<bool, Refused> {
+        let seat = self.seat.as_ref().ok_or_else(no_lease)?;
+        let region = RegionId(header.region);
+        let space = seat.space()?;
+        let mut view = space.view(seat.member, region)?;
+        view.reaches(piece.offset() + piece.len as u64)?;
+        let Some((place, crc)) = lies_plain(shared, view.page(piece.page), piece) else { return Ok(false) };
+        // The body of a message: heads go first.
+        let urgency = if space.is_ordinary(region).is_ok() { Urgency::Demand } else { Urgency::Prefetch };
+        for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+            count_alone(&counts.gets, 1);
+            count_alone(&counts.bytes_out, piece.len as u64);
+        }
+        let bulk_len = u32::try_from(piece.len).expect("at most a page");
+        let head = Header { bulk_len, ..header.reply(Status::Ok).with_arg(crc.into()) }.encode();
+        // SAFETY: the link copies this much at once, and the page is the table's, unchanged, while the lease is locked.
+        unsafe { self.link.send(urgency, &head, &[place], Held::nothing()) };
+        drop(space);
+        Ok(true)
     }
 
     /// The table of a `Scatter` or `Accumulate`: says where the bytes go.
@@ -677,24 +730,30 @@ impl Gathered {
 
     /// The usual small window, a part of one page, leaves from where it lies. False, and nothing done, if that is packed.
     fn point_at(&mut self, shared: &Shared, page: Option<StoredPage>, piece: Piece) -> bool {
-        let (memory, page_crc) = match page {
-            None => (ZEROES.as_ptr(), ZERO_PAGE_CRC),
-            Some(page) if usize::from(page.len) == OS_PAGE_BYTES => (shared.store.memory(page.frame).cast_const(), page.crc),
-            Some(_) => return false,
-        };
-        let ptr = memory.wrapping_add(piece.within);
-        let crc = if piece.is_whole() {
-            // On its way into the cache while the head of the reply is made; what follows comes by itself.
-            (0..FETCHED_AHEAD).step_by(LINE_BYTES).for_each(|at| prefetch(ptr.wrapping_add(at)));
-            page_crc
-        } else {
-            // SAFETY: the piece is within its page, which nobody writes while the lease is locked.
-            checksum::crc32c(unsafe { std::slice::from_raw_parts(ptr, piece.len) })
-        };
-        self.pieces.push(Place { ptr, len: piece.len });
+        let Some((place, crc)) = lies_plain(shared, page, piece) else { return false };
+        self.pieces.push(place);
         self.crcs.push(crc);
         true
     }
+}
+
+/// Where a part of a page lies, and its checksum. None if the page is packed. The lease is locked.
+fn lies_plain(shared: &Shared, page: Option<StoredPage>, piece: Piece) -> Option<(Place, u32)> {
+    let (memory, page_crc) = match page {
+        None => (ZEROES.as_ptr(), ZERO_PAGE_CRC),
+        Some(page) if usize::from(page.len) == OS_PAGE_BYTES => (shared.store.memory(page.frame).cast_const(), page.crc),
+        Some(_) => return None,
+    };
+    let ptr = memory.wrapping_add(piece.within);
+    let crc = if piece.is_whole() {
+        // On its way into the cache while the head of the reply is made; what follows comes by itself.
+        (0..FETCHED_AHEAD).step_by(LINE_BYTES).for_each(|at| prefetch(ptr.wrapping_add(at)));
+        page_crc
+    } else {
+        // SAFETY: the piece is within its page, which nobody writes while the lease is locked.
+        checksum::crc32c(unsafe { std::slice::from_raw_parts(ptr, piece.len) })
+    };
+    Some((Place { ptr, len: piece.len }, crc))
 }
 
 /// Small pieces to copy, whose memory is on its way into the cache: pieces lie anywhere, and waiting for one after the other takes most of the time.
