@@ -3,8 +3,9 @@
 mod caretaker;
 mod unmanaged;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -111,12 +112,13 @@ pub fn run(args: &Args) -> Result<i32> {
         }
         _ => None,
     };
-    let rung = choose_rung(&args.rung)?;
+    let capabilities = Capabilities::probe();
+    let rung = choose_rung(&capabilities, &args.rung)?;
     if rung != Rung::Full {
         program::check_below_full(&program)?;
     }
     let mut libraries = vec![find_library(AGENT, "RAMPOOL_AGENT_LIB")?];
-    if rung != Rung::Full || !Capabilities::probe().fork_events {
+    if rung != Rung::Full || !capabilities.fork_events {
         // Where the kernel cannot wait for pages in system calls, these are helped; where it does not tell of forks, a child's agent needs
         // memory beside the program's heap.
         libraries.push(find_agent_io()?);
@@ -191,10 +193,10 @@ pub fn run(args: &Args) -> Result<i32> {
         let roll = Roll::create(run_dir.path()).context("the run's directory cannot be written")?;
         let guardian = Guardian::create(run_dir.path()).context("the run's directory cannot be written")?;
         let (started, signals) = (Instant::now(), Signals::block()?);
-        let child = start(&program, &args.command, &libraries, run_dir.path(), &signals)?;
-        anyhow::Ok((roll, guardian, signals, started, child))
+        let process = start(&program, &args.command, &libraries, run_dir.path(), &signals)?;
+        anyhow::Ok((roll, guardian, signals, started, process))
     };
-    let (roll, mut guardian, signals, started, mut child) = match prepare() {
+    let (roll, mut guardian, signals, started, process) = match prepare() {
         Ok(prepared) => prepared,
         Err(error) => {
             // The lease would stay for the grace time otherwise.
@@ -204,7 +206,7 @@ pub fn run(args: &Args) -> Result<i32> {
     };
     let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
     let progress = args.progress.then_some(started);
-    let status = wait(&mut child, &mut pool, &roll, &mut guardian, &mut unmanaged, &signals, &run_dir, progress)?;
+    let status = wait(process, &mut pool, &roll, &mut guardian, &mut unmanaged, &signals, &run_dir, progress)?;
     let wall = started.elapsed();
     if let Some(to) = &args.stats {
         let counters = run_dir.read_stats();
@@ -224,7 +226,7 @@ pub fn run(args: &Args) -> Result<i32> {
             }
         }
     }
-    caretaker::end(pool, &roll, guardian, run_dir, private);
+    caretaker::end(pool, &roll, guardian, run_dir, private, (process, wall));
     finish(status)
 }
 
@@ -250,8 +252,7 @@ const AGENT: &str = "librampool_agent.so";
 /// How soon the memory of a process that ended goes back while others of the run live on.
 const CALL_EVERY: Duration = Duration::from_millis(500);
 
-fn choose_rung(wanted: &str) -> Result<Rung> {
-    let capabilities = Capabilities::probe();
+fn choose_rung(capabilities: &Capabilities, wanted: &str) -> Result<Rung> {
     let best = capabilities.best_rung();
     match wanted {
         "auto" => Ok(best),
@@ -299,28 +300,28 @@ fn find_library(name: &str, variable: &str) -> Result<PathBuf> {
         .with_context(|| format!("{name} is not beside {} nor in ../lib/rampool; set {variable} to its path", binary.display()))
 }
 
-fn start(program: &Path, command: &[OsString], libraries: &[PathBuf], run_dir: &Path, signals: &Signals) -> Result<Child> {
+/// Starts the program; returns its process id. (`Command` would copy this process first, to give the program the signals that were blocked before.)
+fn start(program: &Path, command: &[OsString], libraries: &[PathBuf], run_dir: &Path, signals: &Signals) -> Result<i32> {
     let mut preload = libraries.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"));
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
-    let mask = signals.before();
-    let mut child = Command::new(program);
-    child.arg0(&command[0]).args(&command[1..]).env("LD_PRELOAD", preload).env(RUN_DIR_VARIABLE, run_dir);
-    // SAFETY: between fork and exec only sigprocmask is called, which is async-signal-safe.
-    unsafe {
-        child.pre_exec(move || {
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut());
-            Ok(())
-        });
-    }
-    child.spawn().with_context(|| format!("{} cannot be started", program.display()))
+    let ours = [("LD_PRELOAD", preload.as_os_str()), (RUN_DIR_VARIABLE, run_dir.as_os_str())];
+    let inherited = std::env::vars_os().filter(|(name, _)| !ours.iter().any(|(own, _)| name == own));
+    let variable = |name: &OsStr, value: &OsStr| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat());
+    let environment: Vec<CString> = inherited
+        .map(|(name, value)| variable(&name, &value))
+        .chain(ours.iter().map(|(name, value)| variable(OsStr::new(name), value)))
+        .collect::<Result<_, _>>()?;
+    let path = CString::new(program.as_os_str().as_bytes())?;
+    let arguments: Vec<CString> = command.iter().map(|argument| CString::new(argument.as_bytes())).collect::<Result<_, _>>()?;
+    signals.spawn(&path, &arguments, &environment).with_context(|| format!("{} cannot be started", program.display()))
 }
 
 /// Waits for the program, passes signals on, keeps the lease alive.
 fn wait(
-    child: &mut Child,
+    pid: i32,
     pool: &mut Pool,
     roll: &Roll,
     guardian: &mut Guardian,
@@ -329,7 +330,6 @@ fn wait(
     run_dir: &RunDir,
     progress: Option<Instant>,
 ) -> Result<ExitStatus> {
-    let pid = i32::try_from(child.id()).expect("a process id");
     let (mut shown, mut called) = (Instant::now(), Instant::now());
     let mut line = summary::ProgressLine::default();
     loop {
@@ -363,7 +363,7 @@ fn wait(
             line.show(&run_dir.read_stats(), started.elapsed());
         }
         guardian.look(&mut |text| eprintln!("{text}"));
-        unmanaged.look(child.id(), run_dir.path(), &mut |text| eprintln!("{text}"));
+        unmanaged.look(pid.cast_unsigned(), run_dir.path(), &mut |text| eprintln!("{text}"));
         if called.elapsed() > CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(roll, pool);

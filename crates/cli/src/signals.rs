@@ -1,5 +1,6 @@
 //! Signals on their way to programs that rampool started.
 
+use std::ffi::{CStr, CString, c_char};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -38,6 +39,40 @@ impl Signals {
             }
             Ok(Self { before, taken })
         }
+    }
+
+    /// Starts a program with the signals blocked that were before, and with SIGPIPE as it is for every program; returns its process id. This process is not copied
+    /// for it, as it would be by `fork`.
+    ///
+    /// # Errors
+    /// Why the program cannot be started.
+    pub fn spawn(&self, program: &CStr, arguments: &[CString], environment: &[CString]) -> std::io::Result<i32> {
+        let pointers = |strings: &[CString]| -> Vec<*mut c_char> {
+            strings.iter().map(|s| s.as_ptr().cast_mut()).chain([std::ptr::null_mut()]).collect()
+        };
+        let (arguments, environment) = (pointers(arguments), pointers(environment));
+        let result = |errno: i32| if errno == 0 { Ok(()) } else { Err(std::io::Error::from_raw_os_error(errno)) };
+        let flags = libc::POSIX_SPAWN_SETSIGMASK | libc::POSIX_SPAWN_SETSIGDEF;
+        let mut process = 0;
+        // SAFETY: the attributes and the set are initialised by the calls that fill them, and the attributes are released once; both lists end with a null pointer, and what
+        // they point to lives across the call, which does not change it.
+        unsafe {
+            let mut default = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&raw mut default);
+            libc::sigaddset(&raw mut default, libc::SIGPIPE);
+            let mut attributes = std::mem::zeroed::<libc::posix_spawnattr_t>();
+            result(libc::posix_spawnattr_init(&raw mut attributes))?;
+            let started = result(libc::posix_spawnattr_setsigmask(&raw mut attributes, &raw const self.before))
+                .and_then(|()| result(libc::posix_spawnattr_setsigdefault(&raw mut attributes, &raw const default)))
+                .and_then(|()| result(libc::posix_spawnattr_setflags(&raw mut attributes, flags.try_into().expect("small flags"))))
+                .and_then(|()| {
+                    let (attributes, arguments, environment) = (&raw const attributes, arguments.as_ptr(), environment.as_ptr());
+                    result(libc::posix_spawn(&raw mut process, program.as_ptr(), std::ptr::null(), attributes, arguments, environment))
+                });
+            libc::posix_spawnattr_destroy(&raw mut attributes);
+            started?;
+        }
+        Ok(process)
     }
 
     /// The signals that were blocked before: what programs start with.

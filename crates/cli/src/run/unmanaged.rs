@@ -23,9 +23,10 @@ pub struct Unmanaged {
 }
 
 impl Unmanaged {
-    /// `agent`: the name of the library that a managed process has loaded.
+    /// `agent`: the name of the library that a managed process has loaded. What was started this very moment is not looked at: it is the program itself, which was
+    /// checked before.
     pub fn new(agent: &str) -> Self {
-        Self { agent: agent.to_owned(), next: Instant::now(), seen: BTreeMap::new(), found: BTreeSet::new() }
+        Self { agent: agent.to_owned(), next: Instant::now() + LOOK_EVERY, seen: BTreeMap::new(), found: BTreeSet::new() }
     }
 
     /// Calls `tell` with a line for each program seen for the first time, among process `root`, those that have signed in `run_dir`, and all that these have
