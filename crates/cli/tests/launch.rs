@@ -120,6 +120,7 @@ fn this_binary_is_a_rank() {
         "much at once" => much_at_once(&shared),
         "cpus" => cpus(&shared),
         "forks" => forks(&shared),
+        "stops" => stops(&shared),
         "vanishing mappings" => vanishing_mappings(&shared),
         "mistakes" => mistakes(&shared),
         "system call" => system_call(&shared),
@@ -848,6 +849,17 @@ fn forks(shared: &Shared) {
     shared.barrier(1).unwrap();
 }
 
+/// Every rank stops itself; who goes on first waits for the others.
+fn stops(shared: &Shared) {
+    shared.barrier(0).unwrap();
+    println!("\nstops {}", std::process::id());
+    // SAFETY: a signal to this process.
+    unsafe { libc::raise(libc::SIGSTOP) };
+    for barrier in 1..10 {
+        shared.barrier(barrier).unwrap();
+    }
+}
+
 /// Runs that end badly. Rank 1 is the one that does it.
 fn fail(shared: &Shared, how: &str) {
     let culprit = shared.rank() == 1;
@@ -1444,4 +1456,33 @@ fn a_signal_to_the_launcher_reaches_the_ranks() {
     }
     let output = child.wait_with_output().unwrap();
     assert!(!output.status.success(), "{output:?}");
+}
+
+/// As by Ctrl-Z, or with the machine that they are on.
+#[test]
+fn ranks_that_were_stopped_together_for_longer_than_a_silence_go_on() {
+    const SILENCE: Duration = Duration::from_secs(4);
+    for transport in ["tcp", "udp"] {
+        let mut launch = Launch::new(3, "stops").args(&["--transport", transport]).env("RAMPOOL_SILENCE_S", "4");
+        launch.command.arg(std::env::current_exe().unwrap()).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
+        let mut child = launch.command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut numbers = lines.filter_map(|line| line.strip_prefix("stops ")?.parse().ok());
+        let ranks: Vec<i32> = numbers.by_ref().take(3).collect();
+        assert_eq!(ranks.len(), 3, "{:?}", end(child));
+        let is_stopped = |rank: &i32| std::fs::read_to_string(format!("/proc/{rank}/stat")).unwrap().contains(") T ");
+        let began = Instant::now();
+        while !ranks.iter().all(is_stopped) {
+            assert!(began.elapsed() < DEADLINE, "the ranks do not stop");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(2 * SILENCE);
+        for rank in ranks {
+            // SAFETY: a rank of ours, which is stopped.
+            unsafe { libc::kill(rank, libc::SIGCONT) };
+        }
+        let (said, code) = end(child);
+        assert_eq!(code, Some(0), "{transport}: {said}");
+        assert_eq!(numbers.next(), None);
+    }
 }

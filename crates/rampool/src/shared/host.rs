@@ -124,6 +124,8 @@ pub(super) struct Host {
     watch: Arc<Watch>,
     peers: Vec<Option<Peer>>,
     links: Links,
+    /// When it last looked after the other ranks.
+    looked_after: Instant,
     began: Instant,
     /// Those to whom memory is shared, and whether there are others.
     nearby: Vec<Rank>,
@@ -281,6 +283,7 @@ impl Host {
             watch,
             peers: lines.into_iter().map(|line| line.map(peer)).collect(),
             links: Links::default(),
+            looked_after: now,
             began: now,
             nearby,
             sockets,
@@ -779,6 +782,13 @@ impl Host {
             return;
         }
         self.look_after_links(now);
+        let away = now.saturating_duration_since(std::mem::replace(&mut self.looked_after, now));
+        if away > 2 * HEARTBEAT {
+            // This rank was stopped, perhaps all of the run: the others get the time to say something.
+            for peer in self.peers.iter_mut().flatten() {
+                peer.heard = now.min(peer.heard + (away - HEARTBEAT));
+            }
+        }
         let (mut silent, mut perhaps_cut) = (None, None);
         for (peer, rank) in self.peers.iter_mut().zip(0..) {
             let Some(peer) = peer.as_mut().filter(|peer| !peer.closed && !peer.line.is_cut()) else { continue };
