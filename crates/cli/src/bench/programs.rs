@@ -4,8 +4,10 @@
 //! compressed pages outside the budget, too. The content is random and does not compress.
 
 mod kernel_swap;
+mod least;
 mod redis;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -77,8 +79,15 @@ pub fn run(args: &Args) -> Result<i32> {
         for (name, digits) in [("GNU sort, 1 GB, lines of 1 kB", 500..1500), ("GNU sort, 1 GB, lines of 48 B", 16..80)] {
             let lines = Lines::make(size, digits)?;
             let argv = ["sort", "-S", "4G", "--parallel=2"].into_iter().map(Into::into).chain([lines.path.clone().into()]).collect();
-            bench.program(&mut report, &Program { name, argv }, Some(Reach::AtMost(4.0)), None)?;
+            bench.program(
+                &mut report,
+                &Program { name, argv },
+                Wanted { against_native: Some(Reach::AtMost(4.0)), against_swap: None, least: true },
+            )?;
         }
+        report.note(
+            "GNU sort: least: the native time, and what this kernel takes to copy in and to move out, one by one, as many scattered pages of 4 KiB as came from the servers in the run before it: one thread, 64 frames at a time, no network, no other thread, no decision. A pager that puts pages in and out by userfaultfd and reads as many pays that part whatever else it does",
+        );
     }
     let twice = Some(Reach::AtMost(0.5));
     for (program, against_swap) in [
@@ -89,7 +98,9 @@ pub fn run(args: &Args) -> Result<i32> {
         ),
     ] {
         match program {
-            Ok(program) if wanted(program.name) => bench.program(&mut report, &program, None, against_swap)?,
+            Ok(program) if wanted(program.name) => {
+                bench.program(&mut report, &program, Wanted { against_native: None, against_swap, least: false })?;
+            }
             Ok(_) => {}
             Err(reason) => report.note(format!("left out: {reason}")),
         }
@@ -100,18 +111,28 @@ pub fn run(args: &Args) -> Result<i32> {
     report.finish(common.json.as_deref())
 }
 
+/// What is asked of a program, besides its times.
+#[derive(Clone, Copy)]
+struct Wanted {
+    against_native: Option<Reach>,
+    against_swap: Option<Reach>,
+    /// Also what the kernel alone takes for the pages that came.
+    least: bool,
+}
+
 impl Bench<'_> {
     fn local_bytes(&self, peak_bytes: u64) -> u64 {
         (peak_bytes * self.args.local_percent / 100).max(4 << 20) / 4096 * 4096
     }
 
-    fn program(&self, report: &mut Report, program: &Program, against_native: Option<Reach>, against_swap: Option<Reach>) -> Result<()> {
+    fn program(&self, report: &mut Report, program: &Program, wanted: Wanted) -> Result<()> {
         let name = program.name;
         // The first run warms the page cache and says how large the program is.
         let first = trial::must(program.native(), self.deadline)?;
         let local = self.local_bytes(first.peak_bytes);
         report.note(format!("{name}: peak {}, local {}", mib(first.peak_bytes), mib(local)));
         let server = server_for(first.peak_bytes)?;
+        let counters = Counters::new();
         let options = [
             "--local".into(),
             local.to_string(),
@@ -119,14 +140,28 @@ impl Bench<'_> {
             server.address.clone(),
             "--memory".into(),
             lease_for(first.peak_bytes),
+            format!("--stats={}", counters.path.display()),
         ];
-        let (mut native, mut paged, mut swapped) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut native, mut paged, mut swapped, mut least) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.args.common.rounds(1, 1) {
-            native.push(trial::must(program.native(), self.deadline)?.wall_s);
+            let native_s = trial::must(program.native(), self.deadline)?.wall_s;
+            native.push(native_s);
             match trial::run(program.paged(&options)?, self.deadline * 2)? {
                 Outcome::Done(trial) => {
                     trial.same_output(&first, name)?;
                     paged.push(trial.wall_s);
+                    if wanted.least {
+                        let pages = counters.pages_that_came()?;
+                        match least::seconds(pages, local) {
+                            Ok(kernel_s) => {
+                                report.note(format!(
+                                    "{name}: {pages} pages came from the servers; the kernel alone took {kernel_s:.2} s for them"
+                                ));
+                                least.push(native_s + kernel_s);
+                            }
+                            Err(reason) => report.note(format!("{name}: no least: {reason:#}")),
+                        }
+                    }
                 }
                 Outcome::Killed(signal) => bail!("{name}: under rampool it was ended by signal {signal}"),
                 Outcome::NoEnd(seconds) => report.note(format!("{name}: with rampool there was no end in {seconds} s")),
@@ -144,15 +179,45 @@ impl Bench<'_> {
         }
         tell(report, name, "s", self.args.local_percent, [&native, &paged, &swapped]);
         if !paged.is_empty() {
-            report.ratio(&format!("{name}: rampool / native"), &paged, &native, against_native);
+            report.ratio(&format!("{name}: rampool / native"), &paged, &native, wanted.against_native);
+        }
+        if !least.is_empty() {
+            let parameters = json!({ "program": name, "what": "least", "local_percent": self.args.local_percent });
+            report.series(&format!("{name}: least"), "s", parameters, &least);
+            report.ratio(&format!("{name}: least / native"), &least, &native, None);
         }
         if !swapped.is_empty() {
             report.ratio(&format!("{name}: swap / native"), &swapped, &native, None);
         }
         if !paged.is_empty() && !swapped.is_empty() {
-            report.ratio(&format!("{name}: rampool / swap"), &paged, &swapped, against_swap);
+            report.ratio(&format!("{name}: rampool / swap"), &paged, &swapped, wanted.against_swap);
         }
         Ok(())
+    }
+}
+
+/// Where a run writes its counters; removed when dropped.
+struct Counters {
+    path: PathBuf,
+}
+
+impl Counters {
+    fn new() -> Self {
+        Self { path: std::env::temp_dir().join(format!("rampool-bench-{}.stats.json", std::process::id())) }
+    }
+
+    /// How many pages came from the servers, in all processes of the run.
+    fn pages_that_came(&self) -> Result<u64> {
+        let run: serde_json::Value = serde_json::from_slice(&std::fs::read(&self.path)?)?;
+        let processes = run["processes"].as_array().context("a summary names its processes")?;
+        let count = |process: &serde_json::Value, name: &str| process[name].as_u64().with_context(|| format!("a summary has {name}"));
+        processes.iter().map(|process| Ok(count(process, "demand_pages")? + count(process, "prefetched_pages")?)).sum()
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
