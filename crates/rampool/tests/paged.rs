@@ -743,7 +743,6 @@ fn a_child_that_changes_its_mappings_while_it_is_given_up_reads_no_zeroes(how: H
 }
 
 fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
-    let rounds = std::env::var("RAMPOOL_FORK_ROUNDS").map_or(12, |rounds| rounds.parse().expect("a number"));
     let inherited = how.rung == RungChoice::Full && Capabilities::probe().fork_events;
     let kept = memory(MIB, how);
     let region = kept.alloc(2 * MIB).unwrap();
@@ -753,7 +752,11 @@ fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
         for thread in 0..3u64 {
             let done = &done;
             scope.spawn(move || {
-                while !done.load(Ordering::Relaxed) {
+                // The stack of each pager stays mapped for ever, and a process has room for some 500 of them.
+                for _ in 0..8 {
+                    if done.load(Ordering::Relaxed) {
+                        return;
+                    }
                     let memory = memory(MIB, how);
                     let region = memory.alloc(2 * MIB).unwrap();
                     (0..512).for_each(|page| word(&region, page * 512).store(mix(page as u64 + thread), Ordering::Relaxed));
@@ -767,7 +770,7 @@ fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
                 }
             });
         }
-        for _ in 0..rounds {
+        for _ in 0..12 {
             // SAFETY: the child only reads the region, and leaves by _exit.
             let child = unsafe { libc::fork() };
             if child == 0 {
