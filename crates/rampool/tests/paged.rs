@@ -752,11 +752,7 @@ fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
         for thread in 0..3u64 {
             let done = &done;
             scope.spawn(move || {
-                // The stack of each pager stays mapped for ever, and a process has room for some 500 of them.
-                for _ in 0..8 {
-                    if done.load(Ordering::Relaxed) {
-                        return;
-                    }
+                while !done.load(Ordering::Relaxed) {
                     let memory = memory(MIB, how);
                     let region = memory.alloc(2 * MIB).unwrap();
                     (0..512).for_each(|page| word(&region, page * 512).store(mix(page as u64 + thread), Ordering::Relaxed));

@@ -11,6 +11,7 @@ static OURS: AtomicU32 = AtomicU32::new(0);
 /// In a forked child: threads are not inherited.
 pub fn forget_after_fork() {
     OURS.store(0, Ordering::Relaxed);
+    spare::forget();
 }
 
 /// The GNU C library's count of threads. Where `main` has ended with `pthread_exit`, the last thread that ends finds nobody but itself in it, and calls `exit(0)`.
@@ -33,14 +34,14 @@ fn threads_of_the_c_library() -> Option<&'static AtomicU32> {
 /// Runs `body` on a new thread whose stack (and with it its thread control block) is `stack`, with all signals blocked.
 ///
 /// In a process whose heap we manage, a pager thread must not live on memory that it serves: its stack is a mapping of our own.
-/// The thread is detached; `stack` is never unmapped.
+/// The thread is detached. Its stack is never unmapped: the next thread that wants one as long gets it, once the kernel says that this one is gone.
 ///
 /// # Errors
 /// When the kernel refuses the memory or the thread.
 pub fn spawn_detached(stack_bytes: usize, body: Box<dyn FnOnce() + Send>) -> Result<Stack, SpawnError> {
     extern "C" fn enter(argument: *mut libc::c_void) -> *mut libc::c_void {
         // SAFETY: `spawn_detached` leaked exactly this box for exactly this thread.
-        let body = unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce() + Send>>()) };
+        let Start { body, stack } = *unsafe { Box::from_raw(argument.cast::<Start>()) };
         // Neither the kernel nor the C library knows the program's threads from ours. The program has others: whoever made this one, at least.
         let counted = threads_of_the_c_library();
         OURS.fetch_add(1, Ordering::Relaxed);
@@ -52,22 +53,100 @@ pub fn spawn_detached(stack_bytes: usize, body: Box<dyn FnOnce() + Send>) -> Res
             count.fetch_add(1, Ordering::AcqRel);
         }
         OURS.fetch_sub(1, Ordering::Relaxed);
+        spare::leave(stack, current());
         std::ptr::null_mut()
     }
     // Looked up on this thread: the new one may have to do without the program's heap.
     let _ = threads_of_the_c_library();
-    let stack = Mapping::anonymous(stack_bytes)?;
-    let (start, bytes) = stack.leak();
-    let stack = Stack { start, bytes };
-    let argument = Box::into_raw(Box::new(body));
-    // SAFETY: the stack mapping is leaked, so it outlives the thread.
+    let stack = if let Some(stack) = spare::take(stack_bytes) {
+        stack
+    } else {
+        let (start, bytes) = Mapping::anonymous(stack_bytes)?.leak();
+        Stack { start, bytes }
+    };
+    let argument = Box::into_raw(Box::new(Start { body, stack }));
+    // SAFETY: the stack mapping is leaked, so it outlives the thread; the thread that had it before is gone.
     match unsafe { create(stack, libc::PTHREAD_CREATE_DETACHED, enter, argument.cast()) } {
         Ok(_) => Ok(stack),
         Err(errno) => {
             // SAFETY: the thread was not made, so the box is still ours alone.
             drop(unsafe { Box::from_raw(argument) });
+            spare::leave(stack, spare::NOBODY);
             Err(SpawnError::Thread { errno })
         }
+    }
+}
+
+/// What a thread of [`spawn_detached`] begins with.
+struct Start {
+    body: Box<dyn FnOnce() + Send>,
+    stack: Stack,
+}
+
+/// Stacks whose threads have ended, or are about to. A fixed table, because it is written where nothing may be allocated.
+mod spare {
+    use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+    use super::Stack;
+
+    const ROWS: usize = 64;
+    const FREE: u32 = 0;
+    /// A row that is being filled or emptied.
+    const BUSY: u32 = u32::MAX;
+    /// In place of a thread's number where no thread uses the stack.
+    pub(super) const NOBODY: u32 = u32::MAX - 1;
+    /// Each row's thread, `FREE` or `BUSY`.
+    static THREADS: [AtomicU32; ROWS] = [const { AtomicU32::new(FREE) }; ROWS];
+    static STARTS: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
+    static BYTES: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
+
+    /// `thread` leaves its stack; where no row is free, it stays mapped and nobody's.
+    pub(super) fn leave(stack: Stack, thread: u32) {
+        for row in 0..ROWS {
+            if THREADS[row].compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                STARTS[row].store(stack.start, Ordering::Relaxed);
+                BYTES[row].store(stack.bytes, Ordering::Relaxed);
+                THREADS[row].store(thread, Ordering::Release);
+                return;
+            }
+        }
+    }
+
+    /// A stack of so many bytes that nobody uses any more.
+    pub(super) fn take(bytes: usize) -> Option<Stack> {
+        for row in 0..ROWS {
+            let thread = THREADS[row].load(Ordering::Acquire);
+            if matches!(thread, FREE | BUSY) || BYTES[row].load(Ordering::Relaxed) != bytes || !is_gone(thread) {
+                continue;
+            }
+            if THREADS[row].compare_exchange(thread, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                continue;
+            }
+            let stack = Stack { start: STARTS[row].load(Ordering::Relaxed), bytes: BYTES[row].load(Ordering::Relaxed) };
+            if stack.bytes != bytes || !is_gone(thread) {
+                // Emptied and filled again since it was looked at.
+                THREADS[row].store(thread, Ordering::Release);
+                continue;
+            }
+            THREADS[row].store(FREE, Ordering::Release);
+            return Some(stack);
+        }
+        None
+    }
+
+    /// The kernel has no such thread of this process any more: nothing runs on its stack. Another one that got the number meanwhile only keeps the stack from being used.
+    fn is_gone(thread: u32) -> bool {
+        if thread == NOBODY {
+            return true;
+        }
+        // SAFETY: system calls without pointers; signal 0 is never sent.
+        let rc = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) };
+        rc != 0 && crate::last_errno() == libc::ESRCH
+    }
+
+    /// In a forked child, which may not have inherited the stacks.
+    pub(super) fn forget() {
+        THREADS.iter().for_each(|thread| thread.store(FREE, Ordering::Release));
     }
 }
 
@@ -483,6 +562,48 @@ mod tests {
         };
         std::thread::spawn(runs).join().unwrap();
         assert!(others_cpu_ns() - before >= RUN_NS);
+    }
+
+    #[test]
+    fn stacks_of_threads_that_have_ended_are_used_again() {
+        // Longer than any other test's, and more threads than there may be mappings of our own in a process.
+        const BYTES: usize = 320 << 10;
+        let (to, from) = std::sync::mpsc::channel();
+        let mut stacks = std::collections::BTreeSet::new();
+        for n in 0..600 {
+            let to = to.clone();
+            let stack = spawn_detached(BYTES, Box::new(move || to.send((n, current())).unwrap())).unwrap();
+            let (body, thread) = from.recv().unwrap();
+            assert_eq!(body, n);
+            stacks.insert(stack.start);
+            // Gone in a moment, and not before it has left its stack.
+            while std::path::Path::new(&format!("/proc/self/task/{thread}")).exists() {
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!(stacks.len(), 1, "one after the other");
+    }
+
+    #[test]
+    fn threads_at_the_same_time_have_stacks_of_their_own() {
+        const BYTES: usize = 384 << 10;
+        for _ in 0..50 {
+            let (to, from) = std::sync::mpsc::channel();
+            let wait = std::sync::Arc::new(std::sync::Barrier::new(9));
+            let stacks: std::collections::BTreeSet<usize> = (0..8)
+                .map(|n| {
+                    let (to, wait) = (to.clone(), std::sync::Arc::clone(&wait));
+                    let body = move || {
+                        wait.wait();
+                        to.send(n).unwrap();
+                    };
+                    spawn_detached(BYTES, Box::new(body)).unwrap().start
+                })
+                .collect();
+            assert_eq!(stacks.len(), 8);
+            wait.wait();
+            assert_eq!(from.iter().take(8).sum::<i32>(), 28);
+        }
     }
 
     #[test]
