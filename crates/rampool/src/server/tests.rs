@@ -521,7 +521,7 @@ fn parts_of_pages_are_read_without_a_layout_and_nonsense_is_refused() {
         let wishes = || policy(key, if key.is_some() { Encryption::On } else { Encryption::Auto });
         let mut client = Client::with_lease(server.addr(), wishes(), 4 * MIB);
         let region = RegionId(client.call(Opcode::OpenRegion, |h| h.with_arg(40_000), b"all").unwrap().header.region);
-        let page: Vec<u8> = (0..OS_PAGE_BYTES).map(|n| (n / 7 % 251) as u8 + 1).collect();
+        let page: Vec<u8> = (0..OS_PAGE_BYTES).map(|n| u8::try_from(n / 7 % 251).expect("below 251") + 1).collect();
         client.put(region, 3, std::slice::from_ref(&page), store == StoreKind::Compressed).unwrap();
         let arg = |offset, len| rampool_proto::wire::Piece::at(offset, len).unwrap().encode();
         let read = |client: &mut Client, region, arg| direct(client, Opcode::ReadPiece, region, arg, &[], &[]).unwrap();
