@@ -332,7 +332,12 @@ impl Connection {
             let space = seat.space()?;
             let mut view = space.view(seat.member, RegionId(header.region))?;
             view.reaches(request.window.program.bounds().1.cast_unsigned())?;
-            for piece in request.window.pieces() {
+            // Small runs lie anywhere, and one behind the other they come far sooner than one by one.
+            let mut together = Vec::with_capacity(request.window.len as usize);
+            let all_together = copy_small_runs(shared, &mut view, &request.window, &mut together);
+            scan.feed(&together, &mut found);
+            let one_by_one = (!all_together).then(|| request.window.pieces());
+            for piece in one_by_one.into_iter().flatten() {
                 let Some(page) = view.page(piece.page) else {
                     scan.feed(&ZEROES[..piece.len], &mut found);
                     continue;
@@ -654,11 +659,7 @@ impl Gathered {
         }
         // It never grows after this: pieces point into it.
         self.buffer.reserve_exact(window.len as usize);
-        let short = |longest| longest < FROM_FRAME_BYTES as u64;
-        if window.program.run_count() > FEW_RUNS
-            && window.program.longest_run().is_some_and(short)
-            && rows::copy(shared.store.slabs(), view, window, &mut self.buffer)
-        {
+        if copy_small_runs(shared, view, window, &mut self.buffer) {
             self.pieces.push(Place { ptr: self.buffer.as_ptr(), len: self.buffer.len() });
             self.crcs.push(checksum::crc32c(&self.buffer));
             return Ok(());
@@ -735,6 +736,15 @@ impl Gathered {
         self.crcs.push(crc);
         true
     }
+}
+
+/// Copies a window of many small runs behind what is in `buffer`, which has room for it. False, and nothing is copied, where it is none, or a page is packed.
+/// As [`rows::copy`].
+fn copy_small_runs(shared: &Shared, view: &mut View<'_>, window: &Window, buffer: &mut Vec<u8>) -> bool {
+    let short = |longest| longest < FROM_FRAME_BYTES as u64;
+    window.program.run_count() > FEW_RUNS
+        && window.program.longest_run().is_some_and(short)
+        && rows::copy(shared.store.slabs(), view, window, buffer)
 }
 
 /// Where a part of a page lies, and its checksum. None if the page is packed. The lease is locked.

@@ -124,7 +124,6 @@ impl Copier<'_, '_> {
     /// Runs of which each may lie in another page, at most so many in a batch.
     #[inline]
     fn anywhere(&mut self, count: usize, len: usize, most: usize, at: impl Fn(usize) -> u64) -> Option<()> {
-        let more_lines = more_lines(len);
         let mut done = 0;
         while done < count {
             let batch = self.room(most);
@@ -138,7 +137,7 @@ impl Copier<'_, '_> {
                     break;
                 }
                 let from = memory_of(slabs, view, PageIndex(at / PAGE_BYTES))?.wrapping_add(within);
-                prefetch_run(from, more_lines);
+                prefetch_run(from, len);
                 *place = from;
                 more += 1;
             }
@@ -164,13 +163,12 @@ impl Copier<'_, '_> {
 
     /// Runs of this length that lie in one page, at most so many in a batch.
     fn in_page(&mut self, mut from: *const u8, stride: isize, mut count: usize, (len, most): (usize, usize)) {
-        let more_lines = more_lines(len);
         while count > 0 {
             let batch = self.room(most);
             let batch = &mut self.batches[batch];
             let more = count.min(most - batch.count);
             for place in &mut batch.from[batch.count..batch.count + more] {
-                prefetch_run(from, more_lines);
+                prefetch_run(from, len);
                 *place = from;
                 from = from.wrapping_offset(stride);
             }
@@ -262,16 +260,13 @@ fn most_ahead(step: usize) -> usize {
     (places * WAYS).min(BATCH)
 }
 
-/// The lines that are asked for of a run this long, besides that of its first byte: that of its last one, too, for a short run may lie across the end of a line.
-fn more_lines(len: usize) -> usize {
-    (len / LINE_BYTES).min(MOST_LINES)
-}
-
+/// Asks for the lines of a run, the first ones of a long one. A run that begins with a line has none behind its last byte: to ask for that would take as much of the
+/// memory's time as the run itself.
 #[inline]
-fn prefetch_run(from: *const u8, more_lines: usize) {
+fn prefetch_run(from: *const u8, len: usize) {
     prefetch(from);
-    for line in 1..=more_lines {
-        prefetch(from.wrapping_add(line * LINE_BYTES));
+    for line in 1..=(len / LINE_BYTES).min(MOST_LINES) {
+        prefetch(from.wrapping_add((line * LINE_BYTES).min(len - 1)));
     }
 }
 
