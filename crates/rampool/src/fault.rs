@@ -14,12 +14,13 @@ mod copying;
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use rampool_proto::cache::EvictOutcome;
 use rampool_proto::units::OS_PAGE_BYTES;
 use rampool_sys::guard::{self, Taking};
 use rampool_sys::memory::{Advice, advise, make_own, unlock};
-use rampool_sys::pagetable;
+use rampool_sys::pagetable::{self, Mark};
 use rampool_sys::probe::{Capabilities, NEEDED, Rung};
 use rampool_sys::segv::{Segv, SegvError};
 use rampool_sys::selfmem::SelfMemoryError;
@@ -100,6 +101,8 @@ pub struct UffdCatcher {
     frames: (usize, usize),
     /// The kernel has put pages into frames that should be empty: the program has locked all of its memory.
     frames_filled: bool,
+    /// What managed pages are marked with in the table of pages.
+    mark: Mark,
     /// `None`: faults are read as events, by the pager's thread.
     in_thread: Option<Slot>,
 }
@@ -137,6 +140,7 @@ impl FaultCatcher {
             }
             let features = wanted.with(Features::SIGBUS);
             let uffd = Arc::new(Uffd::open(scope, features)?);
+            let slot = Slot::take()?;
             return Ok(Self::Uffd(UffdCatcher {
                 uffd,
                 scope,
@@ -144,7 +148,8 @@ impl FaultCatcher {
                 copying: None,
                 frames: (0, 0),
                 frames_filled: false,
-                in_thread: Some(Slot::take()?),
+                mark: slot.mark(),
+                in_thread: Some(slot),
             }));
         }
         // Fork events need CAP_SYS_PTRACE, which the rest of the full rung does not.
@@ -168,7 +173,8 @@ impl FaultCatcher {
             Some(thread) => Some(Copying::new(thread, Arc::clone(&uffd))?),
             None => Some(Copying::new(CopyThread::start()?, Arc::clone(&uffd))?),
         };
-        Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying, frames: (0, 0), frames_filled: false, in_thread: None }))
+        let mark = a_mark_of_its_own();
+        Ok(Self::Uffd(UffdCatcher { uffd, scope, features, copying, frames: (0, 0), frames_filled: false, mark, in_thread: None }))
     }
 
     #[must_use]
@@ -271,7 +277,7 @@ impl FaultCatcher {
         match self {
             Self::Uffd(catcher) => {
                 catcher.uffd.register(start, bytes, true)?;
-                catcher.mark(start, bytes, catcher.managed_mark())
+                catcher.mark(start, bytes)
             }
             Self::Segv(segv) => segv.register(start, bytes),
         }?;
@@ -300,7 +306,7 @@ impl FaultCatcher {
     pub fn unmanage(&self, start: usize, bytes: usize) {
         match self {
             Self::Uffd(catcher) => {
-                let _ = catcher.mark(start, bytes, 0);
+                let _ = catcher.unmark(start, bytes);
             }
             Self::Segv(segv) => segv.unregister(start, bytes),
         }
@@ -309,7 +315,7 @@ impl FaultCatcher {
     /// The program moved a mapping.
     pub fn moved(&self, from: usize, to: usize, bytes: usize) {
         match self {
-            Self::Uffd(catcher) => catcher.mark(from, bytes, 0).and_then(|()| catcher.mark(to, bytes, catcher.managed_mark())),
+            Self::Uffd(catcher) => catcher.unmark(from, bytes).and_then(|()| catcher.mark(to, bytes)),
             Self::Segv(segv) => segv.moved(from, to, bytes),
         }
         .expect("the kernel has memory for the table of pages");
@@ -547,18 +553,26 @@ impl FaultCatcher {
     }
 }
 
-/// In the table of pages: managed by userfaultfd for user code alone. SIGSEGV catchers use lower marks.
-const USER_MODE: u8 = 0xfc;
+/// In the table of pages, for a catcher whose faults are read as events. Other kinds use lower marks; a mark comes again only after some 65000 others.
+fn a_mark_of_its_own() -> Mark {
+    const FIRST: Mark = 0x100;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    FIRST + NEXT.fetch_add(1, Ordering::Relaxed) % (Mark::MAX - FIRST)
+}
 
 impl UffdCatcher {
-    fn managed_mark(&self) -> u8 {
-        self.in_thread.as_ref().map_or(USER_MODE, Slot::mark)
-    }
-
-    fn mark(&self, start: usize, bytes: usize, mark: u8) -> Result<(), i32> {
+    fn mark(&self, start: usize, bytes: usize) -> Result<(), i32> {
         match self.scope {
             Scope::Everything => Ok(()),
-            Scope::UserMode => pagetable::set(start, bytes, mark).map_err(|_| libc::ENOMEM),
+            Scope::UserMode => pagetable::set(start, bytes, self.mark).map_err(|_| libc::ENOMEM),
+        }
+    }
+
+    /// Only what is marked by this catcher: when the event about an unmapped range is read, the range may be another one's already.
+    fn unmark(&self, start: usize, bytes: usize) -> Result<(), i32> {
+        match self.scope {
+            Scope::Everything => Ok(()),
+            Scope::UserMode => pagetable::replace(start, bytes, self.mark, 0).map_err(|_| libc::ENOMEM),
         }
     }
 }
@@ -665,6 +679,34 @@ mod tests {
         for page in 0..PAGES - 1 {
             // SAFETY: the pages are in our frames now.
             assert_eq!(unsafe { word(&frames, page).read() }, page as u64 + 1);
+        }
+    }
+
+    #[test]
+    fn a_range_that_another_pager_has_taken_over_meanwhile_keeps_its_marks() {
+        let bytes = 16 * OS_PAGE_BYTES;
+        for rung in [RungChoice::UserMode, RungChoice::InThread] {
+            let open = || FaultCatcher::open(CatchConfig { rung, ..CatchConfig::default() });
+            let (Ok(before), Ok(after)) = (open(), open()) else {
+                return rampool_testing::skip("uffd-user", "two pagers in one process");
+            };
+            let memory = Mapping::anonymous(bytes).unwrap();
+            before.manage(memory.start(), bytes).unwrap();
+            // As if it had been unmapped and mapped again, with nobody having read of it yet.
+            before.keep_open().unwrap().unregister(memory.start(), bytes).unwrap();
+            after.manage(memory.start(), bytes).unwrap();
+            let mark = pagetable::mark(memory.start());
+            before.unmanage(memory.start(), bytes);
+            assert_eq!(pagetable::mark(memory.start()), mark, "{rung:?}: unmapped");
+            let elsewhere = Mapping::anonymous(bytes).unwrap();
+            before.moved(memory.start(), elsewhere.start(), bytes);
+            assert_eq!(pagetable::mark(memory.start()), mark, "{rung:?}: moved");
+            assert_ne!(pagetable::mark(elsewhere.start()), mark, "{rung:?}");
+            after.unmanage(memory.start(), bytes);
+            assert_eq!(pagetable::mark(memory.start()), 0, "{rung:?}");
+            before.unmanage(elsewhere.start(), bytes);
+            // Closed before the mappings go: their going would wait for somebody to read of it.
+            drop((before, after));
         }
     }
 

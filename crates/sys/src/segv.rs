@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering}
 use crate::bell::Bell;
 use crate::chain::{Chain, is_write};
 use crate::memory::{Advice, MapError, Mapping, advise};
-use crate::pagetable;
+use crate::pagetable::{self, Mark};
 use crate::selfmem::{Protection, SelfMemory, SelfMemoryError, protect};
 use crate::thread::SpawnError;
 use crate::uffd::{Event, Reply};
@@ -24,13 +24,13 @@ const CATCHERS: usize = 60;
 /// Threads that can wait for a page of one pager at a time; more take turns.
 const SLOTS: usize = 512;
 
-const ABSENT: u8 = 0;
-const CLEAN: u8 = 1;
-const WRITABLE: u8 = 2;
-const POISONED: u8 = 3;
+const ABSENT: Mark = 0;
+const CLEAN: Mark = 1;
+const WRITABLE: Mark = 2;
+const POISONED: Mark = 3;
 
-fn mark_of(id: u8, state: u8) -> u8 {
-    (id + 1) << 2 | state
+fn mark_of(id: u8, state: Mark) -> Mark {
+    (Mark::from(id) + 1) << 2 | state
 }
 
 /// Catches the faults of one pager.
@@ -307,7 +307,7 @@ impl Segv {
         self.slots.all[..self.slots.high.load(Ordering::Acquire)].iter()
     }
 
-    fn mark(&self, start: usize, bytes: usize, state: u8) -> Result<(), i32> {
+    fn mark(&self, start: usize, bytes: usize, state: Mark) -> Result<(), i32> {
         pagetable::set(start, bytes, mark_of(self.id, state)).map_err(|_| libc::ENOMEM)
     }
 }
@@ -336,8 +336,8 @@ impl Slot {
 }
 
 /// The state in a mark, if the page is managed by `id`.
-fn state_of(mark: u8, id: u8) -> Option<u8> {
-    (mark >> 2 == id + 1).then_some(mark & 3)
+fn state_of(mark: Mark, id: u8) -> Option<Mark> {
+    (mark >> 2 == Mark::from(id) + 1).then_some(mark & 3)
 }
 
 /// Whether a pager of this kind manages the page at `address`. Async-signal-safe.

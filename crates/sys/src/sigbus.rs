@@ -9,13 +9,14 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::OS_PAGE_BYTES;
 use crate::chain::{Chain, is_write};
-use crate::{OS_PAGE_BYTES, pagetable};
+use crate::pagetable::{self, Mark};
 
 /// Pagers of this kind in one process.
 pub const SERVERS: usize = 8;
 /// In the table of pages: of the first of them. Between the marks of SIGSEGV's and of userfaultfd's.
-const FIRST_MARK: u8 = 0xf4;
+const FIRST_MARK: Mark = 0xf4;
 
 /// Whoever brings pages.
 pub trait Serve: Sync {
@@ -80,8 +81,8 @@ impl Slot {
 
     /// What pages of this pager are marked with.
     #[must_use]
-    pub fn mark(&self) -> u8 {
-        FIRST_MARK + u8::try_from(self.0).expect("few")
+    pub fn mark(&self) -> Mark {
+        FIRST_MARK + Mark::try_from(self.0).expect("few")
     }
 
     /// From now on `server` is called.
@@ -120,14 +121,15 @@ extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, context: *mut libc::
 
 fn serve(address: usize, write: bool) -> bool {
     let address = address & !(OS_PAGE_BYTES - 1);
-    let mut mark = pagetable::mark(address);
-    if mark == 0 {
-        // The program may have moved a mapping, and gone on before the table says so.
+    let by_mark = || {
+        let number = pagetable::mark(address).checked_sub(FIRST_MARK).map(usize::from);
+        number.and_then(server).is_some_and(|server| server.serve(address, write))
+    };
+    by_mark() || {
+        // The program may have moved or replaced a mapping, and gone on before the table says so.
         servers().for_each(Serve::settle);
-        mark = pagetable::mark(address);
+        by_mark()
     }
-    let number = mark.checked_sub(FIRST_MARK).map(usize::from);
-    number.and_then(server).is_some_and(|server| server.serve(address, write))
 }
 
 fn server(number: usize) -> Option<&'static dyn Serve> {
