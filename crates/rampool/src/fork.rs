@@ -177,9 +177,7 @@ impl<R: Copy> Foster<R> {
                 self.absent.remove(extent);
             } else if Instant::now() < deadline {
                 // Who changes mappings goes on once the event has been read, and everything can be poisoned when it has.
-                for mut born in self.follow() {
-                    born.give_up();
-                }
+                self.follow();
                 std::thread::yield_now();
             } else {
                 break;
@@ -189,16 +187,13 @@ impl<R: Copy> Foster<R> {
         self.uffd.wake_all();
     }
 
-    /// Reads what the child does with its mappings; returns children that it forked. Faults are read with it, and wait.
-    fn follow(&mut self) -> Vec<Self> {
-        let (mut events, mut born) = (Vec::new(), Vec::new());
+    /// Reads what the child does with its mappings, and gives up children that it forks. Faults are read with it, and wait.
+    fn follow(&mut self) {
+        let mut events = Vec::new();
         while self.uffd.read_events::<16>(&mut events) > 0 {}
-        for event in events {
-            if !matches!(event, Event::Fault { .. }) {
-                born.extend(self.change(event));
-            }
-        }
-        born
+        // Children last: giving one up may take a while, and meanwhile this one's mappings are what has been read of them.
+        let born: Vec<Self> = events.into_iter().filter_map(|event| self.change(event)).collect();
+        born.into_iter().for_each(|mut child| child.give_up());
     }
 
     /// Follows a change of the child's mappings; a fork gives another child, which has the same region still.
@@ -308,9 +303,7 @@ impl<R: Copy> Foster<R> {
                 if Instant::now() > deadline {
                     return Err(format!("its mappings have changed all the time for {} s", CHANGES_DEADLINE.as_secs()));
                 }
-                for mut born in self.follow() {
-                    born.give_up();
-                }
+                self.follow();
                 self.uffd.wake_all();
                 std::thread::yield_now();
             }

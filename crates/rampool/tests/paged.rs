@@ -606,14 +606,14 @@ fn a_sigbus_of_the_programs_own_goes_to_its_own_handler(how: How) {
     assert_eq!(OWN_SIGBUS.load(Ordering::Relaxed), 2);
 }
 
-/// Loses its servers when told to.
-struct Losing {
+/// Memory behind the pager whose answers go through a test's hands.
+struct Through<P> {
     inner: MemoryBacking,
-    lose: Arc<AtomicBool>,
+    poll: P,
 }
 
 // SAFETY: forwards to a backing that keeps the promise.
-unsafe impl Backing for Losing {
+unsafe impl<P: FnMut(&mut MemoryBacking) -> Option<BackingEvent>> Backing for Through<P> {
     type Region = u32;
 
     unsafe fn fetch(&mut self, region: u32, token: u64, extents: &[Extent], to: *mut u8, demand: bool) {
@@ -628,17 +628,14 @@ unsafe impl Backing for Losing {
         self.inner.discard(region, extent);
     }
     fn poll(&mut self) -> Option<BackingEvent> {
-        if self.lose.load(Ordering::Acquire) {
-            let pending = self.inner.poll();
-            return pending.map(|_| BackingEvent::Lost { reason: "the test's server is lost".into() });
-        }
-        self.inner.poll()
+        (self.poll)(&mut self.inner)
     }
     fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
         self.inner.poll_fds(out);
     }
+    /// What is held back is told by no descriptor.
     fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
+        Some(Instant::now() + Duration::from_millis(1))
     }
     fn clone_region(&mut self, region: u32) -> Result<u32, String> {
         self.inner.clone_region(region)
@@ -646,6 +643,12 @@ unsafe impl Backing for Losing {
     fn free_region(&mut self, region: u32) {
         self.inner.free_region(region);
     }
+}
+
+fn memory_through(local: usize, how: How, poll: impl FnMut(&mut MemoryBacking) -> Option<BackingEvent> + Send + 'static) -> PagedMemory {
+    let mut inner = MemoryBacking::default();
+    let region = inner.create_region();
+    PagedMemory::start(&config(local, how), Through { inner, poll }, region).unwrap()
 }
 
 const LOSE: &str = "RAMPOOL_TEST_LOSE";
@@ -779,56 +782,6 @@ fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
     });
 }
 
-/// Answers no store while it is held.
-struct Holding {
-    inner: MemoryBacking,
-    held: Arc<AtomicBool>,
-    answers: Vec<BackingEvent>,
-}
-
-// SAFETY: forwards to a backing that keeps the promise.
-unsafe impl Backing for Holding {
-    type Region = u32;
-
-    unsafe fn fetch(&mut self, region: u32, token: u64, extents: &[Extent], to: *mut u8, demand: bool) {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.fetch(region, token, extents, to, demand) };
-    }
-    unsafe fn store(&mut self, region: u32, token: u64, pages: &[(Extent, *const u8)]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.store(region, token, pages) };
-    }
-    fn discard(&mut self, region: u32, extent: Extent) {
-        self.inner.discard(region, extent);
-    }
-    fn poll(&mut self) -> Option<BackingEvent> {
-        if !self.held.load(Ordering::Acquire)
-            && let Some(answer) = self.answers.pop()
-        {
-            return Some(answer);
-        }
-        match self.inner.poll() {
-            Some(answer @ BackingEvent::Stored { .. }) => {
-                self.answers.push(answer);
-                self.poll()
-            }
-            other => other,
-        }
-    }
-    fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
-        self.inner.poll_fds(out);
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        (!self.answers.is_empty()).then(|| Instant::now() + Duration::from_millis(1)).or(self.inner.next_deadline())
-    }
-    fn clone_region(&mut self, region: u32) -> Result<u32, String> {
-        self.inner.clone_region(region)
-    }
-    fn free_region(&mut self, region: u32) {
-        self.inner.free_region(region);
-    }
-}
-
 fn a_child_that_changes_its_mappings_at_once_has_what_had_not_been_stored(how: How) {
     if how.rung != RungChoice::Full || !Capabilities::probe().fork_events {
         // It has no region.
@@ -836,10 +789,20 @@ fn a_child_that_changes_its_mappings_at_once_has_what_had_not_been_stored(how: H
     }
     const PAGES: usize = 2048;
     let held = Arc::new(AtomicBool::new(false));
-    let mut inner = MemoryBacking::default();
-    let backing_region = inner.create_region();
-    let backing = Holding { inner, held: Arc::clone(&held), answers: Vec::new() };
-    let memory = PagedMemory::start(&config(2 * MIB, how), backing, backing_region).unwrap();
+    let (hold, mut answers) = (Arc::clone(&held), Vec::new());
+    let memory = memory_through(2 * MIB, how, move |inner| {
+        loop {
+            if !hold.load(Ordering::Acquire)
+                && let Some(answer) = answers.pop()
+            {
+                return Some(answer);
+            }
+            match inner.poll() {
+                Some(answer @ BackingEvent::Stored { .. }) => answers.push(answer),
+                other => return other,
+            }
+        }
+    });
     let region = memory.alloc(PAGES * 4096).unwrap();
     for page in 0..PAGES {
         word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed);
@@ -877,9 +840,11 @@ fn lost_servers_poison_what_they_held_and_nothing_else(how: How) {
         return;
     }
     let lose = Arc::new(AtomicBool::new(false));
-    let mut inner = MemoryBacking::default();
-    let backing_region = inner.create_region();
-    let memory = PagedMemory::start(&config(4 * MIB, how), Losing { inner, lose: Arc::clone(&lose) }, backing_region).unwrap();
+    let told = Arc::clone(&lose);
+    let memory = memory_through(4 * MIB, how, move |inner| match inner.poll() {
+        Some(_) if told.load(Ordering::Acquire) => Some(BackingEvent::Lost { reason: "the test's server is lost".into() }),
+        answer => answer,
+    });
     let region = memory.alloc(16 * MIB).unwrap();
     let pages = region.len() / 4096;
     // The last pages stay fresh.

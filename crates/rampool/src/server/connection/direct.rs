@@ -333,7 +333,7 @@ impl Connection {
             let mut view = space.view(seat.member, RegionId(header.region))?;
             view.reaches(request.window.program.bounds().1.cast_unsigned())?;
             // Small runs lie anywhere, and one behind the other they come far sooner than one by one.
-            let mut together = Vec::with_capacity(request.window.len as usize);
+            let mut together = Vec::new();
             let all_together = copy_small_runs(shared, &mut view, &request.window, &mut together);
             scan.feed(&together, &mut found);
             let one_by_one = (!all_together).then(|| request.window.pieces());
@@ -738,13 +738,14 @@ impl Gathered {
     }
 }
 
-/// Copies a window of many small runs behind what is in `buffer`, which has room for it. False, and nothing is copied, where it is none, or a page is packed.
-/// As [`rows::copy`].
+/// Copies a window of many small runs behind what is in `buffer`. False, and nothing is copied, where it is none, or a page is packed. As [`rows::copy`].
 fn copy_small_runs(shared: &Shared, view: &mut View<'_>, window: &Window, buffer: &mut Vec<u8>) -> bool {
     let short = |longest| longest < FROM_FRAME_BYTES as u64;
-    window.program.run_count() > FEW_RUNS
-        && window.program.longest_run().is_some_and(short)
-        && rows::copy(shared.store.slabs(), view, window, buffer)
+    if window.program.run_count() <= FEW_RUNS || !window.program.longest_run().is_some_and(short) {
+        return false;
+    }
+    buffer.reserve_exact(window.len as usize);
+    rows::copy(shared.store.slabs(), view, window, buffer)
 }
 
 /// Where a part of a page lies, and its checksum. None if the page is packed. The lease is locked.
