@@ -206,7 +206,8 @@ pub fn run(args: &Args) -> Result<i32> {
     };
     let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
     let progress = args.progress.then_some(started);
-    let status = wait(process, &mut pool, &roll, &mut guardian, &mut unmanaged, &signals, &run_dir, progress)?;
+    let mut later = caretaker::Later::than(process.cast_unsigned());
+    let status = wait(&mut later, &mut pool, &roll, &mut guardian, &mut unmanaged, &signals, &run_dir, progress)?;
     let wall = started.elapsed();
     if let Some(to) = &args.stats {
         let counters = run_dir.read_stats();
@@ -226,7 +227,7 @@ pub fn run(args: &Args) -> Result<i32> {
             }
         }
     }
-    caretaker::end(pool, &roll, guardian, run_dir, private, (process, wall));
+    caretaker::end(pool, &roll, guardian, run_dir, private, later);
     finish(status)
 }
 
@@ -321,7 +322,7 @@ fn start(program: &Path, command: &[OsString], libraries: &[PathBuf], run_dir: &
 
 /// Waits for the program, passes signals on, keeps the lease alive.
 fn wait(
-    pid: i32,
+    later: &mut caretaker::Later,
     pool: &mut Pool,
     roll: &Roll,
     guardian: &mut Guardian,
@@ -330,6 +331,7 @@ fn wait(
     run_dir: &RunDir,
     progress: Option<Instant>,
 ) -> Result<ExitStatus> {
+    let pid = later.program().cast_signed();
     let (mut shown, mut called) = (Instant::now(), Instant::now());
     let mut line = summary::ProgressLine::default();
     loop {
@@ -362,8 +364,9 @@ fn wait(
             shown = Instant::now();
             line.show(&run_dir.read_stats(), started.elapsed());
         }
+        later.look();
         guardian.look(&mut |text| eprintln!("{text}"));
-        unmanaged.look(pid.cast_unsigned(), run_dir.path(), &mut |text| eprintln!("{text}"));
+        unmanaged.look(later.program(), run_dir.path(), &mut |text| eprintln!("{text}"));
         if called.elapsed() > CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(roll, pool);

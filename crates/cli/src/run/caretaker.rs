@@ -31,9 +31,9 @@ pub fn dismiss_gone(roll: &Roll, pool: &mut Pool) -> usize {
     call.present.len()
 }
 
-/// The program has ended, which was this process for that long: gives everything back, unless processes that it started live on. Then a caretaker does so after them.
-pub fn end(mut pool: Pool, roll: &Roll, mut guardian: Guardian, run_dir: RunDir, private: Option<PrivateServer>, program: (i32, Duration)) {
-    if somebody_lives_on(roll, &mut pool, run_dir.path(), program) || is_needed(&mut guardian) {
+/// The program has ended: gives everything back, unless processes that it started live on. Then a caretaker does so after them.
+pub fn end(mut pool: Pool, roll: &Roll, mut guardian: Guardian, run_dir: RunDir, private: Option<PrivateServer>, later: Later) {
+    if somebody_lives_on(roll, &mut pool, run_dir.path(), later) || is_needed(&mut guardian) {
         // SAFETY: this process has one thread, so the copy has all it needs.
         let caretaker = unsafe { libc::fork() };
         if caretaker > 0 {
@@ -55,48 +55,75 @@ pub fn end(mut pool: Pool, roll: &Roll, mut guardian: Guardian, run_dir: RunDir,
     drop((private, run_dir));
 }
 
-fn somebody_lives_on(roll: &Roll, pool: &mut Pool, run_dir: &Path, (process, lived): (i32, Duration)) -> bool {
+fn somebody_lives_on(roll: &Roll, pool: &mut Pool, run_dir: &Path, mut later: Later) -> bool {
     let since = Instant::now();
     loop {
         let present = dismiss_gone(roll, pool) > 0;
         let waited = since.elapsed();
         // A child that was forked a moment ago may not have signed yet.
-        if present && waited >= STRAGGLERS
-            || waited >= UNSIGNED
-            || !present && !is_anywhere(run_dir, process.cast_unsigned(), lived + waited)
-        {
+        if present && waited >= STRAGGLERS || waited >= UNSIGNED || !present && !is_anywhere(run_dir, &mut later) {
             return present;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Whether any process was started as part of this run, by the environment that it was started with. `program` is the first of them, started so long ago.
-fn is_anywhere(run_dir: &Path, program: u32, ago: Duration) -> bool {
+/// Whether any process was started as part of this run, by the environment that it was started with.
+fn is_anywhere(run_dir: &Path, later: &mut Later) -> bool {
     let wanted = [RUN_DIR_VARIABLE.as_bytes(), b"=", run_dir.as_os_str().as_bytes()].concat();
     let of_run = |process: u32| {
         let environment = std::fs::read(format!("/proc/{process}/environ"));
         environment.is_ok_and(|bytes| bytes.split(|byte| *byte == 0).any(|variable| variable == wanted))
     };
-    if let Some(mut later) = latest_process().and_then(|latest| started_after(program, latest, ago)) {
-        return later.any(of_run);
+    if let Some(mut numbers) = later.numbers() {
+        return numbers.any(of_run);
     }
     let Ok(entries) = std::fs::read_dir("/proc") else { return false };
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).any(of_run)
 }
 
+/// What was started later than a program, by the numbers of processes: they are given in order, around and around.
+pub struct Later {
+    program: u32,
+    /// The number given last, as of `looked`; `None` once they may have come around.
+    latest: Option<u32>,
+    looked: Instant,
+}
+
+impl Later {
+    /// The program was started just now.
+    pub fn than(program: u32) -> Self {
+        Self { program, latest: Some(program), looked: Instant::now() }
+    }
+
+    pub fn program(&self) -> u32 {
+        self.program
+    }
+
+    /// To be called several times a second while the program runs.
+    pub fn look(&mut self) {
+        self.see(latest_process(), self.looked.elapsed());
+        self.looked = Instant::now();
+    }
+
+    /// `latest`: the number given last. `since`: how long ago that was seen before.
+    fn see(&mut self, latest: Option<u32>, since: Duration) {
+        const MAY_COME_AROUND: Duration = Duration::from_millis(500);
+        let before = self.latest.take().filter(|_| since < MAY_COME_AROUND);
+        self.latest = before.and_then(|before| latest.filter(|latest| *latest >= before));
+    }
+
+    /// What was started later has one of these numbers. `None` if that is not known, or there are so many that it is better to look at all processes that there are.
+    fn numbers(&mut self) -> Option<RangeInclusive<u32>> {
+        const FEW: u32 = 256;
+        self.look();
+        self.latest.filter(|latest| latest - self.program <= FEW).map(|latest| self.program + 1..=latest)
+    }
+}
+
 /// The number that was given to a process or thread last.
 fn latest_process() -> Option<u32> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().nth(4)?.parse().ok()
-}
-
-/// Numbers are given in order, around and around: what was started after `program` has one of these, unless that is so long `ago` that they may have come around, or there
-/// are so many that it is better to look at all processes that there are.
-fn started_after(program: u32, latest: u32, ago: Duration) -> Option<RangeInclusive<u32>> {
-    const MAY_COME_AROUND: Duration = Duration::from_millis(500);
-    const FEW: u32 = 64;
-    let count = latest.checked_sub(program)?;
-    (ago < MAY_COME_AROUND && count <= FEW).then_some(program + 1..=latest)
 }
 
 fn leave_terminal() {
@@ -132,13 +159,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_may_be_of_the_run_is_looked_at() {
+    fn numbers_that_may_have_come_around_say_nothing() {
         let (soon, late) = (Duration::from_millis(100), Duration::from_secs(10));
-        assert!(started_after(100, 100, soon).is_some_and(|later| later.is_empty()), "nothing was started since");
-        assert_eq!(started_after(100, 103, soon), Some(101..=103));
-        assert_eq!(started_after(100, 103, late), None, "the numbers may have come around");
-        assert_eq!(started_after(100, 99, soon), None, "they have");
-        assert_eq!(started_after(100, 100_000, soon), None, "they are many");
+        let seen = |looks: &[(Option<u32>, Duration)]| {
+            let mut later = Later::than(100);
+            looks.iter().for_each(|(latest, since)| later.see(*latest, *since));
+            later.latest
+        };
+        assert_eq!(seen(&[(Some(100), soon)]), Some(100), "nothing was started since");
+        assert_eq!(seen(&[(Some(103), soon), (Some(110), soon), (Some(110), soon)]), Some(110), "for as long as somebody looks");
+        assert_eq!(seen(&[(Some(103), soon), (Some(110), late)]), None, "nobody has looked for long");
+        assert_eq!(seen(&[(Some(99), soon)]), None, "they have come around");
+        assert_eq!(seen(&[(Some(500), soon), (Some(99), soon), (Some(120), soon)]), None, "they had once");
+        assert_eq!(seen(&[(None, soon), (Some(120), soon)]), None, "it cannot be seen");
     }
 
     #[test]
@@ -146,23 +179,28 @@ mod tests {
         let run_dir = tempfile::tempdir().unwrap();
         let mut before = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let mut of_run = std::process::Command::new("sleep").arg("1000").env(RUN_DIR_VARIABLE, run_dir.path()).spawn().unwrap();
+        let latest = latest_process().unwrap();
+        let find = |by_number: bool| {
+            let mut later = Later::than(before.id());
+            if !by_number {
+                later.latest = None;
+            }
+            is_anywhere(run_dir.path(), &mut later)
+        };
         // Its environment is there a moment after `spawn` has returned.
         let deadline = Instant::now() + Duration::from_secs(30);
-        let found = [Duration::ZERO, Duration::from_secs(10)].map(|ago| {
-            while !is_anywhere(run_dir.path(), before.id(), ago) && Instant::now() < deadline {
+        let found = [true, false].map(|by_number| {
+            while !find(by_number) && Instant::now() < deadline {
                 std::thread::yield_now();
             }
-            is_anywhere(run_dir.path(), before.id(), ago)
+            find(by_number)
         });
-        let latest = latest_process().unwrap();
-        for child in [&mut before, &mut of_run] {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-        assert_eq!(found, [true, true]);
+        of_run.kill().unwrap();
+        of_run.wait().unwrap();
+        let left = [true, false].map(find);
+        before.kill().unwrap();
+        before.wait().unwrap();
+        assert_eq!((found, left), ([true, true], [false, false]));
         assert!(latest >= of_run.id() || latest < before.id(), "{latest} was given after {}", of_run.id());
-        assert!(
-            !is_anywhere(run_dir.path(), before.id(), Duration::ZERO) && !is_anywhere(run_dir.path(), before.id(), Duration::from_secs(10))
-        );
     }
 }
