@@ -297,13 +297,17 @@ macro_rules! move_messages {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(fd: c_int, message: $pointer, flags: c_int) -> Signed {
             let next = real!($text, fn(c_int, $pointer, c_int) -> Signed);
-            touch_message(message, $write);
+            // The header too, and all that it points to: of a message that has come, the kernel writes these last, and the message is gone if it cannot.
+            let header_stays = Guard::new(message.cast(), size_of::<libc::msghdr>(), true);
             // SAFETY: the program says that this is a message header.
-            let guards = unsafe { message.as_ref() }
-                .map(|header| guards(header.msg_iov, c_int::try_from(header.msg_iovlen).unwrap_or(c_int::MAX), $write));
+            let guards = unsafe { message.as_ref() }.map(|header| {
+                let name = Guard::new(header.msg_name, header.msg_namelen as usize, $write);
+                let control = Guard::new(header.msg_control, header.msg_controllen, $write);
+                (name, control, guards(header.msg_iov, c_int::try_from(header.msg_iovlen).unwrap_or(c_int::MAX), $write))
+            });
             // SAFETY: the caller's own arguments.
             let result = again(|| unsafe { next(fd, message, flags) }, || touch_message(message, $write));
-            drop(guards);
+            drop((header_stays, guards));
             result
         }
     )*};

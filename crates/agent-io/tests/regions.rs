@@ -6,11 +6,11 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use rampool::backing::memory::MemoryBacking;
 use rampool::fault::RungChoice;
@@ -51,6 +51,7 @@ macro_rules! on_rung {
 on_every_lower_rung!(
     regions_go_through_files_whole,
     what_threads_exchange_while_pages_leave_is_right,
+    a_message_that_is_waited_for_finds_the_pages_that_tell_of_it,
     a_call_with_more_than_local_memory_ends,
     bad_addresses_are_still_errors,
     blocked_signals_and_own_handlers_are_no_harm,
@@ -253,6 +254,63 @@ fn what_threads_exchange_while_pages_leave_is_right(rung: RungChoice, by_copy: b
         }
     });
     assert!(memory.stats().evicted_pages > 10_000, "{:?}", memory.stats());
+}
+
+/// The kernel writes the header of a message, the sender's name and what is sent beside it when the message has come, and has forgotten the message if it cannot.
+fn a_message_that_is_waited_for_finds_the_pages_that_tell_of_it(rung: RungChoice, by_copy: bool) {
+    const BODY: &[u8] = b"a message, once";
+    let memory = memory(MIB, rung, by_copy);
+    let (region, busy) = (memory.alloc(MIB).unwrap(), memory.alloc(4 * MIB).unwrap());
+    fill(&busy, 7);
+    let (here, there) = UnixDatagram::pair().unwrap();
+    // SAFETY: only arithmetic.
+    let room = unsafe { libc::CMSG_SPACE(4) } as usize;
+    let waits = AtomicI32::new(0);
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let page = |number: usize| region.as_ptr().wrapping_add(number * 4096);
+            let (header, vector) = (page(0).cast::<libc::msghdr>(), page(1).cast::<libc::iovec>());
+            // SAFETY: pages of the region, which nobody else uses.
+            unsafe {
+                vector.write(libc::iovec { iov_base: page(2).cast(), iov_len: 4096 });
+                header.write(std::mem::zeroed());
+                ((*header).msg_iov, (*header).msg_iovlen) = (vector, 1);
+                ((*header).msg_name, (*header).msg_namelen) = (page(3).cast(), 128);
+                ((*header).msg_control, (*header).msg_controllen) = (page(4).cast(), room);
+                waits.store(libc::gettid(), Ordering::Release);
+                let count = libc::recvmsg(there.as_raw_fd(), header, 0);
+                assert_eq!(usize::try_from(count), Ok(BODY.len()), "{}", std::io::Error::last_os_error());
+                assert_eq!(((*header).msg_controllen, (*header).msg_flags), (room, 0));
+                let descriptor = libc::CMSG_DATA(libc::CMSG_FIRSTHDR(header)).cast::<i32>().read_unaligned();
+                assert!(libc::fcntl(descriptor, libc::F_GETFD) >= 0 && libc::close(descriptor) == 0);
+            }
+            assert_eq!(bytes(&region, 8192, BODY.len()), BODY);
+        });
+        let is_in_the_call = || {
+            let thread = waits.load(Ordering::Acquire);
+            let call = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap_or_default();
+            call.split(' ').next() == Some(&libc::SYS_recvmsg.to_string())
+        };
+        while !is_in_the_call() {
+            assert!(!receiver.is_finished(), "nothing was sent");
+            std::thread::yield_now();
+        }
+        // What is not kept for the call leaves.
+        (0..2).for_each(|_| verify(&busy, 7));
+        // SAFETY: structures of this function's own.
+        unsafe {
+            let mut control = [0_u64; 8];
+            let mut body = libc::iovec { iov_base: BODY.as_ptr().cast_mut().cast(), iov_len: BODY.len() };
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&raw mut body, 1);
+            (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), room);
+            let beside = libc::CMSG_FIRSTHDR(&raw const message);
+            ((*beside).cmsg_level, (*beside).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+            (*beside).cmsg_len = libc::CMSG_LEN(4) as usize;
+            libc::CMSG_DATA(beside).cast::<i32>().write_unaligned(here.as_raw_fd());
+            assert_eq!(usize::try_from(libc::sendmsg(here.as_raw_fd(), &raw const message, 0)), Ok(BODY.len()));
+        }
+    });
 }
 
 /// What is kept for a call may be more than all local memory, in several threads at once.
