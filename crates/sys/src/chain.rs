@@ -140,3 +140,19 @@ pub(crate) unsafe fn is_write(context: *mut libc::c_void) -> bool {
 pub(crate) unsafe fn is_write(_context: *mut libc::c_void) -> bool {
     true
 }
+
+/// Whether the faulting access was of the instruction itself. Where we cannot tell, it counts as one.
+///
+/// # Safety
+/// As for [`is_write`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn is_fetch(context: *mut libc::c_void) -> bool {
+    // SAFETY: the kernel hands a SA_SIGINFO handler a ucontext.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    let error = context.uc_mcontext.gregs[usize::try_from(libc::REG_ERR).expect("an index")];
+    error & 16 != 0
+}
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn is_fetch(_context: *mut libc::c_void) -> bool {
+    true
+}

@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crate::bell::Bell;
-use crate::chain::{Chain, is_write};
+use crate::chain::{Chain, is_fetch, is_write};
 use crate::memory::{Advice, MapError, Mapping, advise};
 use crate::pagetable::{self, Mark};
 use crate::selfmem::{Protection, SelfMemory, SelfMemoryError, protect};
@@ -364,6 +364,8 @@ mod handler {
     use super::*;
 
     pub(crate) static CHAIN: Chain = Chain::new(libc::SIGSEGV);
+    /// There is a mapping, which does not allow the access.
+    pub(super) const SEGV_ACCERR: i32 = 2;
 
     pub(super) fn install() -> Result<(), i32> {
         // SAFETY: plain data that sigemptyset fills.
@@ -376,19 +378,28 @@ mod handler {
         CHAIN.install(on_segv, libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART, &none)
     }
 
-    extern "C" fn on_segv(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    pub(super) extern "C" fn on_segv(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: the errno of the interrupted code is saved and put back.
         unsafe {
             let errno = libc::__errno_location();
             let saved = *errno;
             // SAFETY: the kernel gives a valid siginfo; si_addr is meaningful for faults (positive codes).
             let is_fault = (*info).si_code > 0;
-            let address = (*info).si_addr().addr();
-            if !(is_fault && serve(address, is_write(context))) {
+            let (address, write) = ((*info).si_addr().addr(), is_write(context));
+            let was_given_back = || (*info).si_code == SEGV_ACCERR && !is_fetch(context) && is_open(address, write);
+            if !(is_fault && (serve(address, write) || was_given_back())) {
                 CHAIN.foreign(info, context);
             }
             *errno = saved;
         }
+    }
+
+    /// Whether the access would succeed now: the pager may have brought the page, and given it back to the program for good, after this thread had met it closed and before its
+    /// handler looked. The access is repeated then. Kernels before 5.14 do not tell.
+    pub(super) fn is_open(address: usize, write: bool) -> bool {
+        let page = address & !(OS_PAGE_BYTES - 1);
+        // SAFETY: makes present what the program may access anyway; no content changes.
+        unsafe { advise(page, OS_PAGE_BYTES, if write { Advice::PopulateWrite } else { Advice::PopulateRead }) }.is_ok()
     }
 
     /// Waits for the page at `address`. False if no pager has it.
@@ -498,5 +509,40 @@ mod tests {
         assert_eq!(unsafe { segv.evict(address, frame.start(), OS_PAGE_BYTES) }, Reply::Done);
         segv.unregister(memory.start(), memory.bytes());
         assert!(!manages(address));
+    }
+
+    #[test]
+    fn an_access_is_repeated_if_its_page_was_given_back_before_the_handler_looked() {
+        let memory = Mapping::anonymous(2 * OS_PAGE_BYTES).unwrap();
+        let closed = memory.start() + OS_PAGE_BYTES;
+        for (protection, open) in
+            [(Protection::ReadWrite, [true, true]), (Protection::Read, [true, false]), (Protection::None, [false, false])]
+        {
+            protect(closed, OS_PAGE_BYTES, protection).unwrap();
+            assert_eq!([false, true].map(|write| handler::is_open(closed + 8, write)), open, "{protection:?}");
+        }
+    }
+
+    /// As in a thread that got no CPU between its fault and the handler of its signal.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_late_handler_leaves_the_programs_action_alone() {
+        let segv = Segv::open().unwrap();
+        let memory = Mapping::anonymous(OS_PAGE_BYTES).unwrap();
+        segv.register(memory.start(), OS_PAGE_BYTES).unwrap();
+        // As the pager gives memory back whose protection the program changes.
+        protect(memory.start(), OS_PAGE_BYTES, Protection::ReadWrite).unwrap();
+        segv.unregister(memory.start(), OS_PAGE_BYTES);
+        // SAFETY: plain data, for which all zeroes is a value; the address of a fault lies 16 bytes behind the start (sigaction(2), siginfo.h).
+        let action = unsafe {
+            let (mut info, mut context): (libc::siginfo_t, libc::ucontext_t) = (std::mem::zeroed(), std::mem::zeroed());
+            (info.si_signo, info.si_code) = (libc::SIGSEGV, handler::SEGV_ACCERR);
+            (&raw mut info).cast::<usize>().add(2).write(memory.start());
+            handler::on_segv(libc::SIGSEGV, &raw mut info, (&raw mut context).cast());
+            let mut action: libc::sigaction = std::mem::zeroed();
+            assert_eq!(libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut action), 0);
+            action.sa_sigaction
+        };
+        assert_eq!(action, handler::on_segv as *const () as usize);
     }
 }
