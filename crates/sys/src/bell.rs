@@ -1,6 +1,9 @@
 //! A bell that any thread can ring, whatever its table of descriptors, and that can be polled for in the table of the thread that made it.
 //!
 //! Ringing adds to a word and wakes a small thread, which shares the maker's descriptors and makes an eventfd readable. Async-signal-safe.
+//!
+//! The thread closes the eventfd, as the last thing that it does: it may have been woken by a ring, and be about to write, when the bell goes, and by then the
+//! number could be somebody else's file.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +14,8 @@ use crate::thread::{SpawnError, spawn_detached};
 #[derive(Debug)]
 pub struct Bell {
     word: &'static AtomicU32,
-    fd: OwnedFd,
+    /// The thread's, open until the word says END.
+    fd: RawFd,
 }
 
 const END: u32 = 1;
@@ -29,8 +33,7 @@ impl Bell {
             return Err(SpawnError::Thread { errno: crate::last_errno() });
         }
         // SAFETY: as above.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let theirs = fd.as_raw_fd();
+        let theirs = unsafe { OwnedFd::from_raw_fd(fd) };
         spawn_detached(
             64 << 10,
             Box::new(move || {
@@ -53,8 +56,8 @@ impl Bell {
                     if now != seen {
                         seen = now;
                         let one = 1u64;
-                        // SAFETY: an eventfd takes eight bytes. It is open until the word says END.
-                        unsafe { libc::write(theirs, (&raw const one).cast(), 8) };
+                        // SAFETY: an eventfd takes eight bytes.
+                        unsafe { libc::write(theirs.as_raw_fd(), (&raw const one).cast(), 8) };
                     }
                 }
             }),
@@ -71,21 +74,20 @@ impl Bell {
     /// Keeps it for as long as the process lives; returns its descriptor.
     #[must_use]
     pub fn leak(self) -> RawFd {
-        let this = std::mem::ManuallyDrop::new(self);
-        this.fd.as_raw_fd()
+        std::mem::ManuallyDrop::new(self).fd
     }
 
     /// Readable, in the maker's table, after it was rung.
     #[must_use]
     pub fn raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.fd
     }
 
     /// Makes it silent again.
     pub fn hush(&self) {
         let mut rung = 0u64;
         // SAFETY: an eventfd gives eight bytes.
-        unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut rung).cast(), 8) };
+        unsafe { libc::read(self.fd, (&raw mut rung).cast(), 8) };
     }
 }
 
