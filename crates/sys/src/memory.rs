@@ -268,10 +268,7 @@ mod own {
     pub(super) fn remove(start: usize, bytes: usize) {
         let end = start + bytes;
         for row in 0..ROWS {
-            let (from, to) = (STARTS[row].load(Acquire), ENDS[row].load(Acquire));
-            if from == 0 || from >= end || to <= start {
-                continue;
-            }
+            let Some((from, to)) = read(row).filter(|(from, to)| *from < end && *to > start) else { continue };
             match (from < start, to > end) {
                 (true, true) => {
                     ENDS[row].store(start, Release);
@@ -284,6 +281,16 @@ mod own {
                     ENDS[row].store(0, Release);
                     STARTS[row].store(0, Release);
                 }
+            }
+        }
+    }
+
+    /// What the row holds. Another thread may empty it, and a third fill it, between two looks: the start of one mapping and the end of another are none.
+    fn read(row: usize) -> Option<(usize, usize)> {
+        loop {
+            let (start, end) = (STARTS[row].load(Acquire), ENDS[row].load(Acquire));
+            if STARTS[row].load(Acquire) == start {
+                return (start != 0 && end > start).then_some((start, end));
             }
         }
     }
@@ -307,8 +314,7 @@ mod own {
 
     pub(super) fn each(act: &mut dyn FnMut(usize, usize)) {
         for row in 0..ROWS {
-            let (start, end) = (STARTS[row].load(Acquire), ENDS[row].load(Acquire));
-            if start != 0 && end > start {
+            if let Some((start, end)) = read(row) {
                 act(start, end);
             }
         }
