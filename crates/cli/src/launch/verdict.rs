@@ -21,10 +21,11 @@ pub struct End {
 /// `reports` has a line `rank N: why` from each rank whose library saw the run fail.
 /// `machines`: where each rank was started through a remote shell.
 pub fn verdict(ends: &[End], reports: &str, machines: &[String]) -> Option<(String, i32)> {
-    // Ranks that ended by themselves say more than those that followed.
+    // Ranks that ended by themselves say more than those that followed. One that crashed did so by itself: its core was being written for as long as it seemed silent.
     let weight = |end: &&End| match (end.status.signal(), end.status.code()) {
-        _ if end.ended_by_us => 3,
-        (None, Some(EXIT_FOLLOWED)) => 2,
+        (Some(signal), _) if end.ended_by_us && is_crash(signal) => 2,
+        _ if end.ended_by_us => 4,
+        (None, Some(EXIT_FOLLOWED)) => 3,
         (None, Some(EXIT_FAILED)) => 1,
         _ => 0,
     };
@@ -57,6 +58,11 @@ pub fn verdict(ends: &[End], reports: &str, machines: &[String]) -> Option<(Stri
 
 /// With this exit code ssh says that it is about itself, not the command.
 const SHELL_FAILED: i32 = 255;
+
+/// A signal that the launcher sends to nobody, and by which the kernel writes a core.
+fn is_crash(signal: i32) -> bool {
+    matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGABRT | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS)
+}
 
 fn name(signal: i32) -> &'static str {
     match signal {
@@ -113,6 +119,18 @@ mod tests {
         hung.ended_by_us = true;
         let (message, code) = verdict(&[end(0, EXIT_FOLLOWED << 8, 0), hung], "rank 0: rank 1 is lost: silent\n").unwrap();
         assert_eq!((message.as_str(), code), ("rank 0: rank 1 is lost: silent; so the other rank was ended", EXIT_FOLLOWED));
+    }
+
+    #[test]
+    fn a_rank_whose_core_took_longer_to_write_than_a_silence_is_named_by_its_crash() {
+        let mut crashed = end(1, libc::SIGSEGV, 2);
+        crashed.ended_by_us = true;
+        let reports = "rank 0: rank 1 is lost: it has said nothing for 30 s\nrank 2: rank 0 ended the run\n";
+        let (message, code) = verdict(&[end(0, EXIT_FOLLOWED << 8, 0), crashed, end(2, EXIT_FOLLOWED << 8, 1)], reports).unwrap();
+        assert_eq!((message.as_str(), code), ("rank 1 was killed by signal 11 (SIGSEGV); so the 2 other ranks were ended", 139));
+        // It may have crashed because it was ended.
+        let (message, _) = verdict(&[end(0, EXIT_FAILED << 8, 0), crashed], "rank 0: ranks meet at different barriers\n").unwrap();
+        assert!(message.starts_with("rank 0: ranks meet"), "{message}");
     }
 
     #[test]
