@@ -19,13 +19,19 @@ pub struct RunDir {
 impl RunDir {
     /// Makes a directory that only this user can enter; clears away those of runs that ended without doing so.
     pub fn create() -> io::Result<Self> {
-        let base = base_dir()?;
-        for (pid, path) in all_runs()? {
+        Self::create_in(&base_dir()?)
+    }
+
+    fn create_in(base: &Path) -> io::Result<Self> {
+        for (pid, path) in runs_in(base)? {
             if !is_under_way(pid, &path) {
                 let _ = std::fs::remove_dir_all(path);
             }
         }
-        let path = base.join(format!("run-{}", std::process::id()));
+        let name = format!("run-{}", std::process::id());
+        let names = std::iter::once(name.clone()).chain((1_u32..).map(|number| format!("{name}.{number}")));
+        // A run may outlive its `rampool run`, whose process number is this one's now.
+        let path = names.map(|name| base.join(name)).find(|path| !is_lived_in(path)).expect("there are more names than runs");
         if path.exists() {
             std::fs::remove_dir_all(&path)?;
         }
@@ -53,17 +59,26 @@ impl Drop for RunDir {
 
 /// Whether anything of a run is left: its `rampool run`, the caretaker that this left behind, or a process.
 pub fn is_under_way(pid: u32, run: &Path) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists() || is_lived_in(run)
+}
+
+/// Whether a run's directory is used by anybody, whatever number its `rampool run` has, or had.
+fn is_lived_in(run: &Path) -> bool {
     let is_held = || File::open(run).is_ok_and(|dir| flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err());
-    Path::new("/proc").join(pid.to_string()).exists() || is_held() || !Roll::of(run).call().present.is_empty()
+    is_held() || !Roll::of(run).call().present.is_empty()
 }
 
 /// Every run of this user on this machine, as (process id of its `rampool run`, directory).
 pub fn all_runs() -> io::Result<Vec<(u32, PathBuf)>> {
+    runs_in(&base_dir()?)
+}
+
+fn runs_in(base: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
     let mut runs = Vec::new();
-    for entry in std::fs::read_dir(base_dir()?)? {
+    for entry in std::fs::read_dir(base)? {
         let path = entry?.path();
-        let pid = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_prefix("run-")).and_then(|n| n.parse().ok());
-        if let Some(pid) = pid {
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("run-"));
+        if let Some(pid) = name.and_then(|name| name.split('.').next()?.parse().ok()) {
             runs.push((pid, path));
         }
     }
@@ -103,4 +118,24 @@ fn base_dir() -> io::Result<PathBuf> {
         return Err(io::Error::other(format!("{} belongs to somebody else, or others may enter it", path.display())));
     }
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_is_left_to_a_caretaker_keeps_its_directory_when_its_number_is_given_again() {
+        let base = tempfile::tempdir().unwrap();
+        let of_caretaker = RunDir::create_in(base.path()).unwrap();
+        let socket = of_caretaker.path().join("server.sock");
+        std::fs::write(&socket, "").unwrap();
+        let again = RunDir::create_in(base.path()).unwrap();
+        assert!(socket.exists());
+        let pid = std::process::id();
+        assert_eq!(runs_in(base.path()).unwrap(), [(pid, of_caretaker.path().to_owned()), (pid, again.path().to_owned())]);
+        drop(of_caretaker);
+        let third = RunDir::create_in(base.path()).unwrap();
+        assert_eq!(runs_in(base.path()).unwrap(), [(pid, third.path().to_owned()), (pid, again.path().to_owned())]);
+    }
 }
