@@ -341,6 +341,12 @@ impl Connection {
         Ok(flushed)
     }
 
+    /// For so long nobody was there to hear the client.
+    pub(super) fn excuse(&mut self, away: Duration, now: Instant) {
+        self.heard = (self.heard + away).min(now);
+        self.took = (self.took + away).min(now);
+    }
+
     fn flush_collected_bytes(&self) -> usize {
         match self.link.means() {
             Means::Rings => FLUSH_COLLECTED_BYTES,

@@ -108,8 +108,13 @@ impl Shard {
         let mut next_sweep = Instant::now() + sweep_every;
         let mut idle_since: Option<Instant> = None;
         let (mut looks, mut turns) = (0, 0);
+        let mut looked = Instant::now();
         while !self.shared.stopping() {
             let now = Instant::now();
+            let away = now.duration_since(std::mem::replace(&mut looked, now));
+            if away > 2 * sweep_every {
+                self.excuse(away, now);
+            }
             if self.bench.alarm.is_some_and(|alarm| now >= alarm) {
                 self.sound_alarm(now);
             }
@@ -568,6 +573,17 @@ impl Shard {
         };
         let data = epoll::EventData::new_u64(token(index, slot.generation));
         epoll::modify(&self.epoll, fd, data, flags).expect("a polled descriptor can be polled otherwise");
+    }
+
+    /// This shard was kept away from its connections for so long, for want of a CPU, say: what came meanwhile it has not heard yet, and nobody's time has run.
+    fn excuse(&mut self, away: Duration, now: Instant) {
+        for slot in &mut self.slots {
+            match &mut slot.state {
+                State::Free => {}
+                State::Shaking { deadline, .. } => *deadline += away,
+                State::Connected(connection) => connection.excuse(away, now),
+            }
+        }
     }
 
     /// Ends what has been silent, stuck or unfinished for too long.

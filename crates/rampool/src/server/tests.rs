@@ -337,8 +337,9 @@ fn a_client_that_comes_back_in_time_finds_its_pages_and_a_dead_one_is_given_up()
 
 #[test]
 fn a_client_that_says_nothing_is_dropped_and_one_that_beats_is_not() {
+    // Long enough for a machine that keeps this thread from beating for a while.
     let server =
-        Server::start(ServerConfig { silence: Duration::from_millis(60), grace: Duration::from_millis(1), ..config(64 * MIB) }).unwrap();
+        Server::start(ServerConfig { silence: Duration::from_secs(1), grace: Duration::from_millis(1), ..config(64 * MIB) }).unwrap();
     let mut silent = Client::with_lease(server.addr(), open_policy(), MIB);
     let mut beating = Client::with_lease(server.addr(), open_policy(), MIB);
     let deadline = Instant::now() + DEADLINE;
@@ -348,6 +349,40 @@ fn a_client_that_says_nothing_is_dropped_and_one_that_beats_is_not() {
     }
     assert!(matches!(silent.wait_closed(), crate::transport::LinkError::Closed | crate::transport::LinkError::Io(_)));
     beating.create_region().unwrap();
+}
+
+/// As where a machine is held up as a whole, or has no CPU to spare.
+#[test]
+fn a_shard_that_was_kept_away_for_longer_than_a_silence_hears_its_clients_before_it_counts_them_silent() {
+    let silence = Duration::from_millis(300);
+    let server = Server::start(ServerConfig { shards: 1, silence, ..config(64 * MIB) }).unwrap();
+    let mailbox = &server.shared.shards[0];
+    let (mut client, kept) = loop {
+        let client = Client::with_lease(server.addr(), open_policy(), MIB);
+        let kept = super::shared::lock(&mailbox.arrivals);
+        mailbox.ring();
+        // Once it has heard the bell it waits for the lock.
+        while is_readable(mailbox.doorbell.as_fd()) {
+            std::thread::yield_now();
+        }
+        // Unless this thread was held up itself, and the client counts as silent already.
+        if server.shared.connections.load(Ordering::Relaxed) == 1 {
+            break (client, kept);
+        }
+    };
+    let request = client.number();
+    let mut beat = Vec::new();
+    encode_frame(&mut beat, Header::request(Opcode::Heartbeat, request), &[], 0);
+    client.link.send_head(Urgency::Demand, &beat, ());
+    client.link.flush().unwrap();
+    std::thread::sleep(2 * silence);
+    drop(kept);
+    client.reply(request).unwrap().unwrap();
+}
+
+fn is_readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {
+    let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 
 /// Every kind of nonsense after a good handshake: the sender is told and cut off, somebody else does not notice.
