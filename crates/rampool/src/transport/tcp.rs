@@ -193,16 +193,22 @@ impl Stream {
     /// Makes a stream of a connected socket.
     ///
     /// # Errors
-    /// Where the socket has no peer any more.
+    /// Where the socket has no peer any more. `ConnectionRefused` where it is its own peer: nobody listens at a port of this machine's, and the kernel gave that very
+    /// one to whoever wanted to connect there.
     pub fn adopt(socket: impl Into<socket2::Socket>) -> io::Result<Self> {
         let socket: socket2::Socket = socket.into();
         socket.set_nonblocking(true)?;
         let (peer, local) = match socket.peer_addr()?.as_socket() {
             Some(address) => {
                 socket.set_tcp_nodelay(true)?;
-                let own = socket.local_addr()?.as_socket().map(|a| a.ip().to_canonical());
+                let own = socket.local_addr()?.as_socket();
+                if own == Some(address) {
+                    // Gone at once, so that whoever shall listen there can.
+                    socket.set_linger(Some(Duration::ZERO))?;
+                    return Err(io::ErrorKind::ConnectionRefused.into());
+                }
                 let ip = address.ip().to_canonical();
-                let local = ip.is_loopback() || own == Some(ip);
+                let local = ip.is_loopback() || own.is_some_and(|own| own.ip().to_canonical() == ip);
                 if local {
                     send_unpaced(&socket);
                 }

@@ -570,6 +570,17 @@ fn connecting_to_a_silent_peer_ends_at_the_deadline() {
     assert!(matches!(result, Err(HandshakeError::TimedOut)));
 }
 
+/// The kernel may give whoever connects the very port that nobody listens at yet, and connects it with itself then.
+#[test]
+fn a_connection_that_leads_back_to_itself_is_refused_and_leaves_its_port_to_who_shall_listen_there() {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let own = socket.local_addr().unwrap();
+    socket.connect(&own).unwrap();
+    assert_eq!(Stream::adopt(socket).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    Listener::bind(&own.as_socket().unwrap().to_string().parse().unwrap()).unwrap();
+}
+
 #[test]
 fn addresses_are_read_and_written() {
     for text in ["127.0.0.1:80", "[::1]:80", "unix:/run/rampool.sock", "server.example:1234", "ucx:server.example:1234", "ucx:[::1]:80"] {
