@@ -1304,12 +1304,11 @@ fn ranks_meet_over_a_remote_shell() {
 
 /// A command `ssh` for `PATH` that runs what it is given on this machine, in another directory, without the caller's environment. The machine `refuses` lets nobody in.
 fn stand_in_for_ssh(dir: &std::path::Path) -> String {
-    use std::os::unix::fs::PermissionsExt;
-    let ssh = dir.join("ssh");
+    let (written, ssh) = (dir.join("ssh.sh"), dir.join("ssh"));
     let script = "#!/bin/sh\n[ $# = 2 ] || exit 99\n[ \"$1\" = refuses ] && { echo 'Permission denied (publickey).' >&2; exit 255; }\n\
                   cd / && exec env -i PATH=/usr/bin:/bin sh -c \"$2\"\n";
-    std::fs::write(&ssh, script).unwrap();
-    std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(&written, script).unwrap();
+    rampool_testing::copy_program(&written, &ssh);
     format!("{}:{}", dir.display(), std::env::var("PATH").unwrap())
 }
 

@@ -916,10 +916,8 @@ fn the_lower_rungs_need_no_privileges() {
     }
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("paged");
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
-    for path in [dir.path(), &program] {
-        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    }
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    rampool_testing::copy_program(&std::env::current_exe().unwrap(), &program);
     for rung in ["user_mode::", "user_mode_by_copy::what", "segv::"] {
         let output = Command::new(&program).arg(rung).current_dir("/").uid(NOBODY).gid(NOBODY).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
