@@ -6,6 +6,7 @@ Every wait has a deadline. A run that passes its deadline is a hang: the stacks 
 import collections
 import hashlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -62,10 +63,26 @@ def rampool_binary():
     return path
 
 
+def untaken_ports():
+    """Ports outside of those that the kernel gives to whoever asks for none: it could give one of these away before it is used. Where it gives all, one of them."""
+    lowest, kernels = 10000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    yield from random.sample(range(lowest, kernels), max(kernels - lowest, 0))
+    while True:
+        yield 0
+
+
+PORTS = untaken_ports()
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    for port in PORTS:
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return s.getsockname()[1]
 
 
 LASTING_S = 0.25

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use rampool::server::{RunningServer, Server, ServerConfig};
 use rampool::shared::{AllocOptions, AtomicOp, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
 use rampool::transport::SameHost;
-use ranks::{DEADLINE, end, free_port, output};
+use rampool_testing::free_port;
+use ranks::{DEADLINE, end, output};
 
 mod ranks;
 mod settings;

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use rampool::shared::{AllocOptions, Homes, Rank, Region, Shared, SharedConfig};
 use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface};
 use rampool_proto::share::control::{Control, FrameKind, Framed, Hello, Resume, SHARE_WIRE_VERSION, deframe, frame};
-use ranks::{DEADLINE, end, free_port};
+use rampool_testing::free_port;
+use ranks::{DEADLINE, end};
 
 mod ranks;
 mod settings;

@@ -2,8 +2,10 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// This test cannot run here, for want of `feature`: says so, and tells `scripts/test.py`, which asks the machine itself and fails the run if it has the feature after all.
 ///
@@ -27,4 +29,23 @@ pub fn skip(feature: &str, why: &str) {
 pub fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("install").args(["-m", "755"]).args([from, to]).status().expect("install(1) is there");
     assert!(status.success(), "{} is not copied to {}: {status}", from.display(), to.display());
+}
+
+/// A port of this machine's that nobody has, for somebody who is started later. Not one of those that the kernel gives to whoever asks for none: it could give it away before it
+/// is used, also to the very process that connects to it before anybody listens.
+///
+/// # Panics
+/// If none is free.
+#[must_use]
+pub fn free_port() -> u16 {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    const LOWEST: u32 = 10_000;
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("the kernel says which ports it gives");
+    let kernels: u32 = range.split_whitespace().next().and_then(|first| first.parse().ok()).expect("a range of ports");
+    let ours = kernels.saturating_sub(LOWEST);
+    // Copies of a test that run side by side begin at different ones.
+    let tries = (0..ours).map(|_| std::process::id().wrapping_mul(101).wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed)) % ours);
+    let ports = tries.filter_map(|number| u16::try_from(LOWEST + number).ok()).chain([0]);
+    let free = |port| TcpListener::bind(("127.0.0.1", port)).ok()?.local_addr().ok();
+    ports.filter_map(free).next().expect("a port is free").port()
 }

@@ -1,6 +1,5 @@
 //! Ranks that a test starts by itself.
 
-use std::net::TcpListener;
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
@@ -24,8 +23,4 @@ pub fn output(mut child: Child, what: &str) -> Output {
 pub fn end(child: Child) -> (String, Option<i32>) {
     let output = output(child, "a rank");
     (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
-}
-
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
