@@ -50,6 +50,7 @@ _FUNCTIONS = {
     "rampool_direct_put_layout": ([_ptr, _ptr, _u64, _ptr, _ptr, _ptr], None),
     "rampool_direct_get_layout": ([_ptr, _ptr, _u64, _ptr, _ptr, _ptr], None),
 }
+_RANGES = {ctypes.c_uint32: (0, 1 << 32), _u64: (0, 1 << 64), _size: (0, 1 << 64), _i64: (-(1 << 63), 1 << 63)}
 _library = None
 
 
@@ -65,10 +66,19 @@ def _call(name, *arguments):
             known = getattr(loaded, function)
             known.argtypes, known.restype = takes, gives or ctypes.c_int
         _library = loaded
-    answer = getattr(_library, name)(*arguments)
+    answer = getattr(_library, name)(*map(_checked, _FUNCTIONS[name][0], arguments))
     if _FUNCTIONS[name][1] is None and answer != 0:
         raise RampoolError(_library.rampool_error_message().decode())
     return answer
+
+
+def _checked(kind, value):
+    """The value, if C's type holds it: ctypes would pass what is left of it."""
+    if kind is _text and b"\0" in value:
+        raise RampoolError(f"{value.decode()!r} has a NUL byte in it")
+    if kind in _RANGES and isinstance(value, int) and not _RANGES[kind][0] <= value < _RANGES[kind][1]:
+        raise RampoolError(f"{value} is not from {_RANGES[kind][0]} to {_RANGES[kind][1] - 1}")
+    return value
 
 
 def _made(name, *arguments):
@@ -78,7 +88,7 @@ def _made(name, *arguments):
 
 
 def _array(kind, items):
-    items = list(items)
+    items = [_checked(kind, item) for item in items]
     # Also of nothing an address, which is not looked at.
     return (kind * max(len(items), 1))(*items)
 

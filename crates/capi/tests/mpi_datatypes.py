@@ -57,6 +57,15 @@ def is_hollow(datatype):
     return datatype.Get_size() == 0 or any(is_hollow(part) for part in datatype.Get_contents()[-1])
 
 
+def refused(wrong):
+    try:
+        wrong()
+    except rampool_mpi.RampoolError as error:
+        assert str(error)
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
 def main():
     server, seed, wanted = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     dice = random.Random(seed)
@@ -90,12 +99,17 @@ def main():
                   lambda: direct.put(region, bytearray(10), MPI.INT, 3),
                   lambda: direct.get(region, b"constant"),
                   lambda: direct.region("nobody made this")):
-        try:
-            wrong()
-        except rampool_mpi.RampoolError as error:
-            assert str(error)
-        else:
-            raise AssertionError("it was not refused")
+        refused(wrong)
+    # What C's types do not hold is not cut down to what they hold.
+    direct.region("a", 8)
+    for wrong, why in ((lambda: direct.region("a\0b", 8), "NUL"),
+                       (lambda: direct.put(region, bytearray(8), offset=-8), "-8 "),
+                       (lambda: direct.put(region, bytearray(8), offset=1 << 64), f"{1 << 64} "),
+                       (lambda: direct.put(region, bytearray(8), MPI.INT, -1), "-1 "),
+                       (lambda: rampool_mpi.Layout.bytes(8).hvector(2, 1, 16 + (1 << 64)), f"{16 + (1 << 64)} "),
+                       (lambda: rampool_mpi.Layout.bytes(8).indexed([1 + (1 << 64)], [0]), f"{1 + (1 << 64)} "),
+                       (lambda: rampool_mpi.Direct(server=server + "\0=1M"), "NUL")):
+        assert why in refused(wrong)
     direct.close()
     print(f"{checked} datatypes")
 
