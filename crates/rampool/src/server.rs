@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   shard threads     each polls its connections, spins a little before it sleeps, and answers what came in batches
-//!   courier thread    copies to other servers, for clients that order it
+//!   courier threads   one for each lease that copies to other servers, and one that starts them
 //!   steward thread    frees the memory of members that left or were given up, off the shards' time
 //!   Shared            the directory of leases, one space per lease, the store of frames, counters
 //! ```
@@ -192,16 +192,16 @@ impl Server {
             StoreKind::Compressed => Arc::new(CompressedStore::new(&store_config)),
         };
         let shards = config.shards;
-        let (shared, orders, copies) = Shared::new(config, store).map_err(StartError::Poll)?;
+        let (shared, orders, duties) = Shared::new(config, store).map_err(StartError::Poll)?;
         let shared = Arc::new(shared);
         let mut running = RunningServer { shared: Arc::clone(&shared), endpoints, threads: Vec::new() };
         running.spawn("rampool-steward", {
             let shared = Arc::clone(&shared);
             move || steward::run(&shared, &orders)
         })?;
-        running.spawn("rampool-courier", {
+        running.spawn("rampool-couriers", {
             let shared = Arc::clone(&shared);
-            move || courier::run(&shared, &copies)
+            move || courier::run(&shared, &duties)
         })?;
         let mut listeners = Some(listeners);
         for index in 0..shards {
@@ -252,7 +252,7 @@ impl RunningServer {
     /// Whether a thread of the server has died, which is a defect.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        self.threads.iter().any(JoinHandle::is_finished)
+        self.threads.iter().any(JoinHandle::is_finished) || self.shared.courier_died.load(Ordering::Relaxed)
     }
 
     /// Waits until no member, lease or connection is left, or the deadline; for tests that look at what is left then.

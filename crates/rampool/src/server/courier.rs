@@ -1,9 +1,10 @@
 //! Copies from this server to another, without the client in between (DIMMnet-3's VCOPY, and from layout to layout, VDDC).
 //!
-//! One thread carries out the copies that clients order. It joins the other server's lease with the token that the client has for it, writes as any member does, and
+//! Each lease whose members order copies has a courier, a thread that carries them out: where another server hangs, those wait who wanted something of it, and no other tenant.
+//! It joins the other server's lease with the token that the client has for it, writes as any member does, and
 //! leaves when nothing was to be copied for a while, when the client's lease here ends, or when the other server stops: until then the connection stays, because one
-//! that is new is slow at first. What it reads it reads under the lease's lock, a request at a time; several are on their way at once, and what is answered meanwhile is told
-//! the shards in one go.
+//! that is new is slow at first. A courier without connections ends. What it reads it reads under the lease's lock, a request at a time; several are on their way at once, and what is
+//! answered meanwhile is told the shards in one go.
 //!
 //! **Once.** A copy that its client orders again, because its connection broke before the answer came, is not made again: one that has ended is remembered in the lease, as
 //! updates are, and one that is on its way answers over the new connection. Where the way to the other server breaks, it is made again as the same member, and what is
@@ -20,8 +21,9 @@ use rampool_proto::wire::{
     AttachLease, CopyRequest, Granted, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame, parse_message,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The longest sleep: stopping is noticed within this time.
@@ -32,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const IDLE: Duration = Duration::from_secs(5);
 /// How long a server that did not answer is not asked again: nobody's copy waits for it once more.
 const DOWN: Duration = Duration::from_secs(5);
-/// Copies on their way at a time, and bytes of them, unless it is one.
+/// Copies of a lease on their way at a time, and bytes of them, unless it is one.
 const AT_ONCE: usize = 32;
 const BYTES_AT_ONCE: u64 = 4 << 20;
 
@@ -54,13 +56,53 @@ pub(super) struct Delivered {
     pub result: Result<u64, Refused>,
 }
 
+/// A courier that is to begin its work: whose it is, and what it is to carry out.
+pub(super) struct Duty {
+    lease: Arc<Lease>,
+    orders: Receiver<Order>,
+}
+
+/// How orders reach a lease's courier.
+///
+/// Invariant: while there is a sender, its courier works or is about to begin.
+#[derive(Default)]
+pub(super) struct Desk(Mutex<Option<Sender<Order>>>);
+
+impl Desk {
+    /// Hands an order over. The courier to begin, if the lease had none.
+    pub(super) fn hand_over(&self, order: Order) -> Option<Duty> {
+        let mut desk = lock(&self.0);
+        let order = match &*desk {
+            None => order,
+            Some(courier) => match courier.send(order) {
+                Ok(()) => return None,
+                // It has panicked, which is reported where it happened.
+                Err(SendError(order)) => order,
+            },
+        };
+        let (courier, orders) = channel();
+        let lease = Arc::clone(&order.lease);
+        courier.send(order).expect("the receiver is here");
+        *desk = Some(courier);
+        Some(Duty { lease, orders })
+    }
+
+    /// The courier ends, unless there is an order left.
+    fn close(&self, orders: &Receiver<Order>) -> Option<Order> {
+        let mut desk = lock(&self.0);
+        let left = orders.try_recv().ok();
+        if left.is_none() {
+            *desk = None;
+        }
+        left
+    }
+}
+
 /// The way to another server's lease.
 struct Way {
     link: Link<Held>,
     /// Who this server is there.
     member: MemberId,
-    /// The lease here that was copied from last.
-    lease: LeaseId,
     next: u64,
     used: Instant,
     /// The other server has said that it stops.
@@ -102,13 +144,64 @@ impl Ways {
     }
 }
 
-pub(super) fn run(shared: &Shared, orders: &Receiver<Order>) {
+/// Starts couriers, until the server stops and they have ended.
+pub(super) fn run(shared: &Shared, duties: &Receiver<Duty>) {
+    std::thread::scope(|scope| {
+        while !shared.stopping() {
+            let duty = match duties.recv_timeout(LONGEST_SLEEP) {
+                Ok(duty) => Arc::new(Mutex::new(duty)),
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let begun = std::thread::Builder::new().name("rampool-copies".to_owned()).spawn_scoped(scope, {
+                let duty = Arc::clone(&duty);
+                move || {
+                    let _alarm = Alarm(shared);
+                    carry(shared, &lock(&duty));
+                }
+            });
+            if let Err(error) = begun {
+                tracing::warn!(%error, "no thread to copy to other servers");
+                refuse_all(shared, &lock(&duty), &error.to_string());
+            }
+        }
+    });
+}
+
+/// Tells of a courier that panics.
+struct Alarm<'a>(&'a Shared);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.courier_died.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// There is no courier after all.
+fn refuse_all(shared: &Shared, Duty { lease, orders }: &Duty, message: &str) {
+    let mut told = BTreeSet::new();
+    while let Some(order) = lease.desk.close(orders) {
+        tell(shared, &mut told, order, Err(Refused::new(Status::LimitReached, format!("no thread to copy: {message}"))));
+    }
+    told.into_iter().for_each(|shard| shared.shards[shard].ring());
+}
+
+/// A courier's work.
+fn carry(shared: &Shared, Duty { lease, orders }: &Duty) {
     let mut ways = Ways::default();
     let mut next = None;
     while !shared.stopping() {
         if next.is_none() && ways.are_idle() {
             match orders.recv_timeout(LONGEST_SLEEP) {
                 Ok(order) => next = Some(order),
+                Err(RecvTimeoutError::Timeout) if ways.open.is_empty() && ways.down.is_empty() => {
+                    next = lease.desk.close(orders);
+                    if next.is_none() {
+                        return;
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -125,7 +218,7 @@ pub(super) fn run(shared: &Shared, orders: &Receiver<Order>) {
         down.retain(|_, (since, _)| now.duration_since(*since) < DOWN);
         open.retain(|(name, _), way| {
             if way.waiting.is_empty() {
-                let stays = now.duration_since(way.used) < IDLE && shared.lease(way.lease).is_some() && !way.draining && is_quiet(way);
+                let stays = now.duration_since(way.used) < IDLE && shared.lease(lease.id).is_some() && !way.draining && is_quiet(way);
                 if !stays {
                     way.link.send_head(Urgency::Demand, &Header::request(Opcode::Goodbye, u64::MAX).encode(), Held::nothing());
                     // A goodbye that is lost is the grace time's business.
@@ -177,8 +270,7 @@ fn fail(shared: &Shared, way: &mut Way, name: &str, told: &mut BTreeSet<usize>, 
 
 /// Reads what is to be copied and sends it, unless it was ordered before.
 fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
-    let twin =
-        |other: &&mut Order| (other.lease.id, other.member, other.header.request) == (order.lease.id, order.member, order.header.request);
+    let twin = |other: &&mut Order| (other.member, other.header.request) == (order.member, order.header.request);
     if let Some(under_way) = ways.open.values_mut().flat_map(|way| way.waiting.values_mut()).find(twin) {
         // Whoever ordered it before has come back over this connection.
         *under_way = order;
@@ -202,7 +294,7 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
         };
         match gone {
             Ok((link, member, draining)) => {
-                let way = Way { link, member, lease: order.lease.id, next: 0, used: Instant::now(), draining, waiting: BTreeMap::new() };
+                let way = Way { link, member, next: 0, used: Instant::now(), draining, waiting: BTreeMap::new() };
                 _ = ways.open.insert(key.clone(), way);
             }
             Err(message) => {
@@ -213,7 +305,7 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
     }
     let way = ways.open.get_mut(&key).expect("there is a way now");
     way.next += 1;
-    (way.lease, way.used) = (order.lease.id, Instant::now());
+    way.used = Instant::now();
     let number = way.next;
     match send(shared, way, &order, number) {
         Ok(()) => _ = way.waiting.insert(number, order),

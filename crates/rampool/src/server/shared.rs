@@ -1,7 +1,7 @@
 //! What all threads of a server share.
 
 use super::connection::Refused;
-use super::courier::{Delivered, Order};
+use super::courier::{self, Delivered, Desk, Order};
 use super::{ServerConfig, ServerStatus};
 use crate::key::random_bytes;
 use crate::store::PageStore;
@@ -31,7 +31,9 @@ pub(super) struct Shared {
     directory: Mutex<Directory>,
     leases: RwLock<BTreeMap<LeaseId, Arc<Lease>>>,
     steward: Mutex<Sender<Departed>>,
-    courier: Mutex<Sender<Order>>,
+    /// A thread that copies to other servers has panicked.
+    pub(super) courier_died: AtomicBool,
+    couriers: Mutex<Sender<courier::Duty>>,
 }
 
 /// One lease as connections see it. Locked after the directory where both are needed.
@@ -39,6 +41,8 @@ pub(super) struct Lease {
     pub(super) id: LeaseId,
     space: Mutex<LeaseSpace>,
     pub(super) counts: Counts,
+    /// Where copies to other servers are ordered.
+    pub(super) desk: Desk,
     /// By what means its members are connected, for people.
     means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
 }
@@ -89,7 +93,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Lease {
     pub(super) fn new(id: LeaseId, bytes: u64, limits: QueueLimits) -> Self {
-        Self { id, space: Mutex::new(LeaseSpace::new(bytes).with_queue_limits(limits)), counts: Counts::default(), means: Mutex::default() }
+        let space = Mutex::new(LeaseSpace::new(bytes).with_queue_limits(limits));
+        Self { id, space, counts: Counts::default(), desk: Desk::default(), means: Mutex::default() }
     }
 
     pub(super) fn space(&self) -> MutexGuard<'_, LeaseSpace> {
@@ -122,7 +127,7 @@ impl Mailbox {
 }
 
 impl Shared {
-    pub(super) fn new(config: ServerConfig, store: Arc<dyn PageStore>) -> io::Result<(Self, Receiver<Departed>, Receiver<Order>)> {
+    pub(super) fn new(config: ServerConfig, store: Arc<dyn PageStore>) -> io::Result<(Self, Receiver<Departed>, Receiver<courier::Duty>)> {
         let limits = Limits {
             memory_bytes: config.memory_bytes,
             grace_ms: u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX),
@@ -143,7 +148,7 @@ impl Shared {
         };
         let shards = (0..config.shards).map(|_| mailbox()).collect::<io::Result<_>>()?;
         let (steward, orders) = channel();
-        let (courier, copies) = channel();
+        let (couriers, duties) = channel();
         let shared = Self {
             config,
             store,
@@ -156,9 +161,10 @@ impl Shared {
             directory: Mutex::new(Directory::new(limits)),
             leases: RwLock::default(),
             steward: Mutex::new(steward),
-            courier: Mutex::new(courier),
+            courier_died: AtomicBool::new(false),
+            couriers: Mutex::new(couriers),
         };
-        Ok((shared, orders, copies))
+        Ok((shared, orders, duties))
     }
 
     pub(super) fn directory(&self) -> MutexGuard<'_, Directory> {
@@ -193,10 +199,13 @@ impl Shared {
         }
     }
 
-    /// Hands a copy to the courier.
+    /// Hands a copy to its lease's courier.
     pub(super) fn order(&self, order: Order) {
-        if lock(&self.courier).send(order).is_err() {
-            // The courier only ends with the server.
+        let lease = Arc::clone(&order.lease);
+        if let Some(duty) = lease.desk.hand_over(order)
+            && lock(&self.couriers).send(duty).is_err()
+        {
+            // Couriers are started until the server ends.
             tracing::debug!("a copy was ordered while the server stopped");
         }
     }

@@ -707,3 +707,50 @@ fn a_copy_to_a_server_that_is_gone_ends_with_its_name_and_the_source_goes_on() {
     direct.pool().leave();
     all_gone(&[&source]);
 }
+
+/// A server that hangs takes the copies of those who use it, and of nobody else.
+#[test]
+fn a_copy_to_a_server_that_hangs_keeps_no_other_tenants_copies_waiting() {
+    let [source, target] = [serve(64 * MIB), serve(64 * MIB)];
+    let page = Layout::bytes(4096).unwrap();
+    let mut stuck = Vec::new();
+    for _ in 0..2 {
+        let relay = Relay::start(address_of(&target), Cut::Clean, 0);
+        let endpoints = [source.addr().clone(), relay.address.to_string().parse().unwrap()];
+        let specs = endpoints.map(|endpoint| ServerSpec { endpoint, memory: None });
+        let mut config = PoolConfig::new(specs.into(), ByteLen(16 * MIB), "test");
+        config.stripe_pages = 4;
+        let mut direct = Direct::connect(&config).unwrap();
+        let region = direct.create(MIB).unwrap();
+        let (here, there) = (on_server(&mut direct, 0), on_server(&mut direct, 1));
+        direct.put(region, here, &[4; 4096]).unwrap();
+        relay.mute();
+        stuck.push((direct.start_copy((region, here, &page), (region, there, &page)).unwrap(), direct, relay));
+    }
+    let mut config = config(&[&source, &target], 16 * MIB);
+    config.op_deadline = Duration::from_secs(5);
+    let mut direct = Direct::connect(&config).unwrap();
+    let region = direct.create(MIB).unwrap();
+    let (here, there) = (on_server(&mut direct, 0), on_server(&mut direct, 1));
+    direct.put(region, here, &[5; 4096]).unwrap();
+    super::wait_until("the source looks for the server that hangs", || stuck[0].2.muted() > 0);
+    direct.copy((region, here, &page), (region, there, &page)).unwrap();
+    let mut bytes = [0; 4096];
+    direct.get(region, there, &mut bytes).unwrap();
+    assert_eq!(bytes, [5; 4096]);
+    direct.pool().leave();
+    for (pending, mut direct, relay) in stuck {
+        let name = relay.address.to_string();
+        match direct.wait(pending) {
+            Err(DirectError::Pool(PoolError::Denied { message, .. })) => assert!(message.contains(&name), "{message}"),
+            other => panic!("{other:?}"),
+        }
+        direct.pool().leave();
+    }
+    all_gone(&[&source, &target]);
+}
+
+/// The first byte of a page that this server holds.
+fn on_server(direct: &mut Direct, server: u16) -> u64 {
+    (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == server).unwrap() * 4096
+}

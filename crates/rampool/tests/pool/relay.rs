@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +33,9 @@ struct Shared {
     lose_answer: AtomicBool,
     stop: AtomicBool,
     refuse: AtomicBool,
+    mute: AtomicBool,
+    /// Connections that were not answered.
+    muted: Mutex<Vec<TcpStream>>,
 }
 
 impl Relay {
@@ -48,6 +51,8 @@ impl Relay {
             lose_answer: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             refuse: AtomicBool::new(false),
+            mute: AtomicBool::new(false),
+            muted: Mutex::default(),
         });
         let relay = Self { address: listener.local_addr().unwrap(), shared: Arc::clone(&shared) };
         std::thread::spawn(move || {
@@ -57,6 +62,10 @@ impl Relay {
                 }
                 if shared.refuse.load(Ordering::SeqCst) {
                     reset(&client);
+                    continue;
+                }
+                if shared.mute.load(Ordering::SeqCst) {
+                    shared.muted.lock().unwrap().push(client);
                     continue;
                 }
                 let shared = Arc::clone(&shared);
@@ -82,6 +91,16 @@ impl Relay {
     /// From now on new connections are reset as they come; those that exist go on until their next cut.
     pub fn refuse(&self) {
         self.shared.refuse.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on new connections are taken and never answered, as by a server that hangs.
+    pub fn mute(&self) {
+        self.shared.mute.store(true, Ordering::SeqCst);
+    }
+
+    /// How many connections were taken and not answered.
+    pub fn muted(&self) -> usize {
+        self.shared.muted.lock().unwrap().len()
     }
 
     pub fn calm(&self) {
