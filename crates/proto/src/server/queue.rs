@@ -7,7 +7,8 @@
 //! ```
 //! A sender names a queue, never an address. A queue is bounded in messages and bytes; who finds it full waits for room, in the order of coming, or hears that it is
 //! full. A message that was taken stays until its receiver says that it is done with it, so a receiver that is lost loses nothing; it is delivered again, before what
-//! came later. A head is handed over at once, its body may be on its way still: who has seen a head waits for the body with [`Queues::await_body`]. Bodies lie in pages of
+//! came later. A head is handed over at once, its body may be on its way still: who has seen a head waits for the body with [`Queues::await_body`], or is done with the message without
+//! it; then the rest of the body is taken in and dropped, and its sender hears of nothing. Bodies lie in pages of
 //! a region of the queue's own, where this module assigns each its place; whoever stores them tells [`Queues::body_came`].
 //!
 //! **Once.** A request that its member repeats, because a connection broke before the answer came, is recognised by its number: a message is appended once, and a
@@ -16,7 +17,7 @@
 //! Driven from outside: commands and [`Queues::handle_timeout`], then [`Queues::poll`] until `None`. No command blocks; what has to wait is answered by a later output.
 //!
 //! Invariants of each queue: every message is `fresh` (nobody has taken it) or `taken`; numbers of fresh ones ascend and are above those of taken ones; a taken one is
-//! held or `returned`, never both; withdrawn ones are held;
+//! held, `returned` or finished, and only one of it; withdrawn ones are held; what is finished is missing bytes of its body;
 //! `bytes` is the sum of its messages' costs, `<= bounds.bytes`; extents of bodies do not overlap; a sender waits only while its message does not fit or others wait before
 //! it; a receiver waits only while nothing is ready.
 
@@ -166,6 +167,8 @@ struct Message {
     missing: u64,
     /// Its body will never be there; a receiver holds it that has not been told.
     withdrawn: bool,
+    /// A receiver is done with it; it goes when all of its body has come.
+    finished: bool,
     redelivered: bool,
     holder: Option<(MemberId, u64)>,
 }
@@ -215,7 +218,7 @@ impl Message {
             Body::InPool(bytes, reference) => OwnBody::InPool { bytes, reference: reference.into() },
         };
         let missing = if let Body::Bytes(bytes) = push.body { bytes } else { 0 };
-        Self { sender, head: push.head.into(), body, missing, withdrawn: false, redelivered: false, holder: None }
+        Self { sender, head: push.head.into(), body, missing, withdrawn: false, finished: false, redelivered: false, holder: None }
     }
 
     /// Bytes that count against the queue's bound.
@@ -449,7 +452,7 @@ impl Queues {
         }
     }
 
-    /// Ends messages, or gives them back, or withdraws them. What is not there, or not the member's, is passed over: it may have been settled before. Returns how many
+    /// Ends messages, or gives them back, or withdraws them. One that ends while its body is on its way keeps its room until the body is there. What is not there, or not the member's, is passed over: it may have been settled before. Returns how many
     /// were.
     ///
     /// # Errors
@@ -463,7 +466,7 @@ impl Queues {
             match (how, holder) {
                 (Settlement::Done, Some(_)) => {
                     queue.counts.done += 1;
-                    queue.drop_message(*number, &mut self.memory_bytes, &mut self.outputs);
+                    queue.finish(*number, &mut self.memory_bytes, &mut self.outputs);
                 }
                 (Settlement::Return, Some(_)) => queue.release(*number, &mut self.memory_bytes, &mut self.outputs),
                 (Settlement::Withdraw, _) if message.sender == member && message.missing > 0 => {
@@ -524,6 +527,11 @@ impl Queues {
         let Some((_, number)) = queue.body_of(from) else { return };
         let message = queue.get_mut(number).expect("extents are of messages");
         message.missing = message.missing.saturating_sub(bytes);
+        if message.missing == 0 && message.finished {
+            queue.drop_message(number, &mut self.memory_bytes, &mut self.outputs);
+            let id = *id;
+            return self.advance(id);
+        }
         if message.missing == 0 {
             let outputs = &mut self.outputs;
             queue.for_bodies.retain(|waiting| {
@@ -618,7 +626,7 @@ impl Queues {
             let listed = Listed {
                 queue: id.0,
                 messages: queue.len(),
-                held: (queue.taken.len() - queue.returned.len()) as u64,
+                held: queue.held.values().map(|handful| handful.left as u64).sum(),
                 bytes: queue.bytes,
                 waiting_senders: queue.senders.len() as u64,
                 waiting_receivers: queue.receivers.len() as u64,
@@ -866,19 +874,37 @@ impl Queue {
         }
     }
 
-    /// The body of a message will never be there.
-    fn withdraw(&mut self, number: u64, memory_bytes: &mut u64, outputs: &mut VecDeque<Output>) {
-        self.counts.withdrawn += 1;
-        let message = self.get_mut(number).expect("the caller has seen it");
-        message.withdrawn = true;
-        let is_held = message.holder.is_some();
-        let waits = self.for_bodies.len();
+    /// Its holder is done with a message, which goes, or waits for the rest of its body.
+    fn finish(&mut self, number: u64, memory_bytes: &mut u64, outputs: &mut VecDeque<Output>) {
+        let message = self.taken.get_mut(&number).expect("held messages are taken");
+        if message.missing == 0 || message.withdrawn {
+            return self.drop_message(number, memory_bytes, outputs);
+        }
+        message.finished = true;
+        let holder = message.holder.take().expect("it is held");
+        self.forget_holder(holder);
+        self.end_waits_for_body(number, QueueError::NoSuchMessage, outputs);
+    }
+
+    fn end_waits_for_body(&mut self, number: u64, error: QueueError, outputs: &mut VecDeque<Output>) {
         self.for_bodies.retain(|waiting| {
             if waiting.number == number {
-                outputs.push_back(Output::Failed { to: waiting.asker, error: QueueError::BodyLost });
+                outputs.push_back(Output::Failed { to: waiting.asker, error });
             }
             waiting.number != number
         });
+    }
+
+    /// The body of a message will never be there.
+    fn withdraw(&mut self, number: u64, memory_bytes: &mut u64, outputs: &mut VecDeque<Output>) {
+        let message = self.get_mut(number).expect("the caller has seen it");
+        message.withdrawn = true;
+        // What a receiver was done with is counted as done.
+        let counts = !message.finished;
+        let is_held = message.holder.is_some();
+        self.counts.withdrawn += u64::from(counts);
+        let waits = self.for_bodies.len();
+        self.end_waits_for_body(number, QueueError::BodyLost, outputs);
         // Who holds it and does not wait for it has yet to learn of it, when it asks for the body or is done with the message.
         if !is_held || self.for_bodies.len() < waits {
             self.drop_message(number, memory_bytes, outputs);
@@ -894,12 +920,7 @@ impl Queue {
             Some(holder) => self.forget_holder(holder),
             None => _ = self.returned.remove(&number),
         }
-        self.for_bodies.retain(|waiting| {
-            if waiting.number == number {
-                outputs.push_back(Output::Failed { to: waiting.asker, error: QueueError::NoSuchMessage });
-            }
-            waiting.number != number
-        });
+        self.end_waits_for_body(number, QueueError::NoSuchMessage, outputs);
         self.bytes -= message.cost();
         *memory_bytes -= message.memory_bytes();
         if let OwnBody::Bytes { at, .. } = message.body {
@@ -925,12 +946,15 @@ impl Queue {
             let held = handful.numbers.iter().filter(|number| self.is_held(**number, *holder)).count();
             assert!(held == handful.left && held > 0, "a handful is listed while some of it is held");
         }
+        let finished = self.taken.values().filter(|message| message.finished).count();
         assert_eq!(
-            self.held.values().map(|h| h.left).sum::<usize>() + self.returned.len(),
+            self.held.values().map(|h| h.left).sum::<usize>() + self.returned.len() + finished,
             self.taken.len(),
-            "a taken message is held or returned"
+            "a taken message is held, returned or finished"
         );
-        assert!(self.fresh.iter().all(|(_, message)| message.holder.is_none() && !message.withdrawn));
+        assert!(self.fresh.iter().all(|(_, message)| message.holder.is_none() && !message.withdrawn && !message.finished));
+        assert!(self.taken.values().all(|m| !m.finished || (m.holder.is_none() && m.missing > 0)));
+        assert!(self.returned.iter().all(|number| !self.taken[number].finished));
         assert!(self.returned.iter().all(|number| self.taken[number].holder.is_none()));
         for (number, message) in self.messages() {
             assert!(!message.withdrawn || message.holder.is_some());

@@ -630,3 +630,32 @@ fn receivers_poll_or_are_called_back() {
     direct.pool().leave();
     all_gone(&list);
 }
+
+/// Whom the head tells enough does not wait for the body, and the sender does not care.
+#[test]
+fn a_receiver_may_be_done_with_a_message_before_its_body_is_there() {
+    let server = serve(96 * MIB);
+    let config = config(&[&server], 64 * MIB);
+    let mut one = Direct::connect(&config).unwrap();
+    let mut two = another(&mut one, &config);
+    let sender = one.open_or_create_queue("jobs", BOUNDS).unwrap();
+    let receiver = two.open_queue("jobs").unwrap();
+    // Its body follows when the sender waits for it.
+    let pending = one.start_send(&sender, b"nothing to do", bytes(1, 3 << 20), NOW).unwrap();
+    let message = must_take(&mut two, &receiver);
+    assert_eq!(message.body_bytes(), 3 << 20);
+    two.done(message);
+    two.flush_done(&receiver).unwrap();
+    one.wait_send(pending).unwrap();
+    let now = status(&[&server], "jobs");
+    assert_eq!((now.messages, now.bytes, now.pushed, now.done, now.withdrawn), (0, 0, 1, 1, 0));
+    // The next one is whole.
+    let pending = one.start_send(&sender, b"scale", bytes(2, 3 << 20), NOW).unwrap();
+    let mut message = must_take(&mut two, &receiver);
+    one.wait_send(pending).unwrap();
+    assert!(two.body(&mut message, WATCHDOG).unwrap() == bytes(2, 3 << 20));
+    two.done(message);
+    one.pool().leave();
+    two.pool().leave();
+    all_gone(&[&server]);
+}

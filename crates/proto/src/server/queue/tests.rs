@@ -167,6 +167,38 @@ fn a_head_is_there_before_its_body() {
 }
 
 #[test]
+fn who_is_done_before_the_body_is_there_does_not_trouble_the_sender() {
+    let (mut queues, id) = with_queue(QueueBounds { messages: 1, bytes: 1 << 20 });
+    let push = |head| Push { patience_ms: 100, head, body: Body::Bytes(9000) };
+    queues.push(Tick(0), asker(1, 1), id, &push(b"one"));
+    queues.take(Tick(0), asker(2, 1), id, &take(0, 1));
+    queues.await_body(Tick(0), asker(2, 2), id, 1, 100);
+    queues.push(Tick(0), asker(1, 2), id, &push(b"two"));
+    outputs(&mut queues);
+    assert_eq!(queues.settle(MemberId(2), id, &[1], Settlement::Done), Ok(1));
+    assert_eq!(outputs(&mut queues), [Output::Failed { to: asker(2, 2), error: QueueError::NoSuchMessage }]);
+    // Neither its receiver's going nor another receiver brings it again, and the rest of its body is welcome.
+    queues.member_gone(MemberId(2));
+    queues.take(Tick(0), asker(3, 1), id, &take(0, 1));
+    assert!(outputs(&mut queues).iter().all(|output| heads(&queues, output).is_empty()));
+    assert!(queues.may_store(MemberId(1), RegionId(7), 0, 9000));
+    queues.body_came(RegionId(7), 0, 8192);
+    assert_eq!(outputs(&mut queues), []);
+    queues.body_came(RegionId(7), 8192, 808);
+    let [Output::Free { .. }, Output::Pushed { to, number: 2, .. }] = &outputs(&mut queues)[..] else { panic!("room for the next") };
+    assert_eq!(*to, asker(1, 2));
+    assert!(!queues.may_store(MemberId(1), RegionId(7), 0, 9000));
+    // One that is done with and whose sender is lost leaves, too.
+    queues.take(Tick(0), asker(3, 2), id, &take(0, 1));
+    outputs(&mut queues);
+    queues.settle(MemberId(3), id, &[2], Settlement::Done).unwrap();
+    queues.member_gone(MemberId(1));
+    assert!(matches!(outputs(&mut queues)[..], [Output::Free { .. }]));
+    let (listed, counts) = queues.list(QueueId(0)).next().unwrap();
+    assert_eq!((listed.messages, listed.held, counts.done, counts.withdrawn), (0, 0, 2, 0));
+}
+
+#[test]
 fn a_sender_that_is_lost_before_the_body_was_there_is_told_to_who_saw_the_head() {
     let (mut queues, id) = with_queue(QueueBounds { messages: 5, ..BOUNDS });
     for request in 1..=5 {
@@ -315,6 +347,13 @@ struct Naive {
     holder: Option<(u64, u64)>,
     redelivered: bool,
     withdrawn: bool,
+    finished: bool,
+}
+
+impl Naive {
+    fn is_ready(&self) -> bool {
+        self.holder.is_none() && !self.finished
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -342,10 +381,10 @@ impl Model {
             }
             break;
         }
-        while self.list.iter().any(|m| m.holder.is_none()) && !self.receivers.is_empty() {
+        while self.list.iter().any(Naive::is_ready) && !self.receivers.is_empty() {
             let (asker, _, most) = self.receivers.pop_front().unwrap();
             let by = (asker.member.0, asker.request);
-            let free = self.list.iter_mut().filter(|m| m.holder.is_none()).take(most);
+            let free = self.list.iter_mut().filter(|m| m.is_ready()).take(most);
             let got = free.map(|m| {
                 m.holder = Some(by);
                 (m.id, m.redelivered)
@@ -425,6 +464,9 @@ impl Model {
         let Some(at) = self.list.iter().position(|m| m.id == id) else { return };
         let held = self.list[at].holder.is_some_and(|(holder, _)| holder == member);
         match how {
+            Settlement::Done if held && self.list[at].missing && !self.list[at].withdrawn => {
+                (self.list[at].holder, self.list[at].finished) = (None, true);
+            }
             Settlement::Done if held => _ = self.list.remove(at),
             Settlement::Return if held => {
                 (self.list[at].holder, self.list[at].redelivered) = (None, true);
@@ -477,7 +519,7 @@ impl Ask {
 }
 
 fn naive(id: u64, sender: u64, bytes: u64) -> Naive {
-    Naive { id, sender, bytes, missing: bytes > 0, holder: None, redelivered: false, withdrawn: false }
+    Naive { id, sender, bytes, missing: bytes > 0, holder: None, redelivered: false, withdrawn: false, finished: false }
 }
 
 struct World {
@@ -585,6 +627,20 @@ impl World {
         }
     }
 
+    /// The body of some such message is there. False if none is on its way.
+    fn body_comes(&mut self, such: impl Fn(&Naive) -> bool) -> bool {
+        let Some(message) = self.model.list.iter_mut().find(|m| m.missing && !m.withdrawn && such(m)) else { return false };
+        message.missing = false;
+        let (number, bytes) = (self.numbers[&message.id], message.bytes);
+        let at = self.queues.delivery(self.queue, number).body_at;
+        assert!(self.queues.may_store(MemberId(message.sender), RegionId(7), at, at + bytes));
+        self.queues.body_came(RegionId(7), at, bytes);
+        self.model.list.retain(|m| m.missing || !m.finished);
+        self.model.settle_down();
+        self.compare();
+        true
+    }
+
     fn settle(&mut self, member: u64, id: u64, how: Settlement) {
         self.queues.settle(MemberId(member), self.queue, &[self.numbers[&id]], how).unwrap();
         self.model.settle(member, id, how);
@@ -662,18 +718,7 @@ fn live(seed: u64, steps: usize) {
                 world.clients.insert(next_member, Client::default());
                 next_member += 1;
             }
-            // The body of some message is there.
-            _ => {
-                let arriving = world.model.list.iter_mut().find(|m| m.missing && !m.withdrawn);
-                if let Some(message) = arriving {
-                    message.missing = false;
-                    let (number, bytes) = (world.numbers[&message.id], message.bytes);
-                    let at = world.queues.delivery(queue, number).body_at;
-                    assert!(world.queues.may_store(MemberId(message.sender), RegionId(7), at, at + bytes));
-                    world.queues.body_came(RegionId(7), at, bytes);
-                    world.compare();
-                }
-            }
+            _ => _ = world.body_comes(|_| true),
         }
     }
     // Everybody comes back, reads what there is and is done with it; then nothing acknowledged is missing.
@@ -695,6 +740,7 @@ fn live(seed: u64, steps: usize) {
             world.read(member);
         }
     }
+    while world.body_comes(|message| message.finished) {}
     let last = *world.clients.keys().next().unwrap();
     while !world.model.list.is_empty() {
         let client = world.clients.get_mut(&last).unwrap();
@@ -707,6 +753,7 @@ fn live(seed: u64, steps: usize) {
             world.done.push(id);
             world.settle(last, id, Settlement::Done);
         }
+        while world.body_comes(|message| message.finished) {}
     }
     let done: BTreeSet<u64> = world.done.iter().copied().collect();
     for id in &world.sent {
