@@ -17,10 +17,18 @@ const MOST_UNDER_WAY: u32 = 256;
 pub enum RingError {
     #[error("io_uring is not available ({0}); in a container its system calls may be forbidden, and kernel.io_uring_disabled must be 0")]
     Unavailable(#[source] io::Error),
+    #[error("the kernel refuses the memory that io_uring would pin ({0}); the right to lock memory is too small (ulimit -l, LimitMEMLOCK)")]
+    Memory(#[source] io::Error),
     #[error("this kernel's io_uring does not send without a copy (Linux 6.2 does)")]
     NoZeroCopy,
     #[error("the table of {places} registered buffers: {source}")]
     Table { places: u16, source: io::Error },
+}
+
+impl From<io::Error> for RingError {
+    fn from(error: io::Error) -> Self {
+        if error.raw_os_error() == Some(libc::ENOMEM) { Self::Memory(error) } else { Self::Unavailable(error) }
+    }
 }
 
 /// What became of a send.
@@ -63,9 +71,9 @@ impl Ring {
     /// # Errors
     /// [`RingError`].
     pub fn open(places: u16) -> Result<Self, RingError> {
-        let ring = IoUring::builder().dontfork().build(MOST_UNDER_WAY).map_err(RingError::Unavailable)?;
+        let ring = IoUring::builder().dontfork().build(MOST_UNDER_WAY)?;
         let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe).map_err(RingError::Unavailable)?;
+        ring.submitter().register_probe(&mut probe)?;
         // SENDMSG_ZC came with 6.1; that sends report whether they were copied, with 6.2, which nothing but trying tells.
         if !probe.is_supported(opcode::SendZc::CODE) {
             return Err(RingError::NoZeroCopy);
@@ -230,6 +238,13 @@ mod tests {
         let Err(error) = Ring::open(1) else { return true };
         skip("io-uring", &error.to_string());
         false
+    }
+
+    #[test]
+    fn who_may_lock_too_little_is_told_so_and_not_that_io_uring_is_forbidden() {
+        let says = |errno| RingError::from(io::Error::from_raw_os_error(errno)).to_string();
+        assert!(says(libc::ENOMEM).contains("ulimit -l") && !says(libc::ENOMEM).contains("io_uring_disabled"));
+        assert!(says(libc::EPERM).contains("io_uring_disabled") && !says(libc::EPERM).contains("ulimit"));
     }
 
     fn fill(mapping: &Mapping, byte: u8) {

@@ -215,7 +215,7 @@ pub fn measure() -> Result<Vec<Cost>, RingError> {
     let ring = rampool_sys::ring::Ring::open(1)?;
     // Each trial has bytes of its own: what a program sends is seldom in the CPU's small caches.
     let most = TRIALS * MEASURED_BYTES.last().expect("there are some");
-    let unavailable = |error: rampool_sys::memory::MapError| RingError::Unavailable(io::Error::from_raw_os_error(error.errno));
+    let unavailable = |error: rampool_sys::memory::MapError| RingError::from(io::Error::from_raw_os_error(error.errno));
     let (from, to) = (Mapping::anonymous(most).map_err(unavailable)?, Mapping::anonymous(most).map_err(unavailable)?);
     for mapping in [&from, &to] {
         // SAFETY: a mapping of this function's own.
@@ -234,8 +234,8 @@ pub fn measure() -> Result<Vec<Cost>, RingError> {
             std::hint::black_box(to.at(at));
             *copy = nanos(started);
             let started = Instant::now();
-            ring.register(0, from.start() + at, bytes).map_err(RingError::Unavailable)?;
-            ring.deregister(0).map_err(RingError::Unavailable)?;
+            ring.register(0, from.start() + at, bytes)?;
+            ring.deregister(0)?;
             *pin = nanos(started);
         }
         copies.sort_unstable();
