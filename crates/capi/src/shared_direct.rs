@@ -233,14 +233,19 @@ pub unsafe extern "C" fn rampool_shared_direct_put_layout(
     let (Some(view), Some(there), Some(here)) = all else {
         return fail(RampoolStatus::Invalid, "rampool_shared_direct_put_layout: a null pointer");
     };
-    // Before anything is read: a layout may select more than any region has.
+    // Before anything is read: a layout may reach anywhere, and select more than any region has.
     if let Err(error) = there.0.placed(offset, view.0.bytes()) {
         return failed(error.into());
     }
     if there.0.size() != here.0.size() {
         return failed(SharedDirectError::Lengths { there: there.0.size(), here: here.0.size() });
     }
-    let mut packed = vec![0_u8; usize::try_from(here.0.size()).expect("a 64-bit machine")];
+    let bytes = usize::try_from(here.0.size()).expect("a 64-bit machine");
+    let mut packed = Vec::<u8>::new();
+    if packed.try_reserve_exact(bytes).is_err() {
+        return failed(SharedDirectError::NoMemory { bytes: bytes as u64 });
+    }
+    packed.resize(bytes, 0);
     // SAFETY: the caller's promise; there is room for as many bytes as `here` selects.
     unsafe { crate::direct::rampool_layout_pack(&raw const *here, address, packed.as_mut_ptr().cast()) };
     view.0.put_packed(offset, &there.0, packed).map_or_else(failed, |()| RampoolStatus::Ok)

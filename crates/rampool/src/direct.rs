@@ -99,6 +99,8 @@ pub enum DirectError {
     Full { server: String, operation: Operation, free: ByteLen },
     #[error("twice in a row, memory server {server} sent bytes that are not those that were stored ({operation})")]
     Damaged { server: String, operation: Operation },
+    #[error("the layout selects {bytes} bytes, for which this process has no memory")]
+    NoMemory { bytes: u64 },
     #[error("there is no memory to expose: {0}")]
     Memory(#[from] rampool_sys::sealed::SealedError),
     #[error(transparent)]
@@ -516,7 +518,7 @@ impl Direct {
     /// Begins to read what `there` selects from `offset` on; [`Direct::wait`] gives the bytes, one after the other.
     ///
     /// # Errors
-    /// [`DirectError::Layout`].
+    /// [`DirectError::Layout`], or [`DirectError::NoMemory`]: a layout that selects bytes again and again may select more than there is memory anywhere.
     pub fn start_get(&mut self, region: DirectRegion, offset: u64, there: &Layout) -> Result<Pending, DirectError> {
         self.start_get_into(region, offset, there, Vec::new())
     }
@@ -524,16 +526,11 @@ impl Direct {
     /// As [`Direct::start_get`], into a vector that was used before.
     ///
     /// # Errors
-    /// [`DirectError::Layout`].
-    pub fn start_get_into(
-        &mut self,
-        region: DirectRegion,
-        offset: u64,
-        there: &Layout,
-        mut buffer: Vec<u8>,
-    ) -> Result<Pending, DirectError> {
+    /// As [`Direct::start_get`].
+    pub fn start_get_into(&mut self, region: DirectRegion, offset: u64, there: &Layout, buffer: Vec<u8>) -> Result<Pending, DirectError> {
         there.placed(offset, region.bytes)?;
-        buffer.resize(usize::try_from(there.size()).map_err(|_| LayoutError::TooLarge)?, 0);
+        let bytes = there.size();
+        let buffer = with_length(buffer, bytes).ok_or(DirectError::NoMemory { bytes })?;
         self.start(region, offset, there, Job::Gather, buffer)
     }
 
@@ -1098,6 +1095,14 @@ fn fits(part: &ScanPart, kind: Kind, want: Want, reduced: &Reduced, found: &[u8]
 
 fn first_word(value: &[u8; 16]) -> u64 {
     u64::from_le_bytes(value[..8].try_into().expect("eight bytes"))
+}
+
+/// The buffer, made this long, with zeroes where it grows; none if there is no memory for that.
+pub(crate) fn with_length(mut buffer: Vec<u8>, bytes: u64) -> Option<Vec<u8>> {
+    let bytes = usize::try_from(bytes).ok()?;
+    buffer.try_reserve(bytes.saturating_sub(buffer.len())).ok()?;
+    buffer.resize(bytes, 0);
+    Some(buffer)
 }
 
 pub(crate) fn numbers<T: Number>(bytes: &[u8]) -> Vec<T> {

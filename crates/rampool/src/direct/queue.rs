@@ -18,7 +18,7 @@
 //! **Bounded.** A queue holds so many messages and bytes. A send to a full one waits for room, in the order of coming, for as long as its caller says; zero
 //! means not at all. Queues belong to the lease, whose memory their messages take; with its last member they are gone.
 
-use super::{Direct, DirectError, DirectRegion, Job, Pending, both};
+use super::{Direct, DirectError, DirectRegion, Job, Pending, both, with_length};
 use crate::error::{LostReason, Operation, PoolError};
 use crate::pool::{PoolRegion, QueueReply};
 use rampool_proto::layout::{Layout, Program};
@@ -809,14 +809,12 @@ impl Direct {
 
     /// Begins to read a body; `None` if this process has no memory for what its sender says.
     fn start_get_place(&mut self, place: &Place) -> Option<Pending> {
-        let bytes = usize::try_from(place.program.bytes()).expect("a 64-bit machine");
-        let mut buffer = Vec::new();
+        let bytes = place.program.bytes();
         if !self.pool.knows(place.region) {
             return None;
         }
-        buffer.try_reserve_exact(bytes).ok()?;
-        buffer.resize(bytes, 0);
-        let here = Program::run(0, bytes as u64).expect("as long as what it is read from");
+        let mut buffer = with_length(Vec::new(), bytes)?;
+        let here = Program::run(0, bytes).expect("as long as what it is read from");
         let region = DirectRegion { region: place.region, bytes: u64::MAX };
         // SAFETY: the buffer's bytes do not move with it, and it is not touched or dropped before the operation has ended or the pool is gone.
         let token = unsafe { self.begin(region, Job::Gather, &place.program, &here, buffer.as_mut_ptr()) };

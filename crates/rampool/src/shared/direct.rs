@@ -17,7 +17,7 @@ use rampool_proto::units::PageIndex;
 use super::host::Waiting;
 use super::outside::{Outside, OutsideError};
 use super::{Region, Shared, SharedError};
-use crate::direct::{Number, aligned, apart};
+use crate::direct::{Number, aligned, apart, with_length};
 
 /// One operation of the engine has at most so many bytes, and so many runs of them.
 const MOST_BYTES: u64 = 1 << 20;
@@ -33,6 +33,8 @@ pub enum SharedDirectError {
     Lengths { there: u64, here: u64 },
     #[error("{how:?} makes no sense for elements of kind {kind:?}")]
     NotForKind { kind: Kind, how: Combine },
+    #[error("the layout selects {bytes} bytes, for which this process has no memory")]
+    NoMemory { bytes: u64 },
     #[error(transparent)]
     Shared(#[from] SharedError),
     #[error(transparent)]
@@ -272,7 +274,8 @@ impl SharedDirect {
     }
 
     fn gathered(&self, there: &Program) -> Result<Vec<u8>, SharedDirectError> {
-        let mut bytes = vec![0; length(there)];
+        let bytes = there.bytes();
+        let mut bytes = with_length(Vec::new(), bytes).ok_or(SharedDirectError::NoMemory { bytes })?;
         self.gather(there, &mut bytes)?;
         Ok(bytes)
     }

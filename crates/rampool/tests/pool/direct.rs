@@ -708,6 +708,21 @@ fn a_copy_to_a_server_that_is_gone_ends_with_its_name_and_the_source_goes_on() {
     all_gone(&[&source]);
 }
 
+/// A megabyte that is selected half a billion times.
+#[test]
+fn a_layout_that_selects_more_than_there_is_memory_is_refused() {
+    let server = serve(16 * MIB);
+    let mut direct = Direct::connect(&config(&[&server], 8 * MIB)).unwrap();
+    let region = direct.create(MIB).unwrap();
+    direct.put_value(region, 8, 7u64).unwrap();
+    let much = Layout::bytes(MIB).unwrap().hvector(1 << 29, 1, 0).unwrap();
+    assert!(matches!(direct.start_get(region, 0, &much), Err(DirectError::NoMemory { bytes }) if bytes == MIB << 29));
+    assert!(matches!(direct.get_values::<u64>(region, 0, &much), Err(DirectError::NoMemory { .. })));
+    assert_eq!(direct.get_value::<u64>(region, 8).unwrap(), 7);
+    direct.pool().leave();
+    all_gone(&[&server]);
+}
+
 /// A server that hangs takes the copies of those who use it, and of nobody else.
 #[test]
 fn a_copy_to_a_server_that_hangs_keeps_no_other_tenants_copies_waiting() {
