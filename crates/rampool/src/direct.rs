@@ -416,7 +416,7 @@ impl Direct {
         }
         let (there, here) = plain(region, offset, buffer.len() as u64)?;
         // SAFETY: the buffer is borrowed until the operation has ended.
-        let token = unsafe { self.begin(region, Job::Gather, &there, &here, buffer.as_mut_ptr()) };
+        let token = unsafe { self.begin(region, Job::Gather, &there, &here, buffer.as_mut_ptr()) }?;
         self.finish(token)
     }
 
@@ -427,7 +427,7 @@ impl Direct {
     pub fn put(&mut self, region: DirectRegion, offset: u64, bytes: &[u8]) -> Result<(), DirectError> {
         let (there, here) = plain(region, offset, bytes.len() as u64)?;
         // SAFETY: the bytes are borrowed until the operation has ended, and only read.
-        let token = unsafe { self.begin(region, Job::Scatter, &there, &here, bytes.as_ptr().cast_mut()) };
+        let token = unsafe { self.begin(region, Job::Scatter, &there, &here, bytes.as_ptr().cast_mut()) }?;
         self.finish(token)
     }
 
@@ -446,7 +446,7 @@ impl Direct {
         let (there, here) = both(region, offset, there, buffer.len() as u64, here)?;
         apart(&here)?;
         // SAFETY: the layout is within the buffer, which is borrowed until the operation has ended.
-        let token = unsafe { self.begin(region, Job::Gather, &there, &here, buffer.as_mut_ptr()) };
+        let token = unsafe { self.begin(region, Job::Gather, &there, &here, buffer.as_mut_ptr()) }?;
         self.finish(token)
     }
 
@@ -465,7 +465,7 @@ impl Direct {
         let (there, here) = both(region, offset, there, bytes.len() as u64, here)?;
         apart(&there)?;
         // SAFETY: the layout is within the bytes, which are borrowed until the operation has ended, and only read.
-        let token = unsafe { self.begin(region, Job::Scatter, &there, &here, bytes.as_ptr().cast_mut()) };
+        let token = unsafe { self.begin(region, Job::Scatter, &there, &here, bytes.as_ptr().cast_mut()) }?;
         self.finish(token)
     }
 
@@ -488,7 +488,7 @@ impl Direct {
         let (there, here) = both(region, offset, there, bytes, &here)?;
         apart(&here)?;
         // SAFETY: the caller's promise.
-        let token = unsafe { self.begin(region, Job::Gather, &there, &here, memory) };
+        let token = unsafe { self.begin(region, Job::Gather, &there, &here, memory) }?;
         self.finish(token)
     }
 
@@ -511,7 +511,7 @@ impl Direct {
         let (there, here) = both(region, offset, there, bytes, &here)?;
         apart(&there)?;
         // SAFETY: the caller's promise; the memory is only read.
-        let token = unsafe { self.begin(region, Job::Scatter, &there, &here, memory) };
+        let token = unsafe { self.begin(region, Job::Scatter, &there, &here, memory) }?;
         self.finish(token)
     }
 
@@ -567,7 +567,7 @@ impl Direct {
     fn start(&mut self, region: DirectRegion, offset: u64, there: &Layout, job: Job, mut buffer: Vec<u8>) -> Result<Pending, DirectError> {
         let (there, here) = both(region, offset, there, buffer.len() as u64, &Layout::bytes(buffer.len() as u64)?)?;
         // SAFETY: the buffer's bytes do not move with it, and it is not touched or dropped before the operation has ended or the pool is gone.
-        let token = unsafe { self.begin(region, job, &there, &here, buffer.as_mut_ptr()) };
+        let token = unsafe { self.begin(region, job, &there, &here, buffer.as_mut_ptr()) }?;
         self.buffers.insert(token, buffer);
         Ok(Pending { token })
     }
@@ -648,6 +648,8 @@ impl Direct {
         }
         let (source, target) = (source.placed(from_offset, from.bytes)?, target.placed(to_offset, to.bytes)?);
         apart(&target)?;
+        self.must_know(from)?;
+        self.must_know(to)?;
         let token = self.token(Operation::Copy(from_offset));
         self.pool.copy_bytes(token, (from.region, &source), (to.region, &target));
         Ok(token)
@@ -759,6 +761,7 @@ impl Direct {
         operand: u64,
     ) -> Result<PendingValue, DirectError> {
         aligned(&Layout::bytes(kind.bytes() as u64)?.placed(offset, region.bytes)?, kind)?;
+        self.must_know(region)?;
         let token = self.token(Operation::FetchOp(offset));
         let request = self.pool.fetch_op(region.region, token, &FetchOp { kind, change, offset, operand });
         Ok(PendingValue { token, request })
@@ -904,6 +907,7 @@ impl Direct {
     ) -> Result<(), DirectError> {
         let column = column.placed(offset, region.bytes)?;
         aligned(&column, T::KIND)?;
+        self.must_know(region)?;
         let token = self.token(Operation::Scan(offset));
         let operands = (filter.low.bits().to_le_bytes(), filter.high.bits().to_le_bytes());
         let parts = self.pool.scan(region.region, token, (T::KIND, filter.test, want), operands, &column);
@@ -938,7 +942,15 @@ impl Direct {
 
     /// # Safety
     /// As [`Pool::move_bytes`].
-    unsafe fn begin(&mut self, region: DirectRegion, job: Job, there: &Program, here: &Program, memory: *mut u8) -> u64 {
+    unsafe fn begin(
+        &mut self,
+        region: DirectRegion,
+        job: Job,
+        there: &Program,
+        here: &Program,
+        memory: *mut u8,
+    ) -> Result<u64, DirectError> {
+        self.must_know(region)?;
         let offset = there.bounds().0.cast_unsigned();
         let token = self.token(match job {
             Job::Gather => Operation::Gather(offset),
@@ -948,7 +960,12 @@ impl Direct {
         });
         // SAFETY: the caller's promise.
         unsafe { self.pool.move_bytes(region.region, token, job, there, here, memory) };
-        token
+        Ok(token)
+    }
+
+    /// Whoever has freed a region may still have what it was known by.
+    fn must_know(&self, region: DirectRegion) -> Result<(), DirectError> {
+        if self.pool.knows(region.region) { Ok(()) } else { Err(DirectError::NoSuchRegion) }
     }
 
     /// The short way of a get of consecutive bytes, where there is one.
@@ -956,7 +973,7 @@ impl Direct {
     /// # Safety
     /// As [`Pool::read_piece`].
     unsafe fn begin_piece(&mut self, region: DirectRegion, offset: u64, place: PieceMut) -> Option<u64> {
-        let within = offset.checked_add(place.len as u64).is_some_and(|end| end <= region.bytes);
+        let within = offset.checked_add(place.len as u64).is_some_and(|end| end <= region.bytes) && self.pool.knows(region.region);
         let token = self.next + 1;
         // SAFETY: the caller's promise.
         if !within || !unsafe { self.pool.read_piece(region.region, token, offset, place) } {

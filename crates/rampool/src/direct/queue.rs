@@ -310,8 +310,8 @@ impl Direct {
                     }
                     let (there, here) = self.body_sides(queue, &reply, bytes.len())?;
                     // SAFETY: the layout is within the bytes, which are borrowed until the operation has ended, and only read.
-                    let token = unsafe { self.begin(queue.region, Job::SendBody, &there, &here, bytes.as_ptr().cast_mut()) };
-                    let result = self.finish(token);
+                    let begun = unsafe { self.begin(queue.region, Job::SendBody, &there, &here, bytes.as_ptr().cast_mut()) };
+                    let result = begun.and_then(|token| self.finish(token));
                     return result.map_err(|error| self.take_back(queue, reply.arg, error));
                 }
             }
@@ -430,6 +430,7 @@ impl Direct {
                 let refused = || QueueError::Reference { queue: queue.name.to_string() };
                 let direct = |source| QueueError::Direct { queue: queue.name.to_string(), source };
                 let program = layout.placed(offset, region.bytes).map_err(|error| direct(error.into()))?;
+                self.must_know(region).map_err(direct)?;
                 let (regions, only) = self.pool.told_as(region.region);
                 if program.bytes() == 0 || only.is_some() {
                     return Err(refused());
@@ -474,7 +475,8 @@ impl Direct {
         let reply = self.judge(&queue.name, queue.server, Opcode::Push, reply)?;
         let (there, here) = self.body_sides(queue, &reply, body.len())?;
         // SAFETY: the buffer's bytes do not move with it, and it is not touched or dropped before the operation has ended or the pool is gone.
-        let token = unsafe { self.begin(queue.region, Job::SendBody, &there, &here, body.as_mut_ptr()) };
+        let begun = unsafe { self.begin(queue.region, Job::SendBody, &there, &here, body.as_mut_ptr()) };
+        let token = begun.map_err(|source| QueueError::Direct { queue: queue.name.to_string(), source })?;
         self.buffers.insert(token, body);
         Ok(Stage::Body { number: reply.arg, pending: Pending { token } })
     }
@@ -738,8 +740,8 @@ impl Direct {
         let here = Program::run(0, bytes as u64).map_err(|error| direct(error.into()))?;
         let region = DirectRegion { region: place.region, bytes: u64::MAX };
         // SAFETY: the program is within the buffer, which is borrowed until the operation has ended.
-        let token = unsafe { self.begin(region, Job::Gather, &place.program, &here, buffer.as_mut_ptr()) };
-        self.finish(token).map_err(direct)?;
+        let begun = unsafe { self.begin(region, Job::Gather, &place.program, &here, buffer.as_mut_ptr()) };
+        begun.and_then(|token| self.finish(token)).map_err(direct)?;
         Ok(bytes)
     }
 
@@ -753,6 +755,7 @@ impl Direct {
         let direct = |source| QueueError::Direct { queue: message.queue.name.to_string(), source };
         let target = Layout::bytes(place.program.bytes()).and_then(|layout| layout.placed(offset, region.bytes));
         let target = target.map_err(|error| direct(error.into()))?;
+        self.must_know(region).map_err(direct)?;
         let token = self.token(Operation::Copy(offset));
         self.pool.copy_bytes(token, (place.region, &place.program), (region.region, &target));
         self.finish(token).map_err(direct)
@@ -810,14 +813,11 @@ impl Direct {
     /// Begins to read a body; `None` if this process has no memory for what its sender says.
     fn start_get_place(&mut self, place: &Place) -> Option<Pending> {
         let bytes = place.program.bytes();
-        if !self.pool.knows(place.region) {
-            return None;
-        }
         let mut buffer = with_length(Vec::new(), bytes)?;
         let here = Program::run(0, bytes).expect("as long as what it is read from");
         let region = DirectRegion { region: place.region, bytes: u64::MAX };
         // SAFETY: the buffer's bytes do not move with it, and it is not touched or dropped before the operation has ended or the pool is gone.
-        let token = unsafe { self.begin(region, Job::Gather, &place.program, &here, buffer.as_mut_ptr()) };
+        let token = unsafe { self.begin(region, Job::Gather, &place.program, &here, buffer.as_mut_ptr()) }.ok()?;
         self.buffers.insert(token, buffer);
         Some(Pending { token })
     }

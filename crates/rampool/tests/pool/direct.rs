@@ -2,7 +2,7 @@
 
 use super::{MIB, Relay, address_of, all_gone, config, mix, next, serve, server_config, through};
 use crate::relay::Cut;
-use rampool::direct::{Direct, DirectError, DirectRegion, Filter, Number, Pending, Total};
+use rampool::direct::{Direct, DirectError, DirectRegion, Filter, Number, Pending, QueueBounds, QueueError, SendBody, Total};
 use rampool::error::{Operation, PoolError};
 use rampool::key::Key;
 use rampool::pool::{Pool, PoolConfig, PoolEvent, ServerSpec};
@@ -706,6 +706,36 @@ fn a_copy_to_a_server_that_is_gone_ends_with_its_name_and_the_source_goes_on() {
     assert_eq!(bytes, [4; 4096]);
     direct.pool().leave();
     all_gone(&[&source]);
+}
+
+#[test]
+fn a_region_that_was_freed_is_none_for_every_operation() {
+    let server = serve(16 * MIB);
+    let mut direct = Direct::connect(&config(&[&server], 8 * MIB)).unwrap();
+    let (freed, other) = (direct.create(MIB).unwrap(), direct.create(MIB).unwrap());
+    let queue = direct.open_or_create_queue("jobs", QueueBounds { messages: 9, bytes: MIB }).unwrap();
+    direct.put_value(freed, 0, 1u64).unwrap();
+    direct.free(freed);
+    let word = Layout::bytes(8).unwrap();
+    let none = |result: Result<(), DirectError>| assert!(matches!(result, Err(DirectError::NoSuchRegion)), "{result:?}");
+    none(direct.get_value::<u64>(freed, 0).map(drop));
+    none(direct.get(freed, 0, &mut [0; 9000]));
+    none(direct.put_value(freed, 0, 1u64));
+    none(direct.accumulate(freed, 0, &word, Combine::Sum, &[1u64]));
+    none(direct.fetch_add(freed, 0, 1u64).map(drop));
+    none(direct.sum(freed, 0, &word, Filter::<u64>::all()).map(drop));
+    none(direct.copy((freed, 0, &word), (other, 0, &word)));
+    none(direct.copy((other, 0, &word), (freed, 0, &word)));
+    none(direct.ticket(freed).map(drop));
+    let sent = direct.send(&queue, b"", SendBody::InPool { region: freed, offset: 0, layout: &word }, Duration::ZERO);
+    assert!(matches!(sent, Err(QueueError::Direct { source: DirectError::NoSuchRegion, .. })), "{sent:?}");
+    direct.send(&queue, b"", SendBody::InPool { region: other, offset: 0, layout: &word }, Duration::ZERO).unwrap();
+    let mut message = direct.take(&queue, Duration::ZERO).unwrap().unwrap();
+    let landed = direct.land_body(&mut message, freed, 0, Duration::ZERO);
+    assert!(matches!(landed, Err(QueueError::Direct { source: DirectError::NoSuchRegion, .. })), "{landed:?}");
+    direct.done(message);
+    direct.pool().leave();
+    all_gone(&[&server]);
 }
 
 /// A megabyte that is selected half a billion times.
