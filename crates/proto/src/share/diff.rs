@@ -6,7 +6,9 @@
 /// Bytes of a page, as ascending, disjoint, non-empty runs.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Diff {
-    runs: Vec<Run>,
+    /// The first run and those behind it. Most diffs have only one, and ask for memory for its bytes alone.
+    first: Option<Run>,
+    more: Vec<Run>,
     /// The runs' bytes, one after the other.
     bytes: Vec<u8>,
 }
@@ -48,7 +50,7 @@ impl Diff {
                 let base = index * SPAN + block * BLOCK;
                 let n: &[u8; BLOCK] = n.try_into().expect("a block");
                 let o: &[u8; BLOCK] = o.try_into().expect("a block");
-                if n == o {
+                if are_equal(n, o) {
                     if let Some(start) = open.take() {
                         diff.push_range(new, start, base);
                     }
@@ -118,22 +120,28 @@ impl Diff {
         let offset = u32::try_from(offset).expect("a page is small");
         let len = u32::try_from(bytes.len()).expect("a page is small");
         assert!(offset >= self.end(), "runs ascend");
-        match self.runs.last_mut() {
-            Some(last) if last.offset + last.len == offset => last.len += len,
-            _ => self.runs.push(Run { offset, len }),
-        }
         self.bytes.extend_from_slice(bytes);
+        let Some(first) = &mut self.first else {
+            self.first = Some(Run { offset, len });
+            return;
+        };
+        let last = self.more.last_mut().unwrap_or(first);
+        if last.offset + last.len == offset {
+            last.len += len;
+        } else {
+            self.more.push(Run { offset, len });
+        }
     }
 
     /// The byte behind the last run.
     #[must_use]
     pub fn end(&self) -> u32 {
-        self.runs.last().map_or(0, |run| run.offset + run.len)
+        self.more.last().or(self.first.as_ref()).map_or(0, |run| run.offset + run.len)
     }
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.runs.is_empty()
+        self.first.is_none()
     }
 
     /// Changed bytes.
@@ -145,13 +153,13 @@ impl Diff {
     /// Number of runs.
     #[must_use]
     pub fn runs(&self) -> usize {
-        self.runs.len()
+        usize::from(self.first.is_some()) + self.more.len()
     }
 
     /// The runs: offset in the page, bytes.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &[u8])> {
         let mut rest = self.bytes.as_slice();
-        self.runs.iter().map(move |run| {
+        self.first.iter().chain(&self.more).map(move |run| {
             let (bytes, behind) = rest.split_at(run.len as usize);
             rest = behind;
             (run.offset as usize, bytes)
@@ -167,6 +175,12 @@ impl Diff {
             page[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
     }
+}
+
+/// Without the call into the C library that comparing arrays of this length is.
+fn are_equal(new: &[u8; BLOCK], old: &[u8; BLOCK]) -> bool {
+    let part = |block: &[u8; BLOCK], at: usize| u128::from_le_bytes(block[at..at + 16].try_into().expect("sixteen bytes"));
+    (0..BLOCK).step_by(16).fold(0, |any, at| any | (part(new, at) ^ part(old, at))) == 0
 }
 
 /// Bit `i` is set where byte `i` differs.
