@@ -37,6 +37,7 @@
 
 mod adapt;
 mod ahead;
+mod by_lock;
 pub mod channel;
 pub mod config;
 pub mod control;

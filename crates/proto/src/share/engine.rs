@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::Hash;
 
+use super::by_lock::ByLock;
 use super::config::{Regions, Tables};
 use super::protocol::{Cx, Plugin, Protocol};
 use super::rule::{Rule, Rules};
@@ -22,8 +23,8 @@ use crate::units::{Extent, PageIndex};
 pub struct Engine {
     pub(crate) shared: Shared,
     pub(crate) plugins: Vec<Plugin>,
-    pub(crate) locks: BTreeMap<LockId, LockNode>,
-    pub(crate) managed: BTreeMap<LockId, LockManager>,
+    pub(crate) locks: ByLock<LockNode>,
+    pub(crate) managed: ByLock<LockManager>,
     /// Locks whose management is on its way here, with what was asked meanwhile.
     pub(crate) awaited: BTreeMap<LockId, Vec<(Rank, u32, Body)>>,
     pub(crate) barrier: Barrier,
@@ -128,8 +129,8 @@ impl Engine {
                 stats: Stats::default(),
             },
             plugins: Vec::new(),
-            locks: BTreeMap::new(),
-            managed: BTreeMap::new(),
+            locks: ByLock::default(),
+            managed: ByLock::default(),
             awaited: BTreeMap::new(),
             barrier: Barrier::default(),
             pending: VecDeque::new(),
@@ -476,10 +477,10 @@ impl Engine {
         for (_, message) in &self.parked {
             assert!(message.epoch > self.shared.epoch || self.barrier.is_inside(), "a parked message's time has come");
         }
-        for (&lock, node) in &self.locks {
+        for (lock, node) in self.locks.iter() {
             node.check(lock, self.owed.contains_key(&lock));
         }
-        for (&lock, manager) in &self.managed {
+        for (lock, manager) in self.managed.iter() {
             manager.check(lock);
         }
         for plugin in &self.plugins {

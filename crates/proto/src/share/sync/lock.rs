@@ -127,30 +127,29 @@ impl Engine {
     /// The lock's state here, made on first use: an unused lock is a free token at its first manager.
     fn node(&mut self, lock: LockId) -> &mut LockNode {
         let managed_here = self.manager(lock) == self.shared.rank && !self.awaited.contains_key(&lock);
-        if managed_here && !self.locks.contains_key(&lock) {
+        if managed_here && !self.locks.contains(lock) {
             self.manage(lock);
         }
-        self.locks.entry(lock).or_default()
+        self.locks.get_or_insert_with(lock, LockNode::default)
     }
 
     /// The lock's management, made on first use.
     fn manage(&mut self, lock: LockId) -> &mut LockManager {
-        if !self.managed.contains_key(&lock) {
-            let path = match self.shared.lock_path {
+        let Self { shared, locks, managed, .. } = self;
+        managed.get_or_insert_with(lock, || {
+            let path = match shared.lock_path {
                 LockPath::Forward => {
-                    self.locks.entry(lock).or_default().have = Have::Exclusive;
-                    Path::Forward { last: self.shared.rank }
+                    locks.get_or_insert_with(lock, LockNode::default).have = Have::Exclusive;
+                    Path::Forward { last: shared.rank }
                 }
                 LockPath::Central => Path::Central,
             };
-            let manager = LockManager { path, holder: None, readers: BTreeSet::new(), queue: VecDeque::new(), waiters: BTreeMap::new() };
-            self.managed.insert(lock, manager);
-        }
-        self.managed.get_mut(&lock).expect("just made")
+            LockManager { path, holder: None, readers: BTreeSet::new(), queue: VecDeque::new(), waiters: BTreeMap::new() }
+        })
     }
 
     pub(super) fn holds_exclusively(&self, thread: ThreadId, lock: LockId) -> bool {
-        self.locks.get(&lock).is_some_and(|node| node.holder == Some(thread))
+        self.locks.get(lock).is_some_and(|node| node.holder == Some(thread))
     }
 
     pub(super) fn lock_begin(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId, mode: LockMode, wait: bool) {
@@ -310,7 +309,7 @@ impl Engine {
 
     /// As `unlock`, but the thread's operation goes on. False if it does not hold the lock.
     pub(super) fn let_go(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId) -> bool {
-        let mode = match self.locks.get(&lock) {
+        let mode = match self.locks.get(lock) {
             Some(node) if node.holder == Some(thread) => LockMode::Exclusive,
             Some(node) if node.readers.contains(&thread) && node.snapshot => LockMode::Snapshot,
             Some(node) if node.readers.contains(&thread) => LockMode::Shared,
@@ -588,7 +587,7 @@ impl Engine {
     }
 
     fn on_grant(&mut self, io: &mut Io<'_>, epoch: u32, lock: LockId, mode: LockMode, central: bool, parts: &[Part]) -> Checked {
-        if self.locks.get(&lock).is_none_or(|node| node.asked != Some(mode) || node.have != Have::Nothing) {
+        if self.locks.get(lock).is_none_or(|node| node.asked != Some(mode) || node.have != Have::Nothing) {
             return unexpected(&format!("grant of {lock}"));
         }
         self.take_parts(io, epoch, parts, |plugin, cx, payload| plugin.acquire(cx, lock, payload))?;
@@ -661,7 +660,7 @@ impl Engine {
     /// Hands the lock's management to another rank, at the end of a barrier.
     pub(super) fn export_lock(&mut self, io: &mut Io<'_>, lock: LockId, to: Rank) {
         self.manage(lock);
-        let managed = self.managed.remove(&lock).expect("just made");
+        let managed = self.managed.remove(lock).expect("just made");
         let last = match managed.path {
             Path::Forward { last } => Some(last),
             _ => None,
