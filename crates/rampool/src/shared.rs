@@ -102,6 +102,10 @@ pub const SEMAPHORES: u32 = 1 << 16;
 const MOST_LOOKED_AT: u16 = 8;
 /// A thread that looks for a message gives its CPU to others once in so many times; each time where ranks share CPUs.
 const LOOKS_A_YIELD: u32 = 8;
+/// Who gave its CPU to others for so long shares it with somebody who computes, and gives a whole slice of its own each time that it does so:
+/// milliseconds. So its slices are to be short from then on; but not where that somebody is another rank, which would be interrupted by those who wait
+/// for it.
+const LONG_YIELD: Duration = Duration::from_micros(500);
 /// The runtime's own locks begin here.
 const OWN_LOCKS: u64 = 1 << 62;
 
@@ -928,6 +932,9 @@ impl Shared {
             if (inner.crowded || looks.is_multiple_of(LOOKS_A_YIELD)) && !slot.is_ready() {
                 // The rank that it waits for may want this CPU.
                 std::thread::yield_now();
+                if !inner.crowded && now.elapsed() >= LONG_YIELD {
+                    rampool_sys::thread::ask_for_short_slices();
+                }
             }
         }
     }

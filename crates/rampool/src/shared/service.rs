@@ -13,6 +13,9 @@ use super::{Inner, LOOKS_A_YIELD};
 /// Serves until the rank has finished.
 pub(super) fn run(inner: &Arc<Inner>, spin: Duration) {
     let _guard = EndWithPanic;
+    if !inner.crowded {
+        rampool_sys::thread::ask_for_short_slices();
+    }
     let mut plan = Plan::default();
     let mut ready = Ready::default();
     loop {
