@@ -187,10 +187,9 @@ fn guards_are_held_until_the_frame_has_left_and_dropped_with_the_link() {
         let mut head = Vec::new();
         encode_frame(&mut head, Header::request(Opcode::Put, 1), &[], page.len());
         let piece = [Piece { ptr: page.as_ptr(), len: page.len() }];
-        for _ in 0..20 {
-            // SAFETY: `page` outlives the link.
-            unsafe { client.send(Urgency::Demand, &head, &piece, Rc::clone(&guard)) };
-        }
+        // SAFETY: `page` outlives the link.
+        let send = |client: &mut Link<Rc<()>>| unsafe { client.send(Urgency::Demand, &head, &piece, Rc::clone(&guard)) };
+        (0..20).for_each(|_| send(&mut client));
         assert_eq!(Rc::strong_count(&guard), 21);
         assert_eq!(client.flush().unwrap(), Flush::Blocked, "40 MiB fit neither a socket buffer nor a ring");
         assert!(Rc::strong_count(&guard) > 1);
@@ -208,7 +207,12 @@ fn guards_are_held_until_the_frame_has_left_and_dropped_with_the_link() {
             }
         }
         let held = Rc::strong_count(&guard);
-        assert!(held > 1 && held <= 11, "{held} guards, 10 frames have arrived");
+        assert!(held <= 11, "{held} guards, 10 frames have arrived");
+        // The kernel may have taken all of the others: it lets a socket's buffers grow, to 32 MiB by default.
+        while Rc::strong_count(&guard) == 1 {
+            send(&mut client);
+            client.flush().unwrap();
+        }
         drop(client);
         assert_eq!(Rc::strong_count(&guard), 1);
     }
