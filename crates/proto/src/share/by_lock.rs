@@ -12,18 +12,22 @@ use rustc_hash::FxBuildHasher;
 use super::LockId;
 
 #[derive(Clone, Debug)]
-pub(crate) struct ByLock<T>(IndexMap<LockId, T, FxBuildHasher>);
+pub(crate) struct ByLock<T> {
+    entries: IndexMap<LockId, T, FxBuildHasher>,
+    /// Where the entry lay that was looked up last. All that is done with a message is about one lock, so the next look-up is mostly of the same.
+    last: usize,
+}
 
 impl<T> Default for ByLock<T> {
     fn default() -> Self {
-        Self(IndexMap::default())
+        Self { entries: IndexMap::default(), last: 0 }
     }
 }
 
 /// The same for equal tables, whatever became of them before.
 impl<T: Hash> Hash for ByLock<T> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let mut sorted: Vec<(&LockId, &T)> = self.0.iter().collect();
+        let mut sorted: Vec<(&LockId, &T)> = self.entries.iter().collect();
         sorted.sort_unstable_by_key(|&(lock, _)| lock);
         sorted.hash(state);
     }
@@ -32,28 +36,41 @@ impl<T: Hash> Hash for ByLock<T> {
 impl<T> ByLock<T> {
     /// In any order.
     pub fn iter(&self) -> impl Iterator<Item = (LockId, &T)> {
-        self.0.iter().map(|(lock, value)| (*lock, value))
+        self.entries.iter().map(|(lock, value)| (*lock, value))
     }
 
-    pub fn contains(&self, lock: LockId) -> bool {
-        self.0.contains_key(&lock)
+    /// What was looked up last, if it is of this lock.
+    fn again(&self, lock: LockId) -> Option<&T> {
+        self.entries.get_index(self.last).filter(|&(&of, _)| of == lock).map(|(_, value)| value)
     }
 
     pub fn get(&self, lock: LockId) -> Option<&T> {
-        self.0.get(&lock)
+        self.again(lock).or_else(|| self.entries.get(&lock))
+    }
+
+    pub fn get_mut(&mut self, lock: LockId) -> Option<&mut T> {
+        if self.again(lock).is_none() {
+            self.last = self.entries.get_index_of(&lock)?;
+        }
+        Some(&mut self.entries[self.last])
     }
 
     /// The entry, which `make` makes if there is none.
     pub fn get_or_insert_with(&mut self, lock: LockId, make: impl FnOnce() -> T) -> &mut T {
-        self.0.entry(lock).or_insert_with(make)
+        if self.again(lock).is_none() {
+            let entry = self.entries.entry(lock);
+            self.last = entry.index();
+            entry.or_insert_with(make);
+        }
+        &mut self.entries[self.last]
     }
 
     pub fn insert(&mut self, lock: LockId, value: T) {
-        self.0.insert(lock, value);
+        self.entries.insert(lock, value);
     }
 
     pub fn remove(&mut self, lock: LockId) -> Option<T> {
-        self.0.swap_remove(&lock)
+        self.entries.swap_remove(&lock)
     }
 }
 
@@ -79,5 +96,21 @@ mod tests {
         assert_eq!(hash_of(&table), hash_of(&other));
         other.insert(LockId(1), 8);
         assert_ne!(hash_of(&table), hash_of(&other));
+    }
+
+    #[test]
+    fn what_was_looked_up_last_is_not_taken_for_what_lies_there_now() {
+        let mut table = ByLock::default();
+        (0..3).for_each(|lock| _ = table.get_or_insert_with(LockId(lock), || lock));
+        assert_eq!(table.get_mut(LockId(0)), Some(&mut 0));
+        assert_eq!(table.remove(LockId(0)), Some(0));
+        assert_eq!(table.get(LockId(0)), None, "the last one has taken its place");
+        assert_eq!(table.get_mut(LockId(0)), None);
+        assert_eq!(table.get(LockId(2)), Some(&2));
+        assert_eq!(table.get_mut(LockId(2)), Some(&mut 2));
+        assert_eq!((table.remove(LockId(1)), table.remove(LockId(2))), (Some(1), Some(2)));
+        assert_eq!(table.get(LockId(2)), None, "nothing lies there");
+        assert_eq!(table.get_mut(LockId(2)), None);
+        assert_eq!(table.get_or_insert_with(LockId(5), || 5), &5);
     }
 }

@@ -126,8 +126,8 @@ impl LockManager {
 impl Engine {
     /// The lock's state here, made on first use: an unused lock is a free token at its first manager.
     fn node(&mut self, lock: LockId) -> &mut LockNode {
-        let managed_here = self.manager(lock) == self.shared.rank && !self.awaited.contains_key(&lock);
-        if managed_here && !self.locks.contains(lock) {
+        let known = self.locks.get_mut(lock).is_some();
+        if !known && self.manager(lock) == self.shared.rank && !self.awaited.contains_key(&lock) {
             self.manage(lock);
         }
         self.locks.get_or_insert_with(lock, LockNode::default)
