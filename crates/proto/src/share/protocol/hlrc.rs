@@ -617,7 +617,7 @@ impl Protocol for Hlrc {
     }
 
     fn info(&self, _lock: LockId) -> Info {
-        Info::Time { at: self.intervals.time().into_iter().collect() }
+        info_of(self.intervals.time())
     }
 
     fn may_wait(&self) -> bool {
@@ -673,12 +673,12 @@ impl Protocol for Hlrc {
     fn grant(&mut self, cx: &mut Cx<'_>, lock: LockId, to: Rank, info: Option<&Info>) -> Checked<Payload> {
         let records = self.intervals.unknown_to(&time_of(info)?);
         let riding = if self.adapts() { self.riding(cx, lock, to, &records) } else { Vec::new() };
-        Ok(Payload::Homed { records, upto: Vec::new(), riding })
+        Ok(homed(records, VectorTime::new(), riding))
     }
 
     fn update(&mut self, _cx: &mut Cx<'_>, _lock: LockId, manager: Rank) -> Payload {
         let records = self.intervals.news_for(manager);
-        Payload::Homed { records, upto: self.intervals.time().into_iter().collect(), riding: Vec::new() }
+        homed(records, self.intervals.time(), Vec::new())
     }
 
     fn absorb(&mut self, _cx: &mut Cx<'_>, lock: LockId, payload: &Payload) -> Checked {
@@ -689,7 +689,7 @@ impl Protocol for Hlrc {
 
     fn serve(&mut self, _cx: &mut Cx<'_>, lock: LockId, info: Option<&Info>) -> Checked<Payload> {
         let records = self.intervals.unknown_of_lock(lock, &time_of(info)?);
-        Ok(Payload::Homed { records, upto: Vec::new(), riding: Vec::new() })
+        Ok(homed(records, VectorTime::new(), Vec::new()))
     }
 
     fn acquire(&mut self, cx: &mut Cx<'_>, _lock: LockId, payload: &Payload) -> Checked {
@@ -875,6 +875,19 @@ fn is_large(diff: &Diff, page_bytes: usize) -> bool {
 const AHEAD_BYTES: usize = 64 << 10;
 /// More pages than any rank asks for in one message: pages have at least 8 bytes.
 const MOST_AT_ONCE: usize = AHEAD_BYTES / 8;
+
+/// What goes with a lock: mostly nothing.
+fn homed(records: Vec<(IntervalId, NoticeRuns)>, upto: VectorTime, riding: Vec<PageCopy>) -> Payload {
+    if records.is_empty() && upto.is_empty() && riding.is_empty() {
+        return Payload::Nothing;
+    }
+    Payload::Homed { records, upto: upto.into_iter().collect(), riding }
+}
+
+/// What a requester says that it knows. Who knows nothing of this epoch need not say so.
+pub(super) fn info_of(time: VectorTime) -> Info {
+    if time.is_empty() { Info::Nothing } else { Info::Time { at: time.into_iter().collect() } }
+}
 
 /// What a requester said it knows.
 pub(super) fn time_of(info: Option<&Info>) -> Checked<VectorTime> {

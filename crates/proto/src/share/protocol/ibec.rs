@@ -379,7 +379,7 @@ impl Protocol for Ibec {
     }
 
     fn info(&self, lock: LockId) -> Info {
-        Info::Seen { at: self.seen.get(&lock).copied().unwrap_or(0) }
+        self.seen.get(&lock).map_or(Info::Nothing, |&at| Info::Seen { at })
     }
 
     fn opened(&mut self, cx: &mut Cx<'_>, thread: ThreadId, lock: LockId, mode: LockMode) {

@@ -18,11 +18,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::hlrc::time_of;
+use super::hlrc::{info_of, time_of};
 use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
 use crate::share::adapt::Mode;
 use crate::share::engine::Shared;
-use crate::share::interval::{IntervalId, Intervals};
+use crate::share::interval::{IntervalId, Intervals, VectorTime};
 use crate::share::message::{Info, IntervalDiff, LazyRecord, PageCopy, Payload};
 use crate::share::notice::{Notice, Notices};
 use crate::share::rule::Rule;
@@ -456,7 +456,7 @@ impl Protocol for Lrc {
     }
 
     fn info(&self, _lock: LockId) -> Info {
-        Info::Time { at: self.intervals.time().into_iter().collect() }
+        info_of(self.intervals.time())
     }
 
     fn release(&mut self, cx: &mut Cx<'_>, scope: Scope) {
@@ -468,13 +468,13 @@ impl Protocol for Lrc {
     fn grant(&mut self, cx: &mut Cx<'_>, _lock: LockId, _to: Rank, info: Option<&Info>) -> Checked<Payload> {
         self.close(cx);
         let records = self.intervals.unknown_to(&time_of(info)?);
-        Ok(Payload::Lazy { records, upto: Vec::new(), collect: false })
+        Ok(lazy(records, VectorTime::new()))
     }
 
     fn update(&mut self, cx: &mut Cx<'_>, _lock: LockId, manager: Rank) -> Payload {
         self.close(cx);
         let records = self.intervals.news_for(manager);
-        Payload::Lazy { records, upto: self.intervals.time().into_iter().collect(), collect: false }
+        lazy(records, self.intervals.time())
     }
 
     fn absorb(&mut self, _cx: &mut Cx<'_>, lock: LockId, payload: &Payload) -> Checked {
@@ -485,7 +485,7 @@ impl Protocol for Lrc {
 
     fn serve(&mut self, _cx: &mut Cx<'_>, lock: LockId, info: Option<&Info>) -> Checked<Payload> {
         let records = self.intervals.unknown_of_lock(lock, &time_of(info)?);
-        Ok(Payload::Lazy { records, upto: Vec::new(), collect: false })
+        Ok(lazy(records, VectorTime::new()))
     }
 
     fn acquire(&mut self, cx: &mut Cx<'_>, _lock: LockId, payload: &Payload) -> Checked {
@@ -608,4 +608,12 @@ impl Protocol for Lrc {
         }
         assert_eq!(pending, self.pending, "pending notices are counted");
     }
+}
+
+/// What goes with a lock: mostly nothing.
+fn lazy(records: Vec<(IntervalId, LazyRecord)>, upto: VectorTime) -> Payload {
+    if records.is_empty() && upto.is_empty() {
+        return Payload::Nothing;
+    }
+    Payload::Lazy { records, upto: upto.into_iter().collect(), collect: false }
 }
