@@ -41,8 +41,8 @@ pub struct Engine {
     pub(crate) entering: Vec<ThreadId>,
     /// Operations that began while the rank waits in a barrier.
     pub(crate) deferred: VecDeque<(ThreadId, Begun)>,
-    /// Threads with an operation that has not ended.
-    blocked: BTreeSet<ThreadId>,
+    /// Threads with an operation that has not ended, ascending. They are few, and come and go with every operation.
+    blocked: Vec<ThreadId>,
     failed: Option<Reason>,
 }
 
@@ -141,7 +141,7 @@ impl Engine {
             parked: Vec::new(),
             entering: Vec::new(),
             deferred: VecDeque::new(),
-            blocked: BTreeSet::new(),
+            blocked: Vec::new(),
             failed: None,
         };
         for region in &config.regions {
@@ -254,7 +254,9 @@ impl Engine {
             io.out.push(Action::Done { thread, result });
             return;
         }
-        assert!(self.blocked.insert(thread), "{thread} asks for a second operation at a time");
+        let at = self.blocked.partition_point(|&other| other < thread);
+        assert!(self.blocked.get(at) != Some(&thread), "{thread} asks for a second operation at a time");
+        self.blocked.insert(at, thread);
         if self.barrier.is_inside() {
             self.deferred.push_back((thread, op));
         } else {
@@ -263,12 +265,12 @@ impl Engine {
     }
 
     pub(crate) fn is_blocked(&self, thread: ThreadId) -> bool {
-        self.blocked.contains(&thread)
+        self.blocked.binary_search(&thread).is_ok()
     }
 
     /// Ends a thread's operation.
     pub(crate) fn done(&mut self, io: &mut Io<'_>, thread: ThreadId, result: OpResult) {
-        self.blocked.remove(&thread);
+        self.blocked.retain(|&other| other != thread);
         io.out.push(Action::Done { thread, result });
     }
 

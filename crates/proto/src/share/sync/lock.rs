@@ -114,6 +114,13 @@ impl LockNode {
 }
 
 impl LockManager {
+    /// Central: whether nobody who has it keeps it from who asks.
+    fn is_free_for(&self, ask: &Ask) -> bool {
+        self.holder.is_none()
+            && (ask.mode != LockMode::Exclusive || self.readers.is_empty())
+            && !(ask.mode == LockMode::Shared && self.readers.contains(&ask.by))
+    }
+
     pub fn check(&self, lock: LockId) {
         assert!(self.holder.is_none() || self.readers.is_empty(), "{lock} has a holder and readers");
         assert!(self.path == Path::Central || self.holder.is_none(), "{lock} is not central but has a holder");
@@ -518,6 +525,7 @@ impl Engine {
                 managed.queue.push_back(ask);
                 Ok(())
             }
+            Path::Central if managed.queue.is_empty() && managed.is_free_for(&ask) => self.lock_grant(io, lock, &ask),
             Path::Central => {
                 managed.queue.push_back(ask);
                 self.lock_pump(io, lock)
@@ -530,31 +538,34 @@ impl Engine {
         loop {
             let managed = self.manage(lock);
             let Some(first) = managed.queue.front() else { return Ok(()) };
-            let free = managed.holder.is_none()
-                && (first.mode != LockMode::Exclusive || managed.readers.is_empty())
-                && !(first.mode == LockMode::Shared && managed.readers.contains(&first.by));
-            if !free {
+            if !managed.is_free_for(first) {
                 self.refuse_tries(io, lock);
                 return Ok(());
             }
             let ask = managed.queue.pop_front().expect("there is a first");
-            match ask.mode {
-                LockMode::Exclusive => managed.holder = Some(ask.by),
-                LockMode::Shared => {
-                    managed.readers.insert(ask.by);
-                }
-                LockMode::Snapshot => {}
+            self.lock_grant(io, lock, &ask)?;
+            if self.failure().is_some() {
+                return Ok(());
             }
-            let epoch = self.shared.epoch;
-            let parts = match self.make_parts(io, |plugin, cx, kind| plugin.serve(cx, lock, info_of(&ask, kind, epoch))) {
-                Ok(parts) => parts,
-                Err(violation) => {
-                    self.violated(io, ask.by, violation);
-                    return Ok(());
-                }
-            };
-            self.send(io, ask.by, Body::LockGrant { lock, mode: ask.mode, central: true, parts });
         }
+    }
+
+    /// The manager gives the lock to who asked, for whom it is free.
+    fn lock_grant(&mut self, io: &mut Io<'_>, lock: LockId, ask: &Ask) -> Checked {
+        let managed = self.manage(lock);
+        match ask.mode {
+            LockMode::Exclusive => managed.holder = Some(ask.by),
+            LockMode::Shared => {
+                managed.readers.insert(ask.by);
+            }
+            LockMode::Snapshot => {}
+        }
+        let epoch = self.shared.epoch;
+        match self.make_parts(io, |plugin, cx, kind| plugin.serve(cx, lock, info_of(ask, kind, epoch))) {
+            Ok(parts) => self.send(io, ask.by, Body::LockGrant { lock, mode: ask.mode, central: true, parts }),
+            Err(violation) => self.violated(io, ask.by, violation),
+        }
+        Ok(())
     }
 
     fn refuse_tries(&mut self, io: &mut Io<'_>, lock: LockId) {
