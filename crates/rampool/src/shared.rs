@@ -832,8 +832,8 @@ impl Shared {
             if ring {
                 inner.watch.ring();
             }
-            outcome = Some(self.wait_for(&slot, thread, &what));
-            host = inner.lock();
+            let (came, driver) = self.wait_for(&slot, thread, &what);
+            (outcome, host) = (Some(came), driver);
         }
         host.account.leave();
         host.account.operation(thread, what.category(), what.lock(), began);
@@ -850,8 +850,8 @@ impl Shared {
     }
 
     /// Waits for the end of this thread's operation: looks for what ends it, at first again and again, since waking it later costs more than a message
-    /// takes, then asleep.
-    fn wait_for(&self, slot: &Slot, thread: ThreadId, what: &Waiting) -> Outcome {
+    /// takes, then asleep. Comes back as the rank's driver.
+    fn wait_for(&self, slot: &Slot, thread: ThreadId, what: &Waiting) -> (Outcome, Driver<'_>) {
         let inner = &*self.inner;
         let limit = inner.config.deadline.filter(|_| !matches!(what, Waiting::Idle));
         let began = Instant::now();
@@ -867,7 +867,7 @@ impl Shared {
                 if looks {
                     host.end_looking();
                 }
-                return outcome;
+                return (outcome, host);
             }
             let now = Instant::now();
             if let Some((at, limit)) = deadline.zip(limit).filter(|&(at, _)| at <= now) {

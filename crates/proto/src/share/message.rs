@@ -80,10 +80,16 @@ impl Message {
         matches!(self.body, Body::LockReleaseAck { .. })
     }
 
-    /// What kind of message it is, for people.
+    /// What kind of message it is, as a place in [`Body::NAMES`].
+    #[must_use]
+    pub fn kind(&self) -> usize {
+        self.body.kind()
+    }
+
+    /// The same for people.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        self.body.name()
+        Body::NAMES[self.kind()]
     }
 
     /// The lock that it is about.
@@ -314,12 +320,16 @@ pub enum Body {
 /// What kinds there are, as people call them.
 macro_rules! names {
     ($($variant:ident),* $(,)?) => {
+        enum Kind {
+            $($variant),*
+        }
+
         impl Body {
             pub const NAMES: &[&str] = &[$(stringify!($variant)),*];
 
-            fn name(&self) -> &'static str {
+            fn kind(&self) -> usize {
                 match self {
-                    $( Self::$variant { .. } => stringify!($variant), )*
+                    $( Self::$variant { .. } => Kind::$variant as usize, )*
                 }
             }
         }

@@ -10,7 +10,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use rampool_proto::share::{LockId, Message, Rank, Stats, ThreadId};
+use rampool_proto::share::{Body, LockId, Message, Rank, Stats, ThreadId};
 use serde::{Deserialize, Serialize};
 
 use super::environment::variable;
@@ -77,7 +77,10 @@ pub(super) struct Account {
     base: Stats,
     /// Threads that are in an operation.
     waiting: usize,
+    /// Without what was sent by type, which is beside it.
     pub stats: SharedStats,
+    /// What was sent, in the order of [`Body::NAMES`].
+    sent: [Kind; Body::NAMES.len()],
     /// Measuring has ended, with this.
     fixed: Option<TimeReport>,
     trace: Option<Trace>,
@@ -94,6 +97,7 @@ impl Account {
             base: Stats::default(),
             waiting: 0,
             stats: SharedStats::default(),
+            sent: [Kind::default(); Body::NAMES.len()],
             fixed: None,
             trace: trace.map(|dir| Trace::create(Path::new(&dir), rank)).transpose()?,
         })
@@ -107,6 +111,7 @@ impl Account {
     pub fn start(&mut self, engine: &Stats) {
         let connections = std::mem::take(&mut self.stats.connections);
         self.stats = SharedStats { connections, reconnections: self.stats.reconnections, ..SharedStats::default() };
+        self.sent = [Kind::default(); Body::NAMES.len()];
         self.base = engine.clone();
         self.began = Instant::now();
         self.fixed = None;
@@ -204,12 +209,21 @@ impl Account {
 
     pub fn sent(&mut self, to: Rank, message: &Message, bytes: usize) {
         self.stats.sent_messages += 1;
-        let kind = self.stats.sent.entry(message.name()).or_default();
+        let kind = &mut self.sent[message.kind()];
         kind.messages += 1;
         kind.bytes += bytes as u64;
         if let Some(trace) = &mut self.trace {
             trace.message("send", ("to", to), message, Some(bytes), Instant::now(), None);
         }
+    }
+
+    fn sent_by_name(&self) -> impl Iterator<Item = (&'static str, Kind)> {
+        Body::NAMES.iter().copied().zip(self.sent).filter(|(_, kind)| kind.messages > 0)
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> SharedStats {
+        SharedStats { sent: self.sent_by_name().collect(), ..self.stats.clone() }
     }
 
     fn report(&self, engine: &Stats) -> TimeReport {
@@ -249,7 +263,7 @@ impl Account {
             other_s: stats.other_wait.as_secs_f64(),
             requests_overlapped_s: stats.requests_overlapped.as_secs_f64(),
             connections: stats.connections.iter().map(|(&name, &count)| (name.to_owned(), count)).collect(),
-            sent: stats.sent.iter().map(|(&name, &kind)| (name.to_owned(), kind)).collect(),
+            sent: self.sent_by_name().map(|(name, kind)| (name.to_owned(), kind)).collect(),
             counts: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).chain(cut).collect(),
         }
     }

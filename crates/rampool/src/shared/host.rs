@@ -1230,7 +1230,7 @@ impl Host {
             away_bytes: self.memory.away(),
             away_sent_bytes: self.memory.traffic.sent_bytes,
             away_brought_bytes: self.memory.traffic.brought_bytes,
-            ..self.account.stats.clone()
+            ..self.account.stats()
         }
     }
 
