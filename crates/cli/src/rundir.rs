@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rampool::roll::Roll;
+use rampool::settings::RUN_DIR_VARIABLE;
 use rampool::stats::StatsSnapshot;
 use rustix::fs::{FlockOperation, flock};
 
@@ -66,6 +68,13 @@ pub fn is_under_way(pid: u32, run: &Path) -> bool {
 fn is_lived_in(run: &Path) -> bool {
     let is_held = || File::open(run).is_ok_and(|dir| flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err());
     is_held() || !Roll::of(run).call().present.is_empty()
+}
+
+/// Whether a process was started as part of the run with this directory, by the environment that it was started with.
+pub fn is_of_run(process: u32, run: &Path) -> bool {
+    let wanted = [RUN_DIR_VARIABLE.as_bytes(), b"=", run.as_os_str().as_bytes()].concat();
+    let environment = std::fs::read(format!("/proc/{process}/environ"));
+    environment.is_ok_and(|bytes| bytes.split(|byte| *byte == 0).any(|variable| variable == wanted))
 }
 
 /// Every run of this user on this machine, as (process id of its `rampool run`, directory).

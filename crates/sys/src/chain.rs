@@ -129,30 +129,31 @@ impl Chain {
 ///
 /// # Safety
 /// `context` is what the kernel handed to a handler with SA_SIGINFO.
-#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn is_write(context: *mut libc::c_void) -> bool {
-    // SAFETY: the kernel hands a SA_SIGINFO handler a ucontext.
-    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
-    let error = context.uc_mcontext.gregs[usize::try_from(libc::REG_ERR).expect("an index")];
-    error & 2 != 0
-}
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) unsafe fn is_write(_context: *mut libc::c_void) -> bool {
-    true
+    // SAFETY: the caller's promise.
+    unsafe { error_code(context) }.is_none_or(|code| code & 2 != 0)
 }
 
 /// Whether the faulting access was of the instruction itself. Where we cannot tell, it counts as one.
 ///
 /// # Safety
 /// As for [`is_write`].
-#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn is_fetch(context: *mut libc::c_void) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { error_code(context) }.is_none_or(|code| code & 16 != 0)
+}
+
+/// What the processor says of a page fault.
+///
+/// # Safety
+/// As for [`is_write`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn error_code(context: *mut libc::c_void) -> Option<i64> {
     // SAFETY: the kernel hands a SA_SIGINFO handler a ucontext.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
-    let error = context.uc_mcontext.gregs[usize::try_from(libc::REG_ERR).expect("an index")];
-    error & 16 != 0
+    Some(context.uc_mcontext.gregs[usize::try_from(libc::REG_ERR).expect("an index")])
 }
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) unsafe fn is_fetch(_context: *mut libc::c_void) -> bool {
-    true
+unsafe fn error_code(_context: *mut libc::c_void) -> Option<i64> {
+    None
 }

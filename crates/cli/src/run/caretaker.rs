@@ -5,17 +5,15 @@
 //! them has ended.
 
 use std::ops::RangeInclusive;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rampool::guardian::Guardian;
 use rampool::pool::Pool;
 use rampool::roll::Roll;
-use rampool::settings::RUN_DIR_VARIABLE;
 
 use super::PrivateServer;
-use crate::rundir::RunDir;
+use crate::rundir::{self, RunDir};
 
 /// How long what the program leaves behind may take to end by itself, or to say that it is there.
 const STRAGGLERS: Duration = Duration::from_millis(150);
@@ -70,11 +68,7 @@ fn somebody_lives_on(roll: &Roll, pool: &mut Pool, run_dir: &Path, mut later: La
 
 /// Whether any process was started as part of this run, by the environment that it was started with.
 fn is_anywhere(run_dir: &Path, later: &mut Later) -> bool {
-    let wanted = [RUN_DIR_VARIABLE.as_bytes(), b"=", run_dir.as_os_str().as_bytes()].concat();
-    let of_run = |process: u32| {
-        let environment = std::fs::read(format!("/proc/{process}/environ"));
-        environment.is_ok_and(|bytes| bytes.split(|byte| *byte == 0).any(|variable| variable == wanted))
-    };
+    let of_run = |process| rundir::is_of_run(process, run_dir);
     if let Some(mut numbers) = later.numbers() {
         return numbers.any(of_run);
     }
@@ -156,6 +150,8 @@ fn take_care(pool: &mut Pool, roll: &Roll, guardian: &mut Guardian) {
 
 #[cfg(test)]
 mod tests {
+    use rampool::settings::RUN_DIR_VARIABLE;
+
     use super::*;
 
     #[test]

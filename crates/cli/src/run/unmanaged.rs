@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::program;
+use crate::rundir::is_of_run;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Looking takes at most one part in so many of the time, however many processes there are.
@@ -90,13 +91,9 @@ fn with_descendants(root: u32, run_dir: &Path) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut left: Vec<u32> = vec![root];
     // What lives on without its parents is found by its signature; the number may be another process's by now, one that was not started by this run.
-    let of_run = |process: u32| {
-        let directory = run_dir.as_os_str().as_encoded_bytes();
-        fs::read(format!("/proc/{process}/environ")).is_ok_and(|bytes| bytes.windows(directory.len()).any(|part| part == directory))
-    };
     if let Ok(entries) = fs::read_dir(run_dir) {
         let signed = |path: PathBuf| (path.extension()? == "stats").then(|| path.file_stem()?.to_str()?.parse::<u32>().ok()).flatten();
-        left.extend(entries.filter_map(|entry| signed(entry.ok()?.path())).filter(|process| of_run(*process)));
+        left.extend(entries.filter_map(|entry| signed(entry.ok()?.path())).filter(|process| is_of_run(*process, run_dir)));
     }
     while let Some(process) = left.pop() {
         if !found.insert(process) {
