@@ -34,9 +34,9 @@ test-rdma: ## frames over RDMA without a card: soft-RoCE in an emulated machine 
 	@scripts/setup.sh test-rdma
 	@scripts/test-rdma.sh
 
-lint: ## formatting, links in the documents, clippy with warnings as errors
+lint: ## formatting, links and figures in the documents, clippy with warnings as errors
 	@scripts/setup.sh test
-	@python3 scripts/test.py fmt links clippy
+	@python3 scripts/test.py fmt links figures clippy
 
 fmt: ## format the code
 	@$(CARGO) fmt --all

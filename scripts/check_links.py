@@ -37,15 +37,18 @@ def without_code(text):
     return out
 
 
+def heading(line):
+    """The text of a line that is a heading, without links; otherwise None."""
+    found = re.match(r"#+\s+(.*)", line)
+    return found and re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found.group(1))
+
+
+def anchor_of(text):
+    return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
+
+
 def anchors(path):
-    found = set()
-    for line in without_code(path.read_text()):
-        heading = re.match(r"#+\s+(.*)", line)
-        if heading:
-            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.group(1))
-            anchor = re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
-            found.add(anchor)
-    return found
+    return {anchor_of(text) for line in without_code(path.read_text()) if (text := heading(line))}
 
 
 def defines(path, name):

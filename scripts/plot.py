@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Makes the plots and tables of docs/performance.md out of what `rampool bench --json` wrote into docs/plots/data.
 
-Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`; everything else on the page is written by people and left alone. Plots need
-matplotlib; without it only the tables are made, and that is said.
+Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of every figure that has a reach between `<!-- summary -->` and `<!-- end -->`;
+everything else on the page is written by people and left alone. Plots need matplotlib; without it only the tables are made, and that is said.
+
+`scripts/plot.py --check` writes nothing, and fails where the page says something else than the measurements.
 """
 
 import json
 import pathlib
 import re
 import sys
+
+from check_links import anchor_of, heading, without_code
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA, PLOTS, PAGE = ROOT / "docs/plots/data", ROOT / "docs/plots", ROOT / "docs/performance.md"
@@ -48,12 +52,22 @@ def short(value):
     return f"{value:.3g}"
 
 
+def beside_reach(value, reach):
+    """The value in as many digits as tell on which side of its reach (`<= 1.15`) it lies."""
+    bound = float(reach.split()[1]) if reach else None
+    side = lambda number: (number > bound) - (number < bound)
+    if bound is None or side(float(short(value))) == side(value):
+        return short(value)
+    return next((text for text in (f"{value:.{digits}g}" for digits in range(4, 9)) if side(float(text)) == side(value)), short(value))
+
+
+def ratio_cells(ratio):
+    verdict = {None: "", True: "ok", False: "**missed**"}[ratio["met"]]
+    return f"{ratio['name']} | {ratio['reach'] or ''} | {beside_reach(ratio['value'], ratio['reach'])} | {short(ratio['low'])} to {short(ratio['high'])} | {verdict}"
+
+
 def ratio_table(data):
-    rows = ["| figure | reach | measured | quartiles | |", "|---|---|---|---|---|"]
-    for ratio in data["ratios"]:
-        verdict = {None: "", True: "ok", False: "**missed**"}[ratio["met"]]
-        rows.append(f"| {ratio['name']} | {ratio['reach'] or ''} | {short(ratio['value'])} | {short(ratio['low'])} to {short(ratio['high'])} | {verdict} |")
-    return rows
+    return ["| figure | reach | measured | quartiles | |", "|---|---|---|---|---|", *(f"| {ratio_cells(ratio)} |" for ratio in data["ratios"])]
 
 
 def series_table(series):
@@ -206,21 +220,72 @@ def figures(data):
     return "\n".join(lines).strip()
 
 
-def fill_page(found):
-    text, missing = PAGE.read_text(), []
+TABLES = re.compile(r"<!-- figures: ([\w-]+) -->.*?<!-- end -->", re.S)
+SUMMARY = re.compile(r"<!-- summary -->.*?<!-- end -->", re.S)
+
+
+def headings_above_tables(page):
+    """For each table's name the nearest heading above it, in the order of the page."""
+    above, nearest = {}, ""
+    for line in without_code(page):
+        nearest = heading(line) or nearest
+        if marker := re.match(r"<!-- figures: ([\w-]+) -->", line):
+            above[marker.group(1)] = nearest
+    return above
+
+
+def processor(data):
+    """`AMD EPYC` of `2 CPUs, AMD EPYC (virtual), Linux 6.18.44`."""
+    name = data["machine"].split(", ")[1] if ", " in data["machine"] else data["machine"]
+    return re.sub(r"\(.*?\)|\bProcessor\b", "", name).strip()
+
+
+def summary(page, found):
+    """Every figure that has a reach, section by section, and how many of them are reached."""
+    sections, rows = [], []
+    for name, title in headings_above_tables(page).items():
+        wanted = [ratio for ratio in found.get(name, {"ratios": []})["ratios"] if ratio["reach"]]
+        if not wanted:
+            continue
+        link, machine = f"[{title}](#{anchor_of(title)})", processor(found[name])
+        missed = sum(not ratio["met"] for ratio in wanted)
+        sections.append((link, len(wanted) - missed, missed, machine))
+        rows += [f"| {link} | {ratio_cells(ratio)} | {machine} |" for ratio in wanted]
+    reached, missed = sum(section[1] for section in sections), sum(section[2] for section in sections)
+    lines = [f"**{reached} of {reached + missed} reached, {missed} missed.**", "", "| section | reached | missed | machine |", "|---|---|---|---|"]
+    lines += [f"| {link} | {ok} | {f'**{no}**' if no else ''} | {machine} |" for link, ok, no, machine in sections]
+    lines += ["", "Each of them:", "", "| section | figure | reach | measured | quartiles | | machine |", "|---|---|---|---|---|---|---|", *rows]
+    return "\n".join(lines)
+
+
+def filled(page, found):
+    """The page with its tables and its summary as the measurements have them."""
 
     def fill(match):
         name = match.group(1)
         if name not in found:
-            missing.append(name)
             return match.group(0)
         pictures = "".join(f"![{title}](plots/{plot}.svg)\n\n" for plot, title in PLOTS_UNDER.get(name, []) if (PLOTS / f"{plot}.svg").exists())
         return f"<!-- figures: {name} -->\n\n{figures(found[name])}\n\n{pictures}<!-- end -->"
 
-    text = re.sub(r"<!-- figures: ([\w-]+) -->.*?<!-- end -->", fill, text, flags=re.S)
-    PAGE.write_text(text)
-    if missing:
-        print("not measured, left as they were: " + ", ".join(missing))
+    page = TABLES.sub(fill, page)
+    return SUMMARY.sub(lambda _: f"<!-- summary -->\n\n{summary(page, found)}\n\n<!-- end -->", page)
+
+
+def differences(found):
+    """What the page says otherwise than the measurements, a line for each."""
+    page = PAGE.read_text()
+    on_page = [match.group(1) for match in TABLES.finditer(page)]
+    lines = [f"{name}: measured, but docs/performance.md has no table of it" for name in found if name not in on_page]
+    lines += [f"{name}: docs/performance.md has a table of it, but it is not measured" for name in on_page if name not in found]
+    if not SUMMARY.search(page):
+        lines.append("docs/performance.md has no place for the summary: <!-- summary --> and <!-- end -->")
+    made = filled(page, found)
+    for blocks in (SUMMARY, TABLES):
+        for stands, should in zip(blocks.finditer(page), blocks.finditer(made)):
+            if stands.group() != should.group():
+                lines.append(f"docs/performance.md, {stands.group().splitlines()[0]}: not what docs/plots/data gives; run scripts/plot.py")
+    return lines
 
 
 def plot(found):
@@ -339,10 +404,18 @@ def main():
     found = load()
     if not found:
         sys.exit("nothing is measured: run scripts/bench-all.sh")
+    if sys.argv[1:] == ["--check"]:
+        wrong = differences(found)
+        print("\n".join(wrong) if wrong else f"figures: docs/performance.md says what {len(found)} files say")
+        return 1 if wrong else 0
     plot(found)
-    fill_page(found)
+    page = PAGE.read_text()
+    PAGE.write_text(filled(page, found))
+    if missing := [match.group(1) for match in TABLES.finditer(page) if match.group(1) not in found]:
+        print("not measured, left as they were: " + ", ".join(missing))
     print(f"docs/performance.md and docs/plots are made from {len(found)} files")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -24,6 +24,7 @@ BINARIES = os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target")) + "/release"
 STEPS = {
     "fmt": ["cargo", "fmt", "--all", "--check"],
     "links": [sys.executable, "scripts/check_links.py"],
+    "figures": [sys.executable, "scripts/plot.py", "--check"],
     "clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
     "build": ["cargo", "build", "--workspace", "--release", "--quiet"],
     "unit": ["cargo", "test", "--workspace", "--quiet", "--no-fail-fast"],
