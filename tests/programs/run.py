@@ -331,6 +331,21 @@ def children_without_the_right_to_join_a_private_server(world, scale):
 
 
 @suite.test()
+def settings_of_the_machines_own_server_are_not_the_private_servers(world, scale):
+    """Who lends this machine's memory to others as well has settings for that in the environment: a file, a port that is taken."""
+    env = {"RAMPOOL_SERVE_CONFIG": "/nonexistent/serve.toml", "RAMPOOL_SERVE_METRICS": "256.0.0.1:1", "RAMPOOL_SERVE_SHARDS": "none"}
+    outcome = world.run(["echo", "served"], local=16 * MIB, env=env, timeout=60)
+    check(outcome.code == 0 and outcome.text() == "served\n", f"ends with {outcome.code}: {outcome.said()}")
+
+
+@suite.test()
+def a_private_server_that_cannot_start_ends_the_run_with_its_words(world, scale):
+    outcome = world.run(["echo", "never"], local=16 * MIB, env={"RAMPOOL_KEY_FILE": "/nonexistent/pool.key"}, timeout=60)
+    check(outcome.code == 125 and outcome.text() == "", f"ends with {outcome.code}: {outcome.said()}")
+    check("the private server ended at once" in outcome.err and "/nonexistent/pool.key" in outcome.err, f"does not say why: {outcome.said()}")
+
+
+@suite.test()
 def programs_of_another_user_run_without_rampool(world, scale):
     become = "import os; os.setgid(65534); os.setuid(65534); os.execvp('echo', ['echo', 'as another user'])"
     outcome = world.run([sys.executable, "-c", become], local=16 * MIB, timeout=60)

@@ -4,7 +4,7 @@ mod caretaker;
 mod unmanaged;
 
 use std::ffi::{CString, OsStr, OsString};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -22,6 +22,8 @@ use rampool::transport::{Endpoint, SameHost};
 use rampool_proto::session::Encryption;
 use rampool_proto::units::ByteLen;
 use rampool_sys::probe::{Capabilities, Rung};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 
 use crate::rundir::RunDir;
 use crate::signals::Signals;
@@ -112,6 +114,9 @@ pub fn run(args: &Args) -> Result<i32> {
         }
         _ => None,
     };
+    let run_dir = RunDir::create().context("the run's directory cannot be made")?;
+    // What it takes to start hides behind what there is to find out meanwhile.
+    let starting = args.servers.is_empty().then(|| PrivateServer::start(run_dir.path(), args.memory, args.local)).transpose()?;
     let capabilities = Capabilities::probe();
     let rung = choose_rung(&capabilities, &args.rung)?;
     if rung != Rung::Full {
@@ -123,14 +128,13 @@ pub fn run(args: &Args) -> Result<i32> {
         // memory beside the program's heap.
         libraries.push(find_agent_io()?);
     }
-    let run_dir = RunDir::create().context("the run's directory cannot be made")?;
     let name = program.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
 
     let mut private = None;
     let mut servers = args.servers.clone();
     let mut bytes = args.memory;
-    if servers.is_empty() {
-        let server = PrivateServer::start(run_dir.path(), args.memory, args.local)?;
+    if let Some(mut server) = starting {
+        server.wait_until_ready(run_dir.path())?;
         eprintln!(
             "rampool: no server is named, so pages go to a private one on this machine ({} at most, compressed); name others with --server",
             server.memory
@@ -397,6 +401,9 @@ fn finish(status: ExitStatus) -> Result<i32> {
     Ok(status.code().unwrap_or(1))
 }
 
+/// What a private server writes, in the run's directory.
+const PRIVATE_LOG: &str = "server.log";
+
 /// A server for this run alone. Ends when this process, and its caretaker if it leaves one, have ended: its standard input closes then.
 struct PrivateServer {
     child: Child,
@@ -405,43 +412,48 @@ struct PrivateServer {
 }
 
 impl PrivateServer {
+    /// It is not ready yet.
     fn start(run_dir: &Path, memory: Option<ByteLen>, local: ByteLen) -> Result<Self> {
         let memory = match memory {
             Some(memory) => memory,
             None => private_memory(available::bytes()?, local.0),
         };
-        let socket = run_dir.join("server.sock");
-        let ready = run_dir.join("server.ready");
-        let log = std::fs::File::create(run_dir.join("server.log"))?;
+        let endpoint = format!("unix:{}", run_dir.join("server.sock").display());
+        let spec = endpoint.parse()?;
+        let log = std::fs::File::create(run_dir.join(PRIVATE_LOG))?;
         let mut command = Command::new(std::env::current_exe()?);
-        command
+        // What is set for a server that this machine lends to others is not for this one: its file, its port for metrics.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"RAMPOOL_SERVE_")) {
+            command.env_remove(name);
+        }
+        let child = command
             .args(["serve", "--store", "compressed", "--shards", "1", "--memory"])
             .arg(memory.0.to_string())
-            .arg("--listen")
-            .arg(format!("unix:{}", socket.display()))
-            .arg("--ready-file")
-            .arg(&ready)
-            .arg("--until-stdin-closes")
+            .args(["--listen", &endpoint, "--until-stdin-closes"])
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(log)
             // It must not get the terminal's signals.
-            .process_group(0);
-        let mut child = command.spawn().context("a private server cannot be started")?;
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !ready.exists() {
-            if let Some(status) = child.try_wait()? {
-                let said = std::fs::read_to_string(run_dir.join("server.log")).unwrap_or_default();
-                bail!("the private server ended at once ({status}): {}", said.trim());
-            }
-            if Instant::now() > deadline {
-                let _ = child.kill();
-                bail!("the private server did not become ready in 20 s");
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let spec = format!("unix:{}", socket.display()).parse()?;
+            .process_group(0)
+            .spawn()
+            .context("a private server cannot be started")?;
         Ok(Self { child, spec, memory })
+    }
+
+    /// Until it says on its standard output where it listens.
+    fn wait_until_ready(&mut self, run_dir: &Path) -> Result<()> {
+        const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+        let output = self.child.stdout.as_mut().context("a private server has no standard output")?;
+        let mut watched = [PollFd::new(output, PollFlags::IN)];
+        if retry_on_intr(|| poll(&mut watched, Some(&PATIENCE)))? == 0 {
+            bail!("the private server did not become ready in {} s", PATIENCE.tv_sec);
+        }
+        if output.read(&mut [0; 512])? == 0 {
+            let status = self.child.wait()?;
+            let said = std::fs::read_to_string(run_dir.join(PRIVATE_LOG)).unwrap_or_default();
+            bail!("the private server ended at once ({status}): {}", said.trim());
+        }
+        Ok(())
     }
 }
 
