@@ -22,6 +22,8 @@ const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
 /// What carries the connections of the program `connections`, and that its rank 1 wants no shared memory.
 const CARRIED_BY: &str = "RAMPOOL_TEST_CARRIED_BY";
 const APART: &str = "RAMPOOL_TEST_APART";
+/// How many descriptors rank 0 of the program `few descriptors` may open.
+const SPARE: &str = "RAMPOOL_TEST_SPARE";
 
 /// The launcher with this binary as the program to start.
 struct Launch {
@@ -96,6 +98,13 @@ fn this_binary_is_a_rank() {
     if program == "returns errors" {
         config.on_failure = OnFailure::ReturnError;
     }
+    if program == "few descriptors" && config.rank == 0 {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        limit(libc::RLIMIT_NOFILE, open + std::env::var(SPARE).unwrap().parse::<u64>().unwrap());
+    }
+    if program == "short files" {
+        limit(libc::RLIMIT_FSIZE, 1 << 20);
+    }
     let shared = match Shared::join(config) {
         Ok(shared) => shared,
         Err(error) => {
@@ -104,6 +113,7 @@ fn this_binary_is_a_rank() {
         }
     };
     match program.as_str() {
+        "few descriptors" | "short files" => {}
         "counter" => counter(&shared),
         "false sharing" => false_sharing(&shared),
         "bounded buffer" => bounded_buffer(&shared),
@@ -128,6 +138,18 @@ fn this_binary_is_a_rank() {
         other => fail(&shared, other),
     }
     shared.finish().unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// From now on this process may have no more of `what`.
+fn limit(what: libc::__rlimit_resource_t, most: u64) {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: fills a structure of ours, and reads it.
+    let done = unsafe {
+        libc::getrlimit(what, &raw mut limits);
+        limits.rlim_cur = most;
+        libc::setrlimit(what, &raw const limits)
+    };
+    assert_eq!(done, 0);
 }
 
 // --- programs -----------------------------------------------------------------------------------------------------------------------------
@@ -1440,6 +1462,23 @@ fn ranks_that_do_not_fit_together_refuse_each_other_by_name() {
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
         assert_eq!(code, Some(9), "{said}");
     }
+}
+
+/// Rank 0 asked again and again for a descriptor for those who knocked, until the time to join was over, and said that they had not come.
+#[test]
+fn a_rank_that_may_open_too_few_descriptors_says_so() {
+    for spare in 0..12 {
+        let output = Launch::new(3, "few descriptors").env(SPARE, &spare.to_string()).run();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() || said.contains("errno 24") || said.contains("os error 24"), "{spare}: {said}");
+    }
+}
+
+/// The kernel ended it by a signal.
+#[test]
+fn a_rank_whose_files_may_not_be_long_says_so() {
+    let (said, code) = Launch::new(2, "short files").fails();
+    assert!(said.contains("ulimit -f") && code == Some(9), "{said}");
 }
 
 #[test]

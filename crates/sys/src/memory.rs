@@ -11,10 +11,15 @@ pub struct Mapping {
 
 /// Why memory could not be had.
 #[derive(Debug, thiserror::Error)]
-#[error("the kernel refuses {bytes} bytes of memory (errno {errno})")]
+#[error("the kernel refuses {bytes} bytes of memory (errno {errno}{})", hint(*errno))]
 pub struct MapError {
     pub bytes: usize,
     pub errno: i32,
+}
+
+/// What a user can do about it.
+pub(crate) fn hint(errno: i32) -> &'static str {
+    if errno == libc::EFBIG { ": files of this process may not be that long, see `ulimit -f`" } else { "" }
 }
 
 impl Mapping {
@@ -177,7 +182,7 @@ impl SharedObject {
     /// # Errors
     /// When the kernel refuses the descriptor or the size.
     pub fn new(name: &std::ffi::CStr, bytes: usize) -> Result<Self, MapError> {
-        use std::os::fd::{AsRawFd, FromRawFd};
+        use std::os::fd::{AsFd, FromRawFd};
         let error = || MapError { bytes, errno: crate::last_errno() };
         // SAFETY: a terminated name.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
@@ -186,11 +191,7 @@ impl SharedObject {
         }
         // SAFETY: the descriptor is new and owned by nobody else.
         let fd = unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) };
-        let len = libc::off_t::try_from(bytes).map_err(|_| MapError { bytes, errno: libc::EFBIG })?;
-        // SAFETY: changes the size of an object that nobody has mapped.
-        if unsafe { libc::ftruncate(fd.as_raw_fd(), len) } != 0 {
-            return Err(error());
-        }
+        set_length(fd.as_fd(), bytes).map_err(|errno| MapError { bytes, errno })?;
         Ok(Self { fd, bytes })
     }
 
@@ -206,6 +207,23 @@ impl SharedObject {
         }
         u64::try_from(status.st_blocks).unwrap_or(0) * 512
     }
+}
+
+/// Gives an object of memory its length. To go beyond the most that a file of this process may have (`RLIMIT_FSIZE`) would be a signal that ends it: that is asked for
+/// first, and refused with EFBIG.
+///
+/// # Errors
+/// The errno.
+pub(crate) fn set_length(fd: std::os::fd::BorrowedFd<'_>, bytes: usize) -> Result<(), i32> {
+    use std::os::fd::AsRawFd;
+    let len = libc::off_t::try_from(bytes).map_err(|_| libc::EFBIG)?;
+    let mut most = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: fills plain data of ours.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut most) } == 0 && most.rlim_cur < bytes as u64 {
+        return Err(libc::EFBIG);
+    }
+    // SAFETY: changes the size of an object that nobody has mapped yet.
+    if unsafe { libc::ftruncate(fd.as_raw_fd(), len) } == 0 { Ok(()) } else { Err(crate::last_errno()) }
 }
 
 impl Drop for Mapping {

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::last_errno;
+use crate::memory::{hint, set_length};
 
 /// A sealed object and this process's mapping of it, which goes when this is dropped.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub struct SealedMemory {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealedError {
-    #[error("the kernel refuses {bytes} bytes of memory to share (errno {errno})")]
+    #[error("the kernel refuses {bytes} bytes of memory to share (errno {errno}{})", hint(*errno))]
     Kernel { bytes: usize, errno: i32 },
     /// What a peer has handed over is something else.
     #[error("what the peer has handed over is no memory of {bytes} bytes that is sealed against shrinking")]
@@ -35,7 +36,6 @@ impl SealedMemory {
     /// [`SealedError::Kernel`].
     pub fn create(name: &std::ffi::CStr, bytes: usize) -> Result<(Self, OwnedFd), SealedError> {
         let refused = || SealedError::Kernel { bytes, errno: last_errno() };
-        let len = libc::off_t::try_from(bytes).map_err(|_| SealedError::Kernel { bytes, errno: libc::EFBIG })?;
         // SAFETY: a terminated name.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         if fd < 0 {
@@ -43,9 +43,9 @@ impl SealedMemory {
         }
         // SAFETY: the descriptor is new and owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: they change an object that only this function knows.
-        let done = unsafe { libc::ftruncate(fd.as_raw_fd(), len) == 0 && libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) == 0 };
-        if !done {
+        set_length(fd.as_fd(), bytes).map_err(|errno| SealedError::Kernel { bytes, errno })?;
+        // SAFETY: changes an object that only this function knows.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
             return Err(refused());
         }
         Ok((Self::map(fd.as_fd(), bytes)?, fd))

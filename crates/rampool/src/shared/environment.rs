@@ -47,6 +47,9 @@ pub enum EnvironmentError {
     Value { name: &'static str, value: String, wanted: &'static str },
     #[error("{launcher} says that this is rank {rank}, but not how many ranks there are: set {missing}")]
     Size { launcher: &'static str, rank: u16, missing: &'static str },
+    /// Each process would run alone, and none would notice.
+    #[error("RAMPOOL_RANKS says that there are {ranks} ranks, but nothing says which one this is: set RAMPOOL_RANK")]
+    Which { ranks: u16 },
     #[error("{launcher} says that this is rank {rank} of {ranks}, which cannot be")]
     Rank { launcher: &'static str, rank: u16, ranks: u16 },
     #[error("{launcher} does not say where rank 0 is: set RAMPOOL_RENDEZVOUS=HOST:PORT to an address of rank 0's machine{hint}")]
@@ -128,7 +131,10 @@ impl Place {
             };
             return Ok(place(rank, ranks, "the Kubernetes job"));
         }
-        Ok(place(0, 1, "no launcher"))
+        match number(lookup, variable::RANKS)? {
+            Some(ranks) if ranks != 1 => Err(EnvironmentError::Which { ranks }),
+            _ => Ok(place(0, 1, "no launcher")),
+        }
     }
 
     fn of_torchrun(lookup: Lookup<'_>, rank: u16) -> Result<Self, EnvironmentError> {
@@ -291,6 +297,7 @@ mod tests {
             (&[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")], "mpirun -x RAMPOOL_RENDEZVOUS"),
             (&[("RAMPOOL_RANK", "2"), ("RAMPOOL_RANKS", "2"), ("RAMPOOL_RENDEZVOUS", "a:1")], "rank 2 of 2"),
             (&[("JOB_COMPLETION_INDEX", "0")], "RAMPOOL_RANKS"),
+            (&[("RAMPOOL_RANKS", "3")], "set RAMPOOL_RANK"),
         ] {
             let error = place(variables).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

@@ -39,10 +39,11 @@ pub enum MemoryError {
     #[error("this kernel's userfaultfd lacks {what}, which needs Linux {since} or later (features {features:#x})")]
     Features { what: &'static str, since: &'static str, features: u64 },
     #[error(
-        "the shared range of {bytes} bytes at {base:#x} cannot be mapped (errno {errno}); every rank needs it free: choose another with RAMPOOL_SHARED_BASE"
+        "the shared range of {bytes} bytes at {base:#x} cannot be mapped (errno {errno}): this process has joined a run already, or something else lies there; \
+         every rank needs it free, and RAMPOOL_SHARED_BASE chooses another place"
     )]
     Place { base: usize, bytes: usize, errno: i32 },
-    #[error(transparent)]
+    #[error("{0}; RAMPOOL_SHARED_RANGE asks for fewer")]
     Map(#[from] MapError),
     #[error("{operation} on shared pages failed (errno {errno})")]
     Kernel { operation: &'static str, errno: i32 },

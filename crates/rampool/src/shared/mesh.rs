@@ -405,6 +405,7 @@ impl Meeting<'_> {
                 Err(source) if Instant::now() + RETRY >= self.deadline => {
                     return Err(JoinError::Unreachable { rank: Rank(number(rank)), address: endpoint.to_string(), source });
                 }
+                Err(error) if lacks_descriptors(&error) => return Err(JoinError::Socket(error)),
                 // Not started yet, or its name is not known yet. Nothing tells when that changes.
                 Err(_) => std::thread::sleep(RETRY),
             }
@@ -423,8 +424,12 @@ impl Meeting<'_> {
     /// Waits for somebody who knows the run. `None`: somebody came and was sent away.
     fn accept(&self, listener: &Listener, missing: impl Fn() -> String) -> Result<Option<Guest>, JoinError> {
         let stream = loop {
-            if let Ok(Some(stream)) = listener.accept() {
-                break stream;
+            match listener.accept() {
+                Ok(Some(stream)) => break stream,
+                // Whoever came waits at the door for as long as there is no descriptor for it.
+                Err(error) if lacks_descriptors(&error) => return Err(JoinError::Socket(error)),
+                // Somebody came and went again.
+                Ok(None) | Err(_) => {}
             }
             if !readable(listener, self.deadline) {
                 return Err(JoinError::Missing { ranks: missing(), seconds: self.config.join_deadline.as_secs() });
@@ -534,6 +539,11 @@ pub(super) fn is_another_user(peer: &Peer) -> bool {
 fn ring_bytes(ranks: u16) -> u32 {
     let share = RINGS_OF_A_RANK_BYTES / u32::from(ranks.max(1)).next_power_of_two();
     share.clamp(MIN_RING_BYTES, RING_BYTES)
+}
+
+/// That the process, or the machine, has no more of them does not end by waiting.
+fn lacks_descriptors(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 pub(super) fn readable(listener: &Listener, deadline: Instant) -> bool {
