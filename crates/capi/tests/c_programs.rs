@@ -1,5 +1,6 @@
 //! C programs built against the installed library, as a user builds them, run against real memory servers.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -398,6 +399,28 @@ fn what_programs_of_splash_do_works() {
             format!("{processes} processes: {sum}\n"),
             "{protocol}"
         );
+    }
+}
+
+/// A macro that no program uses is text that nobody has compiled.
+#[test]
+fn every_macro_of_parmacs_is_used_by_a_program_and_words_change_as_they_say() {
+    let read = |path: &str| std::fs::read_to_string(here().join(path)).unwrap();
+    let sources =
+        ["tests/macros.C", "tests/private.C", "tests/splash.C", "examples/parmacs/histogram.C", "examples/parmacs/tasks.C"].map(read);
+    let used: BTreeSet<&str> = sources.iter().flat_map(|source| source.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect();
+    let macros = read("m4/rampool.m4");
+    let is_macro = |name: &&str| name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
+    let defined: Vec<&str> = macros.split("define(`").skip(1).filter_map(|rest| rest.split('\'').next()).filter(is_macro).collect();
+    assert!(defined.len() > 70, "{defined:?}");
+    let unused: Vec<&&str> = defined.iter().filter(|name| !used.contains(*name)).collect();
+    assert!(unused.is_empty(), "{unused:?}");
+
+    let program = parmacs("tests/macros", &[]);
+    for (processes, protocol) in [(1, "hlrc"), (4, "sc"), (4, "lrc"), (3, "hlrc"), (2, "aurc"), (4, "auto")] {
+        let p = f64::from(processes);
+        let expected = format!("0 wrong, {} {} {} {} 4950 {p}\n", 100.0 * p, 50.0 * p, 25.0 * p, 20.0 * p);
+        assert_eq!(said(&launched(processes, &["--protocol", protocol], &program, &[&processes.to_string()])), expected, "{protocol}");
     }
 }
 
