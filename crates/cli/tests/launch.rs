@@ -22,6 +22,8 @@ const PROGRAM: &str = "RAMPOOL_TEST_PROGRAM";
 /// What carries the connections of the program `connections`, and that its rank 1 wants no shared memory.
 const CARRIED_BY: &str = "RAMPOOL_TEST_CARRIED_BY";
 const APART: &str = "RAMPOOL_TEST_APART";
+/// When the program `locked` locks its memory into RAM.
+const WHEN: &str = "RAMPOOL_TEST_WHEN";
 /// How many descriptors rank 0 of the program `few descriptors` may open.
 const SPARE: &str = "RAMPOOL_TEST_SPARE";
 
@@ -102,6 +104,9 @@ fn this_binary_is_a_rank() {
         let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
         limit(libc::RLIMIT_NOFILE, open + std::env::var(SPARE).unwrap().parse::<u64>().unwrap());
     }
+    if program == "locked" && std::env::var(WHEN).is_ok_and(|when| when == "before") {
+        lock_all(libc::MCL_CURRENT | libc::MCL_FUTURE);
+    }
     if program == "short files" {
         limit(libc::RLIMIT_FSIZE, 1 << 20);
     }
@@ -135,9 +140,50 @@ fn this_binary_is_a_rank() {
         "vanishing mappings" => vanishing_mappings(&shared),
         "mistakes" => mistakes(&shared),
         "system call" => system_call(&shared),
+        "locked" => locked(&shared),
         other => fail(&shared, other),
     }
     shared.finish().unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn lock_all(flags: libc::c_int) {
+    // SAFETY: changes no content.
+    assert_eq!(unsafe { libc::mlockall(flags) }, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Pages change hands, are read by all, freed, and come again, in memory that the program has locked.
+fn locked(shared: &Shared) {
+    const PAGES: usize = 512;
+    const WORDS: usize = 4096 / 8;
+    let (rank, ranks) = (u64::from(shared.rank()), u64::from(shared.ranks()));
+    for round in 0..3 {
+        let region = shared.alloc(PAGES * 4096, AllocOptions::new()).unwrap();
+        match std::env::var(WHEN).unwrap().as_str() {
+            "after" if round == 0 => lock_all(libc::MCL_CURRENT),
+            // SAFETY: changes no content.
+            "region" => assert_eq!(unsafe { libc::mlock(region.at::<libc::c_void>(0), PAGES * 4096) }, 0),
+            _ => {}
+        }
+        shared.barrier(0).unwrap();
+        for epoch in 0..4_u64 {
+            // SAFETY: each page has one writer between two barriers, and readers only behind them.
+            unsafe {
+                for page in (0..PAGES).filter(|&page| (page as u64 + epoch) % ranks == rank) {
+                    add(region, page * WORDS, epoch + 1);
+                }
+                shared.barrier(1).unwrap();
+                let expected = (1..=epoch + 1).sum::<u64>();
+                assert!((0..PAGES).all(|page| region.at::<u64>(page * WORDS).read_volatile() == expected), "round {round} epoch {epoch}");
+            }
+            shared.barrier(2).unwrap();
+        }
+        shared.free(region).unwrap();
+        shared.barrier(3).unwrap();
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();
+    let resident: usize = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(resident < 64 << 10, "{resident} KiB, of a range of 1 GiB that is hardly used");
 }
 
 /// From now on this process may have no more of `what`.
@@ -1461,6 +1507,23 @@ fn ranks_that_do_not_fit_together_refuse_each_other_by_name() {
         let (said, code) = Launch::new(2, how).fails();
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
         assert_eq!(code, Some(9), "{said}");
+    }
+}
+
+/// To lock the range was to fill it, and locked pages could not be taken away.
+#[test]
+fn programs_that_lock_their_memory_into_ram_share_memory_too() {
+    for when in ["before", "after", "region"] {
+        for (protocol, budget) in [("hlrc", false), ("sc", false), ("lrc", false), ("ibec", false), ("hlrc", true)] {
+            let launch = Launch::new(2, "locked").env(WHEN, when).env("RAMPOOL_SHARED_RANGE", "1G").args(&["--protocol", protocol]);
+            if budget {
+                let (server, address) = memory_server();
+                launch.args(&["--local", "1536K", "--server", &address]).succeeds();
+                drop(server);
+            } else {
+                launch.succeeds();
+            }
+        }
     }
 }
 

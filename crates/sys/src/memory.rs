@@ -19,7 +19,11 @@ pub struct MapError {
 
 /// What a user can do about it.
 pub(crate) fn hint(errno: i32) -> &'static str {
-    if errno == libc::EFBIG { ": files of this process may not be that long, see `ulimit -f`" } else { "" }
+    match errno {
+        libc::EFBIG => ": files of this process may not be that long, see `ulimit -f`",
+        libc::EAGAIN => ": the process locks all that it maps (mlockall), and may not lock that much, see `ulimit -l`",
+        _ => "",
+    }
 }
 
 impl Mapping {
@@ -75,38 +79,41 @@ impl Mapping {
         Ok(Self { start, bytes })
     }
 
-    /// All of `object`, readable and writable, at an address of the kernel's choice.
+    /// All of `object`, at an address of the kernel's choice, so far without any access ([`Mapping::allow`]). Not locked into RAM, also where the process locks all that it
+    /// maps (`mlockall`): of a large object, most is never touched.
     ///
     /// # Errors
     /// When the address space is exhausted.
     pub fn shared(object: &SharedObject) -> Result<Self, MapError> {
-        Self::map_shared(object, 0, libc::PROT_READ | libc::PROT_WRITE, 0)
+        Self::map_shared(object, 0, 0)
     }
 
-    /// All of `object` at exactly this address, so far without any access ([`Mapping::allow`]).
+    /// As [`Mapping::shared`], at exactly this address.
     ///
     /// # Errors
     /// EEXIST: something is mapped there.
     pub fn shared_at(object: &SharedObject, address: usize) -> Result<Self, MapError> {
-        let mapping = Self::map_shared(object, address, libc::PROT_NONE, libc::MAP_FIXED_NOREPLACE)?;
+        let mapping = Self::map_shared(object, address, libc::MAP_FIXED_NOREPLACE)?;
         // Kernels before 4.17 take the address as a hint.
         if mapping.start == address { Ok(mapping) } else { Err(MapError { bytes: object.bytes, errno: libc::EEXIST }) }
     }
 
-    fn map_shared(object: &SharedObject, address: usize, protection: i32, flags: i32) -> Result<Self, MapError> {
+    fn map_shared(object: &SharedObject, address: usize, flags: i32) -> Result<Self, MapError> {
         use std::os::fd::AsRawFd;
         let bytes = object.bytes;
         // SAFETY: a new mapping at an address of the kernel's choice, or at one where the kernel makes sure that nothing is, disturbs nothing.
         let p = unsafe {
             let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | flags;
-            libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, object.fd.as_raw_fd(), 0usize)
+            libc::syscall(libc::SYS_mmap, address, bytes, libc::PROT_NONE, flags, object.fd.as_raw_fd(), 0usize)
         };
         if p == -1 {
             return Err(MapError { bytes, errno: crate::last_errno() });
         }
         let start = usize::try_from(p).expect("a user address");
         own::add(start, bytes);
-        Ok(Self { start, bytes })
+        let mapping = Self { start, bytes };
+        unlock(start, bytes).map_err(|errno| MapError { bytes, errno })?;
+        Ok(mapping)
     }
 
     /// Lets the program read and write this part of the mapping.
@@ -123,13 +130,17 @@ impl Mapping {
         if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
     }
 
-    /// From now on every access to the mapping is a fault that kills.
+    /// From now on every access to this part of the mapping is a fault that kills.
     ///
     /// # Errors
     /// The errno.
-    pub fn forbid(&self) -> Result<(), i32> {
-        // SAFETY: our own mapping; no reference into it exists.
-        let rc = unsafe { libc::syscall(libc::SYS_mprotect, self.start, self.bytes, libc::PROT_NONE) };
+    ///
+    /// # Panics
+    /// If the range is not whole pages of this mapping.
+    pub fn forbid(&self, start: usize, bytes: usize) -> Result<(), i32> {
+        assert!(start >= self.start && start + bytes <= self.end() && start.is_multiple_of(OS_PAGE_BYTES));
+        // SAFETY: inside of our own mapping; no reference into it exists.
+        let rc = unsafe { libc::syscall(libc::SYS_mprotect, start, bytes, libc::PROT_NONE) };
         if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
     }
 
@@ -193,6 +204,19 @@ impl SharedObject {
         let fd = unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) };
         set_length(fd.as_fd(), bytes).map_err(|errno| MapError { bytes, errno })?;
         Ok(Self { fd, bytes })
+    }
+
+    /// Gives this part back to the kernel: it is absent in every mapping of the object, locked or not, and zero when it comes again.
+    ///
+    /// # Errors
+    /// The errno.
+    pub fn give_back(&self, offset: usize, bytes: usize) -> Result<(), i32> {
+        use std::os::fd::AsRawFd;
+        let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else { return Err(libc::EFBIG) };
+        let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: the object's owner has given this content up; no reference into any mapping of it exists.
+        let rc = unsafe { libc::fallocate(self.fd.as_raw_fd(), how, offset, len) };
+        if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
     }
 
     /// Bytes of it that are in memory (or in swap) now; 0 if the kernel does not say.
@@ -344,8 +368,8 @@ mod own {
 pub enum Advice {
     /// Give the pages back: they read as zeroes next time.
     DontNeed,
-    /// Give the pages of a shared mapping back, in its object: they are absent in every mapping of it, and zero when they come again.
-    Remove,
+    /// The same, also of memory that is locked into RAM (Linux 5.18).
+    DontNeedLocked,
     /// A forked child does not get this mapping.
     DontFork,
     /// A forked child does.
@@ -367,11 +391,11 @@ pub enum Advice {
 /// The errno.
 ///
 /// # Safety
-/// For [`Advice::DontNeed`] and [`Advice::Remove`] the range must be memory whose content its owner has given up.
+/// For [`Advice::DontNeed`] and [`Advice::DontNeedLocked`] the range must be memory whose content its owner has given up.
 pub unsafe fn advise(start: usize, bytes: usize, advice: Advice) -> Result<(), i32> {
     let number = match advice {
         Advice::DontNeed => libc::MADV_DONTNEED,
-        Advice::Remove => libc::MADV_REMOVE,
+        Advice::DontNeedLocked => libc::MADV_DONTNEED_LOCKED,
         Advice::DontFork => libc::MADV_DONTFORK,
         Advice::DoFork => libc::MADV_DOFORK,
         Advice::WipeOnFork => libc::MADV_WIPEONFORK,

@@ -197,8 +197,7 @@ impl SharedMemory {
         self.make_visible(offset, OS_PAGE_BYTES)?;
         populate(self.rank, self.alias.start() + offset, OS_PAGE_BYTES);
         let reply = self.uffd.continue_pages(page, OS_PAGE_BYTES, true);
-        drop_pages(page, OS_PAGE_BYTES);
-        give_back(self.alias.start() + offset, OS_PAGE_BYTES);
+        self.conceal(offset, OS_PAGE_BYTES)?;
         match reply {
             Reply::Done => Ok(()),
             _ => Err(MemoryError::Features { what: "installing pages write-protected", since: "6.4", features: NEEDED.0 }),
@@ -213,6 +212,9 @@ impl SharedMemory {
         assert!(self.regions.is_empty(), "faults are measured before there are any");
         let offset = self.view.bytes() - OS_PAGE_BYTES;
         let (page, alias) = (self.view.start() + offset, self.alias.start() + offset);
+        if self.make_visible(offset, OS_PAGE_BYTES).is_err() {
+            return Vec::new();
+        }
         populate(self.rank, alias, OS_PAGE_BYTES);
         let (rank, uffd, ended) = (self.rank, &self.uffd, AtomicBool::new(false));
         let serve = || {
@@ -254,15 +256,31 @@ impl SharedMemory {
             }
             Some([Cost::of("read fault", reads), Cost::of("write fault", writes)])
         });
-        drop_pages(page, OS_PAGE_BYTES);
-        give_back(alias, OS_PAGE_BYTES);
+        let concealed = self.conceal(offset, OS_PAGE_BYTES);
+        assert!(concealed.is_ok(), "{concealed:?}");
         found.into_iter().flatten().flatten().collect()
     }
 
     fn make_visible(&self, offset: usize, bytes: usize) -> Result<(), MemoryError> {
         let start = self.view.start() + offset;
         self.uffd.register_shared(start, bytes).map_err(|errno| MemoryError::Kernel { operation: "userfaultfd registration", errno })?;
-        self.view.allow(start, bytes).map_err(|errno| MemoryError::Kernel { operation: "mprotect", errno })
+        let allowed = self.alias.allow(self.alias.start() + offset, bytes).and_then(|()| self.view.allow(start, bytes));
+        allowed.map_err(|errno| MemoryError::Kernel { operation: "mprotect", errno })
+    }
+
+    /// Nobody uses this part any more: nothing but a region is ever touched, also where a program has the kernel touch all that it may (`mlockall`).
+    fn conceal(&self, offset: usize, bytes: usize) -> Result<(), MemoryError> {
+        drop_pages(self.view.start() + offset, bytes);
+        self.give_back(offset, bytes);
+        let forbidden =
+            self.view.forbid(self.view.start() + offset, bytes).and_then(|()| self.alias.forbid(self.alias.start() + offset, bytes));
+        forbidden.map_err(|errno| MemoryError::Kernel { operation: "mprotect", errno })
+    }
+
+    /// Gives memory back to the kernel: pages of the object, which are absent in the view and the alias then. What was in it is at memory servers, or not needed.
+    fn give_back(&self, offset: usize, bytes: usize) {
+        let done = self.object.give_back(offset, bytes);
+        assert!(done.is_ok(), "giving shared pages back failed (errno {})", done.expect_err("checked"));
     }
 
     #[must_use]
@@ -336,7 +354,7 @@ impl SharedMemory {
         if let Some(servers) = self.servers.take() {
             servers.leave();
         }
-        let closed = self.view.forbid();
+        let closed = self.view.forbid(self.view.start(), self.view.bytes());
         assert!(closed.is_ok(), "mprotect of our own mapping failed");
     }
 
@@ -490,8 +508,8 @@ impl SharedMemory {
             } else {
                 self.residency.sent(page);
             }
-            let (alias, bytes) = self.alias_of(page);
-            give_back(alias.addr(), bytes);
+            let region = self.region(page);
+            self.give_back(region.offset_of(page), region.page_bytes());
         }
     }
 
@@ -637,17 +655,10 @@ fn populate(rank: Rank, start: usize, bytes: usize) {
     }
 }
 
-/// Gives memory back to the kernel: pages of the object, which are absent in the view and the alias then. `start` is in the alias.
-fn give_back(start: usize, bytes: usize) {
-    // SAFETY: what was in it is at memory servers, or not needed.
-    let done = unsafe { advise(start, bytes, Advice::Remove) };
-    assert!(done.is_ok(), "giving shared pages back failed (errno {})", done.expect_err("checked"));
-}
-
-/// Takes pages out of the view. Their content stays in the object.
+/// Takes pages out of the view, also where the program has locked them. Their content stays in the object.
 fn drop_pages(start: usize, bytes: usize) {
     // SAFETY: pages of a shared mapping stay in their object.
-    let done = unsafe { advise(start, bytes, Advice::DontNeed) };
+    let done = unsafe { advise(start, bytes, Advice::DontNeedLocked) };
     assert!(done.is_ok(), "taking shared pages away failed (errno {})", done.expect_err("checked"));
 }
 
@@ -767,8 +778,8 @@ impl Mem for SharedMemory {
             return;
         }
         if self.forget(page) {
-            let (alias, bytes) = self.alias_of(page);
-            give_back(alias.addr(), bytes);
+            let region = self.region(page);
+            self.give_back(region.offset_of(page), region.page_bytes());
         }
     }
 
@@ -779,6 +790,6 @@ impl Mem for SharedMemory {
         for page in self.residency.within(pages) {
             self.forget(page);
         }
-        give_back(self.alias.start() + offset, count * page_bytes);
+        self.give_back(offset, count * page_bytes);
     }
 }
