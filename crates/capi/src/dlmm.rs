@@ -17,6 +17,8 @@ use runtime::Builder;
 use runtime::builder::{OPTIONS, OpenError, OptionError};
 use runtime::region::{AllocError, PagedMemory, Region};
 
+use crate::say;
+
 /// The process's pool, with its regions by address. Regions come first: they must be gone before the pager ends.
 struct Dlmm {
     regions: BTreeMap<usize, Region>,
@@ -70,7 +72,7 @@ pub unsafe extern "C" fn dlmm_startup(argc: c_int, argv: *mut *mut c_char) -> c_
     match start(&arguments) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("dlmm_startup: {error}");
+            say(&format!("dlmm_startup: {error}"));
             -1
         }
     }
@@ -81,7 +83,7 @@ pub extern "C" fn dlmm_alloc(bytes: usize) -> *mut c_void {
     match alloc(bytes) {
         Ok(address) => address,
         Err(error) => {
-            eprintln!("dlmm_alloc: {error}");
+            say(&format!("dlmm_alloc: {error}"));
             std::ptr::null_mut()
         }
     }
@@ -96,7 +98,7 @@ pub unsafe extern "C" fn dlmm_free(memory: *mut c_void) {
     }
     let region = lock().as_mut().and_then(|dlmm| dlmm.regions.remove(&memory.addr()));
     if region.is_none() {
-        eprintln!("dlmm_free: {memory:p} is not memory of dlmm_alloc");
+        say(&format!("dlmm_free: {memory:p} is not memory of dlmm_alloc"));
     }
     // Dropped here, after the lock is released.
 }
@@ -104,7 +106,7 @@ pub unsafe extern "C" fn dlmm_free(memory: *mut c_void) {
 #[unsafe(no_mangle)]
 pub extern "C" fn dlmm_shutdown() -> c_int {
     let Some(Dlmm { regions, memory }) = lock().take() else {
-        eprintln!("dlmm_shutdown: dlmm_startup was not called, or failed");
+        say("dlmm_shutdown: dlmm_startup was not called, or failed");
         return -1;
     };
     drop(regions);

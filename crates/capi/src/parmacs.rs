@@ -22,6 +22,7 @@ use runtime::shared::{
     AllocOptions, AtomicOp, EXIT_FAILED, Homes, JoinError, ProtocolKind, Rank, Region, Shared, SharedConfig, SharedError,
 };
 
+use crate::say;
 use heap::{Heap, NotABlock, PAGE};
 use image::{Data, Fingerprint, HEAP_BASE, HEAP_BYTES};
 
@@ -282,7 +283,7 @@ impl Parmacs {
         self.set(COPY_BYTES, used as u64);
         if !self.warned.swap(true, Ordering::Relaxed) {
             for at in self.data.pointers_to_stack() {
-                eprintln!("rampool: CREATE: the variable at {at:#x} points to a local variable, which created processes do not have");
+                say(&format!("rampool: CREATE: the variable at {at:#x} points to a local variable, which created processes do not have"));
             }
         }
         // SAFETY: the regions are large enough; nobody reads them while there is no rank that is WANTED.
@@ -409,7 +410,7 @@ impl Parmacs {
 
 fn parmacs() -> &'static Parmacs {
     PARMACS.get().unwrap_or_else(|| {
-        eprintln!("rampool: no file of this program has MAIN_ENV");
+        say("rampool: no file of this program has MAIN_ENV");
         std::process::exit(EXIT_FAILED);
     })
 }
@@ -427,7 +428,7 @@ pub unsafe extern "C" fn rampool_parmacs_begin(argc: c_int, argv: *mut *mut c_ch
     let parmacs = match begin(argv, data) {
         Ok(parmacs) => parmacs,
         Err(error) => {
-            eprintln!("rampool: {error}");
+            say(&format!("rampool: {error}"));
             std::process::exit(1);
         }
     };

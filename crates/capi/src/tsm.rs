@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 
 use runtime::shared::{AllocOptions, EXIT_FAILED, JoinError, Region, Shared, SharedError};
 
+use crate::say;
+
 static TSM: OnceLock<Shared> = OnceLock::new();
 
 /// Barriers of the program have numbers below that.
@@ -29,7 +31,7 @@ pub extern "C" fn tsm_startup(_argc: c_int, _argv: *mut *mut c_char) -> c_int {
     match started.and_then(|shared| TSM.set(shared).map_err(|_| StartError::Twice)) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("tsm_startup: {error}");
+            say(&format!("tsm_startup: {error}"));
             -1
         }
     }
@@ -40,7 +42,7 @@ pub extern "C" fn tsm_alloc(bytes: usize) -> *mut c_void {
     match tsm("tsm_alloc").alloc(bytes, AllocOptions::new()).map(Region::as_ptr) {
         Ok(memory) => memory.cast(),
         Err(error) => {
-            eprintln!("tsm_alloc: {error}");
+            say(&format!("tsm_alloc: {error}"));
             std::ptr::null_mut()
         }
     }
@@ -85,7 +87,7 @@ pub extern "C" fn tsm_numnodes() -> c_int {
 
 fn tsm(what: &str) -> &'static Shared {
     TSM.get().unwrap_or_else(|| {
-        eprintln!("{what}: tsm_startup was not called, or failed");
+        say(&format!("{what}: tsm_startup was not called, or failed"));
         std::process::exit(EXIT_FAILED);
     })
 }

@@ -35,7 +35,8 @@ fn say(what: &str) {
             return;
         }
     }
-    let _ = writeln!(std::io::stderr(), "rampool: {what}");
+    // At once: other ranks write there, too.
+    let _ = std::io::stderr().write_all(format!("rampool: {what}\n").as_bytes());
 }
 
 /// At once: threads of the program may be anywhere, so nothing of it is run any more.
