@@ -78,6 +78,7 @@ const SEALED_BUFFER_BYTES: usize = HEADER_BYTES + MAX_TABLE_BYTES + MAX_PLAIN_BY
 const AHEAD_BYTES: usize = 1024;
 /// Bulk of this length leaves in one piece with its head, copied: to hand the kernel a list of pieces costs more. A page is as long.
 const COPIED_BULK_BYTES: usize = 4 * 1024;
+const LINE_BYTES: usize = 64;
 /// Pieces handed to the kernel in one call.
 const MAX_PIECES: usize = 512;
 /// Bytes handed to the kernel in one call: more than a socket buffer takes anyway.
@@ -159,11 +160,20 @@ struct Outgoing<G> {
 }
 
 struct Frame<G> {
+    /// From `start` on the frame's head, and what was copied behind it.
     head: Vec<u8>,
+    start: usize,
     pieces: Vec<Piece>,
     bytes: usize,
     /// Held only for its drop.
     _guard: G,
+}
+
+impl<G> Frame<G> {
+    fn head(&self) -> Piece {
+        let head = &self.head[self.start..];
+        Piece { ptr: head.as_ptr(), len: head.len() }
+    }
 }
 
 // SAFETY: the raw pieces are plain addresses; their memory's validity does not depend on the thread that drives the link, by the contracts of
@@ -596,6 +606,13 @@ impl<G> Outgoing<G> {
     /// As [`Link::send`].
     unsafe fn push(&mut self, urgency: Urgency, head: &[u8], pieces: &[Piece], bulk: usize, copied: bool, guard: G) {
         let (mut own_head, mut own_pieces) = self.spare.pop().unwrap_or_default();
+        if copied && bulk >= LINE_BYTES {
+            // Where no line is stored in two parts, a page that nobody's cache has is copied a tenth of a microsecond sooner.
+            own_head.reserve(LINE_BYTES + head.len() + bulk);
+            let unaligned = (own_head.as_ptr().addr() + head.len()) % LINE_BYTES;
+            own_head.resize((LINE_BYTES - unaligned) % LINE_BYTES, 0);
+        }
+        let start = own_head.len();
         own_head.extend_from_slice(head);
         if copied {
             own_head.reserve(bulk);
@@ -608,7 +625,7 @@ impl<G> Outgoing<G> {
         }
         let bytes = head.len() + bulk;
         self.queued_bytes += bytes;
-        self.queues[urgency as usize].push_back(Frame { head: own_head, pieces: own_pieces, bytes, _guard: guard });
+        self.queues[urgency as usize].push_back(Frame { head: own_head, start, pieces: own_pieces, bytes, _guard: guard });
     }
 
     /// Queue numbers in the order in which frames leave, the started frame's queue first for its one frame.
@@ -631,7 +648,7 @@ impl<G> Outgoing<G> {
         let rest = frame.bytes - self.sent;
         let only = frame.pieces.is_empty() && rest == self.queued_bytes;
         // `sent` is less than the frame's bytes, all of which are in its head.
-        only.then(|| Piece { ptr: frame.head.as_ptr().wrapping_add(self.sent), len: rest })
+        only.then(|| Piece { ptr: frame.head().ptr.wrapping_add(self.sent), len: rest })
     }
 
     fn flush_plain(&mut self, carrier: &mut Carrier, zero_copy: Option<&Sender>) -> Result<Flush, LinkError> {
@@ -654,7 +671,7 @@ impl<G> Outgoing<G> {
             let mut bytes = 0;
             let mut skip = self.sent;
             'gather: for frame in self.order() {
-                let head = Piece { ptr: frame.head.as_ptr(), len: frame.head.len() };
+                let head = frame.head();
                 for piece in std::iter::once(&head).chain(&frame.pieces) {
                     if skip >= piece.len {
                         skip -= piece.len;
@@ -757,7 +774,7 @@ impl<G> Outgoing<G> {
         plain.clear();
         let mut skip = self.sent;
         for frame in self.order() {
-            let head = Piece { ptr: frame.head.as_ptr(), len: frame.head.len() };
+            let head = frame.head();
             for piece in std::iter::once(&head).chain(&frame.pieces) {
                 if skip >= piece.len {
                     skip -= piece.len;
