@@ -25,7 +25,7 @@ use rampool_proto::wire::{
     AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES,
     MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, Opcode, OpenLease, Piece, Push,
     PushHeads, QueueBounds, Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_grant, encode_put, encode_reduced,
-    encode_revocation, parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message, parse_put, parse_reduced,
+    encode_revocation, glimpse, parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message, parse_put, parse_reduced,
     parse_revocation,
 };
 use rampool_proto::{checksum, fabric, rings};
@@ -34,6 +34,9 @@ use std::os::unix::net::UnixStream;
 
 /// A header, and the table behind it as whatever the header says it is. The checksums are made right, so that mutations reach the fields.
 pub fn frame(data: &[u8]) {
+    if let Some((_, piece)) = glimpse(data) {
+        assert_eq!(Piece::at(piece.offset(), piece.len), Some(piece));
+    }
     let mut data = data.to_vec();
     seal_frame(&mut data);
     let Some((head, rest)) = data.split_first_chunk::<HEADER_BYTES>() else { return };

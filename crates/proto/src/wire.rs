@@ -21,6 +21,7 @@
 mod control;
 mod data;
 mod direct;
+mod glimpse;
 mod keyed;
 mod queue;
 
@@ -33,6 +34,8 @@ pub use direct::{
     Block, Change, CopyRequest, FetchOp, MAX_DIRECT_BYTES, MAX_DIRECT_PIECES, MAX_PROGRAM_BYTES, Piece, Pieces, ScanRequest, Window,
     accumulate_arg, encode_reduced, parse_accumulate_arg, parse_crcs, parse_piece_crc, parse_reduced, patched_crc,
 };
+
+pub use glimpse::glimpse;
 
 pub use keyed::{ByKey, encode_grant, encode_revocation, parse_grant, parse_revocation};
 

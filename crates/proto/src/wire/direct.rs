@@ -102,8 +102,14 @@ impl Piece {
         if header.bulk_len > 0 {
             return Err(WireError::BulkLength);
         }
-        let len = usize::try_from(header.arg % OS_PAGE_BYTES as u64).expect("below a page") + 1;
-        Self::at(header.arg >> PIECE_LENGTH_BITS, len).ok_or(WireError::WindowRange)
+        Self::decode(header.arg).ok_or(WireError::WindowRange)
+    }
+
+    /// The piece with this argument of a `ReadPiece`, if there is one.
+    #[inline]
+    pub(super) fn decode(arg: u64) -> Option<Self> {
+        let len = usize::try_from(arg % OS_PAGE_BYTES as u64).expect("below a page") + 1;
+        Self::at(arg >> PIECE_LENGTH_BITS, len)
     }
 }
 

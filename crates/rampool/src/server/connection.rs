@@ -372,7 +372,8 @@ impl Connection {
             if self.is_full(shared) {
                 return Ok(Turn::Full);
             }
-            match self.link.receive()? {
+            let seat = self.seat.as_ref();
+            match self.link.receive_glimpsing(|frame| direct::look_ahead(shared, seat, frame))? {
                 Received::Blocked => return Ok(Turn::Idle),
                 Received::Head(header) => {
                     self.heard = now;

@@ -101,6 +101,11 @@ impl Lease {
         lock(&self.space)
     }
 
+    /// As [`Lease::space`], unless somebody else has it.
+    pub(super) fn idle_space(&self) -> Option<MutexGuard<'_, LeaseSpace>> {
+        self.space.try_lock().ok()
+    }
+
     /// A member's connection travels by these means.
     pub(super) fn connected(&self, member: MemberId, connection: ConnectionNumber, means: Means) {
         lock(&self.means).insert(member, (connection, means));

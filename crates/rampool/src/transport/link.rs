@@ -346,6 +346,17 @@ impl<G> Link<G> {
     /// # Panics
     /// If the last `Head` announced bulk and [`Link::place`] was not called.
     pub fn receive(&mut self) -> Result<Received, LinkError> {
+        self.receive_glimpsing(|_| {})
+    }
+
+    /// As [`Link::receive`]. `glimpse` is shown what has come where a frame begins, before anything was checked: at least a header, and all else that there is.
+    ///
+    /// # Errors
+    /// As [`Link::receive`].
+    ///
+    /// # Panics
+    /// As [`Link::receive`].
+    pub(crate) fn receive_glimpsing(&mut self, glimpse: impl Fn(&[u8])) -> Result<Received, LinkError> {
         loop {
             match self.incoming.phase {
                 Phase::HeadGiven(header) => {
@@ -353,6 +364,10 @@ impl<G> Link<G> {
                     self.incoming.drop_head();
                 }
                 Phase::Head => {
+                    let come = &self.incoming.buffer[self.incoming.filled.clone()];
+                    if come.len() >= HEADER_BYTES {
+                        glimpse(come);
+                    }
                     if let Some(header) = self.incoming.parse_head()? {
                         return Ok(Received::Head(header));
                     }

@@ -15,7 +15,7 @@ use rampool_proto::server::{Door, FrameIndex, LeaseSpace, PageState, SpaceError,
 use rampool_proto::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use rampool_proto::wire::{
     ByKey, CopyRequest, FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest, Status, Window, WireError,
-    ZERO_PAGE_CRC, encode_frame, encode_reduced, parse_accumulate_arg, patched_crc,
+    ZERO_PAGE_CRC, encode_frame, encode_reduced, glimpse, parse_accumulate_arg, patched_crc,
 };
 use rampool_sys::memory::prefetch;
 
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// A piece at least this long leaves from its frame.
 const FROM_FRAME_BYTES: usize = 1024;
-/// Bytes of a whole page that are asked for before it is copied.
+/// Bytes of a page that are asked for before they are wanted; what follows comes by itself.
 const FETCHED_AHEAD: usize = 1024;
 const LINE_BYTES: usize = 64;
 /// So few runs are not worth the preparations for many.
@@ -748,6 +748,20 @@ fn copy_small_runs(shared: &Shared, view: &mut View<'_>, window: &Window, buffer
     rows::copy(shared.store.slabs(), view, window, buffer)
 }
 
+/// A frame begins like this: if it asks for bytes of a page, these are asked of memory, which brings them while the frame is checked and its answer begun.
+/// Whatever a peer has written there, all that comes of it is that lines of pages which it may read are in the cache. Waits for nobody.
+pub(super) fn look_ahead(shared: &Shared, seat: Option<&Seat>, frame: &[u8]) {
+    let Some((region, piece)) = glimpse(frame) else { return };
+    let Some((seat, space)) = seat.and_then(|seat| Some((seat, seat.lease.idle_space()?))) else { return };
+    if let Ok(mut view) = space.view(seat.member, region)
+        && let Some(page) = view.page(piece.page)
+        && usize::from(page.len) == OS_PAGE_BYTES
+    {
+        let from = shared.store.memory(page.frame).wrapping_add(piece.within).cast_const();
+        (0..piece.len.min(FETCHED_AHEAD)).step_by(LINE_BYTES).for_each(|at| prefetch(from.wrapping_add(at)));
+    }
+}
+
 /// Where a part of a page lies, and its checksum. None if the page is packed. The lease is locked.
 fn lies_plain(shared: &Shared, page: Option<StoredPage>, piece: Piece) -> Option<(Place, u32)> {
     let (memory, page_crc) = match page {
@@ -757,8 +771,6 @@ fn lies_plain(shared: &Shared, page: Option<StoredPage>, piece: Piece) -> Option
     };
     let ptr = memory.wrapping_add(piece.within);
     let crc = if piece.is_whole() {
-        // On its way into the cache while the head of the reply is made; what follows comes by itself.
-        (0..FETCHED_AHEAD).step_by(LINE_BYTES).for_each(|at| prefetch(ptr.wrapping_add(at)));
         page_crc
     } else {
         // SAFETY: the piece is within its page, which nobody writes while the lease is locked.
