@@ -83,7 +83,8 @@ fn main() {
     match result {
         Ok(code) => std::process::exit(code),
         Err(error) => {
-            eprintln!("rampool: {}", said_once(error.chain()));
+            // In one piece: where this is a rank, others may say something at the same time.
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("rampool: {}\n", said_once(error.chain())).as_bytes());
             std::process::exit(EXIT_FAILURE);
         }
     }

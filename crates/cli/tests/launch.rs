@@ -113,7 +113,8 @@ fn this_binary_is_a_rank() {
     let shared = match Shared::join(config) {
         Ok(shared) => shared,
         Err(error) => {
-            eprintln!("{error}");
+            // In one piece: the other ranks may say something at the same time.
+            std::io::stderr().write_all(format!("{error}\n").as_bytes()).unwrap();
             std::process::exit(9);
         }
     };
