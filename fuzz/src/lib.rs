@@ -245,6 +245,39 @@ pub fn offer(data: &[u8]) {
     }
 }
 
+/// What the other process may leave at any time where both read it: the counts of a pair of rings, and of messages over UCX. Whatever is taken for true, a side stays
+/// within the ring, and within what it was granted.
+pub fn counts(data: &[u8]) {
+    let geometry = rings::Offer::of(rings::MIN_RING_BYTES).ok().and_then(rings::Offer::geometry).expect("the shortest ring");
+    let (mut writer, mut reader) = (rings::Writer::new(geometry), rings::Reader::new(geometry));
+    let mut flow = fabric::Flow::new(8, 8);
+    let inside = |span: rings::Span| assert!(span.at + span.len <= geometry.ring_bytes());
+    for step in data.chunks_exact(9) {
+        let told = u64::from_le_bytes(*step[1..].first_chunk().expect("nine bytes"));
+        let most = usize::from(step[0]) * 32;
+        // Half of them what could be, so that there is something to spoil.
+        let near = |from: u64| if step[0].is_multiple_of(2) { from + told % 5000 } else { told };
+        let _ = (writer.would_write(told), reader.would_read(told));
+        if writer.saw(near(writer.written().saturating_sub(5000))).is_ok() {
+            inside(writer.next(most));
+            writer.wrote(writer.next(most).len);
+        }
+        assert!(writer.room() <= geometry.ring_bytes());
+        if reader.saw(near(reader.read())).is_ok() {
+            inside(reader.next(most));
+            reader.took(reader.next(most).len);
+        }
+        assert!(reader.waiting() <= geometry.ring_bytes());
+        if flow.hears(near(flow.sent().saturating_sub(told % 10))).is_ok() && flow.may_send() {
+            flow.has_sent();
+        }
+        flow.has_read();
+        if flow.should_tell() {
+            flow.has_told();
+        }
+    }
+}
+
 /// A datagram at one end of a channel that has something under way, its length and checksum made right, and every other byte as it is.
 pub fn datagram(data: &[u8]) {
     let mut bytes = data[..data.len().min(usize::from(u16::MAX))].to_vec();
@@ -315,7 +348,7 @@ pub fn handshake(data: &[u8]) {
     }
 }
 
-/// What people write, and what comes as text from elsewhere: addresses, amounts, tickets, a server's status.
+/// What people write, and what comes as text from elsewhere: addresses, amounts, tickets, doors, a server's status.
 pub fn text(data: &[u8]) {
     let _ = serde_json::from_slice::<rampool::server::ServerStatus>(data);
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -329,6 +362,10 @@ pub fn text(data: &[u8]) {
     let _ = rampool::transport::zero_copy::parse_wish(text);
     let _ = text.parse::<rampool::pool::LeaseTicket>();
     let _ = text.parse::<rampool::pool::RegionTicket>();
+    let _ = text.parse::<rampool::pool::Membership>();
+    if let Ok(doors) = text.parse::<rampool::shared::DoorTicket>() {
+        assert_eq!(doors.to_string().parse::<rampool::shared::DoorTicket>().ok(), Some(doors));
+    }
     if let Ok(handed) = text.parse::<rampool::region::HandedOver>() {
         assert_eq!(handed.to_string().parse(), Ok(handed));
     }

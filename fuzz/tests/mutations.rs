@@ -11,7 +11,7 @@ use rampool_proto::share::control::{Control, FrameKind, Hello, frame};
 use rampool_proto::share::message::{Body as MessageBody, Message};
 use rampool_proto::units::{Extent, PageIndex};
 use rampool_proto::wire::{
-    AttachLease, AwaitBody, Body, ByKey, CopyRequest, Delivery, Granted, Header, LeaseId, LeaseToken, MemberId, Opcode, OpenLease,
+    AttachLease, AwaitBody, Body, ByKey, CopyRequest, Delivery, Granted, Header, LeaseId, LeaseToken, Listed, MemberId, Opcode, OpenLease,
     PageEntry, Push, PushHeads, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error,
     encode_extents, encode_frame, encode_get_reply, encode_grant, encode_put, encode_revocation,
 };
@@ -105,6 +105,10 @@ fn frames() -> Vec<Vec<u8>> {
     Settlement::Return.encode(&[1, 2], &mut settle);
     AwaitBody { number: 3, patience_ms: 4 }.encode(&mut wait);
     QueueBounds { messages: 100, bytes: 1 << 20 }.encode("jobs", &mut open);
+    let mut listed = Vec::new();
+    for name in ["jobs", "other jobs"] {
+        assert!(Listed { queue: 3, messages: 4, name: name.into(), ..Listed::default() }.encode(&mut listed));
+    }
     let key = Key { place: 5, generation: 7 };
     let (mut exposed, mut revoked, mut by_key) = (Vec::new(), Vec::new(), Vec::new());
     encode_grant(&Grant { key, bytes: 1 << 20, rights: Rights::Both }, &mut exposed);
@@ -133,6 +137,7 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&|out| encode_frame(out, Header::request(Opcode::Settle, 11), &settle, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::AwaitBody, 12), &wait, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::OpenQueue, 13), &open, 0)),
+        framed(&|out| encode_frame(out, Header::request(Opcode::ListQueues, 19).reply(Status::Ok), &listed, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Scan, 14).reply(Status::Ok), &[3; 24], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Expose, 15), &exposed, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Revoke, 16), &revoked, 0)),
@@ -238,6 +243,14 @@ fn offers_of_memory_and_fabrics() {
 }
 
 #[test]
+fn counts_in_memory_that_another_process_writes() {
+    let steps = |kinds: [u8; 3], count: u64| -> Vec<u8> {
+        (0..60).flat_map(|step| std::iter::once(kinds[step % 3]).chain((count * step as u64).to_le_bytes())).collect()
+    };
+    drive(rampool_fuzz::counts, &[steps([2, 40, 255], 700), steps([128, 3, 8], 1), steps([254, 254, 0], 4096)], 30_000);
+}
+
+#[test]
 fn datagrams_of_channels() {
     let mut channel = Channel::new(ChannelConfig::default(), 0);
     channel.send(b"short");
@@ -279,7 +292,10 @@ fn texts() {
     let status = br#"{"server":1,"version":"0.1.0","leases":[{"lease":1,"name":"x","members":[{"pid":3}]}]}"#;
     let handed =
         b"rampool-handed-over-1 1000 2000 rampool-region-1;1;2 rampool-lease-1;64;3,09090909090909090909090909090909,127.0.0.1:7117=4G";
-    let seeds = [&handed[..], b"127.0.0.1:7117=4G", b"unix:/run/x", b"[::1]:80", b"1.5G", b"17179869184", status].map(<[u8]>::to_vec);
+    let doors = b"127.0.0.1:4040,unix:/run/door#run-17";
+    let seeds =
+        [&handed[..], doors, b"rampool-member-1;3;1f", b"127.0.0.1:7117=4G", b"unix:/run/x", b"[::1]:80", b"1.5G", b"17179869184", status]
+            .map(<[u8]>::to_vec);
     drive(rampool_fuzz::text, &seeds, 100_000);
 }
 
@@ -306,5 +322,5 @@ fn every_target_is_driven_here() {
     let targets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz_targets")).unwrap();
     let names: Vec<String> = targets.map(|f| f.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect();
     let forgotten: Vec<&String> = names.iter().filter(|name| !here.contains(&format!("drive(rampool_fuzz::{name},"))).collect();
-    assert!(names.len() >= 13 && forgotten.is_empty(), "{forgotten:?} of {names:?}");
+    assert!(names.len() >= 14 && forgotten.is_empty(), "{forgotten:?} of {names:?}");
 }
