@@ -127,6 +127,32 @@ fn a_key_is_made_once_and_needed_where_the_server_has_it() {
     assert!(log.contains("handshake failed"), "{log}");
 }
 
+/// Since version 254, systemd gives a service's credentials to its user by an access list: what looks like the group's rights is the mask of that list.
+#[test]
+fn a_key_that_systemd_hands_over_is_taken_and_others_like_it_are_not() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("pool.key");
+    assert!(rampool().arg("key").arg(&key).output().unwrap().status.success());
+    let mode = |mode| std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
+    let serve = |credentials: Option<&Path>| {
+        let mut command = rampool();
+        command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock", "--key-file"]).arg(&key);
+        command.env_remove("CREDENTIALS_DIRECTORY").envs(credentials.map(|directory| ("CREDENTIALS_DIRECTORY", directory)));
+        command
+    };
+    mode(0o440);
+    let server = Served::start(&mut serve(Some(dir.path())));
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.end().0, Some(0));
+    for (rights, credentials) in [(0o440, None), (0o440, Some(Path::new("/"))), (0o444, Some(dir.path()))] {
+        mode(rights);
+        let output = serve(credentials).output().unwrap();
+        assert_eq!(output.status.code(), Some(125));
+        assert!(String::from_utf8(output.stderr).unwrap().contains("can be read by others"), "{rights:o} {credentials:?}");
+    }
+}
+
 #[test]
 fn a_server_that_cannot_start_says_why() {
     let refuse = |arguments: &[&str]| {

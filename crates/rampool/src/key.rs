@@ -48,12 +48,14 @@ impl Key {
     /// Reads a key file.
     ///
     /// # Errors
-    /// [`KeyError`]; a file that others than its owner may read is refused.
+    /// [`KeyError`]; a file that others than its owner may read is refused. Among the credentials that systemd hands to this service (`CREDENTIALS_DIRECTORY`), the group's right
+    /// to read stands for the service's user.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
         let io = |source| KeyError::Io { operation: "read", path: path.to_owned(), source };
         let mut file = File::open(path).map_err(io)?;
         let mode = file.metadata().map_err(io)?.mode() & 0o777;
-        if mode & 0o077 != 0 {
+        let others = if is_credential(path) { mode & 0o037 } else { mode & 0o077 };
+        if others != 0 {
             return Err(KeyError::Readable { path: path.to_owned(), mode });
         }
         let mut text = [0u8; 130];
@@ -101,6 +103,12 @@ pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
         }
     }
     bytes
+}
+
+/// Whether systemd has put this file there for this service alone. Such a file may belong to root and be given to the service's user by an access list, whose mask then stands
+/// where the mode of other files has the group's rights.
+fn is_credential(path: &Path) -> bool {
+    std::env::var_os("CREDENTIALS_DIRECTORY").is_some_and(|directory| path.parent() == Some(Path::new(&directory)))
 }
 
 fn parse_hex(text: &[u8]) -> Option<[u8; KEY_BYTES]> {
