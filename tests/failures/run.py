@@ -702,6 +702,26 @@ def what_does_not_start_leaves_no_lease(world, scale):
 
 
 @suite.test()
+def nobody_takes_what_rampool_says(world, scale):
+    """Standard error without a reader, or on a full disk: the program's end counts, and nothing stays leased."""
+    server = world.serve("64M", "--grace-ms", "600000")
+    before = free_bytes(server.address)
+    for options in (["--memory", "32M", "--server", server.address], []):
+        for reader in ("gone", "full"):
+            if reader == "full":
+                stderr = os.open("/dev/full", os.O_WRONLY)
+            else:
+                read, stderr = os.pipe()
+                os.close(read)
+            # Long enough for a live line.
+            command = [rampool_binary(), "run", "--local", "16M", "--stats", "--progress", *options, "--", "sh", "-c", "sleep 1; echo done; exit 3"]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, timeout=60, check=False)
+            os.close(stderr)
+            check((done.returncode, done.stdout) == (3, b"done\n"), f"{reader} {options}: {done}")
+        wait_until("the lease is back", lambda: free_bytes(server.address) == before, 30)
+
+
+@suite.test()
 def programs_without_the_agent_are_named(world, scale):
     """What the program starts cannot be refused; it is named, once, on standard error and in the summary."""
     source, binary = world.dir / "waits.c", world.dir / "waits"

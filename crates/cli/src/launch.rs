@@ -22,6 +22,7 @@ use rampool::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool_proto::units::ByteLen;
 
 use crate::signals::Signals;
+use crate::words::say;
 use binding::{Bind, Cpu};
 use hosts::Hosts;
 use verdict::{End, verdict};
@@ -136,7 +137,7 @@ pub fn run(args: &Args) -> Result<i32> {
         let found = inbox.reports(args.ranks)?;
         match file {
             Some(file) => stats::write(&found, file)?,
-            None => eprint!("{}", stats::table(&found)),
+            None => say(&stats::table(&found)),
         }
     }
     rustix::fs::fcntl_setfl(&reports, rustix::fs::OFlags::NONBLOCK)?;
@@ -147,7 +148,7 @@ pub fn run(args: &Args) -> Result<i32> {
     match verdict(&ends, &String::from_utf8_lossy(&said), &machines) {
         None => Ok(0),
         Some((message, code)) => {
-            eprintln!("rampool: {message}");
+            say(&format!("rampool: {message}\n"));
             Ok(code)
         }
     }

@@ -17,6 +17,7 @@ mod signals;
 mod status;
 mod summary;
 mod top;
+mod words;
 
 use clap::{Parser, Subcommand};
 
@@ -83,8 +84,7 @@ fn main() {
     match result {
         Ok(code) => std::process::exit(code),
         Err(error) => {
-            // In one piece: where this is a rank, others may say something at the same time.
-            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("rampool: {}\n", said_once(error.chain())).as_bytes());
+            words::say(&format!("rampool: {}\n", said_once(error.chain())));
             std::process::exit(EXIT_FAILURE);
         }
     }

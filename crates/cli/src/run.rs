@@ -27,6 +27,7 @@ use rustix::io::retry_on_intr;
 
 use crate::rundir::RunDir;
 use crate::signals::Signals;
+use crate::words::say;
 use crate::{available, program, summary};
 use unmanaged::Unmanaged;
 
@@ -135,10 +136,10 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut bytes = args.memory;
     if let Some(mut server) = starting {
         server.wait_until_ready(run_dir.path())?;
-        eprintln!(
-            "rampool: no server is named, so pages go to a private one on this machine ({} at most, compressed); name others with --server",
+        say(&format!(
+            "rampool: no server is named, so pages go to a private one on this machine ({} at most, compressed); name others with --server\n",
             server.memory
-        );
+        ));
         servers.push(server.spec.clone());
         bytes = Some(server.memory);
         private = Some(server);
@@ -148,11 +149,11 @@ pub fn run(args: &Args) -> Result<i32> {
     if let Ok(there_is) = available::in_all()
         && args.local.0 > there_is
     {
-        eprintln!(
-            "rampool: {} of local memory are more than this machine, or its container, has ({}): the system may end the program before its pages leave",
+        say(&format!(
+            "rampool: {} of local memory are more than this machine, or its container, has ({}): the system may end the program before its pages leave\n",
             args.local,
             ByteLen(there_is)
-        );
+        ));
     }
     let mut config = PoolConfig::new(servers, bytes, name.as_str());
     if let Some(path) = &args.key_file {
@@ -222,11 +223,11 @@ pub fn run(args: &Args) -> Result<i32> {
             summary::summary(&name, &counters, wall, status, args.local, most_resident(), &pool.stats(), &unmanaged)
         };
         match &mut stats {
-            None => eprint!("{text}"),
+            None => say(&text),
             // The program's exit code says how the program ended, whatever became of the summary.
             Some(file) => {
                 if let Err(error) = file.write_all(text.as_bytes()) {
-                    eprintln!("rampool: the summary cannot be written to {}: {error}", to.display());
+                    say(&format!("rampool: the summary cannot be written to {}: {error}\n", to.display()));
                 }
             }
         }
@@ -341,7 +342,7 @@ fn wait(
     loop {
         while let Some(event) = pool.poll() {
             if let PoolEvent::Draining { name, left, .. } = &event {
-                eprintln!("rampool: server {name} was told to stop; it ends in {left:?}, and with it what it holds");
+                say(&format!("rampool: server {name} was told to stop; it ends in {left:?}, and with it what it holds\n"));
             }
         }
         let mut raw = 0;
@@ -369,8 +370,8 @@ fn wait(
             line.show(&run_dir.read_stats(), started.elapsed());
         }
         later.look();
-        guardian.look(&mut |text| eprintln!("{text}"));
-        unmanaged.look(later.program(), run_dir.path(), &mut |text| eprintln!("{text}"));
+        guardian.look(&mut |text| say(&format!("{text}\n")));
+        unmanaged.look(later.program(), run_dir.path(), &mut |text| say(&format!("{text}\n")));
         if called.elapsed() > CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(roll, pool);

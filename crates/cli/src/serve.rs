@@ -26,6 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub fn run(args: Args) -> Result<i32> {
     let settings = args.settle()?;
     start_log(&settings)?;
+    signals::outlive_full_files();
     // Before any thread starts: all of them inherit that these signals wait to be asked for.
     let signals = Signals::block().context("signals cannot be blocked")?;
     let key = settings.key_file.as_deref().map(Key::load).transpose()?;
@@ -127,6 +128,8 @@ fn start_log(settings: &Settings) -> Result<()> {
     let filter =
         tracing_subscriber::EnvFilter::try_new(&settings.log_level).with_context(|| format!("{:?} is no log level", settings.log_level))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A log that cannot be written, on a full disk or for want of a reader, ends no server: it has others' pages.
+    let builder = builder.log_internal_errors(false);
     match settings.log {
         LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),

@@ -1,7 +1,6 @@
 //! What a run did, for people: the summary at its end and the live line.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
@@ -10,6 +9,8 @@ use std::time::Duration;
 use rampool::pool::PoolStats;
 use rampool::stats::{StatsSnapshot, quantile_ns};
 use rampool_proto::units::ByteLen;
+
+use crate::words::say;
 
 const PAGE: u64 = 4096;
 
@@ -165,8 +166,7 @@ pub struct ProgressLine {
 impl ProgressLine {
     pub fn show(&mut self, processes: &[StatsSnapshot], elapsed: Duration) {
         let text = self.text(processes, |process| Path::new("/proc").join(process.to_string()).exists(), elapsed);
-        eprint!("\r\x1b[K{text}");
-        let _ = std::io::stderr().flush();
+        say(&format!("\r\x1b[K{text}"));
         self.shown = true;
     }
 
@@ -192,7 +192,7 @@ impl ProgressLine {
 
     pub fn clear(&self) {
         if self.shown {
-            eprint!("\r\x1b[K");
+            say("\r\x1b[K");
         }
     }
 }

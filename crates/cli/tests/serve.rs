@@ -127,6 +127,27 @@ fn a_key_is_made_once_and_needed_where_the_server_has_it() {
     assert!(log.contains("handshake failed"), "{log}");
 }
 
+#[test]
+fn a_log_that_cannot_be_written_ends_no_server() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, start) in [("full disk", "exec \"$0\" \"$@\" 2>/dev/full"), ("longest file", "ulimit -f 0; exec \"$0\" \"$@\" 2>>\"$LOG\"")]
+    {
+        let mut command = Command::new("sh");
+        settings::clear(&mut command);
+        command.env("LOG", dir.path().join("log")).args(["-c", start, env!("CARGO_BIN_EXE_rampool")]);
+        let server = Served::start(command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock"]));
+        for _ in 0..2 {
+            let stranger = std::net::TcpStream::connect(&server.address).unwrap();
+            std::io::Write::write_all(&mut &stranger, &[7; 64]).unwrap();
+            // Until the server has closed the connection, and said so in its log.
+            let _ = (&stranger).read_to_end(&mut Vec::new());
+            assert!(status(&server.address, None, &[]).status.success(), "{name}");
+        }
+        server.signal(libc::SIGTERM);
+        assert_eq!(server.end().0, Some(0), "{name}");
+    }
+}
+
 /// Since version 254, systemd gives a service's credentials to its user by an access list: what looks like the group's rights is the mask of that list.
 #[test]
 fn a_key_that_systemd_hands_over_is_taken_and_others_like_it_are_not() {

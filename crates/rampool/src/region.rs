@@ -521,6 +521,11 @@ impl<R: Copy> Keeper<R> {
     }
 }
 
+/// A line on standard error. That nobody can take it is no reason to end in a panic, which would leave threads without their pages.
+fn say(text: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("rampool: {text}\n").as_bytes());
+}
+
 impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
     fn tick(&mut self, pager: &mut Pager<B>) -> Duration {
         pager.publish();
@@ -531,9 +536,9 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
     fn forked(&mut self, pager: &mut Pager<B>, child: Uffd) {
         match pager.fork_child(child) {
             Ok(foster) => self.fosters.push(foster),
-            Err(reason) if pager.faults().can_poison() => eprintln!("rampool: a forked child has only what was in local memory: {reason}"),
+            Err(reason) if pager.faults().can_poison() => say(&format!("a forked child has only what was in local memory: {reason}")),
             Err(reason) => {
-                eprintln!("rampool: a forked child cannot be served: {reason}");
+                say(&format!("a forked child cannot be served: {reason}"));
                 std::process::abort();
             }
         }
@@ -545,7 +550,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
             return;
         }
         if pager.go_on_without_servers().is_none() {
-            eprintln!("rampool: {reason}");
+            say(&reason);
             std::process::abort();
         }
         *lost = Some(reason);
@@ -569,7 +574,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
             match pager.serve_foster(foster, &mut |_| {}) {
                 Ok(children) => more.extend(children),
                 Err(reason) => {
-                    eprintln!("rampool: a forked child cannot be served: {reason}");
+                    say(&format!("a forked child cannot be served: {reason}"));
                     std::process::abort();
                 }
             }
