@@ -5,6 +5,7 @@ mod settings;
 mod signals;
 
 pub use settings::Args;
+pub use signals::Signals;
 
 use anyhow::{Context, Result, bail};
 use rampool::key::Key;
@@ -13,7 +14,6 @@ use rampool::server::{RunningServer, Server, ServerConfig};
 use rampool::transport::Endpoint;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use settings::{LogFormat, Settings};
-use signals::Signals;
 use std::path::Path;
 use std::time::Duration;
 

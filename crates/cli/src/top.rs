@@ -23,6 +23,7 @@ use rampool::key::Key;
 use rampool::pool::ServerSpec;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
+use crate::serve::Signals;
 use look::Watch;
 use screen::{Action, Screen};
 
@@ -67,9 +68,11 @@ pub fn run(args: &Args) -> Result<i32> {
         print!("{}", table::text(&rows));
         return Ok(0);
     }
-    if !std::io::stdout().is_terminal() {
-        bail!("the live view needs a terminal; `rampool top --once` prints one table");
+    if !std::io::stdout().is_terminal() || std::env::var_os("TERM").is_some_and(|kind| kind == "dumb") {
+        bail!("the live view needs a terminal, and one that can be drawn on (not TERM=dumb); `rampool top --once` prints one table");
     }
+    // Before any thread starts: whoever ends this from outside finds the terminal as it was.
+    let signals = Signals::block().context("signals cannot be blocked")?;
     let interval = args.interval;
     let (sender, looks) = mpsc::channel();
     // Servers are asked beside the screen: one that does not answer delays the numbers, never the keys. Ends with the process.
@@ -82,16 +85,19 @@ pub fn run(args: &Args) -> Result<i32> {
         })
         .context("no thread to look with")?;
     let mut terminal = ratatui::try_init().context("the terminal cannot be prepared")?;
-    let result = live(&mut terminal, &looks);
+    let result = live(&mut terminal, &looks, &signals);
     ratatui::restore();
     result
 }
 
-fn live(terminal: &mut ratatui::DefaultTerminal, looks: &mpsc::Receiver<look::Look>) -> Result<i32> {
+fn live(terminal: &mut ratatui::DefaultTerminal, looks: &mpsc::Receiver<look::Look>, signals: &Signals) -> Result<i32> {
     let mut screen = Screen::default();
     let mut newest = None;
     loop {
         terminal.draw(|frame| screen.draw(frame))?;
+        if let Some(signal) = signals.wait(Duration::ZERO) {
+            return Ok(128 + signal);
+        }
         let until = Instant::now() + Duration::from_millis(200);
         // Keys at once, numbers a moment later.
         while event::poll(until.saturating_duration_since(Instant::now()))? {

@@ -1,5 +1,8 @@
 //! `rampool top --once` beside a server and a run. The run is this test: a lease of its own, and a directory such as `rampool run` makes.
 
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -105,6 +108,76 @@ fn a_run_its_server_and_its_lease_are_in_the_table() {
     counters.page().state.store(2, Relaxed);
     std::fs::write(settings.stats_path(own), bytes_of(counters.page())).unwrap();
     assert!(top(dir.path(), &[]).starts_with("No process"));
+}
+
+/// A terminal whose other end is ours.
+fn terminal() -> (File, OwnedFd) {
+    let (mut ours, mut theirs) = (-1, -1);
+    // SAFETY: fills two descriptors, which are nobody else's.
+    unsafe {
+        let (name, settings, size) = (std::ptr::null_mut(), std::ptr::null(), std::ptr::null());
+        assert_eq!(libc::openpty(&raw mut ours, &raw mut theirs, name, settings, size), 0);
+        (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
+    }
+}
+
+fn in_terminal(command: &mut Command, terminal: &OwnedFd) -> Child {
+    let end = || Stdio::from(terminal.try_clone().unwrap());
+    command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap()
+}
+
+/// What is on the terminal next.
+fn read_some(mut terminal: &File) -> String {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let deadline = Timespec { tv_sec: DEADLINE.as_secs().try_into().unwrap(), tv_nsec: 0 };
+    assert!(poll(&mut [PollFd::new(&terminal, PollFlags::IN)], Some(&deadline)).unwrap() > 0, "nothing is shown");
+    let mut bytes = [0; 4096];
+    let count = terminal.read(&mut bytes).unwrap();
+    String::from_utf8_lossy(&bytes[..count]).into_owned()
+}
+
+/// Whether what is typed is shown, and comes line by line.
+fn is_cooked(terminal: &OwnedFd) -> bool {
+    // SAFETY: plain data, filled by the call.
+    let settings = unsafe {
+        let mut settings = std::mem::zeroed::<libc::termios>();
+        assert_eq!(libc::tcgetattr(terminal.as_raw_fd(), &raw mut settings), 0);
+        settings
+    };
+    settings.c_lflag & (libc::ICANON | libc::ECHO) == libc::ICANON | libc::ECHO
+}
+
+#[test]
+fn whoever_ends_the_live_view_from_outside_finds_the_terminal_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ours, theirs) = terminal();
+    let mut top = in_terminal(rampool(dir.path()).arg("top").env("TERM", "xterm"), &theirs);
+    let mut shown = String::new();
+    while !shown.contains("?1049h") {
+        shown += &read_some(&ours);
+    }
+    assert!(!is_cooked(&theirs));
+    let reader = std::thread::spawn(move || {
+        // Until nobody has the other end.
+        while (&ours).read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
+    });
+    // SAFETY: a child of ours that has not been waited for.
+    assert_eq!(unsafe { libc::kill(i32::try_from(top.id()).unwrap(), libc::SIGTERM) }, 0);
+    assert_eq!(top.wait().unwrap().code(), Some(128 + libc::SIGTERM));
+    assert!(is_cooked(&theirs));
+    drop(theirs);
+    reader.join().unwrap();
+}
+
+#[test]
+fn the_live_view_does_not_draw_on_a_terminal_that_only_prints() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ours, theirs) = terminal();
+    let mut top = in_terminal(rampool(dir.path()).arg("top").env("TERM", "dumb"), &theirs);
+    let said = read_some(&ours);
+    let _ = top.kill();
+    let code = top.wait().unwrap().code();
+    assert!(said.contains("TERM=dumb") && !said.contains('\x1b'), "{code:?} {said}");
 }
 
 #[test]
