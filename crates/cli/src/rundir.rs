@@ -118,20 +118,34 @@ fn base_dir() -> io::Result<PathBuf> {
         _ if Path::new("/dev/shm").is_dir() => PathBuf::from(format!("/dev/shm/rampool-{user}")),
         _ => std::env::temp_dir().join(format!("rampool-{user}")),
     };
-    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+    make_private(&path, user)?;
+    Ok(path)
+}
+
+/// Makes a directory that `user` alone may enter, unless it is there.
+fn make_private(path: &Path, user: u32) -> io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display())));
+        }
         _ => {}
     }
-    let found = std::fs::symlink_metadata(&path)?;
+    let found = std::fs::symlink_metadata(path)?;
     if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
         return Err(io::Error::other(format!("{} belongs to somebody else, or others may enter it", path.display())));
     }
-    Ok(path)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_named() {
+        let error = make_private(Path::new("/proc/rampool"), 0).unwrap_err();
+        assert!(error.to_string().contains("/proc/rampool: "), "{error}");
+    }
 
     #[test]
     fn a_run_that_is_left_to_a_caretaker_keeps_its_directory_when_its_number_is_given_again() {
