@@ -1,0 +1,81 @@
+//! Pages that come because others point to them. Alone in its process: what points where is searched for while nobody waits for a page, and forks of other tests,
+//! whose children the pager serves, would leave no time for that.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rampool::backing::memory::MemoryBacking;
+use rampool::fault::RungChoice;
+use rampool::pager::{InstallBy, Waiting};
+use rampool::region::{PagedConfig, PagedMemory, Region};
+use rampool_sys::probe::{Capabilities, NEEDED};
+use rampool_testing::skip;
+
+fn word(region: &Region, index: usize) -> &AtomicU64 {
+    assert!(index * 8 < region.len());
+    // SAFETY: inside the region, aligned, and only ever used as an atomic.
+    unsafe { &*region.as_ptr().cast::<AtomicU64>().add(index) }
+}
+
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x ^ (x >> 29)
+}
+
+/// Records of four words, of which the first points to an object on a page of its own, in no order; they are gone through forwards and backwards.
+#[test]
+fn an_array_of_pointers_brings_what_it_points_to() {
+    const OBJECTS: usize = 12_288;
+    const RECORD: usize = 4;
+    let found = Capabilities::probe().full;
+    if !found.as_ref().is_ok_and(|features| features.has(NEEDED)) {
+        return skip("uffd", &format!("the kernel does not allow faults of system calls to be caught here: {found:?}"));
+    }
+    let mut backing = MemoryBacking::default();
+    let region = backing.create_region();
+    let config = PagedConfig {
+        local_bytes: 20 << 20,
+        waiting: Waiting { follow_faults: false, ..Waiting::default() },
+        rung: RungChoice::Full,
+        install_by: InstallBy::Copy,
+        ..PagedConfig::default()
+    };
+    let memory = PagedMemory::start(&config, backing, region).unwrap();
+    let array = memory.alloc(OBJECTS * RECORD * 8).unwrap();
+    let objects = memory.alloc(OBJECTS * 4096).unwrap();
+    let mut order: Vec<usize> = (0..OBJECTS).collect();
+    order.sort_unstable_by_key(|object| mix(*object as u64 + 1));
+    for index in 0..objects.len() / 8 {
+        word(&objects, index).store(mix(index as u64), Ordering::Relaxed);
+    }
+    for (record, object) in order.iter().enumerate() {
+        word(&array, record * RECORD).store(objects.as_ptr() as u64 + *object as u64 * 4096, Ordering::Relaxed);
+    }
+    let go_through = |record: usize| {
+        let at = usize::try_from(word(&array, record * RECORD).load(Ordering::Relaxed)).unwrap();
+        let object = (at - objects.as_ptr() as usize) / 4096;
+        assert_eq!(object, order[record], "record {record} was changed");
+        for index in object * 512..(object + 1) * 512 {
+            assert_eq!(word(&objects, index).load(Ordering::Relaxed), mix(index as u64), "word {index}");
+        }
+    };
+    let mut passes = 0;
+    let mut pass = || {
+        for step in 0..OBJECTS {
+            go_through(if passes % 2 == 0 { step } else { OBJECTS - 1 - step });
+        }
+        passes += 1;
+    };
+    // The array has to be found first, by a search that goes on while nobody waits for a page.
+    let begun = Instant::now();
+    while memory.stats().pointer_used_pages == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing came because of a pointer: {:?}", memory.stats());
+        pass();
+    }
+    let before = memory.stats();
+    (0..6).for_each(|_| pass());
+    let after = memory.stats();
+    let demanded = after.demand_pages - before.demand_pages;
+    let ahead = after.pointer_pages - before.pointer_pages;
+    assert!(demanded < ahead, "{demanded} pages were waited for, only {ahead} came ahead by pointers");
+}
