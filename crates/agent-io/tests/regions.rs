@@ -2,6 +2,9 @@
 //!
 //! Each test runs itself again with the library before the C library; what is said about the calls is said in there.
 
+#[path = "../../rampool/tests/words/mod.rs"]
+mod words;
+
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
@@ -10,7 +13,7 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use rampool::backing::memory::MemoryBacking;
 use rampool::fault::RungChoice;
@@ -18,6 +21,7 @@ use rampool::pager::Waiting;
 use rampool::region::{PagedConfig, PagedMemory, Region};
 use rampool_sys::probe::{Capabilities, NEEDED};
 use rampool_testing::skip;
+use words::{mix, word};
 
 const MIB: usize = 1 << 20;
 /// Far above what a test takes.
@@ -129,17 +133,6 @@ fn memory(local: usize, rung: RungChoice, evict_by_copy: bool) -> PagedMemory {
     let memory = PagedMemory::start(&config, backing, region).unwrap();
     assert!(memory.serves_system_calls());
     memory
-}
-
-fn word(region: &Region, index: usize) -> &AtomicU64 {
-    assert!(index * 8 < region.len());
-    // SAFETY: inside the region, aligned, and only ever used as an atomic.
-    unsafe { &*region.as_ptr().cast::<AtomicU64>().add(index) }
-}
-
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    x ^ (x >> 29)
 }
 
 fn fill(region: &Region, seed: u64) {

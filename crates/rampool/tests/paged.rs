@@ -1,5 +1,7 @@
 //! The paged view on the real kernel, on every rung of the ladder, with its pages in this process's own memory behind the pager.
 
+mod words;
+
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use rampool::proto::units::Extent;
 use rampool::region::{PagedConfig, PagedMemory, Region, RegionAdvice};
 use rampool_sys::probe::{Capabilities, NEEDED, Rung};
 use rampool_testing::skip;
+use words::{mix, word};
 
 const MIB: usize = 1 << 20;
 
@@ -105,17 +108,6 @@ fn memory(local: usize, how: How) -> PagedMemory {
     let mut backing = MemoryBacking::default();
     let region = backing.create_region();
     PagedMemory::start(&config(local, how), backing, region).unwrap()
-}
-
-fn word(region: &Region, index: usize) -> &AtomicU64 {
-    assert!(index * 8 < region.len());
-    // SAFETY: inside the region, aligned, and only ever used as an atomic.
-    unsafe { &*region.as_ptr().cast::<AtomicU64>().add(index) }
-}
-
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    x ^ (x >> 29)
 }
 
 fn what_was_written_is_read_again_though_only_a_quarter_fits(how: How) {

@@ -1,26 +1,18 @@
 //! Pages that come because others point to them. Alone in its process: what points where is searched for while nobody waits for a page, and forks of other tests,
 //! whose children the pager serves, would leave no time for that.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod words;
+
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rampool::backing::memory::MemoryBacking;
 use rampool::fault::RungChoice;
 use rampool::pager::{InstallBy, Waiting};
-use rampool::region::{PagedConfig, PagedMemory, Region};
+use rampool::region::{PagedConfig, PagedMemory};
 use rampool_sys::probe::{Capabilities, NEEDED};
 use rampool_testing::skip;
-
-fn word(region: &Region, index: usize) -> &AtomicU64 {
-    assert!(index * 8 < region.len());
-    // SAFETY: inside the region, aligned, and only ever used as an atomic.
-    unsafe { &*region.as_ptr().cast::<AtomicU64>().add(index) }
-}
-
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    x ^ (x >> 29)
-}
+use words::{mix, word};
 
 /// Records of four words, of which the first points to an object on a page of its own, in no order; they are gone through forwards and backwards.
 #[test]
