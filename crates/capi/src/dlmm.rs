@@ -16,8 +16,7 @@ use conf::{Conf, ConfError, Options, OptionsError};
 use runtime::Builder;
 use runtime::builder::{OPTIONS, OpenError, OptionError};
 use runtime::region::{AllocError, PagedMemory, Region};
-
-use crate::say;
+use runtime::words::say_line;
 
 /// The process's pool, with its regions by address. Regions come first: they must be gone before the pager ends.
 struct Dlmm {
@@ -72,7 +71,7 @@ pub unsafe extern "C" fn dlmm_startup(argc: c_int, argv: *mut *mut c_char) -> c_
     match start(&arguments) {
         Ok(()) => 0,
         Err(error) => {
-            say(&format!("dlmm_startup: {error}"));
+            say_line(&format!("dlmm_startup: {error}"));
             -1
         }
     }
@@ -83,7 +82,7 @@ pub extern "C" fn dlmm_alloc(bytes: usize) -> *mut c_void {
     match alloc(bytes) {
         Ok(address) => address,
         Err(error) => {
-            say(&format!("dlmm_alloc: {error}"));
+            say_line(&format!("dlmm_alloc: {error}"));
             std::ptr::null_mut()
         }
     }
@@ -98,7 +97,7 @@ pub unsafe extern "C" fn dlmm_free(memory: *mut c_void) {
     }
     let region = lock().as_mut().and_then(|dlmm| dlmm.regions.remove(&memory.addr()));
     if region.is_none() {
-        say(&format!("dlmm_free: {memory:p} is not memory of dlmm_alloc"));
+        say_line(&format!("dlmm_free: {memory:p} is not memory of dlmm_alloc"));
     }
     // Dropped here, after the lock is released.
 }
@@ -106,7 +105,7 @@ pub unsafe extern "C" fn dlmm_free(memory: *mut c_void) {
 #[unsafe(no_mangle)]
 pub extern "C" fn dlmm_shutdown() -> c_int {
     let Some(Dlmm { regions, memory }) = lock().take() else {
-        say("dlmm_shutdown: dlmm_startup was not called, or failed");
+        say_line("dlmm_shutdown: dlmm_startup was not called, or failed");
         return -1;
     };
     drop(regions);

@@ -30,7 +30,6 @@ mod tsm;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -123,11 +122,6 @@ fn fail(status: RampoolStatus, message: impl std::fmt::Display) -> RampoolStatus
     let text: Vec<u8> = message.to_string().into_bytes().into_iter().filter(|b| *b != 0).collect();
     MESSAGE.with(|m| *m.borrow_mut() = CString::new(text).unwrap_or_default());
     status
-}
-
-/// Writes a line on standard error by one call: other ranks write there, too.
-fn say(line: &str) {
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// What the last call on this thread that did not succeed had to say: one line, in English, for people. Valid until the next such call on this

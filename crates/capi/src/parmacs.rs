@@ -21,8 +21,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use runtime::shared::{
     AllocOptions, AtomicOp, EXIT_FAILED, Homes, JoinError, ProtocolKind, Rank, Region, Shared, SharedConfig, SharedError,
 };
+use runtime::words::say_line;
 
-use crate::say;
 use heap::{Heap, NotABlock, PAGE};
 use image::{Data, Fingerprint, HEAP_BASE, HEAP_BYTES};
 
@@ -283,7 +283,9 @@ impl Parmacs {
         self.set(COPY_BYTES, used as u64);
         if !self.warned.swap(true, Ordering::Relaxed) {
             for at in self.data.pointers_to_stack() {
-                say(&format!("rampool: CREATE: the variable at {at:#x} points to a local variable, which created processes do not have"));
+                say_line(&format!(
+                    "rampool: CREATE: the variable at {at:#x} points to a local variable, which created processes do not have"
+                ));
             }
         }
         // SAFETY: the regions are large enough; nobody reads them while there is no rank that is WANTED.
@@ -410,7 +412,7 @@ impl Parmacs {
 
 fn parmacs() -> &'static Parmacs {
     PARMACS.get().unwrap_or_else(|| {
-        say("rampool: no file of this program has MAIN_ENV");
+        say_line("rampool: no file of this program has MAIN_ENV");
         std::process::exit(EXIT_FAILED);
     })
 }
@@ -428,7 +430,7 @@ pub unsafe extern "C" fn rampool_parmacs_begin(argc: c_int, argv: *mut *mut c_ch
     let parmacs = match begin(argv, data) {
         Ok(parmacs) => parmacs,
         Err(error) => {
-            say(&format!("rampool: {error}"));
+            say_line(&format!("rampool: {error}"));
             std::process::exit(1);
         }
     };

@@ -8,8 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use runtime::shared::{AllocOptions, EXIT_FAILED, JoinError, Region, Shared, SharedError};
-
-use crate::say;
+use runtime::words::say_line;
 
 static TSM: OnceLock<Shared> = OnceLock::new();
 
@@ -31,7 +30,7 @@ pub extern "C" fn tsm_startup(_argc: c_int, _argv: *mut *mut c_char) -> c_int {
     match started.and_then(|shared| TSM.set(shared).map_err(|_| StartError::Twice)) {
         Ok(()) => 0,
         Err(error) => {
-            say(&format!("tsm_startup: {error}"));
+            say_line(&format!("tsm_startup: {error}"));
             -1
         }
     }
@@ -42,7 +41,7 @@ pub extern "C" fn tsm_alloc(bytes: usize) -> *mut c_void {
     match tsm("tsm_alloc").alloc(bytes, AllocOptions::new()).map(Region::as_ptr) {
         Ok(memory) => memory.cast(),
         Err(error) => {
-            say(&format!("tsm_alloc: {error}"));
+            say_line(&format!("tsm_alloc: {error}"));
             std::ptr::null_mut()
         }
     }
@@ -87,7 +86,7 @@ pub extern "C" fn tsm_numnodes() -> c_int {
 
 fn tsm(what: &str) -> &'static Shared {
     TSM.get().unwrap_or_else(|| {
-        say(&format!("{what}: tsm_startup was not called, or failed"));
+        say_line(&format!("{what}: tsm_startup was not called, or failed"));
         std::process::exit(EXIT_FAILED);
     })
 }

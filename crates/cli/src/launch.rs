@@ -19,10 +19,10 @@ use rampool::pool::ServerSpec;
 use rampool::shared::LEAST_LOCAL_BYTES;
 use rampool::shared::environment::variable;
 use rampool::transport::{SAME_HOST_VARIABLE, SameHost};
+use rampool::words::{say, say_line};
 use rampool_proto::units::ByteLen;
 
 use crate::signals::Signals;
-use crate::words::say;
 use binding::{Bind, Cpu};
 use hosts::Hosts;
 use verdict::{End, verdict};
@@ -148,7 +148,7 @@ pub fn run(args: &Args) -> Result<i32> {
     match verdict(&ends, &String::from_utf8_lossy(&said), &machines) {
         None => Ok(0),
         Some((message, code)) => {
-            say(&format!("rampool: {message}\n"));
+            say_line(&format!("rampool: {message}"));
             Ok(code)
         }
     }

@@ -4,6 +4,7 @@ mod available;
 mod bench;
 mod dlmm_server;
 mod doctor;
+mod end_signals;
 mod example;
 mod generate;
 mod key;
@@ -17,9 +18,9 @@ mod signals;
 mod status;
 mod summary;
 mod top;
-mod words;
 
 use clap::{Parser, Subcommand};
+use rampool::words::say_line;
 
 /// The RAM of many machines, as one pool, for any program
 ///
@@ -59,7 +60,7 @@ fn say_what_cannot_be_written() {
         if why.contains("Broken pipe") {
             std::process::exit(EXIT_NO_READER);
         }
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("rampool: cannot write to {why}\n").as_bytes());
+        say_line(&format!("rampool: cannot write to {why}"));
         std::process::exit(EXIT_FAILURE);
     }));
 }
@@ -84,7 +85,7 @@ fn main() {
     match result {
         Ok(code) => std::process::exit(code),
         Err(error) => {
-            words::say(&format!("rampool: {}\n", said_once(error.chain())));
+            say_line(&format!("rampool: {}", said_once(error.chain())));
             std::process::exit(EXIT_FAILURE);
         }
     }

@@ -19,6 +19,7 @@ use rampool::pool::{LeaseRequest, Pool, PoolConfig, PoolEvent, ServerSpec};
 use rampool::roll::Roll;
 use rampool::settings::{RUN_DIR_VARIABLE, Settings};
 use rampool::transport::{Endpoint, SameHost};
+use rampool::words::{say, say_line};
 use rampool_proto::session::Encryption;
 use rampool_proto::units::ByteLen;
 use rampool_sys::probe::{Capabilities, Rung};
@@ -27,7 +28,6 @@ use rustix::io::retry_on_intr;
 
 use crate::rundir::RunDir;
 use crate::signals::Signals;
-use crate::words::say;
 use crate::{available, program, summary};
 use unmanaged::Unmanaged;
 
@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> Result<i32> {
     };
     let run_dir = RunDir::create().context("the run's directory cannot be made")?;
     // What it takes to start hides behind what there is to find out meanwhile.
-    let starting = args.servers.is_empty().then(|| PrivateServer::start(run_dir.path(), args.memory, args.local)).transpose()?;
+    let mut private = args.servers.is_empty().then(|| PrivateServer::start(run_dir.path(), args.memory, args.local)).transpose()?;
     let capabilities = Capabilities::probe();
     let rung = choose_rung(&capabilities, &args.rung)?;
     if rung != Rung::Full {
@@ -131,26 +131,24 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let name = program.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
 
-    let mut private = None;
     let mut servers = args.servers.clone();
     let mut bytes = args.memory;
-    if let Some(mut server) = starting {
+    if let Some(server) = &mut private {
         server.wait_until_ready(run_dir.path())?;
-        say(&format!(
-            "rampool: no server is named, so pages go to a private one on this machine ({} at most, compressed); name others with --server\n",
+        say_line(&format!(
+            "rampool: no server is named, so pages go to a private one on this machine ({} at most, compressed); name others with --server",
             server.memory
         ));
         servers.push(server.spec.clone());
         bytes = Some(server.memory);
-        private = Some(server);
     }
     let is_stated = bytes.is_some();
     let bytes = bytes.unwrap_or_else(|| wanted(&servers, args.local));
     if let Ok(there_is) = available::in_all()
         && args.local.0 > there_is
     {
-        say(&format!(
-            "rampool: {} of local memory are more than this machine, or its container, has ({}): the system may end the program before its pages leave\n",
+        say_line(&format!(
+            "rampool: {} of local memory are more than this machine, or its container, has ({}): the system may end the program before its pages leave",
             args.local,
             ByteLen(there_is)
         ));
@@ -227,7 +225,7 @@ pub fn run(args: &Args) -> Result<i32> {
             // The program's exit code says how the program ended, whatever became of the summary.
             Some(file) => {
                 if let Err(error) = file.write_all(text.as_bytes()) {
-                    say(&format!("rampool: the summary cannot be written to {}: {error}\n", to.display()));
+                    say_line(&format!("rampool: the summary cannot be written to {}: {error}", to.display()));
                 }
             }
         }
@@ -342,7 +340,7 @@ fn wait(
     loop {
         while let Some(event) = pool.poll() {
             if let PoolEvent::Draining { name, left, .. } = &event {
-                say(&format!("rampool: server {name} was told to stop; it ends in {left:?}, and with it what it holds\n"));
+                say_line(&format!("rampool: server {name} was told to stop; it ends in {left:?}, and with it what it holds"));
             }
         }
         let mut raw = 0;
@@ -370,8 +368,8 @@ fn wait(
             line.show(&run_dir.read_stats(), started.elapsed());
         }
         later.look();
-        guardian.look(&mut |text| say(&format!("{text}\n")));
-        unmanaged.look(later.program(), run_dir.path(), &mut |text| say(&format!("{text}\n")));
+        guardian.look(&mut |text| say_line(text));
+        unmanaged.look(later.program(), run_dir.path(), &mut |text| say_line(text));
         if called.elapsed() > CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(roll, pool);

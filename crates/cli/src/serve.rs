@@ -2,10 +2,8 @@
 
 mod metrics;
 mod settings;
-mod signals;
 
 pub use settings::Args;
-pub use signals::Signals;
 
 use anyhow::{Context, Result, bail};
 use rampool::key::Key;
@@ -18,6 +16,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::available;
+use crate::end_signals::EndSignals;
 
 /// How often the server looks at itself while nothing happens.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -26,9 +25,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub fn run(args: Args) -> Result<i32> {
     let settings = args.settle()?;
     start_log(&settings)?;
-    signals::outlive_full_files();
+    outlive_full_files();
     // Before any thread starts: all of them inherit that these signals wait to be asked for.
-    let signals = Signals::block().context("signals cannot be blocked")?;
+    let signals = EndSignals::block().context("signals cannot be blocked")?;
     let key = settings.key_file.as_deref().map(Key::load).transpose()?;
     let defaults = ServerConfig::new(settings.memory.0, settings.listen[0].clone());
     let config = ServerConfig {
@@ -91,7 +90,13 @@ pub fn run(args: Args) -> Result<i32> {
     drain(server, &signals, signal, Duration::from_millis(settings.drain_ms))
 }
 
-fn drain(server: RunningServer, signals: &Signals, signal: i32, patience: Duration) -> Result<i32> {
+/// Lets writing to a file fail that has become as long as it may (`RLIMIT_FSIZE`), as on a full disk, where it would end this process.
+fn outlive_full_files() {
+    // SAFETY: no handler is set, the signal is ignored.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+fn drain(server: RunningServer, signals: &EndSignals, signal: i32, patience: Duration) -> Result<i32> {
     tracing::info!(signal, ?patience, "stopping when the clients have left; a second signal stops at once");
     // Whoever watches is told as soon as possible; that nobody does is no reason to stay.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);

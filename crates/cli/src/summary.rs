@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use rampool::pool::PoolStats;
 use rampool::stats::{StatsSnapshot, quantile_ns};
+use rampool::words::say;
 use rampool_proto::units::ByteLen;
-
-use crate::words::say;
 
 const PAGE: u64 = 4096;
 

@@ -23,7 +23,7 @@ use rampool::key::Key;
 use rampool::pool::ServerSpec;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
-use crate::serve::Signals;
+use crate::end_signals::EndSignals;
 use look::Watch;
 use screen::{Action, Screen};
 
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<i32> {
         bail!("the live view needs a terminal, and one that can be drawn on (not TERM=dumb); `rampool top --once` prints one table");
     }
     // Before any thread starts: whoever ends this from outside finds the terminal as it was.
-    let signals = Signals::block().context("signals cannot be blocked")?;
+    let signals = EndSignals::block().context("signals cannot be blocked")?;
     let interval = args.interval;
     let (sender, looks) = mpsc::channel();
     // Servers are asked beside the screen: one that does not answer delays the numbers, never the keys. Ends with the process.
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<i32> {
     result
 }
 
-fn live(terminal: &mut ratatui::DefaultTerminal, looks: &mpsc::Receiver<look::Look>, signals: &Signals) -> Result<i32> {
+fn live(terminal: &mut ratatui::DefaultTerminal, looks: &mpsc::Receiver<look::Look>, signals: &EndSignals) -> Result<i32> {
     let mut screen = Screen::default();
     let mut newest = None;
     loop {

@@ -50,6 +50,7 @@ pub mod stats;
 pub mod store;
 pub mod system_calls;
 pub mod transport;
+pub mod words;
 
 pub use builder::Builder;
 pub use rampool_proto as proto;

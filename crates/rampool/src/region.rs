@@ -44,6 +44,7 @@ use crate::fork::Foster;
 use crate::pager::{InstallBy, Pager, PagerError, Supervisor, Waiting};
 use crate::stats::{PagerStats, StatsSnapshot};
 use crate::system_calls::{self, Unhelped};
+use crate::words::say_line;
 
 mod hand_over;
 mod in_thread;
@@ -521,11 +522,6 @@ impl<R: Copy> Keeper<R> {
     }
 }
 
-/// A line on standard error. That nobody can take it is no reason to end in a panic, which would leave threads without their pages.
-fn say(text: &str) {
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("rampool: {text}\n").as_bytes());
-}
-
 impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
     fn tick(&mut self, pager: &mut Pager<B>) -> Duration {
         pager.publish();
@@ -536,9 +532,11 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
     fn forked(&mut self, pager: &mut Pager<B>, child: Uffd) {
         match pager.fork_child(child) {
             Ok(foster) => self.fosters.push(foster),
-            Err(reason) if pager.faults().can_poison() => say(&format!("a forked child has only what was in local memory: {reason}")),
+            Err(reason) if pager.faults().can_poison() => {
+                say_line(&format!("rampool: a forked child has only what was in local memory: {reason}"))
+            }
             Err(reason) => {
-                say(&format!("a forked child cannot be served: {reason}"));
+                say_line(&format!("rampool: a forked child cannot be served: {reason}"));
                 std::process::abort();
             }
         }
@@ -550,7 +548,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
             return;
         }
         if pager.go_on_without_servers().is_none() {
-            say(&reason);
+            say_line(&format!("rampool: {reason}"));
             std::process::abort();
         }
         *lost = Some(reason);
@@ -574,7 +572,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
             match pager.serve_foster(foster, &mut |_| {}) {
                 Ok(children) => more.extend(children),
                 Err(reason) => {
-                    say(&format!("a forked child cannot be served: {reason}"));
+                    say_line(&format!("rampool: a forked child cannot be served: {reason}"));
                     std::process::abort();
                 }
             }

@@ -7,6 +7,7 @@ use rampool_proto::share::{Rank, Reason};
 
 use super::config::{EXIT_FAILED, EXIT_FOLLOWED};
 use super::environment::variable;
+use crate::words::say_line;
 
 /// Ends the process because the run is over.
 pub(super) fn end(rank: Rank, reason: &Reason) -> ! {
@@ -14,18 +15,18 @@ pub(super) fn end(rank: Rank, reason: &Reason) -> ! {
         Reason::Aborted { .. } | Reason::PeerLost { .. } => EXIT_FOLLOWED,
         _ => EXIT_FAILED,
     };
-    say(&format!("{rank}: {reason}"));
+    report(&format!("{rank}: {reason}"));
     exit(code)
 }
 
 /// Ends the process because one of its threads cannot go on, nor be told.
 pub(super) fn die(rank: Rank, why: &str) -> ! {
-    say(&format!("{rank}: {why}"));
+    report(&format!("{rank}: {why}"));
     exit(EXIT_FAILED)
 }
 
 /// Tells the launcher, which has one message for all ranks, or else standard error.
-fn say(what: &str) {
+fn report(what: &str) {
     let fd = std::env::var(variable::REPORT_FD).ok().and_then(|fd| fd.parse::<i32>().ok()).filter(|&fd| fd > 2);
     if let Some(fd) = fd {
         // SAFETY: a number from the environment may name no descriptor, or another: writing fails then, or one line goes astray in a process that
@@ -35,8 +36,7 @@ fn say(what: &str) {
             return;
         }
     }
-    // At once: other ranks write there, too.
-    let _ = std::io::stderr().write_all(format!("rampool: {what}\n").as_bytes());
+    say_line(&format!("rampool: {what}"));
 }
 
 /// At once: threads of the program may be anywhere, so nothing of it is run any more.

@@ -3,18 +3,12 @@
 use std::io;
 use std::time::Duration;
 
-pub struct Signals {
+pub struct EndSignals {
     set: libc::sigset_t,
 }
 
-/// Lets writing to a file fail that has become as long as it may (`RLIMIT_FSIZE`), as on a full disk, where it would end this process.
-pub fn outlive_full_files() {
-    // SAFETY: no handler is set, the signal is ignored.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-}
-
-impl Signals {
-    /// Blocks both in this thread and those it starts from now on; they wait for [`Signals::wait`].
+impl EndSignals {
+    /// Blocks both in this thread and those it starts from now on; they wait for [`EndSignals::wait`].
     pub fn block() -> io::Result<Self> {
         let mut set = std::mem::MaybeUninit::uninit();
         // SAFETY: sigemptyset initialises the set before anything else uses it.
