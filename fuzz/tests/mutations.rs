@@ -208,7 +208,7 @@ fn messages_between_ranks() {
 #[test]
 fn connections_between_ranks() {
     let hello = Hello {
-        wire: 6,
+        wire: 7,
         build: "0.1.0".into(),
         run: "run".into(),
         settings: "hlrc".into(),

@@ -142,6 +142,7 @@ fn this_binary_is_a_rank() {
         "mistakes" => mistakes(&shared),
         "system call" => system_call(&shared),
         "locked" => locked(&shared),
+        "lock of a variable" => lock_of_a_variable(&shared),
         other => fail(&shared, other),
     }
     shared.finish().unwrap_or_else(|error| panic!("{error}"));
@@ -931,6 +932,36 @@ fn stops(shared: &Shared) {
 }
 
 /// Runs that end badly. Rank 1 is the one that does it.
+/// What `look` sees while this thread has the lock.
+fn locked_by<T>(shared: &Shared, lock: u64, look: impl FnOnce() -> T) -> T {
+    shared.lock(lock).unwrap();
+    let seen = look();
+    shared.unlock(lock).unwrap();
+    seen
+}
+
+/// Threads of all ranks take a lock and keep it in a local variable, which gives it back when they end.
+fn lock_of_a_variable(shared: &Shared) {
+    struct Guard(Shared);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.unlock(6).unwrap();
+        }
+    }
+    thread_local! {
+        static GUARD: std::cell::RefCell<Option<Guard>> = const { std::cell::RefCell::new(None) };
+    }
+    for _ in 0..20 {
+        let other = shared.clone();
+        let thread = std::thread::spawn(move || {
+            other.lock(6).unwrap();
+            GUARD.set(Some(Guard(other.clone())));
+        });
+        thread.join().unwrap();
+    }
+    shared.barrier(5).unwrap();
+}
+
 fn fail(shared: &Shared, how: &str) {
     let culprit = shared.rank() == 1;
     let region = shared.alloc(64 * 4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(1)))).unwrap();
@@ -1012,6 +1043,117 @@ fn fail(shared: &Shared, how: &str) {
                 }
             }
             shared.lock(6).unwrap();
+        }
+        "keeps a lock and waits" => {
+            // Each has what the other wants.
+            let (mine, other) = if culprit { (6, 7) } else { (7, 6) };
+            if shared.rank() < 2 {
+                shared.lock(mine).unwrap();
+            }
+            shared.barrier(5).unwrap();
+            if shared.rank() < 2 {
+                shared.lock(other).unwrap();
+            }
+            shared.barrier(8).unwrap();
+        }
+        "reads for ever" => {
+            if culprit {
+                shared.lock_shared(6).unwrap();
+            }
+            shared.barrier(5).unwrap();
+            if !culprit {
+                shared.lock(6).unwrap();
+            }
+            shared.barrier(8).unwrap();
+        }
+        "never signals" => {
+            if shared.rank() == 0 {
+                shared.lock(6).unwrap();
+                shared.wait(1, 6).unwrap();
+            }
+            shared.barrier(8).unwrap();
+        }
+        "signals and keeps the lock" => {
+            if shared.rank() == 0 {
+                shared.lock(6).unwrap();
+                // SAFETY: the lock orders all accesses.
+                unsafe { put::<u64>(region, 0, 1) };
+                shared.wait(1, 6).unwrap();
+            }
+            // SAFETY: as above.
+            while culprit && unsafe { locked_by(shared, 6, || get::<u64>(region, 0)) } == 0 {}
+            if culprit {
+                shared.lock(6).unwrap();
+                shared.signal(1, 6).unwrap();
+            }
+            shared.barrier(8).unwrap();
+        }
+        "never posts" => {
+            if shared.rank() == 0 {
+                shared.semaphore_wait(3).unwrap();
+            }
+            shared.barrier(8).unwrap();
+        }
+        "last is absent" => {
+            if shared.rank() == shared.ranks() - 1 {
+                loop {
+                    std::thread::park();
+                }
+            }
+            shared.barrier(5).unwrap();
+        }
+        "a thread is absent" => {
+            shared.set_threads(2);
+            if culprit {
+                shared.lock(6).unwrap();
+            }
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    if culprit {
+                        // The other thread of this rank has it and waits at the barrier.
+                        shared.lock(6).unwrap();
+                    }
+                    shared.barrier(5).unwrap();
+                });
+                shared.barrier(5).unwrap();
+            });
+        }
+        "ends with a lock" => {
+            if culprit {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| shared.lock(6).unwrap());
+                });
+            }
+            shared.barrier(5).unwrap();
+        }
+        "panics with a lock" => {
+            if culprit {
+                let ended = std::thread::scope(|scope| {
+                    let thread = scope.spawn(|| {
+                        shared.lock_shared(6).unwrap();
+                        panic!("a thread of rank 1 has a mistake");
+                    });
+                    thread.join()
+                });
+                assert!(ended.is_err());
+            }
+            shared.barrier(5).unwrap();
+        }
+        "finishes with a lock" => {
+            if culprit {
+                shared.lock(6).unwrap();
+            }
+        }
+        "exits with a lock" => {
+            if culprit {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        shared.lock(6).unwrap();
+                        std::process::exit(3);
+                    });
+                });
+            }
+            shared.barrier(5).unwrap();
         }
         "stray" => {
             if culprit {
@@ -1463,7 +1605,7 @@ fn ranks_meet_under_other_launchers() {
 fn a_run_that_fails_is_told_in_one_message_that_names_the_rank_and_why() {
     // A connection that ends looks different by what carries it.
     let (rings, socket) = ("rings", "socket");
-    let cases: [(&str, &str, &[&str], i32); 14] = [
+    let cases: [(&str, &str, &[&str], i32); 18] = [
         ("killed", rings, &["rank 1 was killed by signal 9 (SIGKILL)"], 137),
         ("killed", socket, &["rank 1 was killed by signal 9 (SIGKILL)"], 137),
         ("exits", rings, &["rank 1 is lost: its process ended without finishing"], 87),
@@ -1477,7 +1619,11 @@ fn a_run_that_fails_is_told_in_one_message_that_names_the_rank_and_why() {
         ("gives up", rings, &["rank 1 gave up: the input is wrong"], 86),
         ("hung", rings, &["rank 1 is lost: it has said nothing for 6 s"], 87),
         ("absent", rings, &["has waited 5 s at barrier 5", "not there: rank 1"], 86),
-        ("keeps a lock", rings, &["has waited 5 s for lock 6"], 86),
+        ("keeps a lock", rings, &["has waited 5 s for lock 6; rank 1 (thread 0) has held lock 6 for "], 86),
+        ("ends with a lock", rings, &["rank 1 (thread 1) ended while it held lock 6"], 86),
+        ("panics with a lock", rings, &["rank 1 (thread 1) ended while it held lock 6"], 86),
+        ("finishes with a lock", rings, &["rank 1 finishes while its thread 0 holds lock 6"], 86),
+        ("exits with a lock", rings, &["rank 1 ended with exit code 3"], 3),
     ];
     for (how, same_host, words, code) in cases {
         let mut launch = Launch::new(3, how).args(&["--same-host", same_host]);
@@ -1493,6 +1639,74 @@ fn a_run_that_fails_is_told_in_one_message_that_names_the_rank_and_why() {
         assert!(messages[0].contains("so the 2 other ranks were ended"), "{how}: {said}");
         assert_eq!(got, Some(code), "{how}: {said}");
     }
+}
+
+/// What a message may be: each way of it is some words.
+type Ways = &'static [&'static [&'static str]];
+
+/// Who waits is told by whoever of them looks first, and each sees it in its own way.
+#[test]
+fn who_waits_until_the_deadline_is_told_who_keeps_it_waiting() {
+    let holder = "; rank 1 (thread 0) has held lock 6 for ";
+    let cases: [(&str, u16, &[&str], Ways); 9] = [
+        ("keeps a lock", 3, &["--protocol", "hlrc"], &[&["for lock 6", holder]]),
+        ("keeps a lock", 3, &["--protocol", "ibec", "--transport", "udp"], &[&["for lock 6", holder]]),
+        (
+            "keeps a lock and waits",
+            2,
+            &[],
+            &[
+                &["rank 0 (thread 0) has waited", holder, "s and waits for lock 7"],
+                &["rank 1 (thread 0) has waited", "; rank 0 (thread 0) has held lock 7 for ", "and waits for lock 6"],
+            ],
+        ),
+        (
+            "reads for ever",
+            2,
+            &[],
+            &[&["for lock 6", holder, "and waits at barrier 8"], &["at barrier 8; not there: rank 0 (thread 0 waits for lock 6)"]],
+        ),
+        (
+            "never signals",
+            2,
+            &[],
+            &[
+                &["for a signal of condition 1 of lock 6; no thread holds lock 6 now"],
+                &["not there: rank 0 (thread 0 waits for a signal of condition 1 of lock 6)"],
+            ],
+        ),
+        (
+            "signals and keeps the lock",
+            2,
+            &[],
+            &[
+                &["for lock 6, behind a signal of condition 1", holder, "and waits at barrier 8"],
+                &["not there: rank 0 (thread 0 waits for a signal of condition 1 of lock 6)"],
+            ],
+        ),
+        ("never posts", 2, &[], &[&["for a post to semaphore 3"]]),
+        ("last is absent", 18, &[], &[&["at barrier 5; not there: rank 17; so the"]]),
+        (
+            "a thread is absent",
+            2,
+            &[],
+            &[
+                &["at barrier 5; not there: rank 1 (1 of 2 threads are there; thread 1 waits for lock 6)"],
+                &["for lock 6", holder, "and waits at barrier 5"],
+            ],
+        ),
+    ];
+    for (how, ranks, arguments, ways) in cases {
+        let (said, code) = Launch::new(ranks, how).args(arguments).env("RAMPOOL_DEADLINE_S", "3").fails();
+        let messages: Vec<&str> = said.lines().filter(|line| line.starts_with("rampool: ")).collect();
+        assert!(messages.len() == 1 && code == Some(86), "{how}: {said}");
+        assert!(ways.iter().any(|words| words.iter().all(|word| messages[0].contains(word))), "{how}: {said}");
+    }
+}
+
+#[test]
+fn a_lock_may_go_with_its_threads_variables() {
+    Launch::new(2, "lock of a variable").succeeds();
 }
 
 #[test]

@@ -44,6 +44,7 @@
 //!   atomic operation of this module, unless the region's protocol is `sc`. Bytes are the unit.
 //! * Memory of regions is memory that other processes write: use raw pointers, or references only while nothing else can write what they cover.
 //! * Every thread that runs takes part in each barrier; [`Shared::set_threads`] says how many there are.
+//! * A thread gives back its locks before it ends, and all threads do before the rank finishes; else the run ends.
 //! * A forked child does not have the shared range, and is no rank: what it calls here fails, or does nothing. `exec` ends a rank like `exit` does.
 //! * System calls on shared memory work where userfaultfd serves the kernel too ([`Shared::reach`]); else they fail with EFAULT on pages that
 //!   are not here, and the program touches each page before.
@@ -69,9 +70,10 @@ mod stats;
 mod watch;
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 pub use account::{TimeReport, cpu_of_this_thread};
@@ -93,6 +95,7 @@ use mesh::Mesh;
 use rampool_proto::share::control::{Answer, Demand};
 use rampool_proto::share::{BarrierId, BarrierKind, CondId, Config, LockId, LockMode, OpResult, RegionConfig, SyncOp, ThreadId};
 use rampool_sys::birthplace::Birthplace;
+use rampool_sys::thread_end::ThreadEnd;
 use servers::Servers;
 use watch::{Ready, Watch};
 
@@ -241,7 +244,16 @@ impl Drop for Member {
 }
 
 thread_local! {
-    static MEMBER: RefCell<Vec<Member>> = const { RefCell::new(Vec::new()) };
+    /// What the thread is to each rank of its process. Let go of by [`thread_ends`]: a process that exits may hold locks, a thread that ends may not.
+    static MEMBER: ManuallyDrop<RefCell<Vec<Member>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+}
+
+static ENDS: LazyLock<Result<ThreadEnd, i32>> = LazyLock::new(ThreadEnd::new);
+
+/// The thread is no rank's any more.
+fn thread_ends() {
+    let members = MEMBER.with(|members| std::mem::take(&mut *members.borrow_mut()));
+    drop(members);
 }
 
 static INSTANCES: AtomicU64 = AtomicU64::new(0);
@@ -558,7 +570,8 @@ impl Shared {
     /// # Errors
     /// If this thread does not have the lock alone.
     pub fn wait(&self, condition: u32, lock: u64) -> Result<(), SharedError> {
-        self.wait_any(CondId(condition), self.user_lock(lock)?)
+        let (cond, lock) = (CondId(condition), self.user_lock(lock)?);
+        self.operate(SyncOp::Wait { cond, lock }, Waiting::Condition { cond, lock }).map(drop)
     }
 
     /// As [`Shared::wait`], for a thread that has nothing to do until it is told: it waits however long that takes, whatever
@@ -568,12 +581,7 @@ impl Shared {
     /// As [`Shared::wait`].
     pub fn wait_idle(&self, condition: u32, lock: u64) -> Result<(), SharedError> {
         let lock = self.user_lock(lock)?;
-        self.operate(SyncOp::Wait { cond: CondId(condition), lock }, Waiting::Idle).map(drop)
-    }
-
-    fn wait_any(&self, cond: CondId, lock: LockId) -> Result<(), SharedError> {
-        let what = format!("a signal of {cond} of {lock}");
-        self.operate(SyncOp::Wait { cond, lock }, Waiting::Other(what)).map(drop)
+        self.operate(SyncOp::Wait { cond: CondId(condition), lock }, Waiting::Idle { lock }).map(drop)
     }
 
     /// Wakes one thread that waits for the condition of this lock.
@@ -593,7 +601,7 @@ impl Shared {
     }
 
     fn signal_any(&self, cond: CondId, lock: LockId, all: bool) -> Result<(), SharedError> {
-        self.operate(SyncOp::Signal { cond, lock, all }, Waiting::Other(format!("the signal of {cond}"))).map(drop)
+        self.operate(SyncOp::Signal { cond, lock, all }, Waiting::Signal(cond)).map(drop)
     }
 
     /// A semaphore's lock and its count, which only the lock's holder touches.
@@ -625,7 +633,7 @@ impl Shared {
         self.lock_in(lock, LockMode::Exclusive, true)?;
         // SAFETY: as in `semaphore_set`.
         while unsafe { at.read_volatile() } == 0 {
-            self.wait_any(CondId(0), lock)?;
+            self.operate(SyncOp::Wait { cond: CondId(0), lock }, Waiting::Semaphore { semaphore, lock })?;
         }
         // SAFETY: as above.
         unsafe { at.write_volatile(at.read_volatile() - 1) };
@@ -650,7 +658,7 @@ impl Shared {
     /// # Errors
     /// Only those that end the run.
     pub fn fence(&self) -> Result<(), SharedError> {
-        self.operate(SyncOp::Fence, Waiting::Other("a fence".to_owned())).map(drop)
+        self.operate(SyncOp::Fence, Waiting::Fence).map(drop)
     }
 
     // --- atomic words -------------------------------------------------------------------------------------------------------------------
@@ -663,8 +671,7 @@ impl Shared {
     /// If no such word is in shared memory.
     pub fn atomic(&self, address: usize, width: u8, op: AtomicOp) -> Result<u64, SharedError> {
         let (page, offset) = self.locate(address)?;
-        let what = Waiting::Other(format!("the word at {address:#x}"));
-        match self.operate(SyncOp::Atomic { page, offset, width, op }, what)? {
+        match self.operate(SyncOp::Atomic { page, offset, width, op }, Waiting::Word { address })? {
             OpResult::Value(before) => Ok(before),
             _ => Ok(0),
         }
@@ -718,7 +725,7 @@ impl Shared {
     /// If there is no such rank.
     pub fn set_lock_manager(&self, lock: u64, manager: u16) -> Result<(), SharedError> {
         let lock = self.user_lock(lock)?;
-        self.operate(SyncOp::SetLockManager { lock, manager: Rank(manager) }, Waiting::Other("a proposal".to_owned())).map(drop)
+        self.operate(SyncOp::SetLockManager { lock, manager: Rank(manager) }, Waiting::Proposal).map(drop)
     }
 
     /// From the next barrier on, `home` is the home of every page that holds one of these bytes.
@@ -730,7 +737,7 @@ impl Shared {
         while at < address.saturating_add(bytes.max(1)) {
             let (page, _) = self.locate(at)?;
             let (start, page_bytes) = self.inner.enter()?.memory.place(page);
-            self.operate(SyncOp::SetHome { page, home: Rank(home) }, Waiting::Other("a proposal".to_owned()))?;
+            self.operate(SyncOp::SetHome { page, home: Rank(home) }, Waiting::Proposal)?;
             at = start + page_bytes;
         }
         Ok(())
@@ -765,6 +772,7 @@ impl Shared {
     }
 
     /// Leaves the run. Every rank calls it once, by one thread, when none of its threads uses shared memory any more. Blocks until all have.
+    /// A lock that a thread of this rank still holds ends the run.
     /// Afterwards a touch of shared memory ends the process, and every call fails. Ranks that still wait at a barrier learn that this one will
     /// not come. Outsiders whose operations were done get their answers first, for up to 2 s.
     ///
@@ -819,7 +827,7 @@ impl Shared {
         if host.is_leaving() {
             return Err(SharedError::Finished { rank: self.rank() });
         }
-        host.account.enter(thread, computed);
+        host.enter(thread, what, computed);
         begin(&mut host, thread);
         let mut outcome = slot.take();
         let waits = outcome.is_none();
@@ -832,11 +840,11 @@ impl Shared {
             if ring {
                 inner.watch.ring();
             }
-            let (came, driver) = self.wait_for(&slot, thread, &what);
+            let (came, driver) = self.wait_for(&slot, thread, what);
             (outcome, host) = (Some(came), driver);
         }
-        host.account.leave();
-        host.account.operation(thread, what.category(), what.lock(), began);
+        let outcome = outcome.expect("it has been waited for");
+        host.returns(thread, what, &outcome, began);
         let ring = host.wants_service();
         drop(host);
         if ring {
@@ -846,14 +854,14 @@ impl Shared {
             // Last: what tracing costs is not the program's computing, nor is the end of an operation.
             self.returns();
         }
-        Ok(outcome.expect("it has been waited for"))
+        Ok(outcome)
     }
 
     /// Waits for the end of this thread's operation: looks for what ends it, at first again and again, since waking it later costs more than a message
     /// takes, then asleep. Comes back as the rank's driver.
-    fn wait_for(&self, slot: &Slot, thread: ThreadId, what: &Waiting) -> (Outcome, Driver<'_>) {
+    fn wait_for(&self, slot: &Slot, thread: ThreadId, what: Waiting) -> (Outcome, Driver<'_>) {
         let inner = &*self.inner;
-        let limit = inner.config.deadline.filter(|_| !matches!(what, Waiting::Idle));
+        let limit = inner.config.deadline.filter(|_| !matches!(what, Waiting::Idle { .. }));
         let began = Instant::now();
         let mut deadline = limit.map(|limit| began + limit);
         let mut ready = Ready::default();
@@ -870,9 +878,8 @@ impl Shared {
                 return (outcome, host);
             }
             let now = Instant::now();
-            if let Some((at, limit)) = deadline.zip(limit).filter(|&(at, _)| at <= now) {
-                host.give_up(thread, now - began, what);
-                deadline = Some(at + limit);
+            if deadline.is_some_and(|at| at <= now) {
+                deadline = Some(host.give_up(thread, now - began, what));
             } else if looks && host.begin_to_sleep(thread) {
                 let ring = host.wants_service();
                 drop(host);
@@ -941,12 +948,12 @@ impl Shared {
 
     /// What this thread had used of a CPU when its last operation at this rank returned.
     fn returned_at(&self) -> Option<Duration> {
-        MEMBER.with_borrow(|members| members.iter().find(|member| member.instance == self.inner.instance)?.returned)
+        MEMBER.with(|members| members.borrow().iter().find(|member| member.instance == self.inner.instance)?.returned)
     }
 
     fn returns(&self) {
-        MEMBER.with_borrow_mut(|members| {
-            if let Some(member) = members.iter_mut().find(|member| member.instance == self.inner.instance) {
+        MEMBER.with(|members| {
+            if let Some(member) = members.borrow_mut().iter_mut().find(|member| member.instance == self.inner.instance) {
                 member.returned = Some(account::cpu_of_this_thread());
             }
         });
@@ -955,10 +962,14 @@ impl Shared {
     /// This thread's number and slot at this rank.
     fn member(&self) -> Result<(ThreadId, Arc<Slot>), SharedError> {
         let inner = &self.inner;
-        MEMBER.with_borrow_mut(|members| {
+        MEMBER.with(|members| {
+            let mut members = members.borrow_mut();
             if let Some(member) = members.iter().find(|member| member.instance == inner.instance) {
                 return Ok((member.thread, Arc::clone(&member.slot)));
             }
+            let refused =
+                |errno: i32| SharedError::Refused { rank: self.rank(), why: std::io::Error::from_raw_os_error(errno).to_string() };
+            ENDS.as_ref().map_err(|&errno| errno).and_then(|ends| ends.call(thread_ends)).map_err(refused)?;
             let (thread, slot) = inner.enter()?.admit().ok_or(SharedError::TooManyThreads { rank: self.rank() })?;
             let member = Member { inner: Arc::downgrade(inner), instance: inner.instance, thread, slot: Arc::clone(&slot), returned: None };
             members.retain(|member| member.inner.strong_count() > 0);

@@ -155,8 +155,8 @@ impl World {
         for _ in 0..self.rng.between(1, 4) {
             if end.next_to_say < self.to_say {
                 // A number, and something that makes it long.
-                let what = format!("{:08}{}", end.next_to_say, "x".repeat(self.rng.index(90)));
-                end.stream.queue(FrameKind::Control, |out| Control::Stuck { what }.encode(out));
+                let why = format!("{:08}{}", end.next_to_say, "x".repeat(self.rng.index(90)));
+                end.stream.queue(FrameKind::Control, |out| Control::NotDone { why }.encode(out));
                 end.next_to_say += 1;
                 self.tally.said += 1;
             }
@@ -227,10 +227,10 @@ impl World {
                     assert!(wire.by_stranger || is_late, "{why}");
                     self.close(number, to);
                 }
-                Some(Control::Stuck { what }) => {
+                Some(Control::NotDone { why }) => {
                     let end = &mut self.ends[to];
                     assert_eq!(end.over, Some(number), "it hears what came another way");
-                    assert_eq!(what[..8].parse(), Ok(end.next_to_hear), "out of order, twice or never");
+                    assert_eq!(why[..8].parse(), Ok(end.next_to_hear), "out of order, twice or never");
                     end.next_to_hear += 1;
                     end.stream.came(kind, taken, has).expect("nobody lies");
                 }

@@ -41,6 +41,7 @@ pub mod segv;
 pub mod selfmem;
 pub mod sigbus;
 pub mod thread;
+pub mod thread_end;
 pub mod touch;
 pub mod uffd;
 

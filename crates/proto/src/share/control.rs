@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use super::direct::PageAccess;
 use super::wire::{Malformed, Reader, Wire, wire_enum, wire_struct};
-use super::{Homes, ProtocolKind, Rank, RegionConfig};
+use super::{Homes, LockId, ProtocolKind, Rank, RegionConfig};
 use crate::units::{Extent, PageIndex};
 
 /// What two ranks must have in common to understand each other, beside the version of the program.
-pub const SHARE_WIRE_VERSION: u32 = 6;
+pub const SHARE_WIRE_VERSION: u32 = 7;
 /// The longest frame that a rank takes.
 pub const MOST_FRAME_BYTES: usize = 64 << 20;
 /// Bytes before a frame's content: its length, its kind, and what its sender has taken.
@@ -192,6 +192,21 @@ pub enum Answer {
 }
 wire_enum!(Answer { 0 => Region { region }, 1 => Freed {}, 2 => Refused { why } });
 
+/// What a rank waits for that others can end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    Lock {
+        lock: LockId,
+    },
+    /// The barrier that ends this epoch.
+    Barrier {
+        epoch: u32,
+    },
+    /// A change of what is allocated; rank 0 knows who has not asked for it.
+    Allocation {},
+}
+wire_enum!(Wait { 0 => Lock { lock }, 1 => Barrier { epoch }, 2 => Allocation {} });
+
 /// A control message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Control {
@@ -252,9 +267,15 @@ pub enum Control {
     Bye {
         epoch: u32,
     },
-    /// To rank 0: the sender waits at a barrier for longer than it is willing to.
-    Stuck {
-        what: String,
+    /// The sender has waited for longer than it is willing to, and asks who keeps it waiting. Answered by `Keeps`.
+    WhoKeeps {
+        inquiry: u32,
+        wait: Wait,
+    },
+    /// The answer: those of the sender's rank who do, each in words.
+    Keeps {
+        inquiry: u32,
+        who: Vec<String>,
     },
     /// The first word of a process outside of the run to a rank: its [`SHARE_WIRE_VERSION`], and the run that it means. Answered by `Welcome` or `Refused`.
     /// `guest`: a number of its own, the same at every rank.
@@ -307,7 +328,7 @@ wire_enum!(Control {
     8 => Added { serial },
     9 => Given { ticket, answer },
     10 => Bye { epoch },
-    11 => Stuck { what },
+    11 => WhoKeeps { inquiry, wait },
     12 => Drop { serial, region },
     13 => DatagramKey { key },
     14 => Nearby { name },
@@ -321,6 +342,7 @@ wire_enum!(Control {
     22 => NotDone { why },
     23 => Resume { resume },
     24 => Resumed { incarnation, received },
+    25 => Keeps { inquiry, who },
 });
 
 impl Control {
@@ -416,7 +438,10 @@ mod tests {
             Control::Given { ticket: 1, answer: Answer::Freed {} },
             Control::Given { ticket: 1, answer: Answer::Refused { why: "full".into() } },
             Control::Bye { epoch: 9 },
-            Control::Stuck { what: "x".into() },
+            Control::WhoKeeps { inquiry: 3, wait: Wait::Lock { lock: LockId(7) } },
+            Control::WhoKeeps { inquiry: 4, wait: Wait::Barrier { epoch: 9 } },
+            Control::WhoKeeps { inquiry: 5, wait: Wait::Allocation {} },
+            Control::Keeps { inquiry: 3, who: vec!["rank 1".into()] },
             Control::Drop { serial: 6, region },
             Control::DatagramKey { key: vec![7; 32] },
             Control::Nearby { name: "rampool-7".into() },
@@ -459,7 +484,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_message_is_refused_or_another(which in 0_usize..27, at in any::<usize>(), bit in 0_u8..8) {
+        fn a_changed_message_is_refused_or_another(which in 0..examples().len(), at in any::<usize>(), bit in 0_u8..8) {
             let mut bytes = Vec::new();
             examples()[which].encode(&mut bytes);
             let at = at % bytes.len();

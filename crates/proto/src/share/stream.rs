@@ -317,15 +317,15 @@ mod tests {
     const SMALL: Limits = Limits { window: 200, answer: 60, chunk: 50 };
 
     fn say(stream: &mut Stream, number: usize) {
-        stream.queue(FrameKind::Control, |out| Control::Stuck { what: "x".repeat(number) }.encode(out));
+        stream.queue(FrameKind::Control, |out| Control::NotDone { why: "x".repeat(number) }.encode(out));
     }
 
     /// Takes whole frames out of `arrived`.
     fn take(stream: &mut Stream, arrived: &mut Vec<u8>, got: &mut Vec<usize>) {
         while let Framed::Whole { kind, has, content, taken } = deframe(arrived).unwrap() {
             if kind == FrameKind::Control {
-                let Ok(Control::Stuck { what }) = Control::decode(content) else { panic!("nobody said that") };
-                got.push(what.len());
+                let Ok(Control::NotDone { why }) = Control::decode(content) else { panic!("nobody said that") };
+                got.push(why.len());
             }
             stream.came(kind, taken, has).unwrap();
             arrived.drain(..taken);

@@ -399,7 +399,7 @@ pub(crate) use {wire_enum, wire_struct};
 #[cfg(test)]
 mod tests {
     use super::super::adapt::Mode;
-    use super::super::control::{Answer, Control, Demand, FrameKind, Hello, Resume, SHARE_WIRE_VERSION, Wish, frame};
+    use super::super::control::{Answer, Control, Demand, FrameKind, Hello, Resume, SHARE_WIRE_VERSION, Wait, Wish, frame};
     use super::super::direct::{Access, Changed};
     use super::super::message::{
         Advance, Ask, Body, Departure, Info, IntervalDiff, LazyRecord, LockState, Message, Moves, Part, Payload, Stamp,
@@ -433,7 +433,7 @@ mod tests {
         let decimal = |number: u8| number.to_string();
         let hexadecimal = |number: u8| format!("{number:#04x}");
         let mut missing = Vec::new();
-        let kinds = [Control::KINDS, Demand::KINDS, Answer::KINDS, Access::KINDS, Info::KINDS, Payload::KINDS, Mode::KINDS];
+        let kinds = [Control::KINDS, Wait::KINDS, Demand::KINDS, Answer::KINDS, Access::KINDS, Info::KINDS, Payload::KINDS, Mode::KINDS];
         let all = kinds.into_iter().flatten().map(|kind| (decimal(kind.0), kind));
         for (number, (_, name, fields)) in all.chain(Body::KINDS.iter().map(|kind| (hexadecimal(kind.0), kind))) {
             if !has_row(&format!("{number} {name}"), fields) {

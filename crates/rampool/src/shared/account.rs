@@ -161,9 +161,14 @@ impl Account {
         self.waiting -= 1;
     }
 
-    /// The calling thread was in an operation since `began`; on `lock`, if it was one on a lock.
-    pub fn operation(&mut self, thread: ThreadId, category: Category, lock: Option<LockId>, began: Instant) {
-        let took = began.elapsed();
+    /// How many threads the rank says it has.
+    pub fn threads(&self) -> u16 {
+        self.threads
+    }
+
+    /// The calling thread was in an operation from `began` until `ended`; on `lock`, if it was one on a lock.
+    pub fn operation(&mut self, thread: ThreadId, category: Category, lock: Option<LockId>, began: Instant, ended: Instant) {
+        let took = ended.saturating_duration_since(began);
         let into = match category {
             Category::Lock => &mut self.stats.lock_wait,
             Category::Unlock => &mut self.stats.unlock_wait,
@@ -177,7 +182,7 @@ impl Account {
                 trace.span("compute", &span, free.since, began.saturating_duration_since(free.since));
             }
             trace.span("wait", &Span { thread: Some(thread), what: Some(category.name()), lock, ..Span::default() }, began, took);
-            trace.free.insert(thread, Free { since: began + took, computed: None });
+            trace.free.insert(thread, Free { since: ended, computed: None });
         }
     }
 

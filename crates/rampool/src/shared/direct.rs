@@ -87,8 +87,7 @@ impl Shared {
 
     /// Carries a direct operation out, as this rank, with the lock `under` in its hands. `None`: the rank is at a barrier, and `waits` is false.
     pub(super) fn carry_out(&self, op: DirectOp, under: Option<LockId>, waits: bool) -> Result<Option<Arc<[u8]>>, SharedError> {
-        let what = Waiting::Other("a direct operation".to_owned());
-        let result = self.operation(self.run(what, |host, thread| host.begin_direct(thread, op, under, waits))?)?;
+        let result = self.operation(self.run(Waiting::Direct, |host, thread| host.begin_direct(thread, op, under, waits))?)?;
         match result {
             OpResult::Bytes(bytes) => Ok(Some(bytes)),
             OpResult::Busy if !waits => Ok(None),

@@ -28,8 +28,11 @@ use super::stats::SharedStats;
 use super::watch::{Ready, Watch};
 use crate::transport::Means;
 use relink::{Link, Links};
+pub(super) use waits::Waiting;
+use waits::{Inquiry, Thread};
 
 mod relink;
+mod waits;
 
 /// What ended a thread's wait.
 #[derive(Debug)]
@@ -149,7 +152,7 @@ pub(super) struct Host {
     unsent: Unsent,
     /// When somebody who looked last found something.
     came: Instant,
-    slots: Vec<Arc<Slot>>,
+    threads: Vec<Thread>,
     idle_threads: VecDeque<ThreadId>,
     timers: BinaryHeap<Reverse<(Instant, TimerId)>>,
     actions: Vec<Action>,
@@ -160,6 +163,9 @@ pub(super) struct Host {
     last_fault: Instant,
     /// Barriers that threads wait in.
     in_barrier: BTreeMap<ThreadId, BarrierId>,
+    /// The other ranks are asked who keeps a thread waiting, and how often they have been.
+    inquiry: Option<Inquiry>,
+    inquiries: u32,
     /// Rank 0's.
     desk: Option<Desk>,
     /// Allocations that threads wait for.
@@ -297,7 +303,7 @@ impl Host {
             may_be_quiet,
             unsent: Unsent::Nothing,
             came: now,
-            slots: Vec::new(),
+            threads: Vec::new(),
             idle_threads: VecDeque::new(),
             timers: BinaryHeap::new(),
             actions: Vec::new(),
@@ -305,6 +311,8 @@ impl Host {
             awaited: BTreeMap::new(),
             last_fault: now,
             in_barrier: BTreeMap::new(),
+            inquiry: None,
+            inquiries: 0,
             desk: (rank == Rank(0)).then(|| Desk::new(config.ranks, config.range_bytes / OS_PAGE_BYTES as u64 - 1)),
             tickets: BTreeMap::new(),
             next_ticket: 0,
@@ -324,20 +332,18 @@ impl Host {
 
     /// A number for a thread, and where it waits. `None`: there are too many.
     pub fn admit(&mut self) -> Option<(ThreadId, Arc<Slot>)> {
-        if let Some(thread) = self.idle_threads.pop_front() {
-            let slot = Arc::new(Slot::default());
-            self.slots[usize::from(thread.0)] = Arc::clone(&slot);
-            return Some((thread, slot));
-        }
-        let thread = ThreadId(u16::try_from(self.slots.len()).ok().filter(|&number| number < SOMEONE.0)?);
-        let slot = Arc::new(Slot::default());
-        self.slots.push(Arc::clone(&slot));
-        Some((thread, slot))
-    }
-
-    /// The thread has ended.
-    pub fn dismiss(&mut self, thread: ThreadId) {
-        self.idle_threads.push_back(thread);
+        let thread = match self.idle_threads.pop_front() {
+            Some(thread) => {
+                self.threads[usize::from(thread.0)] = Thread::default();
+                thread
+            }
+            None => {
+                let number = u16::try_from(self.threads.len()).ok().filter(|&number| number < SOMEONE.0)?;
+                self.threads.push(Thread::default());
+                ThreadId(number)
+            }
+        };
+        Some((thread, Arc::clone(&self.threads[usize::from(thread.0)].slot)))
     }
 
     /// Begins an operation; its outcome comes to the thread's slot, perhaps before this returns.
@@ -380,8 +386,14 @@ impl Host {
         }
     }
 
-    /// Begins to leave the run. The outcome comes when all ranks leave.
+    /// Begins to leave the run. The outcome comes when all ranks leave. A lock that is still held ends the run: it could never be given back.
     pub fn leave(&mut self, thread: ThreadId) {
+        if self.stopped.is_none()
+            && let Some((holder, lock)) = self.holder()
+        {
+            self.stop(&format!("{} finishes while its {holder} holds {lock}", self.rank));
+            self.flush();
+        }
         if let Some(reason) = &self.stopped {
             self.complete(thread, Outcome::Stopped(reason.clone()));
             return;
@@ -397,49 +409,14 @@ impl Host {
         self.leaving != Leaving::No
     }
 
-    /// A thread has waited for too long.
-    pub fn give_up(&mut self, thread: ThreadId, waited: Duration, what: &Waiting) {
-        let why = match what {
-            Waiting::Barrier(barrier) => {
-                let stuck = format!("{} has waited {} s at {barrier}", self.rank, waited.as_secs());
-                if self.rank != Rank(0) {
-                    // Rank 0 knows who is missing. It gets some time to say so.
-                    self.tell(Rank(0), &Control::Stuck { what: stuck });
-                    self.flush();
-                    return;
-                }
-                self.with_absent(&stuck)
-            }
-            Waiting::Lock(lock) => {
-                let manager = self.engine.lock_manager(*lock);
-                format!("{} ({thread}) has waited {} s for {lock}, which {manager} manages", self.rank, waited.as_secs())
-            }
-            Waiting::Unlock(lock) => format!("{} ({thread}) has waited {} s for the release of {lock}", self.rank, waited.as_secs()),
-            Waiting::Finish => {
-                let missing: Vec<String> = self.present_peers().map(|rank| rank.to_string()).collect();
-                format!("{} has waited {} s to finish; not finished: {}", self.rank, waited.as_secs(), missing.join(", "))
-            }
-            Waiting::Allocation => {
-                let absent = self.desk.as_ref().and_then(Desk::absent);
-                let names: Vec<String> = absent.unwrap_or_default().iter().map(ToString::to_string).collect();
-                let missing = if names.is_empty() { String::new() } else { format!("; {} did not make the same call", names.join(", ")) };
-                format!("{} has waited {} s for an allocation{missing}", self.rank, waited.as_secs())
-            }
-            Waiting::Idle => return,
-            Waiting::Other(what) => format!("{} ({thread}) has waited {} s for {what}", self.rank, waited.as_secs()),
-        };
-        self.stop(&why);
-        self.flush();
-    }
-
-    fn with_absent(&self, stuck: &str) -> String {
-        let absent: Vec<String> = self.engine.absent().iter().map(ToString::to_string).collect();
-        if absent.is_empty() { stuck.to_owned() } else { format!("{stuck}; not there: {}", absent.join(", ")) }
-    }
-
     fn present_peers(&self) -> impl Iterator<Item = Rank> + '_ {
         let peers = self.peers.iter().zip(0..).filter(|(peer, _)| peer.as_ref().is_some_and(|peer| peer.bye.is_none()));
         peers.map(|(_, rank)| Rank(rank))
+    }
+
+    /// The ranks that can be told something.
+    fn open_peers(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.peers.iter().zip(0..).filter(|(peer, _)| peer.as_ref().is_some_and(|peer| !peer.closed)).map(|(_, rank)| Rank(rank))
     }
 
     // --- the service thread -------------------------------------------------------------------------------------------------------------
@@ -630,7 +607,8 @@ impl Host {
 
     /// A thread's wait is over.
     fn complete(&mut self, thread: ThreadId, outcome: Outcome) {
-        self.slots[usize::from(thread.0)].complete(outcome);
+        self.threads[usize::from(thread.0)].slot.complete(outcome);
+        self.forget_inquiry_of(thread);
         if self.sleeper == Some(thread) {
             self.nudged = true;
             self.watch.nudge();
@@ -1089,10 +1067,8 @@ impl Host {
                 self.unsent = Unsent::Urgent;
                 self.look_for_absent();
             }
-            Control::Stuck { what } if self.desk.is_some() => {
-                let why = self.with_absent(&what);
-                self.stop(&why);
-            }
+            Control::WhoKeeps { inquiry, wait } => self.on_who_keeps(from, inquiry, wait),
+            Control::Keeps { inquiry, who } => self.on_keeps(from, inquiry, who),
             Control::DatagramKey { .. } => self.lose(from, "it changes its key in the middle of the run"),
             other => self.lose(from, &format!("it sent what makes no sense here: {other:?}")),
         }
@@ -1244,36 +1220,5 @@ impl Host {
 
     pub fn home(&self, page: PageIndex) -> Rank {
         self.engine.home(page)
-    }
-}
-
-/// What a thread waits for, to be named when it takes too long.
-#[derive(Clone, Debug)]
-pub(super) enum Waiting {
-    Lock(rampool_proto::share::LockId),
-    Barrier(BarrierId),
-    Unlock(rampool_proto::share::LockId),
-    Allocation,
-    Finish,
-    /// Something to do; however long it takes.
-    Idle,
-    Other(String),
-}
-
-impl Waiting {
-    pub fn category(&self) -> Category {
-        match self {
-            Self::Lock(_) => Category::Lock,
-            Self::Unlock(_) => Category::Unlock,
-            Self::Barrier(_) => Category::Barrier,
-            _ => Category::Other,
-        }
-    }
-
-    pub fn lock(&self) -> Option<rampool_proto::share::LockId> {
-        match *self {
-            Self::Lock(lock) | Self::Unlock(lock) => Some(lock),
-            _ => None,
-        }
     }
 }

@@ -420,7 +420,7 @@ mod tests {
     }
 
     fn say(line: &mut Line, what: &str) {
-        line.queue_control(&Control::Stuck { what: what.to_owned() });
+        line.queue_control(&Control::NotDone { why: what.to_owned() });
         assert!(line.flush_until(Instant::now() + LONG).unwrap());
     }
 
@@ -430,8 +430,8 @@ mod tests {
         let mut heard = Vec::new();
         loop {
             while let Some(incoming) = line.next().unwrap() {
-                let Incoming::Control(Control::Stuck { what }) = incoming else { panic!("{incoming:?} was not said") };
-                heard.push(what);
+                let Incoming::Control(Control::NotDone { why }) = incoming else { panic!("{incoming:?} was not said") };
+                heard.push(why);
             }
             if !heard.is_empty() {
                 return heard;
@@ -473,7 +473,7 @@ mod tests {
         say(&mut far, "first");
         assert_eq!(hear(&mut near), ["first"]);
         let much = "m".repeat(100 * LITTLE_BYTES);
-        far.queue_control(&Control::Stuck { what: much.clone() });
+        far.queue_control(&Control::NotDone { why: much.clone() });
         while far.has_backlog() {
             far.flush().unwrap();
             near.receive(true).unwrap();

@@ -117,15 +117,10 @@ impl Engine {
         }
     }
 
-    /// Who has not come to the barrier that somebody waits at: ranks below this one in the tree whose subtrees are not complete, and this one.
-    /// Empty if this rank waits for those above it, or for nothing.
+    /// Whether a barrier has to wait for threads of this rank.
     #[must_use]
-    pub fn absent(&self) -> Vec<Rank> {
-        if self.barrier.name.is_none() || !matches!(self.barrier.stage, Stage::Open | Stage::Releasing | Stage::Arrived) {
-            return Vec::new();
-        }
-        let own = (self.barrier.stage == Stage::Open).then_some(self.shared.rank);
-        own.into_iter().chain(self.children().filter(|child| !self.barrier.arrived.contains(child))).collect()
+    pub fn awaits_threads(&self) -> bool {
+        self.barrier.is_open()
     }
 
     /// Everyone has to mean the same barrier.

@@ -159,6 +159,12 @@ impl Engine {
         self.locks.get(lock).is_some_and(|node| node.holder == Some(thread))
     }
 
+    /// Whether the thread is one of those here who wait for the lock. One that waits for a condition is so from its signal on.
+    #[must_use]
+    pub fn waits_for_lock(&self, thread: ThreadId, lock: LockId) -> bool {
+        self.locks.get(lock).is_some_and(|node| node.queue.iter().any(|&(waiting, _)| waiting == thread))
+    }
+
     pub(super) fn lock_begin(&mut self, io: &mut Io<'_>, thread: ThreadId, lock: LockId, mode: LockMode, wait: bool) {
         let only_entry = self.plugins.iter().all(|plugin| plugin.kind() == ProtocolKind::Ibec);
         let mode = if mode == LockMode::Snapshot && !only_entry { LockMode::Shared } else { mode };
