@@ -2,7 +2,7 @@
 
 mod binding;
 mod hosts;
-mod stats;
+pub mod stats;
 mod verdict;
 
 use std::ffi::OsString;
@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rampool::pool::ServerSpec;
-use rampool::shared::LEAST_LOCAL_BYTES;
 use rampool::shared::environment::variable;
+use rampool::shared::{LEAST_LOCAL_BYTES, TimeReport};
 use rampool::transport::{SAME_HOST_VARIABLE, SameHost};
 use rampool::words::{say, say_line};
 use rampool_proto::units::ByteLen;
 
+use crate::plot;
 use crate::signals::Signals;
 use binding::{Bind, Cpu};
 use hosts::Hosts;
@@ -90,6 +91,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with = "hosts")]
     stats: Option<Option<PathBuf>>,
 
+    /// Draw what --stats shows into FILE, as an SVG picture with a stacked bar for each rank; `rampool plot` draws several runs side by side
+    #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
+    plot: Option<PathBuf>,
+
     /// Write a trace of each rank into DIR/rank-N.jsonl: what it computed, sent, received and waited for
     #[arg(long, value_name = "DIR", conflicts_with = "hosts")]
     trace: Option<PathBuf>,
@@ -120,7 +125,8 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let hosts = args.hosts.as_deref().map(Hosts::read).transpose()?;
     let signals = Signals::block()?;
-    let inbox = args.stats.as_ref().map(|_| stats::Inbox::make()).transpose()?;
+    let wanted = args.stats.is_some() || args.plot.is_some();
+    let inbox = wanted.then(stats::Inbox::make).transpose()?;
     if let Some(dir) = &args.trace {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
@@ -133,12 +139,8 @@ pub fn run(args: &Args) -> Result<i32> {
         }
     };
     let ends = wait(&mut ranks, &signals)?;
-    if let (Some(inbox), Some(file)) = (&inbox, &args.stats) {
-        let found = inbox.reports(args.ranks)?;
-        match file {
-            Some(file) => stats::write(&found, file)?,
-            None => say(&stats::table(&found)),
-        }
+    if let Some(inbox) = &inbox {
+        show(args, inbox.reports(args.ranks)?)?;
     }
     rustix::fs::fcntl_setfl(&reports, rustix::fs::OFlags::NONBLOCK)?;
     let mut said = Vec::new();
@@ -152,6 +154,31 @@ pub fn run(args: &Args) -> Result<i32> {
             Ok(code)
         }
     }
+}
+
+/// What the ranks left, in the ways that were asked for.
+fn show(args: &Args, ranks: Vec<TimeReport>) -> Result<()> {
+    match &args.stats {
+        Some(Some(file)) => stats::write(&ranks, file)?,
+        Some(None) => say(&stats::table(&ranks)),
+        None => {}
+    }
+    let Some(file) = &args.plot else { return Ok(()) };
+    if ranks.is_empty() {
+        say_line(&format!("rampool: {} is not written: no rank finished, so there is nothing to draw", file.display()));
+        return Ok(());
+    }
+    plot::write(file, &title(&args.command), &[plot::Run { label: String::new(), ranks }])
+}
+
+/// A command as it stands above a picture: the program without its directory, and no more than a line.
+fn title(command: &[OsString]) -> String {
+    const MOST: usize = 80;
+    let program = Path::new(&command[0]).file_name().unwrap_or(&command[0]);
+    let words: Vec<_> =
+        std::iter::once(program).chain(command[1..].iter().map(OsString::as_os_str)).map(|word| word.to_string_lossy()).collect();
+    let line = words.join(" ");
+    if line.chars().count() <= MOST { line } else { line.chars().take(MOST - 1).chain(['\u{2026}']).collect() }
 }
 
 /// What only the processes of this run know.

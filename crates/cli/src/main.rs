@@ -9,6 +9,7 @@ mod example;
 mod generate;
 mod key;
 mod launch;
+mod plot;
 mod predict;
 mod program;
 mod run;
@@ -38,6 +39,7 @@ enum Command {
     Serve(serve::Args),
     Launch(launch::Args),
     Example(example::Args),
+    Plot(plot::Args),
     Predict(predict::Args),
     Status(status::Args),
     Top(top::Args),
@@ -74,6 +76,7 @@ fn main() {
         Command::Serve(args) => serve::run(args),
         Command::Launch(args) => launch::run(&args),
         Command::Example(args) => example::run(&args),
+        Command::Plot(args) => plot::run(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),

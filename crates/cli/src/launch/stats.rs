@@ -48,23 +48,33 @@ pub fn write(reports: &[TimeReport], file: &Path) -> Result<()> {
     std::fs::write(file, text + "\n").with_context(|| format!("the statistics cannot be written to {}", file.display()))
 }
 
+/// The seconds of a rank that one category has.
+type Seconds = fn(&TimeReport) -> f64;
+
+/// What a rank's time goes into: S4's categories, and what has none.
+pub const CATEGORIES: [(&str, Seconds); 8] = [
+    ("computing", |rank| rank.computing_s),
+    ("read fault", |rank| rank.read_fault_s),
+    ("write fault", |rank| rank.write_fault_s),
+    ("requests", |rank| rank.requests_s),
+    ("lock", |rank| rank.lock_s),
+    ("unlock", |rank| rank.unlock_s),
+    ("barrier", |rank| rank.barrier_s),
+    ("other", |rank| rank.other_s),
+];
+
+/// The seconds of all categories of a rank, which are those of all its threads.
+pub fn total(report: &TimeReport) -> f64 {
+    CATEGORIES.iter().map(|(_, seconds)| seconds(report)).sum()
+}
+
 /// S4's categories by rank, in milliseconds, then messages and events of all ranks.
 pub fn table(reports: &[TimeReport]) -> String {
-    let names = ["rank", "time", "computing", "read fault", "write fault", "requests", "lock", "unlock", "barrier", "other"];
-    let mut rows = vec![names.map(str::to_owned).to_vec()];
+    let mut rows = vec![["rank", "time"].into_iter().chain(CATEGORIES.map(|(name, _)| name)).map(str::to_owned).collect::<Vec<_>>()];
     for report in reports {
-        let ms = [
-            report.elapsed_s * f64::from(report.threads),
-            report.computing_s,
-            report.read_fault_s,
-            report.write_fault_s,
-            report.requests_s,
-            report.lock_s,
-            report.unlock_s,
-            report.barrier_s,
-            report.other_s,
-        ];
-        rows.push(std::iter::once(report.rank.to_string()).chain(ms.map(|seconds| format!("{:.1}", seconds * 1e3))).collect());
+        let ms = |seconds: f64| format!("{:.1}", seconds * 1e3);
+        let parts = CATEGORIES.map(|(_, seconds)| ms(seconds(report)));
+        rows.push([report.rank.to_string(), ms(report.elapsed_s * f64::from(report.threads))].into_iter().chain(parts).collect());
     }
     let mut text = format!("where the time went, ms ({})\n{}", reports.first().map_or("", |report| &report.protocol), aligned(&rows));
     let (mut sent, mut counts, mut connections) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::<&str, u64>::new());
