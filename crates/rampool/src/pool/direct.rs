@@ -5,7 +5,7 @@
 
 use super::lane::ZeroCopyWish;
 use super::request::{Class, Request};
-use super::{Names, Pool, PoolRegion, entry, names};
+use super::{Names, Pool, PoolRegion, entry};
 use crate::error::{LostReason, PoolError};
 use crate::transport::zero_copy::{SharedZeroCopy, ZeroCopy, measured_crossover};
 use crate::transport::{Link, PieceMut};
@@ -227,10 +227,10 @@ impl Pool {
 
     /// Updates one element; the reply with the number that is returned has its bits before.
     pub(crate) fn fetch_op(&mut self, region: PoolRegion, token: u64, update: &FetchOp) -> u64 {
-        let server = self.placement.holder(PageIndex(update.offset / OS_PAGE_BYTES as u64));
-        let name = names(&self.regions, region)[server.as_usize()];
+        let spread = Spread { placement: &self.placement, names: entry(&self.regions, region) };
+        let server = spread.holder(update.offset);
         let (op, now) = (self.work.op(token, false), Instant::now());
-        let slot = self.work.request(server, Opcode::FetchOp, Class::Demand, name, Some(op), now);
+        let slot = self.work.request(server, Opcode::FetchOp, Class::Demand, spread.name(server), Some(op), now);
         let id = self.work.id(slot);
         let request = self.work.get(slot);
         (request.arg, request.table) = update.encode();

@@ -5,6 +5,7 @@ use crate::relay::Cut;
 use rampool::direct::{Direct, DirectError, Filter, Message, Queue, QueueBounds, QueueError, QueueListener, SendBody, Total, Verdict};
 use rampool::error::{Operation, PoolError};
 use rampool::pool::PoolConfig;
+use rampool::proto::elements::Combine;
 use rampool::proto::layout::Layout;
 use rampool::proto::server::QueueLimits;
 use rampool::proto::wire::MAX_HEAD_BYTES;
@@ -136,13 +137,7 @@ fn a_body_in_the_pool_stays_there_or_goes_from_server_to_server() {
     let words = Layout::bytes(8).unwrap().contiguous(100_000).unwrap();
     let sum = two.sum(place, at, &words, Filter::<u64>::all()).unwrap();
     assert_eq!(sum, (100_000, Total::Integer(99_999 * 100_000 / 2)));
-    // Nobody writes it, or frees its region, in between.
-    for result in [two.put(place, at, &[1; 8]), one.put(place, at, &[1; 8]), two.fetch_add(place, at, 1u64).map(drop)] {
-        match result {
-            Err(DirectError::Pool(PoolError::Denied { message, .. })) => assert!(message.contains("bodies of a queue"), "{message}"),
-            other => panic!("{other:?}"),
-        }
-    }
+    // Nobody frees its region in between.
     two.free(place);
     assert!(two.body(&mut message, WATCHDOG).unwrap() == numbers);
     two.done(message);
@@ -161,6 +156,48 @@ fn a_body_in_the_pool_stays_there_or_goes_from_server_to_server() {
     let error = two.body(&mut message, WATCHDOG).unwrap_err().to_string();
     assert!(error.contains("queue work") && error.contains("no such region"), "{error}");
     two.done(message);
+    one.pool().leave();
+    two.pool().leave();
+    all_gone(&list);
+}
+
+/// Whichever server a queue is at, what would change a body there is asked of that one, and refused.
+#[test]
+fn a_body_in_a_queue_is_read_and_never_written() {
+    let servers = [serve(64 * MIB), serve(64 * MIB), serve(64 * MIB)];
+    let list = [&servers[0], &servers[1], &servers[2]];
+    let config = config(&list, 48 * MIB);
+    let mut one = Direct::connect(&config).unwrap();
+    let mut two = another(&mut one, &config);
+    let word = Layout::bytes(8).unwrap();
+    let elsewhere = one.create(MIB).unwrap();
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let queue = one.open_or_create_queue(name, BOUNDS).unwrap();
+        one.send(&queue, b"", SendBody::Bytes(&[7; 10_000]), NOW).unwrap();
+        let mut message = must_take(&mut one, &queue);
+        let (place, at) = one.body_place(&mut message, WATCHDOG).unwrap().unwrap();
+        let at_two = two.open_queue(name).unwrap();
+        two.send(&at_two, b"", SendBody::Bytes(&[8; 10_000]), NOW).unwrap();
+        let mut theirs = must_take(&mut two, &at_two);
+        let (their_place, _) = two.body_place(&mut theirs, WATCHDOG).unwrap().unwrap();
+        let results = [
+            one.put(place, at, &[1; 8]),
+            two.put(their_place, at, &[1; 8]),
+            one.accumulate(place, at, &word, Combine::Sum, &[1u64]),
+            one.fetch_add(place, at, 1u64).map(drop),
+            one.compare_swap(place, at, 7u64, 8).map(drop),
+            one.copy((elsewhere, 0, &word), (place, at, &word)),
+        ];
+        for result in results {
+            match result {
+                Err(DirectError::Pool(PoolError::Denied { message, .. })) => assert!(message.contains("bodies of a queue"), "{message}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(one.body(&mut message, WATCHDOG).unwrap() == [7; 10_000]);
+        one.done(message);
+        two.done(theirs);
+    }
     one.pool().leave();
     two.pool().leave();
     all_gone(&list);
