@@ -3,6 +3,7 @@
 use super::{Direct, Message, QueueBounds, QueueError};
 use crate::error::ConnectError;
 use crate::pool::PoolConfig;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -29,7 +30,8 @@ pub struct QueueListener {
 
 impl QueueListener {
     /// Joins the lease (`config` is made with [`PoolConfig::attach`]), opens the queue, makes it with these bounds if there is none, and starts the thread. The
-    /// callback runs there, and has its connection to the pool for bodies, answers and whatever else. Blocks until the queue is open.
+    /// callback runs there, and has its connection to the pool for bodies, answers and whatever else. One that panics ends the listener, and the next receiver gets the
+    /// message. Blocks until the queue is open.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -46,9 +48,14 @@ impl QueueListener {
         let work = move || {
             while !stopped.load(Ordering::Acquire) {
                 let Some(mut message) = direct.take(&queue, LOOK_EVERY)? else { continue };
-                match callback(&mut direct, &mut message) {
-                    Verdict::Done => direct.done(message),
-                    Verdict::GiveBack => direct.give_back(message)?,
+                // The listener is not used any more after a panic, but for leaving.
+                match catch_unwind(AssertUnwindSafe(|| callback(&mut direct, &mut message))) {
+                    Ok(Verdict::Done) => direct.done(message),
+                    Ok(Verdict::GiveBack) => direct.give_back(message)?,
+                    Err(panic) => {
+                        direct.pool().leave();
+                        resume_unwind(panic);
+                    }
                 }
             }
             direct.flush_done(&queue)?;
@@ -69,7 +76,7 @@ impl QueueListener {
     pub fn finish(mut self) -> Result<(), QueueError> {
         self.stop.store(true, Ordering::Release);
         let thread = self.thread.take().expect("it is joined once");
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// It has ended by itself: [`QueueListener::finish`] says why.

@@ -669,6 +669,25 @@ fn receivers_poll_or_are_called_back() {
 }
 
 /// Whom the head tells enough does not wait for the body, and the sender does not care.
+/// It leaves as it ends: nobody waits for the grace time, which is longer than this test.
+#[test]
+fn a_callback_that_panics_leaves_its_message_to_the_next_receiver() {
+    let server = Server::start(ServerConfig { grace: 10 * WATCHDOG, ..server_config(64 * MIB) }).unwrap();
+    let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
+    let queue = direct.open_or_create_queue("requests", BOUNDS).unwrap();
+    let attach = PoolConfig::attach(direct.pool().lease_ticket(), "service");
+    let service = QueueListener::start(&attach, "requests", BOUNDS, |_, _| panic!("on purpose")).unwrap();
+    direct.send(&queue, b"poison", SendBody::None, NOW).unwrap();
+    wait_until("the service ends", || service.has_ended());
+    let message = must_take(&mut direct, &queue);
+    assert_eq!((message.head(), message.redelivered()), (&b"poison"[..], true));
+    direct.done(message);
+    let finished = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| service.finish()));
+    assert_eq!(finished.unwrap_err().downcast_ref(), Some(&"on purpose"));
+    direct.pool().leave();
+    all_gone(&[&server]);
+}
+
 #[test]
 fn a_receiver_may_be_done_with_a_message_before_its_body_is_there() {
     let server = serve(96 * MIB);
