@@ -45,15 +45,15 @@ pub use rampool_proto::wire::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
 
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
 pub use crate::pool::KeyStats;
-use crate::pool::{Job, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ScanPart};
+use crate::pool::{Job, MOST_COPIED_BYTES, MOST_SCANNED, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ScanPart};
 use crate::transport::PieceMut;
 pub use crate::transport::zero_copy::Kept;
 use crate::transport::zero_copy::{self, SharedZeroCopy, ZeroCopyStats};
 use rampool_proto::elements::{Combine, Kind, Reduced, Scan, Test, Want};
 use rampool_proto::layout::{Layout, LayoutError, Program};
 use rampool_proto::registration::path::Always;
-use rampool_proto::units::ByteLen;
-use rampool_proto::wire::{Change, FetchOp, MAX_NAME_BYTES, parse_reduced};
+use rampool_proto::units::{ByteLen, OS_PAGE_BYTES};
+use rampool_proto::wire::{Change, FetchOp, MAX_NAME_BYTES, MAX_PAGE_INDEX, parse_reduced};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -91,6 +91,8 @@ pub enum DirectError {
     NotForKind { kind: Kind, how: Combine },
     #[error("a region's name has 1 to {MAX_NAME_BYTES} bytes")]
     Name,
+    #[error("a region has from 1 byte to 4 PiB, not {wanted} bytes")]
+    RegionLength { wanted: u64 },
     #[error("the region has {has} bytes, not the {wanted} it was opened for")]
     OtherLength { wanted: u64, has: u64 },
     #[error("there is no such region")]
@@ -101,6 +103,9 @@ pub enum DirectError {
     Damaged { server: String, operation: Operation },
     #[error("the layout selects {bytes} bytes, for which this process has no memory")]
     NoMemory { bytes: u64 },
+    /// What would take so long, or so many requests, that nobody waits for its end.
+    #[error("{operation} is of {wanted} {what}; one call does {most} at most")]
+    TooMuch { operation: Operation, what: &'static str, wanted: u64, most: u64 },
     #[error("there is no memory to expose: {0}")]
     Memory(#[from] rampool_sys::sealed::SealedError),
     #[error(transparent)]
@@ -341,8 +346,10 @@ impl Direct {
     /// Makes a region of `bytes` bytes without a name. Blocks, as everything that opens or frees.
     ///
     /// # Errors
-    /// [`DirectError`].
+    /// [`DirectError`]; [`DirectError::RegionLength`] for 0 bytes, or more than a region can have.
     pub fn create(&mut self, bytes: u64) -> Result<DirectRegion, DirectError> {
+        // Before there is one that nobody can open.
+        possible(bytes)?;
         let region = self.pool.create_region()?;
         self.open_pages(region, bytes)
     }
@@ -359,8 +366,9 @@ impl Direct {
     /// Opens the region of this name, which is made, with `bytes` bytes, if there is none.
     ///
     /// # Errors
-    /// [`DirectError::OtherLength`] if there is one of another length.
+    /// [`DirectError::OtherLength`] if there is one of another length, [`DirectError::RegionLength`] if none can be.
     pub fn open_or_create(&mut self, name: &str, bytes: u64) -> Result<DirectRegion, DirectError> {
+        possible(bytes)?;
         let region = self.opened(Ok(name), bytes)?;
         if region.bytes == bytes { Ok(region) } else { Err(DirectError::OtherLength { wanted: bytes, has: region.bytes }) }
     }
@@ -618,7 +626,7 @@ impl Direct {
     /// and are made again, that of this client or that between the servers.
     ///
     /// # Errors
-    /// [`DirectError`]. [`LayoutError::Overlap`] if `target` selects a byte twice. The layouts must not meet in one region: what is copied is then either.
+    /// [`DirectError`]. [`LayoutError::Overlap`] if `target` selects a byte twice, [`DirectError::TooMuch`] for more than 1 TiB. The layouts must not meet in one region: what is copied is then either.
     pub fn copy(
         &mut self,
         (from, from_offset, source): (DirectRegion, u64, &Layout),
@@ -648,6 +656,7 @@ impl Direct {
         }
         let (source, target) = (source.placed(from_offset, from.bytes)?, target.placed(to_offset, to.bytes)?);
         apart(&target)?;
+        bounded(Operation::Copy(from_offset), "bytes", source.bytes(), MOST_COPIED_BYTES)?;
         self.must_know(from)?;
         self.must_know(to)?;
         let token = self.token(Operation::Copy(from_offset));
@@ -678,8 +687,9 @@ impl Direct {
     /// Reads the numbers that `there` selects.
     ///
     /// # Errors
-    /// [`DirectError`].
+    /// [`DirectError`]. [`LayoutError::Unaligned`] if it selects a part of a number.
     pub fn get_values<T: Number>(&mut self, region: DirectRegion, offset: u64, there: &Layout) -> Result<Vec<T>, DirectError> {
+        whole_numbers::<T>(there)?;
         let pending = self.start_get(region, offset, there)?;
         Ok(numbers(&self.wait(pending)?))
     }
@@ -907,6 +917,7 @@ impl Direct {
     ) -> Result<(), DirectError> {
         let column = column.placed(offset, region.bytes)?;
         aligned(&column, T::KIND)?;
+        bounded(Operation::Scan(offset), "elements", column.bytes() / T::KIND.bytes() as u64, MOST_SCANNED)?;
         self.must_know(region)?;
         let token = self.token(Operation::Scan(offset));
         let operands = (filter.low.bits().to_le_bytes(), filter.high.bits().to_le_bytes());
@@ -919,13 +930,14 @@ impl Direct {
             match parse_reduced(&table) {
                 Ok(reduced) if result.is_ok() && fits(&part, T::KIND, want, &reduced, &found) => each(&part, reduced, &found),
                 Ok(_) if result.is_err() => {}
-                _ => odd = Some(LostReason::Protocol("the answer to a scan makes no sense".into())),
+                _ => odd = Some(part.server),
             }
         }
         match odd {
             None => result,
-            Some(reason) => {
-                let server = self.pool.servers().next().unwrap_or_default().to_owned();
+            Some(server) => {
+                let (server, reason) = (self.pool.server_name(server).to_owned(), "the answer to a scan makes no sense");
+                let reason = LostReason::Protocol(reason.into());
                 Err(DirectError::Pool(PoolError::Lost { server, operation: Operation::Scan(offset), reason }))
             }
         }
@@ -1091,6 +1103,22 @@ pub(crate) fn apart(program: &Program) -> Result<(), LayoutError> {
 pub(crate) fn aligned(program: &Program, kind: Kind) -> Result<(), LayoutError> {
     let bytes = kind.bytes() as u64;
     if program.is_aligned(bytes) { Ok(()) } else { Err(LayoutError::Unaligned(bytes)) }
+}
+
+/// What is read as numbers is some, and not a part of one.
+pub(crate) fn whole_numbers<T: Number>(layout: &Layout) -> Result<(), LayoutError> {
+    let bytes = T::KIND.bytes() as u64;
+    if layout.size().is_multiple_of(bytes) { Ok(()) } else { Err(LayoutError::Unaligned(bytes)) }
+}
+
+/// Whether a region can have so many bytes.
+fn possible(bytes: u64) -> Result<(), DirectError> {
+    let most = MAX_PAGE_INDEX * OS_PAGE_BYTES as u64;
+    if (1..=most).contains(&bytes) { Ok(()) } else { Err(DirectError::RegionLength { wanted: bytes }) }
+}
+
+fn bounded(operation: Operation, what: &'static str, wanted: u64, most: u64) -> Result<(), DirectError> {
+    if wanted <= most { Ok(()) } else { Err(DirectError::TooMuch { operation, what, wanted, most }) }
 }
 
 /// Whether the answer to a part of a scan is one.

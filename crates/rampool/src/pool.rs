@@ -24,7 +24,7 @@ mod stats;
 mod ticket;
 
 pub use config::{LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
-pub(crate) use direct::{Job, ScanPart};
+pub(crate) use direct::{Job, MOST_COPIED_BYTES, MOST_SCANNED, ScanPart};
 pub use keyed::KeyStats;
 pub(crate) use queue::QueueReply;
 pub use stats::{Histogram, PoolStats, ServerStats};

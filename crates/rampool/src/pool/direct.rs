@@ -32,8 +32,16 @@ const REQUEST_BYTES: u64 = 256 << 10;
 pub(super) const SENT_TOGETHER_BYTES: usize = 512 << 10;
 /// The same of copies: they pass by this client, and nothing waits behind the bytes of one.
 const COPY_REQUEST_BYTES: u64 = 1 << 20;
+/// Elements that one request looks at at most.
+const SCAN_REQUEST_ELEMENTS: u64 = REQUEST_BYTES / 8;
 /// The same of bodies: heads of other messages leave between two of these.
 const BODY_REQUEST_BYTES: u64 = 128 << 10;
+/// Requests of one operation whose bytes do not pass by here; so many take about a gigabyte to remember. What moves bytes is bounded by this process's memory.
+const MOST_REQUESTS: u64 = 1 << 20;
+/// Bytes that one copy moves at most.
+pub(crate) const MOST_COPIED_BYTES: u64 = MOST_REQUESTS * COPY_REQUEST_BYTES;
+/// Elements that one scan looks at at most.
+pub(crate) const MOST_SCANNED: u64 = MOST_REQUESTS * SCAN_REQUEST_ELEMENTS;
 /// Runs of one request, so that its pieces stay below the wire's limit however they lie.
 const REQUEST_RUNS: u64 = 30_000;
 
@@ -50,9 +58,10 @@ pub(crate) enum Job {
     Accumulate(Kind, Combine),
 }
 
-/// One request of a scan: its number, and which of the selected bytes it is about, as (first, count).
+/// One request of a scan: its number, who answers it, and which of the selected bytes it is about, as (first, count).
 pub(crate) struct ScanPart {
     pub request: u64,
+    pub server: ServerIndex,
     pub spans: Vec<(u64, u64)>,
 }
 
@@ -256,7 +265,7 @@ impl Pool {
         let spread = Spread { placement, names: entry(regions, region) };
         let (op, now) = (work.op(token, false), Instant::now());
         let mut parts = Vec::new();
-        cut_up(spread, lanes.len(), column, None, REQUEST_BYTES / 8 * kind.bytes() as u64, |chunk| {
+        cut_up(spread, lanes.len(), column, None, SCAN_REQUEST_ELEMENTS * kind.bytes() as u64, |chunk| {
             let server = chunk.server.as_usize();
             let slot = work.request(chunk.server, Opcode::Scan, Class::Demand, spread.name(chunk.server), Some(op), now);
             let request = work.get(slot);
@@ -271,7 +280,7 @@ impl Pool {
             (request.offset, request.reach) = (first.cast_unsigned(), end.cast_unsigned());
             request.wanted = true;
             ScanRequest::encode_table(&chunk.window, low, high, &mut request.table);
-            parts.push(ScanPart { request: work.id(slot), spans: chunk.spans });
+            parts.push(ScanPart { request: work.id(slot), server: chunk.server, spans: chunk.spans });
             lanes[server].enqueue(work, slot);
             lanes[server].send(work, now);
         });

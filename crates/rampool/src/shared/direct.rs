@@ -17,7 +17,7 @@ use rampool_proto::units::PageIndex;
 use super::host::Waiting;
 use super::outside::{Outside, OutsideError};
 use super::{Region, Shared, SharedError};
-use crate::direct::{Number, aligned, apart, with_length};
+use crate::direct::{Number, aligned, apart, whole_numbers, with_length};
 
 /// One operation of the engine has at most so many bytes, and so many runs of them.
 const MOST_BYTES: u64 = 1 << 20;
@@ -159,8 +159,9 @@ impl SharedDirect {
     /// Reads the numbers that `there` selects.
     ///
     /// # Errors
-    /// [`SharedDirectError`].
+    /// [`SharedDirectError`]; [`LayoutError::Unaligned`] if it selects a part of a number.
     pub fn get_values<T: Number>(&self, offset: u64, there: &Layout) -> Result<Vec<T>, SharedDirectError> {
+        whole_numbers::<T>(there)?;
         self.get_packed(offset, there).map(|bytes| crate::direct::numbers(&bytes))
     }
 

@@ -382,6 +382,16 @@ fn every_kind_of_element_is_updated_in_its_arithmetic() {
     ops(&mut direct, region, 4096, [7u64, 9, 16, u64::MAX]);
     ops(&mut direct, region, 20, [-1.5f32, 4.0, 2.5, 0.0]);
     ops(&mut direct, region, 24, [-1.5f64, 4.0, 2.5, 1e300]);
+    // What is no number is passed over; the sum of it is none.
+    for (start, operand) in [(f64::NAN, 1.5), (1.5, f64::NAN)] {
+        for how in [Combine::Min, Combine::Max] {
+            direct.put_value(region, 24, start).unwrap();
+            direct.fetch_op(region, 24, how, operand).unwrap();
+            assert_eq!(direct.get_value::<f64>(region, 24).unwrap(), 1.5, "{how:?}");
+        }
+        direct.fetch_add(region, 24, f64::NAN).unwrap();
+        assert!(direct.get_value::<f64>(region, 24).unwrap().is_nan());
+    }
     let floats = Combine::Xor;
     assert!(matches!(direct.fetch_op(region, 24, floats, 1.0f64), Err(DirectError::NotForKind { .. })));
     direct.pool().leave();
@@ -464,6 +474,15 @@ fn what_makes_no_sense_is_refused_with_a_reason_and_harms_nobody() {
     assert!(matches!(direct.fetch_add(region, 4, 1u64), Err(DirectError::Layout(LayoutError::Unaligned(8)))));
     assert!(matches!(direct.count(region, 2, &word, Filter::<i32>::all()), Err(DirectError::Layout(LayoutError::Unaligned(4)))));
     assert!(matches!(direct.open_or_create("a", 10_001), Err(DirectError::OtherLength { wanted: 10_001, has: 10_000 })));
+    // Numbers are read anywhere, but not in part.
+    assert_eq!(direct.get_values::<u64>(region, 1, &word).unwrap(), [0x0707_0707_0707_0707]);
+    let one_and_a_half = direct.get_values::<u64>(region, 0, &Layout::bytes(12).unwrap());
+    assert!(matches!(one_and_a_half, Err(DirectError::Layout(LayoutError::Unaligned(8)))), "{one_and_a_half:?}");
+    for bytes in [0, (4 << 50) + 1, u64::MAX] {
+        for made in [direct.create(bytes), direct.open_or_create("none", bytes)] {
+            assert!(matches!(made, Err(DirectError::RegionLength { wanted }) if wanted == bytes), "{made:?}");
+        }
+    }
     assert!(matches!(direct.open("b"), Err(DirectError::NoSuchRegion)));
     assert!(matches!(direct.open(""), Err(DirectError::Name)));
     assert!(matches!(direct.open_or_create(&"x".repeat(256), 1), Err(DirectError::Name)));
@@ -738,9 +757,9 @@ fn a_region_that_was_freed_is_none_for_every_operation() {
     all_gone(&[&server]);
 }
 
-/// A megabyte that is selected half a billion times.
+/// A megabyte that is selected half a billion times, and petabytes of zeroes.
 #[test]
-fn a_layout_that_selects_more_than_there_is_memory_is_refused() {
+fn a_layout_that_selects_more_than_there_is_memory_or_time_for_is_refused() {
     let server = serve(16 * MIB);
     let mut direct = Direct::connect(&config(&[&server], 8 * MIB)).unwrap();
     let region = direct.create(MIB).unwrap();
@@ -748,6 +767,18 @@ fn a_layout_that_selects_more_than_there_is_memory_is_refused() {
     let much = Layout::bytes(MIB).unwrap().hvector(1 << 29, 1, 0).unwrap();
     assert!(matches!(direct.start_get(region, 0, &much), Err(DirectError::NoMemory { bytes }) if bytes == MIB << 29));
     assert!(matches!(direct.get_values::<u64>(region, 0, &much), Err(DirectError::NoMemory { .. })));
+    // Nor is it looked through or copied, where not a byte of it would come here.
+    let elements = (MIB / 8) << 29;
+    match direct.count(region, 0, &much, Filter::<u64>::all()) {
+        Err(DirectError::TooMuch { operation: Operation::Scan(0), wanted, .. }) => assert_eq!(wanted, elements),
+        other => panic!("{other:?}"),
+    }
+    let sparse = direct.create(4 << 50).unwrap();
+    let half = Layout::bytes(2 << 50).unwrap();
+    match direct.copy((sparse, 0, &half), (sparse, 2 << 50, &half)) {
+        Err(DirectError::TooMuch { operation: Operation::Copy(0), wanted, .. }) => assert_eq!(wanted, 2 << 50),
+        other => panic!("{other:?}"),
+    }
     assert_eq!(direct.get_value::<u64>(region, 8).unwrap(), 7);
     direct.pool().leave();
     all_gone(&[&server]);
