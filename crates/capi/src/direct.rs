@@ -7,7 +7,7 @@ use runtime::direct::{Direct, DirectError, DirectRegion, Kept};
 use runtime::pool::LeaseTicket;
 use runtime::proto::layout::{Layout, LayoutError, Order};
 
-use crate::{Builder, RampoolStatus, fail, status_of, text, write_text};
+use crate::{Builder, RampoolStatus, fail, null_pointer, status_of, text, write_text};
 
 /// Orders of the elements of a subarray: the last dimension is the densest, or the first.
 pub const RAMPOOL_ORDER_C: u32 = 0;
@@ -24,9 +24,9 @@ pub struct DirectRegionHandle(pub(crate) DirectRegion);
 
 /// # Safety
 /// `out` is null or can be written.
-unsafe fn give(out: *mut *mut LayoutHandle, layout: Result<Layout, LayoutError>) -> RampoolStatus {
+unsafe fn give(call: &str, out: *mut *mut LayoutHandle, layout: Result<Layout, LayoutError>) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
-    let Some(out) = (unsafe { out.as_mut() }) else { return fail(RampoolStatus::Invalid, "rampool_layout: a null pointer") };
+    let Some(out) = (unsafe { out.as_mut() }) else { return null_pointer(call) };
     *out = std::ptr::null_mut();
     match layout {
         Ok(layout) => {
@@ -40,6 +40,7 @@ unsafe fn give(out: *mut *mut LayoutHandle, layout: Result<Layout, LayoutError>)
 /// # Safety
 /// `layout` is null or a layout that was not freed; `out` is null or can be written.
 unsafe fn made(
+    call: &str,
     layout: *const LayoutHandle,
     out: *mut *mut LayoutHandle,
     make: impl FnOnce(&Layout) -> Result<Layout, LayoutError>,
@@ -47,8 +48,8 @@ unsafe fn made(
     // SAFETY: null or valid, as the caller promises.
     match unsafe { layout.as_ref() } {
         // SAFETY: as above.
-        Some(layout) => unsafe { give(out, make(&layout.0)) },
-        None => fail(RampoolStatus::Invalid, "rampool_layout: a null pointer"),
+        Some(layout) => unsafe { give(call, out, make(&layout.0)) },
+        None => null_pointer(call),
     }
 }
 
@@ -72,7 +73,7 @@ unsafe fn array<'a, T>(items: *const T, count: usize) -> Option<&'a [T]> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_layout_bytes(bytes: u64, layout: *mut *mut LayoutHandle) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { give(layout, Layout::bytes(bytes)) }
+    unsafe { give("rampool_layout_bytes", layout, Layout::bytes(bytes)) }
 }
 
 /// `count` elements, one extent apart.
@@ -86,7 +87,7 @@ pub unsafe extern "C" fn rampool_layout_contiguous(
     layout: *mut *mut LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { made(element, layout, |element| element.contiguous(count)) }
+    unsafe { made("rampool_layout_contiguous", element, layout, |element| element.contiguous(count)) }
 }
 
 /// `count` blocks of `block` elements, the blocks `stride` extents apart.
@@ -102,7 +103,7 @@ pub unsafe extern "C" fn rampool_layout_vector(
     layout: *mut *mut LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { made(element, layout, |element| element.vector(count, block, stride)) }
+    unsafe { made("rampool_layout_vector", element, layout, |element| element.vector(count, block, stride)) }
 }
 
 /// `count` blocks of `block` elements, the blocks `stride` bytes apart.
@@ -118,7 +119,7 @@ pub unsafe extern "C" fn rampool_layout_hvector(
     layout: *mut *mut LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { made(element, layout, |element| element.hvector(count, block, stride)) }
+    unsafe { made("rampool_layout_hvector", element, layout, |element| element.hvector(count, block, stride)) }
 }
 
 /// Lengths and displacements, from two arrays of `count` items; `None` if one is missing.
@@ -148,7 +149,7 @@ pub unsafe extern "C" fn rampool_layout_indexed(
         return fail(RampoolStatus::Invalid, "rampool_layout_indexed: a null pointer");
     };
     // SAFETY: the caller's promise.
-    unsafe { made(element, layout, |element| element.indexed(&blocks)) }
+    unsafe { made("rampool_layout_indexed", element, layout, |element| element.indexed(&blocks)) }
 }
 
 /// `count` blocks of `blocks[i]` elements at `displacements[i]` bytes.
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn rampool_layout_hindexed(
         return fail(RampoolStatus::Invalid, "rampool_layout_hindexed: a null pointer");
     };
     // SAFETY: the caller's promise.
-    unsafe { made(element, layout, |element| element.hindexed(&blocks)) }
+    unsafe { made("rampool_layout_hindexed", element, layout, |element| element.hindexed(&blocks)) }
 }
 
 /// `count` fields, each `counts[i]` of `layouts[i]` at `displacements[i]` bytes.
@@ -194,7 +195,7 @@ pub unsafe extern "C" fn rampool_layout_struct(
         parts.push((*count, *at, field.0.clone()));
     }
     // SAFETY: the caller's promise.
-    unsafe { give(layout, Layout::structure(&parts)) }
+    unsafe { give("rampool_layout_struct", layout, Layout::structure(&parts)) }
 }
 
 /// A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`. `order` is RAMPOOL_ORDER_....
@@ -222,7 +223,7 @@ pub unsafe extern "C" fn rampool_layout_subarray(
         other => return fail(RampoolStatus::Invalid, format_args!("rampool_layout_subarray: there is no order {other}")),
     };
     // SAFETY: the caller's promise.
-    unsafe { made(element, layout, |element| element.subarray(sizes, subsizes, starts, order)) }
+    unsafe { made("rampool_layout_subarray", element, layout, |element| element.subarray(sizes, subsizes, starts, order)) }
 }
 
 /// The same bytes with other bounds: from `lower`, `extent` bytes.
@@ -237,7 +238,7 @@ pub unsafe extern "C" fn rampool_layout_resized(
     layout: *mut *mut LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { made(element, layout, |element| element.resized(lower, extent)) }
+    unsafe { made("rampool_layout_resized", element, layout, |element| element.resized(lower, extent)) }
 }
 
 /// Bytes that a layout selects; 0 for null.
@@ -466,7 +467,11 @@ pub unsafe extern "C" fn rampool_direct_put(
     }
     let layout = Layout::bytes(bytes);
     // SAFETY: the caller's promise.
-    unsafe { moved(direct, region, layout, |direct, region, all| direct.put_layout_at(region, offset, all, from.cast(), all)) }
+    unsafe {
+        moved("rampool_direct_put", direct, region, layout, |direct, region, all| {
+            direct.put_layout_at(region, offset, all, from.cast(), all)
+        })
+    }
 }
 
 /// Reads `bytes` bytes of the region, from `offset` on.
@@ -486,7 +491,9 @@ pub unsafe extern "C" fn rampool_direct_get(
     }
     let layout = Layout::bytes(bytes);
     // SAFETY: the caller's promise.
-    unsafe { moved(direct, region, layout, |direct, region, all| direct.get_layout_at(region, offset, all, to.cast(), all)) }
+    unsafe {
+        moved("rampool_direct_get", direct, region, layout, |direct, region, all| direct.get_layout_at(region, offset, all, to.cast(), all))
+    }
 }
 
 /// Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on, byte for byte in the layouts' order. Both select as many bytes.
@@ -508,7 +515,7 @@ pub unsafe extern "C" fn rampool_direct_put_layout(
     };
     // SAFETY: the caller's promise.
     unsafe {
-        moved(direct, region, Ok(here.0.clone()), |direct, region, here| {
+        moved("rampool_direct_put_layout", direct, region, Ok(here.0.clone()), |direct, region, here| {
             direct.put_layout_at(region, offset, &there.0, address.cast(), here)
         })
     }
@@ -533,7 +540,7 @@ pub unsafe extern "C" fn rampool_direct_get_layout(
     };
     // SAFETY: the caller's promise.
     unsafe {
-        moved(direct, region, Ok(here.0.clone()), |direct, region, here| {
+        moved("rampool_direct_get_layout", direct, region, Ok(here.0.clone()), |direct, region, here| {
             direct.get_layout_at(region, offset, &there.0, address.cast(), here)
         })
     }
@@ -568,6 +575,7 @@ pub unsafe extern "C" fn rampool_direct_forget(direct: *mut DirectHandle, addres
 /// # Safety
 /// The handles are null or valid.
 unsafe fn moved(
+    call: &str,
     direct: *mut DirectHandle,
     region: *const DirectRegionHandle,
     layout: Result<Layout, LayoutError>,
@@ -575,7 +583,7 @@ unsafe fn moved(
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
     let (Some(direct), Some(region)) = (unsafe { (direct.as_mut(), region.as_ref()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct: a null pointer");
+        return null_pointer(call);
     };
     match layout.map_err(DirectError::from).and_then(|layout| run(&mut direct.0, region.0, &layout)) {
         Ok(()) => RampoolStatus::Ok,

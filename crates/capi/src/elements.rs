@@ -7,7 +7,7 @@ use runtime::proto::elements::{Combine, Kind};
 use runtime::proto::layout::Layout;
 
 use crate::direct::{DirectHandle, DirectRegionHandle, LayoutHandle, failed};
-use crate::{RampoolStatus, fail};
+use crate::{RampoolStatus, bytes_at, fail, null_pointer};
 
 /// What an element is: little-endian, of 4 or 8 bytes, at a multiple of its length from the start of its region.
 pub const RAMPOOL_KIND_I32: u32 = 1;
@@ -173,9 +173,10 @@ pub unsafe extern "C" fn rampool_direct_accumulate(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (direct, region, there) = unsafe { (direct.as_mut(), region.as_ref(), there.as_ref()) };
-    let (Some(direct), Some(region), Some(there), false) = (direct, region, there, operands.is_null()) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_accumulate: a null pointer");
-    };
+    let (Some(direct), Some(region), Some(there)) = (direct, region, there) else { return null_pointer("rampool_direct_accumulate") };
+    if operands.is_null() && there.0.size() > 0 {
+        return null_pointer("rampool_direct_accumulate");
+    }
     let (Some(kind), Some(how)) = (kind_of(kind), combine_of(combine)) else {
         return no_such("rampool_direct_accumulate", kind, combine);
     };
@@ -185,12 +186,13 @@ pub unsafe extern "C" fn rampool_direct_accumulate(
     }
     let bytes = usize::try_from(there.0.size()).expect("a 64-bit machine");
     // SAFETY: as many bytes as the caller promises.
-    let operands = unsafe { std::slice::from_raw_parts(operands.cast::<u8>(), bytes) }.to_vec();
+    let operands = unsafe { bytes_at(operands, bytes) }.to_vec();
     let started = direct.0.start_accumulate(region.0, offset, &there.0, kind, how, operands);
     ended(started.and_then(|pending| direct.0.wait(pending).map(drop)))
 }
 
 struct Update {
+    call: &'static str,
     direct: *mut DirectHandle,
     region: *const DirectRegionHandle,
     offset: u64,
@@ -206,7 +208,7 @@ impl Work for Update {
     fn run<T: Number>(self) -> RampoolStatus {
         // SAFETY: null or valid, as the caller of the C function promises.
         let (Some(direct), Some(region)) = (unsafe { (self.direct.as_mut(), self.region.as_ref()) }) else {
-            return fail(RampoolStatus::Invalid, "rampool_direct: a null pointer");
+            return null_pointer(self.call);
         };
         // SAFETY: likewise; the caller of this has looked for null.
         let operand = unsafe { load::<T>(self.operand) };
@@ -252,7 +254,7 @@ pub unsafe extern "C" fn rampool_direct_fetch_op(
             format_args!("rampool_direct_fetch_op: a null pointer, or no kind {kind}, or no way {combine} to combine"),
         );
     };
-    with_kind(kind, Update { direct, region, offset, how: Err(how), operand, old })
+    with_kind(kind, Update { call: "rampool_direct_fetch_op", direct, region, offset, how: Err(how), operand, old })
 }
 
 /// Writes `*desired` to one element of this kind if it is `*expected`, bit by bit, and gives what it was before in `*old`: it was written if that is `*expected`. At once,
@@ -273,11 +275,12 @@ pub unsafe extern "C" fn rampool_direct_compare_swap(
     let (Some(kind), false, false) = (kind_of(kind), expected.is_null(), desired.is_null()) else {
         return fail(RampoolStatus::Invalid, format_args!("rampool_direct_compare_swap: a null pointer, or there is no kind {kind}"));
     };
-    with_kind(kind, Update { direct, region, offset, how: Ok(expected), operand: desired, old })
+    with_kind(kind, Update { call: "rampool_direct_compare_swap", direct, region, offset, how: Ok(expected), operand: desired, old })
 }
 
 /// A column, and what is done with it.
 struct Column<'a, F> {
+    call: &'static str,
     direct: *mut DirectHandle,
     region: *const DirectRegionHandle,
     column: *const LayoutHandle,
@@ -297,14 +300,12 @@ impl<F: Want> Work for Column<'_, F> {
         // SAFETY: null or valid, as the caller of the C function promises.
         let (direct, region, column) = unsafe { (self.direct.as_mut(), self.region.as_ref(), self.column.as_ref()) };
         let (Some(direct), Some(region), Some(column)) = (direct, region, column) else {
-            return fail(RampoolStatus::Invalid, "rampool_direct: a null pointer");
+            return null_pointer(self.call);
         };
         // SAFETY: likewise.
         let Some(filter) = (unsafe { filter_of::<T>(self.filter) }) else {
-            return fail(
-                RampoolStatus::Invalid,
-                "rampool_direct: a filter whose test there is not, or that lacks a number to compare with",
-            );
+            let why = "a filter whose test there is not, or that lacks a number to compare with";
+            return fail(RampoolStatus::Invalid, format_args!("{}: {why}", self.call));
         };
         ended(self.want.of(&mut direct.0, region.0, &column.0, filter))
     }
@@ -313,14 +314,15 @@ impl<F: Want> Work for Column<'_, F> {
 /// # Safety
 /// Handles and filter are null or valid.
 unsafe fn scanned(
+    call: &'static str,
     (direct, region, column): (*mut DirectHandle, *const DirectRegionHandle, *const LayoutHandle),
     kind: u32,
     filter: *const RampoolFilter,
     want: &mut impl Want,
 ) -> RampoolStatus {
     match kind_of(kind) {
-        Some(kind) => with_kind(kind, Column { direct, region, column, filter, want }),
-        None => fail(RampoolStatus::Invalid, format_args!("rampool_direct: there is no kind {kind}")),
+        Some(kind) => with_kind(kind, Column { call, direct, region, column, filter, want }),
+        None => fail(RampoolStatus::Invalid, format_args!("{call}: there is no kind {kind}")),
     }
 }
 
@@ -369,7 +371,7 @@ pub unsafe extern "C" fn rampool_direct_sum(
     let Some(out) = (unsafe { total.as_mut() }) else { return fail(RampoolStatus::Invalid, "rampool_direct_sum: a null pointer") };
     let mut sum = Sum { offset, total: RampoolTotal { count: 0, low: 0, high: 0, real: 0.0 } };
     // SAFETY: the caller's promise.
-    let status = unsafe { scanned((direct, region, column), kind, filter, &mut sum) };
+    let status = unsafe { scanned("rampool_direct_sum", (direct, region, column), kind, filter, &mut sum) };
     *out = sum.total;
     status
 }
@@ -400,6 +402,7 @@ impl Want for Extreme {
 /// # Safety
 /// As rampool_direct_min().
 unsafe fn extreme(
+    call: &'static str,
     (direct, region, column): (*mut DirectHandle, *const DirectRegionHandle, *const LayoutHandle),
     offset: u64,
     (kind, filter): (u32, *const RampoolFilter),
@@ -408,11 +411,11 @@ unsafe fn extreme(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(out), false) = (unsafe { found.as_mut() }, value.is_null()) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_min, _max: a null pointer");
+        return null_pointer(call);
     };
     let mut want = Extreme { offset, greatest, value, found: false };
     // SAFETY: the caller's promise.
-    let status = unsafe { scanned((direct, region, column), kind, filter, &mut want) };
+    let status = unsafe { scanned(call, (direct, region, column), kind, filter, &mut want) };
     *out = want.found;
     status
 }
@@ -433,7 +436,7 @@ pub unsafe extern "C" fn rampool_direct_min(
     found: *mut bool,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { extreme((direct, region, column), offset, (kind, filter), (value, found), false) }
+    unsafe { extreme("rampool_direct_min", (direct, region, column), offset, (kind, filter), (value, found), false) }
 }
 
 /// The greatest of the elements of a column that count, in `*value`; `*found` is false if none does.
@@ -452,7 +455,7 @@ pub unsafe extern "C" fn rampool_direct_max(
     found: *mut bool,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { extreme((direct, region, column), offset, (kind, filter), (value, found), true) }
+    unsafe { extreme("rampool_direct_max", (direct, region, column), offset, (kind, filter), (value, found), true) }
 }
 
 struct Select {
@@ -504,7 +507,9 @@ pub unsafe extern "C" fn rampool_direct_select(
 ) -> RampoolStatus {
     let to = if room == 0 { std::ptr::NonNull::dangling().as_ptr() } else { positions };
     // SAFETY: the caller's promise.
-    unsafe { selected((direct, region, column), (kind, filter), Select { offset, to: Ok(to), room, count: 0 }, count) }
+    unsafe {
+        selected("rampool_direct_select", (direct, region, column), (kind, filter), Select { offset, to: Ok(to), room, count: 0 }, count)
+    }
 }
 
 /// The elements of a column that count, themselves, in no particular order; `room` and `*count` as for rampool_direct_select().
@@ -525,12 +530,21 @@ pub unsafe extern "C" fn rampool_direct_select_values(
 ) -> RampoolStatus {
     let to = if room == 0 { std::ptr::NonNull::<u64>::dangling().as_ptr().cast() } else { values };
     // SAFETY: the caller's promise.
-    unsafe { selected((direct, region, column), (kind, filter), Select { offset, to: Err(to), room, count: 0 }, count) }
+    unsafe {
+        selected(
+            "rampool_direct_select_values",
+            (direct, region, column),
+            (kind, filter),
+            Select { offset, to: Err(to), room, count: 0 },
+            count,
+        )
+    }
 }
 
 /// # Safety
 /// As rampool_direct_select().
 unsafe fn selected(
+    call: &'static str,
     handles: (*mut DirectHandle, *const DirectRegionHandle, *const LayoutHandle),
     (kind, filter): (u32, *const RampoolFilter),
     mut want: Select,
@@ -539,10 +553,10 @@ unsafe fn selected(
     let to_null = want.to.map_or_else(|values| values.is_null(), |positions| positions.is_null());
     // SAFETY: null or valid, as the caller promises.
     let (Some(out), false) = (unsafe { count.as_mut() }, to_null) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_select: a null pointer");
+        return null_pointer(call);
     };
     // SAFETY: the caller's promise.
-    let status = unsafe { scanned(handles, kind, filter, &mut want) };
+    let status = unsafe { scanned(call, handles, kind, filter, &mut want) };
     *out = want.count;
     status
 }

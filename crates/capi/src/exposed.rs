@@ -8,7 +8,7 @@ use runtime::proto::layout::Layout;
 use runtime::region::{HandOverError, HandedOver};
 
 use crate::direct::{DirectHandle, DirectRegionHandle, LayoutHandle, failed};
-use crate::{Builder, RampoolStatus, RegionHandle, fail, status_of, text, write_text};
+use crate::{Builder, RampoolStatus, RegionHandle, fail, null_pointer, status_of, text, write_text};
 
 /// A copy of a region at the memory servers, and the way there.
 pub struct HandedOverHandle(HandedOver);
@@ -226,7 +226,11 @@ pub unsafe extern "C" fn rampool_direct_get_into(
     at: usize,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { by_key((direct, region, there, memory), |direct, region, there, memory| direct.get_into(region, offset, there, memory, at)) }
+    unsafe {
+        by_key("rampool_direct_get_into", (direct, region, there, memory), |direct, region, there, memory| {
+            direct.get_into(region, offset, there, memory, at)
+        })
+    }
 }
 
 /// Writes bytes of exposed memory, from its byte `at` on, to what `there` selects from `offset` of the region on. By key, the server takes the bytes from there itself.
@@ -243,7 +247,11 @@ pub unsafe extern "C" fn rampool_direct_put_from(
     at: usize,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { by_key((direct, region, there, memory), |direct, region, there, memory| direct.put_from(region, offset, there, memory, at)) }
+    unsafe {
+        by_key("rampool_direct_put_from", (direct, region, there, memory), |direct, region, there, memory| {
+            direct.put_from(region, offset, there, memory, at)
+        })
+    }
 }
 
 type Handles = (*mut DirectHandle, *const DirectRegionHandle, *const LayoutHandle, *const ExposedHandle);
@@ -251,13 +259,14 @@ type Handles = (*mut DirectHandle, *const DirectRegionHandle, *const LayoutHandl
 /// # Safety
 /// The handles are null or valid.
 unsafe fn by_key(
+    call: &str,
     (direct, region, there, memory): Handles,
     run: impl FnOnce(&mut Direct, DirectRegion, &Layout, &Exposed) -> Result<(), runtime::direct::DirectError>,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
     let all = unsafe { (direct.as_mut(), region.as_ref(), there.as_ref(), memory.as_ref()) };
     let (Some(direct), Some(region), Some(there), Some(memory)) = all else {
-        return fail(RampoolStatus::Invalid, "rampool_direct: a null pointer");
+        return null_pointer(call);
     };
     run(&mut direct.0, region.0, &there.0, &memory.0).map_or_else(|error| failed(&error), |()| RampoolStatus::Ok)
 }

@@ -366,6 +366,18 @@ unsafe fn write_text(call: &str, text: &str, buffer: *mut c_char, size: usize) -
     RampoolStatus::Ok
 }
 
+/// A call that lacks something.
+fn null_pointer(call: &str) -> RampoolStatus {
+    fail(RampoolStatus::Invalid, format_args!("{call}: a null pointer"))
+}
+
+/// # Safety
+/// `at` is null, or can be read for `len` bytes that nobody writes while the result is used.
+unsafe fn bytes_at<'a>(at: *const c_void, len: usize) -> &'a [u8] {
+    // SAFETY: promised by the caller.
+    if at.is_null() || len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(at.cast(), len) } }
+}
+
 /// # Safety
 /// `text` is null or ends with a zero byte, and stays as it is while the result is used.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
@@ -377,3 +389,70 @@ unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
 }
 
 const _: () = assert!(OS_PAGE_BYTES == 4096, "the header speaks of pages of 4096 bytes");
+
+#[cfg(test)]
+mod tests {
+    use super::direct::*;
+    use super::elements::*;
+    use super::exposed::*;
+    use super::shared_direct::*;
+    use super::*;
+    use std::ptr::{null, null_mut};
+
+    fn message() -> String {
+        // SAFETY: a text that ends with a zero byte, until the next call of this thread.
+        unsafe { CStr::from_ptr(rampool_error_message()) }.to_str().unwrap().to_owned()
+    }
+
+    macro_rules! refuse_nothing {
+        ($($call:ident($($argument:expr),*);)*) => {$(
+            // SAFETY: null is allowed everywhere.
+            assert!(unsafe { $call($($argument),*) } == RampoolStatus::Invalid);
+            assert!(message().starts_with(concat!(stringify!($call), ": ")), "{} says: {}", stringify!($call), message());
+        )*};
+    }
+
+    #[test]
+    fn a_call_that_lacks_something_is_named() {
+        let number = [1u64];
+        let number = number.as_ptr().cast::<c_void>();
+        let (mut layout, mut byte) = (null_mut(), null_mut());
+        let (mut found, mut count, filter) = (false, 0, RampoolFilter { test: 99, low: number, high: null() });
+        let mut total = RampoolTotal { count: 0, low: 0, high: 0, real: 0.0 };
+        refuse_nothing! {
+            rampool_layout_bytes(1, null_mut());
+            rampool_layout_contiguous(null(), 1, &raw mut layout);
+            rampool_layout_vector(null(), 1, 1, 1, &raw mut layout);
+            rampool_layout_hvector(null(), 1, 1, 1, &raw mut layout);
+            rampool_layout_indexed(null(), 0, null(), null(), &raw mut layout);
+            rampool_layout_hindexed(null(), 0, null(), null(), &raw mut layout);
+            rampool_layout_struct(0, null(), null(), null(), null_mut());
+            rampool_layout_subarray(null(), 0, null(), null(), null(), RAMPOOL_ORDER_C, &raw mut layout);
+            rampool_layout_resized(null(), 0, 1, &raw mut layout);
+            rampool_direct_put(null_mut(), null(), 0, number, 1);
+            rampool_direct_get(null_mut(), null(), 0, number.cast_mut(), 1);
+            rampool_direct_put_layout(null_mut(), null(), 0, null(), number, null());
+            rampool_direct_get_layout(null_mut(), null(), 0, null(), number.cast_mut(), null());
+            rampool_direct_accumulate(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number);
+            rampool_direct_fetch_op(null_mut(), null(), 0, RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number, null_mut());
+            rampool_direct_compare_swap(null_mut(), null(), 0, RAMPOOL_KIND_U64, number, number, null_mut());
+            rampool_direct_sum(null_mut(), null(), 0, null(), 77, null(), &raw mut total);
+            rampool_direct_min(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), number.cast_mut(), &raw mut found);
+            rampool_direct_max(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), null_mut(), &raw mut found);
+            rampool_direct_select(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, &raw const filter, null_mut(), 0, &raw mut count);
+            rampool_direct_select_values(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), null_mut(), 0, null_mut());
+            rampool_direct_get_into(null_mut(), null(), 0, null(), null(), 0);
+            rampool_direct_put_from(null_mut(), null(), 0, null(), null(), 0);
+            rampool_shared_direct_get(null(), 0, null_mut(), 1);
+            rampool_shared_direct_put(null(), 0, null(), 1);
+            rampool_shared_direct_accumulate(null(), 0, null(), RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number);
+        }
+        // SAFETY: the layout is freed once.
+        unsafe {
+            assert!(rampool_layout_bytes(1, &raw mut byte) == RampoolStatus::Ok);
+            assert!(rampool_layout_contiguous(byte, 1, null_mut()) == RampoolStatus::Invalid);
+            rampool_layout_free(byte);
+        }
+        assert_eq!(message(), "rampool_layout_contiguous: a null pointer");
+    }
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 use runtime::direct::{DirectError, Message, Queue, QueueBounds, QueueError, SendBody};
 
 use crate::direct::DirectHandle;
-use crate::{RampoolStatus, fail, text};
+use crate::{RampoolStatus, bytes_at, fail, text};
 
 /// A queue: a name that messages are sent to and taken from. Good with every member of the lease.
 pub struct QueueHandle(Queue);
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn rampool_queue_send(
         return fail(RampoolStatus::Invalid, "rampool_queue_send: a null pointer");
     };
     // SAFETY: the caller promises as many readable bytes, which nobody writes meanwhile.
-    let (head, body) = unsafe { (bytes(head, head_bytes), bytes(body, body_bytes)) };
+    let (head, body) = unsafe { (bytes_at(head, head_bytes), bytes_at(body, body_bytes)) };
     let body = if body.is_empty() { SendBody::None } else { SendBody::Bytes(body) };
     done(direct.0.send(&queue.0, head, body, Duration::from_millis(patience_ms.into())))
 }
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn rampool_queue_send_many(
     };
     *out = 0;
     // SAFETY: the caller promises as many readable bytes, which nobody writes meanwhile.
-    let all = unsafe { bytes(heads, total) };
+    let all = unsafe { bytes_at(heads, total) };
     let heads: Vec<&[u8]> = (0..count).map(|n| &all[n * head_bytes..(n + 1) * head_bytes]).collect();
     match direct.0.send_many(&queue.0, &heads, Duration::from_millis(patience_ms.into())) {
         Ok(sent) => {
@@ -284,11 +284,4 @@ fn status(error: &QueueError) -> RampoolStatus {
         _ => RampoolStatus::Server,
     };
     fail(status, error)
-}
-
-/// # Safety
-/// `at` is null, or can be read for `len` bytes that nobody writes while the result is used.
-unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
-    // SAFETY: promised by the caller.
-    if at.is_null() || len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(at.cast(), len) } }
 }

@@ -9,7 +9,7 @@ use runtime::shared::{DoorTicket, Outside, OutsideConfig, OutsideError, Region, 
 use crate::direct::LayoutHandle;
 use crate::elements::{combine_of, kind_of, no_such};
 use crate::shared::{SharedHandle, failed as failed_as_rank};
-use crate::{RampoolStatus, fail, text, write_text};
+use crate::{RampoolStatus, bytes_at, fail, null_pointer, text, write_text};
 
 /// A shared region whose bytes are read and changed where they lie: at the homes of its pages. Any threads may use it.
 pub struct SharedDirectHandle(SharedDirect);
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn rampool_shared_direct_get(
     bytes: u64,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { whole(to.is_null(), bytes, |all| rampool_shared_direct_get_layout(view, offset, all, to, all)) }
+    unsafe { whole("rampool_shared_direct_get", to.is_null(), bytes, |all| rampool_shared_direct_get_layout(view, offset, all, to, all)) }
 }
 
 /// Writes `bytes` bytes to the region, from `offset` on. When it returns they are there, as if the rank that carried it out had stored and released them.
@@ -278,14 +278,16 @@ pub unsafe extern "C" fn rampool_shared_direct_put(
     bytes: u64,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { whole(from.is_null(), bytes, |all| rampool_shared_direct_put_layout(view, offset, all, from, all)) }
+    unsafe {
+        whole("rampool_shared_direct_put", from.is_null(), bytes, |all| rampool_shared_direct_put_layout(view, offset, all, from, all))
+    }
 }
 
 /// # Safety
 /// As for what `run` calls.
-unsafe fn whole(null: bool, bytes: u64, run: impl FnOnce(*const LayoutHandle) -> RampoolStatus) -> RampoolStatus {
+unsafe fn whole(call: &str, null: bool, bytes: u64, run: impl FnOnce(*const LayoutHandle) -> RampoolStatus) -> RampoolStatus {
     match Layout::bytes(bytes) {
-        _ if null && bytes > 0 => fail(RampoolStatus::Invalid, "rampool_shared_direct: a null pointer"),
+        _ if null && bytes > 0 => null_pointer(call),
         Ok(all) => {
             let all = LayoutHandle(all);
             run(&raw const all)
@@ -309,9 +311,12 @@ pub unsafe extern "C" fn rampool_shared_direct_accumulate(
     operands: *const c_void,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
-    let (Some(view), Some(there), false) = (unsafe { (view.as_ref(), there.as_ref(), operands.is_null()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_direct_accumulate: a null pointer");
+    let (Some(view), Some(there)) = (unsafe { (view.as_ref(), there.as_ref()) }) else {
+        return null_pointer("rampool_shared_direct_accumulate");
     };
+    if operands.is_null() && there.0.size() > 0 {
+        return null_pointer("rampool_shared_direct_accumulate");
+    }
     let (Some(kind), Some(how)) = (kind_of(kind), combine_of(combine)) else {
         return no_such("rampool_shared_direct_accumulate", kind, combine);
     };
@@ -320,7 +325,7 @@ pub unsafe extern "C" fn rampool_shared_direct_accumulate(
     }
     let bytes = usize::try_from(there.0.size()).expect("a 64-bit machine");
     // SAFETY: as many bytes as the caller promises.
-    let operands = unsafe { std::slice::from_raw_parts(operands.cast::<u8>(), bytes) }.to_vec();
+    let operands = unsafe { bytes_at(operands, bytes) }.to_vec();
     view.0.accumulate_bytes(offset, &there.0, kind, how, operands).map_or_else(failed, |()| RampoolStatus::Ok)
 }
 
