@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rampool::proto::elements::Combine;
 use rampool::proto::layout::Layout;
-use rampool::shared::{AllocOptions, DoorTicket, Homes, Outside, OutsideConfig, OutsideError, ProtocolKind, Shared, SharedDirectError};
+use rampool::shared::{AllocOptions, DoorError, DoorTicket, Homes, Outside, OutsideConfig, OutsideError, ProtocolKind, Shared, SharedDirectError};
 
 mod settings;
 
@@ -158,6 +158,10 @@ fn ranks_gather_scatter_and_add_directly_under_every_protocol() {
 fn outsider(shared: &Shared) {
     let region = shared.alloc(8 * ROW_BYTES, AllocOptions::new()).unwrap();
     shared.publish("board", region).unwrap();
+    for everywhere in ["0.0.0.0:0", "[::]:0"] {
+        let refused = shared.open_door(everywhere).unwrap_err();
+        assert!(matches!(&refused, DoorError::Everywhere { address, .. } if address == everywhere), "{refused}");
+    }
     let door = shared.open_door("127.0.0.1:0").unwrap();
     if shared.rank() == 0 {
         println!("door {door}");

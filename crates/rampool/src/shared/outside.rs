@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -89,6 +90,9 @@ pub enum DoorError {
     Listen { rank: u16, address: String, source: std::io::Error },
     #[error("rank {rank}: {address} is no address for a door: HOST:PORT, of at most {} bytes", ADDRESS_BYTES - 1)]
     Address { rank: u16, address: String },
+    /// It would be in the ticket, and lead whoever has that to the machine that they are on.
+    #[error("rank {rank}: a door at {address} cannot be told to others; name the address by which they reach this machine")]
+    Everywhere { rank: u16, address: String },
     #[error("rank {rank}: the kernel refuses a thread: {source}")]
     Thread { rank: u16, source: std::io::Error },
     #[error("the ranks could not tell each other where their doors are: {0}")]
@@ -136,7 +140,7 @@ impl Drop for AnswerDue<'_> {
 
 impl Shared {
     /// Lets other processes use published regions directly. Every rank makes the same call, each with an address of its own to listen on (`HOST:PORT`; port 0 lets the
-    /// kernel choose), by one thread; the answer is the same on all. Blocks until all have called. The doors close when the run ends.
+    /// kernel choose) by which others reach it, by one thread; the answer is the same on all. Blocks until all have called. The doors close when the run ends.
     ///
     /// Who comes has to know the run, by the ticket; from another machine, where the run has a key, it proves the key.
     ///
@@ -146,8 +150,9 @@ impl Shared {
         let rank = self.rank();
         let bad = || DoorError::Address { rank, address: listen.to_owned() };
         let endpoint: Endpoint = listen.parse().map_err(|_| bad())?;
-        if !matches!(endpoint, Endpoint::Tcp { .. }) {
-            return Err(bad());
+        let Endpoint::Tcp { host, .. } = &endpoint else { return Err(bad()) };
+        if host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified()) {
+            return Err(DoorError::Everywhere { rank, address: listen.to_owned() });
         }
         let listener = Listener::bind(&endpoint).map_err(|source| DoorError::Listen { rank, address: listen.to_owned(), source })?;
         let door = listener.endpoint().to_string();
