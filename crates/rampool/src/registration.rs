@@ -227,8 +227,16 @@ pub enum PinError {
     Nothing,
     #[error(transparent)]
     Refused(#[from] Refused),
-    #[error("the kernel refuses to register the memory: {0}")]
+    #[error("the kernel refuses to register the memory: {0}{hint}", hint = limit_hint(.0))]
     Kernel(#[source] io::Error),
+}
+
+/// What is mostly behind it where memory is refused.
+fn limit_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM | libc::EPERM) => "; perhaps the right to lock memory is too small (ulimit -l, LimitMEMLOCK)",
+        _ => "",
+    }
 }
 
 /// The pin-down cache at work: what is acquired is registered until it is released, and stays so while the allowance lasts.

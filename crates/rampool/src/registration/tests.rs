@@ -324,6 +324,14 @@ fn memory_that_cannot_be_pinned_is_refused_and_nothing_is_kept() {
     assert_eq!(pins.pinned_bytes(), 0);
 }
 
+/// What a user without rights meets who registers more than may be locked.
+#[test]
+fn memory_that_the_limit_forbids_to_pin_is_refused_with_a_hint() {
+    let says = |errno| PinError::Kernel(io::Error::from_raw_os_error(errno)).to_string();
+    assert!(says(libc::ENOMEM).contains("ulimit -l") && says(libc::EPERM).contains("ulimit -l"));
+    assert!(!says(libc::EFAULT).contains("ulimit"));
+}
+
 /// Bytes of a range that the kernel counts as locked.
 fn locked_bytes(range: Range<usize>) -> usize {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
