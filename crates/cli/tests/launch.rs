@@ -931,7 +931,6 @@ fn stops(shared: &Shared) {
     }
 }
 
-/// Runs that end badly. Rank 1 is the one that does it.
 /// What `look` sees while this thread has the lock.
 fn locked_by<T>(shared: &Shared, lock: u64, look: impl FnOnce() -> T) -> T {
     shared.lock(lock).unwrap();
@@ -962,6 +961,7 @@ fn lock_of_a_variable(shared: &Shared) {
     shared.barrier(5).unwrap();
 }
 
+/// Runs that end badly. Rank 1 is the one that does it.
 fn fail(shared: &Shared, how: &str) {
     let culprit = shared.rank() == 1;
     let region = shared.alloc(64 * 4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(1)))).unwrap();

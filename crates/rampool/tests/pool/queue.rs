@@ -668,7 +668,6 @@ fn receivers_poll_or_are_called_back() {
     all_gone(&list);
 }
 
-/// Whom the head tells enough does not wait for the body, and the sender does not care.
 /// It leaves as it ends: nobody waits for the grace time, which is longer than this test.
 #[test]
 fn a_callback_that_panics_leaves_its_message_to_the_next_receiver() {
@@ -688,6 +687,7 @@ fn a_callback_that_panics_leaves_its_message_to_the_next_receiver() {
     all_gone(&[&server]);
 }
 
+/// Whom the head tells enough does not wait for the body, and the sender does not care.
 #[test]
 fn a_receiver_may_be_done_with_a_message_before_its_body_is_there() {
     let server = serve(96 * MIB);
