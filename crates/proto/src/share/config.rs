@@ -92,7 +92,7 @@ pub struct Tuning {
     pub local_handovers: u8,
     /// `sc`: a page that just arrived is kept this long, so that the thread that waited can use it. 0: not at all.
     pub hold_us: u32,
-    /// `hlrc`, `aurc`, `auto`: a page that was written in this many intervals stays writable over releases and is scanned instead. 255: never.
+    /// `hlrc`, `aurc`, `auto`, and `ibec` at a page's home: a page that was written in this many intervals stays writable over releases and is scanned instead. 255: never.
     pub hot_after: u8,
     /// A hot page cools after this many scans without a change.
     pub cool_after: u8,

@@ -96,6 +96,20 @@ fn pages_of_one_writer_cost_no_fault_over_barriers_that_keep_them() {
 }
 
 #[test]
+fn pages_of_one_writer_that_others_read_cost_it_no_fault_once_they_are_hot() {
+    for protocol in [ProtocolKind::Hlrc, ProtocolKind::Ibec] {
+        let faults = |hot_after| {
+            let mut setup = quiet(protocol, strips(BarrierKind::KeepReadWrite));
+            setup.tuning.hot_after = hot_after;
+            report(setup).stats.write_faults
+        };
+        // Each of 4 ranks writes 2 pages for the first time; one of them is read by another in each of 10 rounds.
+        let (hot, never) = (faults(3), faults(255));
+        assert!(hot + 4 * 5 <= never, "{}: {hot} write faults against {never}", protocol.name());
+    }
+}
+
+#[test]
 fn data_that_is_only_read_is_fetched_once() {
     let reader = || vec![[lock(1), Op::Read { at: 0, len: 64 }, unlock(1)].repeat(10)];
     for protocol in ProtocolKind::ALL {

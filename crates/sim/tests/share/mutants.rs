@@ -142,11 +142,11 @@ fn hlrc_whose_old_home_hands_out_what_is_not_released_is_caught() {
     is_needed(ProtocolKind::Hlrc, Rule::Released, &[rank(0), rank(1), rank(2)], 60);
 }
 
-#[test]
-fn hlrc_whose_home_hands_out_two_copies_that_differ_is_caught() {
-    // The home's page is hot: it stays writable when it is handed out. One reader gets it as it was and is in the end, another as it is for a moment.
+/// A page is hot at its home: it stays writable when it is handed out. One reader gets it as it was and is in the end, another as it is for a moment, and all
+/// have it when another byte changes.
+fn hot_at_home() -> [Vec<Vec<Op>>; 4] {
     let home = |number: u32| {
-        let mut ops = vec![Op::Add { at: 1, len: 1, value: 1 }, barrier(2 * number)];
+        let mut ops = vec![Op::Compute { ticks: 100 }, Op::Add { at: 1, len: 1, value: 1 }, barrier(2 * number)];
         ops.extend(there_and_back(0));
         ops.extend([barrier(2 * number + 1), read(0)]);
         ops
@@ -154,12 +154,26 @@ fn hlrc_whose_home_hands_out_two_copies_that_differ_is_caught() {
     let reader = |rank: u64| {
         let epoch = move |number: u32| {
             let later = Op::Compute { ticks: 1 + 40 * (rank + u64::from(number)) % 160 };
-            [barrier(2 * number), later, read(8), barrier(2 * number + 1), read(0)]
+            [barrier(2 * number), later, read(8), read(1), barrier(2 * number + 1), read(0)]
         };
         vec![(0..12).flat_map(epoch).collect::<Vec<Op>>()]
     };
-    let program = [vec![(0..12).flat_map(home).collect::<Vec<Op>>()], reader(1), reader(2), reader(3)];
-    is_needed(ProtocolKind::Hlrc, Rule::HandedTwice, &program, 60);
+    [vec![(0..12).flat_map(home).collect::<Vec<Op>>()], reader(1), reader(2), reader(3)]
+}
+
+#[test]
+fn hlrc_whose_home_hands_out_two_copies_that_differ_is_caught() {
+    is_needed(ProtocolKind::Hlrc, Rule::HandedTwice, &hot_at_home(), 60);
+}
+
+#[test]
+fn ibec_whose_home_hands_out_two_copies_that_differ_is_caught() {
+    is_needed(ProtocolKind::Ibec, Rule::HandedTwice, &hot_at_home(), 60);
+}
+
+#[test]
+fn ibec_whose_home_forgets_what_it_handed_out_is_caught() {
+    is_needed(ProtocolKind::Ibec, Rule::Handed, &hot_at_home(), 60);
 }
 
 #[test]

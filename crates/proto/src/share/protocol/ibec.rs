@@ -243,7 +243,9 @@ impl Ibec {
                 }
                 let copy = self.home(*page).copy(cx, *page);
                 let copy = self.as_of_barrier(*page, copy);
-                self.writable.remove(page);
+                if self.access(*page) < Protection::ReadWrite {
+                    self.writable.remove(page);
+                }
                 cx.send(*by, Body::Page { copy });
             }
             Body::Direct { call, accesses } => return self.on_direct(cx, from, *call, accesses),
@@ -409,6 +411,9 @@ impl Protocol for Ibec {
                     }
                     if home.release(cx, page).is_some() {
                         self.fresh.add(page, Notice { version: 0, writer: Some(me) });
+                    }
+                    if home.access < Protection::ReadWrite {
+                        self.writable.remove(&page);
                     }
                 }
                 self.flush_outer(cx);

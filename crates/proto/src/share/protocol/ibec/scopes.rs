@@ -80,7 +80,9 @@ impl Ibec {
             self.add_twins(cx, page, !master, None);
         }
         if master {
-            self.home(page).fault(cx, page, true, false);
+            // What is written under a lock is told by other means than the page's being hot.
+            let outside = self.open.is_empty();
+            self.home(page).fault(cx, page, true, outside);
         } else {
             cx.protect(page, Protection::ReadWrite);
         }
