@@ -1,6 +1,7 @@
 //! `rampool launch`: a parallel program on shared memory, as several processes on one or many machines.
 
 mod binding;
+mod ears;
 mod hosts;
 pub mod stats;
 mod verdict;
@@ -11,7 +12,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -25,6 +26,7 @@ use rampool_proto::units::ByteLen;
 use crate::plot;
 use crate::signals::Signals;
 use binding::{Bind, Cpu};
+use ears::Ears;
 use hosts::Hosts;
 use verdict::{End, verdict};
 
@@ -125,17 +127,22 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let hosts = args.hosts.as_deref().map(Hosts::read).transpose()?;
     let signals = Signals::block()?;
+    let run = run_name()?;
+    for file in args.stats.iter().flatten().chain(&args.plot) {
+        stats::try_file(file)?;
+    }
     let wanted = args.stats.is_some() || args.plot.is_some();
-    let inbox = wanted.then(stats::Inbox::make).transpose()?;
+    let inbox = wanted.then(|| stats::Inbox::make(&run)).transpose()?;
     if let Some(dir) = &args.trace {
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        empty_trace(dir)?;
     }
     let (mut reports, report_to) = std::io::pipe().context("no pipe")?;
+    let ears = Ears::new(format!("rampool {}: ", run_name()?));
     let mut ranks = match &hosts {
-        None => start_here(args, report_to.into(), inbox.as_ref(), &signals)?,
+        None => start_here(args, &run, report_to.into(), inbox.as_ref(), &signals)?,
         Some(hosts) => {
             drop(report_to);
-            start_there(args, hosts, &signals)?
+            start_there(args, &run, hosts, &ears, &signals)?
         }
     };
     let ends = wait(&mut ranks, &signals)?;
@@ -146,8 +153,9 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut said = Vec::new();
     // Nothing more can come; what cannot be read is not told.
     let _ = reports.read_to_end(&mut said);
+    let said = String::from_utf8_lossy(&said).into_owned() + &ears.reports();
     let machines = hosts.map(|hosts| hosts.places(args.ranks)).unwrap_or_default();
-    match verdict(&ends, &String::from_utf8_lossy(&said), &machines) {
+    match verdict(&ends, &said, &machines) {
         None => Ok(0),
         Some((message, code)) => {
             say_line(&format!("rampool: {message}"));
@@ -179,6 +187,20 @@ fn title(command: &[OsString]) -> String {
         std::iter::once(program).chain(command[1..].iter().map(OsString::as_os_str)).map(|word| word.to_string_lossy()).collect();
     let line = words.join(" ");
     if line.chars().count() <= MOST { line } else { line.chars().take(MOST - 1).chain(['\u{2026}']).collect() }
+}
+
+/// A directory for the ranks' traces, without those of an earlier run: more ranks, or ranks that joined, would be taken for this run's.
+fn empty_trace(dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
+        let path = entry.with_context(|| format!("cannot read {}", dir.display()))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let number = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".jsonl"));
+        if number.is_some_and(|number| number.parse::<u16>().is_ok()) {
+            std::fs::remove_file(&path).with_context(|| format!("an earlier run's trace {} is in the way", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// What only the processes of this run know.
@@ -223,10 +245,9 @@ fn environment(args: &Args, rank: u16, rendezvous: &str, run: &str, local_ranks:
 }
 
 /// All ranks on this machine. Rank 0 inherits the socket that it listens on, so nobody else can have its port.
-fn start_here(args: &Args, report_to: OwnedFd, inbox: Option<&stats::Inbox>, signals: &Signals) -> Result<Vec<Rank>> {
+fn start_here(args: &Args, run: &str, report_to: OwnedFd, inbox: Option<&stats::Inbox>, signals: &Signals) -> Result<Vec<Rank>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port for the ranks to meet at")?;
     let rendezvous = listener.local_addr()?.to_string();
-    let run = run_name()?;
     // Copies that programs inherit; they are closed here before the next rank starts.
     let mut listener = Some(rustix::io::dup(&listener)?);
     let report_to = rustix::io::dup(&report_to)?;
@@ -235,14 +256,14 @@ fn start_here(args: &Args, report_to: OwnedFd, inbox: Option<&stats::Inbox>, sig
     let mut ranks = Vec::new();
     for rank in 0..args.ranks {
         let mut command = program(&args.command, signals);
-        command.envs(environment(args, rank, &rendezvous, &run, args.ranks));
+        command.envs(environment(args, rank, &rendezvous, run, args.ranks));
         match &shares {
             Some(shares) => binding::bind(&mut command, &shares[usize::from(rank)]),
             None => {
                 command.env_remove(variable::BOUND);
             }
         }
-        command.env(variable::REPORT_FD, report_to.as_raw_fd().to_string());
+        command.env(variable::REPORT_FD, report_to.as_raw_fd().to_string()).env_remove(variable::REPORT_MARK);
         for (name, dir) in [(variable::STATS_DIR, inbox.map(stats::Inbox::path)), (variable::TRACE_DIR, trace.clone().map(Into::into))] {
             match dir {
                 Some(dir) => command.env(name, dir),
@@ -255,7 +276,7 @@ fn start_here(args: &Args, report_to: OwnedFd, inbox: Option<&stats::Inbox>, sig
                 start(&mut command, rank, &mut ranks, &args.command[0].to_string_lossy())?;
             }
             None => {
-                command.env_remove(variable::RENDEZVOUS_FD).stdin(std::process::Stdio::null());
+                command.env_remove(variable::RENDEZVOUS_FD).stdin(Stdio::null());
                 start(&mut command, rank, &mut ranks, &args.command[0].to_string_lossy())?;
             }
         }
@@ -264,15 +285,15 @@ fn start_here(args: &Args, report_to: OwnedFd, inbox: Option<&stats::Inbox>, sig
 }
 
 /// Ranks on other machines, through a shell there.
-fn start_there(args: &Args, hosts: &Hosts, signals: &Signals) -> Result<Vec<Rank>> {
-    let run = run_name()?;
+fn start_there(args: &Args, run: &str, hosts: &Hosts, ears: &Ears, signals: &Signals) -> Result<Vec<Rank>> {
     let places = hosts.places(args.ranks);
     let rendezvous = format!("{}:{}", places[0], args.port);
     let directory = std::env::current_dir().context("the current directory is gone")?;
     let mut ranks = Vec::new();
     for (rank, host) in (0..).zip(&places) {
         let local = places.iter().filter(|other| *other == host).count();
-        let variables = environment(args, rank, &rendezvous, &run, u16::try_from(local).unwrap_or(u16::MAX));
+        let mut variables = environment(args, rank, &rendezvous, run, u16::try_from(local).unwrap_or(u16::MAX));
+        variables.push((variable::REPORT_MARK, ears.mark().into()));
         let mut words = args.ssh.split_whitespace().map(OsString::from).collect::<Vec<_>>();
         if words.is_empty() {
             bail!("--ssh names no command");
@@ -281,9 +302,11 @@ fn start_there(args: &Args, hosts: &Hosts, signals: &Signals) -> Result<Vec<Rank
         words.push(hosts::shell_command(&directory, &variables, &args.command)?.into());
         let mut command = program(&words, signals);
         if rank != 0 {
-            command.stdin(std::process::Stdio::null());
+            command.stdin(Stdio::null());
         }
+        command.stderr(Stdio::piped());
         start(&mut command, rank, &mut ranks, &args.ssh)?;
+        ears.listen(ranks.last_mut().and_then(|rank| rank.child.stderr.take()).expect("it was just started with a pipe"));
     }
     Ok(ranks)
 }

@@ -8,6 +8,8 @@ use anyhow::{Context, Result, ensure};
 
 pub use bars::{Run, draw};
 
+use crate::launch::stats::not_written;
+
 /// Draw where the time of parallel programs went: stacked bars, as an SVG picture
 ///
 /// Reads what `rampool launch --stats=FILE` wrote of each run, and draws the runs side by side, a bar for each rank: to compare protocols, numbers of ranks, or
@@ -44,5 +46,5 @@ fn read(path: &Path) -> Result<Run> {
 
 /// Draws the runs into a file.
 pub fn write(file: &Path, title: &str, runs: &[Run]) -> Result<()> {
-    std::fs::write(file, draw(title, runs)).with_context(|| format!("the picture cannot be written to {}", file.display()))
+    std::fs::write(file, draw(title, runs)).with_context(|| not_written(file))
 }

@@ -1514,6 +1514,31 @@ fn ranks_meet_over_a_remote_shell() {
     assert_eq!(names, ["127.0.0.1", "127.0.0.1", "localhost"]);
 }
 
+/// As from one machine, though each rank sees the end of the run by itself, and ssh says of a command that was killed only that something failed.
+#[test]
+fn a_run_that_fails_on_other_machines_is_told_in_one_message_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (shell, hosts) = (dir.path().join("shell"), dir.path().join("hosts"));
+    let as_ssh = "import subprocess, sys; code = subprocess.call(['sh', '-c', sys.argv[1]]); sys.exit(255 if code < 0 else code)";
+    std::fs::write(&shell, format!("exec python3 -c \"{as_ssh}\" \"$2\"\n")).unwrap();
+    std::fs::write(&hosts, "localhost\n127.0.0.1\nlocalhost\n").unwrap();
+    let cases: [(&str, &str, i32); 5] = [
+        ("killed", "rank 1 on 127.0.0.1 was killed, or the connection to it broke: ", 255),
+        ("exits", "rank 1 is lost: its process ended without finishing; so the 2 other ranks were ended", 87),
+        ("exit code", "rank 1 on 127.0.0.1 ended with exit code 3; so the 2 other ranks were ended", 3),
+        ("other barrier", "ranks meet at different barriers", 86),
+        ("gives up", "rank 1 gave up: the input is wrong", 86),
+    ];
+    for (how, words, code) in cases {
+        let port = free_port().to_string();
+        let arguments = ["--hosts", hosts.to_str().unwrap(), "--ssh", &format!("sh {}", shell.display()), "--port", &port];
+        let (said, got) = Launch::new(3, how).args(&arguments).fails();
+        let about: Vec<&str> = said.lines().filter(|line| line.contains("rampool") || line.contains("rank 1")).collect();
+        assert!(about.len() == 1 && about[0].starts_with("rampool: ") && about[0].contains(words), "{how}: {said}");
+        assert_eq!(got, Some(code), "{how}: {said}");
+    }
+}
+
 /// A command `ssh` for `PATH` that runs what it is given on this machine, in another directory, without the caller's environment. The machine `refuses` lets nobody in.
 fn stand_in_for_ssh(dir: &std::path::Path) -> String {
     let (written, ssh) = (dir.join("ssh.sh"), dir.join("ssh"));
@@ -1707,6 +1732,31 @@ fn who_waits_until_the_deadline_is_told_who_keeps_it_waiting() {
 #[test]
 fn a_lock_may_go_with_its_threads_variables() {
     Launch::new(2, "lock of a variable").succeeds();
+}
+
+#[test]
+fn what_cannot_be_written_is_said_before_a_run_and_what_is_left_of_another_is_not_in_the_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let launch = |option: String| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
+        settings::clear(&mut command);
+        command.args(["launch", "-n", "2", &option, "touch", "ran"]).current_dir(dir.path()).output().unwrap()
+    };
+    let output = launch("--stats=no such directory/stats.json".to_owned());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("no such directory/stats.json"), "{said}");
+    assert!(!dir.path().join("ran").exists(), "the program began");
+    // A trace of ranks that this run does not have.
+    let traces = dir.path().join("traces");
+    std::fs::create_dir(&traces).unwrap();
+    for name in ["rank-0.jsonl", "rank-7.jsonl", "rank-of-mine.jsonl", "notes"] {
+        std::fs::write(traces.join(name), "").unwrap();
+    }
+    let output = launch("--trace=traces".to_owned());
+    assert!(output.status.success() && dir.path().join("ran").exists(), "{output:?}");
+    let mut left: Vec<_> = std::fs::read_dir(&traces).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["notes", "rank-of-mine.jsonl"]);
 }
 
 #[test]

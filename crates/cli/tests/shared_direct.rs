@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use rampool::proto::elements::Combine;
 use rampool::proto::layout::Layout;
-use rampool::shared::{AllocOptions, DoorError, DoorTicket, Homes, Outside, OutsideConfig, OutsideError, ProtocolKind, Shared, SharedDirectError};
+use rampool::shared::{
+    AllocOptions, DoorError, DoorTicket, Homes, Outside, OutsideConfig, OutsideError, ProtocolKind, Shared, SharedDirectError,
+};
 
 mod settings;
 

@@ -5,7 +5,12 @@ use std::io::Write;
 
 /// Writes the text as it is. Nothing can be done about a failure, and nobody can be told.
 pub fn say(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    pass_on(text.as_bytes());
+}
+
+/// As [`say`], what may be no text: somebody else's words.
+pub fn pass_on(bytes: &[u8]) {
+    let _ = std::io::stderr().write_all(bytes);
 }
 
 /// As [`say`], with the end of a line behind it.

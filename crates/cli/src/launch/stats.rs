@@ -13,8 +13,9 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    pub fn make() -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("rampool-launch-{}", std::process::id()));
+    /// `run` is a name that no other run has: in containers every launcher has the same process number, and one that was killed has left its directory.
+    pub fn make(run: &str) -> Result<Self> {
+        let dir = std::env::temp_dir().join(format!("rampool-launch-{run}"));
         std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         Ok(Self { dir })
     }
@@ -42,10 +43,21 @@ impl Drop for Inbox {
     }
 }
 
+/// Whether a file can be written, which is left as it is: nobody wants to learn that after the run.
+pub fn try_file(file: &Path) -> Result<()> {
+    let opened = std::fs::File::options().create(true).append(true).open(file);
+    opened.map(drop).with_context(|| not_written(file))
+}
+
 /// Writes them into a file.
 pub fn write(reports: &[TimeReport], file: &Path) -> Result<()> {
     let text = serde_json::to_string_pretty(reports)?;
-    std::fs::write(file, text + "\n").with_context(|| format!("the statistics cannot be written to {}", file.display()))
+    std::fs::write(file, text + "\n").with_context(|| not_written(file))
+}
+
+/// What is said of a file that cannot be written.
+pub fn not_written(file: &Path) -> String {
+    format!("{} cannot be written", file.display())
 }
 
 /// The seconds of a rank that one category has.

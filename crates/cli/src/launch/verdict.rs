@@ -40,8 +40,13 @@ pub fn verdict(ends: &[End], reports: &str, machines: &[String]) -> Option<(Stri
             said.map_or_else(|| format!("rank {} ended the run (exit code {code})", cause.rank), str::to_owned)
         }
         (None, Some(SHELL_FAILED)) if machine.is_some() => {
+            let lost = format!(": rank {} is lost: ", cause.rank);
+            let (what, seen) = match reports.lines().find(|line| line.contains(&lost)) {
+                Some(line) => ("was killed", format!(" ({line})")),
+                None => ("could not be started", String::new()),
+            };
             format!(
-                "rank {}{on} could not be started, or the connection to it broke: the remote shell ended with exit code {SHELL_FAILED}",
+                "rank {}{on} {what}, or the connection to it broke: the remote shell ended with exit code {SHELL_FAILED}{seen}",
                 cause.rank
             )
         }
@@ -56,7 +61,7 @@ pub fn verdict(ends: &[End], reports: &str, machines: &[String]) -> Option<(Stri
     Some((format!("{why}{others}"), code))
 }
 
-/// With this exit code ssh says that it is about itself, not the command.
+/// With this exit code ssh says that it is about itself, not the command; or that a signal killed the command, but not which.
 const SHELL_FAILED: i32 = 255;
 
 /// A signal that the launcher sends to nobody, and by which the kernel writes a core.
@@ -144,6 +149,12 @@ mod tests {
         let machines = ["near".to_owned(), "far".to_owned()];
         let (message, code) = super::verdict(&[end(0, EXIT_FOLLOWED << 8, 1), end(1, 255 << 8, 0)], "", &machines).unwrap();
         assert!(message.contains("rank 1 on far could not be started") && code == 255, "{message}");
+        let reports = "rank 0: rank 1 is lost: its process ended without finishing\n";
+        let (message, _) = super::verdict(&[end(0, EXIT_FOLLOWED << 8, 1), end(1, 255 << 8, 0)], reports, &machines).unwrap();
+        assert!(
+            message.starts_with("rank 1 on far was killed, or the connection") && message.contains("(rank 0: rank 1 is lost: its"),
+            "{message}"
+        );
         let (message, _) = super::verdict(&[end(0, 0, 1), end(1, 3 << 8, 0)], "", &machines).unwrap();
         assert!(message.starts_with("rank 1 on far ended with exit code 3"), "{message}");
     }

@@ -19,6 +19,8 @@ pub mod variable {
     pub const BOUND: &str = "RAMPOOL_BOUND";
     /// The number of a descriptor into which a rank writes why it ends the run.
     pub const REPORT_FD: &str = "RAMPOOL_REPORT_FD";
+    /// With what such a line begins on standard error, where no descriptor reaches the launcher: from another machine.
+    pub const REPORT_MARK: &str = "RAMPOOL_REPORT_MARK";
     /// Where a rank writes its statistics when it has finished.
     pub const STATS_DIR: &str = "RAMPOOL_STATS_DIR";
     /// Where a rank writes its trace.

@@ -36,7 +36,8 @@ fn report(what: &str) {
             return;
         }
     }
-    say_line(&format!("rampool: {what}"));
+    let mark = std::env::var(variable::REPORT_MARK).ok().filter(|mark| !mark.is_empty());
+    say_line(&format!("{}{what}", mark.as_deref().unwrap_or("rampool: ")));
 }
 
 /// At once: threads of the program may be anywhere, so nothing of it is run any more.
