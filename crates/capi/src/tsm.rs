@@ -59,12 +59,12 @@ pub extern "C" fn tsm_barrier(barrier: c_int) {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn tsm_lock(lock: c_int) {
-    must("tsm_lock", |shared| shared.lock(lock.unsigned_abs().into()));
+    must("tsm_lock", |shared| shared.lock(number(lock)));
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn tsm_unlock(lock: c_int) {
-    must("tsm_unlock", |shared| shared.unlock(lock.unsigned_abs().into()));
+    must("tsm_unlock", |shared| shared.unlock(number(lock)));
 }
 
 #[unsafe(no_mangle)]
@@ -84,6 +84,11 @@ pub extern "C" fn tsm_numnodes() -> c_int {
     tsm("TSM_NUMNODES").ranks().into()
 }
 
+/// Each number is a lock of its own, negative ones too.
+fn number(lock: c_int) -> u64 {
+    lock.cast_unsigned().into()
+}
+
 fn tsm(what: &str) -> &'static Shared {
     TSM.get().unwrap_or_else(|| {
         say_line(&format!("{what}: tsm_startup was not called, or failed"));
@@ -96,5 +101,17 @@ fn must(what: &str, operation: impl FnOnce(&Shared) -> Result<(), SharedError>) 
     if let Err(error) = operation(shared) {
         shared.abort(&format!("{what}: {error}"));
         std::process::exit(EXIT_FAILED);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_is_a_lock_of_its_own() {
+        let numbers = [c_int::MIN, -2, -1, 0, 1, 2, c_int::MAX];
+        let locks: std::collections::BTreeSet<u64> = numbers.map(number).into();
+        assert_eq!(locks.len(), numbers.len(), "{locks:?}");
     }
 }
