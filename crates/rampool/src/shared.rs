@@ -517,7 +517,7 @@ impl Shared {
         self.lock_in(self.user_lock(lock)?, LockMode::Snapshot, true).map(drop)
     }
 
-    /// Gives a lock back, however it was taken. Blocks until what this rank wrote can be had by the next holder.
+    /// Gives a lock back, however it was taken. Does not wait until what this rank wrote can be had by others: the lock does, before it leaves the rank.
     ///
     /// # Errors
     /// If this thread does not hold it.
