@@ -1102,6 +1102,14 @@ fn fail(shared: &Shared, how: &str) {
             }
             shared.barrier(5).unwrap();
         }
+        "no allocation" => {
+            if culprit {
+                shared.alloc(4096, AllocOptions::new()).unwrap();
+            }
+            loop {
+                std::thread::park();
+            }
+        }
         "a thread is absent" => {
             shared.set_threads(2);
             if culprit {
@@ -1667,13 +1675,13 @@ fn a_run_that_fails_is_told_in_one_message_that_names_the_rank_and_why() {
 }
 
 /// What a message may be: each way of it is some words.
-type Ways = &'static [&'static [&'static str]];
+type Ways<'a> = &'a [&'a [&'a str]];
 
 /// Who waits is told by whoever of them looks first, and each sees it in its own way.
 #[test]
 fn who_waits_until_the_deadline_is_told_who_keeps_it_waiting() {
     let holder = "; rank 1 (thread 0) has held lock 6 for ";
-    let cases: [(&str, u16, &[&str], Ways); 9] = [
+    let cases: [(&str, u16, &[&str], Ways<'_>); 10] = [
         ("keeps a lock", 3, &["--protocol", "hlrc"], &[&["for lock 6", holder]]),
         ("keeps a lock", 3, &["--protocol", "ibec", "--transport", "udp"], &[&["for lock 6", holder]]),
         (
@@ -1711,6 +1719,7 @@ fn who_waits_until_the_deadline_is_told_who_keeps_it_waiting() {
         ),
         ("never posts", 2, &[], &[&["for a post to semaphore 3"]]),
         ("last is absent", 18, &[], &[&["at barrier 5; not there: rank 17; so the"]]),
+        ("no allocation", 3, &[], &[&["rank 1 has waited ", " s for an allocation; rank 0, rank 2 did not make the same call;"]]),
         (
             "a thread is absent",
             2,
@@ -1721,12 +1730,17 @@ fn who_waits_until_the_deadline_is_told_who_keeps_it_waiting() {
             ],
         ),
     ];
-    for (how, ranks, arguments, ways) in cases {
-        let (said, code) = Launch::new(ranks, how).args(arguments).env("RAMPOOL_DEADLINE_S", "3").fails();
-        let messages: Vec<&str> = said.lines().filter(|line| line.starts_with("rampool: ")).collect();
-        assert!(messages.len() == 1 && code == Some(86), "{how}: {said}");
-        assert!(ways.iter().any(|words| words.iter().all(|word| messages[0].contains(word))), "{how}: {said}");
-    }
+    // They only wait, and may do so at the same time.
+    std::thread::scope(|scope| {
+        for (how, ranks, arguments, ways) in cases {
+            scope.spawn(move || {
+                let (said, code) = Launch::new(ranks, how).args(arguments).env("RAMPOOL_DEADLINE_S", "3").fails();
+                let messages: Vec<&str> = said.lines().filter(|line| line.starts_with("rampool: ")).collect();
+                assert!(messages.len() == 1 && code == Some(86), "{how}: {said}");
+                assert!(ways.iter().any(|words| words.iter().all(|word| messages[0].contains(word))), "{how}: {said}");
+            });
+        }
+    });
 }
 
 #[test]
