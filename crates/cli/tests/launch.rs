@@ -1128,9 +1128,8 @@ fn fail(shared: &Shared, how: &str) {
         }
         "ends with a lock" => {
             if culprit {
-                std::thread::scope(|scope| {
-                    scope.spawn(|| shared.lock(6).unwrap());
-                });
+                // Joined: only then it has ended, and not merely done its work.
+                std::thread::scope(|scope| scope.spawn(|| shared.lock(6).unwrap()).join().unwrap());
             }
             shared.barrier(5).unwrap();
         }

@@ -284,8 +284,14 @@ mod tests {
         Run { label: label.to_owned(), ranks }
     }
 
-    /// The tags of a document, each with its attributes and the text behind it. Fails where that is no XML.
-    fn tags(svg: &str) -> Vec<(String, Vec<(String, String)>, String)> {
+    type Attributes = Vec<(String, String)>;
+    /// Its name, its attributes, and the text behind it.
+    type Tag = (String, Attributes, String);
+    /// The parts of a bar, from below: names and seconds.
+    type Parts = Vec<(String, f64)>;
+
+    /// The tags of a document. Fails where that is no XML.
+    fn tags(svg: &str) -> Vec<Tag> {
         let (mut open, mut found) = (Vec::new(), Vec::new());
         for piece in svg.strip_prefix('<').unwrap().split('<') {
             let (tag, text) = piece.split_once('>').unwrap_or_else(|| panic!("a < that begins no tag: {piece}"));
@@ -321,7 +327,7 @@ mod tests {
     }
 
     /// The bars, each as the names of its parts and their seconds by what the axis says.
-    fn bars(svg: &str) -> Vec<Vec<(String, f64)>> {
+    fn bars(svg: &str) -> Vec<Parts> {
         let tags = tags(svg);
         let units = [("s", 1.0), ("ms", 1e3), ("us", 1e6)];
         let unit_of = |text: &str| units.iter().find(|(name, _)| text.trim().split(',').next() == Some(name));
@@ -332,7 +338,7 @@ mod tests {
         let marks: Vec<(f64, f64)> = marks.map(|pair| (pair[1].2.trim().parse().unwrap(), number(&pair[0].1, "y1"))).collect();
         let (bottom, top) = (marks[0], *marks.last().unwrap());
         let seconds = |tall: f64| tall * (top.0 - bottom.0) / (bottom.1 - top.1) / in_a_second;
-        let mut bars: Vec<(f64, f64, Vec<(String, f64)>)> = Vec::new();
+        let mut bars: Vec<(f64, f64, Parts)> = Vec::new();
         for pair in tags.windows(2).filter(|pair| pair[0].0 == "rect" && pair[1].0 == "title") {
             let (x, y, tall) = (number(&pair[0].1, "x"), number(&pair[0].1, "y"), number(&pair[0].1, "height"));
             let (_, name) = pair[1].2.split_once(':').unwrap().0.split_once(", ").unwrap();

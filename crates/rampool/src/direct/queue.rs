@@ -18,9 +18,9 @@
 //! **Bounded.** A queue holds so many messages and bytes. A send to a full one waits for room, in the order of coming, for as long as its caller says; zero
 //! means not at all. Queues belong to the lease, whose memory their messages take; with its last member they are gone.
 
-use super::{Direct, DirectError, DirectRegion, Job, Pending, both, with_length};
+use super::{Direct, DirectError, DirectRegion, Job, Pending, both, bounded, with_length};
 use crate::error::{LostReason, Operation, PoolError};
-use crate::pool::{PoolRegion, QueueReply};
+use crate::pool::{MOST_COPIED_BYTES, PoolRegion, QueueReply};
 use rampool_proto::layout::{Layout, Program};
 use rampool_proto::placement::ServerIndex;
 use rampool_proto::units::{ByteLen, OS_PAGE_BYTES};
@@ -755,6 +755,7 @@ impl Direct {
         let direct = |source| QueueError::Direct { queue: message.queue.name.to_string(), source };
         let target = Layout::bytes(place.program.bytes()).and_then(|layout| layout.placed(offset, region.bytes));
         let target = target.map_err(|error| direct(error.into()))?;
+        bounded(Operation::Copy(offset), "bytes", target.bytes(), MOST_COPIED_BYTES).map_err(direct)?;
         self.must_know(region).map_err(direct)?;
         let token = self.token(Operation::Copy(offset));
         self.pool.copy_bytes(token, (place.region, &place.program), (region.region, &target));

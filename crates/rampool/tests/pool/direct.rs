@@ -779,6 +779,13 @@ fn a_layout_that_selects_more_than_there_is_memory_or_time_for_is_refused() {
         Err(DirectError::TooMuch { operation: Operation::Copy(0), wanted, .. }) => assert_eq!(wanted, 2 << 50),
         other => panic!("{other:?}"),
     }
+    let queue = direct.open_or_create_queue("jobs", QueueBounds { messages: 9, bytes: MIB }).unwrap();
+    direct.send(&queue, b"", SendBody::InPool { region: sparse, offset: 0, layout: &half }, Duration::ZERO).unwrap();
+    let mut message = direct.take(&queue, Duration::ZERO).unwrap().unwrap();
+    let landed = direct.land_body(&mut message, sparse, 2 << 50, Duration::ZERO);
+    assert!(matches!(landed, Err(QueueError::Direct { source: DirectError::TooMuch { .. }, .. })), "{landed:?}");
+    assert!(matches!(direct.body(&mut message, Duration::ZERO), Err(QueueError::Room { room: 0, .. })));
+    direct.done(message);
     assert_eq!(direct.get_value::<u64>(region, 8).unwrap(), 7);
     direct.pool().leave();
     all_gone(&[&server]);
