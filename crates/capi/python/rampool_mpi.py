@@ -245,9 +245,14 @@ class Direct:
 
     __del__ = close
 
+    def _open(self):
+        if self._handle is None:
+            raise RampoolError("this Direct is closed")
+        return self._handle
+
     def region(self, name, size=0):
         """The region of this name; made, all zero, where there is none and a size is given."""
-        return Region(_made("rampool_direct_open_region", self._handle, name.encode(), size))
+        return Region(_made("rampool_direct_open_region", self._open(), name.encode(), size))
 
     def put(self, region, buffer, datatype=None, count=1, offset=0, there=None):
         """Writes `count` elements of a datatype (all of the buffer, without one) to what `there`, a (count, datatype), selects from `offset` of the region on; one byte after the
@@ -273,4 +278,4 @@ class Direct:
             if here.size and (lower < 0 or max(0, count - 1) * step + lower + extent > view.nbytes):
                 raise RampoolError(f"{count} elements of the datatype reach outside of the buffer's {view.nbytes} bytes")
         target = Layout.bytes(here.size) if there is None else Layout.of(there[1]).contiguous(there[0])
-        _call(function, self._handle, region._handle, offset, target._handle, view.address, here._handle)
+        _call(function, self._open(), region._handle, offset, target._handle, view.address, here._handle)

@@ -111,6 +111,8 @@ def main():
                        (lambda: rampool_mpi.Direct(server=server + "\0=1M"), "NUL")):
         assert why in refused(wrong)
     direct.close()
+    for late in (lambda: direct.region("a", 8), lambda: direct.put(region, bytearray(8))):
+        assert "closed" in refused(late)
     print(f"{checked} datatypes")
 
 
