@@ -87,7 +87,7 @@ pub enum LostReason {
     #[error("protocol error: {0}")]
     Protocol(String),
     /// It took this client for dead and freed its regions.
-    #[error("it gave this client up for dead and freed its pages")]
+    #[error("it does not know this client any more: it was started again, or gave the client up for dead and freed its pages")]
     GivenUp,
 }
 
