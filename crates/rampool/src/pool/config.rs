@@ -95,7 +95,7 @@ pub struct ServerSpec {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerSpecError {
-    #[error("{0:?} names no memory server; write host:port, or unix:/path, perhaps followed by =4G")]
+    #[error("{0:?} names no memory server; write host:port, unix:/path or ucx:host:port, perhaps followed by =4G")]
     NoAddress(String),
     #[error("{0:?} has no usable port: ports are numbers from 1 to 65535")]
     BadPort(String),
