@@ -135,6 +135,10 @@ pub trait Mem {
     /// Reads the whole page through the alias into `into` (as long as the page). Other threads may write meanwhile; each byte is one that
     /// was there at some instant of the call.
     fn snapshot(&mut self, page: PageIndex, into: &mut [u8]);
+    /// Whether looking at the page takes no longer than to copy it. One that is elsewhere is as it was when it went, and a thread that touches it waits.
+    fn is_near(&self, _page: PageIndex) -> bool {
+        true
+    }
     /// Writes exactly the bytes of `diff`, through the alias and byte by byte: a byte that is not in it may be written by a thread at the
     /// same instant and must survive.
     fn store(&mut self, page: PageIndex, diff: &Diff);

@@ -247,6 +247,11 @@ impl Cx<'_> {
         self.shared.regions.find(page).expect("a page of a region").page_bytes as usize
     }
 
+    /// Whether the page's content is at hand.
+    pub fn is_near(&self, page: PageIndex) -> bool {
+        self.mem.is_near(page)
+    }
+
     /// The page's content now. Threads may be writing.
     pub fn snapshot(&mut self, page: PageIndex) -> Arc<[u8]> {
         self.snapshot_over(page, None)

@@ -691,6 +691,10 @@ impl Mem for SharedMemory {
         }
     }
 
+    fn is_near(&self, page: PageIndex) -> bool {
+        self.residency.place(page) != Place::Away
+    }
+
     fn snapshot(&mut self, page: PageIndex, into: &mut [u8]) {
         match self.residency.place(page) {
             // Reading it would make it present.

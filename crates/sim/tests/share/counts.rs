@@ -1,7 +1,11 @@
 //! What travels: message and fault counts are exact in the simulated world.
 
-use rampool_proto::share::{BarrierId, BarrierKind, Homes, LockPath, Managers, ProtocolKind, Rank};
-use rampool_proto::units::PageIndex;
+use rampool_proto::share::message::PageCopy;
+use rampool_proto::share::{
+    Action, BarrierId, BarrierKind, Body, Config, Diff, Engine, Event, Homes, LockPath, Managers, Mem, Message, Mode, Protection,
+    ProtocolKind, Rank, RegionConfig, ThreadId, Tuning,
+};
+use rampool_proto::units::{Extent, PageIndex};
 use rampool_sim::share::{Op, Report, Setup};
 
 use crate::{barrier, lock, run, several, unlock};
@@ -138,6 +142,61 @@ fn streaming_leaves_less_for_the_release() {
     setup.idle = 60;
     let report = report(setup);
     assert!(report.stats.streamed_bytes > 0, "{:?}", report.stats);
+}
+
+/// One page, here or at a memory server, and how often it was looked at.
+struct Budgeted {
+    bytes: [u8; 32],
+    near: bool,
+    looks: u32,
+}
+
+impl Mem for Budgeted {
+    fn protect(&mut self, _: &[Extent], _: Protection) {}
+    fn reassert(&mut self, _: PageIndex) {}
+    fn is_near(&self, _: PageIndex) -> bool {
+        self.near
+    }
+    fn snapshot(&mut self, _: PageIndex, into: &mut [u8]) {
+        self.looks += 1;
+        into.copy_from_slice(&self.bytes);
+    }
+    fn store(&mut self, _: PageIndex, diff: &Diff) {
+        diff.apply(&mut self.bytes);
+    }
+    fn install(&mut self, _: PageIndex, bytes: &[u8], _: Protection) {
+        self.bytes.copy_from_slice(bytes);
+    }
+    fn discard(&mut self, _: PageIndex) {}
+    fn clear(&mut self, _: Extent) {}
+}
+
+/// With more written pages than a budget has room for, each moment of idle time brought all of them back, one after the other.
+#[test]
+fn a_page_that_is_at_a_memory_server_is_not_brought_back_to_be_streamed() {
+    let page = PageIndex(0);
+    let region = RegionConfig { pages: Extent::new(page, 1), page_bytes: 32, protocol: ProtocolKind::Aurc, homes: Homes::Cyclic };
+    let tuning = Tuning::default();
+    let config = Config { rank: Rank(1), ranks: 2, regions: vec![region], managers: Managers::Cyclic, lock_path: None, tuning };
+    let mut engine = Engine::new(&config).unwrap();
+    let mut mem = Budgeted { bytes: [0; 32], near: true, looks: 0 };
+    let mut out = Vec::new();
+    engine.handle(Event::Fault { thread: ThreadId(0), page, write: true }, &mut mem, &mut out);
+    let copy = PageCopy { page, version: 0, applied: Vec::new(), mode: Mode::Invalidate, bytes: vec![0; 32].into() };
+    let message = Message { epoch: 0, body: Body::Page { copy } };
+    engine.handle(Event::Receive { from: Rank(0), message: &message }, &mut mem, &mut out);
+    assert!(out.iter().any(|action| matches!(action, Action::Retry { .. })), "the thread writes: {out:?}");
+    mem.bytes[3] = 9;
+    let mut idle = |near: bool| {
+        (mem.near, mem.looks) = (near, 0);
+        let mut out = Vec::new();
+        engine.handle(Event::Idle { budget_bytes: 1 << 20 }, &mut mem, &mut out);
+        let updates =
+            out.iter().filter(|action| matches!(action, Action::Send { message, .. } if matches!(message.body, Body::Update { .. })));
+        (mem.looks, updates.count())
+    };
+    assert_eq!(idle(false), (0, 0));
+    assert_eq!(idle(true), (1, 1));
 }
 
 /// How often messages of these kinds were sent.

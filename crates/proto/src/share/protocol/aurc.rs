@@ -6,7 +6,7 @@
 //! Correct because what is sent always becomes the twin. A word that is caught half-written is completed by a later round or by the release, and
 //! nobody may read it before that.
 //!
-//! What it never does: it never protects a page to look at it, and never streams a page that is invalid or being fetched.
+//! What it never does: it never protects a page to look at it, never streams a page that is invalid or being fetched, and never brings one back to look at it.
 
 use std::collections::BTreeMap;
 
@@ -94,7 +94,8 @@ impl Protocol for Aurc {
                 break;
             }
             self.cursor = page;
-            if !self.is_due(page) {
+            // One that a budget had no room for would push out another, again and again; what it holds goes with the release.
+            if !cx.is_near(page) || !self.is_due(page) {
                 continue;
             }
             let diff = self.scan(cx, page);
