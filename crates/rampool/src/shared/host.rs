@@ -22,7 +22,7 @@ use super::account::{Account, Category};
 use super::config::{OnFailure, SharedConfig, Transport};
 use super::datagrams::Datagrams;
 use super::failure;
-use super::line::{Incoming, Line, LineError};
+use super::line::{Incoming, Line, LineError, Stay};
 use super::memory::{FaultAt, SharedMemory};
 use super::stats::SharedStats;
 use super::watch::{Ready, Watch};
@@ -144,9 +144,7 @@ pub(super) struct Host {
     service_sleeps: bool,
     /// What comes over connections wakes the service thread.
     wakes_service: bool,
-    /// It would, but the connections are [quiet](Line::set_quiet).
-    quiet: bool,
-    /// There are few of them, so that is cheaper than to tell the service thread's epoll set.
+    /// It would, but while somebody looks the connections may be [quiet](Line::set_quiet): there are few of them, so that is cheaper than to tell the service thread's epoll set.
     may_be_quiet: bool,
     /// What was queued since connections were last flushed.
     unsent: Unsent,
@@ -299,7 +297,6 @@ impl Host {
             nudged: false,
             service_sleeps: false,
             wakes_service: true,
-            quiet: false,
             may_be_quiet,
             unsent: Unsent::Nothing,
             came: now,
@@ -461,18 +458,11 @@ impl Host {
             return;
         }
         if self.may_be_quiet {
-            self.set_quiet(true);
+            for peer in self.peers.iter_mut().flatten().filter(|peer| !peer.closed) {
+                peer.line.set_quiet();
+            }
         } else {
             self.wake_service(false);
-        }
-    }
-
-    fn set_quiet(&mut self, yes: bool) {
-        if self.quiet != yes {
-            self.quiet = yes;
-            for peer in self.peers.iter().flatten().filter(|peer| !peer.closed) {
-                peer.line.set_quiet(yes);
-            }
         }
     }
 
@@ -488,7 +478,6 @@ impl Host {
         self.lookers -= 1;
         self.flush();
         if self.lookers == 0 {
-            self.set_quiet(false);
             self.wake_service(true);
         }
     }
@@ -547,11 +536,21 @@ impl Host {
         if send {
             self.flush();
         }
-        if any {
+        if any && !self.may_be_quiet {
             for peer in self.peers.iter_mut().flatten() {
                 // What fails is seen by whoever receives next.
                 let _ = peer.line.empty_socket();
             }
+        }
+    }
+
+    /// What may be left in sockets. Nothing at the end: a socket that is closed with something in it takes what it has sent last back.
+    fn may_stay(&self) -> Stay {
+        match self.leaving {
+            _ if self.lookers == 0 => Stay::Nothing,
+            Leaving::No if self.may_be_quiet => Stay::Little,
+            Leaving::No => Stay::BehindUnanswered,
+            _ => Stay::Nothing,
         }
     }
 
@@ -562,7 +561,6 @@ impl Host {
             self.flush();
             self.sleeper = Some(thread);
             self.wake_service(false);
-            self.set_quiet(false);
         }
         is_free
     }
@@ -586,10 +584,15 @@ impl Host {
     }
 
     /// Whoever has had the lock has used shared memory as one who is awake, so nobody rings a bell for it any more. If a thread of this rank sleeps, the peers are told so again; what they
-    /// had to say in between wakes it.
+    /// had to say in between wakes it. So does what comes over sockets.
     pub fn settle(&mut self) {
         if self.sleeper.is_none() && (self.lookers > 0 || !self.service_sleeps) {
             return;
+        }
+        if self.may_be_quiet {
+            for peer in self.peers.iter_mut().flatten().filter(|peer| !peer.closed) {
+                peer.line.rest();
+            }
         }
         let mut something = false;
         for rank in &self.nearby {
@@ -659,9 +662,10 @@ impl Host {
 
     /// True if something came.
     fn take_frames(&mut self, from: Rank, now: Instant) -> bool {
+        let stay = self.may_stay();
         let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) else { return false };
         let was_held_back = peer.line.is_held_back();
-        let received = peer.line.receive(self.lookers > 0);
+        let received = peer.line.receive(stay);
         if !matches!(received, Ok(false)) {
             peer.heard = now;
         }
@@ -920,8 +924,8 @@ impl Host {
     fn fatal(&mut self, reason: Reason) {
         let deadline = Instant::now() + LAST_WORDS;
         for peer in self.peers.iter_mut().flatten().filter(|peer| !peer.closed) {
-            // Whoever does not take it notices by itself.
-            let _ = peer.line.flush_until(deadline);
+            // Whoever does not take it notices by itself. As in `may_stay`, nothing is left in the socket.
+            let _ = peer.line.empty_socket().and_then(|()| peer.line.flush_until(deadline));
         }
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.flush();

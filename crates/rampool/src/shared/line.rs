@@ -108,13 +108,48 @@ impl Arrived {
 /// Asked of the kernel at once, at least.
 const READ_BYTES: usize = 64 << 10;
 /// Where somebody looks for what comes, those who sleep are woken when so much is there: more than comes at once, as long as it is taken.
-const QUIET_BYTES: i32 = 256 << 10;
-/// No more than this is little: it stays in the socket until the answer has left ([`Line::receive`]).
+const QUIET_BYTES: usize = 256 << 10;
+/// No more than this is little: it may stay in the socket ([`Stay`]).
 const LITTLE_BYTES: usize = 1 << 10;
+/// So many times in a row as much has to be in the socket when nobody looks any more before that is expected the next time.
+const ALIKE: u8 = 3;
 /// No more is sealed ahead of what the kernel takes.
 const MOST_SEALED_BYTES: usize = 1 << 20;
 /// A buffer that is empty keeps no more.
 const MOST_IDLE_BYTES: usize = 4 << 20;
+
+/// What of that which is received may stay in the socket for a while, over TCP: little things only, until [`Line::empty_socket`] or the next call that receives. Who leaves something
+/// there sees to it that it wakes nobody ([`Line::rest`]), or empties the socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stay {
+    Nothing,
+    /// What comes behind something that was not answered. The second time the call that takes it out of the socket would have the kernel acknowledge both, by a segment of its own: 1 us
+    /// in which somebody waits. The answer acknowledges it.
+    BehindUnanswered,
+    /// That, and what comes after something little: to take it out of the socket is left for a time when nobody waits.
+    Little,
+}
+
+/// From how many bytes in the socket on the kernel wakes who sleeps on it, where it is told at all.
+///
+/// Who looks is told of nothing if the socket is *quiet*, by a call each time; or if nothing comes but what came the last times, and stays in the socket: then `bytes` is one more than
+/// that, so that the next byte wakes whoever sleeps when nobody looks any more, and no call is needed at all.
+#[derive(Debug)]
+struct WakesFrom {
+    bytes: usize,
+    /// As it was when nobody looked the last time, and how often in a row.
+    rested: usize,
+    alike: u8,
+    /// Something has come since somebody began to look.
+    came: bool,
+}
+
+impl WakesFrom {
+    /// Whether what came the last times is going to come, and wakes nobody.
+    fn is_expected(&self) -> bool {
+        self.alike >= ALIKE && self.rested > 1 && self.bytes == self.rested
+    }
+}
 
 /// A connection.
 pub(super) struct Line {
@@ -134,6 +169,9 @@ pub(super) struct Line {
     unanswered: usize,
     /// Bytes that have been taken but are in the socket still.
     seen: usize,
+    /// Bytes that came last.
+    came: usize,
+    wakes_from: WakesFrom,
 }
 
 impl Line {
@@ -150,6 +188,8 @@ impl Line {
             sealed: Outgoing::default(),
             unanswered: 0,
             seen: 0,
+            came: 0,
+            wakes_from: WakesFrom { bytes: 1, rested: 1, alike: 0, came: false },
         }
     }
 
@@ -260,11 +300,33 @@ impl Line {
         self.carrier.as_ref().is_none_or(|carrier| carrier.has_said_that_it_sleeps(true, writing) || carrier.may_sleep(true, writing))
     }
 
-    /// Over TCP: whether what comes wakes nobody, since somebody looks for it. Where something is there already when that ends, it wakes whom it would have woken. The end of the connection
-    /// does so in any case.
-    pub fn set_quiet(&self, quiet: bool) {
-        if let Some(carrier) = &self.carrier {
-            carrier.wake_from(if quiet { QUIET_BYTES } else { 1 });
+    /// Over TCP: somebody looks for what comes from now on, and it wakes nobody, or only what is not expected does so. The end of the connection does so in any case.
+    pub fn set_quiet(&mut self) {
+        // What fails is seen by whoever receives next.
+        let _ = self.empty_socket();
+        self.wakes_from.came = false;
+        if !self.wakes_from.is_expected() {
+            self.wake_from(QUIET_BYTES);
+        }
+    }
+
+    /// Over TCP: nobody looks any more. From now on what comes wakes who sleeps; if it is there already, now.
+    pub fn rest(&mut self) {
+        let bytes = self.seen + 1;
+        if self.wakes_from.came {
+            self.wakes_from.came = false;
+            self.wakes_from.alike = if bytes == self.wakes_from.rested { self.wakes_from.alike.saturating_add(1) } else { 0 };
+            self.wakes_from.rested = bytes;
+        }
+        self.wake_from(bytes);
+    }
+
+    fn wake_from(&mut self, bytes: usize) {
+        if self.wakes_from.bytes != bytes
+            && let Some(carrier) = &self.carrier
+        {
+            carrier.wake_from(i32::try_from(bytes).expect("little"));
+            self.wakes_from.bytes = bytes;
         }
     }
 
@@ -331,14 +393,21 @@ impl Line {
     }
 
     /// Takes what has arrived. False if that was nothing. After an error, what came whole before it can still be had.
-    ///
-    /// Where little has come over TCP and was not answered, the second time the call that takes it out of the socket would have the kernel acknowledge both, by a segment of its own: 1 us
-    /// in which somebody waits. If it `may_stay` it stays there until [`Line::empty_socket`], to be called when the answer, which acknowledges it, has left.
-    pub fn receive(&mut self, may_stay: bool) -> Result<bool, LineError> {
+    pub fn receive(&mut self, stay: Stay) -> Result<bool, LineError> {
         self.empty_socket()?;
+        if stay == Stay::Little && self.wakes_from.came {
+            // It was not what ends the wait.
+            self.wake_from(QUIET_BYTES);
+        }
         let Some(carrier) = self.carrier.as_mut().filter(|_| self.seen == 0) else { return Ok(false) };
         let into = if self.seal.is_some() { &mut self.ciphertext } else { &mut self.plain };
-        let stays = may_stay && (1..=LITTLE_BYTES).contains(&self.unanswered) && carrier.means() == Means::Tcp;
+        let is_behind = (1..=LITTLE_BYTES).contains(&self.unanswered);
+        let may_stay = match stay {
+            Stay::Nothing => false,
+            Stay::BehindUnanswered => is_behind,
+            Stay::Little => is_behind || self.came <= LITTLE_BYTES,
+        };
+        let stays = may_stay && carrier.means() == Means::Tcp;
         let room = into.room(READ_BYTES / 2);
         match if stays { carrier.peek_into(room)? } else { carrier.receive_into(room)? } {
             None => return Ok(false),
@@ -346,6 +415,8 @@ impl Line {
             Some(got) => {
                 into.filled += got;
                 self.unanswered += got;
+                self.came = got;
+                self.wakes_from.came = true;
                 self.seen = if stays { got } else { 0 };
             }
         }
@@ -393,7 +464,7 @@ impl Line {
                 Some(Incoming::Message(_)) => return Err(Malformed { what: "a message before the ranks have met", at: 0 }.into()),
                 None => {}
             }
-            if !self.receive(false)? && !self.wait(false, deadline)? {
+            if !self.receive(Stay::Nothing)? && !self.wait(false, deadline)? {
                 return Ok(None);
             }
         }
@@ -426,6 +497,10 @@ mod tests {
 
     /// What has been said, when some of that is there.
     fn hear(line: &mut Line) -> Vec<String> {
+        hear_leaving(line, Stay::BehindUnanswered)
+    }
+
+    fn hear_leaving(line: &mut Line, stay: Stay) -> Vec<String> {
         let deadline = Instant::now() + LONG;
         let mut heard = Vec::new();
         loop {
@@ -436,10 +511,17 @@ mod tests {
             if !heard.is_empty() {
                 return heard;
             }
-            if !line.receive(true).unwrap() {
-                assert!(line.wait(false, deadline).unwrap(), "nothing comes");
+            if !line.receive(stay).unwrap() {
+                assert!(Instant::now() < deadline, "nothing comes");
             }
         }
+    }
+
+    /// Whether who sleeps on it is awake now.
+    fn wakes(line: &Line) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&line.fd().unwrap(), PollFlags::IN)], Some(&now)).unwrap() > 0
     }
 
     fn is_in_socket(line: &mut Line) -> bool {
@@ -463,8 +545,78 @@ mod tests {
             say(&mut far, what);
             assert_eq!(hear(&mut near), [what], "nobody has emptied the socket in between");
         }
-        assert!(!near.receive(true).unwrap(), "nothing comes twice");
+        assert!(!near.receive(Stay::BehindUnanswered).unwrap(), "nothing comes twice");
         assert!(!is_in_socket(&mut near));
+    }
+
+    #[test]
+    fn what_stays_in_the_socket_wakes_nobody_and_the_next_byte_does() {
+        let (mut near, mut far) = pair();
+        for what in ["first", "another length", "x", "x"] {
+            near.set_quiet();
+            say(&mut far, what);
+            assert_eq!(hear_leaving(&mut near, Stay::Little), [what]);
+            assert!(is_in_socket(&mut near));
+            near.rest();
+            assert!(!wakes(&near), "it has been had");
+            say(&mut far, "y");
+            assert!(near.wait(false, Instant::now() + LONG).unwrap(), "what follows wakes");
+            assert_eq!(hear_leaving(&mut near, Stay::Nothing), ["y"], "and nothing comes twice");
+            near.rest();
+            assert!(!wakes(&near) && !is_in_socket(&mut near));
+            say(&mut far, "z");
+            assert!(near.wait(false, Instant::now() + LONG).unwrap());
+            assert_eq!(hear_leaving(&mut near, Stay::Nothing), ["z"]);
+            near.rest();
+        }
+    }
+
+    /// As one who looks does whom the same answer ends the wait of again and again.
+    fn expect_the_same(near: &mut Line, far: &mut Line) {
+        for _ in 0..=ALIKE {
+            near.set_quiet();
+            say(far, "same");
+            assert_eq!(hear_leaving(near, Stay::Little), ["same"]);
+            near.rest();
+        }
+        let bytes = near.wakes_from.bytes;
+        near.set_quiet();
+        assert!(near.wakes_from.bytes == bytes && !is_in_socket(near), "no call is needed to be quiet, nor to be that no more");
+    }
+
+    #[test]
+    fn an_answer_like_those_before_wakes_nobody_who_sleeps_and_what_follows_does() {
+        let (mut near, mut far) = pair();
+        expect_the_same(&mut near, &mut far);
+        say(&mut far, "same");
+        assert_eq!(hear_leaving(&mut near, Stay::Little), ["same"]);
+        assert!(!wakes(&near));
+        let bytes = near.wakes_from.bytes;
+        near.rest();
+        assert_eq!(near.wakes_from.bytes, bytes);
+        say(&mut far, "");
+        assert!(near.wait(false, Instant::now() + LONG).unwrap());
+    }
+
+    #[test]
+    fn who_looks_on_after_something_else_has_come_is_told_of_nothing() {
+        let (mut near, mut far) = pair();
+        expect_the_same(&mut near, &mut far);
+        say(&mut far, "?");
+        assert_eq!(hear_leaving(&mut near, Stay::Little), ["?"]);
+        assert!(!near.receive(Stay::Little).unwrap());
+        let much = "m".repeat(LITTLE_BYTES);
+        say(&mut far, &much);
+        let deadline = Instant::now() + LONG;
+        while !is_in_socket(&mut near) {
+            assert!(Instant::now() < deadline, "it comes");
+        }
+        assert!(!wakes(&near));
+        assert_eq!(hear_leaving(&mut near, Stay::Little), [much]);
+        near.rest();
+        assert!(!wakes(&near));
+        near.set_quiet();
+        assert_eq!(near.wakes_from.bytes, QUIET_BYTES, "nothing is expected");
     }
 
     #[test]
@@ -476,7 +628,7 @@ mod tests {
         far.queue_control(&Control::NotDone { why: much.clone() });
         while far.has_backlog() {
             far.flush().unwrap();
-            near.receive(true).unwrap();
+            near.receive(Stay::Little).unwrap();
         }
         assert_eq!(hear(&mut near), [much]);
         assert!(!is_in_socket(&mut near), "the other end is kept from sending on");
@@ -493,7 +645,7 @@ mod tests {
         drop(far);
         assert!(near.wait(false, Instant::now() + LONG).unwrap());
         let end = loop {
-            match near.receive(true) {
+            match near.receive(Stay::BehindUnanswered) {
                 Ok(came) => assert!(!came, "nothing comes twice"),
                 Err(end) => break end,
             }

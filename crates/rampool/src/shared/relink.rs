@@ -15,7 +15,7 @@ use rampool_proto::share::relink::Attempt;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Inner;
-use super::line::{Incoming, Line};
+use super::line::{Incoming, Line, Stay};
 use super::service::EndWithPanic;
 use crate::transport::{Connecting, Handshake, HandshakeError, Listener, LocalPolicy, Stream, Wants, Way};
 
@@ -247,7 +247,7 @@ impl Talk {
                             Some(Incoming::Message(_)) => return Err(Trouble::Never("it does not say who it is".to_owned())),
                             None => {}
                         }
-                        if !line.receive(false).map_err(|error| Trouble::Again(error.to_string()))? {
+                        if !line.receive(Stay::Nothing).map_err(|error| Trouble::Again(error.to_string()))? {
                             self.step = Step::Talking(line);
                             return Ok(());
                         }

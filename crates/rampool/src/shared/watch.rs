@@ -11,7 +11,8 @@
 //! switch it on is to ask whether something is there already (`EPOLL_CTL_MOD` does that), so nothing that came in between is missed.
 //!
 //! Who asks again and again, of few connections over TCP, makes those quiet instead ([`super::line::Line::set_quiet`]): that costs half as much, and the kernel
-//! does not go through the two sets for each message.
+//! does not go through the two sets for each message. Where the same answer ends such a wait again and again, it costs nothing: the answer stays in the socket, and whatever
+//! comes behind it wakes whoever sleeps then ([`super::line::Line::rest`]).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

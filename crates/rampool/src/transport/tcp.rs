@@ -283,10 +283,19 @@ impl Stream {
     /// # Safety
     /// Every piece is writable memory for the whole call, and nobody else uses it meanwhile.
     pub(crate) unsafe fn receive(&self, pieces: &mut [libc::iovec]) -> io::Result<Option<usize>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.receive_with_flags(pieces, 0) }
+    }
+
+    /// # Safety
+    /// As [`Self::receive`].
+    unsafe fn receive_with_flags(&self, pieces: &mut [libc::iovec], flags: i32) -> io::Result<Option<usize>> {
+        let flags = flags | libc::MSG_DONTWAIT;
         if let [piece] = pieces {
+            // As in `send`.
             // SAFETY: the caller vouches for the one piece.
             let got = unsafe {
-                let (fd, flags, nobody) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT, null::<u8>());
+                let (fd, nobody) = (self.fd.as_raw_fd(), null::<u8>());
                 libc::syscall(libc::SYS_recvfrom, fd, piece.iov_base, piece.iov_len, flags, nobody, nobody)
             };
             return non_blocking(got);
@@ -295,15 +304,15 @@ impl Stream {
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = pieces.len();
         // SAFETY: the header points at `pieces`, whose entries the caller vouches for.
-        let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, flags) };
         non_blocking(got)
     }
 
     /// Copies what has arrived into memory of our own, and leaves it in the socket until [`Self::discard`]. `Ok(None)`: nothing now; `Ok(Some(0))`: the peer has closed.
     pub(crate) fn peek_into(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        // SAFETY: the buffer is exclusively borrowed.
-        let got = unsafe { libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT | libc::MSG_PEEK) };
-        non_blocking(got)
+        let mut piece = [iovec_mut(PieceMut { ptr: buffer.as_mut_ptr(), len: buffer.len() })];
+        // SAFETY: the piece is the exclusively borrowed buffer.
+        unsafe { self.receive_with_flags(&mut piece, libc::MSG_PEEK) }
     }
 
     /// Takes so many bytes, which have been seen by [`Self::peek_into`], out of the TCP socket. `Ok(None)`: it was interrupted.

@@ -223,9 +223,6 @@ impl Host {
         }
         peer.heard = now;
         peer.backlog = false;
-        if self.quiet {
-            peer.line.set_quiet(true);
-        }
         let added = peer.line.fd().is_some_and(|fd| self.watch.add_line(rank, fd).is_ok());
         if !added {
             self.lose(rank, "its new connection cannot be watched");
