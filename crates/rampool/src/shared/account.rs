@@ -77,6 +77,8 @@ pub(super) struct Account {
     base: Stats,
     /// Threads that are in an operation.
     waiting: usize,
+    /// Since when other ranks' messages are being handled, and whether that costs nothing, since every thread waits.
+    handling: Option<(Instant, bool)>,
     /// Without what was sent by type, which is beside it.
     pub stats: SharedStats,
     /// What was sent, in the order of [`Body::NAMES`].
@@ -96,6 +98,7 @@ impl Account {
             began: Instant::now(),
             base: Stats::default(),
             waiting: 0,
+            handling: None,
             stats: SharedStats::default(),
             sent: [Kind::default(); Body::NAMES.len()],
             fixed: None,
@@ -198,17 +201,20 @@ impl Account {
         now
     }
 
-    /// `page_waits`: pages that threads wait for.
-    pub fn received(&mut self, from: Rank, message: &Message, began: Instant, page_waits: usize) {
+    /// A message has been handled, of those that were looked for at `now`; `began`, if a trace is written: when. `page_waits`: pages that threads wait for.
+    pub fn received(&mut self, from: Rank, message: &Message, now: Instant, began: Option<Instant>, page_waits: usize) {
         self.stats.received_messages += 1;
-        let took = began.elapsed();
-        if self.waiting + page_waits >= usize::from(self.threads) {
-            self.stats.requests_overlapped += took;
-        } else {
-            self.stats.requests += took;
+        let overlapped = self.waiting + page_waits >= usize::from(self.threads);
+        self.handling.get_or_insert((now, overlapped));
+        if let Some((trace, began)) = self.trace.as_mut().zip(began) {
+            trace.message("receive", ("from", from), message, None, began, Some(began.elapsed()));
         }
-        if let Some(trace) = &mut self.trace {
-            trace.message("receive", ("from", from), message, None, began, Some(took));
+    }
+
+    /// All messages that had come have been handled, and answered: the clock is not looked at before that.
+    pub fn handled(&mut self) {
+        if let Some((since, overlapped)) = self.handling.take() {
+            *(if overlapped { &mut self.stats.requests_overlapped } else { &mut self.stats.requests }) += since.elapsed();
         }
     }
 

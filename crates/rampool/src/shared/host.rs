@@ -431,7 +431,7 @@ impl Host {
             self.take_frames(rank, now);
         }
         if ready.datagrams || self.datagrams.is_some() {
-            self.take_datagrams();
+            self.take_datagrams(now);
         }
         self.take_timers(now);
         self.offer_idle(now);
@@ -446,6 +446,7 @@ impl Host {
         if (ready.lines.is_empty() && !came) || self.unsent == Unsent::Urgent || backlog {
             self.flush();
         }
+        self.account.handled();
         self.plan(now, plan);
     }
 
@@ -509,7 +510,7 @@ impl Host {
             self.take_frames(rank, now);
         }
         if ready.datagrams {
-            self.take_datagrams();
+            self.take_datagrams(now);
         }
         ready.has_lines()
     }
@@ -536,6 +537,7 @@ impl Host {
         if send {
             self.flush();
         }
+        self.account.handled();
         if any && !self.may_be_quiet {
             for peer in self.peers.iter_mut().flatten() {
                 // What fails is seen by whoever receives next.
@@ -672,7 +674,7 @@ impl Host {
         // What came before the connection broke counts.
         while let Some(peer) = self.peers[usize::from(from.0)].as_mut().filter(|peer| !peer.closed) {
             match peer.line.next() {
-                Ok(Some(Incoming::Message(message))) => self.take_message(from, &message),
+                Ok(Some(Incoming::Message(message))) => self.take_message(from, &message, now),
                 Ok(Some(Incoming::Control(control))) => self.take_control(from, control),
                 Ok(None) => break,
                 Err(error) => {
@@ -700,13 +702,14 @@ impl Host {
         for rank in 0..self.ranks {
             self.take_frames(Rank(rank), now);
         }
+        self.account.handled();
     }
 
-    fn take_message(&mut self, from: Rank, message: &Message) {
+    fn take_message(&mut self, from: Rank, message: &Message, now: Instant) {
         if self.stopped.is_some() {
             return;
         }
-        let began = Instant::now();
+        let began = self.account.is_traced().then(Instant::now);
         if let Body::GetPage { page, .. } = message.body {
             self.memory.expect(page);
         }
@@ -714,20 +717,20 @@ impl Host {
         let page_waits = self.awaited.len();
         // The engine refuses what makes no sense. Should a lie be so good that it breaks one of its invariants, the liar is named all the same.
         let handled = catch_unwind(AssertUnwindSafe(|| self.handle(Event::Receive { from, message })));
-        self.account.received(from, message, began, page_waits);
+        self.account.received(from, message, now, began, page_waits);
         if handled.is_err() {
             self.actions.clear();
             self.lose(from, "after a message of it this rank's state made no sense any more");
         }
     }
 
-    fn take_datagrams(&mut self) {
+    fn take_datagrams(&mut self, now: Instant) {
         let Some(datagrams) = &mut self.datagrams else { return };
         let mut arrived = Vec::new();
         let lost = datagrams.receive(&mut arrived);
         for (from, message) in arrived {
             match Message::decode(&message) {
-                Ok(message) => self.take_message(from, &message),
+                Ok(message) => self.take_message(from, &message, now),
                 Err(error) => self.lose(from, &error.to_string()),
             }
         }
