@@ -114,6 +114,10 @@ impl LockNode {
 }
 
 impl LockManager {
+    fn new(path: Path) -> Self {
+        Self { path, holder: None, readers: BTreeSet::new(), queue: VecDeque::new(), waiters: BTreeMap::new() }
+    }
+
     /// Central: whether nobody who has it keeps it from who asks.
     fn is_free_for(&self, ask: &Ask) -> bool {
         self.holder.is_none()
@@ -151,7 +155,7 @@ impl Engine {
                 }
                 LockPath::Central => Path::Central,
             };
-            LockManager { path, holder: None, readers: BTreeSet::new(), queue: VecDeque::new(), waiters: BTreeMap::new() }
+            LockManager::new(path)
         })
     }
 
@@ -271,7 +275,7 @@ impl Engine {
             return Ok(());
         }
         if let Some(ask) = node.next.take() {
-            self.pass_token(io, lock, &ask)?;
+            self.pass_token(io, lock, &ask);
         } else if node.recall {
             node.recall = false;
             node.have = Have::Nothing;
@@ -287,22 +291,20 @@ impl Engine {
         Ok(())
     }
 
-    fn pass_token(&mut self, io: &mut Io<'_>, lock: LockId, ask: &Ask) -> Checked {
+    fn pass_token(&mut self, io: &mut Io<'_>, lock: LockId, ask: &Ask) {
         let node = self.node(lock);
         node.have = Have::Nothing;
         node.streak = 0;
+        self.send_token(io, lock, ask);
+    }
+
+    fn send_token(&mut self, io: &mut Io<'_>, lock: LockId, ask: &Ask) {
         let epoch = self.shared.epoch;
-        let parts = match self.make_parts(io, |plugin, cx, kind| plugin.grant(cx, lock, ask.by, info_of(ask, kind, epoch))) {
-            Ok(parts) => parts,
+        match self.make_parts(io, |plugin, cx, kind| plugin.grant(cx, lock, ask.by, info_of(ask, kind, epoch))) {
+            Ok(parts) => self.send(io, ask.by, Body::LockGrant { lock, mode: LockMode::Exclusive, central: false, parts }),
             // What the one who asks knows makes no sense. This may be long after it asked.
-            Err(violation) => {
-                self.violated(io, ask.by, violation);
-                return Ok(());
-            }
-        };
-        let body = Body::LockGrant { lock, mode: LockMode::Exclusive, central: false, parts };
-        self.send(io, ask.by, body);
-        Ok(())
+            Err(violation) => self.violated(io, ask.by, violation),
+        }
     }
 
     fn give_back(&mut self, io: &mut Io<'_>, lock: LockId, mode: LockMode) -> Checked {
@@ -509,10 +511,18 @@ impl Engine {
 
     fn on_request(&mut self, io: &mut Io<'_>, lock: LockId, ask: Ask) -> Checked {
         let me = self.shared.rank;
+        let exclusive = ask.mode == LockMode::Exclusive && ask.wait;
+        let unused = |engine: &Self| engine.managed.get(lock).is_none() && engine.locks.get(lock).is_none();
+        if self.shared.lock_path == LockPath::Forward && exclusive && ask.by != me && unused(self) {
+            // Nobody has used it: it is here and free, and goes where it is wanted before this rank has anything to note of it but that.
+            self.managed.get_or_insert_with(lock, || LockManager::new(Path::Forward { last: ask.by }));
+            self.send_token(io, lock, &ask);
+            return Ok(());
+        }
         let managed = self.manage(lock);
         match managed.path {
             Path::Forward { last } => {
-                if ask.mode == LockMode::Exclusive && ask.wait {
+                if exclusive {
                     managed.path = Path::Forward { last: ask.by };
                     self.send(io, last, Body::LockForward { lock, ask, recall: false });
                 } else {
