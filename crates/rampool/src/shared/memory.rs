@@ -80,6 +80,8 @@ pub struct SharedMemory {
     events: Vec<Event>,
     /// Start and bytes of what was mapped last, or may be written again: who waited for it is awake.
     mapped: Cell<(usize, usize)>,
+    /// The end of the page that was read last, in the alias.
+    read: Cell<usize>,
     residency: Residency,
     servers: Option<Servers>,
     pub traffic: Traffic,
@@ -159,6 +161,7 @@ impl SharedMemory {
             regions: BTreeMap::new(),
             events: Vec::new(),
             mapped: Cell::new((0, 0)),
+            read: Cell::new(0),
             residency: Residency::default(),
             servers: None,
             traffic: Traffic::default(),
@@ -593,16 +596,26 @@ impl SharedMemory {
         pages
     }
 
-    /// Reads the page, whose content is here.
+    /// Reads the page, whose content is here. Pages are mostly read in order: then the lines of the next one are asked for meanwhile, since the processor by itself looks no further ahead than
+    /// to the end of an OS page.
     fn read_alias(&self, page: PageIndex, into: &mut [u8]) {
         let (from, bytes) = self.alias_of(page);
         assert_eq!(into.len(), bytes);
-        let from = from.cast::<u64>();
-        for (index, word) in into.chunks_exact_mut(8).enumerate() {
-            // SAFETY: inside of the page, which lies in the alias, is aligned, and stays mapped; other threads may write it, so the read is
-            // volatile and no reference is made.
-            let value = unsafe { from.add(index).read_volatile() };
-            word.copy_from_slice(&value.to_ne_bytes());
+        let end = from.addr() + bytes;
+        let in_order = self.read.replace(end) == from.addr();
+        let asked_for = if in_order { bytes } else { bytes.saturating_sub(OS_PAGE_BYTES) };
+        let words = from.cast::<u64>();
+        for (line, into) in into.chunks_mut(LINE_BYTES).enumerate() {
+            let at = line * LINE_BYTES;
+            if at < asked_for {
+                prefetch(from.wrapping_add(at + OS_PAGE_BYTES));
+            }
+            for (index, word) in into.chunks_exact_mut(8).enumerate() {
+                // SAFETY: inside of the page, which lies in the alias, is aligned, and stays mapped; other threads may write it, so the read is
+                // volatile and no reference is made.
+                let value = unsafe { words.add(at / 8 + index).read_volatile() };
+                word.copy_from_slice(&value.to_ne_bytes());
+            }
         }
     }
 
@@ -759,7 +772,10 @@ impl Mem for SharedMemory {
             }
             return;
         }
-        for &(page, bytes) in pages {
+        for (at, &(page, bytes)) in pages.iter().enumerate() {
+            if let Some(&(next, _)) = pages.get(at + 1) {
+                self.expect(next);
+            }
             self.install(page, bytes, Protection::None);
         }
         for run in rampool_proto::share::extents(pages.iter().map(|&(page, _)| page)) {
