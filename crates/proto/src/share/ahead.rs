@@ -1,7 +1,8 @@
 //! What to fetch before it is touched.
 //!
 //! Two signs. *Streams*: pages that are missed one behind the other, or three at the same distance, are read in order, and more of them come with each miss,
-//! twice as many each time, as in [`crate::cache`]. A transpose reads every other page, or every fourth. *Habits*: a page that was read in an epoch and changed by others is read again in the next, so it comes when the barrier ends. Nobody sees
+//! twice as many each time, as in [`crate::cache`]. A transpose reads every other page, or every fourth. Of many pages that come ahead one near the end is a *mark*: it is not mapped when
+//! it comes, so that its first touch is seen, and the next ones are asked for while there is still something to read. *Habits*: a page that was read in an epoch and changed by others is read again in the next, so it comes when the barrier ends. Nobody sees
 //! whether a page that came ahead was used; so a habit is only believed for a while, then the page has to be missed again, which doubles the while.
 
 use crate::units::PageIndex;
@@ -10,6 +11,10 @@ use crate::units::PageIndex;
 const STREAMS: usize = 8;
 /// Pages that are read in order lie at most so far from each other.
 const LONGEST_STRIDE: u64 = 64;
+/// Of at least so many pages that come ahead one is a mark, with this part of them behind it: less than the next ones take to come is no use, and the earlier it is the more may come for
+/// nothing.
+const MARKED: u64 = 16;
+const BEHIND_MARK: u64 = 4;
 /// A habit is believed for at most so many epochs.
 const LONGEST_TRUST: u8 = 64;
 
@@ -25,6 +30,8 @@ struct Stream {
     stride: u64,
     /// Pages that came ahead the last time.
     ahead: u64,
+    /// One of them.
+    mark: Option<PageIndex>,
 }
 
 /// Pages to fetch behind one that is missed: so many, each `stride` pages behind the one before.
@@ -35,6 +42,17 @@ pub(crate) struct Ahead {
 }
 
 impl Stream {
+    /// So many pages come ahead behind `page`.
+    fn new(page: PageIndex, stride: u64, ahead: u64) -> Self {
+        let mark = (ahead >= MARKED).then(|| page.offset(stride * (ahead - ahead / BEHIND_MARK)));
+        Self { last: page.offset(stride * ahead), stride, ahead, mark }
+    }
+
+    /// How many pages come ahead the next time, if at most `most` do.
+    fn next(&self, most: u64) -> u64 {
+        (self.ahead * 2).clamp(2, most.max(2)).min(most)
+    }
+
     /// How the stream goes on if `page` is its next one.
     fn stride_to(&self, page: PageIndex) -> Option<u64> {
         let behind = page.0.checked_sub(self.last.0)?;
@@ -53,12 +71,30 @@ impl Streams {
     pub fn missed(&mut self, page: PageIndex, most: u64) -> Ahead {
         let known = self.0.iter().enumerate().find_map(|(at, stream)| stream.stride_to(page).map(|stride| (at, stride)));
         let (stride, count) = match known {
-            Some((at, stride)) => (stride, (self.0.remove(at).ahead * 2).clamp(2, most.max(2)).min(most)),
+            Some((at, stride)) => (stride, self.0.remove(at).next(most)),
             None => (self.0.iter().find(|stream| stream.may_lead_to(page)).map_or(0, |stream| page.0 - stream.last.0), 0),
         };
         self.0.truncate(STREAMS - 1);
-        self.0.insert(0, Stream { last: page.offset(stride * count), stride, ahead: count });
+        self.0.insert(0, Stream::new(page, stride, count));
         Ahead { stride, count }
+    }
+
+    /// Whether the first touch of `page`, which came ahead, should be seen.
+    pub fn is_mark(&self, page: PageIndex) -> bool {
+        self.0.iter().any(|stream| stream.mark == Some(page))
+    }
+
+    /// A thread touches a page that came ahead. If it is a mark: what should come next, at most `most` pages, behind which page.
+    pub fn touched(&mut self, page: PageIndex, most: u64) -> Option<(PageIndex, Ahead)> {
+        let at = self.0.iter().position(|stream| stream.mark == Some(page))?;
+        let Stream { last, stride, .. } = self.0[at];
+        let count = self.0[at].next(most);
+        self.0[at].mark = None;
+        if count > 0 {
+            self.0.remove(at);
+            self.0.insert(0, Stream::new(last, stride, count));
+        }
+        Some((last, Ahead { stride, count }))
     }
 }
 
@@ -112,6 +148,35 @@ mod tests {
         }
         assert_eq!(came, [0, 2, 4, 8, 16, 20, 20]);
         assert_eq!(streams.missed(page, 0).count, 0, "nothing comes ahead where nothing may");
+    }
+
+    #[test]
+    fn what_comes_next_is_asked_for_at_a_mark_before_the_end() {
+        let mut streams = Streams::default();
+        let (mut page, mut marks, mut came) = (PageIndex(100), 0, Vec::new());
+        // Up to here all pages have come or been asked for.
+        let mut end = page;
+        for _ in 0..600 {
+            if page >= end {
+                let ahead = streams.missed(page, 64).count;
+                end = page.offset(ahead + 1);
+                came.push(ahead);
+            } else if streams.is_mark(page) {
+                let (behind, ahead) = streams.touched(page, 64).unwrap();
+                assert_eq!((behind.offset(1), ahead.stride), (end, 1), "what comes next joins what has come");
+                assert!(!streams.is_mark(page) && streams.touched(page, 64).is_none(), "once");
+                end = behind.offset(ahead.count + 1);
+                marks += 1;
+            } else {
+                assert!(streams.touched(page, 64).is_none());
+            }
+            page = page.offset(1);
+        }
+        assert_eq!(came, [0, 2, 4, 8, 16], "from a mark on nothing is missed any more");
+        assert!(marks > 8, "{marks} marks of 600 pages");
+        let at = (0..900).map(PageIndex).find(|&page| streams.is_mark(page)).unwrap();
+        assert_eq!(streams.touched(at, 0).map(|(_, ahead)| ahead.count), Some(0), "nothing comes ahead where nothing may");
+        assert!((0..900).all(|page| !streams.is_mark(PageIndex(page))));
     }
 
     #[test]

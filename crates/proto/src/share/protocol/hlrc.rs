@@ -225,6 +225,8 @@ impl Hlrc {
         for got in copies {
             let Some(fetch) = self.copies.get(&got.page).and_then(|copy| copy.fetch) else { return unexpected("page among others") };
             self.told(cx, from, got, fetch.crossed);
+            // Its first touch shall be seen.
+            let is_mark = !fetch.waited && self.streams.is_mark(got.page);
             let copy = self.copy(got.page);
             let refused = cx.keep(Rule::Ahead) && (fetch.restart || got.version < copy.need);
             if refused && fetch.waited {
@@ -234,6 +236,10 @@ impl Hlrc {
                 copy.fetch = None;
             } else if fetch.write || copy.twin.is_some() {
                 self.install(cx, got, fetch.write);
+            } else if is_mark {
+                copy.becomes_valid(got.version, Protection::None);
+                cx.shared.stats.pages_fetched += 1;
+                cx.mem.install(got.page, &got.bytes, Protection::None);
             } else {
                 copy.becomes_valid(got.version, Protection::Read);
                 ready.push((got.page, &*got.bytes, fetch.waited));
@@ -241,6 +247,14 @@ impl Hlrc {
         }
         install_all(cx, &ready);
         Ok(())
+    }
+
+    /// A thread touches a page that came ahead, or is on its way: more comes, if it is a mark.
+    fn touch(&mut self, cx: &mut Cx<'_>, page: PageIndex) {
+        if let Some((last, ahead)) = self.streams.touched(page, Self::most_ahead(cx, page)) {
+            let pages = cx.behind(last, ahead);
+            self.ask_ahead(cx, pages);
+        }
     }
 
     /// The home's copy is here.
@@ -546,10 +560,12 @@ impl Protocol for Hlrc {
                 cx.protect(page, Protection::Read);
             }
             cx.retry(page);
+            self.touch(cx, page);
         } else if let Some(fetch) = &mut copy.fetch {
             fetch.write |= write;
             if !std::mem::replace(&mut fetch.waited, true) {
                 copy.habit.missed();
+                self.touch(cx, page);
             }
         } else if !pulling {
             copy.habit.missed();
