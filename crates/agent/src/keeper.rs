@@ -159,11 +159,11 @@ impl Keeper {
 
     fn report_full(&self) {
         let text = format!(
-            "rampool: the pool is full; process {} now keeps more than its {} MiB of local memory. Lend more (`rampool serve --memory`, or one more --server).\n",
+            "rampool: the pool is full; process {} now keeps more than its {} MiB of local memory. Lend more (`rampool serve --memory`, or one more --server).",
             std::process::id(),
             self.settings.local_bytes >> 20
         );
-        report::say(&text);
+        report::remark(&text);
     }
 
     /// Resident anonymous pages that are not the cache's.

@@ -57,8 +57,8 @@ extern "C" fn start() {
         // What is in the run's directory is for its owner alone, and nothing of this process is away yet.
         Err(rampool::settings::SettingsError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
             let (process, program) = (std::process::id(), report::program_name());
-            report::say(&format!(
-                "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: it belongs to another user than the run\n"
+            report::remark(&format!(
+                "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: it belongs to another user than the run"
             ));
         }
         Err(error) => end_process(None, &format!("the agent cannot start: {error}")),
@@ -79,10 +79,10 @@ fn keep_malloc_in_place() {
 
 /// Ends the program: pages of it cannot be had, and going on would mean wrong data.
 fn end_process(settings: Option<&Settings>, reason: &str) -> ! {
-    let text = format!("rampool: process {} ({}): {reason}\n", std::process::id(), report::program_name());
-    report::say(&text);
+    let text = format!("rampool: process {} ({}): {reason}", std::process::id(), report::program_name());
+    report::last_words(&text);
     if let Some(settings) = settings {
-        let _ = std::fs::write(settings.lost_path(std::process::id()), &text);
+        let _ = std::fs::write(settings.lost_path(std::process::id()), format!("{text}\n"));
     }
     // Not exit(3): its handlers run program code, which may need the very pages that are lost.
     // SAFETY: ends every thread of this process.

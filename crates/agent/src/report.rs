@@ -1,11 +1,12 @@
 //! Last words, counters in a file that `rampool run`, `top` and `status` map, and the name people know the program by.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rampool::settings::Settings;
 use rampool::stats::{PagerStats, StatsPage};
+use rampool::words;
 
 /// The agent's thread: its descriptor 2 is not the program's.
 static AGENT: AtomicU32 = AtomicU32::new(0);
@@ -20,16 +21,25 @@ pub fn this_is_the_agent(settings: &'static Settings) {
     }));
 }
 
-/// Writes to the program's standard error.
-pub fn say(text: &str) {
-    let standard_error = if AGENT.load(Ordering::Acquire) == rampool_sys::thread::current() {
+/// Writes the process's last line to the program's standard error; waits a moment where nobody reads it.
+pub fn last_words(line: &str) {
+    on_standard_error(|fd| words::last_words_to(fd, line));
+}
+
+/// Writes a line to the program's standard error if that is possible without waiting: the program's threads wait for this one.
+pub fn remark(line: &str) {
+    on_standard_error(|fd| words::remark_to(fd, line));
+}
+
+fn on_standard_error(write: impl FnOnce(BorrowedFd<'_>)) {
+    let of_program = if AGENT.load(Ordering::Acquire) == rampool_sys::thread::current() {
         rampool_sys::descriptors::take_from(std::process::id(), 2)
     } else {
         None
     };
-    let fd = standard_error.as_ref().map_or(2, AsRawFd::as_raw_fd);
-    // SAFETY: writes bytes of ours; nothing can be done about a failure.
-    unsafe { libc::write(fd, text.as_ptr().cast(), text.len()) };
+    // SAFETY: descriptor 2 is standard error by every program's agreement. Where it is closed, writing fails; nothing here closes it.
+    let own = unsafe { BorrowedFd::borrow_raw(2) };
+    write(of_program.as_ref().map_or(own, AsFd::as_fd));
 }
 
 /// Publishes this process's counters; in private memory when the run's directory cannot be written (the run is over).

@@ -119,8 +119,8 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
         // Nothing of it is away yet, and it can go on without us.
         Err(reason) if line.is_none() && !std::path::Path::new("/proc/self").exists() => {
             let (process, program) = (std::process::id(), report::program_name());
-            report::say(&format!(
-                "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: {reason} (its root directory has none)\n"
+            report::remark(&format!(
+                "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: {reason} (its root directory has none)"
             ));
             drop(spare);
             READY.store(true, Ordering::Release);

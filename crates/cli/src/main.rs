@@ -21,7 +21,7 @@ mod summary;
 mod top;
 
 use clap::{Parser, Subcommand};
-use rampool::words::say_line;
+use rampool::words::{last_words, say_line};
 
 /// The RAM of many machines, as one pool, for any program
 ///
@@ -88,7 +88,7 @@ fn main() {
     match result {
         Ok(code) => std::process::exit(code),
         Err(error) => {
-            say_line(&format!("rampool: {}", said_once(error.chain())));
+            last_words(&format!("rampool: {}", said_once(error.chain())));
             std::process::exit(EXIT_FAILURE);
         }
     }

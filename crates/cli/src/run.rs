@@ -19,7 +19,7 @@ use rampool::pool::{LeaseRequest, Pool, PoolConfig, PoolEvent, ServerSpec};
 use rampool::roll::Roll;
 use rampool::settings::{RUN_DIR_VARIABLE, Settings};
 use rampool::transport::{Endpoint, SameHost};
-use rampool::words::{say, say_line};
+use rampool::words::{remark, say, say_line};
 use rampool_proto::session::Encryption;
 use rampool_proto::units::ByteLen;
 use rampool_sys::probe::{Capabilities, Rung};
@@ -340,7 +340,7 @@ fn wait(
     loop {
         while let Some(event) = pool.poll() {
             if let PoolEvent::Draining { name, left, .. } = &event {
-                say_line(&format!("rampool: server {name} was told to stop; it ends in {left:?}, and with it what it holds"));
+                remark(&format!("rampool: server {name} was told to stop; it ends in {left:?}, and with it what it holds"));
             }
         }
         let mut raw = 0;
@@ -368,8 +368,8 @@ fn wait(
             line.show(&run_dir.read_stats(), started.elapsed());
         }
         later.look();
-        guardian.look(&mut |text| say_line(text));
-        unmanaged.look(later.program(), run_dir.path(), &mut |text| say_line(text));
+        guardian.look(&mut remark);
+        unmanaged.look(later.program(), run_dir.path(), &mut remark);
         if called.elapsed() > CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(roll, pool);

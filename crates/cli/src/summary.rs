@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rampool::pool::PoolStats;
 use rampool::stats::{StatsSnapshot, quantile_ns};
-use rampool::words::say;
+use rampool::words::show;
 use rampool_proto::units::ByteLen;
 
 const PAGE: u64 = 4096;
@@ -165,7 +165,7 @@ pub struct ProgressLine {
 impl ProgressLine {
     pub fn show(&mut self, processes: &[StatsSnapshot], elapsed: Duration) {
         let text = self.text(processes, |process| Path::new("/proc").join(process.to_string()).exists(), elapsed);
-        say(&format!("\r\x1b[K{text}"));
+        show(&format!("\r\x1b[K{text}"));
         self.shown = true;
     }
 
@@ -191,7 +191,7 @@ impl ProgressLine {
 
     pub fn clear(&self) {
         if self.shown {
-            say("\r\x1b[K");
+            show("\r\x1b[K");
         }
     }
 }

@@ -44,7 +44,7 @@ use crate::fork::Foster;
 use crate::pager::{InstallBy, Pager, PagerError, Supervisor, Waiting};
 use crate::stats::{PagerStats, StatsSnapshot};
 use crate::system_calls::{self, Unhelped};
-use crate::words::say_line;
+use crate::words::{last_words, remark};
 
 mod hand_over;
 mod in_thread;
@@ -533,10 +533,10 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
         match pager.fork_child(child) {
             Ok(foster) => self.fosters.push(foster),
             Err(reason) if pager.faults().can_poison() => {
-                say_line(&format!("rampool: a forked child has only what was in local memory: {reason}"))
+                remark(&format!("rampool: a forked child has only what was in local memory: {reason}"))
             }
             Err(reason) => {
-                say_line(&format!("rampool: a forked child cannot be served: {reason}"));
+                last_words(&format!("rampool: a forked child cannot be served: {reason}"));
                 std::process::abort();
             }
         }
@@ -548,7 +548,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
             return;
         }
         if pager.go_on_without_servers().is_none() {
-            say_line(&format!("rampool: {reason}"));
+            last_words(&format!("rampool: {reason}"));
             std::process::abort();
         }
         *lost = Some(reason);
@@ -572,7 +572,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
             match pager.serve_foster(foster, &mut |_| {}) {
                 Ok(children) => more.extend(children),
                 Err(reason) => {
-                    say_line(&format!("rampool: a forked child cannot be served: {reason}"));
+                    last_words(&format!("rampool: a forked child cannot be served: {reason}"));
                     std::process::abort();
                 }
             }

@@ -17,6 +17,7 @@
 //!   sealed    memory that two processes share, which neither can take away
 //!   exposed   the same, taken back from the other one when it is lost
 //!   selfmem   memory of this process read and filled through /proc/self/mem
+//!   output    writing to descriptors that other processes have, too
 //!   birthplace  whether this is the process that made something, or a child that it forked
 //!   probe     what this machine allows, and the fix for what it does not
 //! ```
@@ -32,6 +33,7 @@ pub mod exposed;
 pub mod guard;
 pub mod maps;
 pub mod memory;
+pub mod output;
 pub mod pagetable;
 pub mod probe;
 pub mod procfs;

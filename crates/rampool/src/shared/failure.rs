@@ -7,7 +7,7 @@ use rampool_proto::share::{Rank, Reason};
 
 use super::config::{EXIT_FAILED, EXIT_FOLLOWED};
 use super::environment::variable;
-use crate::words::say_line;
+use crate::words::last_words;
 
 /// Ends the process because the run is over.
 pub(super) fn end(rank: Rank, reason: &Reason) -> ! {
@@ -37,7 +37,7 @@ fn report(what: &str) {
         }
     }
     let mark = std::env::var(variable::REPORT_MARK).ok().filter(|mark| !mark.is_empty());
-    say_line(&format!("{}{what}", mark.as_deref().unwrap_or("rampool: ")));
+    last_words(&format!("{}{what}", mark.as_deref().unwrap_or("rampool: ")));
 }
 
 /// At once: threads of the program may be anywhere, so nothing of it is run any more.
