@@ -1,17 +1,18 @@
 //! `rampool serve`: lends this machine's memory.
 
+mod log;
 mod metrics;
 mod settings;
 
 pub use settings::Args;
 
 use anyhow::{Context, Result, bail};
+use log::Log;
 use rampool::key::Key;
 use rampool::proto::units::ByteLen;
 use rampool::server::{RunningServer, Server, ServerConfig};
 use rampool::transport::Endpoint;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use settings::{LogFormat, Settings};
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,12 +25,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Serves until SIGTERM or SIGINT; then stops when the clients have left, or after the time to drain, or at a second signal.
 pub fn run(args: Args) -> Result<i32> {
     let settings = args.settle()?;
-    start_log(&settings)?;
-    outlive_full_files();
+    let defaults = ServerConfig::new(settings.memory.0, settings.listen[0].clone());
     // Before any thread starts: all of them inherit that these signals wait to be asked for.
     let signals = EndSignals::block().context("signals cannot be blocked")?;
+    // Ends last: it has the other parts' last words.
+    let _log = Log::start(&settings)?;
+    outlive_full_files();
     let key = settings.key_file.as_deref().map(Key::load).transpose()?;
-    let defaults = ServerConfig::new(settings.memory.0, settings.listen[0].clone());
     let config = ServerConfig {
         listen: settings.listen.clone(),
         key,
@@ -127,19 +129,6 @@ fn say_ready(file: &Path, endpoints: &[Endpoint]) -> Result<()> {
     std::fs::write(&unfinished, text)
         .and_then(|()| std::fs::rename(&unfinished, file))
         .with_context(|| format!("the ready file {} cannot be written", file.display()))
-}
-
-fn start_log(settings: &Settings) -> Result<()> {
-    let filter =
-        tracing_subscriber::EnvFilter::try_new(&settings.log_level).with_context(|| format!("{:?} is no log level", settings.log_level))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    // A log that cannot be written, on a full disk or for want of a reader, ends no server: it has others' pages.
-    let builder = builder.log_internal_errors(false);
-    match settings.log {
-        LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
-        LogFormat::Json => builder.json().flatten_event(true).init(),
-    }
-    Ok(())
 }
 
 /// Amounts of memory in settings files and arguments alike.

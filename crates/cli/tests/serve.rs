@@ -137,15 +137,53 @@ fn a_log_that_cannot_be_written_ends_no_server() {
         command.env("LOG", dir.path().join("log")).args(["-c", start, env!("CARGO_BIN_EXE_rampool")]);
         let server = Served::start(command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock"]));
         for _ in 0..2 {
-            let stranger = std::net::TcpStream::connect(&server.address).unwrap();
-            std::io::Write::write_all(&mut &stranger, &[7; 64]).unwrap();
-            // Until the server has closed the connection, and said so in its log.
-            let _ = (&stranger).read_to_end(&mut Vec::new());
+            visit_as_a_stranger(&server.address);
             assert!(status(&server.address, None, &[]).status.success(), "{name}");
         }
         server.signal(libc::SIGTERM);
         assert_eq!(server.end().0, Some(0), "{name}");
     }
+}
+
+/// Sends what is no preface, and waits until the server has closed the connection, and said so in its log.
+fn visit_as_a_stranger(address: &str) {
+    use std::io::Write;
+    let mut stranger = std::net::TcpStream::connect(address).unwrap();
+    stranger.write_all(&[7; 64]).unwrap();
+    let _ = stranger.read_to_end(&mut Vec::new());
+}
+
+/// The log goes to a pipe that is full, and that nobody reads until the server has ended.
+#[test]
+fn a_log_that_nobody_reads_holds_nobody_up() {
+    use rampool_sys::output::write_if_room;
+    use std::os::fd::AsFd;
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    while write_if_room(writer.as_fd(), &[b'x'; 4096]) {}
+    let mut command = rampool();
+    command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock", "--shards", "1", "--log", "json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(writer).spawn().unwrap();
+    drop(command);
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let server = Served { child, address: line.trim().strip_prefix("listening on ").unwrap().to_owned() };
+    for _ in 0..3 {
+        visit_as_a_stranger(&server.address);
+        assert!(status(&server.address, None, &[]).status.success());
+    }
+    server.signal(libc::SIGTERM);
+    let mut server = server;
+    let deadline = Instant::now() + DEADLINE;
+    while server.child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "the server does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    drop(server);
+    // What found room is whole.
+    let mut log = String::new();
+    reader.read_to_string(&mut log).unwrap();
+    assert!(log.trim_start_matches('x').lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{log}");
 }
 
 /// Since version 254, systemd gives a service's credentials to its user by an access list: what looks like the group's rights is the mask of that list.
