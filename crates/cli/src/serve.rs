@@ -21,6 +21,8 @@ use crate::end_signals::EndSignals;
 
 /// How often the server looks at itself while nothing happens.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// What a server has open besides its connections, and what a connection needs more while it is made, roughly.
+const OWN_DESCRIPTORS: u64 = 64;
 
 /// Serves until SIGTERM or SIGINT; then stops when the clients have left, or after the time to drain, or at a second signal.
 pub fn run(args: Args) -> Result<i32> {
@@ -31,6 +33,7 @@ pub fn run(args: Args) -> Result<i32> {
     // Ends last: it has the other parts' last words.
     let _log = Log::start(&settings)?;
     outlive_full_files();
+    allow_descriptors(settings.max_connections.unwrap_or(defaults.max_connections));
     let key = settings.key_file.as_deref().map(Key::load).transpose()?;
     let config = ServerConfig {
         listen: settings.listen.clone(),
@@ -96,6 +99,28 @@ pub fn run(args: Args) -> Result<i32> {
 fn outlive_full_files() {
     // SAFETY: no handler is set, the signal is ignored.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Lets the server have as many descriptors as this process may, and says so where they are fewer than it may have connections.
+fn allow_descriptors(connections: usize) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: reads the limit into, and sets it from, a value that lives across the calls.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
+            let most = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+            if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const most) == 0 {
+                limit = most;
+            }
+        }
+    }
+    let descriptors = limit.rlim_cur;
+    if descriptors < connections as u64 + OWN_DESCRIPTORS {
+        tracing::warn!(
+            connections,
+            descriptors,
+            "this process may have fewer descriptors (ulimit -n, or LimitNOFILE= of the service) than connections are allowed: more than they are enough for wait until others end"
+        );
+    }
 }
 
 fn drain(server: RunningServer, signals: &EndSignals, signal: i32, patience: Duration) -> Result<i32> {

@@ -186,6 +186,73 @@ fn a_log_that_nobody_reads_holds_nobody_up() {
     assert!(log.trim_start_matches('x').lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{log}");
 }
 
+/// However often somebody comes who is no client: each time counts, and few are worth a line.
+#[test]
+fn a_stranger_who_comes_again_and_again_costs_the_log_few_lines() {
+    const TIMES: u64 = 500;
+    let mut command = rampool();
+    let server = Served::start(command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock", "--log", "json"]));
+    for _ in 0..TIMES {
+        visit_as_a_stranger(&server.address);
+    }
+    server.signal(libc::SIGTERM);
+    let (code, log) = server.end();
+    assert_eq!(code, Some(0));
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let failed: Vec<_> = lines.iter().filter(|line| line["message"].as_str().unwrap().starts_with("handshake failed")).collect();
+    assert_eq!(failed.iter().map(|line| line["times"].as_u64().unwrap_or(1)).sum::<u64>(), TIMES, "{log}");
+    // Two for each minute that this took.
+    assert!(failed.len() < 20, "{log}");
+    assert!(failed.iter().all(|line| line["error"].as_str().unwrap().contains("does not speak rampool's protocol")), "{log}");
+}
+
+/// How often a server's only shard has fallen asleep.
+fn sleeps(server: &Served) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.child.id())).unwrap();
+    let mut statuses = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
+    let shard = statuses.find(|status| status.starts_with("Name:\trampool-shard0\n")).unwrap();
+    let count = shard.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    count.trim().parse().unwrap()
+}
+
+/// Connections that there are no descriptors for wait until others end, and the server does nothing meanwhile.
+#[test]
+fn a_server_without_descriptors_left_sleeps_until_some_are_given_back() {
+    use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface};
+    use std::io::Write;
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut command = Command::new("sh");
+    settings::clear(&mut command);
+    command.env("LOG", log.path()).args(["-c", "ulimit -n 40; exec \"$0\" \"$@\" 2>>\"$LOG\"", env!("CARGO_BIN_EXE_rampool")]);
+    let server = Served::start(command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock", "--shards", "1"]));
+    let said = || std::fs::read_to_string(log.path()).unwrap();
+    assert!(said().contains("fewer descriptors"), "{}", said());
+    // Clients, which nobody else's coming ends.
+    let clients: Vec<_> = (0..60)
+        .map(|_| {
+            let mut client = std::net::TcpStream::connect(&server.address).unwrap();
+            client.write_all(&Preface::ask(Encryption::Auto, false, 0, 1).encode()).unwrap();
+            client
+        })
+        .collect();
+    let deadline = Instant::now() + DEADLINE;
+    while !said().contains("could not accept a connection") {
+        assert!(Instant::now() < deadline, "{}", said());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let before = sleeps(&server);
+    while sleeps(&server) < before + 3 {
+        assert!(Instant::now() < deadline, "the shard does not sleep");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for mut client in clients {
+        // The first have their answer; the last have it once the first are gone.
+        client.read_exact(&mut [0; PREFACE_BYTES]).unwrap();
+    }
+    assert!(status(&server.address, None, &[]).status.success());
+    assert_eq!(said().matches("could not accept a connection").count(), 1, "{}", said());
+}
+
 /// Since version 254, systemd gives a service's credentials to its user by an access list: what looks like the group's rights is the mask of that list.
 #[test]
 fn a_key_that_systemd_hands_over_is_taken_and_others_like_it_are_not() {

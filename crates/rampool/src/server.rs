@@ -19,6 +19,7 @@ mod shard;
 mod shared;
 mod status;
 mod steward;
+mod strangers;
 
 pub use query::{QueryError, query_status};
 pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus};

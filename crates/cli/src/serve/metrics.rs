@@ -7,6 +7,9 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use rampool::server::{Observer, QueueStatus, ServerStatus};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -14,8 +17,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A client that has not asked, or taken its answer, by then is dropped: the next one waits for it.
+/// A client that has not asked by then is dropped.
 const CLIENT_TIME: Duration = Duration::from_secs(2);
+/// With more of them than so many the one that has taken longest to ask is dropped: nobody waits for others.
+const MOST_CLIENTS: usize = 16;
+/// Where not even one client can be heard for want of descriptors.
+const WANT_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_REQUEST_BYTES: usize = 8 * 1024;
 
 type Read64 = fn(&ServerStatus) -> u64;
@@ -94,16 +101,13 @@ impl Responder {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Snapshot(observer)));
         let stop = Arc::new(AtomicBool::new(false));
+        listener.set_nonblocking(true)?;
         let thread = std::thread::Builder::new().name("rampool-metrics".into()).spawn({
             let stop = Arc::clone(&stop);
             move || {
-                for client in listener.incoming() {
-                    if stop.load(Ordering::SeqCst) {
-                        return;
-                    }
-                    if let Err(error) = client.and_then(|client| answer(client, &registry)) {
-                        tracing::debug!(%error, "a metrics client went away");
-                    }
+                let mut asking = Asking::default();
+                while !stop.load(Ordering::SeqCst) {
+                    asking.turn(&listener, &registry);
                 }
             }
         })?;
@@ -127,26 +131,73 @@ impl Drop for Responder {
     }
 }
 
-fn answer(mut client: TcpStream, registry: &Registry) -> std::io::Result<()> {
-    let deadline = Instant::now() + CLIENT_TIME;
-    client.set_write_timeout(Some(CLIENT_TIME))?;
-    let mut request = Vec::new();
-    let mut bytes = [0; 1024];
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || request.len() > LONGEST_REQUEST_BYTES {
-            return Err(std::io::ErrorKind::TimedOut.into());
+/// Clients that have not asked in full yet, the oldest first.
+#[derive(Default)]
+struct Asking(VecDeque<Client>);
+
+struct Client {
+    stream: TcpStream,
+    request: Vec<u8>,
+    deadline: Instant,
+}
+
+impl Asking {
+    /// Waits until something has come, and sees to it.
+    fn turn(&mut self, listener: &TcpListener, registry: &Registry) {
+        let mut watched = vec![PollFd::new(listener, PollFlags::IN)];
+        watched.extend(self.0.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN)));
+        // The deadlines are in order.
+        let left = self.0.front().map_or(CLIENT_TIME, |oldest| oldest.deadline.saturating_duration_since(Instant::now()));
+        let left = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(1), tv_nsec: left.subsec_nanos().into() };
+        let is_error = poll(&mut watched, Some(&left)).is_err_and(|error| error != Errno::INTR);
+        drop(watched);
+        match listener.accept() {
+            Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                if self.0.len() == MOST_CLIENTS {
+                    self.0.pop_front();
+                }
+                self.0.push_back(Client { stream, request: Vec::new(), deadline: Instant::now() + CLIENT_TIME });
+            }
+            Err(error) if is_error || error.kind() != std::io::ErrorKind::WouldBlock => {
+                tracing::debug!(%error, "a metrics client is not heard");
+                // It may be for want of descriptors, which somebody has to give back.
+                if self.0.pop_front().is_none() {
+                    std::thread::sleep(WANT_PAUSE);
+                }
+            }
+            _ => {}
         }
-        client.set_read_timeout(Some(left))?;
-        match client.read(&mut bytes)? {
-            0 => return Ok(()),
-            n => request.extend_from_slice(&bytes[..n]),
-        }
+        self.0.retain_mut(|client| match client.hear(registry) {
+            Ok(goes_on) => goes_on && Instant::now() < client.deadline,
+            Err(error) => {
+                tracing::debug!(%error, "a metrics client went away");
+                false
+            }
+        });
     }
-    let (status, kind, body) = respond(&request, registry);
-    let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-    client.write_all(head.as_bytes())?;
-    client.write_all(body.as_bytes())
+}
+
+impl Client {
+    /// Takes what has come, and answers once that is all. False: it is done with.
+    fn hear(&mut self, registry: &Registry) -> std::io::Result<bool> {
+        let mut bytes = [0; 1024];
+        while !self.request.windows(4).any(|end| end == b"\r\n\r\n") {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Ok(false),
+                Ok(n) => self.request.extend_from_slice(&bytes[..n]),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error),
+            }
+            if self.request.len() > LONGEST_REQUEST_BYTES {
+                return Ok(false);
+            }
+        }
+        let (status, kind, body) = respond(&self.request, registry);
+        let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+        // A new connection has room for some times as much.
+        self.stream.write_all(&[head.as_bytes(), body.as_bytes()].concat())?;
+        Ok(false)
+    }
 }
 
 fn respond(request: &[u8], registry: &Registry) -> (&'static str, &'static str, String) {
@@ -194,6 +245,7 @@ mod tests {
         assert!(ask(metrics.address(), b"GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(ask(metrics.address(), b"\x00\xff\xff\r\n\r\n").starts_with("HTTP/1.1 405"));
         drop(TcpStream::connect(metrics.address()).unwrap());
+        let _silent: Vec<TcpStream> = (0..3 * MOST_CLIENTS).map(|_| TcpStream::connect(metrics.address()).unwrap()).collect();
         assert!(ask(metrics.address(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("rampool_gets_total 0"));
     }
 }

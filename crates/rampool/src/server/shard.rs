@@ -4,7 +4,8 @@
 //! requests or connections by then is answered in one go.
 
 use super::connection::{Connection, End, Held, Turn, Workbench};
-use super::shared::{Shared, lock};
+use super::shared::{Arrival, Shared, lock};
+use super::strangers::Newcomers;
 use crate::patience::Patience;
 use crate::transport::{Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Means, Peer, Stream, Wants};
 use rampool_proto::session::{Refusal, features};
@@ -18,6 +19,10 @@ use std::time::{Duration, Instant};
 
 /// A client must finish its handshake within this time.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Connections that are accepted in one turn: those that are here already are served between.
+const MOST_ACCEPTED: usize = 64;
+/// Connections that are told, at a time, that there is no place for them; whoever takes long to listen is not told.
+const MOST_TURNED_AWAY: usize = 64;
 /// Poll tokens beyond those of connections.
 const DOORBELL: u64 = u64::MAX;
 const FIRST_LISTENER: u64 = u64::MAX - 1024;
@@ -43,6 +48,8 @@ pub(super) struct Shard {
     shared: Arc<Shared>,
     epoll: OwnedFd,
     listeners: Vec<Listener>,
+    /// No descriptor is left for one more connection: the listeners are not polled for now.
+    is_deaf: bool,
     slots: Vec<Slot>,
     free: Vec<usize>,
     /// Connections with more to do than one turn.
@@ -51,6 +58,10 @@ pub(super) struct Shard {
     warm: Vec<u64>,
     /// Connections over shared memory whose client does not ring for what it writes; no more than `MOST_AWAKE`, the latest last.
     awake: VecDeque<u64>,
+    /// Handshakes that go on, of those that have a place, and of those that have none.
+    newcomers: Newcomers,
+    turned_away: Newcomers,
+    turning_away: usize,
     next_shard: usize,
     bench: Workbench,
 }
@@ -71,7 +82,12 @@ struct Slot {
 
 enum State {
     Free,
-    Shaking { handshake: Box<Handshake>, deadline: Instant },
+    /// `has_place`: it counts as a connection; otherwise it is told that it cannot be one.
+    Shaking {
+        handshake: Box<Handshake>,
+        deadline: Instant,
+        has_place: bool,
+    },
     Connected(Box<Connection>),
 }
 
@@ -96,7 +112,25 @@ impl Shard {
         }
         let (slots, free, again, warm) = (Vec::new(), Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
         let awake = VecDeque::with_capacity(MOST_AWAKE + 1);
-        Ok(Self { index, shared, epoll, listeners, slots, free, again, warm, awake, next_shard: 0, bench: Workbench::default() })
+        let (newcomers, turned_away, bench) = (Newcomers::default(), Newcomers::default(), Workbench::default());
+        let (is_deaf, turning_away, next_shard) = (false, 0, 0);
+        Ok(Self {
+            index,
+            shared,
+            epoll,
+            listeners,
+            is_deaf,
+            slots,
+            free,
+            again,
+            warm,
+            awake,
+            newcomers,
+            turned_away,
+            turning_away,
+            next_shard,
+            bench,
+        })
     }
 
     /// Works until the server stops.
@@ -184,6 +218,9 @@ impl Shard {
         }
         for index in 0..self.slots.len() {
             self.close(index, &End::Stopping);
+        }
+        if self.index == 0 {
+            self.shared.complain_of_repetitions(true);
         }
     }
 
@@ -312,22 +349,26 @@ impl Shard {
     }
 
     fn accept(&mut self, listener: usize) {
-        loop {
+        for _ in 0..MOST_ACCEPTED {
             let stream = match self.listeners[listener].accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(error) => {
-                    // Also "too many open files": the connection waits in the kernel until some are closed.
-                    tracing::warn!(%error, "could not accept a connection");
-                    return;
+                    self.shared.complain("could not accept a connection", None, &error);
+                    if is_want(&error) && !self.forget_oldest() {
+                        // It waits in the kernel, which would say so again and again.
+                        self.listen(false);
+                        return;
+                    }
+                    continue;
                 }
             };
             if let Err(error) = stream.keep_alive(self.shared.config.heartbeat) {
                 tracing::debug!(%error, peer = %stream.peer(), "a connection went as it came");
                 continue;
             }
-            let refusal = self.admit(&stream);
-            self.shared.connections.fetch_add(1, Ordering::Relaxed);
+            let refusal = self.judge(&stream);
+            let may_stay = refusal.is_none();
             let config = &self.shared.config;
             let rings = if config.rings { features::RINGS | features::KEYS } else { 0 };
             let ucx = match self.listeners[listener].endpoint() {
@@ -341,19 +382,30 @@ impl Shard {
             let target = self.next_shard % self.shared.shards.len();
             self.next_shard = self.next_shard.wrapping_add(1);
             if target == self.index {
-                self.add(handshake, Instant::now());
+                self.add(Arrival { handshake, may_stay }, Instant::now());
             } else {
                 let mailbox = &self.shared.shards[target];
-                lock(&mailbox.arrivals).push(handshake);
+                lock(&mailbox.arrivals).push(Arrival { handshake, may_stay });
                 mailbox.ring();
             }
         }
     }
 
-    fn admit(&self, stream: &Stream) -> Option<Refusal> {
-        if self.shared.connections.load(Ordering::Relaxed) >= self.shared.config.max_connections {
-            return Some(Refusal::TooManyConnections);
+    /// Connections are accepted from now on, or stay in the kernel until the next sweep.
+    fn listen(&mut self, listens: bool) {
+        if self.is_deaf != listens {
+            return;
         }
+        self.is_deaf = !listens;
+        let flags = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        for (token, listener) in (FIRST_LISTENER..).zip(&self.listeners) {
+            epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(token), flags)
+                .expect("a polled descriptor can be polled otherwise");
+        }
+    }
+
+    /// Whether this peer may not be a client, whoever else is here.
+    fn judge(&self, stream: &Stream) -> Option<Refusal> {
         match stream.peer() {
             Peer::Unix { uid, .. } => {
                 let own = rustix::process::geteuid().as_raw();
@@ -369,8 +421,8 @@ impl Shard {
         // Whether it had rung more than once makes no difference.
         let _ = rustix::io::read(&self.shared.shards[self.index].doorbell, &mut rung);
         let arrivals = std::mem::take(&mut *lock(&self.shared.shards[self.index].arrivals));
-        for handshake in arrivals {
-            self.add(handshake, now);
+        for arrival in arrivals {
+            self.add(arrival, now);
         }
         let delivered = std::mem::take(&mut *lock(&self.shared.shards[self.index].delivered));
         for done in delivered {
@@ -401,7 +453,13 @@ impl Shard {
         }
     }
 
-    fn add(&mut self, handshake: Handshake, now: Instant) {
+    /// Begins with somebody who has connected. Where no place is free, he gets that of the connection whose handshake goes on for longest, if there is one.
+    fn add(&mut self, arrival: Arrival, now: Instant) {
+        let Arrival { mut handshake, may_stay } = arrival;
+        let has_place = may_stay && (self.shared.take_place() || self.forget_oldest() && self.shared.take_place());
+        if may_stay && !has_place {
+            handshake.refuse(Refusal::TooManyConnections);
+        }
         let index = self.free.pop().unwrap_or_else(|| {
             let interest = epoll::EventFlags::IN;
             self.slots.push(Slot { generation: 0, state: State::Free, interest, awake: false, polled: true, found: 0, missed: 0 });
@@ -414,13 +472,43 @@ impl Shard {
         (slot.found, slot.missed) = (0, 0);
         let token = token(index, slot.generation);
         if let Err(error) = epoll::add(&self.epoll, &handshake, epoll::EventData::new_u64(token), slot.interest) {
-            tracing::warn!(%error, peer = %handshake.peer(), "cannot poll a new connection");
+            self.shared.complain("cannot poll a new connection", Some(handshake.peer()), &error);
             self.free.push(index);
-            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+            if has_place {
+                self.shared.give_place_back();
+            }
             return;
         }
-        slot.state = State::Shaking { handshake: Box::new(handshake), deadline: now + HANDSHAKE_TIME };
+        slot.state = State::Shaking { handshake: Box::new(handshake), deadline: now + HANDSHAKE_TIME, has_place };
+        let slots = &self.slots;
+        if has_place {
+            self.newcomers.add(token, |token| shakes(slots, token));
+        } else {
+            self.turned_away.add(token, |token| shakes(slots, token));
+            self.turning_away += 1;
+            if self.turning_away > MOST_TURNED_AWAY
+                && let Some(oldest) = self.turned_away.take_oldest(|token| shakes(slots, token))
+            {
+                self.forget(slot_of(oldest));
+            }
+        }
         self.ready(token, now);
+    }
+
+    /// Makes room: the connection of this shard whose handshake goes on for longest ends. False: there is none.
+    fn forget_oldest(&mut self) -> bool {
+        let slots = &self.slots;
+        let Some(oldest) = self.newcomers.take_oldest(|token| shakes(slots, token)) else { return false };
+        self.fail(slot_of(oldest), "it made room for others before it was finished");
+        true
+    }
+
+    /// A handshake has failed.
+    fn fail(&mut self, index: usize, error: impl std::fmt::Display) {
+        let State::Shaking { handshake, .. } = &self.slots[index].state else { return };
+        self.shared.complain("handshake failed", Some(handshake.peer()), &error);
+        self.shared.shards[self.index].failed_handshakes.fetch_add(1, Ordering::Relaxed);
+        self.forget(index);
     }
 
     /// Something happened on this connection, or it has more to do.
@@ -432,7 +520,7 @@ impl Shard {
         }
         match &mut slot.state {
             State::Free => {}
-            State::Shaking { handshake, .. } => match handshake.advance::<Held>() {
+            State::Shaking { handshake, has_place, .. } => match handshake.advance::<Held>() {
                 Ok(None) => {
                     let flags = match handshake.wants() {
                         Wants::Read => epoll::EventFlags::IN,
@@ -441,6 +529,7 @@ impl Shard {
                     self.watch(index, flags);
                 }
                 Ok(Some(link)) => {
+                    assert!(*has_place, "whoever has no place is refused");
                     if link.as_fd().as_raw_fd() != link.socket().as_raw_fd() && !self.watch_instead(index, &link) {
                         return self.forget(index);
                     }
@@ -454,11 +543,7 @@ impl Shard {
                     slot.state = State::Connected(Box::new(connection));
                     self.ready(token, now);
                 }
-                Err(error) => {
-                    tracing::warn!(peer = %handshake.peer(), %error, "handshake failed");
-                    self.shared.shards[self.index].failed_handshakes.fetch_add(1, Ordering::Relaxed);
-                    self.forget(index);
-                }
+                Err(error) => self.fail(index, error),
             },
             State::Connected(connection) => {
                 let received = connection.receive(&self.shared, &mut self.bench, now);
@@ -588,16 +673,18 @@ impl Shard {
 
     /// Ends what has been silent, stuck or unfinished for too long.
     fn sweep(&mut self, now: Instant) {
+        self.listen(true);
+        if self.index == 0 {
+            self.shared.complain_of_repetitions(false);
+        }
         let silence = self.shared.config.silence;
         let draining_over = self.shared.draining() && self.shared.drain_left_ms() == 0;
         for index in 0..self.slots.len() {
             let end = match &mut self.slots[index].state {
                 State::Free => None,
-                State::Shaking { handshake, deadline } => {
+                State::Shaking { deadline, .. } => {
                     if now >= *deadline {
-                        tracing::warn!(peer = %handshake.peer(), "handshake not finished in time");
-                        self.shared.shards[self.index].failed_handshakes.fetch_add(1, Ordering::Relaxed);
-                        self.forget(index);
+                        self.fail(index, "it was not finished in time");
                     }
                     None
                 }
@@ -651,17 +738,31 @@ impl Shard {
 
     /// A handshake is over without a connection.
     fn forget(&mut self, index: usize) {
-        if !matches!(self.slots[index].state, State::Free) {
-            self.slots[index].state = State::Free;
-            self.release_slot(index);
+        match std::mem::replace(&mut self.slots[index].state, State::Free) {
+            State::Free => {}
+            State::Shaking { has_place: false, .. } => {
+                self.turning_away -= 1;
+                self.free.push(index);
+            }
+            State::Shaking { has_place: true, .. } | State::Connected(_) => self.release_slot(index),
         }
     }
 
     /// The descriptor is closed, and with it out of the poll set.
     fn release_slot(&mut self, index: usize) {
         self.free.push(index);
-        self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        self.shared.give_place_back();
     }
+}
+
+/// Whether the handshake of this token's connection goes on.
+fn shakes(slots: &[Slot], token: u64) -> bool {
+    slots.get(slot_of(token)).is_some_and(|slot| slot.has(token) && matches!(slot.state, State::Shaking { .. }))
+}
+
+/// Whether a connection could not be accepted for want of something, so that it waits for that. Any other that cannot be accepted is gone.
+fn is_want(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 fn slot_of(token: u64) -> usize {

@@ -2,6 +2,7 @@
 
 use super::connection::Refused;
 use super::courier::{self, Delivered, Desk, Order};
+use super::strangers::Grumbler;
 use super::{ServerConfig, ServerStatus};
 use crate::key::random_bytes;
 use crate::store::PageStore;
@@ -26,7 +27,9 @@ pub(super) struct Shared {
     pub(super) stopping: AtomicBool,
     /// Milliseconds since `started` at which a draining server stops; 0 while it does not drain.
     pub(super) drain_until_ms: AtomicU64,
+    /// Places taken, by connections and by handshakes under way.
     pub(super) connections: AtomicUsize,
+    pub(super) grumbler: Grumbler,
     pub(super) shards: Vec<Mailbox>,
     directory: Mutex<Directory>,
     leases: RwLock<BTreeMap<LeaseId, Arc<Lease>>>,
@@ -72,9 +75,15 @@ pub(super) struct Post {
 
 pub(super) type Posts = Vec<Post>;
 
+/// Somebody who has connected.
+pub(super) struct Arrival {
+    pub(super) handshake: Handshake,
+    pub(super) may_stay: bool,
+}
+
 /// How others reach a shard.
 pub(super) struct Mailbox {
-    pub(super) arrivals: Mutex<Vec<Handshake>>,
+    pub(super) arrivals: Mutex<Vec<Arrival>>,
     /// Copies that have ended.
     pub(super) delivered: Mutex<Vec<Delivered>>,
     /// Answers of queues.
@@ -162,6 +171,7 @@ impl Shared {
             stopping: AtomicBool::new(false),
             drain_until_ms: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
+            grumbler: Grumbler::default(),
             shards,
             directory: Mutex::new(Directory::new(limits)),
             leases: RwLock::default(),
@@ -251,6 +261,16 @@ impl Shared {
         for (shard, _) in self.shards.iter().zip(rung).filter(|(_, rung)| *rung) {
             shard.ring();
         }
+    }
+
+    /// A place for one more connection. False: all are taken.
+    pub(super) fn take_place(&self) -> bool {
+        let one_more = |taken: usize| (taken < self.config.max_connections).then_some(taken + 1);
+        self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    }
+
+    pub(super) fn give_place_back(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(super) fn stopping(&self) -> bool {

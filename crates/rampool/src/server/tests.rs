@@ -835,6 +835,30 @@ fn connections_beyond_the_limit_are_told_so() {
     assert!(third.is_err_and(|e| e.to_string().contains("as many connections")));
 }
 
+/// Who never shows that he may take a place has it only until somebody else comes.
+#[test]
+fn strangers_who_say_nothing_keep_no_client_out() {
+    let server = Server::start(ServerConfig { max_connections: 2, shards: 1, ..config(MIB) }).unwrap();
+    let Endpoint::Tcp { host, port } = server.addr() else { unreachable!() };
+    let strangers = [(); 2].map(|()| std::net::TcpStream::connect((host.as_str(), *port)).unwrap());
+    let deadline = Instant::now() + DEADLINE;
+    while server.status().connections < 2 {
+        assert!(Instant::now() < deadline, "the strangers have no places");
+        std::thread::yield_now();
+    }
+    let mut clients = [Client::with_lease(server.addr(), open_policy(), 4096), Client::new(server.addr(), open_policy())];
+    for mut stranger in &strangers {
+        stranger.set_read_timeout(Some(DEADLINE)).unwrap();
+        assert_eq!(std::io::Read::read(&mut stranger, &mut [0]).unwrap(), 0, "it is cut off");
+    }
+    assert_eq!((server.status().connections, server.status().failed_handshakes), (2, 2));
+    let third = crate::transport::connect::<()>(server.addr(), open_policy(), Instant::now() + DEADLINE);
+    assert!(third.is_err_and(|e| e.to_string().contains("as many connections")), "clients are not cut off for others");
+    for client in &mut clients {
+        client.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
+    }
+}
+
 /// Requests that make sense but may not be: answered, counted, and the connection goes on.
 #[test]
 fn what_is_not_allowed_is_answered_with_the_reason() {

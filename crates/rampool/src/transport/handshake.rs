@@ -203,6 +203,11 @@ impl Handshake {
         self
     }
 
+    /// As a server, before anything has come: there is a reason of the server's own not to talk to this peer.
+    pub(crate) fn refuse(&mut self, refusal: Refusal) {
+        self.refuse = Some(refusal);
+    }
+
     fn stream(&self) -> &Stream {
         self.stream.as_ref().expect("a finished handshake is not used any more")
     }
