@@ -22,6 +22,7 @@ mod top;
 
 use clap::{Parser, Subcommand};
 use rampool::words::{last_words, say_line};
+use rampool_proto::units::ByteLen;
 
 /// The RAM of many machines, as one pool, for any program
 ///
@@ -67,8 +68,30 @@ fn say_what_cannot_be_written() {
     }));
 }
 
+/// Stack that every command has enough of.
+const LEAST_STACK: ByteLen = ByteLen(256 << 10);
+
 fn main() {
     say_what_cannot_be_written();
+    let stack = stack_limit();
+    if stack < LEAST_STACK {
+        say_line(&format!("rampool: a stack of {stack} is too small (ulimit -s): {LEAST_STACK} are needed"));
+        std::process::exit(EXIT_FAILURE);
+    }
+    command()
+}
+
+/// What the first thread's stack may grow to.
+fn stack_limit() -> ByteLen {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: fills a value that lives across the call.
+    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit) } == 0;
+    ByteLen(if is_known { limit.rlim_cur } else { u64::MAX })
+}
+
+/// Not a part of `main`, which would need the stack of all commands before its first line.
+#[inline(never)]
+fn command() -> ! {
     let keyed = std::env::var_os("RAMPOOL_KEY_FILE").is_some();
     let arguments = dlmm_server::translate(std::env::args_os().collect(), keyed, dlmm_server::machine_megabytes());
     let result = match Cli::parse_from(arguments).command {

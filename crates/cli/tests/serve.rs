@@ -291,6 +291,18 @@ fn a_server_that_cannot_start_says_why() {
     assert!(refuse(&["--listen", "127.0.0.1:0"]).contains("how much memory"));
 }
 
+#[test]
+fn a_stack_that_is_too_small_is_named() {
+    let with_stack = |kib: &str| {
+        let command = format!("ulimit -s {kib}; exec \"$0\" --version");
+        Command::new("sh").args(["-c", &command, env!("CARGO_BIN_EXE_rampool")]).output().unwrap()
+    };
+    let refused = with_stack("64");
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!((refused.status.code(), said.contains("64 KiB is too small (ulimit -s): 256 KiB")), (Some(125), true), "{said}");
+    assert!(with_stack("256").status.success());
+}
+
 /// The variable that makes a process of this test a client; it has the server's address.
 const UCX_CLIENT: &str = "RAMPOOL_TEST_UCX_CLIENT";
 
