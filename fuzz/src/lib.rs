@@ -10,7 +10,12 @@ extern crate rampool as runtime;
 /// The C interface is no Rust library, so its parser comes as a file.
 #[path = "../../crates/capi/src/dlmm/conf.rs"]
 mod conf;
+mod predict;
 
+use predict::additive::additive;
+use predict::network::Network;
+use predict::recording::Recording;
+use predict::replay::{Machine, replay};
 use rampool::fork::ChildMemory;
 use rampool::key::Key;
 use rampool::space::AddressSpace;
@@ -398,6 +403,31 @@ pub fn dlmm(data: &[u8]) {
             again += &format!("{} {} // a comment\n", server.endpoint, memory / ByteLen::MIB);
         }
         assert_eq!(conf::Conf::parse(&again, nodes), Ok(conf), "{again}");
+    }
+}
+
+/// The trace of two ranks, one file behind the other: what is accepted is predicted in numbers, on any network, as it is and undisturbed. Where a line makes no
+/// sense, those that do are tried without it.
+pub fn trace(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let makes_sense = |line: &&str| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(line).is_ok();
+    let sane: Vec<&str> = text.lines().filter(|line| line.is_empty() || makes_sense(line)).collect();
+    let dir = tempfile::tempdir().expect("a directory for the files");
+    for text in [&*text, &sane.join("\n")] {
+        let (zero, one) = text.split_once("\n\n").unwrap_or((text, ""));
+        for (rank, text) in [zero, one].iter().enumerate() {
+            std::fs::write(dir.path().join(format!("rank-{rank}.jsonl")), text).expect("it fits");
+        }
+        let Ok(recording) = Recording::read(dir.path()) else { continue };
+        let machine = Machine { slower: 1.0, software_slower: 1.0, updates_by_hardware: false };
+        for recording in [recording.clone(), recording.undisturbed()] {
+            let networks = Network::presets().into_iter().take(2).chain(Network::recorded(&recording));
+            for network in networks {
+                let Ok(prediction) = replay(&recording, &network, machine) else { continue };
+                assert!(prediction.elapsed_us() >= 0.0 && prediction.elapsed_us().is_finite(), "{}", prediction.elapsed_us());
+                assert!(additive(&recording, &network, machine) >= 0.0);
+            }
+        }
     }
 }
 

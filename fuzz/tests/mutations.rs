@@ -317,6 +317,39 @@ fn files_of_dlmm() {
 }
 
 #[test]
+fn traces_of_runs() {
+    // Rank 1 fetches a page from rank 0, they meet at a barrier, and rank 0 takes a lock.
+    let first = br#"{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}
+{"at_ns":900,"event":"start"}
+{"at_ns":31000,"event":"receive","from":1,"type":"GetPage","ns":2000}
+{"at_ns":32000,"event":"send","to":1,"type":"Page","bytes":4109}
+{"at_ns":1000,"event":"compute","thread":0,"ns":100000,"cpu_ns":100000}
+{"at_ns":101000,"event":"wait","thread":0,"what":"barrier","ns":29000}
+{"at_ns":120000,"event":"receive","from":1,"type":"BarrierArrive","ns":1000}
+{"at_ns":120500,"event":"send","to":1,"type":"BarrierDepart","bytes":20}
+{"at_ns":140000,"event":"stop"}
+
+{"at_ns":0,"event":"wait","thread":0,"what":"other","ns":1000}
+{"at_ns":21000,"event":"send","to":0,"type":"GetPage","bytes":10}
+{"at_ns":45000,"event":"receive","from":0,"type":"Page","ns":3000}
+{"at_ns":20000,"event":"wait","what":"read fault","ns":30000}
+{"at_ns":1000,"event":"compute","thread":0,"ns":109000,"cpu_ns":50000}
+{"at_ns":111000,"event":"send","to":0,"type":"BarrierArrive","bytes":20}
+{"at_ns":130000,"event":"receive","from":0,"type":"BarrierDepart","ns":1000}
+{"at_ns":110000,"event":"wait","thread":0,"what":"barrier","ns":25000}"#;
+    let second = br#"{"at_ns":5,"event":"cost","what":"write fault","cpu_ns":5200}
+{"at_ns":10,"event":"send","to":1,"type":"LockRequest","bytes":30,"lock":7}
+{"at_ns":9,"event":"wait","thread":0,"what":"lock","lock":7,"ns":5000}
+{"at_ns":4000,"event":"receive","from":1,"type":"LockGrant","lock":7,"ns":100}
+{"at_ns":6000,"event":"wait","thread":0,"what":"unlock","lock":7,"ns":300}
+
+{"at_ns":2000,"event":"receive","from":0,"type":"LockRequest","lock":7,"ns":100}
+{"at_ns":2050,"event":"send","to":0,"type":"LockGrant","bytes":40,"lock":7}
+{"at_ns":1,"event":"wait","thread":0,"what":"other","ns":9000}"#;
+    drive(rampool_fuzz::trace, &[first.to_vec(), second.to_vec()], 5_000);
+}
+
+#[test]
 fn every_target_is_driven_here() {
     let here = include_str!("mutations.rs");
     let targets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz_targets")).unwrap();
