@@ -419,7 +419,8 @@ impl PrivateServer {
         };
         let endpoint = format!("unix:{}", run_dir.join("server.sock").display());
         let spec = endpoint.parse()?;
-        let log = std::fs::File::create(run_dir.join(PRIVATE_LOG))?;
+        let log = run_dir.join(PRIVATE_LOG);
+        let log = std::fs::File::create(&log).with_context(|| format!("the run's directory cannot be written: {}", log.display()))?;
         let mut command = Command::new(std::env::current_exe()?);
         // What is set for a server that this machine lends to others is not for this one: its file, its port for metrics.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"RAMPOOL_SERVE_")) {
