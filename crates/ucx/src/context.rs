@@ -45,8 +45,14 @@ impl Context {
         let mut config: *mut Config = null_mut();
         // SAFETY: no prefix and no file: both may be null; a place to write to.
         check("read its settings", unsafe { (functions.config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) })?;
-        // What is sent is copied by us already, and registering it by the piece would cost more than copying it once more.
-        let mut settings = vec![("ZCOPY_THRESH", "inf")];
+        let mut settings = vec![
+            // What is sent is copied by us already, and registering it by the piece would cost more than copying it once more.
+            ("ZCOPY_THRESH", "inf"),
+            // To ask now and then whether a peer lives, UCX adds a way of datagrams to a reliable connection, and then makes the whole connection over that. If it is closed while that
+            // waits, for a peer that has gone before it answered, UCX before 1.14 ends the process. Without this it is made over the way that is meant for it, which can be closed at any
+            // time. Whether a peer lives is not asked of UCX: the connection beside it tells.
+            ("KEEPALIVE_INTERVAL", "inf"),
+        ];
         settings.extend(transports.map(|transports| ("TLS", transports)));
         let mut raw: *mut RawContext = null_mut();
         let result = settings

@@ -3,7 +3,7 @@
 use super::*;
 use rampool_proto::fabric;
 use rampool_proto::session::{PREFACE_BYTES, Preface};
-use rampool_ucx::{Channel, Context};
+use rampool_ucx::{Channel, Context, UcxError};
 
 pub(super) const TCP: &str = "tcp";
 pub(super) const SHARED_MEMORY: &str = "posix,cma";
@@ -273,6 +273,24 @@ fn two_without_a_transport_in_common_do_not_meet() {
     let (client, _server) = shake::<()>(&tcp(), plain(Some(over(SYSV))), plain(Some(over(TCP))));
     let error = client.err().expect("they have nothing in common").to_string();
     assert!(error.contains("UCX_TLS") && error.contains("sysv"), "{error}");
+}
+
+/// What UCX itself has to say to such a peer still waits when the connection is closed.
+#[test]
+fn who_has_gone_before_the_connection_was_made_does_not_end_the_process() {
+    for transports in instead().as_deref().unwrap_or(TCP).split_whitespace() {
+        let context = over(transports);
+        let address = Channel::open(&context, WINDOW).unwrap().address().unwrap();
+        for calls in [0, 1, 100] {
+            let mut channel = Channel::open(&context, WINDOW).unwrap();
+            // SAFETY: made by `address`.
+            match unsafe { channel.connect(&address, None) } {
+                Ok(_) => (0..calls).for_each(|_| _ = channel.progress()),
+                // Sockets say so at once.
+                Err(error) => assert!(matches!(error, UcxError::Unreachable(_)), "{transports}: {error}"),
+            }
+        }
+    }
 }
 
 /// Whoever goes in good order is heard to the end, however late its last messages are read; whoever dies is noticed by its socket.
