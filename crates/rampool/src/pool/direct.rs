@@ -301,6 +301,7 @@ impl Pool {
             let request = work.get(slot);
             let (low, high) = source.program.bounds();
             (request.offset, request.reach) = (low.cast_unsigned(), high.cast_unsigned());
+            request.copy_to = Some((there, lanes[there.as_usize()].name.clone()));
             let endpoint = part.server.endpoint.to_string();
             CopyRequest { source, target, endpoint, lease: part.lease, token: part.token, region: to.name(there) }
                 .encode(&mut request.table);

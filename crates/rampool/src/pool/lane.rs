@@ -896,11 +896,13 @@ impl Lane {
             return Ok(());
         };
         let operation = request.operation();
-        match header.status {
-            Status::PoolFull | Status::LimitReached if is_store(header.opcode) => {
+        let copy_to = request.copy_to.take();
+        match (header.status, copy_to) {
+            (Status::PoolFull, Some((server, name))) => work.op_full(op, server, &name, ByteLen(header.arg)),
+            (Status::PoolFull | Status::LimitReached, _) if is_store(header.opcode) => {
                 work.op_full(op, self.server, &self.name, ByteLen(header.arg));
             }
-            status => {
+            (status, _) => {
                 let message = if message.is_empty() { format!("{status:?}") } else { message.to_owned() };
                 work.op_failed(op, PoolError::Denied { server: self.name.clone(), operation, message });
             }

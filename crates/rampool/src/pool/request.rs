@@ -59,6 +59,8 @@ pub(super) struct Request {
     pub offset: u64,
     /// The byte after the last of them.
     pub reach: u64,
+    /// Of a copy: the server that is to store the bytes, and its name.
+    pub copy_to: Option<(ServerIndex, String)>,
     /// Someone waits for the reply itself.
     pub wanted: bool,
     pub made_at: Instant,
@@ -174,6 +176,7 @@ impl Work {
             request.bytes = 0;
             request.offset = 0;
             request.reach = 0;
+            request.copy_to = None;
             request.wanted = false;
             request.made_at = now;
             request.sent = false;
@@ -203,6 +206,7 @@ impl Work {
             bytes: 0,
             offset: 0,
             reach: 0,
+            copy_to: None,
             wanted: false,
             made_at: now,
             sent: false,

@@ -727,6 +727,28 @@ fn a_copy_to_a_server_that_is_gone_ends_with_its_name_and_the_source_goes_on() {
     all_gone(&[&source]);
 }
 
+/// The bytes are stored by the server that they go to, which is the one that has no room.
+#[test]
+fn a_copy_that_does_not_fit_says_where_and_what_is_free() {
+    let [source, target] = [serve(64 * MIB), serve(64 * MIB)];
+    let mut direct = Direct::connect(&config(&[&source, &target], 4 * MIB)).unwrap();
+    let region = direct.create(64 * MIB).unwrap();
+    let mut pages_of =
+        |server: u16| (0..64 * MIB / 4096).filter(|page| direct.pool().holder(PageIndex(*page)).0 == server).collect::<Vec<_>>();
+    let (from, to) = (pages_of(0)[0] * 4096, pages_of(1));
+    direct.put(region, from, &[4; 4096]).unwrap();
+    let page = Layout::bytes(4096).unwrap();
+    let full = to.iter().find_map(|to| direct.copy((region, from, &page), (region, to * 4096, &page)).err());
+    match full.expect("a lease of 4 MiB holds fewer than 32 MiB") {
+        DirectError::Full { server, operation: Operation::Copy(_), free } => {
+            assert!(server == target.addr().to_string() && free.0 < 4096, "{server}: {free}");
+        }
+        other => panic!("{other:?}"),
+    }
+    direct.pool().leave();
+    all_gone(&[&source, &target]);
+}
+
 #[test]
 fn a_region_that_was_freed_is_none_for_every_operation() {
     let server = serve(16 * MIB);
