@@ -93,8 +93,11 @@ pub enum DirectError {
     Name,
     #[error("a region has from 1 byte to 4 PiB, not {wanted} bytes")]
     RegionLength { wanted: u64 },
-    #[error("the region has {has} bytes, not the {wanted} it was opened for")]
-    OtherLength { wanted: u64, has: u64 },
+    #[error("region {name} has {has} bytes, not the {wanted} it was opened for")]
+    OtherLength { name: String, wanted: u64, has: u64 },
+    #[error("there is no region {name}")]
+    NoSuchName { name: String },
+    /// One that this side had, or had a ticket for.
     #[error("there is no such region")]
     NoSuchRegion,
     #[error("memory server {server} has no room for {operation}: {free} of the lease are free there")]
@@ -370,13 +373,17 @@ impl Direct {
     pub fn open_or_create(&mut self, name: &str, bytes: u64) -> Result<DirectRegion, DirectError> {
         possible(bytes)?;
         let region = self.opened(Ok(name), bytes)?;
-        if region.bytes == bytes { Ok(region) } else { Err(DirectError::OtherLength { wanted: bytes, has: region.bytes }) }
+        if region.bytes == bytes {
+            Ok(region)
+        } else {
+            Err(DirectError::OtherLength { name: name.to_owned(), wanted: bytes, has: region.bytes })
+        }
     }
 
     /// Opens the region of this name.
     ///
     /// # Errors
-    /// [`DirectError::NoSuchRegion`] if there is none.
+    /// [`DirectError::NoSuchName`] if there is none.
     pub fn open(&mut self, name: &str) -> Result<DirectRegion, DirectError> {
         self.opened(Ok(name), 0)
     }
@@ -393,7 +400,10 @@ impl Direct {
         if door.is_ok_and(|name| name.is_empty() || name.len() > MAX_NAME_BYTES) {
             return Err(DirectError::Name);
         }
-        let (region, bytes) = self.pool.open_region(door.map_err(Pool::ticket_regions), bytes)?;
+        let (region, bytes) = self.pool.open_region(door.map_err(Pool::ticket_regions), bytes).map_err(|error| match (error, door) {
+            (PoolError::NoSuchRegion, Ok(name)) => DirectError::NoSuchName { name: name.to_owned() },
+            (error, _) => error.into(),
+        })?;
         Ok(DirectRegion { region, bytes })
     }
 
