@@ -1104,7 +1104,8 @@ rampool_status rampool_queue_send(rampool_direct *direct,
 /**
  * Appends `count` messages of `head_bytes` bytes each (at most 256), which lie one after the other at `heads`, without bodies. They travel in groups, each of which enters the queue
  * whole: fewer requests and answers than as many rampool_queue_send() take. Blocks until all are in the queue; while there is no room for a group, `patience_ms` at most. `*sent` is how
- * many are in it, the first ones: fewer than `count` if there was no room for more, and if there was for none, it is RAMPOOL_STATUS_NO_ROOM.
+ * many are in it, the first ones: fewer than `count` if there was no room for more, and if there was for none, it is RAMPOOL_STATUS_NO_ROOM. One call sends 1048576 at most: more are
+ * RAMPOOL_STATUS_INVALID, and none is sent.
  *
  * # Safety
  * `direct` and `queue` are null or valid; `heads` has `count` times `head_bytes` bytes; `sent` is null or can be written.

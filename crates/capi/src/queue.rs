@@ -8,6 +8,9 @@ use runtime::direct::{DirectError, Message, Queue, QueueBounds, QueueError, Send
 use crate::direct::DirectHandle;
 use crate::{RampoolStatus, bytes_at, fail, text};
 
+/// Messages that one call sends at most, each of which takes a little memory on the way.
+const MOST_SENT: usize = 1 << 20;
+
 /// A queue: a name that messages are sent to and taken from. Good with every member of the lease.
 pub struct QueueHandle(Queue);
 
@@ -100,7 +103,8 @@ pub unsafe extern "C" fn rampool_queue_send(
 
 /// Appends `count` messages of `head_bytes` bytes each (at most 256), which lie one after the other at `heads`, without bodies. They travel in groups, each of which enters the queue
 /// whole: fewer requests and answers than as many rampool_queue_send() take. Blocks until all are in the queue; while there is no room for a group, `patience_ms` at most. `*sent` is how
-/// many are in it, the first ones: fewer than `count` if there was no room for more, and if there was for none, it is RAMPOOL_STATUS_NO_ROOM.
+/// many are in it, the first ones: fewer than `count` if there was no room for more, and if there was for none, it is RAMPOOL_STATUS_NO_ROOM. One call sends 1048576 at most: more are
+/// RAMPOOL_STATUS_INVALID, and none is sent.
 ///
 /// # Safety
 /// `direct` and `queue` are null or valid; `heads` has `count` times `head_bytes` bytes; `sent` is null or can be written.
@@ -122,6 +126,9 @@ pub unsafe extern "C" fn rampool_queue_send_many(
         return fail(RampoolStatus::Invalid, "rampool_queue_send_many: a null pointer, or more messages than memory has bytes");
     };
     *out = 0;
+    if count > MOST_SENT {
+        return fail(RampoolStatus::Invalid, format!("rampool_queue_send_many: {count} messages; one call sends {MOST_SENT} at most"));
+    }
     // SAFETY: the caller promises as many readable bytes, which nobody writes meanwhile.
     let all = unsafe { bytes_at(heads, total) };
     let heads: Vec<&[u8]> = (0..count).map(|n| &all[n * head_bytes..(n + 1) * head_bytes]).collect();

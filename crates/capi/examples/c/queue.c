@@ -129,6 +129,9 @@ int main(int argc, char **argv)
         return failed("many");
     if (rampool_queue_send_many(direct, many, "onetwosixten", 3, 4, 0, &sent) != RAMPOOL_STATUS_NO_ROOM || sent != 0)
         return failed("no room for many");
+    /* Heads without bytes need no memory of the caller's, however many there are. */
+    if (rampool_queue_send_many(direct, many, NULL, 0, (size_t)1 << 60, 0, &sent) != RAMPOOL_STATUS_INVALID || sent != 0)
+        return failed("more than one call sends");
     for (i = 0; i < 4; i++) {
         size_t length;
         if (rampool_queue_take(direct, many, PATIENCE_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
