@@ -11,6 +11,7 @@ use rampool_proto::fabric::{Flow, MAX_WINDOW, Offer};
 use rampool_ucx::{Channel, Context, Mode, SEGMENT_BYTES, UcxError};
 use rustix::event::epoll;
 use rustix::net::SendFlags;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,6 +24,8 @@ const LOOKS: u32 = 64;
 /// How long a side that goes waits for UCX to have handed over what it has sent, as a client and as a server, which has others to serve. While the peer is awake, it takes no time
 /// to speak of.
 const FLUSH_TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(20)];
+/// So often a side that sleeps looks at UCX all the same: UCX 1.13 does not wake for everything that comes over reliable connections (soft-RoCE).
+const LOOK_PERIOD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// How long messages may be on their way after their sender has gone.
 const LATE_TIME: Duration = Duration::from_secs(1);
 
@@ -84,21 +87,29 @@ impl Opening {
         };
         // SAFETY: the peer says that it made the address so; with a key it has proved that it may be believed, without one it is on this machine.
         let mode = unsafe { self.0.connect(&peer.address, mode) }?;
-        let poll = self.poll_set(stream)?;
+        let clock = ticking()?;
+        let poll = self.poll_set(stream, &clock)?;
         let socket = stream.as_fd().try_clone_to_owned()?;
         let inside = Inside { channel: self.0, flow: Flow::new(WINDOW, peer.window), end: End::None, promise: Vec::new(), looks: 0 };
-        let fabric = Fabric { inside: RefCell::new(inside), message_bytes: peer.message_bytes as usize, flush_time, socket, poll };
+        let fabric = Fabric { inside: RefCell::new(inside), message_bytes: peer.message_bytes as usize, flush_time, socket, poll, clock };
         Ok((fabric, if mode == Mode::Watched { 1 } else { 2 }))
     }
 
-    /// UCX's descriptor and the socket as one.
-    fn poll_set(&self, stream: &Stream) -> io::Result<OwnedFd> {
+    /// UCX's descriptor, the socket and the clock as one.
+    fn poll_set(&self, stream: &Stream, clock: &OwnedFd) -> io::Result<OwnedFd> {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let channel = self.0.descriptor().map_err(io::Error::other)?;
         epoll::add(&poll, channel, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         epoll::add(&poll, stream, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+        epoll::add(&poll, clock, epoll::EventData::new_u64(2), epoll::EventFlags::IN)?;
         Ok(poll)
     }
+}
+
+fn ticking() -> io::Result<OwnedFd> {
+    let clock = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+    timerfd_settime(&clock, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: LOOK_PERIOD, it_value: LOOK_PERIOD })?;
+    Ok(clock)
 }
 
 /// One side of a connection over UCX.
@@ -111,6 +122,8 @@ pub(super) struct Fabric {
     /// The connection beside it, for the last word.
     socket: OwnedFd,
     poll: OwnedFd,
+    /// Wakes who sleeps now and then ([`LOOK_PERIOD`]).
+    clock: OwnedFd,
 }
 
 struct Inside {
@@ -235,6 +248,8 @@ impl Fabric {
     /// Says that this side is about to sleep on the descriptor, until there is something to read or, if `writing`, room to write. False: do not sleep, it is there already.
     pub(super) fn may_sleep(&self, stream: &Stream, reading: bool, writing: bool) -> bool {
         let mut inside = self.inside.borrow_mut();
+        // Whether it has struck does not matter: UCX is looked at now.
+        let _ = rustix::io::read(&self.clock, &mut [0u8; 8]);
         // What is wrong is to be seen at once, by whoever reads or writes next.
         inside.look(stream);
         let quiet = inside.channel.may_sleep() && inside.hears().is_ok() && inside.tell().is_ok();
