@@ -146,7 +146,7 @@ pub unsafe extern "C" fn rampool_layout_indexed(
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
     let Some(blocks) = (unsafe { pairs(blocks, displacements, count) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_layout_indexed: a null pointer");
+        return null_pointer("rampool_layout_indexed");
     };
     // SAFETY: the caller's promise.
     unsafe { made("rampool_layout_indexed", element, layout, |element| element.indexed(&blocks)) }
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn rampool_layout_hindexed(
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
     let Some(blocks) = (unsafe { pairs(blocks, displacements, count) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_layout_hindexed: a null pointer");
+        return null_pointer("rampool_layout_hindexed");
     };
     // SAFETY: the caller's promise.
     unsafe { made("rampool_layout_hindexed", element, layout, |element| element.hindexed(&blocks)) }
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn rampool_layout_struct(
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
     let Some(((counts, at), fields)) = (unsafe { array(counts, count).zip(array(displacements, count)).zip(array(fields, count)) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_layout_struct: a null pointer");
+        return null_pointer("rampool_layout_struct");
     };
     let mut parts = Vec::with_capacity(count);
     for ((count, at), field) in counts.iter().zip(at).zip(fields) {
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn rampool_layout_subarray(
     // SAFETY: the caller's promise.
     let arrays = unsafe { array(sizes, dimensions).zip(array(subsizes, dimensions)).zip(array(starts, dimensions)) };
     let Some(((sizes, subsizes), starts)) = arrays else {
-        return fail(RampoolStatus::Invalid, "rampool_layout_subarray: a null pointer");
+        return null_pointer("rampool_layout_subarray");
     };
     let order = match order {
         RAMPOOL_ORDER_C => Order::C,
@@ -312,7 +312,7 @@ pub unsafe extern "C" fn rampool_layout_free(layout: *mut LayoutHandle) {
 pub unsafe extern "C" fn rampool_direct_open(builder: *const Builder, direct: *mut *mut DirectHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(builder), Some(out)) = (unsafe { (builder.as_ref(), direct.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_open: a null pointer");
+        return null_pointer("rampool_direct_open");
     };
     *out = std::ptr::null_mut();
     match builder.0.open_direct() {
@@ -362,7 +362,7 @@ pub unsafe extern "C" fn rampool_direct_join(
 pub unsafe extern "C" fn rampool_direct_ticket(direct: *mut DirectHandle, buffer: *mut c_char, size: usize) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(direct) = (unsafe { direct.as_mut() }) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_ticket: a null pointer");
+        return null_pointer("rampool_direct_ticket");
     };
     let ticket = direct.0.pool().lease_ticket().to_string();
     // SAFETY: as the caller promises.
@@ -395,7 +395,7 @@ pub unsafe extern "C" fn rampool_direct_open_region(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(out)) = (unsafe { (direct.as_mut(), region.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_open_region: a null pointer");
+        return null_pointer("rampool_direct_open_region");
     };
     *out = std::ptr::null_mut();
     // SAFETY: as above.
@@ -463,7 +463,7 @@ pub unsafe extern "C" fn rampool_direct_put(
     bytes: u64,
 ) -> RampoolStatus {
     if from.is_null() && bytes > 0 {
-        return fail(RampoolStatus::Invalid, "rampool_direct_put: a null pointer");
+        return null_pointer("rampool_direct_put");
     }
     let layout = Layout::bytes(bytes);
     // SAFETY: the caller's promise.
@@ -487,7 +487,7 @@ pub unsafe extern "C" fn rampool_direct_get(
     bytes: u64,
 ) -> RampoolStatus {
     if to.is_null() && bytes > 0 {
-        return fail(RampoolStatus::Invalid, "rampool_direct_get: a null pointer");
+        return null_pointer("rampool_direct_get");
     }
     let layout = Layout::bytes(bytes);
     // SAFETY: the caller's promise.
@@ -511,7 +511,7 @@ pub unsafe extern "C" fn rampool_direct_put_layout(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(there), Some(here)) = (unsafe { (there.as_ref(), here.as_ref()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_put_layout: a null pointer");
+        return null_pointer("rampool_direct_put_layout");
     };
     // SAFETY: the caller's promise.
     unsafe {
@@ -536,7 +536,7 @@ pub unsafe extern "C" fn rampool_direct_get_layout(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(there), Some(here)) = (unsafe { (there.as_ref(), here.as_ref()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_get_layout: a null pointer");
+        return null_pointer("rampool_direct_get_layout");
     };
     // SAFETY: the caller's promise.
     unsafe {

@@ -368,7 +368,7 @@ pub unsafe extern "C" fn rampool_direct_sum(
     total: *mut RampoolTotal,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
-    let Some(out) = (unsafe { total.as_mut() }) else { return fail(RampoolStatus::Invalid, "rampool_direct_sum: a null pointer") };
+    let Some(out) = (unsafe { total.as_mut() }) else { return null_pointer("rampool_direct_sum") };
     let mut sum = Sum { offset, total: RampoolTotal { count: 0, low: 0, high: 0, real: 0.0 } };
     // SAFETY: the caller's promise.
     let status = unsafe { scanned("rampool_direct_sum", (direct, region, column), kind, filter, &mut sum) };
@@ -580,7 +580,7 @@ pub unsafe extern "C" fn rampool_direct_copy(
     // SAFETY: null or valid, as the caller promises.
     let (direct, from, source, to, target) = unsafe { (direct.as_mut(), from.as_ref(), source.as_ref(), to.as_ref(), target.as_ref()) };
     let (Some(direct), Some(from), Some(source), Some(to), Some(target)) = (direct, from, source, to, target) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_copy: a null pointer");
+        return null_pointer("rampool_direct_copy");
     };
     ended(direct.0.copy((from.0, from_offset, &source.0), (to.0, to_offset, &target.0)))
 }

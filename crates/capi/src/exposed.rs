@@ -45,7 +45,7 @@ pub struct RampoolKeyStats {
 pub unsafe extern "C" fn rampool_region_hand_over(region: *const RegionHandle, handed: *mut *mut HandedOverHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(region), Some(out)) = (unsafe { (region.as_ref(), handed.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_region_hand_over: a null pointer");
+        return null_pointer("rampool_region_hand_over");
     };
     *out = std::ptr::null_mut();
     let Some(region) = &region.region else { return fail(RampoolStatus::Invalid, "rampool_region_hand_over: a region that was freed") };
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn rampool_handed_over_text(handed: *const HandedOverHandl
     match unsafe { handed.as_ref() } {
         // SAFETY: as the caller promises.
         Some(handed) => unsafe { write_text("rampool_handed_over_text", &handed.0.to_string(), buffer, size) },
-        None => fail(RampoolStatus::Invalid, "rampool_handed_over_text: a null pointer"),
+        None => null_pointer("rampool_handed_over_text"),
     }
 }
 
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn rampool_direct_join_handed_over(
     // SAFETY: null or valid, as the caller promises.
     let outs = unsafe { (direct.as_mut(), region.as_mut(), offset.as_mut(), bytes.as_mut()) };
     let (Some(direct), Some(region), Some(offset), Some(bytes)) = outs else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_join_handed_over: a null pointer");
+        return null_pointer("rampool_direct_join_handed_over");
     };
     (*direct, *region) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: as above.
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn rampool_direct_join_handed_over(
 pub unsafe extern "C" fn rampool_direct_expose(direct: *mut DirectHandle, bytes: usize, memory: *mut *mut ExposedHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(out)) = (unsafe { (direct.as_mut(), memory.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_expose: a null pointer");
+        return null_pointer("rampool_direct_expose");
     };
     *out = std::ptr::null_mut();
     match direct.0.expose(bytes) {
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn rampool_direct_is_exposed(direct: *const DirectHandle, 
 pub unsafe extern "C" fn rampool_direct_withdraw(direct: *mut DirectHandle, memory: *const ExposedHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(memory)) = (unsafe { (direct.as_mut(), memory.as_ref()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_withdraw: a null pointer");
+        return null_pointer("rampool_direct_withdraw");
     };
     direct.0.withdraw(&memory.0).map_or_else(|error| failed(&error), |()| RampoolStatus::Ok)
 }
@@ -279,7 +279,7 @@ unsafe fn by_key(
 pub unsafe extern "C" fn rampool_direct_key_stats(direct: *const DirectHandle, stats: *mut RampoolKeyStats, size: usize) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(direct) = (unsafe { direct.as_ref() }).filter(|_| !stats.is_null()) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_key_stats: a null pointer");
+        return null_pointer("rampool_direct_key_stats");
     };
     let now = direct.0.key_stats();
     let counted =

@@ -186,7 +186,7 @@ pub unsafe extern "C" fn rampool_builder_free(builder: *mut Builder) {
 pub unsafe extern "C" fn rampool_open(builder: *const Builder, pool: *mut *mut PoolHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(builder), Some(out)) = (unsafe { (builder.as_ref(), pool.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_open: a null pointer");
+        return null_pointer("rampool_open");
     };
     *out = std::ptr::null_mut();
     match builder.0.open() {
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn rampool_close(pool: *mut PoolHandle) -> RampoolStatus {
 pub unsafe extern "C" fn rampool_region_alloc(pool: *mut PoolHandle, bytes: usize, region: *mut *mut RegionHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(handle), Some(out)) = (unsafe { (pool.as_ref(), region.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_region_alloc: a null pointer");
+        return null_pointer("rampool_region_alloc");
     };
     *out = std::ptr::null_mut();
     match handle.memory.alloc(bytes) {
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn rampool_region_bytes(region: *const RegionHandle) -> us
 pub unsafe extern "C" fn rampool_region_advise(region: *const RegionHandle, offset: usize, bytes: usize, advice: u32) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(region) = (unsafe { region.as_ref() }).and_then(|r| r.region.as_ref()) else {
-        return fail(RampoolStatus::Invalid, "rampool_region_advise: a null pointer");
+        return null_pointer("rampool_region_advise");
     };
     let advice = match advice {
         RAMPOOL_ADVICE_DISCARD => RegionAdvice::Discard,
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn rampool_region_free(region: *mut RegionHandle) {
 pub unsafe extern "C" fn rampool_pool_stats(pool: *const PoolHandle, stats: *mut RampoolStats, size: usize) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(handle) = (unsafe { pool.as_ref() }).filter(|_| !stats.is_null()) else {
-        return fail(RampoolStatus::Invalid, "rampool_pool_stats: a null pointer");
+        return null_pointer("rampool_pool_stats");
     };
     let now = handle.memory.stats();
     let counted = RampoolStats {
@@ -353,7 +353,7 @@ fn status_of(error: &OpenError) -> RampoolStatus {
 /// `buffer` is null or `size` bytes can be written there.
 unsafe fn write_text(call: &str, text: &str, buffer: *mut c_char, size: usize) -> RampoolStatus {
     if buffer.is_null() {
-        return fail(RampoolStatus::Invalid, format_args!("{call}: a null pointer"));
+        return null_pointer(call);
     }
     if text.len() >= size {
         return fail(RampoolStatus::NoRoom, format_args!("{call}: the text and its end take {} bytes", text.len() + 1));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use runtime::direct::{DirectError, Message, Queue, QueueBounds, QueueError, SendBody};
 
 use crate::direct::DirectHandle;
-use crate::{RampoolStatus, bytes_at, fail, text};
+use crate::{RampoolStatus, bytes_at, fail, null_pointer, text};
 
 /// Messages that one call sends at most, each of which takes a little memory on the way.
 const MOST_SENT: usize = 1 << 20;
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn rampool_queue_free(queue: *mut QueueHandle) {
 pub unsafe extern "C" fn rampool_queue_delete(direct: *mut DirectHandle, queue: *const QueueHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(queue)) = (unsafe { (direct.as_mut(), queue.as_ref()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_queue_delete: a null pointer");
+        return null_pointer("rampool_queue_delete");
     };
     done(direct.0.free_queue(&queue.0))
 }
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn rampool_queue_send(
     let (direct, queue) = unsafe { (direct.as_mut(), queue.as_ref()) };
     let (Some(direct), Some(queue), false, false) = (direct, queue, head.is_null() && head_bytes > 0, body.is_null() && body_bytes > 0)
     else {
-        return fail(RampoolStatus::Invalid, "rampool_queue_send: a null pointer");
+        return null_pointer("rampool_queue_send");
     };
     // SAFETY: the caller promises as many readable bytes, which nobody writes meanwhile.
     let (head, body) = unsafe { (bytes_at(head, head_bytes), bytes_at(body, body_bytes)) };
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn rampool_queue_take(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(queue), Some(out)) = (unsafe { (direct.as_mut(), queue.as_ref(), message.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_queue_take: a null pointer");
+        return null_pointer("rampool_queue_take");
     };
     *out = std::ptr::null_mut();
     match direct.0.take(&queue.0, Duration::from_millis(patience_ms.into())) {
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn rampool_queue_take(
 pub unsafe extern "C" fn rampool_queue_flush(direct: *mut DirectHandle, queue: *const QueueHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(queue)) = (unsafe { (direct.as_mut(), queue.as_ref()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_queue_flush: a null pointer");
+        return null_pointer("rampool_queue_flush");
     };
     done(direct.0.flush_done(&queue.0))
 }
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn rampool_message_body(
     // SAFETY: null or valid, as the caller promises.
     let (direct, message) = unsafe { (direct.as_mut(), message.as_mut()) };
     let (Some(direct), Some(message), false) = (direct, message, buffer.is_null() && size > 0) else {
-        return fail(RampoolStatus::Invalid, "rampool_message_body: a null pointer");
+        return null_pointer("rampool_message_body");
     };
     let room: &mut [u8] = if size == 0 {
         &mut []
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn rampool_message_done(direct: *mut DirectHandle, message
 pub unsafe extern "C" fn rampool_message_give_back(direct: *mut DirectHandle, message: *mut MessageHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(direct) = (unsafe { direct.as_mut() }).filter(|_| !message.is_null()) else {
-        return fail(RampoolStatus::Invalid, "rampool_message_give_back: a null pointer");
+        return null_pointer("rampool_message_give_back");
     };
     // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
     done(direct.0.give_back(unsafe { Box::from_raw(message) }.0))

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use runtime::proto::units::ByteLen;
 use runtime::shared::{AllocOptions, AtomicOp, Homes, JoinError, ProtocolKind, Rank, Region, Shared, SharedError};
 
-use crate::{RampoolStatus, fail, text};
+use crate::{RampoolStatus, fail, null_pointer, text};
 
 /// Atomic operations, for rampool_shared_atomic(). LOAD ignores the operand.
 pub const RAMPOOL_ATOMIC_LOAD: u32 = 0;
@@ -70,7 +70,7 @@ pub struct RampoolSharedStats {
 pub unsafe extern "C" fn rampool_shared_join(shared: *mut *mut SharedHandle) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(out) = (unsafe { shared.as_mut() }) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_join: a null pointer");
+        return null_pointer("rampool_shared_join");
     };
     *out = std::ptr::null_mut();
     match Shared::join_from_env() {
@@ -187,7 +187,7 @@ unsafe fn alloc(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(handle), Some(out)) = (unsafe { (shared.as_ref(), address.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_alloc: a null pointer");
+        return null_pointer("rampool_shared_alloc");
     };
     *out = std::ptr::null_mut();
     let words = if options.is_null() {
@@ -526,7 +526,7 @@ pub unsafe extern "C" fn rampool_shared_set_home(
 pub unsafe extern "C" fn rampool_shared_home(shared: *const SharedHandle, address: *const c_void, home: *mut u32) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(out) = (unsafe { home.as_mut() }) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_home: a null pointer");
+        return null_pointer("rampool_shared_home");
     };
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.home(address.addr()).map(|home| *out = home.into())) }
@@ -540,7 +540,7 @@ pub unsafe extern "C" fn rampool_shared_home(shared: *const SharedHandle, addres
 pub unsafe extern "C" fn rampool_shared_count(shared: *const SharedHandle, stats: *mut RampoolSharedStats, size: usize) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(handle) = (unsafe { shared.as_ref() }).filter(|_| !stats.is_null()) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_count: a null pointer");
+        return null_pointer("rampool_shared_count");
     };
     let now = handle.shared.stats();
     let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

@@ -29,7 +29,7 @@ pub unsafe extern "C" fn rampool_shared_direct_open(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(shared), Some(out)) = (unsafe { (shared.as_ref(), view.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_direct_open: a null pointer");
+        return null_pointer("rampool_shared_direct_open");
     };
     *out = std::ptr::null_mut();
     let Some(region) = region_at(shared, address) else {
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn rampool_shared_direct_get_layout(
     // SAFETY: null or valid, as the caller promises.
     let all = unsafe { (view.as_ref(), there.as_ref(), here.as_ref()) };
     let (Some(view), Some(there), Some(here)) = all else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_direct_get_layout: a null pointer");
+        return null_pointer("rampool_shared_direct_get_layout");
     };
     if there.0.size() != here.0.size() {
         return failed(SharedDirectError::Lengths { there: there.0.size(), here: here.0.size() });
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn rampool_shared_direct_put_layout(
     // SAFETY: null or valid, as the caller promises.
     let all = unsafe { (view.as_ref(), there.as_ref(), here.as_ref()) };
     let (Some(view), Some(there), Some(here)) = all else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_direct_put_layout: a null pointer");
+        return null_pointer("rampool_shared_direct_put_layout");
     };
     // Before anything is read: a layout may reach anywhere, and select more than any region has.
     if let Err(error) = there.0.placed(offset, view.0.bytes()) {
@@ -344,7 +344,7 @@ pub unsafe extern "C" fn rampool_shared_direct_fetch_op(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(view), false) = (unsafe { view.as_ref() }, operand.is_null()) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_direct_fetch_op: a null pointer");
+        return null_pointer("rampool_shared_direct_fetch_op");
     };
     let (Some(kind), Some(how)) = (kind_of(kind), combine_of(combine)) else {
         return no_such("rampool_shared_direct_fetch_op", kind, combine);
@@ -368,7 +368,7 @@ pub unsafe extern "C" fn rampool_shared_direct_compare_swap(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(view), false, false) = (unsafe { view.as_ref() }, expected.is_null(), desired.is_null()) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_direct_compare_swap: a null pointer");
+        return null_pointer("rampool_shared_direct_compare_swap");
     };
     let Some(kind) = kind_of(kind) else { return no_such("rampool_shared_direct_compare_swap", kind, 0) };
     let len = kind.bytes();
