@@ -37,9 +37,7 @@ fn on_standard_error(write: impl FnOnce(BorrowedFd<'_>)) {
     } else {
         None
     };
-    // SAFETY: descriptor 2 is standard error by every program's agreement. Where it is closed, writing fails; nothing here closes it.
-    let own = unsafe { BorrowedFd::borrow_raw(2) };
-    write(of_program.as_ref().map_or(own, AsFd::as_fd));
+    write(of_program.as_ref().map_or_else(|| words::standard_error(), AsFd::as_fd));
 }
 
 /// Publishes this process's counters; in private memory when the run's directory cannot be written (the run is over).

@@ -137,7 +137,7 @@ pub fn run(args: &Args) -> Result<i32> {
         empty_trace(dir)?;
     }
     let (mut reports, report_to) = std::io::pipe().context("no pipe")?;
-    let ears = Ears::new(format!("rampool {}: ", run_name()?));
+    let ears = Ears::new(format!("rampool {run}: "));
     let mut ranks = match &hosts {
         None => start_here(args, &run, report_to.into(), inbox.as_ref(), &signals)?,
         Some(hosts) => {

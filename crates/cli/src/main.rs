@@ -23,6 +23,7 @@ mod top;
 use clap::{Parser, Subcommand};
 use rampool::words::{last_words, say_line};
 use rampool_proto::units::ByteLen;
+use rustix::process::{Resource, getrlimit};
 
 /// The RAM of many machines, as one pool, for any program
 ///
@@ -83,10 +84,7 @@ fn main() {
 
 /// What the first thread's stack may grow to.
 fn stack_limit() -> ByteLen {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: fills a value that lives across the call.
-    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit) } == 0;
-    ByteLen(if is_known { limit.rlim_cur } else { u64::MAX })
+    ByteLen(getrlimit(Resource::Stack).current.unwrap_or(u64::MAX))
 }
 
 /// Not a part of `main`, which would need the stack of all commands before its first line.

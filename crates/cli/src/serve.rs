@@ -13,6 +13,7 @@ use rampool::proto::units::ByteLen;
 use rampool::server::{RunningServer, Server, ServerConfig};
 use rampool::transport::Endpoint;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::Path;
 use std::time::Duration;
 
@@ -103,17 +104,12 @@ fn outlive_full_files() {
 
 /// Lets the server have as many descriptors as this process may, and says so where they are fewer than it may have connections.
 fn allow_descriptors(connections: usize) {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: reads the limit into, and sets it from, a value that lives across the calls.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
-            let most = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
-            if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const most) == 0 {
-                limit = most;
-            }
-        }
+    let mut limit = getrlimit(Resource::Nofile);
+    let most = Rlimit { current: limit.maximum, ..limit };
+    if limit.current != limit.maximum && setrlimit(Resource::Nofile, most).is_ok() {
+        limit = most;
     }
-    let descriptors = limit.rlim_cur;
+    let descriptors = limit.current.unwrap_or(u64::MAX);
     if descriptors < connections as u64 + OWN_DESCRIPTORS {
         tracing::warn!(
             connections,

@@ -60,7 +60,9 @@ pub fn show(text: &str) {
     let _ = write_if_room(standard_error(), text.as_bytes());
 }
 
-fn standard_error() -> BorrowedFd<'static> {
+/// Descriptor 2 of this process.
+#[must_use]
+pub fn standard_error() -> BorrowedFd<'static> {
     // SAFETY: descriptor 2 is standard error by every program's agreement. Where a program has closed it, writing fails; nothing here closes it.
     unsafe { BorrowedFd::borrow_raw(2) }
 }

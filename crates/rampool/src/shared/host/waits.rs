@@ -209,8 +209,7 @@ impl Host {
             _ => (None, format!("{rank} ({thread}) has waited {seconds} s {phrase}")),
         };
         let Some(wait) = wait else { return self.stop(&stuck) };
-        let asked = |peer: &&Rank| wait != Wait::Allocation {} || **peer == Rank(0);
-        let silent: BTreeSet<Rank> = self.open_peers().collect::<Vec<_>>().iter().filter(asked).copied().collect();
+        let silent: BTreeSet<Rank> = self.open_peers().filter(|&peer| wait != Wait::Allocation {} || peer == Rank(0)).collect();
         self.inquiries += 1;
         let number = self.inquiries;
         for &peer in &silent {
