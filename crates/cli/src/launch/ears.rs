@@ -17,7 +17,7 @@ pub struct Ears {
 }
 
 impl Ears {
-    /// `mark` begins the lines that are not passed on. Nobody else knows it.
+    /// `mark` begins the lines that are not passed on. No program says it by chance.
     pub fn new(mark: String) -> Self {
         let (teller, told) = channel();
         Self { mark, teller, told }
