@@ -1,5 +1,5 @@
 #!/bin/bash
-# Measures every figure of docs/performance.md again and makes its tables and plots: `scripts/bench-all.sh [--quick] [NAME...]`.
+# Measures every figure of bench/figures.md again and makes its tables and plots: `scripts/bench-all.sh [--quick] [NAME...]`.
 #
 # NAMEs choose among: fault sequential stream-loopback stream-10g stream-1g fit programs server direct openmpi register fifo examples shared shared-time predict. Takes about ten minutes on a quiet machine with two
 # CPUs. A benchmark that fails does not keep the others from running; the script then ends with 1.
@@ -19,10 +19,10 @@ rampool=${RAMPOOL_BIN:-${CARGO_TARGET_DIR:-target}/release/rampool}
 [ -x "$rampool" ] || cargo build --workspace --release --quiet || exit 1
 if ! [ -x .venv/bin/python ] || ! .venv/bin/python -c 'import numpy, matplotlib' 2>/dev/null; then
     python3 -m venv .venv && .venv/bin/pip install --quiet --disable-pip-version-check 'numpy>=1.26,<3' 'matplotlib>=3.8,<4' ||
-        echo "bench: NumPy and matplotlib cannot be installed; what needs them is left out" >&2
+        echo "bench: cannot install NumPy and matplotlib; benchmarks and plots that need them are left out" >&2
 fi
 
-data=docs/plots/data
+data=bench/data
 [ ${#quick[@]} -eq 0 ] || data=$(mktemp -d)
 mkdir -p "$data"
 failed=()
@@ -34,7 +34,7 @@ for name in "${names[@]}"; do
     shared-time) arguments=(shared --only time) ;;
     *) arguments=("$name") ;;
     esac
-    # A limit above every deadline inside: nothing hangs.
+    # A limit above every deadline inside, so that nothing hangs.
     timeout 1800 "$rampool" bench "${arguments[@]}" "${quick[@]}" --json "$data/$name.json.new" &&
         mv "$data/$name.json.new" "$data/$name.json" || failed+=("$name")
     rm -f "$data/$name.json.new"

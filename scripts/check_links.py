@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks what the documents say about files: every relative link leads to a file, every #anchor to a heading, every page of docs/ is in its summary.
 
-A link whose text is code and whose target is a source file, such as [`Pager::run`](crates/rampool/src/pager.rs), must name something that this file
+A link whose text is code and whose target is a source file, such as [`Pager::run`](crates/pager/src/pager.rs), must name something that this file
 defines: so the walks through the code stay true. Addresses beyond this repository are not visited. Python's standard library only.
 """
 

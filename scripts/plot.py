@@ -1,21 +1,47 @@
 #!/usr/bin/env python3
-"""Makes the plots and tables of docs/performance.md out of what `rampool bench --json` wrote into docs/plots/data.
+"""Makes the plots and tables of bench/figures.md and docs/guide/performance.md from what `rampool bench --json` wrote into bench/data.
 
-Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of every figure that has a reach between `<!-- summary -->` and `<!-- end -->`;
-everything else on the page is written by people and left alone. Plots need matplotlib; without it only the tables are made, and that is said.
+Each table stands between `<!-- figures: NAME -->` and `<!-- end -->`, the summary of every figure with a reach between
+`<!-- summary -->` and `<!-- end -->`, and the selection for the guide between `<!-- selected -->` and `<!-- end -->`. The rest of
+the pages is written by hand and left alone. Plots need matplotlib; without it only the tables are made, and a line says so.
 
-`scripts/plot.py --check` writes nothing, and fails where the page says something else than the measurements.
+`scripts/plot.py --check` writes nothing, and fails where the pages differ from the measurements.
 """
 
 import json
+import os
 import pathlib
 import re
 import sys
+import textwrap
 
 from check_links import anchor_of, heading, without_code
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DATA, PLOTS, PAGE = ROOT / "docs/plots/data", ROOT / "docs/plots", ROOT / "docs/performance.md"
+DATA, PAGE, GUIDE = ROOT / "bench/data", ROOT / "bench/figures.md", ROOT / "docs/guide/performance.md"
+# The plots that the guide shows lie with its pictures, all others with the figures.
+IN_GUIDE = {"fault", "programs", "stream-pages"}
+
+# The figures that the guide shows: what each is called there, its file, its name and how to read it.
+SELECTED = [
+    ("A page that is away, pager and server spinning", "fault", "spinning: 4 KiB fault, p50"),
+    ("A raw request and reply of 4 KiB there", "fault", "spinning: raw request and reply, p50"),
+    ("A page that is away, both sleeping", "fault", "blocking: 4 KiB fault, p50"),
+    ("A raw request and reply of 4 KiB there, both sleeping", "fault", "blocking: raw request and reply, p50"),
+    ("Reading in order over loopback", "sequential", "4 KiB pages, copied: read from the server"),
+    ("Reading in order over loopback / unpaced TCP stream", "sequential", "4 KiB pages, copied: read / unpaced stream"),
+    ("STREAM over 1 Gbit/s, all remote: bytes on the wire / line rate", "stream-1g", "best triad, by what came over the wire / line rate of 1 Gbit/s"),
+    ("STREAM over 10 Gbit/s, all remote: bytes on the wire / line rate", "stream-10g", "best triad, by what came over the wire / line rate of 10 Gbit/s"),
+    ("A program that fits, GNU sort: under rampool / native", "fit", "GNU sort, 200 MB: time"),
+    ("A program that fits, SQLite: under rampool / native", "fit", "SQLite, 100 k rows: time"),
+    ("A quarter local, NumPy column scan: rampool / native", "programs", "NumPy column scan, 1 GiB: rampool / native"),
+    ("A quarter local, NumPy column scan: rampool / kernel swap", "programs", "NumPy column scan, 1 GiB: rampool / swap"),
+    ("A quarter local, SQLite: rampool / native", "programs", "SQLite, 1 M rows: rampool / native"),
+    ("A quarter local, GNU sort of 1 kB lines: rampool / native", "programs", "GNU sort, 1 GB, lines of 1 kB: rampool / native"),
+    ("A quarter local, GNU sort of 1 kB lines: rampool / kernel swap", "programs", "GNU sort, 1 GB, lines of 1 kB: rampool / swap"),
+    ("One column of a table: paged scan / scan at the server", "direct", "paged scan / scan at the server"),
+    ("Two ranks on two CPUs, SOR under hlrc: one thread / two ranks", "shared", "SOR 1024 1536 200, hlrc: sequentially / by two ranks (ArgoDSM: 1.19)"),
+]
 
 # Saito, Midorikawa, Kai: the best bandwidth of STREAM over 1 Gbit/s Ethernet, in GB/s.
 PAPER_GB = 0.035
@@ -24,7 +50,7 @@ PAPER_LINE_RATE_GB = 0.125
 
 # The plots of the page, each under the figures of the last file it needs.
 PLOTS_UNDER = {
-    "fault": [("fault", "A 4 KiB fault beside a raw request and reply")],
+    "fault": [("fault", "A 4 KiB fault and a raw request and reply")],
     "stream-1g": [("stream-pages", "STREAM triad against page size"), ("stream-clients", "One to seven clients on one server")],
     "programs": [("programs", "Programs at a quarter of their memory")],
     "register": [("register", "Copies, hits and misses against payload")],
@@ -52,7 +78,7 @@ def short(value):
     return f"{value:.3g}"
 
 
-def beside_reach(value, reach):
+def short_for_reach(value, reach):
     """The value in as many digits as tell on which side of its reach (`<= 1.15`) it lies."""
     bound = float(reach.split()[1]) if reach else None
     side = lambda number: (number > bound) - (number < bound)
@@ -63,7 +89,7 @@ def beside_reach(value, reach):
 
 def ratio_cells(ratio):
     verdict = {None: "", True: "ok", False: "**missed**"}[ratio["met"]]
-    return f"{ratio['name']} | {ratio['reach'] or ''} | {beside_reach(ratio['value'], ratio['reach'])} | {short(ratio['low'])} to {short(ratio['high'])} | {verdict}"
+    return f"{ratio['name']} | {ratio['reach'] or ''} | {short_for_reach(ratio['value'], ratio['reach'])} | {short(ratio['low'])} to {short(ratio['high'])} | {verdict}"
 
 
 def ratio_table(data):
@@ -91,7 +117,7 @@ def pages_table(data):
 
 
 def paper_line(data):
-    """What the paper reports for the same experiment, beside the best of ours."""
+    """What the paper reports for the same experiment, and the best of ours."""
     sweep = [s for s in data["series"] if s["parameters"].get("experiment") == "pages"]
     if not sweep:
         return []
@@ -99,7 +125,7 @@ def paper_line(data):
     text = f"The paper's best is {PAPER_GB} GB/s ({PAPER_GB / PAPER_LINE_RATE_GB * 100:.0f} % of its 1 Gbit/s), without gain above 128 KB; the best here, by what came over the wire, is {short(best)} GB/s"
     if data["series"] and sweep[0]["parameters"].get("link") == "1 Gbit/s":
         text += f" ({best / PAPER_LINE_RATE_GB * 100:.0f} %, {best / PAPER_GB:.1f} times as much)"
-    return [text + "."]
+    return textwrap.wrap(text + ".", 110)
 
 
 def clients_table(data):
@@ -163,7 +189,7 @@ S4_SPEED_UPS = {
 
 
 def papers_table(data):
-    """Speed-ups predicted for S4's nodes beside S4's own."""
+    """Speed-ups predicted for S4's nodes, and S4's own."""
     cells = {}
     for one in data["series"]:
         if one["parameters"].get("experiment") == "papers":
@@ -207,21 +233,24 @@ def payload_table(data):
 
 
 def figures(data):
-    """What stands on the page for one file."""
+    """The figures of one file."""
     swept = ("pages", "clients", "time", "predict", "papers", "payload")
-    lines = [f"{data['machine']}; load average {data['load_before']} before, {data['load_after']} after.", ""]
+    conditions = f"{data['machine']}; load average {data['load_before']} before, {data['load_after']} after."
+    lines = [*textwrap.wrap(conditions, 110), ""]
     if data["ratios"]:
         lines += [*ratio_table(data), ""]
     plain = [s for s in data["series"] if s["parameters"].get("experiment") not in swept]
     lines += [*series_table(plain), ""] if plain else []
     for table in (pages_table(data), paper_line(data), clients_table(data), time_table(data), predict_table(data), papers_table(data), payload_table(data)):
         lines += [*table, ""] if table else []
-    lines += [f"* {note}" for note in data["notes"]]
+    for note in data["notes"]:
+        lines += textwrap.wrap(note, 110, initial_indent="* ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).strip()
 
 
 TABLES = re.compile(r"<!-- figures: ([\w-]+) -->.*?<!-- end -->", re.S)
 SUMMARY = re.compile(r"<!-- summary -->.*?<!-- end -->", re.S)
+SELECTION = re.compile(r"<!-- selected -->.*?<!-- end -->", re.S)
 
 
 def headings_above_tables(page):
@@ -258,6 +287,29 @@ def summary(page, found):
     return "\n".join(lines)
 
 
+def picture(name):
+    """Where a plot lies."""
+    return (ROOT / "docs/pictures" if name in IN_GUIDE else ROOT / "bench/plots") / f"{name}.svg"
+
+
+def selection(found):
+    """The table of the guide."""
+    rows = ["| figure | measured | quartiles |", "|---|---|---|"]
+    for label, file, name in SELECTED:
+        measured = [*found.get(file, {"ratios": []})["ratios"], *found.get(file, {"series": []})["series"]]
+        one = next((one for one in measured if one["name"] == name), None)
+        if one is None:
+            sys.exit(f"{file} has no figure {name!r}, which the guide shows")
+        value = f"{short(one['median'])} {one['unit']}" if "median" in one else short(one["value"])
+        rows.append(f"| {label} | {value} | {short(one['low'])} to {short(one['high'])} |")
+    return "\n".join(rows)
+
+
+def guide_filled(page, found):
+    """The guide's page with its table as the measurements have it."""
+    return SELECTION.sub(lambda _: f"<!-- selected -->\n\n{selection(found)}\n\n<!-- end -->", page)
+
+
 def filled(page, found):
     """The page with its tables and its summary as the measurements have them."""
 
@@ -265,7 +317,8 @@ def filled(page, found):
         name = match.group(1)
         if name not in found:
             return match.group(0)
-        pictures = "".join(f"![{title}](plots/{plot}.svg)\n\n" for plot, title in PLOTS_UNDER.get(name, []) if (PLOTS / f"{plot}.svg").exists())
+        plots = [(os.path.relpath(picture(plot), PAGE.parent), title) for plot, title in PLOTS_UNDER.get(name, []) if picture(plot).exists()]
+        pictures = "".join(f"![{title}]({path})\n\n" for path, title in plots)
         return f"<!-- figures: {name} -->\n\n{figures(found[name])}\n\n{pictures}<!-- end -->"
 
     page = TABLES.sub(fill, page)
@@ -273,18 +326,22 @@ def filled(page, found):
 
 
 def differences(found):
-    """What the page says otherwise than the measurements, a line for each."""
-    page = PAGE.read_text()
+    """Where the pages differ from the measurements, a line for each."""
+    page, guide = PAGE.read_text(), GUIDE.read_text()
     on_page = [match.group(1) for match in TABLES.finditer(page)]
-    lines = [f"{name}: measured, but docs/performance.md has no table of it" for name in found if name not in on_page]
-    lines += [f"{name}: docs/performance.md has a table of it, but it is not measured" for name in on_page if name not in found]
+    lines = [f"{name}: measured, but bench/figures.md has no table of it" for name in found if name not in on_page]
+    lines += [f"{name}: bench/figures.md has a table of it, but it is not measured" for name in on_page if name not in found]
     if not SUMMARY.search(page):
-        lines.append("docs/performance.md has no place for the summary: <!-- summary --> and <!-- end -->")
+        lines.append("bench/figures.md has no place for the summary: <!-- summary --> and <!-- end -->")
     made = filled(page, found)
     for blocks in (SUMMARY, TABLES):
         for stands, should in zip(blocks.finditer(page), blocks.finditer(made)):
             if stands.group() != should.group():
-                lines.append(f"docs/performance.md, {stands.group().splitlines()[0]}: not what docs/plots/data gives; run scripts/plot.py")
+                lines.append(f"bench/figures.md, {stands.group().splitlines()[0]}: not what bench/data gives; run scripts/plot.py")
+    if not SELECTION.search(guide):
+        lines.append("docs/guide/performance.md has no place for its figures: <!-- selected --> and <!-- end -->")
+    if guide_filled(guide, found) != guide:
+        lines.append("docs/guide/performance.md: not what bench/data gives; run scripts/plot.py")
     return lines
 
 
@@ -300,7 +357,7 @@ def plot(found):
 
     def save(figure, name):
         figure.tight_layout()
-        figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None})
+        figure.savefig(picture(name), metadata={"Date": None})
         pyplot.close(figure)
 
     links = {"stream-loopback": "loopback", "stream-10g": "10 Gbit/s", "stream-1g": "1 Gbit/s"}
@@ -387,7 +444,7 @@ def plot(found):
         figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="lower center", ncols=len(CATEGORIES), fontsize=8)
         figure.suptitle("Where the time of two ranks goes")
         figure.tight_layout(rect=(0, 0.03, 1, 1))
-        figure.savefig(PLOTS / "shared-time.svg", metadata={"Date": None})
+        figure.savefig(picture("shared-time"), metadata={"Date": None})
         pyplot.close(figure)
 
     if "fault" in found:
@@ -395,7 +452,7 @@ def plot(found):
         names = [s for s in found["fault"]["series"] if "p99" not in s["parameters"]["what"]]
         axes.barh([s["name"] for s in names], [s["median"] for s in names], color=["C0" if s["parameters"]["what"] == "fault" else "C7" for s in names])
         axes.set(xlabel="us, p50")
-        figure.suptitle("A 4 KiB fault beside a raw request and reply", fontsize=11)
+        figure.suptitle("A 4 KiB fault and a raw request and reply", fontsize=11)
         axes.invert_yaxis()
         save(figure, "fault")
 
@@ -406,14 +463,15 @@ def main():
         sys.exit("nothing is measured: run scripts/bench-all.sh")
     if sys.argv[1:] == ["--check"]:
         wrong = differences(found)
-        print("\n".join(wrong) if wrong else f"figures: docs/performance.md says what {len(found)} files say")
+        print("\n".join(wrong) if wrong else f"figures: bench/figures.md and docs/guide/performance.md agree with {len(found)} files")
         return 1 if wrong else 0
     plot(found)
     page = PAGE.read_text()
     PAGE.write_text(filled(page, found))
+    GUIDE.write_text(guide_filled(GUIDE.read_text(), found))
     if missing := [match.group(1) for match in TABLES.finditer(page) if match.group(1) not in found]:
         print("not measured, left as they were: " + ", ".join(missing))
-    print(f"docs/performance.md and docs/plots are made from {len(found)} files")
+    print(f"bench/figures.md, docs/guide/performance.md and the plots are made from {len(found)} files")
     return 0
 
 

@@ -1,8 +1,10 @@
 #!/bin/bash
-# Makes sure that this machine has what a goal needs: `scripts/setup.sh build|test|test-rdma|bench`.
+# Makes sure that this machine has what a goal needs:
+# `scripts/setup.sh build|wheel|test|test-python|test-rdma|test-block|bench`.
 #
-# What is missing is installed where that needs no question (Debian or Ubuntu, as root, without a prompt); otherwise this says what to install
-# and how, all of it at once, and ends with 1. Nothing is printed when nothing is missing.
+# Missing packages are installed if that needs no question (Debian or Ubuntu, as root, without a prompt).
+# Otherwise this script lists everything to install, and how, and ends with 1. If nothing is missing it prints
+# nothing.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 goal=${1:-build}
@@ -33,7 +35,11 @@ want python3 python3
 [ "$(uname -s)" = Linux ] || hints+=("Linux: rampool is built on userfaultfd")
 
 # --- to test ------------------------------------------------------------------------------------------------------------------------
-if [ "$goal" != build ]; then
+if [ "$goal" = wheel ]; then
+    want strip binutils
+    ! have python3 || python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || hints+=("Python 3.11 or later, here is $(python3 --version)")
+    ! have python3 || python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+elif [ "$goal" != build ]; then
     # UCX is loaded at run time, so that nothing is built with it.
     ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || /sbin/ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || packages+=(libucx0)
 fi
@@ -43,8 +49,16 @@ if [ "$goal" = test-rdma ]; then
         want "${tool%%:*}" "${tool##*:}"
     done
     ls /usr/lib/*/libibverbs/librxe-rdmav*.so >/dev/null 2>&1 || packages+=(ibverbs-providers)
-elif [ "$goal" != build ]; then
+elif [ "$goal" = test-block ]; then
+    PATH=$PATH:/usr/sbin:/sbin
+    for tool in qemu-system-x86_64:qemu-system-x86 nbd-client:nbd-client mkfs.ext4:e2fsprogs depmod:kmod xz:xz-utils; do
+        want "${tool%%:*}" "${tool##*:}"
+    done
+    ls /usr/lib/*/libc.a >/dev/null 2>&1 || packages+=(libc6-dev)
+elif [ "$goal" != build ] && [ "$goal" != wheel ]; then
     want m4 m4
+    # Clients of block devices.
+    for tool in nbdcopy:libnbd-bin qemu-img:qemu-utils nbdkit:nbdkit fio:fio fusermount3:fuse3; do want "${tool%%:*}" "${tool##*:}"; done
     want mpicc libopenmpi-dev
     if have cargo; then
         for part in fmt:rustfmt clippy:clippy; do
@@ -52,7 +66,7 @@ elif [ "$goal" != build ]; then
                 hints+=("the Rust component ${part##*:}: rustup component add ${part##*:}")
         done
     fi
-    # What the real programs need is their own set-up's affair; that needs this.
+    # The real programs have a set-up of their own, which needs this.
     ! have python3 || python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 fi
 
@@ -76,6 +90,22 @@ if [ ${#hints[@]} -gt 0 ]; then
     printf '  * %s\n' "${hints[@]}" >&2
     exit 1
 fi
-if [ "$goal" != build ] && [ "$goal" != test-rdma ]; then
+python_packages() { # MODULE:REQUIREMENT ...: into the checkout's own environment, unless they are there
+    local wanted=()
+    [ -x .venv/bin/python ] || python3 -m venv .venv || exit 1
+    for each in "$@"; do
+        .venv/bin/python -c "import ${each%%:*}" 2>/dev/null || wanted+=("${each#*:}")
+    done
+    [ ${#wanted[@]} -eq 0 ] || .venv/bin/pip install --quiet --disable-pip-version-check "${wanted[@]}"
+}
+case $goal in
+wheel) python_packages 'numpy:numpy>=1.26,<3' 'maturin:maturin>=1.9,<2' ;;
+test) python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' || exit 1 ;;
+test-python)
+    python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' 'mypy:mypy>=1.11' 'pandas:pandas' 'pyarrow:pyarrow' 'ipykernel:ipykernel' \
+        'dask:dask[array]' 'distributed:distributed' 'zict:zict>=3' 'duckdb:duckdb' 'fsspec:fsspec' 'joblib:joblib' 'uv:uv'
+    ;;
+esac
+if [ "$goal" = test ] || [ "$goal" = bench ]; then
     exec tests/programs/setup.sh
 fi

@@ -1,9 +1,11 @@
 #!/bin/bash
-# RDMA without a card: `make test-rdma`. A small virtual machine has two soft-RoCE devices with a cable between them; over them go UCX's own benchmark, the conformance suite of
-# transports, and a server with a client in processes of their own. docs/transports.md says more.
+# RDMA without a card: `make test-rdma`. A small virtual machine has two soft-RoCE devices connected by a
+# cable. Over them run UCX's own benchmark, the conformance suite of transports, and a server and a client in
+# processes of their own. docs/internals/transports.md says more.
 #
-# Few kernels have soft-RoCE; Debian's has. It is downloaded as a package and unpacked into target/rdma, never installed, and emulated, so that neither KVM nor root is needed. It ends
-# by itself, after RAMPOOL_RDMA_SECONDS (600) at the latest; it passes if everything did.
+# Few kernels have soft-RoCE; Debian's has. It is downloaded as a package and unpacked into target/kernel, never
+# installed, and emulated, so that neither KVM nor root is needed. It ends by itself, after
+# RAMPOOL_RDMA_SECONDS (600) at the latest. It passes if everything passed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
@@ -21,23 +23,8 @@ exec 9>"$work/lock"
 flock -n 9 || fail "is running already ($work/lock)"
 
 # --- a kernel, and tools for it -----------------------------------------------------------------------------------------------------
-if ! ls "$work"/unpacked/boot/vmlinuz-* >/dev/null 2>&1; then
-    # A package that only names the newest of its kind; which one there is depends on the release.
-    for newest in linux-image-6.12-amd64 linux-image-amd64; do
-        image=$(apt-cache depends "$newest" 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\).*/\1/p' | head -n 1)
-        [ -z "$image" ] || break
-    done
-    [ -n "$image" ] || fail "the package lists have no Debian kernel; on Debian, as root: apt-get update"
-    echo "rdma: downloading $image and busybox-static"
-    rm -rf "$work/download" "$work/unpacked.part"
-    mkdir "$work/download"
-    (cd "$work/download" && apt-get -qq download "$image" busybox-static 2>&1) || fail "cannot download $image"
-    for package in "$work"/download/*.deb; do dpkg-deb -x "$package" "$work/unpacked.part"; done
-    mv "$work/unpacked.part" "$work/unpacked"
-    rm -rf "$work/download"
-fi
-vmlinuz=$(ls "$work"/unpacked/boot/vmlinuz-*)
-version=${vmlinuz##*/vmlinuz-}
+. scripts/debian-kernel.sh
+debian_kernel "$target/kernel"
 
 # --- what runs there ----------------------------------------------------------------------------------------------------------------
 echo "rdma: building the tests"
@@ -49,7 +36,7 @@ import json, sys
 made = [json.loads(line) for line in sys.stdin]
 print([m["executable"] for m in made if m.get("executable") and m["target"]["name"] == sys.argv[1]][-1])' "$name"
 }
-suite=$(built rampool -p rampool --lib)
+suite=$(built rampool_net -p rampool-net --lib)
 client=$(built serve -p rampool-cli --test serve)
 rampool=$target/debug/rampool
 [ -x "$suite" ] && [ -x "$client" ] && [ -x "$rampool" ] || fail "the tests were built, and are not where cargo puts them"
@@ -58,7 +45,7 @@ root=$work/root
 rm -rf "$root"
 mkdir -p "$root"/{dev,proc,sys,tmp,usr/bin,usr/sbin,usr/lib/modules,usr/lib64,etc/libibverbs.d}
 ln -s usr/{bin,sbin,lib,lib64} "$root/"
-cp "$work/unpacked/bin/busybox" "$root/bin/"
+cp "$unpacked/bin/busybox" "$root/bin/"
 for name in sh mount mkdir modprobe sleep cat poweroff grep kill seq timeout tail sed; do ln -s busybox "$root/bin/$name"; done
 # Not where busybox would take its own for them.
 for program in ip rdma chrt ucx_perftest; do cp "$(command -v $program)" "$root/sbin/"; done
@@ -67,11 +54,11 @@ strip -o "$root/bin/client" "$client"
 strip -o "$root/bin/rampool" "$rampool"
 echo "driver rxe" >"$root/etc/libibverbs.d/rxe.driver"
 modules=$root/lib/modules/$version
-cp -r "$work/unpacked/lib/modules/$version" "$root/lib/modules/"
+cp -r "$unpacked/lib/modules/$version" "$root/lib/modules/"
 find "$modules" -name '*.ko*' | grep -vE 'infiniband/(core|sw/rxe)/|net/veth|udp_tunnel|/kernel/(crypto|lib)/' | xargs rm -f
 find "$modules" -name '*.ko.xz' -exec xz -d {} +
 depmod -b "$root" "$version"
-# Libraries lie where the loader has them; plug-ins, which nothing is linked to, beside them.
+# Libraries lie where the loader has them; plug-ins, which nothing links to, lie next to them.
 ucp=$(ldconfig -p | sed -n 's/.*libucp\.so\.0 .*=> //p' | head -n 1)
 libraries=$(dirname "$ucp")
 plugins=$(ls "$libraries"/ucx/*.so.0 "$libraries"/libibverbs/librxe-rdmav*.so "$ucp")
@@ -99,7 +86,7 @@ over() {
     echo "rdma: $1"
     poweroff -f
 }
-# The checksum of RoCE is an algorithm that nobody else loads.
+# The checksum of RoCE is an algorithm that nothing else loads.
 for module in veth crc32_generic ib_uverbs rdma_rxe; do modprobe $module || over "failed: no module $module"; done
 /sbin/ip link set lo up
 # Two network cards and a cable. What goes from one to the other by their link-local addresses really goes: addresses of IPv4 would lead to the same host and never leave it.
@@ -112,7 +99,7 @@ done
 /sbin/rdma link
 for i in $(seq 100); do grep -q ^fe80 /sys/class/infiniband/rxe_left/ports/1/gids/0 && grep -q ^fe80 /sys/class/infiniband/rxe_right/ports/1/gids/0 && break; sleep 0.1; done
 export UCX_IB_GID_INDEX=0 UCX_IB_ASYNC_EVENTS=n
-# Whoever spins gives way to soft-RoCE, which runs in threads of the kernel.
+# A spinning process yields to soft-RoCE, which runs in threads of the kernel.
 idle="/sbin/chrt -i 0"
 packets() {
     cat /sys/class/infiniband/rxe_$1/ports/1/hw_counters/sent_pkts
@@ -132,7 +119,7 @@ for transports in rc_verbs,ud_verbs ud_verbs; do
     wait $other
     # A server on the one card, a client on the other.
     left=$(packets left) right=$(packets right)
-    UCX_NET_DEVICES=rxe_right:1 $idle rampool serve --memory 64M --no-lock --listen ucx:127.0.0.1:7117 >served 2>&1 &
+    UCX_NET_DEVICES=rxe_right:1 $idle rampool serve --memory 64M --no-lock --listen ucx:127.0.0.1:7117 --ucx-clients trusted >served 2>&1 &
     server=$!
     for i in $(seq 100); do grep -q 'ucx:127.0.0.1:7117' served && break; sleep 0.2; done
     (echo one; echo three; exec sleep 60) | RAMPOOL_TEST_UCX_CLIENT=ucx:127.0.0.1:7117 UCX_NET_DEVICES=rxe_left:1 \
@@ -145,7 +132,7 @@ for transports in rc_verbs,ud_verbs ud_verbs; do
     done
     [ "$(grep -c 'answer: same' client)" = 2 ] || { cat served client; over "failed: wrong or no answers over $transports"; }
     rampool status --server 127.0.0.1:7117
-    # The one is killed, and the other stays.
+    # The client is killed, and the server stays.
     kill -9 $client
     wait $client
     sleep 1
@@ -163,7 +150,7 @@ RAMPOOL_TEST_UCX="rc_verbs,ud_verbs ud_verbs" $idle suite --test-threads 1 trans
 over "passed"
 INIT
 chmod 755 "$root/init"
-(cd "$root" && find . | "$work/unpacked/bin/busybox" cpio -o -H newc 2>/dev/null) | gzip -1 >"$work/initrd"
+(cd "$root" && find . | "$unpacked/bin/busybox" cpio -o -H newc 2>/dev/null) | gzip -1 >"$work/initrd"
 rm -rf "$root"
 
 # --- the machine --------------------------------------------------------------------------------------------------------------------

@@ -21,16 +21,20 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BINARIES = os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target")) + "/release"
 
+PURE = ["wire", "paging", "sharing", "lease", "pinning", "session", "nbd"]
 STEPS = {
     "fmt": ["cargo", "fmt", "--all", "--check"],
     "links": [sys.executable, "scripts/check_links.py"],
     "figures": [sys.executable, "scripts/plot.py", "--check"],
     "clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
+    "pure": ["cargo", "test", "--quiet", "--lib", *(word for crate in PURE for word in ("-p", f"rampool-{crate}"))],
     "build": ["cargo", "build", "--workspace", "--release", "--quiet"],
     "unit": ["cargo", "test", "--workspace", "--quiet", "--no-fail-fast"],
     "installed": [sys.executable, "tests/install/run.py", "--reduced"],
     "failures": [sys.executable, "tests/failures/run.py", "--reduced"],
+    "block": [sys.executable, "tests/block/run.py", "--reduced"],
     "programs": [sys.executable, "tests/programs/run.py", "--reduced"],
+    "python": [sys.executable, "tests/python/run.py", "--brief"],
 }
 # No step may hang: a watchdog ends it. Far above what they take, so that no slow machine fails for it.
 LIMIT_S = 3600
@@ -85,6 +89,12 @@ def has_mpi4py():
     return any(os.access(shutil.which(python) or "", os.X_OK) and subprocess.run([python, "-c", "from mpi4py import MPI"], capture_output=True).returncode == 0 for python in tried)
 
 
+def has_nbd_clients():
+    """Whether they are here, or could be: as root on Debian they are a command away."""
+    could_be = os.geteuid() == 0 and shutil.which("apt-get") is not None
+    return could_be or all(map(shutil.which, ["nbdcopy", "nbdinfo", "nbdfuse", "qemu-img", "qemu-io", "nbdkit"]))
+
+
 def features_here():
     full = uffd_features(False)
     user = uffd_features(True)
@@ -102,11 +112,13 @@ def features_here():
         "io-uring": io_uring(),
         "mpi": shutil.which("mpicc") is not None,
         "mpi4py": has_mpi4py(),
+        "nbd-clients": has_nbd_clients(),
+        "fuse": os.path.exists("/dev/fuse") and os.geteuid() == 0 and any(map(shutil.which, ["fusermount3", "fusermount"])),
     }
 
 
 def unjustified(skips):
-    """Those skips that this machine gives no reason for, as lines."""
+    """The skips that this machine gives no reason for, as lines."""
     here = features_here()
     wrong = []
     for line in skips:
@@ -165,6 +177,9 @@ def run(name, command, skips_file):
             if found := re.search(r"(\d+) passed[;,] \d+ failed(?:; (\d+) ignored)?", line):
                 passed += int(found.group(1))
                 ignored += int(found.group(2) or 0)
+            # pytest, whose end says how it went.
+            elif found := re.match(r"(\d+) passed\b.* in [\d.]+s", line):
+                passed += int(found.group(1))
         status = process.wait()
     finally:
         watchdog.cancel()
@@ -181,7 +196,8 @@ def run(name, command, skips_file):
 
 
 def main():
-    wanted = sys.argv[1:] or list(STEPS)
+    # "unit" has the tests of "pure", too; "python" builds another wheel, which `make test-python` does.
+    wanted = sys.argv[1:] or [name for name in STEPS if name not in ("pure", "python")]
     unknown = [name for name in wanted if name not in STEPS]
     if unknown:
         sys.exit(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")

@@ -1,5 +1,6 @@
-//! A halo exchange: a periodic lattice of four dimensions, cut in two along the first, every half with ghost cells all around. Each of two workers fetches the
-//! faces that its half's ghost cells are copies of, and puts them there: 8 faces, none packed by hand, in both precisions.
+//! A halo exchange: a periodic lattice of four dimensions, cut in two along the first, with ghost cells
+//! around each half. Each of two workers fetches the faces that its half's ghost cells are copies of, and
+//! puts them there: 8 faces, none packed by hand, in both precisions.
 
 use super::ran::Ran;
 use rampool::direct::{Direct, DirectError, DirectRegion, Number};
@@ -57,8 +58,9 @@ fn exchange<T: Number + PartialEq>(
     from: fn(u64) -> T,
 ) -> Result<Duration, Box<dyn Error>> {
     let part = Part::new::<T>(side)?;
-    let regions: Vec<DirectRegion> =
-        (0..WORKERS).map(|worker| direct.open_or_create(&format!("{name}-{worker}"), part.bytes())).collect::<Result<_, _>>()?;
+    let regions: Vec<DirectRegion> = (0..WORKERS)
+        .map(|worker| direct.open_or_create(&format!("{name}-{worker}"), part.bytes()))
+        .collect::<Result<_, _>>()?;
     let own = regions[worker as usize];
     let first_row = worker * part.inner[0];
     let content = |at: [u64; 4]| from(cell(side, [first_row + at[0], at[1], at[2], at[3]]));
@@ -69,10 +71,14 @@ fn exchange<T: Number + PartialEq>(
     let mut faces = Vec::new();
     for dimension in 0..4 {
         let last = part.inner[dimension];
-        // Ghosts below are the neighbour's last layer, ghosts above its first. Across the cut the neighbour is the other worker, elsewhere the lattice closes.
+        // Ghosts below are the neighbour's last layer, ghosts above its first. Across the cut the neighbour
+        // is the other worker, elsewhere the lattice closes.
         let neighbour = if dimension == 0 { regions[((worker + 1) % WORKERS) as usize] } else { own };
         for (ghost, face) in [(0, last), (last + 1, 1)] {
-            faces.push((part.layer(dimension, ghost)?, direct.start_get(neighbour, 0, &part.layer(dimension, face)?)?));
+            faces.push((
+                part.layer(dimension, ghost)?,
+                direct.start_get(neighbour, 0, &part.layer(dimension, face)?)?,
+            ));
         }
     }
     let mut puts = Vec::new();
@@ -121,7 +127,7 @@ fn each(cells: [u64; 4]) -> impl Iterator<Item = [u64; 4]> {
     })
 }
 
-/// Waits until every worker has come `times` times.
+/// Waits until every worker has arrived `times` times.
 fn barrier(direct: &mut Direct, name: &str, times: u64) -> Result<(), DirectError> {
     let region = direct.open_or_create(&format!("{name}-barrier"), 8)?;
     direct.fetch_add(region, 0, 1u64)?;
@@ -134,20 +140,26 @@ fn barrier(direct: &mut Direct, name: &str, times: u64) -> Result<(), DirectErro
 pub fn run(direct: &mut Direct, side: u64) -> Result<Ran, Box<dyn Error>> {
     let lease = direct.pool().lease_ticket();
     let work = |worker: u64| -> Result<[Duration; 2], String> {
-        let mut direct = Direct::connect(&PoolConfig::attach(lease.clone(), "halo worker")).map_err(|e| e.to_string())?;
+        let mut direct =
+            Direct::connect(&PoolConfig::attach(lease.clone(), "halo worker")).map_err(|e| e.to_string())?;
         // Numbers below 2^24 are exact in both.
-        let single = exchange(&mut direct, side, worker, "single", |n| n as f32).map_err(|e| e.to_string())?;
-        let double = exchange(&mut direct, side, worker, "double", |n| n as f64).map_err(|e| e.to_string())?;
+        let single =
+            exchange(&mut direct, side, worker, "single", |n| n as f32).map_err(|e| e.to_string())?;
+        let double =
+            exchange(&mut direct, side, worker, "double", |n| n as f64).map_err(|e| e.to_string())?;
         direct.pool().leave();
         Ok([single, double])
     };
     let times: Vec<Result<[Duration; 2], String>> = std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = (0..WORKERS).map(|worker| scope.spawn(move || work(worker))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a worker panicked".into()))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a worker panicked".into())))
+            .collect()
     });
     let times = times.into_iter().collect::<Result<Vec<_>, _>>()?;
-    // Whoever runs this again counts from the start.
+    // The next run counts from the start.
     for name in ["single", "double"] {
         let barrier = direct.open(&format!("{name}-barrier"))?;
         direct.free(barrier);
@@ -156,7 +168,16 @@ pub fn run(direct: &mut Direct, side: u64) -> Result<Ran, Box<dyn Error>> {
     let took = |precision: usize| times.iter().map(|times| times[precision]).max().unwrap_or_default();
     let inner = [side / WORKERS, side, side, side];
     let ghosts = WORKERS * inner.iter().map(|cells| 2 * inner.iter().product::<u64>() / cells).sum::<u64>();
-    let says =
-        format!("{WORKERS} workers exchanged the 8 faces of {side}^4 cells; single precision in {:?}, double in {:?}", took(0), took(1));
-    Ok(Ran { says, measured: vec![("cells, single precision", ghosts, took(0)), ("cells, double precision", ghosts, took(1))] })
+    let says = format!(
+        "{WORKERS} workers exchanged the 8 faces of {side}^4 cells; single precision in {:?}, double in {:?}",
+        took(0),
+        took(1)
+    );
+    Ok(Ran {
+        says,
+        measured: vec![
+            ("cells, single precision", ghosts, took(0)),
+            ("cells, double precision", ghosts, took(1)),
+        ],
+    })
 }

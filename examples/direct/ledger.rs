@@ -1,5 +1,6 @@
-//! Random updates of a large table, as OLTP makes them: amounts move between accounts, one element here and one there, and no two transfers need the same pages in a row.
-//! Servers update the elements where they lie; many updates are under way at once, and not a page travels.
+//! Random updates of a large table, as in OLTP: amounts move between accounts, one element here and one
+//! there, and no two transfers need the same pages in a row. Servers update the elements in place; many
+//! updates are under way at once, and no page travels.
 
 use super::ran::Ran;
 use rampool::direct::{Direct, PendingValue};
@@ -14,22 +15,41 @@ use std::time::Instant;
 const ROW_BYTES: u64 = 128;
 const OPENING: i64 = 1_000_000;
 
-/// `clients` threads make `transfers` transfers each between `accounts` accounts, each with up to `most` of its updates under way. The sum of all balances stays what it was, and each balance is what its transfers come to.
-pub fn run(direct: &mut Direct, accounts: u64, clients: u64, transfers: u64, most: usize) -> Result<Ran, Box<dyn Error>> {
+/// `clients` threads make `transfers` transfers each between `accounts` accounts, each with up to `most` of
+/// its updates under way. The sum of all balances does not change, and each balance equals the result of its
+/// transfers.
+pub fn run(
+    direct: &mut Direct,
+    accounts: u64,
+    clients: u64,
+    transfers: u64,
+    most: usize,
+) -> Result<Ran, Box<dyn Error>> {
     let table = direct.open_or_create("accounts", accounts * ROW_BYTES)?;
     let balances = Layout::bytes(8)?.hvector(accounts, 1, ROW_BYTES.cast_signed())?;
     direct.put_values(table, 0, &balances, &vec![OPENING; usize::try_from(accounts)?])?;
     let lease = direct.pool().lease_ticket();
     let started = Instant::now();
     let client = |number: u64| -> Result<(), String> {
-        let mut direct = Direct::connect(&PoolConfig::attach(lease.clone(), "teller")).map_err(|error| error.to_string())?;
+        let mut direct = Direct::connect(&PoolConfig::attach(lease.clone(), "teller"))
+            .map_err(|error| error.to_string())?;
         let mut post = || -> Result<(), Box<dyn Error>> {
             let table = direct.open("accounts")?;
             let mut under_way: VecDeque<PendingValue> = VecDeque::new();
             for (from, to, amount) in orders(number, accounts, transfers) {
                 for (account, change) in [(from, -amount), (to, amount)] {
-                    under_way.push_back(direct.start_fetch_op(table, account * ROW_BYTES, Combine::Sum, change)?);
-                    under_way.push_back(direct.start_fetch_op(table, account * ROW_BYTES + 8, Combine::Sum, 1i64)?);
+                    under_way.push_back(direct.start_fetch_op(
+                        table,
+                        account * ROW_BYTES,
+                        Combine::Sum,
+                        change,
+                    )?);
+                    under_way.push_back(direct.start_fetch_op(
+                        table,
+                        account * ROW_BYTES + 8,
+                        Combine::Sum,
+                        1i64,
+                    )?);
                 }
                 while under_way.len() > most {
                     let oldest = under_way.pop_front().expect("there are some");
@@ -48,7 +68,10 @@ pub fn run(direct: &mut Direct, accounts: u64, clients: u64, transfers: u64, mos
     let done: Vec<Result<(), String>> = std::thread::scope(|scope| {
         let client = &client;
         let threads: Vec<_> = (0..clients).map(|number| scope.spawn(move || client(number))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".into()))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".into())))
+            .collect()
     });
     done.into_iter().collect::<Result<(), String>>()?;
     let took = started.elapsed();
@@ -62,11 +85,15 @@ pub fn run(direct: &mut Direct, accounts: u64, clients: u64, transfers: u64, mos
     let found: Vec<i64> = direct.get_values(table, 0, &balances)?;
     let counts: Vec<i64> = direct.get_values(table, 8, &balances)?;
     if let Some(wrong) = (0..expected.len()).find(|n| (found[*n], counts[*n]) != expected[*n]) {
-        return Err(format!("account {wrong} has {}: expected was {}", found[wrong], expected[wrong].0).into());
+        return Err(
+            format!("account {wrong} has {}: expected was {}", found[wrong], expected[wrong].0).into()
+        );
     }
     direct.free(table);
     let updates = clients * transfers * 4;
-    let says = format!("{updates} updates of {accounts} accounts by {clients} clients in {took:?}, and every balance is right");
+    let says = format!(
+        "{updates} updates of {accounts} accounts by {clients} clients in {took:?}, and every balance is right"
+    );
     Ok(Ran { says, measured: vec![("updates", updates, took)] })
 }
 

@@ -1,4 +1,4 @@
-//! Programs on the direct view, each of which checks what it computes. See docs/direct.md.
+//! Programs on the direct view, each of which checks its result. See docs/guide/direct.md.
 //!
 //! ```console
 //! $ cargo run --release -p rampool --example direct -- scan
@@ -7,7 +7,7 @@
 //! $ cargo run --release -p rampool --example direct -- ledger
 //! $ cargo run --release -p rampool --example direct -- service
 //! ```
-//! Without servers named, two are started in this process.
+//! Without servers on the command line, it starts two in this process.
 #![allow(clippy::cast_possible_truncation)]
 
 mod halo;
@@ -31,15 +31,21 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("halo") => |direct: &mut Direct| halo::run(direct, 32),
         Some("ledger") => |direct: &mut Direct| ledger::run(direct, 100_000, 4, 20_000, 64),
         Some("service") => |direct: &mut Direct| service::run(direct, 4, 50, 1 << 20),
-        _ => return Err("say which: scan, store, halo, ledger or service; then, perhaps, memory servers".into()),
+        _ => {
+            return Err(
+                "name an example: scan, store, halo, ledger or service; memory servers may follow".into()
+            );
+        }
     };
-    let mut servers: Vec<ServerSpec> = arguments[1..].iter().map(|server| server.parse()).collect::<Result<_, _>>()?;
+    let mut servers: Vec<ServerSpec> =
+        arguments[1..].iter().map(|server| server.parse()).collect::<Result<_, _>>()?;
     let mut own: Vec<RunningServer> = Vec::new();
     if servers.is_empty() {
         for _ in 0..2 {
             own.push(Server::start(ServerConfig::new(256 << 20, "127.0.0.1:0".parse()?))?);
         }
-        servers = own.iter().map(|server| ServerSpec { endpoint: server.addr().clone(), memory: None }).collect();
+        servers =
+            own.iter().map(|server| ServerSpec { endpoint: server.addr().clone(), memory: None }).collect();
     }
     let mut direct = Direct::connect(&PoolConfig::new(servers, ByteLen(256 << 20), "direct example"))?;
     let ran = run(&mut direct)?;

@@ -1,8 +1,8 @@
-//! What an example did.
+//! The result of an example.
 
 use std::time::Duration;
 
-/// What it says of itself, and what of it is worth measuring: so much of something in so long, without what it takes to set up and to compare.
+/// A summary, and the measured parts: an amount of something, and its time without set-up and checks.
 pub struct Ran {
     pub says: String,
     pub measured: Vec<(&'static str, u64, Duration)>,

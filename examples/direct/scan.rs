@@ -1,4 +1,4 @@
-//! A table stored row by row, of which one column is looked at: only what the question needs travels.
+//! A table stored row by row, of which one column is read: only the bytes that the question needs travel.
 
 use super::ran::Ran;
 use rampool::direct::{Direct, Filter, Total};

@@ -1,5 +1,6 @@
-//! Requests and answers through queues: heads of 64 bytes, bodies of a megabyte. Clients know the service by the name of its queue, the service knows its clients by
-//! that of theirs; nobody knows an address. Workers come and go, and a request that one of them drops is another's.
+//! Requests and answers through queues: heads of 64 bytes, bodies of a megabyte. Clients know the service by
+//! the name of its queue, and the service knows its clients by that of theirs; no side knows an address.
+//! Workers come and go, and another worker gets a request that one of them drops.
 
 use super::ran::Ran;
 use rampool::direct::{Direct, Message, Queue, QueueBounds, SendBody};
@@ -11,7 +12,7 @@ const HEAD_BYTES: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(30);
 const BOUNDS: QueueBounds = QueueBounds { messages: 64, bytes: 64 << 20 };
 
-/// What a head says: who asks, which of its requests this is, and the answer.
+/// The content of a head: the client, the number of its request, and the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Head {
     client: u64,
@@ -54,7 +55,8 @@ fn sum_of(body: &[u8]) -> u64 {
     body.iter().map(|byte| u64::from(*byte)).sum()
 }
 
-/// Answers requests with the sum of their bytes and their bytes backwards. Bodies are on their way here while heads are looked at.
+/// Answers requests with the sum of their bytes and their bytes reversed. Bodies arrive while heads are
+/// processed.
 fn work(direct: &mut Direct, give_up_after: Option<u64>) -> Result<u64, Box<dyn Error>> {
     let requests = direct.open_queue("requests")?;
     let mut served = 0;
@@ -100,17 +102,24 @@ fn ask(direct: &mut Direct, client: u64, requests: u64, bytes: usize) -> Result<
     if seen.iter().all(|seen| *seen) { Ok(()) } else { Err("a request has no answer".into()) }
 }
 
-fn take_answer(direct: &mut Direct, answers: &Queue, client: u64, bytes: usize, seen: &mut [bool]) -> Result<(), Box<dyn Error>> {
+fn take_answer(
+    direct: &mut Direct,
+    answers: &Queue,
+    client: u64,
+    bytes: usize,
+    seen: &mut [bool],
+) -> Result<(), Box<dyn Error>> {
     loop {
         let mut message = direct.take(answers, PATIENCE)?.ok_or("no answer comes")?;
         let answer = Head::of(&message)?;
         let mut got = direct.body(&mut message, PATIENCE)?;
         direct.done(message);
         got.reverse();
-        if answer.client != client || got != body(client, answer.number, bytes) || answer.sum != sum_of(&got) {
+        if answer.client != client || got != body(client, answer.number, bytes) || answer.sum != sum_of(&got)
+        {
             return Err(format!("the answer {answer:?} is wrong").into());
         }
-        // A worker that was lost may have answered before it could say that it was done.
+        // A worker that was lost may have answered before it acknowledged the request.
         if !std::mem::replace(&mut seen[usize::try_from(answer.number)?], true) {
             return Ok(());
         }
@@ -122,7 +131,9 @@ pub fn run(direct: &mut Direct, clients: u64, requests: u64, bytes: usize) -> Re
     let queue = direct.open_or_create_queue("requests", BOUNDS)?;
     let lease = direct.pool().lease_ticket();
     let started = Instant::now();
-    let join = |name: &str| Direct::connect(&PoolConfig::attach(lease.clone(), name)).map_err(|error| error.to_string());
+    let join = |name: &str| {
+        Direct::connect(&PoolConfig::attach(lease.clone(), name)).map_err(|error| error.to_string())
+    };
     let worker = |give_up_after| -> Result<u64, String> {
         let mut direct = join("worker")?;
         let served = work(&mut direct, give_up_after).map_err(|error| error.to_string());
@@ -140,11 +151,14 @@ pub fn run(direct: &mut Direct, clients: u64, requests: u64, bytes: usize) -> Re
         let weak = scope.spawn(move || worker(Some(1)));
         let clients: Vec<_> = (0..clients).map(|number| scope.spawn(move || client(number))).collect();
         let workers: Vec<_> = (0..2).map(|_| scope.spawn(move || worker(None))).collect();
-        let asked: Result<Vec<()>, String> = clients.into_iter().map(|client| joined(client.join())).collect();
+        let asked: Result<Vec<()>, String> =
+            clients.into_iter().map(|client| joined(client.join())).collect();
         for _ in 0..3 {
-            // Whoever has given up needs none: then it is for nobody.
+            // A client that has given up needs no answer, so it is dropped.
             let end = Head { client: Head::END, number: 0, sum: 0 };
-            direct.send(&queue, &end.to_bytes(), SendBody::None, PATIENCE).map_err(|error| error.to_string())?;
+            direct
+                .send(&queue, &end.to_bytes(), SendBody::None, PATIENCE)
+                .map_err(|error| error.to_string())?;
         }
         let mut served = joined(weak.join())?;
         for worker in workers {
@@ -157,7 +171,8 @@ pub fn run(direct: &mut Direct, clients: u64, requests: u64, bytes: usize) -> Re
     if served < clients * requests {
         return Err(format!("{served} of {} requests were served", clients * requests).into());
     }
-    let says = format!("{clients} clients had {requests} requests of {bytes} bytes each answered, in {took:?}");
+    let says =
+        format!("{clients} clients had {requests} requests of {bytes} bytes each answered, in {took:?}");
     Ok(Ran { says, measured: vec![("requests", clients * requests, took)] })
 }
 

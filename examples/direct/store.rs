@@ -1,6 +1,8 @@
-//! A key-value store that no server knows of: clients read entries with one get, claim free ones with one compare-and-swap, and update values where they lie.
+//! A key-value store without a server of its own: clients read entries with one get, claim free ones with one
+//! compare-and-swap, and update values in place.
 //!
-//! An entry is 64 bytes and so lies within a page: it is read at once, and a reader never sees half of a value that was put at once.
+//! An entry is 64 bytes and so lies within a page: one get reads it whole, and a reader never sees half of a
+//! value that one put wrote.
 
 use super::ran::Ran;
 use rampool::direct::{Direct, DirectError, DirectRegion};
@@ -15,7 +17,7 @@ const COUNT: u64 = 8;
 const TEXT: u64 = 16;
 const TEXT_BYTES: usize = 48;
 
-/// One client's way to the store.
+/// One client's view of the store.
 pub struct Store<'a> {
     direct: &'a mut Direct,
     region: DirectRegion,
@@ -44,7 +46,9 @@ impl<'a> Store<'a> {
         for at in self.places(key) {
             let mut entry = [0; ENTRY_BYTES as usize];
             self.direct.get(self.region, at, &mut entry)?;
-            let word = |at: u64| u64::from_le_bytes(entry[at as usize..at as usize + 8].try_into().expect("eight bytes"));
+            let word = |at: u64| {
+                u64::from_le_bytes(entry[at as usize..at as usize + 8].try_into().expect("eight bytes"))
+            };
             if word(KEY) == 0 {
                 return Ok(None);
             }
@@ -56,10 +60,10 @@ impl<'a> Store<'a> {
         Ok(None)
     }
 
-    /// The entry that is the key's, or is now.
+    /// The entry of this key, claimed if there is none.
     fn claim(&mut self, key: u64) -> Result<u64, Box<dyn Error>> {
         for at in self.places(key) {
-            // Whoever is first gets it; all see the same.
+            // The first client gets it; all see the same.
             let before = self.direct.compare_swap(self.region, at + KEY, 0, key)?;
             if before == 0 || before == key {
                 return Ok(at);
@@ -82,7 +86,8 @@ pub fn run(direct: &mut Direct, clients: u64, rounds: u64) -> Result<Ran, Box<dy
     let mut store = Store::open(direct, 4 * KEYS)?;
     let client = |number: u64| -> Result<(), String> {
         let say = |error: Box<dyn Error>| error.to_string();
-        let mut direct = Direct::connect(&PoolConfig::attach(lease.clone(), "store client")).map_err(|e| e.to_string())?;
+        let mut direct =
+            Direct::connect(&PoolConfig::attach(lease.clone(), "store client")).map_err(|e| e.to_string())?;
         let mut store = Store::open(&mut direct, 4 * KEYS).map_err(|e| e.to_string())?;
         for round in 0..rounds {
             let key = 1 + (round * 7 + number) % KEYS;
@@ -99,7 +104,10 @@ pub fn run(direct: &mut Direct, clients: u64, rounds: u64) -> Result<Ran, Box<dy
     let done: Vec<Result<(), String>> = std::thread::scope(|scope| {
         let client = &client;
         let threads: Vec<_> = (0..clients).map(|number| scope.spawn(move || client(number))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".into()))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".into())))
+            .collect()
     });
     let took = started.elapsed();
     done.into_iter().collect::<Result<(), String>>()?;
@@ -112,6 +120,8 @@ pub fn run(direct: &mut Direct, clients: u64, rounds: u64) -> Result<Ran, Box<dy
     }
     let region = store.region;
     direct.free(region);
-    let says = format!("{clients} clients made {updates} updates of {KEYS} keys in {took:?}, and every one is there");
+    let says = format!(
+        "{clients} clients made {updates} updates of {KEYS} keys in {took:?}, and every one is there"
+    );
     Ok(Ran { says, measured: vec![("puts and gets", 2 * updates, took)] })
 }

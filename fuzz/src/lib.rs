@@ -1,43 +1,49 @@
-//! One function per decoder. Each takes any bytes, must not panic, and must keep what its decoder promises: what was accepted is within the
-//! bounds, and encodes to what it was decoded from.
+//! One function per decoder. Each takes any bytes, must not panic, and must keep the promise of its decoder:
+//! accepted values are within the bounds, and encode to the bytes that they were decoded from.
 //!
-//! `cargo test -p rampool-fuzz` drives them with mutations of valid input for a bounded number of rounds; `fuzz_targets/` hands the same
-//! functions to cargo-fuzz.
+//! `cargo test -p rampool-fuzz` drives them with mutations of valid input for a bounded number of rounds;
+//! `fuzz_targets/` passes the same functions to cargo-fuzz.
 
-// As the C interface calls it.
-extern crate rampool as runtime;
-
-/// The C interface is no Rust library, so its parser comes as a file.
-#[path = "../../crates/capi/src/dlmm/conf.rs"]
+/// Linking the C interface would export it, so its parser is included as a file.
+#[path = "../../crates/compat/src/dlmm/conf.rs"]
 mod conf;
+mod nbd;
 mod predict;
+
+pub use nbd::nbd;
 
 use predict::additive::additive;
 use predict::network::Network;
 use predict::recording::Recording;
 use predict::replay::{Machine, replay};
-use rampool::fork::ChildMemory;
-use rampool::key::Key;
-use rampool::space::AddressSpace;
-use rampool::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
-use rampool_proto::layout::Program;
-use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
-use rampool_proto::share::channel::{Channel, ChannelConfig};
-use rampool_proto::share::control::{Control, FrameKind, Framed, MOST_FRAME_BYTES, deframe};
-use rampool_proto::share::message::Message;
-use rampool_proto::units::{ByteLen, Extent};
-use rampool_proto::wire::{
-    AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES,
-    MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES, MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, Opcode, OpenLease, Piece, Push,
-    PushHeads, QueueBounds, Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_grant, encode_put, encode_reduced,
-    encode_revocation, glimpse, parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message, parse_put, parse_reduced,
-    parse_revocation,
+use rampool_lease::{
+    ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, StoredPage, Tick,
 };
-use rampool_proto::{checksum, fabric, rings};
+use rampool_net::key::Key;
+use rampool_net::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
+use rampool_pager::fork::ChildMemory;
+use rampool_pager::space::AddressSpace;
+use rampool_sharing::channel::{Channel, ChannelConfig};
+use rampool_sharing::control::{Control, FrameKind, Framed, MOST_FRAME_BYTES, deframe};
+use rampool_sharing::message::Message;
+use rampool_wire::frame::{
+    AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, LeaseId,
+    LeaseToken, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES,
+    MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, MemberId, Opcode, OpenLease, Piece, Push, PushHeads,
+    QueueBounds, Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_grant, encode_put,
+    encode_reduced, encode_revocation, glimpse, parse_accumulate_arg, parse_extents, parse_get_reply,
+    parse_grant, parse_message, parse_put, parse_reduced, parse_revocation,
+};
+use rampool_wire::layout::Program;
+use rampool_wire::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
+use rampool_wire::units::{ByteLen, Extent, PageIndex};
+use rampool_wire::{checksum, fabric, rings};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-/// A header, and the table behind it as whatever the header says it is. The checksums are made right, so that mutations reach the fields.
+/// A header, and the table after it, read as the header says. The checksums are corrected, so that mutations
+/// reach the fields.
 pub fn frame(data: &[u8]) {
     if let Some((_, piece)) = glimpse(data) {
         assert_eq!(Piece::at(piece.offset(), piece.len), Some(piece));
@@ -67,7 +73,8 @@ pub fn frame(data: &[u8]) {
             }
         }
         Opcode::Gather | Opcode::Scatter | Opcode::Accumulate if !header.is_reply() => {
-            let table = if header.is_by_key() { ByKey::split(table).map_or(table, |(_, rest)| rest) } else { table };
+            let table =
+                if header.is_by_key() { ByKey::split(table).map_or(table, |(_, rest)| rest) } else { table };
             if let Ok(window) = Window::parse_with(table, &mut Vec::new()) {
                 assert_eq!(window.pieces().map(|piece| piece.len as u64).sum::<u64>(), u64::from(window.len));
                 assert_eq!(window.blocks().iter().map(|block| block.len).sum::<u32>(), window.len);
@@ -111,22 +118,30 @@ pub fn frame(data: &[u8]) {
             }
         }
         Opcode::OpenQueue => {
-            _ = QueueBounds::parse(table).map(|(_, name)| assert!(name.len() <= 255 && !name.chars().any(char::is_control)))
+            _ = QueueBounds::parse(table)
+                .map(|(_, name)| assert!(name.len() <= 255 && !name.chars().any(char::is_control)))
         }
         Opcode::ListQueues => _ = Listed::parse_all(table),
         Opcode::Push if !header.is_reply() => {
             if let Ok(push) = Push::parse(table) {
-                assert!(push.head.len() <= MAX_HEAD_BYTES && push.body.reference().len() <= MAX_REFERENCE_BYTES);
+                assert!(
+                    push.head.len() <= MAX_HEAD_BYTES && push.body.reference().len() <= MAX_REFERENCE_BYTES
+                );
                 let mut again = Vec::new();
                 push.encode(&mut again);
                 assert_eq!(again, table);
-                let _ = Reference::parse(push.body.reference()).map(|told| assert!(told.program.bounds().0 >= 0));
+                let _ =
+                    Reference::parse(push.body.reference()).map(|told| assert!(told.program.bounds().0 >= 0));
             }
         }
         Opcode::PushHeads if !header.is_reply() => {
             if let Ok(pushes) = PushHeads::parse(table) {
                 let heads: Vec<&[u8]> = pushes.heads().collect();
-                assert!(!heads.is_empty() && heads.len() as u64 == pushes.count() && heads.iter().all(|head| head.len() <= MAX_HEAD_BYTES));
+                assert!(
+                    !heads.is_empty()
+                        && heads.len() as u64 == pushes.count()
+                        && heads.iter().all(|head| head.len() <= MAX_HEAD_BYTES)
+                );
                 assert_eq!(PushHeads::fit(&heads), heads.len());
                 let mut again = Vec::new();
                 PushHeads::encode(pushes.patience_ms, &heads, &mut again);
@@ -148,7 +163,9 @@ pub fn frame(data: &[u8]) {
                 assert_eq!(again, table);
             }
         }
-        Opcode::Settle => _ = Settlement::parse(table).map(|(_, numbers)| assert!(numbers.len() <= MAX_SETTLED)),
+        Opcode::Settle => {
+            _ = Settlement::parse(table).map(|(_, numbers)| assert!(numbers.len() <= MAX_SETTLED))
+        }
         Opcode::AwaitBody => _ = AwaitBody::parse(table),
         opcode => {
             if parse_extents(&header, table, &mut extents).is_ok() {
@@ -164,7 +181,8 @@ pub fn frame(data: &[u8]) {
     }
 }
 
-/// A layout's coded form: what is accepted is within its bounds, codes to what means the same, and gives the same bytes in pieces as at once.
+/// A layout's encoded form: an accepted layout is within its bounds, encodes to one with the same meaning,
+/// and gives the same bytes in pieces as at once.
 pub fn layout(data: &[u8]) {
     const MOST: u64 = 20_000;
     let Ok(program) = Program::decode(data) else { return };
@@ -178,7 +196,7 @@ pub fn layout(data: &[u8]) {
     assert!(whole.iter().all(|byte| (low..high).contains(byte)));
     let step = whole.len() as u64 / 3 + 1;
     assert!((0..3).flat_map(|piece| bytes(piece * step, step)).take(whole.len()).eq(whole.iter().copied()));
-    // Whatever it says, it says so soon.
+    // Any layout must be read in a short time.
     let _ = (program.overlaps(), program.is_aligned(8));
     if let Ok(shifted) = program.clone().shifted(64)
         && program.bytes() > 0
@@ -210,7 +228,7 @@ pub fn message(data: &[u8]) {
     }
 }
 
-/// What a connection between ranks brings: frames, one after the other, and what is in them.
+/// Bytes of a connection between ranks: frames, and the messages in them.
 pub fn ranks(data: &[u8]) {
     let mut rest = data;
     while let Ok(Framed::Whole { kind, content, taken, .. }) = deframe(rest) {
@@ -230,7 +248,107 @@ pub fn ranks(data: &[u8]) {
     }
 }
 
-/// What sets shared memory up, and connections over UCX, the checksums made right.
+/// Members that come, go, are lost and come back, in any order, and a reaper that settles departures late and in another order than they were told: every frame is freed once, and in
+/// the end nothing is lent.
+pub fn reaper(data: &[u8]) {
+    let limits = Limits { memory_bytes: 64 << 12, grace_ms: 10, max_leases: 4, max_members: 4 };
+    let (mut directory, mut spaces) = (Directory::new(limits), BTreeMap::<LeaseId, LeaseSpace>::new());
+    // Those let in: lease, token, member, connection.
+    let mut members: Vec<(LeaseId, LeaseToken, MemberId, ConnectionNumber)> = Vec::new();
+    let (mut orders, mut used, mut next_frame, mut now) = (Vec::new(), BTreeSet::new(), 0, Tick(0));
+    let settle = |directory: &mut Directory,
+                  spaces: &mut BTreeMap<LeaseId, LeaseSpace>,
+                  used: &mut BTreeSet<FrameIndex>,
+                  departed: Departed| {
+        let Some(space) = spaces.get_mut(&departed.lease) else { return };
+        let mut released = Vec::new();
+        space.member_gone(departed.member, &mut released);
+        if departed.lease_closes {
+            space.close(&mut released);
+            spaces.remove(&departed.lease);
+            directory.closed(departed.lease);
+        }
+        assert!(released.iter().all(|frame| used.remove(frame)), "a frame is freed once");
+    };
+    for pair in data.chunks_exact(2) {
+        let (what, which) = (pair[0], usize::from(pair[1]));
+        let chosen = members.get(which % members.len().max(1)).copied();
+        match (what % 8, chosen) {
+            (0, _) => {
+                let request = OpenLease {
+                    bytes: (which as u64 % 40) << 12,
+                    pid: 1,
+                    name: String::new(),
+                    host: String::new(),
+                };
+                if let Ok((lease, member)) = directory.open(&request, LeaseToken([pair[1]; 16])) {
+                    let mut space = LeaseSpace::new(request.bytes);
+                    space.member_joined(member, ConnectionNumber::FIRST);
+                    spaces.insert(lease, space);
+                    members.push((lease, LeaseToken([pair[1]; 16]), member, ConnectionNumber::FIRST));
+                }
+            }
+            (1 | 2, Some((lease, token, member, _))) => {
+                let member = if what % 8 == 1 { MemberId(0) } else { member };
+                let request =
+                    AttachLease { lease, token, member, pid: 1, name: String::new(), host: String::new() };
+                if let Ok((member, connection, _)) = directory.attach(&request) {
+                    spaces
+                        .get_mut(&lease)
+                        .expect("a lease with members is there")
+                        .member_joined(member, connection);
+                    members.push((lease, token, member, connection));
+                }
+            }
+            (3, Some((lease, _, member, connection))) => {
+                members.swap_remove(which % members.len());
+                directory.disconnected(now, lease, member, connection);
+            }
+            (4, Some((lease, _, member, _))) => orders.extend(directory.leave(lease, member)),
+            (5, Some((lease, _, member, connection))) => {
+                // A page of a region of its own.
+                if let Some(space) =
+                    spaces.get_mut(&lease).filter(|space| space.admit(member, connection).is_ok())
+                    && let Ok(region) = space.create_region(member)
+                {
+                    next_frame += 1;
+                    let page = StoredPage { frame: FrameIndex(next_frame), crc: 0, len: 4096, charge: 4096 };
+                    if space
+                        .put(member, region, &[Extent::page(PageIndex(0))], &[Some(page)], &mut Vec::new())
+                        .is_ok()
+                    {
+                        used.insert(page.frame);
+                    }
+                }
+            }
+            (6, _) if !orders.is_empty() => {
+                let departed = orders.swap_remove(which % orders.len());
+                settle(&mut directory, &mut spaces, &mut used, departed);
+            }
+            (7, _) => {
+                now.0 += which as u64 % 16;
+                for departed in directory.expire(now) {
+                    settle(&mut directory, &mut spaces, &mut used, departed);
+                }
+            }
+            _ => {}
+        }
+        directory.check();
+        spaces.values().for_each(LeaseSpace::check);
+    }
+    // All of them go.
+    for (lease, _, member, _) in members {
+        orders.extend(directory.leave(lease, member));
+    }
+    now.0 += 100;
+    orders.extend(directory.expire(now));
+    for departed in orders {
+        settle(&mut directory, &mut spaces, &mut used, departed);
+    }
+    assert!(spaces.is_empty() && used.is_empty() && directory.lent_bytes() == 0, "something is left");
+}
+
+/// Messages that set shared memory up, and connections over UCX, the checksums corrected.
 pub fn offer(data: &[u8]) {
     if let Some(bytes) = data.first_chunk::<{ rings::OFFER_BYTES }>() {
         let mut bytes = *bytes;
@@ -250,17 +368,20 @@ pub fn offer(data: &[u8]) {
     }
 }
 
-/// What the other process may leave at any time where both read it: the counts of a pair of rings, and of messages over UCX. Whatever is taken for true, a side stays
-/// within the ring, and within what it was granted.
+/// The counts of a pair of rings, and of messages over UCX, which the other process may change at any time.
+/// Whatever it writes, this side stays within the ring, and within what it was granted.
 pub fn counts(data: &[u8]) {
-    let geometry = rings::Offer::of(rings::MIN_RING_BYTES).ok().and_then(rings::Offer::geometry).expect("the shortest ring");
+    let geometry = rings::Offer::of(rings::MIN_RING_BYTES)
+        .ok()
+        .and_then(rings::Offer::geometry)
+        .expect("the shortest ring");
     let (mut writer, mut reader) = (rings::Writer::new(geometry), rings::Reader::new(geometry));
     let mut flow = fabric::Flow::new(8, 8);
     let inside = |span: rings::Span| assert!(span.at + span.len <= geometry.ring_bytes());
     for step in data.chunks_exact(9) {
         let told = u64::from_le_bytes(*step[1..].first_chunk().expect("nine bytes"));
         let most = usize::from(step[0]) * 32;
-        // Half of them what could be, so that there is something to spoil.
+        // Half of them are plausible, so that there is something to corrupt.
         let near = |from: u64| if step[0].is_multiple_of(2) { from + told % 5000 } else { told };
         let _ = (writer.would_write(told), reader.would_read(told));
         if writer.saw(near(writer.written().saturating_sub(5000))).is_ok() {
@@ -283,7 +404,8 @@ pub fn counts(data: &[u8]) {
     }
 }
 
-/// A datagram at one end of a channel that has something under way, its length and checksum made right, and every other byte as it is.
+/// A datagram at one end of a channel that has something under way, its length and checksum corrected, and
+/// every other byte unchanged.
 pub fn datagram(data: &[u8]) {
     let mut bytes = data[..data.len().min(usize::from(u16::MAX))].to_vec();
     if bytes.len() >= 6 {
@@ -298,11 +420,11 @@ pub fn datagram(data: &[u8]) {
     let mut out = Vec::new();
     let _ = channel.receive(&bytes, 100, &mut out);
     assert!(out.iter().map(Vec::len).sum::<usize>() <= bytes.len());
-    // It goes on: it answers, repeats, or gives the peer up.
+    // The channel continues: it answers, repeats, or gives the peer up.
     while channel.poll(1_000).is_some() {}
 }
 
-/// Prefaces, and what both sides make of them.
+/// Prefaces, and how both sides handle them.
 pub fn preface(data: &[u8]) {
     let Some(bytes) = data.first_chunk::<PREFACE_BYTES>() else { return };
     let mut bytes = *bytes;
@@ -311,17 +433,23 @@ pub fn preface(data: &[u8]) {
     let Ok(preface) = Preface::parse(&bytes) else { return };
     assert_eq!(Preface::parse(&preface.encode()), Ok(preface));
     for has_key in [false, true] {
-        let policy = ServerPolicy { encryption: Encryption::Auto, has_key, features: 1, local_peer: false, refuse: None };
+        let policy = ServerPolicy {
+            encryption: Encryption::Auto,
+            has_key,
+            features: 1,
+            local_peer: false,
+            refuse: None,
+        };
         let answer = agree(&preface, &policy, 1);
         assert_eq!(answer.features & !1, 0);
         let asked = Preface::ask(Encryption::On, has_key, 0, 1);
         if let Ok((security, features)) = accept(&asked, &preface) {
-            assert_eq!((security, features), (rampool_proto::session::Security::Sealed, 0));
+            assert_eq!((security, features), (rampool_wire::session::Security::Sealed, 0));
         }
     }
 }
 
-/// A stream of frames as a link receives it, in two pieces: never more than was announced, never a panic.
+/// A stream of frames as a link receives it, in two pieces: never more than announced, never a panic.
 pub fn link(data: &[u8]) {
     let (mut ours, mut link) = open_link();
     let (first, second) = data.split_at(data.len() / 2);
@@ -333,14 +461,22 @@ pub fn link(data: &[u8]) {
     }
 }
 
-/// Bytes a stranger sends to a server with a key, and to a client with one: no link comes of it.
+/// Bytes of an unauthenticated peer to a server with a key, and to a client with one: no link is established.
 pub fn handshake(data: &[u8]) {
-    let policy = LocalPolicy { key: Some(Key::from_bytes([7; 32])), encryption: Encryption::Auto, features: 1, ucx: None };
+    let policy = LocalPolicy {
+        key: Some(Key::from_bytes([7; 32])),
+        encryption: Encryption::Auto,
+        features: 1,
+        ucx: None,
+    };
     for client in [false, true] {
         let (mut ours, theirs) = UnixStream::pair().expect("a socket pair");
         let stream = Stream::adopt(theirs).expect("it is connected");
-        let mut handshake =
-            if client { Handshake::client(stream, policy.clone()) } else { Handshake::server(stream, policy.clone(), None) };
+        let mut handshake = if client {
+            Handshake::client(stream, policy.clone())
+        } else {
+            Handshake::server(stream, policy.clone(), None)
+        };
         ours.write_all(data).expect("it fits the socket's buffer");
         ours.shutdown(std::net::Shutdown::Write).expect("it is connected");
         loop {
@@ -353,30 +489,31 @@ pub fn handshake(data: &[u8]) {
     }
 }
 
-/// What people write, and what comes as text from elsewhere: addresses, amounts, tickets, doors, a server's status.
+/// Text from users and from elsewhere: addresses, amounts, tickets, listeners, a server's status.
 pub fn text(data: &[u8]) {
-    let _ = serde_json::from_slice::<rampool::server::ServerStatus>(data);
+    let _ = serde_json::from_slice::<rampool_server::ServerStatus>(data);
     let Ok(text) = std::str::from_utf8(data) else { return };
     let _ = text.parse::<ByteLen>();
-    if let Ok(endpoint) = text.parse::<rampool::transport::Endpoint>() {
+    if let Ok(endpoint) = text.parse::<rampool_net::transport::Endpoint>() {
         assert_eq!(endpoint.to_string().parse(), Ok(endpoint));
     }
-    if let Ok(spec) = text.parse::<rampool::pool::ServerSpec>() {
+    if let Ok(spec) = text.parse::<rampool_client::pool::ServerSpec>() {
         assert_eq!(spec.to_string().parse(), Ok(spec));
     }
-    let _ = rampool::transport::zero_copy::parse_wish(text);
-    let _ = text.parse::<rampool::pool::LeaseTicket>();
-    let _ = text.parse::<rampool::pool::RegionTicket>();
-    let _ = text.parse::<rampool::pool::Membership>();
-    if let Ok(doors) = text.parse::<rampool::shared::DoorTicket>() {
-        assert_eq!(doors.to_string().parse::<rampool::shared::DoorTicket>().ok(), Some(doors));
+    let _ = rampool_net::transport::zero_copy::parse_wish(text);
+    let _ = text.parse::<rampool_client::pool::LeaseTicket>();
+    let _ = text.parse::<rampool_client::pool::RegionTicket>();
+    let _ = text.parse::<rampool_client::pool::Membership>();
+    if let Ok(doors) = text.parse::<rampool_shared::DoorTicket>() {
+        assert_eq!(doors.to_string().parse::<rampool_shared::DoorTicket>().ok(), Some(doors));
     }
-    if let Ok(handed) = text.parse::<rampool::region::HandedOver>() {
+    if let Ok(handed) = text.parse::<rampool_pager::region::HandedOver>() {
         assert_eq!(handed.to_string().parse(), Ok(handed));
     }
 }
 
-/// What a forked child is told of its memory: what is accepted is what somebody else said in these very bytes, and can be taken over.
+/// What a forked child is told of its memory: accepted bytes are exactly what an encoder produces, and can be
+/// taken over.
 pub fn child(data: &[u8]) {
     let Some(memory) = ChildMemory::decode(data) else { return };
     assert_eq!(memory.encode(), data);
@@ -387,7 +524,7 @@ pub fn child(data: &[u8]) {
     assert!(memory.absent.iter().all(|extent| !pages(extent).is_empty()));
 }
 
-/// DLM-M's file: what is accepted is used as it says, and a file with just that says the same.
+/// DLM-M's file: an accepted file means what it says, and a file with only that content means the same.
 pub fn dlmm(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -406,11 +543,12 @@ pub fn dlmm(data: &[u8]) {
     }
 }
 
-/// The trace of two ranks, one file behind the other: what is accepted is predicted in numbers, on any network, as it is and undisturbed. Where a line makes no
-/// sense, those that do are tried without it.
+/// The trace of two ranks, one file after the other: an accepted trace is predicted in numbers, on any
+/// network, unchanged and undisturbed. If a line is invalid, the valid ones are tried without it.
 pub fn trace(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let makes_sense = |line: &&str| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(line).is_ok();
+    let makes_sense =
+        |line: &&str| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(line).is_ok();
     let sane: Vec<&str> = text.lines().filter(|line| line.is_empty() || makes_sense(line)).collect();
     let dir = tempfile::tempdir().expect("a directory for the files");
     for text in [&*text, &sane.join("\n")] {
@@ -424,20 +562,24 @@ pub fn trace(data: &[u8]) {
             let networks = Network::presets().into_iter().take(2).chain(Network::recorded(&recording));
             for network in networks {
                 let Ok(prediction) = replay(&recording, &network, machine) else { continue };
-                assert!(prediction.elapsed_us() >= 0.0 && prediction.elapsed_us().is_finite(), "{}", prediction.elapsed_us());
+                assert!(
+                    prediction.elapsed_us() >= 0.0 && prediction.elapsed_us().is_finite(),
+                    "{}",
+                    prediction.elapsed_us()
+                );
                 assert!(additive(&recording, &network, machine) >= 0.0);
             }
         }
     }
 }
 
-/// Makes the checksums of a frame right, and its table as long as there are bytes.
+/// Corrects the checksums of a frame, and makes its table as long as there are bytes.
 fn seal_frame(data: &mut [u8]) {
     let Some((head, table)) = data.split_first_chunk_mut::<HEADER_BYTES>() else { return };
     if table.len() <= MAX_TABLE_BYTES {
         let table_len = u32::try_from(table.len()).expect("at most MAX_TABLE_BYTES");
         head[32..36].copy_from_slice(&table_len.to_le_bytes());
-        head[40..44].copy_from_slice(&rampool_proto::wire::table_crc(table).to_le_bytes());
+        head[40..44].copy_from_slice(&rampool_wire::frame::table_crc(table).to_le_bytes());
     }
     let crc = checksum::crc32c(&head[..HEADER_BYTES - 4]);
     head[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
@@ -448,7 +590,8 @@ fn open_link() -> (UnixStream, Link) {
     let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features: 0, ucx: None };
     let (mut ours, theirs) = UnixStream::pair().expect("a socket pair");
     let mut server = Handshake::server(Stream::adopt(theirs).expect("it is connected"), policy, None);
-    ours.write_all(&Preface::ask(Encryption::Auto, false, 0, 1).encode()).expect("it fits the socket's buffer");
+    ours.write_all(&Preface::ask(Encryption::Auto, false, 0, 1).encode())
+        .expect("it fits the socket's buffer");
     let link = server.advance().expect("a good preface").expect("nothing else is awaited");
     ours.set_nonblocking(true).expect("a socket");
     (ours, link)
@@ -464,7 +607,8 @@ fn receive_all(link: &mut Link, room: &mut Vec<u8>) -> bool {
                 if header.bulk_len > 0 {
                     room.clear();
                     room.resize(header.bulk_len as usize, 0);
-                    // SAFETY: `room` is not touched before the link is asked again, and outlives its use of it: `link` receives only here.
+                    // SAFETY: `room` is not touched before the link is asked again, and outlives the link's
+                    // use of it: `link` receives only here.
                     unsafe { link.place(&[PieceMut { ptr: room.as_mut_ptr(), len: room.len() }]) };
                 }
             }

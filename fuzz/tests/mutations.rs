@@ -1,21 +1,22 @@
 //! Every target, driven by mutations of valid input from a fixed seed, for a bounded number of rounds.
 
-use rampool::fork::ChildMemory;
-use rampool::space::Span;
-use rampool_proto::layout::{Layout, Order};
-use rampool_proto::registration::keys::{Grant, Key, Rights};
-use rampool_proto::session::{Encryption, Preface};
-use rampool_proto::share::Rank;
-use rampool_proto::share::channel::{Channel, ChannelConfig};
-use rampool_proto::share::control::{Control, FrameKind, Hello, frame};
-use rampool_proto::share::message::{Body as MessageBody, Message};
-use rampool_proto::units::{Extent, PageIndex};
-use rampool_proto::wire::{
-    AttachLease, AwaitBody, Body, ByKey, CopyRequest, Delivery, Granted, Header, LeaseId, LeaseToken, Listed, MemberId, Opcode, OpenLease,
-    PageEntry, Push, PushHeads, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error,
-    encode_extents, encode_frame, encode_get_reply, encode_grant, encode_put, encode_revocation,
+use rampool_pager::fork::ChildMemory;
+use rampool_pager::space::Span;
+use rampool_pinning::keys::{Grant, Key, Rights};
+use rampool_sharing::Rank;
+use rampool_sharing::channel::{Channel, ChannelConfig};
+use rampool_sharing::control::{Control, FrameKind, Hello, frame};
+use rampool_sharing::message::{Body as MessageBody, Message};
+use rampool_wire::frame::{
+    AttachLease, AwaitBody, Body, ByKey, CopyRequest, Delivery, Granted, Header, LeaseId, LeaseToken, Listed,
+    MemberId, Opcode, OpenLease, PageEntry, Push, PushHeads, QueueBounds, Reference, RegionId, ScanRequest,
+    Settlement, Status, Take, Window, encode_error, encode_extents, encode_frame, encode_get_reply,
+    encode_grant, encode_put, encode_revocation,
 };
-use rampool_proto::{fabric, rings};
+use rampool_wire::layout::{Layout, Order};
+use rampool_wire::session::{Encryption, Preface};
+use rampool_wire::units::{Extent, PageIndex};
+use rampool_wire::{fabric, rings};
 
 /// xorshift64*: enough to choose mutations, and the same in every run.
 struct Rng(u64);
@@ -55,7 +56,8 @@ fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
                 bytes.splice(at.., other[from..].iter().copied());
             }
             5 => {
-                let extra: Vec<u8> = (0..rng.below(40)).map(|_| u8::try_from(rng.below(256)).unwrap()).collect();
+                let extra: Vec<u8> =
+                    (0..rng.below(40)).map(|_| u8::try_from(rng.below(256)).unwrap()).collect();
                 bytes.splice(at..at, extra);
             }
             _ => {
@@ -91,11 +93,20 @@ fn frames() -> Vec<Vec<u8>> {
     let (mut scatter, mut scan, mut copy) = (Vec::new(), Vec::new(), Vec::new());
     window.encode_with(&[7], &mut scatter);
     ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
-    let reference = Reference { regions: vec![RegionId(4), RegionId(5)], program: window.program.clone() }.encode().unwrap();
+    let reference = Reference { regions: vec![RegionId(4), RegionId(5)], program: window.program.clone() }
+        .encode()
+        .unwrap();
     let (mut push, mut deliveries, mut take, mut settle, mut wait, mut open) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     Push { patience_ms: 9, head: &[7; 64], body: Body::InPool(5600, &reference) }.encode(&mut push);
-    let delivery = Delivery { number: 3, redelivered: true, arriving: true, head: b"head", body: Body::Bytes(9000), body_at: 4096 };
+    let delivery = Delivery {
+        number: 3,
+        redelivered: true,
+        arriving: true,
+        head: b"head",
+        body: Body::Bytes(9000),
+        body_at: 4096,
+    };
     delivery.encode(&mut deliveries);
     let in_pool = Delivery { arriving: false, body: Body::InPool(5600, &reference), body_at: 0, ..delivery };
     in_pool.encode(&mut deliveries);
@@ -117,7 +128,8 @@ fn frames() -> Vec<Vec<u8>> {
     window.encode_with(&[], &mut by_key);
     let (lease, token) = (LeaseId(3), LeaseToken([9; 16]));
     let endpoint = "127.0.0.1:7117".to_owned();
-    CopyRequest { source: window.clone(), target: window, endpoint, lease, token, region: RegionId(1) }.encode(&mut copy);
+    CopyRequest { source: window.clone(), target: window, endpoint, lease, token, region: RegionId(1) }
+        .encode(&mut copy);
     let get = Header::request(Opcode::Get, 1);
     vec![
         framed(&|out| encode_extents(out, get, &extents)),
@@ -137,7 +149,9 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&|out| encode_frame(out, Header::request(Opcode::Settle, 11), &settle, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::AwaitBody, 12), &wait, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::OpenQueue, 13), &open, 0)),
-        framed(&|out| encode_frame(out, Header::request(Opcode::ListQueues, 19).reply(Status::Ok), &listed, 0)),
+        framed(&|out| {
+            encode_frame(out, Header::request(Opcode::ListQueues, 19).reply(Status::Ok), &listed, 0)
+        }),
         framed(&|out| encode_frame(out, Header::request(Opcode::Scan, 14).reply(Status::Ok), &[3; 24], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Expose, 15), &exposed, 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Revoke, 16), &revoked, 0)),
@@ -161,7 +175,10 @@ fn layouts() {
         word.vector(50, 2, 5).unwrap(),
         row.clone(),
         list.clone(),
-        Layout::structure(&[(1, 0, row), (2, 3000, list), (3, 7, word)]).unwrap().hvector(3, 1, 9000).unwrap(),
+        Layout::structure(&[(1, 0, row), (2, 3000, list), (3, 7, word)])
+            .unwrap()
+            .hvector(3, 1, 9000)
+            .unwrap(),
     ];
     let coded = |layout: &Layout| {
         let mut out = Vec::new();
@@ -175,7 +192,14 @@ fn layouts() {
 fn lease_requests_and_grants() {
     let token = LeaseToken([9; 16]);
     let open = OpenLease { bytes: 1 << 30, pid: 7, name: "sort".into(), host: "here".into() };
-    let attach = AttachLease { lease: LeaseId(3), token, member: MemberId(4), pid: 7, name: "sort".into(), host: "here".into() };
+    let attach = AttachLease {
+        lease: LeaseId(3),
+        token,
+        member: MemberId(4),
+        pid: 7,
+        name: "sort".into(),
+        host: "here".into(),
+    };
     let granted = Granted {
         lease: LeaseId(3),
         token,
@@ -218,7 +242,11 @@ fn connections_between_ranks() {
         datagram_port: 0,
         incarnation: 9,
     };
-    let controls = [Control::Hello { hello }, Control::Refused { why: "another run".into() }, Control::Open { name: "table".into() }];
+    let controls = [
+        Control::Hello { hello },
+        Control::Refused { why: "another run".into() },
+        Control::Open { name: "table".into() },
+    ];
     let mut seeds: Vec<Vec<u8>> = controls
         .iter()
         .map(|control| {
@@ -238,16 +266,37 @@ fn connections_between_ranks() {
 #[test]
 fn offers_of_memory_and_fabrics() {
     let rings = rings::Offer::of(1 << 18).unwrap().encode().to_vec();
-    let fabric = fabric::Offer { major: 1, watch: 1, message_bytes: 8192, window: 64, address: vec![7; 300] }.encode();
-    drive(rampool_fuzz::offer, &[rings, fabric, rings::Offer::NONE.encode().to_vec(), fabric::Offer::NONE.encode()], 100_000);
+    let fabric =
+        fabric::Offer { major: 1, watch: 1, message_bytes: 8192, window: 64, address: vec![7; 300] }.encode();
+    drive(
+        rampool_fuzz::offer,
+        &[rings, fabric, rings::Offer::NONE.encode().to_vec(), fabric::Offer::NONE.encode()],
+        100_000,
+    );
 }
 
 #[test]
 fn counts_in_memory_that_another_process_writes() {
     let steps = |kinds: [u8; 3], count: u64| -> Vec<u8> {
-        (0..60).flat_map(|step| std::iter::once(kinds[step % 3]).chain((count * step as u64).to_le_bytes())).collect()
+        (0..60)
+            .flat_map(|step| std::iter::once(kinds[step % 3]).chain((count * step as u64).to_le_bytes()))
+            .collect()
     };
-    drive(rampool_fuzz::counts, &[steps([2, 40, 255], 700), steps([128, 3, 8], 1), steps([254, 254, 0], 4096)], 30_000);
+    drive(
+        rampool_fuzz::counts,
+        &[steps([2, 40, 255], 700), steps([128, 3, 8], 1), steps([254, 254, 0], 4096)],
+        30_000,
+    );
+}
+
+#[test]
+fn departures_that_are_settled_late() {
+    // Two members of one lease, one lost and one that leaves while its order waits; and one of another, which comes back.
+    let seeds = [
+        vec![0, 20, 1, 0, 5, 0, 5, 1, 3, 1, 4, 0, 7, 15, 6, 0, 0, 30],
+        vec![0, 8, 0, 9, 5, 0, 5, 1, 2, 1, 5, 2, 3, 1, 2, 0, 4, 0, 7, 12, 6, 0, 6, 0],
+    ];
+    drive(rampool_fuzz::reaper, &seeds, 30_000);
 }
 
 #[test]
@@ -262,8 +311,10 @@ fn datagrams_of_channels() {
 
 #[test]
 fn prefaces() {
-    let seeds: Vec<Vec<u8>> =
-        [Encryption::Auto, Encryption::On, Encryption::Off].iter().map(|e| Preface::ask(*e, true, 1, 2).encode().to_vec()).collect();
+    let seeds: Vec<Vec<u8>> = [Encryption::Auto, Encryption::On, Encryption::Off]
+        .iter()
+        .map(|e| Preface::ask(*e, true, 1, 2).encode().to_vec())
+        .collect();
     drive(rampool_fuzz::preface, &seeds, 100_000);
 }
 
@@ -281,7 +332,7 @@ fn streams_of_frames() {
 fn handshakes() {
     let preface = Preface::ask(Encryption::Auto, true, 1, 2).encode();
     let mut answer = Preface::ask(Encryption::Auto, true, 1, 2);
-    answer.verdict = rampool_proto::session::Verdict::Agreed(rampool_proto::session::Security::Sealed);
+    answer.verdict = rampool_wire::session::Verdict::Agreed(rampool_wire::session::Security::Sealed);
     let message = [&preface[..], &[48, 0], &[3; 48]].concat();
     let reply = [&answer.encode()[..], &[48, 0], &[3; 48], &[16, 0], &[1; 16]].concat();
     drive(rampool_fuzz::handshake, &[preface.to_vec(), message, reply], 2_000);
@@ -293,9 +344,18 @@ fn texts() {
     let handed =
         b"rampool-handed-over-1 1000 2000 rampool-region-1;1;2 rampool-lease-1;64;3,09090909090909090909090909090909,127.0.0.1:7117=4G";
     let doors = b"127.0.0.1:4040,unix:/run/door#run-17";
-    let seeds =
-        [&handed[..], doors, b"rampool-member-1;3;1f", b"127.0.0.1:7117=4G", b"unix:/run/x", b"[::1]:80", b"1.5G", b"17179869184", status]
-            .map(<[u8]>::to_vec);
+    let seeds = [
+        &handed[..],
+        doors,
+        b"rampool-member-1;3;1f",
+        b"127.0.0.1:7117=4G",
+        b"unix:/run/x",
+        b"[::1]:80",
+        b"1.5G",
+        b"17179869184",
+        status,
+    ]
+    .map(<[u8]>::to_vec);
     drive(rampool_fuzz::text, &seeds, 100_000);
 }
 
@@ -303,8 +363,13 @@ fn texts() {
 fn memory_of_a_forked_child() {
     let span = |start, pages, first| Span { start, pages, first: PageIndex(first) };
     let spans = vec![span(0x7000_0000, 7, 30), span(0x7000_7000, 9, 3), span(0x7fff_0000_0000, 4, 12)];
-    let absent = vec![Extent::new(PageIndex(3), 2), Extent::new(PageIndex(9), 6), Extent::page(PageIndex(31))];
-    let all = [ChildMemory { spans, absent: absent.clone() }, ChildMemory { spans: vec![], absent }, ChildMemory::default()];
+    let absent =
+        vec![Extent::new(PageIndex(3), 2), Extent::new(PageIndex(9), 6), Extent::page(PageIndex(31))];
+    let all = [
+        ChildMemory { spans, absent: absent.clone() },
+        ChildMemory { spans: vec![], absent },
+        ChildMemory::default(),
+    ];
     drive(rampool_fuzz::child, &all.map(|memory| memory.encode()), 100_000);
 }
 
@@ -350,10 +415,57 @@ fn traces_of_runs() {
 }
 
 #[test]
+fn sessions_of_block_device_clients() {
+    let option = |number: u32, data: &[u8]| {
+        let len = u32::try_from(data.len()).unwrap();
+        [b"IHAVEOPT", &number.to_be_bytes()[..], &len.to_be_bytes(), data].concat()
+    };
+    let request = |flags: u16, command: u16, offset: u64, len: u32| {
+        let head =
+            [&0x2560_9513u32.to_be_bytes()[..], &flags.to_be_bytes(), &command.to_be_bytes(), b"a cookie"]
+                .concat();
+        [&head[..], &offset.to_be_bytes(), &len.to_be_bytes()].concat()
+    };
+    let go = b"\0\0\0\x04disk\0\x02\0\x01\0\x03";
+    let contexts = b"\0\0\0\x04disk\0\0\0\x01\0\0\0\x0fbase:allocation";
+    let old = [
+        &[0xff, 0, 0, 0, 3][..],
+        &option(3, b""),
+        &option(1, b"disk"),
+        &request(0, 0, 4090, 9000),
+        &request(0, 2, 0, 0),
+    ]
+    .concat();
+    let new = [
+        &[3, 0, 0, 0, 1][..],
+        &option(8, b""),
+        &option(9, contexts),
+        &option(10, contexts),
+        &option(6, go),
+        &option(7, go),
+        &request(1, 1, 100, 5000),
+        &[9; 5000],
+        &request(0, 0, 0, 400_000),
+        &request(4, 0, 4096, 8192),
+        &request(0, 3, 0, 0),
+        &request(0, 4, 0, 1 << 20),
+        &request(18, 6, 5, 70_000),
+        &request(8, 7, 0, 1 << 20),
+        &request(0, 5, 0, 4096),
+        &request(0, 1, 1 << 20, 4),
+        &[9; 4],
+    ]
+    .concat();
+    drive(rampool_fuzz::nbd, &[old, new], 50_000);
+}
+
+#[test]
 fn every_target_is_driven_here() {
     let here = include_str!("mutations.rs");
     let targets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz_targets")).unwrap();
-    let names: Vec<String> = targets.map(|f| f.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect();
-    let forgotten: Vec<&String> = names.iter().filter(|name| !here.contains(&format!("drive(rampool_fuzz::{name},"))).collect();
+    let names: Vec<String> =
+        targets.map(|f| f.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    let forgotten: Vec<&String> =
+        names.iter().filter(|name| !here.contains(&format!("drive(rampool_fuzz::{name},"))).collect();
     assert!(names.len() >= 14 && forgotten.is_empty(), "{forgotten:?} of {names:?}");
 }

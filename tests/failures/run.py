@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What happens when something breaks: servers and clients are killed, stopped and cut off, the network is slow or lies, strangers call.
+"""What happens when something breaks: servers and clients are killed, stopped and cut off, the network is slow or corrupts data, unauthenticated peers connect.
 
 The program of most tests checks its own memory without end. So whatever happens, it may go on correctly, or end with exit code 74 and a message that names the
 server. It may not hang, and it may not see a wrong byte (its own exit code 3).
@@ -8,6 +8,7 @@ server. It may not hang, and it may not see a wrong byte (its own exit code 3).
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -25,6 +26,8 @@ from harness.world import MIB, ROOT, built, check, free_port, rampool_binary  # 
 
 LOST = 74
 REFUSED = 125
+NOT_EXECUTABLE = 126
+NOT_THERE = 127
 PYTHON = ROOT / ".venv/bin/python"
 suite = Suite("failures")
 
@@ -53,7 +56,7 @@ def wait_until(what, condition, seconds=120):
 
 
 def steady(world, servers, *, local=16 * MIB, options=(), mib=32):
-    """A program that needs its memory elsewhere, and checks it for ever. Returns when it does."""
+    """A program that pages its memory out, and checks it for ever. Returns when it has begun."""
     running = world.start([built("processes"), mib, "steady"], local=local, servers=servers, options=["--memory", "400M", *options])
     running.wait_for("steady", 60)
     return running
@@ -65,7 +68,7 @@ def must_be_lost(outcome, name):
 
 
 def still_serves(world, server, options=()):
-    # A client that was lost without a goodbye keeps its lease for the grace time.
+    # A client that was lost without leaving keeps its lease for the grace time.
     wait_until("room for another lease", lambda: free_bytes(server.address, *options) >= 300 * MIB)
     outcome = world.run([built("processes"), 32, "exit-42"], local=16 * MIB, servers=[server], options=["--memory", "300M", *options], timeout=60)
     check(outcome.code == 42, f"the server does not serve others any more: {outcome.said()}\n{server.said()}")
@@ -95,7 +98,7 @@ def server_is_killed_in_the_middle_of_the_first_pages(world, scale):
 
 @suite.test()
 def server_is_killed_under_a_family(world, scale):
-    """Parents, children and threads: all of them end, none hangs on another."""
+    """Parents, children and threads: all of them end, and none hangs."""
     server = world.serve("900M")
     running = world.start([built("processes"), 64, "fork-threads"], local=16 * MIB, servers=[server], options=["--memory", "800M"])
     running.managed_pids(2, 60)
@@ -104,7 +107,7 @@ def server_is_killed_under_a_family(world, scale):
     check(outcome.code in (LOST, 3), f"it ends with {outcome.code}: {outcome.said()}")
     # 3 is the parent's word about a child that ended with 74; a wrong byte would be told as such.
     check(" should be " not in outcome.err and "ballast" not in outcome.err, f"wrong data: {outcome.said()}")
-    check(server.address in outcome.err, f"nobody names the server: {outcome.said()}")
+    check(server.address in outcome.err, f"no message names the server: {outcome.said()}")
     left = [p for p in procs.descendants(os.getpid()) if "processes" in procs.command_of(p)]
     if left:
         wait_until("every process of the family ended", lambda: not [p for p in left if os.path.exists(f"/proc/{p}")], 40)
@@ -172,7 +175,7 @@ assert right()
 
 @suite.test()
 def programs_fork_while_their_server_stops(world, scale):
-    """Whoever has a lease is served as before until the time to drain is over; new ones are refused, and the server says what it does."""
+    """Members of a lease are served until the time to drain is over; new clients are refused, and the server reports it."""
     server = world.serve("900M", "--drain-ms", 60_000)
     script = world.dir / "forks.py"
     script.write_text(FORKS_WHEN_TOLD)
@@ -189,12 +192,12 @@ def programs_fork_while_their_server_stops(world, scale):
     os.close(write_end)
     outcome = running.finish(60)
     check(outcome.code == 0 and outcome.faults() > 0, f"{outcome.code} {outcome.said()}")
-    check(server.process.wait(30) == 0, f"it waits for nobody any more: {server.said()}")
+    check(server.process.wait(30) == 0, f"it does not end after the drain: {server.said()}")
 
 
 @suite.test()
 def child_without_a_connection_sees_no_zeroes(world, scale):
-    """It runs already when it turns out that it cannot be served: it ends with a reason, whatever it reads meanwhile."""
+    """A program that runs already and cannot be served ends with a reason, whatever it reads meanwhile."""
     for _ in range(scale.pick(20, 3)):
         server = world.serve("900M", "--max-connections", 2)
         outcome = world.run([built("processes"), 64, "fork-isolation"], local=16 * MIB, servers=[server], options=["--memory", "450M", "--op-deadline-ms", 500], timeout=60)
@@ -206,7 +209,7 @@ def child_without_a_connection_sees_no_zeroes(world, scale):
 
 @suite.test()
 def server_is_replaced_by_another(world, scale):
-    """A new server at the same address knows nothing of the old one's pages."""
+    """A new server at the same address does not have the old one's pages."""
     server = world.serve("2G")
     running = steady(world, [server])
     server.kill()
@@ -243,8 +246,23 @@ def program_is_killed(world, scale):
 
 
 @suite.test()
+def program_takes_its_time_to_end(world, scale):
+    """The signal arrives at once. Ending may take long while the program waits for its pages: then a line says so."""
+    script = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True)); print('ready', flush=True)\nwhile True: time.sleep(1)"
+    running = world.start([sys.executable, "-c", script], local=64 * MIB, servers=[world.serve("64M")], options=["--memory", "32M"])
+    running.wait_for("ready", 60)
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for("told", 60)
+    wait_until("rampool says that it has not ended", lambda: "s after SIGTERM" in running.said(), 60)
+    pid = int(re.search(r"kill -9 (\d+)", running.said()).group(1))
+    os.kill(pid, signal.SIGKILL)
+    outcome = running.finish(60)
+    check(outcome.code == -9, f"ends with {outcome.code}: {outcome.said()}")
+
+
+@suite.test()
 def runner_is_killed(world, scale):
-    """`rampool run` is gone, its program lives: it may go on or end in order."""
+    """`rampool run` is gone, its program lives: it may go on, or end with a reason."""
     server = world.serve("2G", "--grace-ms", 500, "--heartbeat-ms", 300)
     total = free_bytes(server.address)
     running = steady(world, [server])
@@ -271,7 +289,7 @@ def both_are_killed(world, scale):
 
 @suite.test()
 def client_stops_for_longer_than_its_lease(world, scale):
-    """Its pages were given back meanwhile: it must not go on with others'."""
+    """Its pages were given back meanwhile: it must not go on with other pages."""
     server = world.serve("2G", "--grace-ms", 500, "--heartbeat-ms", 300, "--silence-ms", 2000)
     total = free_bytes(server.address)
     running = steady(world, [server])
@@ -384,13 +402,13 @@ def daemon_keeps_its_memory(world, scale):
 
 @suite.test()
 def pool_is_full(world, scale):
-    """The program keeps what the pool cannot take, and says so; its answer is right."""
+    """The program keeps what the pool cannot take, and a message says so; its answer is right."""
     server = world.serve("40M")
     argv = [built("hashmap"), scale.pick(96, 56), scale.seed]
     native = world.run(argv)
     paged = world.run(argv, local=16 * MIB, servers=[server], options=["--memory", "36M"], timeout=300)
     check(paged.code == 0 and paged.digest() == native.digest(), f"it ends with {paged.code}: {paged.said()}")
-    check("full" in paged.err, f"nobody is told that the pool is full: {paged.said()}")
+    check("full" in paged.err, f"no message says that the pool is full: {paged.said()}")
 
 
 @suite.test()
@@ -398,14 +416,18 @@ def pool_is_too_small_for_the_lease(world, scale):
     server = world.serve("64M")
     outcome = world.run(["true"], local=16 * MIB, servers=[server], options=["--memory", "1G"])
     check(outcome.code == REFUSED and server.address in outcome.err and "64 MiB" in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
-    check("--memory asks for less" not in outcome.err, f"the amount was stated: {outcome.said()}")
+    # Without an amount, a program gets what is free, but not from servers that have almost nothing.
     outcome = world.run(["true"], local=16 * MIB, servers=[server])
-    check(outcome.code == REFUSED and "--memory asks for less" in outcome.err, f"nothing says what to do: {outcome.code} {outcome.said()}")
+    check(outcome.code == 0, f"64 MiB are not enough: {outcome.code} {outcome.said()}")
+    told = [line for line in outcome.err.splitlines() if "64 MiB free" in line and "--memory" in line]
+    check(len(told) == 1, f"no message says how much it was: {outcome.said()}")
+    outcome = world.run(["true"], local=16 * MIB, servers=[world.serve("2M")])
+    check(outcome.code == REFUSED and "2 MiB free" in outcome.err, f"unclear: {outcome.code} {outcome.said()}")
 
 
 @suite.test()
 def more_local_memory_than_there_is(world, scale):
-    """The system's own killer would be quicker than the agent. Not refused: who runs it may know better."""
+    """The system's OOM killer would be quicker than the agent. Only a warning: the user may know better."""
     for local, is_told in ((16 * MIB, False), (1 << 45, True)):
         outcome = world.run(["true"], local=local, servers=[world.serve("64M")], options=["--memory", "32M"])
         told = "more than this machine, or its container, has" in outcome.err
@@ -457,7 +479,7 @@ def link_is_cut_for_a_moment(world, scale):
         cuts += 1
     outcome = running.finish(120)
     check(outcome.code == 0, f"after {cuts} short cuts it ends with {outcome.code}: {outcome.said()}")
-    check("member came back" in server.said(100_000), f"nobody came back after {cuts} cuts: {server.said()}")
+    check("member reconnected" in server.said(100_000), f"no member reconnected after {cuts} cuts: {server.said()}")
     # One that lasts longer than the server is waited for ends the program.
     running = steady(world, [proxy.address], options=["--op-deadline-ms", 1500])
     threading.Thread(target=proxy.interrupt, args=(20,), daemon=True).start()
@@ -478,7 +500,7 @@ def link_swallows_everything(world, scale):
 
 @suite.test()
 def link_is_cut_in_a_network_namespace(world, scale):
-    """A real interface goes down: the client's own kernel still says that all is well."""
+    """A real interface goes down: the client's own kernel still reports no error."""
     if os.geteuid() != 0 or subprocess.run(["ip", "netns", "list"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode != 0:
         scale.note("skipped: needs root and ip(8)")
         return
@@ -498,7 +520,7 @@ def link_is_cut_in_a_network_namespace(world, scale):
             ["ip", "netns", "exec", name, rampool_binary(), "run", "--local", "16M", "--server", server.address, "--key-file", key, "--memory", "400M", "--", built("processes"), 32, "steady"],
         )
         running.wait_for("steady", 60)
-        # For three seconds, then one reset by the kernel where it can do that: the program goes on.
+        # For three seconds, then a reset by the kernel if it can do that: the program goes on.
         seen = lambda: (answer := status(server.address, "--key-file", key)).get("status", answer)["operations"]["got_pages"]
         ip("-n", name, "link", "set", f"{name}b", "down")
         time.sleep(3)
@@ -509,7 +531,7 @@ def link_is_cut_in_a_network_namespace(world, scale):
         before = seen()
         wait_until("the program goes on after its connections were killed", lambda: seen() > before or running.ended(), 30)
         check(not running.ended(), f"it did not survive a short cut: {running.said()[-1500:]}")
-        if "member came back" not in server.said(100_000):
+        if "member reconnected" not in server.said(100_000):
             scale.note("this machine has no `ss -K`")
         ip("-n", name, "link", "set", f"{name}b", "down")
         must_be_lost(running.finish(60), server.address)
@@ -519,7 +541,7 @@ def link_is_cut_in_a_network_namespace(world, scale):
 
 @suite.test()
 def link_changes_bits(world, scale):
-    """No wrong byte reaches the program: it goes on, or ends and says why."""
+    """No wrong byte reaches the program: it goes on, or ends with a reason."""
     server = world.serve("2G")
     for round_ in range(scale.pick(6, 2)):
         proxy = Proxy(server.address, scale.seed + round_)
@@ -538,7 +560,7 @@ def link_changes_bits(world, scale):
         proxy.close()
 
 
-# ---- strangers
+# ---- unauthenticated peers
 
 
 @suite.test()
@@ -576,7 +598,7 @@ def garbage_at_the_server(world, scale):
     server = world.serve("2G")
     running = steady(world, [server])
     host, port = server.address.split(":")
-    # What a real client says first, to be damaged.
+    # The first bytes of a real client, to be corrupted.
     recorder, said = socket.create_server(("127.0.0.1", 0)), []
     recorder.settimeout(30)
 
@@ -608,7 +630,7 @@ def garbage_at_the_server(world, scale):
                 s.recv(4096)
             except OSError:
                 pass
-    check(not running.ended(), f"a stranger ended somebody's program: {running.said()[-1500:]}")
+    check(not running.ended(), f"an unauthenticated peer ended a program: {running.said()[-1500:]}")
     still_serves(world, server)
     procs.kill_all(running.managed_pids())
     running.finish(30)
@@ -658,10 +680,16 @@ def programs_that_cannot_work_are_refused(world, scale):
     source.write_text("int main(void) { return 0; }\n")
     subprocess.run(["gcc", "-static", "-o", binary, source], check=True, timeout=60)
     server = world.serve("64M")
-    for argv, why in (([binary], "static"), (["/no/such/program"], "no such"), ([source], "")):
+    cases = (([binary], REFUSED, "static"), (["/no/such/program"], NOT_THERE, "no such"), (["no-such-program"], NOT_THERE, "PATH"), ([source], NOT_EXECUTABLE, "cannot run"))
+    for argv, code, why in cases:
         outcome = world.run(argv, local=16 * MIB, servers=[server], options=["--memory", "32M"])
-        check(outcome.code == REFUSED and why in outcome.err, f"{argv}: {outcome.code} {outcome.said()}")
-    # A sanitizer's run-time library may be missing here; its name in the program is enough to be refused.
+        check(outcome.code == code and why in outcome.err, f"{argv}: {outcome.code} {outcome.said()}")
+        if code != REFUSED:
+            natively = subprocess.run(["env", *map(str, argv)], stderr=subprocess.DEVNULL, timeout=60, check=False).returncode
+            check(natively == code, f"{argv}: after `env` it is {natively}")
+    outcome = subprocess.run([rampool_binary(), "launch", "-n", "2", "/no/such/program"], stderr=subprocess.PIPE, timeout=60, check=False)
+    check(outcome.returncode == NOT_THERE and b"cannot start /no/such/program" in outcome.stderr, f"launch: {outcome}")
+    # A sanitizer's run-time library may be missing here; its name in the program is enough for a refusal.
     library, needs = world.dir / "liblsan.so.0", world.dir / "needs"
     subprocess.run(["gcc", "-shared", "-Wl,-soname,liblsan.so.0", "-o", library, "-xc", "/dev/null"], check=True, timeout=60)
     subprocess.run(["gcc", "-Wl,--no-as-needed", "-o", needs, source, library], check=True, timeout=60)
@@ -673,6 +701,25 @@ def programs_that_cannot_work_are_refused(world, scale):
     subprocess.run(["gcc", "-o", go, source], check=True, timeout=60)
     outcome = world.run([go], local=16 * MIB, servers=[server], options=["--memory", "32M", "--rung", "segv"])
     check(outcome.code == REFUSED and "is a Go program" in outcome.err, f"{outcome.code} {outcome.said()}")
+
+
+@suite.test()
+def an_unknown_option_is_not_the_program(world, scale):
+    for command in (["run", "--local", "16M", "--locol", "64M", "--", "true"], ["launch", "-n", "2", "--rank", "4", "true"]):
+        outcome = subprocess.run([rampool_binary(), *command], stderr=subprocess.PIPE, timeout=60, check=False)
+        said = outcome.stderr.decode()
+        option = command[3]
+        check(outcome.returncode == REFUSED and f"unexpected argument '{option}'" in said and "tip" in said, f"{command}: {outcome}")
+
+
+@suite.test()
+def a_script_without_an_interpreter_is_the_shells(world, scale):
+    script = world.dir / "script"
+    script.write_text('echo "$0" "$@"; grep -c librampool_agent.so /proc/$$/maps; exit 5\n')
+    script.chmod(0o755)
+    outcome = world.run([script, "one", "two words"], local=16 * MIB, servers=[world.serve("64M")], options=["--memory", "32M"])
+    lines = outcome.text().splitlines()
+    check(outcome.code == 5 and lines[0] == f"{script} one two words" and int(lines[1]) > 0, f"{outcome.code} {lines} {outcome.said()}")
 
 
 @suite.test()
@@ -695,9 +742,14 @@ def what_does_not_start_leaves_no_lease(world, scale):
     program = world.dir / "not-executable"
     shutil.copy("/bin/sh", program)
     program.chmod(0o600)
-    for argv, options, why in ((["true"], ["--page-size", "3K"], "page size"), ([program], [], "cannot be started"), ([world.dir], [], "is a directory")):
+    cases = (
+        (["true"], ["--page-size", "3K"], REFUSED, "page size"),
+        ([program], [], NOT_EXECUTABLE, "cannot start"),
+        ([world.dir], [], NOT_EXECUTABLE, "is a directory"),
+    )
+    for argv, options, code, why in cases:
         outcome = world.run(argv, local=16 * MIB, servers=[server], options=["--memory", "32M", *options])
-        check(outcome.code == REFUSED and why in outcome.err, f"{argv} {options}: {outcome.code} {outcome.said()}")
+        check(outcome.code == code and why in outcome.err, f"{argv} {options}: {outcome.code} {outcome.said()}")
         wait_until(f"the lease is back after {argv} {options}", lambda: free_bytes(server.address) == before, 30)
 
 
@@ -723,7 +775,7 @@ def nobody_takes_what_rampool_says(world, scale):
 
 @suite.test()
 def programs_without_the_agent_are_named(world, scale):
-    """What the program starts cannot be refused; it is named, once, on standard error and in the summary."""
+    """A program that the program starts cannot be refused; it is named once, on standard error and in the summary."""
     source, binary = world.dir / "waits.c", world.dir / "waits"
     source.write_text("#include <unistd.h>\nint main(void) { char c; while (read(0, &c, 1) > 0) {} return 0; }\n")
     subprocess.run(["gcc", "-static", "-o", binary, source], check=True, timeout=60)
@@ -740,7 +792,7 @@ def programs_without_the_agent_are_named(world, scale):
 
 @suite.test()
 def alone_with_a_private_server(world, scale):
-    """No server is named: a private one serves, is killed, and the program ends in order."""
+    """No server is named: a private one serves, is killed, and the program ends with a reason."""
     outcome = world.run([built("processes"), 64, "fork-isolation"], local=16 * MIB, timeout=120)
     check(outcome.code == 0 and "private" in outcome.err and outcome.faults() > 0, f"{outcome.code} {outcome.said()}")
     running = world.start([built("processes"), 32, "steady"], local=16 * MIB)

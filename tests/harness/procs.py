@@ -1,4 +1,4 @@
-"""Processes as the kernel shows them: families, memory, stacks. Nothing here waits for anybody."""
+"""Processes as the kernel shows them: families, memory, stacks. Nothing here blocks."""
 
 import ctypes
 import os
@@ -84,7 +84,7 @@ def command_of(pid):
 
 
 def stacks(pids):
-    """Where these processes are: user stacks by gdb where it is installed, the kernel's view otherwise and besides."""
+    """Where these processes are: user stacks by gdb where it is installed, and the kernel's view in any case."""
     text = []
     for pid in pids:
         text.append(f"---- process {pid}: {command_of(pid)}")

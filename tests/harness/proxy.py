@@ -17,7 +17,7 @@ def _reset(s):
 class Proxy:
     """Forwards to `target`. Its `mode` may change at any moment:
     `pass`, `slow` (each piece waits), `narrow` (bytes per second), `hole` (nothing passes, nothing ends), `cut` (connections are reset) and
-    `corrupt` (now and then a bit of what the server says is another)."""
+    `corrupt` (now and then a bit of the server's answer is flipped)."""
 
     def __init__(self, target, seed=1):
         host, port = target.rsplit(":", 1)
@@ -75,7 +75,7 @@ class Proxy:
                 pass
 
     def interrupt(self, seconds=0):
-        """Resets every connection; new ones are reset for so long, and pass after that."""
+        """Resets every connection; new ones are reset during this time, and pass after it."""
         before, self.mode = self.mode, "down"
         with self.lock:
             pairs, self.pairs = self.pairs, []

@@ -38,7 +38,7 @@ FLAGS = ["-O1", "-g", "-Wall", "-pthread"]
 
 
 def skip(feature, why):
-    """Tells `make test` that this test cannot run here; that asks the kernel whether it is so."""
+    """Tells `make test` that this test cannot run here; `make test` asks the kernel whether that is true."""
     if skips := os.environ.get("RAMPOOL_SKIPS"):
         with open(skips, "a", encoding="utf-8") as out:
             out.write(f"{feature}: {why}\n")
@@ -64,7 +64,7 @@ def rampool_binary():
 
 
 def untaken_ports():
-    """Ports outside of those that the kernel gives to whoever asks for none: it could give one of these away before it is used. Where it gives all, one of them."""
+    """Ports outside the kernel's ephemeral range, so that no other process gets one before it is used. If the range covers all ports, one of them."""
     lowest, kernels = 10000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     yield from random.sample(range(lowest, kernels), max(kernels - lowest, 0))
     while True:
@@ -94,7 +94,7 @@ class Outcome:
     def __init__(self, code, out, err, wall, peak_rss, peak_anonymous, lasting_anonymous, pids):
         self.code, self.out, self.err, self.wall = code, out, err, wall
         self.peak_rss, self.pids = peak_rss, pids
-        # The most that a managed process held at any moment, and the most that one held for LASTING_S without a break.
+        # The most memory that a managed process held at any moment, and the most that one held for LASTING_S without a break.
         self.peak_anonymous, self.lasting_anonymous = peak_anonymous, lasting_anonymous
 
     def text(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `make install` puts into place, used as somebody uses it who only has that: the command, the libraries, manual pages, and DLM-M's interface.
+"""What `make install` installs, used without the checkout: the command, the libraries, manual pages, and DLM-M's interface.
 
 The DLM-M tests have a small world of their own, network and mount namespaces in which `calhost` and `memhost1` to `memhost3` are names of one machine, so that its
 file and its commands stand here exactly as in the paper. That needs root, or user namespaces.
@@ -21,7 +21,7 @@ from harness.world import MIB, ROOT, TARGET, check, skip  # noqa: E402
 HERE = Path(__file__).resolve().parent
 suite = Suite("installed")
 
-# The file of the paper: host, megabytes, comments; the first line is the compute node. Only the sizes are a test's.
+# The paper's file: host, megabytes, comments; the first line is the compute node. Only the sizes are this test's.
 DLMM_CONF = """\
 calhost      16 // 16MB compute node
 memhost1     32 // 32MB memory server 1
@@ -67,7 +67,7 @@ def everything_in_its_place(world, scale):
     found = files(Path(f"{destdir}{prefix}"))
     version = must([TARGET / "release/rampool", "--version"]).split()[1]
     for wanted in (
-        "bin/rampool", "bin/dlmm_server", "lib/rampool/librampool_agent.so", "lib/rampool/librampool_agent_io.so", "include/rampool.h", "include/dlmm.h",
+        "bin/rampool", "bin/rampool-bench", "bin/dlmm_server", "lib/rampool/librampool_agent.so", "lib/rampool/librampool_agent_io.so", "include/rampool.h", "include/dlmm.h",
         "include/tsm.h", "include/rampool_parmacs.h", "include/rampool_mpi.h", "share/rampool/rampool.m4", "share/rampool/rampool_mpi.py",
         "lib/librampool.so", f"lib/librampool.so.{version}", "lib/librampool.a", "lib/pkgconfig/rampool.pc", "lib/cmake/rampool/rampool-config.cmake",
         "lib/cmake/rampool/rampool-config-version.cmake", "share/man/man1/rampool.1", "share/man/man1/rampool-run.1", "share/man/man1/rampool-serve.1",
@@ -89,7 +89,7 @@ def installed_command_finds_agent(world, scale):
     program = "b = bytearray(48 << 20); b[::4096] = b'x' * (len(b) // 4096); print(sum(b[::4096]))"
     stats = world.dir / "stats"
     run = [rampool, "run", "--local", "16M", "--memory", "256M", f"--stats={stats}", "--", "python3", "-c", program]
-    # Not from the checkout, where a built agent lies near.
+    # Not from the checkout, which has a built agent.
     out = must(run, cwd="/")
     check(out == f"{(48 << 20) // 4096 * ord('x')}\n", f"it says {out!r}")
     said = stats.read_text()
@@ -109,7 +109,7 @@ def manual_pages_and_completions(world, scale):
 @suite.test()
 def the_c_of_the_manual_compiles(world, scale):
     flags, seen = library_flags(installed(world)), 0
-    for document in sorted((ROOT / "docs").glob("*.md")):
+    for document in sorted((ROOT / "docs").rglob("*.md")):
         for number, block in enumerate(re.findall(r"^```c\n(.*?)^```", document.read_text(), re.M | re.S)):
             if not re.search(r"^\w[^;=]*\)\s*\{", block, re.M):
                 # Statements, with what a program around them would have.
@@ -165,7 +165,7 @@ def parallel_programs(world, scale):
 
 
 def in_a_world_of_hosts(world):
-    """The command that runs another one where HOSTS are names and every port is free; None where this machine allows none."""
+    """The command that runs another one in a namespace with the names HOSTS and free ports; None if this machine allows none."""
     hosts = world.dir / "hosts"
     hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in HOSTS.items()))
     script = f'mount --bind {hosts} /etc/hosts && ip link set lo up && exec "$@"'
@@ -193,7 +193,7 @@ class Dlmm:
             self.start_world(servers, megabytes)
 
     def start_world(self, servers, megabytes):
-        # One process holds the world open; the others enter it.
+        # One process keeps the namespace alive; the others enter it.
         holder = self.popen([*self.enter, "sleep", "600"])
         deadline = time.monotonic() + 30
         while os.readlink(f"/proc/{holder.pid}/exe").rsplit("/", 1)[1] != os.path.basename(os.path.realpath("/bin/sleep")):
@@ -203,7 +203,7 @@ class Dlmm:
         self.enter = ["nsenter", "--target", holder.pid, *user, "--mount", "--net", f"--wd={self.home}"]
         for name in servers:
             ready = self.world.dir / f"{name}.ready"
-            # Names of loopback: without a key a server listens nowhere else.
+            # Names of loopback: without a key a server listens only there.
             command = [self.prefix / "bin/dlmm_server", 7117, megabytes, "--listen", f"{HOSTS[name]}:7117", "--ready-file", ready]
             log = open(self.world.dir / f"{name}.log", "wb")
             server = self.popen([*self.enter, *command], out=log)
@@ -232,7 +232,7 @@ class Dlmm:
         return must([*self.enter, self.prefix / "bin/rampool", "status", "--server", HOSTS[name]])
 
     def end(self):
-        """Ends the servers as an administrator does; every one must go in peace."""
+        """Ends the servers as an administrator does; every one must exit without an error."""
         for name, server in self.started:
             server.send_signal(signal.SIGTERM)
             check(server.wait(30) == 0, f"{name} ended with {server.returncode}: {self.log(name)}")
@@ -253,7 +253,7 @@ def dlmm_program_of_the_paper(world, scale):
         found = re.search(r'"puts": ?(\d+)', said)
         check(found and int(found.group(1)) > 0, f"{name} held nothing: {said}")
         check(re.search(r'"free_bytes": ?67108864\b', said), f"{name} did not get its memory back: {said}")
-    # dlmm.conf in the working directory and all of its lines are what it uses unless told otherwise.
+    # dlmm.conf in the working directory and all of its lines are the defaults.
     check(dlmm.run() == (0, SUM, ""), "without options it does not run")
     # A larger DLM page.
     check(dlmm.run("--", "-n", "4", env={"RAMPOOL_PAGE_SIZE": "128K"}) == (0, SUM, ""), "with pages of 128 KiB it does not run")

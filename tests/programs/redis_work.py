@@ -69,7 +69,7 @@ def fill(client, keys):
         assert all(r == b"OK" for r in client.many([[b"SET", b"k%d" % k, value(k, 0)] for k in part]))
 
 
-def mix(client, versions, operations, seed, beside=lambda: None):
+def mix(client, versions, operations, seed, meanwhile=lambda: None):
     """Random GETs, each checked, and SETs."""
     rng = random.Random(seed)
     for part in chunks(range(operations), 100):
@@ -85,7 +85,7 @@ def mix(client, versions, operations, seed, beside=lambda: None):
                 wanted.append(b"OK")
         for command, got, want in zip(commands, client.many(commands), wanted, strict=True):
             assert got == want, f"{command[:2]} gives {len(got) if got else got} bytes that differ"
-        beside()
+        meanwhile()
 
 
 def verify(client, versions):

@@ -10,7 +10,7 @@ for tool in gcc:gcc g++:g++ redis-server:redis-server sort:coreutils gdb:gdb; do
 done
 if [ -n "$missing" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-        # A lock that somebody else holds is waited for, not for ever.
+        # Waits for a lock that another process holds, but not for ever.
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 update -qq
         # shellcheck disable=SC2086
         DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 install -y -qq --no-install-recommends $missing

@@ -1,5 +1,6 @@
-//! The agent's side: `librampool_agent.so`, found by name when this library is loaded. Without it every function here does nothing, unless the program pages
-//! memory of its own: then the pager's side of the program offers what it can do ([`rampool_agent_io_help`]).
+//! The agent's side: `librampool_agent.so`, found by name when this library is loaded. Without it every
+//! function here does nothing, unless the program pages memory of its own. Then the pager in the program
+//! offers the same functions ([`rampool_agent_io_help`]).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -59,7 +60,10 @@ pub struct Guard(usize);
 impl Guard {
     pub fn new(start: *const c_void, bytes: usize, write: bool) -> Self {
         // SAFETY: the agent looks at addresses, and touches those that it manages.
-        Self(agent!(GUARD, fn(*const c_void, usize, c_int) -> usize).map_or(0, |call| unsafe { call(start, bytes, c_int::from(write)) }))
+        Self(
+            agent!(GUARD, fn(*const c_void, usize, c_int) -> usize)
+                .map_or(0, |call| unsafe { call(start, bytes, c_int::from(write)) }),
+        )
     }
 }
 
@@ -77,7 +81,8 @@ impl Drop for Guard {
 /// True if part of the range is managed; it has been touched then.
 pub fn touch(start: *const c_void, bytes: usize, write: bool) -> bool {
     // SAFETY: as for `Guard::new`.
-    agent!(TOUCH, fn(*const c_void, usize, c_int) -> c_int).is_some_and(|call| unsafe { call(start, bytes, c_int::from(write)) } != 0)
+    agent!(TOUCH, fn(*const c_void, usize, c_int) -> c_int)
+        .is_some_and(|call| unsafe { call(start, bytes, c_int::from(write)) } != 0)
 }
 
 /// As [`touch`], for a terminated string.
@@ -86,7 +91,8 @@ pub fn touch_text(text: *const c_char) -> bool {
     agent!(TOUCH_TEXT, fn(*const c_char) -> c_int).is_some_and(|call| unsafe { call(text) } != 0)
 }
 
-/// Zeroed memory for the agent's own threads, and for one that is just being made; null for the program's.
+/// Zeroed memory for the agent's own threads, and for one that is being created; null for the program's
+/// threads.
 pub fn allocate(bytes: usize) -> *mut c_void {
     // SAFETY: no preconditions.
     agent!(ALLOCATE, fn(usize) -> *mut c_void).map_or(std::ptr::null_mut(), |call| unsafe { call(bytes) })
@@ -105,11 +111,11 @@ pub enum Change {
     Return = 2,
 }
 
-/// While this lives, the agent leaves the program's mappings as they are.
+/// While this lives, the agent does not change the program's mappings.
 #[must_use]
 pub struct Changing(bool);
 
-/// The program is about to change a mapping, and has done so when what this returns is dropped.
+/// Call before the program changes a mapping. Drop the result after the change.
 pub fn changing(what: Change, start: *const c_void, bytes: usize) -> Changing {
     let call = agent!(CHANGING, fn(c_int, *const c_void, usize) -> c_int);
     // SAFETY: the agent looks at addresses only.
@@ -127,14 +133,14 @@ impl Drop for Changing {
     }
 }
 
-/// True if a handler of ours stands before the program's, and this has been noted.
+/// True if a handler of ours runs before the program's, which has then been recorded.
 pub fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> bool {
     let call = agent!(SIGACTION, fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int);
     // SAFETY: the program's own pointers, as sigaction(2) takes them.
     call.is_some_and(|call| unsafe { call(signal, new, old) } == 0)
 }
 
-/// Threads wait for pages in a handler of SIGBUS.
+/// Whether threads wait for pages in a handler of SIGBUS.
 static SIGBUS_TOO: AtomicBool = AtomicBool::new(false);
 
 /// Whether no thread may block this signal.
@@ -142,12 +148,13 @@ pub fn keeps_open(signal: c_int) -> bool {
     signal == libc::SIGSEGV || signal == libc::SIGBUS && SIGBUS_TOO.load(Ordering::Relaxed)
 }
 
-/// A program that pages memory of its own offers functions like the agent's, for that memory. Each of them is called by any thread, and does nothing for addresses of others.
-/// `sigbus`: not 0 if threads wait for pages in a handler of SIGBUS. Returns 0 if there is an agent, which goes first.
+/// A program that pages memory of its own offers functions like the agent's, for that memory. Any thread may
+/// call them, and they do nothing for other addresses. `sigbus`: not 0 if threads wait for pages in a handler
+/// of SIGBUS. Returns 0 if there is an agent, which takes precedence.
 ///
 /// # Safety
-/// The functions have the types that `rampool_agent_guard`, `rampool_agent_release`, `rampool_agent_touch`, `rampool_agent_touch_text` and `rampool_agent_sigaction` have,
-/// and stay as long as the process lives.
+/// The functions have the types that `rampool_agent_guard`, `rampool_agent_release`, `rampool_agent_touch`,
+/// `rampool_agent_touch_text` and `rampool_agent_sigaction` have, and stay as long as the process lives.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_agent_io_help(
     guard: *mut c_void,
@@ -157,20 +164,26 @@ pub unsafe extern "C" fn rampool_agent_io_help(
     sigaction: *mut c_void,
     sigbus: c_int,
 ) -> c_int {
-    // The agent has functions that nobody else offers.
+    // The agent offers functions for which there is no substitute.
     if !ALLOCATED.0.load(Ordering::Acquire).is_null() {
         return 0;
     }
     if sigbus != 0 {
         SIGBUS_TOO.store(true, Ordering::Relaxed);
     }
-    for (symbol, found) in [(&RELEASE, release), (&GUARD, guard), (&TOUCH, touch), (&TOUCH_TEXT, touch_text), (&SIGACTION, sigaction)] {
+    for (symbol, found) in [
+        (&RELEASE, release),
+        (&GUARD, guard),
+        (&TOUCH, touch),
+        (&TOUCH_TEXT, touch_text),
+        (&SIGACTION, sigaction),
+    ] {
         symbol.0.store(found, Ordering::Release);
     }
     1
 }
 
-/// Memory that is about to be handed out becomes resident where it is managed.
+/// Makes memory that is about to be handed out resident, where it is managed.
 pub fn settle(memory: *const c_void, bytes: usize) {
     if let Some(call) = agent!(SETTLE, fn(*const c_void, usize)) {
         // SAFETY: memory that the allocator has just given.
@@ -178,11 +191,12 @@ pub fn settle(memory: *const c_void, bytes: usize) {
     }
 }
 
-/// A buffer that never leaves, and its length.
+/// A buffer that is never paged out, and its length.
 pub fn stream_buffer() -> Option<(*mut c_char, usize)> {
     let mut bytes = 0;
     // SAFETY: the agent writes the length.
-    let buffer = agent!(STREAM_BUFFER, fn(*mut usize) -> *mut c_void).map(|call| unsafe { call(&raw mut bytes) })?;
+    let buffer =
+        agent!(STREAM_BUFFER, fn(*mut usize) -> *mut c_void).map(|call| unsafe { call(&raw mut bytes) })?;
     (!buffer.is_null()).then_some((buffer.cast(), bytes))
 }
 
@@ -194,7 +208,7 @@ pub fn stream_closed(buffer: *const c_void) {
     }
 }
 
-/// The agent's handler in forked children is the first from now on. Called before [`find`].
+/// Makes the agent's fork handler the first to run in children. Called before [`find`].
 pub fn register_child() {
     let register = Symbol::new();
     register.find(c"rampool_agent_register_child");

@@ -1,16 +1,16 @@
 //! Reading, writing, and calls that take paths.
 //!
-//! A buffer is kept resident during the call. Large buffers go in pieces: a regular file is read or written to the end all the same, anything else
-//! returns a short count, as it may at any time.
+//! A buffer is kept resident during the call. Large buffers go in pieces: a regular file is still read or
+//! written to the end; anything else returns a short count, as it may at any time.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 use crate::agent::{Guard, touch, touch_text};
 use crate::real::real;
 
-/// More than this is not kept resident at a time.
+/// Most bytes that are kept resident at a time.
 pub const PIECE: usize = 1 << 20;
-/// After so many tries a page that leaves again and again is an error after all.
+/// After this many tries, a page that leaves again and again is an error.
 pub const TRIES: u32 = 1000;
 
 type Size = usize;
@@ -43,7 +43,13 @@ fn again(mut call: impl FnMut() -> Signed, mut touch: impl FnMut() -> bool) -> S
 }
 
 /// Moves a whole buffer by `call(at, bytes)`, piece by piece.
-fn pieces(fd: c_int, buffer: *const c_void, bytes: Size, write: bool, mut call: impl FnMut(Size, Size) -> Signed) -> Signed {
+fn pieces(
+    fd: c_int,
+    buffer: *const c_void,
+    bytes: Size,
+    write: bool,
+    mut call: impl FnMut(Size, Size) -> Signed,
+) -> Signed {
     let mut done = 0;
     loop {
         let part = (bytes - done).min(PIECE);
@@ -55,7 +61,8 @@ fn pieces(fd: c_int, buffer: *const c_void, bytes: Size, write: bool, mut call: 
             return if done > 0 { Signed::try_from(done).unwrap_or(Signed::MAX) } else { result };
         };
         done += moved;
-        // A page that left in the middle of the call makes it short. A file has more, and then the next piece starts there; at its end that brings nothing.
+        // A page that left in the middle of the call makes it short. If the file has more, the next piece
+        // starts there; at its end the next piece brings nothing.
         let short = moved < part && !touch(start.wrapping_byte_add(moved), part - moved, write);
         if done >= bytes || moved == 0 || short || !is_regular(fd) {
             return Signed::try_from(done).unwrap_or(Signed::MAX);
@@ -71,11 +78,12 @@ fn is_regular(fd: c_int) -> bool {
     }
 }
 
-/// So many buffers of a vector are kept resident at a time.
+/// Most buffers of a vector that are kept resident at a time.
 const GUARDED: usize = 16;
 
-/// Moves the buffers of a vector by `call(vector, count, at)`, where `at` bytes were moved before: all of them at once, as a datagram must go. Where a page
-/// that left in the middle of the call made it short and there is a file behind it, the rest follows in pieces.
+/// Moves the buffers of a vector by `call(vector, count, at)`, where `at` bytes were moved before: all at
+/// once, as a datagram requires. If a page that left in the middle of the call made it short, and the
+/// descriptor is a file, the rest follows in pieces.
 fn vectors(
     fd: c_int,
     vector: *const libc::iovec,
@@ -91,7 +99,7 @@ fn vectors(
     let mut moved = done;
     while moved > 0 {
         let (rest, count) = rest_of(vector, count, done);
-        // A file has more, and then the next piece starts there; at its end that brings nothing.
+        // If the file has more, the next piece starts there; at its end the next piece brings nothing.
         if count == 0 || !touch_all(rest.as_ptr(), count, write) || !is_regular(fd) {
             break;
         }
@@ -103,7 +111,8 @@ fn vectors(
     Signed::try_from(done).unwrap_or(Signed::MAX)
 }
 
-/// The next buffers of a vector of which `done` bytes were moved: no more than can be kept resident together, and none that is empty.
+/// The next buffers of a vector of which `done` bytes were moved: at most as many as can be kept resident
+/// together, and none that is empty.
 fn rest_of(vector: *const libc::iovec, count: c_int, mut done: Size) -> ([libc::iovec; GUARDED], c_int) {
     let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; GUARDED];
     let (mut used, mut room) = (0, PIECE);
@@ -114,7 +123,7 @@ fn rest_of(vector: *const libc::iovec, count: c_int, mut done: Size) -> ([libc::
         if part > 0 && used < GUARDED {
             rest[used] = libc::iovec { iov_base: start.wrapping_byte_add(skipped).cast_mut(), iov_len: part };
             used += 1;
-            // What was cut short must be the last.
+            // A buffer that was cut short must be the last.
             room = if part < bytes - skipped { 0 } else { room - part };
         }
     });
@@ -168,7 +177,7 @@ macro_rules! move_bytes {
     )*};
 }
 
-/// The argument that says where in the file moves on with the pieces.
+/// The argument with the position in the file advances with the pieces.
 macro_rules! offset {
     (moves, $value:ident, $at:ident) => {
         $value + i64::try_from($at).unwrap_or(0)
@@ -244,11 +253,19 @@ pub unsafe extern "C" fn recvfrom(
     address: *mut libc::sockaddr,
     length: *mut libc::socklen_t,
 ) -> Signed {
-    let next = real!(c"recvfrom", fn(c_int, *mut c_void, Size, c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> Signed);
+    let next = real!(
+        c"recvfrom",
+        fn(c_int, *mut c_void, Size, c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> Signed
+    );
     let part = bytes.min(PIECE);
     let room = size_of::<libc::sockaddr_storage>();
-    let guards = [Guard::new(buffer, part, true), Guard::new(address.cast(), room, true), Guard::new(length.cast(), 4, true)];
-    let touch = || touch(buffer, part, true) | touch(address.cast(), room, true) | touch(length.cast(), 4, true);
+    let guards = [
+        Guard::new(buffer, part, true),
+        Guard::new(address.cast(), room, true),
+        Guard::new(length.cast(), 4, true),
+    ];
+    let touch =
+        || touch(buffer, part, true) | touch(address.cast(), room, true) | touch(length.cast(), 4, true);
     // SAFETY: the caller's own arguments.
     let result = again(|| unsafe { next(fd, buffer, part, flags, address, length) }, touch);
     drop(guards);
@@ -268,7 +285,10 @@ pub unsafe extern "C" fn sendto(
     address: *const libc::sockaddr,
     length: libc::socklen_t,
 ) -> Signed {
-    let next = real!(c"sendto", fn(c_int, *const c_void, Size, c_int, *const libc::sockaddr, libc::socklen_t) -> Signed);
+    let next = real!(
+        c"sendto",
+        fn(c_int, *const c_void, Size, c_int, *const libc::sockaddr, libc::socklen_t) -> Signed
+    );
     let guard = Guard::new(buffer, bytes.min(PIECE), false);
     let touch = || touch(buffer, bytes.min(PIECE), false) | touch(address.cast(), length as usize, false);
     // SAFETY: the caller's own arguments.
@@ -297,7 +317,8 @@ macro_rules! move_messages {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(fd: c_int, message: $pointer, flags: c_int) -> Signed {
             let next = real!($text, fn(c_int, $pointer, c_int) -> Signed);
-            // The header too, and all that it points to: of a message that has come, the kernel writes these last, and the message is gone if it cannot.
+            // The header too, and all that it points to: the kernel writes these last, after it has received
+            // the message, and the message is lost if it cannot.
             let header_stays = Guard::new(message.cast(), size_of::<libc::msghdr>(), true);
             // SAFETY: the program says that this is a message header.
             let guards = unsafe { message.as_ref() }.map(|header| {
@@ -395,17 +416,19 @@ that_fill! {
     pipe2, c"pipe2", (ends: *mut c_int, flags: c_int), ends, 8, [];
 }
 
-/// How a call uses what a pointer of its leads to.
+/// How a call uses the memory that a pointer argument leads to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// The kernel reads it, or writes what can be asked for again: looked at when the call has failed.
+    /// The kernel reads it, or writes what can be requested again: handled after the call has failed.
     Late,
-    /// What the kernel writes would be lost with a failed call (a connection, the status of a child): kept resident from before it.
+    /// A failed call would lose what the kernel writes (a connection, the status of a child): kept resident
+    /// from before the call.
     Early,
 }
 use Way::{Early, Late};
 
-/// Calls that take structures. Each pointer comes with the bytes there. A system call's arguments are words, and these functions pass them on as they are.
+/// Calls that take structures. Each pointer comes with the bytes there. A system call's arguments are words,
+/// and these functions pass them on unchanged.
 macro_rules! words {
     ($($name:ident, $text:literal, ($($arg:ident),*), [$(($pointer:expr, $bytes:expr, $way:ident)),* $(,)?];)*) => {$(
         /// As the C library's function of this name.
@@ -429,18 +452,20 @@ macro_rules! word {
 fn with_pointers(pointers: &[(*const c_void, usize, Way)], mut call: impl FnMut() -> usize) -> usize {
     const MOST: usize = 4;
     let mut guards = [const { None }; MOST];
-    for (slot, (start, bytes, _)) in guards.iter_mut().zip(pointers.iter().filter(|pointer| pointer.2 == Early)) {
+    for (slot, (start, bytes, _)) in
+        guards.iter_mut().zip(pointers.iter().filter(|pointer| pointer.2 == Early))
+    {
         *slot = Some(Guard::new(*start, (*bytes).min(PIECE), true));
     }
     let mut tries = 0;
     loop {
         let result = call();
-        // Results of 32 and of 64 bits both say -1 like this.
+        // Results of 32 and of 64 bits both represent -1 like this.
         if result & 0xffff_ffff != 0xffff_ffff || errno() != libc::EFAULT || tries == TRIES {
             return result;
         }
         tries += 1;
-        // All of them: which one it was is not known.
+        // All of them, because it is unknown which one it was.
         if pointers.iter().filter(|(start, bytes, _)| touch(*start, (*bytes).min(PIECE), true)).count() == 0 {
             set_errno(libc::EFAULT);
             return result;
@@ -450,7 +475,7 @@ fn with_pointers(pointers: &[(*const c_void, usize, Way)], mut call: impl FnMut(
 
 const ADDRESS: usize = size_of::<libc::sockaddr_storage>();
 const TIMES: usize = 2 * size_of::<libc::timespec>();
-/// More than any structure that is not named here, and any option of a socket.
+/// Larger than any structure that is not named here, and any option of a socket.
 const STRUCTURE: usize = 1024;
 
 words! {
@@ -520,7 +545,7 @@ words! {
     ioctl, c"ioctl", (fd, request, argument), [(argument, STRUCTURE, Late)];
     fcntl, c"fcntl", (fd, what, argument), [(argument, 32, Late)];
     fcntl64, c"fcntl64", (fd, what, argument), [(argument, 32, Late)];
-    // Which arguments are pointers, and to how much, is the call's affair.
+    // Which arguments are pointers, and to how much, depends on the call.
     syscall, c"syscall", (number, a, b, c, d, e, f),
         [(a, 64 << 10, Late), (b, 64 << 10, Late), (c, 64 << 10, Late), (d, 64 << 10, Late), (e, 64 << 10, Late), (f, 64 << 10, Late)];
 }
@@ -534,7 +559,10 @@ pub unsafe extern "C" fn readlink(path: *const c_char, to: *mut c_char, bytes: S
     let next = real!(c"readlink", fn(*const c_char, *mut c_char, Size) -> Signed);
     let guard = Guard::new(to.cast(), bytes.min(PIECE), true);
     // SAFETY: the caller's own arguments.
-    let result = again(|| unsafe { next(path, to, bytes) }, || touch_text(path) | touch(to.cast(), bytes.min(PIECE), true));
+    let result = again(
+        || unsafe { next(path, to, bytes) },
+        || touch_text(path) | touch(to.cast(), bytes.min(PIECE), true),
+    );
     drop(guard);
     result
 }
@@ -561,7 +589,8 @@ unsafe extern "C" {
 
 macro_rules! executes {
     ($($name:ident, $text:literal, ($path:ident: $type:ty, $arguments:ident $(, $environment:ident)?), $touch_path:expr;)*) => {$(
-        /// As the C library's function of this name. The strings are touched first: the kernel copies them before the old program goes.
+        /// As the C library's function of this name. The strings are touched first: the kernel copies them
+        /// before it replaces the old program.
         ///
         /// # Safety
         /// As there.
@@ -601,7 +630,8 @@ executes! {
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
     let next = real!(c"system", fn(*const c_char) -> c_int);
     // SAFETY: the program's own text, which ends with a zero byte.
-    let guard = (!command.is_null()).then(|| Guard::new(command.cast(), unsafe { libc::strlen(command) } + 1, false));
+    let guard =
+        (!command.is_null()).then(|| Guard::new(command.cast(), unsafe { libc::strlen(command) } + 1, false));
     // SAFETY: the caller's own argument.
     let result = unsafe { next(command) };
     drop(guard);
@@ -610,7 +640,8 @@ pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
 
 macro_rules! spawns {
     ($($name:ident, $text:literal;)*) => {$(
-        /// As the C library's function of this name. Its child calls `execve` inside the C library, so the strings are touched before.
+        /// As the C library's function of this name. Its child calls `execve` inside the C library, so the
+        /// strings are touched before.
         ///
         /// # Safety
         /// As there.

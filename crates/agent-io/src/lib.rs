@@ -1,17 +1,18 @@
-//! System calls on absent pages, where the kernel cannot wait for them: loaded by `rampool run` on the rungs below the full one, beside the agent; and by whoever
-//! wants them in a program that pages memory of its own (`PagedMemory`) there.
+//! System calls on absent pages, where the kernel cannot wait for them. `rampool run` loads this library with
+//! the agent on the rungs below the full one. A program that pages memory of its own (`PagedMemory`) can load
+//! it for the same purpose.
 //!
 //! ```text
 //!   agent    the agent's functions, found when this library is loaded
 //!   real     the functions that are replaced here
-//!   calls    reading, writing, paths: buffers are made resident and kept so during the call; EFAULT leads to another try
-//!   streams  stdio: its buffers lie in memory that never leaves
+//!    calls    reading, writing, paths: buffers are kept resident during the call; EFAULT leads to another try
+//!    streams  stdio: its buffers lie in memory that is never paged out
 //!   memory   malloc, whose fresh memory is touched; munmap, mremap, madvise and the like, told to the agent before they happen
-//!   signals  SIGSEGV stays the agent's; what the program sets for it gets the faults that are its own
+//!    signals  SIGSEGV stays the agent's; the program's own handler gets the faults that are its own
 //! ```
 //!
-//! Only calls through the dynamic linker are seen. What the C library does inside itself, and system calls made by hand, are covered as far as `streams`
-//! and `memory` reach; the documentation of the ladder says what is left.
+//! Only calls through the dynamic linker are seen. Calls inside the C library, and raw system calls, are
+//! covered as far as `streams` and `memory` reach; the documentation of the fault modes says what is left.
 
 mod agent;
 mod calls;
@@ -21,7 +22,8 @@ mod signals;
 mod streams;
 
 #[used]
-// SAFETY: the C library calls what stands here once, on the main thread, before `main`; `start` has its signature.
+// SAFETY: the C library calls what stands here once, on the main thread, before `main`; `start` has its
+// signature.
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 

@@ -1,7 +1,8 @@
 //! malloc, and changes of mappings.
 //!
-//! What the C library allocates for itself it hands to the kernel without a call that can be seen: fresh memory of moderate size is touched before it is
-//! handed out, so that it is resident then. Changes of mappings are told to the agent first, which acts on them where the kernel does not tell it.
+//! The C library hands memory that it allocates for itself to the kernel without a visible call. So fresh
+//! memory of moderate size is touched, and thus resident, before it is handed out. The agent is told of
+//! changes of mappings first, and acts on them where the kernel does not report them.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::agent::{self, Change, touch};
 use crate::real::real;
 
-/// Larger memory is the program's rather than the C library's own.
+/// Larger memory is the program's, not the C library's own.
 const TOUCHED: usize = 64 << 10;
 
-/// Before the allocator's first use, and before anything is looked for that may not be there: the dynamic linker allocates what it has to say about that, and
-/// frees it when it is asked again.
+/// Called before the allocator's first use and before looking for symbols that may not exist: the dynamic
+/// linker allocates its error message, and frees it at the next request.
 pub fn first_use() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.load(Ordering::Relaxed) && !DONE.swap(true, Ordering::AcqRel) {
@@ -58,7 +59,7 @@ pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(memory: *mut c_void) {
-    // The agent's threads allocate little, and live as long as the program: what they free stays.
+    // The agent's threads allocate little, and live as long as the program: memory that they free stays.
     if agent::allocated(memory) == 0 {
         // SAFETY: the caller's own argument.
         unsafe { next_free()(memory) }
@@ -80,7 +81,7 @@ pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: usize) -> *mut c_vo
         return own;
     }
     if had > 0 {
-        // Another thread's block grows in this one: into the program's heap.
+        // Another thread's block grows in this one, into the program's heap.
         // SAFETY: as above.
         unsafe {
             let moved = malloc(bytes);
@@ -112,7 +113,8 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     fresh(unsafe { next(count, size) }, bytes)
 }
 
-/// As `malloc_trim`, which may always say that there was nothing to trim: it would change mappings unseen.
+/// As `malloc_trim`. It always reports that there was nothing to trim, because trimming would change mappings
+/// unseen.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(_keep: usize) -> c_int {
     0
@@ -157,7 +159,13 @@ maps! {
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mremap(start: *mut c_void, old: usize, new: usize, flags: c_int, to: *mut c_void) -> *mut c_void {
+pub unsafe extern "C" fn mremap(
+    start: *mut c_void,
+    old: usize,
+    new: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
     let _from = agent::changing(Change::Return, start, old);
     let _to = (flags & libc::MREMAP_FIXED != 0).then(|| agent::changing(Change::Forget, to, new));
     let next = real!(c"mremap", fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void);
@@ -183,9 +191,12 @@ pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: usize, protection: 
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
-    // MADV_FREE gives content up at any time from now on, so at once will do: where the kernel takes it later, nobody here would hear of it.
+    // MADV_FREE allows the kernel to take the content at any time from now on. Dropping it at once is
+    // correct, and the only way to know when it happens.
     let advice = if advice == libc::MADV_FREE { libc::MADV_DONTNEED } else { advice };
-    if matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE) && touch(start, bytes, advice == libc::MADV_POPULATE_WRITE) {
+    if matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE)
+        && touch(start, bytes, advice == libc::MADV_POPULATE_WRITE)
+    {
         return 0;
     }
     let gives_up = matches!(advice, libc::MADV_DONTNEED | libc::MADV_REMOVE);

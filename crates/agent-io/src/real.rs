@@ -1,12 +1,12 @@
-//! The functions that this library stands before: the next ones of the same name, all found when it is loaded.
+//! The functions that this library replaces: the next ones of the same name, all found when it is loaded.
 //!
-//! Looking one up reads what the dynamic linker keeps on the program's heap. The agent's thread calls these functions too, and it cannot wait for memory that it
-//! serves.
+//! A look-up reads memory of the dynamic linker on the program's heap. The agent's thread calls these
+//! functions too, and it cannot wait for memory that it serves.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// One function: where it is kept once it is found, and its name.
+/// One function: its address once it is found, and its name.
 #[repr(C)]
 pub struct Entry {
     pub slot: AtomicPtr<c_void>,
@@ -38,7 +38,8 @@ pub fn find_all() {
     }
 }
 
-/// The next function of an entry, looked for now if that was not done yet. If the C library has none, the program could not have called it.
+/// The next function of an entry, looked up now if that was not done yet. If the C library has none, the
+/// program could not have called it.
 pub fn next(entry: &Entry) -> *mut c_void {
     let known = entry.slot.load(Ordering::Acquire);
     if !known.is_null() {

@@ -1,4 +1,5 @@
-//! SIGSEGV stays the agent's on the last rung; in programs that page memory of their own, so does SIGBUS where threads wait for pages in its handler.
+//! SIGSEGV stays the agent's on the last rung. In programs that page memory of their own, SIGBUS does too if
+//! threads wait for pages in its handler.
 
 use std::ffi::c_int;
 
@@ -10,7 +11,11 @@ use crate::real::real;
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+pub unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
     if agent::keeps_open(signal) && agent::sigaction(signal, new, old) {
         return 0;
     }
@@ -27,7 +32,8 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
 pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
     if agent::keeps_open(signal) {
         // SAFETY: plain data.
-        let (mut new, mut old) = unsafe { (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed::<libc::sigaction>()) };
+        let (mut new, mut old) =
+            unsafe { (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed::<libc::sigaction>()) };
         new.sa_sigaction = handler;
         new.sa_flags = libc::SA_RESTART;
         if agent::sigaction(signal, &raw const new, &raw mut old) {
@@ -41,7 +47,8 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> l
 
 macro_rules! masks {
     ($($name:ident, $text:literal;)*) => {$(
-        /// As the C library's function of this name; the signals in which threads wait for pages are never blocked.
+        /// As the C library's function of this name; the signals in which threads wait for pages are never
+        /// blocked.
         ///
         /// # Safety
         /// As there.

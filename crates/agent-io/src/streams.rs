@@ -1,4 +1,5 @@
-//! stdio: a stream's buffer lies in memory of our own, which never leaves; large reads and writes go past it, so their buffers are kept resident.
+//! stdio: a stream's buffer lies in memory of our own, which is never paged out. Large reads and writes
+//! bypass it, so their buffers are kept resident.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -25,8 +26,12 @@ fn settle(stream: *mut FILE, mode: c_int) -> *mut FILE {
 }
 
 fn buffer_of(stream: *mut FILE) -> *const c_void {
-    // SAFETY: an open stream, which has this field.
-    if stream.is_null() { std::ptr::null() } else { unsafe { stream.cast::<u8>().add(BUFFER_FIELD).cast::<*const c_void>().read() } }
+    if stream.is_null() {
+        std::ptr::null()
+    } else {
+        // SAFETY: an open stream, which has this field.
+        unsafe { stream.cast::<u8>().add(BUFFER_FIELD).cast::<*const c_void>().read() }
+    }
 }
 
 unsafe fn set_buffer(stream: *mut FILE, buffer: *mut c_char, mode: c_int, bytes: usize) -> c_int {
@@ -35,7 +40,8 @@ unsafe fn set_buffer(stream: *mut FILE, buffer: *mut c_char, mode: c_int, bytes:
     unsafe { next(stream, buffer, mode, bytes) }
 }
 
-/// As `setvbuf`. What a program's own buffer holds is nobody's business until the stream is closed, so one of ours does as well.
+/// As `setvbuf`. A program may not look into its buffer until the stream is closed, so a buffer of ours
+/// serves as well.
 ///
 /// # Safety
 /// As there.
@@ -56,7 +62,8 @@ pub unsafe extern "C" fn setvbuf(stream: *mut FILE, buffer: *mut c_char, mode: c
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setbuf(stream: *mut FILE, buffer: *mut c_char) {
-    let (mode, bytes) = if buffer.is_null() { (libc::_IONBF, 0) } else { (libc::_IOFBF, libc::BUFSIZ as usize) };
+    let (mode, bytes) =
+        if buffer.is_null() { (libc::_IONBF, 0) } else { (libc::_IOFBF, libc::BUFSIZ as usize) };
     // SAFETY: the caller's own arguments.
     unsafe { setvbuf(stream, buffer, mode, bytes) };
 }
@@ -173,8 +180,15 @@ unsafe extern "C" {
     fn ferror_unlocked(stream: *mut FILE) -> c_int;
 }
 
-/// Moves `bytes` bytes by `call(at, bytes)`, piece by piece. What fails for an absent page is not the stream's error: the rest is moved then.
-fn in_pieces(stream: *mut FILE, start: *const c_void, bytes: usize, write: bool, mut call: impl FnMut(usize, usize) -> usize) -> usize {
+/// Moves `bytes` bytes by `call(at, bytes)`, piece by piece. A failure for an absent page is not the stream's
+/// error: the rest is moved then.
+fn in_pieces(
+    stream: *mut FILE,
+    start: *const c_void,
+    bytes: usize,
+    write: bool,
+    mut call: impl FnMut(usize, usize) -> usize,
+) -> usize {
     let (mut done, mut tries) = (0, 0);
     // SAFETY: the program's own stream, which is open.
     let had_error = unsafe { ferror_unlocked(stream) } != 0;
@@ -189,8 +203,9 @@ fn in_pieces(stream: *mut FILE, start: *const c_void, bytes: usize, write: bool,
             continue;
         }
         // SAFETY: as above.
-        let failed =
-            !had_error && unsafe { ferror_unlocked(stream) } != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
+        let failed = !had_error
+            && unsafe { ferror_unlocked(stream) } != 0
+            && std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
         tries += 1;
         if !failed || tries > TRIES || !agent::touch(at.wrapping_byte_add(moved), part - moved, write) {
             break;
@@ -238,7 +253,7 @@ large! {
 
 macro_rules! texts {
     ($($name:ident, $write:ident;)*) => {$(
-        /// As the C library's function of this name: a long text goes past the stream's buffer.
+        /// As the C library's function of this name: a long text bypasses the stream's buffer.
         ///
         /// # Safety
         /// As there.
@@ -260,7 +275,7 @@ texts! {
 
 macro_rules! directories {
     ($($name:ident, $text:literal;)*) => {$(
-        /// As the C library's function of this name: its buffer lies behind the directory's structure.
+        /// As the C library's function of this name: its buffer lies after the directory's structure.
         ///
         /// # Safety
         /// As there.

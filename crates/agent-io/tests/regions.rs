@@ -1,6 +1,8 @@
-//! A program that pages memory of its own, with this library loaded: system calls are given absent pages, on every rung below the full one.
+//! A program that pages memory of its own, with this library loaded: system calls are given absent pages, on
+//! every rung below the full one.
 //!
-//! Each test runs itself again with the library before the C library; what is said about the calls is said in there.
+//! Each test runs itself again with the library before the C library; the assertions about the calls are in
+//! that process.
 
 #[path = "../../rampool/tests/words/mod.rs"]
 mod words;
@@ -19,7 +21,7 @@ use rampool::backing::memory::MemoryBacking;
 use rampool::fault::RungChoice;
 use rampool::pager::Waiting;
 use rampool::region::{PagedConfig, PagedMemory, Region};
-use rampool_sys::probe::{Capabilities, NEEDED};
+use rampool_kernel::probe::{Capabilities, NEEDED};
 use rampool_testing::skip;
 use words::{mix, word};
 
@@ -61,7 +63,7 @@ on_every_lower_rung!(
     blocked_signals_and_own_handlers_are_no_harm,
 );
 
-/// A rung is left out only when the kernel's own answer is that it does not have it, or does not allow it to this user.
+/// A rung is skipped only if the kernel itself reports that it lacks it, or does not allow it to this user.
 fn allowed(rung: RungChoice) -> bool {
     let found = Capabilities::probe();
     let answer = match rung {
@@ -74,8 +76,8 @@ fn allowed(rung: RungChoice) -> bool {
     answer == Ok(true)
 }
 
-/// The library: beside the binary that `RAMPOOL_BIN` names, as `make test` does once it has built everything; otherwise it is built here, since tests of a library that
-/// Rust programs cannot link do not build it.
+/// The library: next to the binary that `RAMPOOL_BIN` names, as `make test` does after building everything.
+/// Otherwise it is built here, because tests of a library that Rust programs cannot link do not build it.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -83,10 +85,18 @@ fn library() -> &'static Path {
         let built = match std::env::var_os("RAMPOOL_BIN") {
             Some(binary) => here.join("../..").join(binary).parent().unwrap().to_path_buf(),
             None => {
-                let profile = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_path_buf();
+                let profile =
+                    std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_path_buf();
                 let mut build = Command::new(env!("CARGO"));
                 build
-                    .args(["build", "--quiet", "--offline", "--package", env!("CARGO_PKG_NAME"), "--target-dir"])
+                    .args([
+                        "build",
+                        "--quiet",
+                        "--offline",
+                        "--package",
+                        env!("CARGO_PKG_NAME"),
+                        "--target-dir",
+                    ])
                     .arg(profile.parent().unwrap());
                 if profile.ends_with("release") {
                     build.arg("--release");
@@ -101,19 +111,24 @@ fn library() -> &'static Path {
     })
 }
 
-/// True in the process that has the library. Elsewhere runs this test there, and waits for it.
+/// True in the process that has the library. Otherwise runs this test there, and waits for it.
 fn with_the_library() -> bool {
     if std::env::var_os(LOADED).is_some() {
         // One thread that gives up leaves others waiting for it.
-        // SAFETY: no preconditions; nobody handles SIGALRM, which ends the process.
+        // SAFETY: no preconditions; SIGALRM has no handler and ends the process.
         unsafe { libc::alarm(WATCHDOG_S) };
         return true;
     }
     let this = std::env::current_exe().unwrap();
     let test = std::thread::current().name().expect("tests have names").to_owned();
-    let output =
-        Command::new(&this).args(["--exact", &test, "--nocapture"]).env("LD_PRELOAD", library()).env(LOADED, "1").output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(&this)
+        .args(["--exact", &test, "--nocapture"])
+        .env("LD_PRELOAD", library())
+        .env(LOADED, "1")
+        .output()
+        .unwrap();
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && said.contains("1 passed"), "{test}: {}: {said}", output.status);
     false
 }
@@ -123,7 +138,7 @@ fn memory(local: usize, rung: RungChoice, evict_by_copy: bool) -> PagedMemory {
     let region = backing.create_region();
     let config = PagedConfig {
         local_bytes: local as u64,
-        // What is read ahead would be resident before the call that is to meet it.
+        // Pages read ahead would be resident before the call that is to meet them.
         prefetch_bytes: 0,
         waiting: Waiting { follow_faults: false, ..Waiting::default() },
         rung,
@@ -150,14 +165,14 @@ fn verify(region: &Region, seed: u64) {
 /// The region's bytes as buffers of system calls.
 fn bytes(region: &Region, offset: usize, count: usize) -> &[u8] {
     assert!(offset + count <= region.len());
-    // SAFETY: inside the region; nobody writes these bytes while the slice is used.
+    // SAFETY: inside the region; nothing writes these bytes while the slice is used.
     unsafe { std::slice::from_raw_parts(region.as_ptr().add(offset), count) }
 }
 
 #[allow(clippy::mut_from_ref)]
 fn bytes_mut(region: &Region, offset: usize, count: usize) -> &mut [u8] {
     assert!(offset + count <= region.len());
-    // SAFETY: inside the region; nobody else uses these bytes while the slice is used.
+    // SAFETY: inside the region; nothing else uses these bytes while the slice is used.
     unsafe { std::slice::from_raw_parts_mut(region.as_ptr().add(offset), count) }
 }
 
@@ -198,11 +213,13 @@ fn verify_stat(to: &Region) {
     assert_eq!(u64::try_from(stat.st_size).unwrap(), size);
 }
 
-/// Two pairs of threads hand each other all of a region through sockets, while two more read at random and so drive pages out.
+/// Two pairs of threads hand each other all of a region through sockets, while two more read at random and so
+/// drive pages out.
 fn what_threads_exchange_while_pages_leave_is_right(rung: RungChoice, by_copy: bool) {
     const ROUNDS: u64 = 3;
     let memory = memory(4 * MIB, rung, by_copy);
-    let regions: Vec<(Region, Region)> = (0..2).map(|_| (memory.alloc(8 * MIB).unwrap(), memory.alloc(8 * MIB).unwrap())).collect();
+    let regions: Vec<(Region, Region)> =
+        (0..2).map(|_| (memory.alloc(8 * MIB).unwrap(), memory.alloc(8 * MIB).unwrap())).collect();
     let (busy, still_at_it) = (memory.alloc(8 * MIB).unwrap(), AtomicUsize::new(2));
     fill(&busy, 77);
     std::thread::scope(|scope| {
@@ -249,7 +266,8 @@ fn what_threads_exchange_while_pages_leave_is_right(rung: RungChoice, by_copy: b
     assert!(memory.stats().evicted_pages > 10_000, "{:?}", memory.stats());
 }
 
-/// The kernel writes the header of a message, the sender's name and what is sent beside it when the message has come, and has forgotten the message if it cannot.
+/// The kernel writes the header of a message, the sender's name and the control data after the message has
+/// arrived, and loses the message if it cannot.
 fn a_message_that_is_waited_for_finds_the_pages_that_tell_of_it(rung: RungChoice, by_copy: bool) {
     const BODY: &[u8] = b"a message, once";
     let memory = memory(MIB, rung, by_copy);
@@ -263,7 +281,7 @@ fn a_message_that_is_waited_for_finds_the_pages_that_tell_of_it(rung: RungChoice
         let receiver = scope.spawn(|| {
             let page = |number: usize| region.as_ptr().wrapping_add(number * 4096);
             let (header, vector) = (page(0).cast::<libc::msghdr>(), page(1).cast::<libc::iovec>());
-            // SAFETY: pages of the region, which nobody else uses.
+            // SAFETY: pages of the region, which nothing else uses.
             unsafe {
                 vector.write(libc::iovec { iov_base: page(2).cast(), iov_len: 4096 });
                 header.write(std::mem::zeroed());
@@ -281,7 +299,8 @@ fn a_message_that_is_waited_for_finds_the_pages_that_tell_of_it(rung: RungChoice
         });
         let is_in_the_call = || {
             let thread = waits.load(Ordering::Acquire);
-            let call = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap_or_default();
+            let call =
+                std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap_or_default();
             call.split(' ').next() == Some(&libc::SYS_recvmsg.to_string())
         };
         while !is_in_the_call() {
@@ -297,16 +316,19 @@ fn a_message_that_is_waited_for_finds_the_pages_that_tell_of_it(rung: RungChoice
             let mut message: libc::msghdr = std::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut body, 1);
             (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), room);
-            let beside = libc::CMSG_FIRSTHDR(&raw const message);
-            ((*beside).cmsg_level, (*beside).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-            (*beside).cmsg_len = libc::CMSG_LEN(4) as usize;
-            libc::CMSG_DATA(beside).cast::<i32>().write_unaligned(here.as_raw_fd());
-            assert_eq!(usize::try_from(libc::sendmsg(here.as_raw_fd(), &raw const message, 0)), Ok(BODY.len()));
+            let control = libc::CMSG_FIRSTHDR(&raw const message);
+            ((*control).cmsg_level, (*control).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+            (*control).cmsg_len = libc::CMSG_LEN(4) as usize;
+            libc::CMSG_DATA(control).cast::<i32>().write_unaligned(here.as_raw_fd());
+            assert_eq!(
+                usize::try_from(libc::sendmsg(here.as_raw_fd(), &raw const message, 0)),
+                Ok(BODY.len())
+            );
         }
     });
 }
 
-/// What is kept for a call may be more than all local memory, in several threads at once.
+/// The buffers of a call may be more than all local memory, in several threads at once.
 fn a_call_with_more_than_local_memory_ends(rung: RungChoice, by_copy: bool) {
     let memory = memory(256 << 10, rung, by_copy);
     let region = memory.alloc(12 * MIB).unwrap();
@@ -337,10 +359,21 @@ fn bad_addresses_are_still_errors(rung: RungChoice, by_copy: bool) {
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
         }
     }
-    // SAFETY: a mapping of this test's own, which nobody uses.
+    // SAFETY: a mapping of this test's own, which nothing uses.
     unsafe {
-        let pages = libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
-        assert_eq!(libc::read(file.as_raw_fd(), pages.wrapping_byte_add(100), 100), -1, "memory that is closed to writing");
+        let pages = libc::mmap(
+            std::ptr::null_mut(),
+            8192,
+            libc::PROT_READ,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        assert_eq!(
+            libc::read(file.as_raw_fd(), pages.wrapping_byte_add(100), 100),
+            -1,
+            "memory that is closed to writing"
+        );
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
         libc::munmap(pages, 8192);
     }
@@ -353,7 +386,7 @@ extern "C" fn own_handler(_: i32) {
     OWN.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A program that knows nothing of which signals bring its pages.
+/// A program that does not know which signals bring its pages.
 fn blocked_signals_and_own_handlers_are_no_harm(rung: RungChoice, by_copy: bool) {
     let memory = memory(MIB, rung, by_copy);
     let region = memory.alloc(4 * MIB).unwrap();

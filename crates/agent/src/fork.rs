@@ -1,19 +1,23 @@
 //! A forked child gets its own agent.
 //!
-//! `fork(3)` calls us before, and after in both processes. Before: a socket pair is made, and no transition from watching to paging may happen.
-//! The pager reads the kernel's fork event, takes its own copy of the parent's end, and serves the child from that moment. After, in the child:
-//! everything of the parent's agent that the child inherited is abandoned; if the parent's memory was managed, a new agent asks through the socket
-//! for the child's context and the list of its absent pages, and goes on with them. After, in the parent: the forking thread waits until the child's
-//! end is closed, because a parent that ends at once (a daemon does) takes the only server of the child's faults with it.
+//! `fork(3)` calls us before, and after in both processes. Before: a socket pair is made, and no transition
+//! from watching to paging may happen. The pager reads the kernel's fork event, takes its own copy of the
+//! parent's end, and serves the child from that moment. After, in the child: everything of the parent's agent
+//! that the child inherited is abandoned; if the parent's memory was managed, a new agent asks through the
+//! socket for the child's context and the list of its absent pages, and goes on with them. After, in the
+//! parent: the forking thread waits until the child's end is closed, because a parent that ends at once (a
+//! daemon does) takes the only server of the child's faults with it.
 //!
-//! A child without such a line (made by a bare `clone`, while the program had no descriptor left, or after it gave away the right to join the servers once more) is served by
-//! its parent to its end.
-//! The guardian of the run holds its context as well ([`rampool::guardian`]), so that the parent's death leaves no zeroes. A child with a line whose parent is
-//! killed before it answered ends with an error, before `fork(3)` returned in it.
+//! A child without such a line (made by a bare `clone`, while the program had no descriptor left, or after it
+//! gave away the right to join the servers once more) is served by its parent to its end. The guardian of the
+//! run holds its context as well ([`rampool_run::guardian`]), so that the parent's death leaves no zeroes. A
+//! child with a line whose parent is killed before it answered ends with an error, before `fork(3)` returned
+//! in it.
 //!
-//! Where the kernel tells nobody of forks (below the full rung, or without CAP_SYS_PTRACE), the order is another: before the fork the pager stops
-//! evicting and says what is absent; the child registers its memory again before anything else, and only then starts its agent. A child that was not
-//! made by `fork(3)` has no managed memory at all there, and ends with SIGSEGV when it needs it: never zeroes.
+//! Where the kernel reports no forks (below the full mode, or without CAP_SYS_PTRACE), the order is another:
+//! before the fork the pager stops evicting and lists what is absent; the child registers its memory again
+//! before anything else, and only then starts its agent. A child that was not made by `fork(3)` has no
+//! managed memory at all there, and ends with SIGSEGV when it needs it: never zeroes.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -22,15 +26,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rampool::fault::{CopyThread, FaultCatcher};
-use rampool::fork::ChildMemory;
-use rampool::pool::RegionTicket;
-use rampool::settings::Settings;
-use rampool::space::Span;
-use rampool::transport::Endpoint;
-use rampool_sys::bell::Bell;
-use rampool_sys::uffd::{Features, Scope, Uffd};
+use rampool_client::pool::RegionTicket;
+use rampool_kernel::bell::Bell;
+use rampool_kernel::uffd::{Features, Scope, Uffd};
+use rampool_net::transport::Endpoint;
+use rampool_pager::fault::{CopyThread, FaultCatcher};
+use rampool_pager::fork::ChildMemory;
+use rampool_pager::space::Span;
+use rampool_run::settings::Settings;
 
+use crate::next::Next;
 use crate::touch;
 use crate::watch::{self, Inheritance};
 use crate::{HEAP, end_process};
@@ -40,23 +45,27 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const NONE: i32 = -1;
 
 static SETTINGS: OnceLock<&'static Settings> = OnceLock::new();
-/// What a child opens to join the servers, and the access that it needs.
+/// The files that a child opens to join the servers, and the access that it needs.
 static NEEDED_TO_JOIN: OnceLock<Vec<(CString, libc::c_int)>> = OnceLock::new();
-/// Held from before a fork until after it, while watching becomes paging, and in a child until its own agent serves it. Where the kernel does not tell of changed
-/// mappings, also by a thread that changes some, from before the agent hears of it until the system call is over, and by the agent while it takes memory over:
-/// otherwise what it has just read of the mappings, or given back, would be something else by the time it acts.
+/// Held from before a fork until after it, while watching becomes paging, and in a child until its own agent
+/// serves it. Where the kernel does not tell of changed mappings, also by a thread that changes some, from
+/// before the agent hears of it until the system call is over, and by the agent while it takes memory over:
+/// otherwise what it has just read of the mappings, or given back, would be something else by the time it
+/// acts.
 static LOCKED: AtomicBool = AtomicBool::new(false);
 /// The thread that holds the lock because it changes mappings, as [`touch::this_thread`] names it; 0: none.
 static CHANGING: AtomicUsize = AtomicUsize::new(0);
 /// The signals that thread had blocked before.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
-/// The process whose agent this is. One that was made without the agent's knowing (by a bare `clone`) has none.
+/// The process of this agent. A process that was created without the agent's knowledge (by a bare `clone`)
+/// has none.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
-/// Memory is managed: a child has something to inherit.
+/// Memory is managed: a child inherits some.
 static PAGING: AtomicBool = AtomicBool::new(false);
-/// This process is served by the one that made it.
+/// The parent serves this process.
 static FOSTERED: AtomicBool = AtomicBool::new(false);
-/// The two ends of the line of the fork under way, in the program's table of descriptors; the pager takes a copy of the first.
+/// The two ends of the line of the fork under way, in the program's table of descriptors; the pager takes a
+/// copy of the first.
 static PARENT_END: AtomicI32 = AtomicI32::new(NONE);
 static CHILD_END: AtomicI32 = AtomicI32::new(NONE);
 static FORKING_THREAD: AtomicU32 = AtomicU32::new(0);
@@ -66,9 +75,9 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 static FOLLOWED: AtomicBool = AtomicBool::new(true);
 /// The features of the context, for children that inherit it.
 static FEATURES: AtomicU64 = AtomicU64::new(0);
-/// What the program's threads ask of the pager, where forks are not followed.
+/// Requests of the program's threads to the pager, where forks are not followed.
 static REQUEST: AtomicU32 = AtomicU32::new(REQUEST_NONE);
-/// The bell's word, and its descriptor in the agent's table.
+/// The doorbell's word, and its descriptor in the agent's table.
 static RUNG: AtomicU32 = AtomicU32::new(0);
 static BELL: AtomicI32 = AtomicI32::new(NONE);
 const REQUEST_NONE: u32 = 0;
@@ -89,8 +98,9 @@ pub enum Change {
     Return,
 }
 
-/// While this lives no other thread changes mappings, none forks, and the agent takes nothing over. Signals wait meanwhile: a handler that changed mappings itself,
-/// or stopped its thread for long, would never get, or keep, the lock.
+/// While this lives no other thread changes mappings, none forks, and the agent takes nothing over. Signals
+/// wait meanwhile: a handler that changed mappings itself, or stopped its thread for long, would never get,
+/// or keep, the lock.
 pub struct MappingChange(());
 
 impl MappingChange {
@@ -99,8 +109,8 @@ impl MappingChange {
         if CHANGING.load(Ordering::Relaxed) == touch::this_thread() {
             return None;
         }
-        let before = rampool_sys::thread::hold_signals();
-        lock();
+        let before = rampool_kernel::thread::hold_signals();
+        lock(|| false);
         SIGNALS.store(before, Ordering::Relaxed);
         CHANGING.store(touch::this_thread(), Ordering::Relaxed);
         Some(Self(()))
@@ -123,7 +133,7 @@ impl Drop for MappingChange {
         let before = SIGNALS.load(Ordering::Relaxed);
         CHANGING.store(0, Ordering::Relaxed);
         LOCKED.store(false, Ordering::Release);
-        rampool_sys::thread::release_signals(before);
+        rampool_kernel::thread::release_signals(before);
     }
 }
 
@@ -132,7 +142,8 @@ pub fn has_agent() -> bool {
     PROCESS.load(Ordering::Relaxed) == std::process::id()
 }
 
-/// Tells the pager of a change, before it happens, and waits until it has drawn the consequences. The caller has begun a [`MappingChange`].
+/// Tells the pager of a change, before it happens, and waits until it has drawn the consequences. The caller
+/// has begun a [`MappingChange`].
 pub fn change(what: Change, start: usize, end: usize) {
     CHANGE_START.store(start, Ordering::Relaxed);
     CHANGE_END.store(end, Ordering::Relaxed);
@@ -147,7 +158,7 @@ pub fn change(what: Change, start: usize, end: usize) {
 pub struct Standstill(());
 
 impl Standstill {
-    /// `None` while a thread of the program is about either: it may be waiting for the agent.
+    /// `None` while a thread of the program does either: it may be waiting for the agent.
     pub fn begin() -> Option<Self> {
         // Made only when it is held: to drop one is to give the lock back.
         LOCKED.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok().then(|| Self(()))
@@ -168,7 +179,8 @@ pub enum Request {
     Change(Change, usize, usize),
 }
 
-/// Once a pager is about to start, and before it has any memory: the bell needs a thread, and to make one the C library and the dynamic linker read lists that may
+/// Once a pager is about to start, and before it has any memory: the doorbell needs a thread, and to make one
+/// the C library and the dynamic linker read lists that may
 /// lie in what is managed.
 pub fn note_faults(faults: &FaultCatcher) {
     FOLLOWED.store(faults.follows_forks(), Ordering::Release);
@@ -186,7 +198,7 @@ pub fn inherits_copying() -> bool {
     FOLLOWED.load(Ordering::Acquire) && !Features(FEATURES.load(Ordering::Acquire)).has(Features::MOVE)
 }
 
-/// The bell that rings when there is a [`Request`].
+/// The doorbell that rings when there is a [`Request`].
 pub fn bell() -> Option<RawFd> {
     let bell = BELL.load(Ordering::Acquire);
     (bell != NONE).then_some(bell)
@@ -203,7 +215,11 @@ pub fn requested() -> Option<Request> {
                 REQUEST_RETURN => Change::Return,
                 _ => return None,
             };
-            Some(Request::Change(what, CHANGE_START.load(Ordering::Relaxed), CHANGE_END.load(Ordering::Relaxed)))
+            Some(Request::Change(
+                what,
+                CHANGE_START.load(Ordering::Relaxed),
+                CHANGE_END.load(Ordering::Relaxed),
+            ))
         }
     }
 }
@@ -217,7 +233,14 @@ pub fn request_done() {
     }
     REQUEST.store(REQUEST_NONE, Ordering::Release);
     // SAFETY: wakes waiters on a static word.
-    unsafe { libc::syscall(libc::SYS_futex, REQUEST.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX) };
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            REQUEST.as_ptr(),
+            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+            i32::MAX,
+        )
+    };
 }
 
 /// Asks the pager and waits until it is done.
@@ -229,7 +252,13 @@ fn request(what: u32) {
         let second = libc::timespec { tv_sec: 1, tv_nsec: 0 };
         // SAFETY: waits on a static word, with a deadline.
         unsafe {
-            libc::syscall(libc::SYS_futex, REQUEST.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, what, &raw const second);
+            libc::syscall(
+                libc::SYS_futex,
+                REQUEST.as_ptr(),
+                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                what,
+                &raw const second,
+            );
         }
         if since.elapsed() > DEADLINE {
             end_process(settings(), "the agent did not become ready for a fork");
@@ -248,14 +277,16 @@ pub fn install_handlers(settings: &'static Settings) {
         _ => None,
     });
     let needed = settings.key_file.iter().map(|key| (key, libc::R_OK)).chain(sockets);
-    let named = needed.filter_map(|(path, access)| Some((CString::new(path.as_os_str().as_bytes()).ok()?, access)));
+    let named =
+        needed.filter_map(|(path, access)| Some((CString::new(path.as_os_str().as_bytes()).ok()?, access)));
     let _ = NEEDED_TO_JOIN.set(named.collect());
     rampool_agent_register_child();
     register(Some(before), Some(after_in_parent), None);
 }
 
-/// Takes part in forks, in the child. Where the kernel does not tell of them, `librampool_agent_io.so` asks for this before the program's allocator is first used, so
-/// that ours is the first handler to run in a child: allocators (jemalloc) have handlers too, which touch what only we make whole again.
+/// Takes part in forks, in the child. Where the kernel does not tell of them, `librampool_agent_io.so` asks
+/// for this before the program's allocator is first used, so that ours is the first handler to run in a
+/// child: allocators (jemalloc) have handlers too, which touch what only we make whole again.
 #[unsafe(no_mangle)]
 pub extern "C" fn rampool_agent_register_child() {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
@@ -277,9 +308,42 @@ fn register(before: Handler, in_parent: Handler, in_child: Handler) {
 /// While this lives, no fork happens.
 pub struct Transition(());
 
-pub fn begin_transition() -> Transition {
-    lock();
-    Transition(())
+/// `None` where the agent's thread is to end instead: the thread that ends it has the lock.
+pub fn begin_transition(is_to_end: impl Fn() -> bool) -> Option<Transition> {
+    // Made only when it is held: to drop one is to give the lock back.
+    lock(is_to_end).then(|| Transition(()))
+}
+
+impl Drop for Transition {
+    fn drop(&mut self) {
+        LOCKED.store(false, Ordering::Release);
+    }
+}
+
+/// While this lives, nothing of this process is managed, none of its threads forks, and no signal comes that
+/// could.
+pub struct Unmanaged {
+    signals: u64,
+}
+
+impl Unmanaged {
+    /// `None` if there is no agent, or memory is managed.
+    pub fn begin() -> Option<Self> {
+        if !has_agent() {
+            return None;
+        }
+        let signals = rampool_kernel::thread::hold_signals();
+        lock(|| false);
+        let unmanaged = Self { signals };
+        (!PAGING.load(Ordering::Acquire) && !FOSTERED.load(Ordering::Acquire)).then_some(unmanaged)
+    }
+}
+
+impl Drop for Unmanaged {
+    fn drop(&mut self) {
+        LOCKED.store(false, Ordering::Release);
+        rampool_kernel::thread::release_signals(self.signals);
+    }
 }
 
 impl Transition {
@@ -292,27 +356,32 @@ impl Transition {
     /// Memory is managed from now on.
     pub fn complete(self) {
         PAGING.store(true, Ordering::Release);
-        LOCKED.store(false, Ordering::Release);
     }
 }
 
-fn lock() {
+/// False if it was given up instead.
+fn lock(is_given_up: impl Fn() -> bool) -> bool {
     let since = Instant::now();
     while LOCKED.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if is_given_up() {
+            return false;
+        }
         // SAFETY: gives the CPU up; no preconditions.
         unsafe { libc::sched_yield() };
         if since.elapsed() > DEADLINE {
             end_process(settings(), "the agent did not become ready for a fork");
         }
     }
+    true
 }
 
-fn settings() -> Option<&'static Settings> {
+pub fn settings() -> Option<&'static Settings> {
     SETTINGS.get().copied()
 }
 
-/// False once this process has given away the rights (or has another root directory) without which a child cannot join the servers, or may not write files as long as
-/// the list of pages that a child gets. On a thread of the program.
+/// False once this process has given away the rights (or has another root directory) without which a child
+/// cannot join the servers, or may not write files as long as the list of pages that a child gets. On a
+/// thread of the program.
 fn child_can_join() -> bool {
     const LONGEST_LIST: u64 = 16 << 20;
     let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -326,22 +395,70 @@ fn child_can_join() -> bool {
     NEEDED_TO_JOIN.get().is_none_or(|needed| needed.iter().all(allowed))
 }
 
+static NEXT_FORK: Next = Next::new(c"fork");
+/// Threads in [`fork`], as [`touch::this_thread`] names them; 0: none.
+static IN_FORK: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+/// In a child: [`fork`] is to start the agent.
+static OWED: AtomicBool = AtomicBool::new(false);
+
+/// At start: looking a name up reads what the dynamic linker keeps on the program's heap.
+pub fn prepare() {
+    NEXT_FORK.find();
+}
+
+/// As the C library's function of this name. A child of which nothing is managed gets its agent here, when
+/// all handlers of the program and its allocator have run. Forks inside the C library (`daemon`) do not come
+/// here.
+#[unsafe(no_mangle)]
+pub extern "C" fn fork() -> libc::pid_t {
+    let next = NEXT_FORK.find();
+    // SAFETY: the C library's function of this name has this type.
+    let next = unsafe { std::mem::transmute::<usize, Option<extern "C" fn() -> libc::pid_t>>(next) };
+    let Some(next) = next else { return -1 };
+    let thread = touch::this_thread();
+    let free =
+        |slot: &&AtomicUsize| slot.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    let slot = IN_FORK.iter().find(free);
+    let child = next();
+    if child == 0 {
+        IN_FORK.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+        if OWED.swap(false, Ordering::Relaxed)
+            && let Some(settings) = settings()
+        {
+            watch::begin(settings, None);
+        }
+    } else if let Some(slot) = slot {
+        slot.store(0, Ordering::Relaxed);
+    }
+    child
+}
+
+/// Whether [`fork`] starts the agent of this child.
+fn leave_to_fork() -> bool {
+    let thread = touch::this_thread();
+    let is_there = IN_FORK.iter().any(|slot| slot.load(Ordering::Relaxed) == thread);
+    OWED.store(is_there, Ordering::Relaxed);
+    is_there
+}
+
 extern "C" fn before() {
-    lock();
+    lock(|| false);
     if !PAGING.load(Ordering::Acquire) {
         return;
     }
     let mut ends = [NONE; 2];
-    // Without a line the child is fostered, where the kernel tells of it.
+    // Without a line the child's faults are served here, where the kernel reports the fork.
     if !FOLLOWED.load(Ordering::Acquire) || child_can_join() {
         // SAFETY: socketpair fills two descriptors, or none.
-        let rc = unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
+        let rc = unsafe {
+            libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr())
+        };
         if rc != 0 {
             ends = [NONE; 2];
         }
     }
     let [parent_end, child_end] = ends;
-    FORKING_THREAD.store(rampool_sys::thread::current(), Ordering::Relaxed);
+    FORKING_THREAD.store(rampool_kernel::thread::current(), Ordering::Relaxed);
     TAKEN.store(false, Ordering::Relaxed);
     CHILD_END.store(child_end, Ordering::Relaxed);
     PARENT_END.store(parent_end, Ordering::Release);
@@ -384,11 +501,12 @@ extern "C" fn after_in_child() {
     // The only thread of this process, which was copied while the agent's thread may have been anywhere.
     PROCESS.store(std::process::id(), Ordering::Relaxed);
     HEAP.abandon();
-    rampool_sys::memory::forget_own_after_fork();
-    rampool_sys::guard::forget_after_fork();
-    rampool_sys::thread::forget_after_fork();
+    rampool_kernel::memory::forget_own_after_fork();
+    rampool_kernel::guard::forget_after_fork();
+    rampool_kernel::thread::forget_after_fork();
+    watch::forget_after_fork();
     REQUEST.store(REQUEST_NONE, Ordering::Release);
-    rampool_sys::segv::forget_after_fork();
+    rampool_kernel::segv::forget_after_fork();
     BELL.store(NONE, Ordering::Release);
     let line = CHILD_END.swap(NONE, Ordering::AcqRel);
     close(PARENT_END.swap(NONE, Ordering::AcqRel));
@@ -397,7 +515,7 @@ extern "C" fn after_in_child() {
         return;
     };
     if FOSTERED.load(Ordering::Acquire) || (PAGING.load(Ordering::Acquire) && line == NONE) {
-        // Forks of this process have nothing to hand on either: whoever serves it serves them.
+        // Forks of this process have nothing to hand on either: its server serves them.
         FOSTERED.store(true, Ordering::Release);
         PAGING.store(false, Ordering::Release);
         LOCKED.store(false, Ordering::Release);
@@ -405,25 +523,32 @@ extern "C" fn after_in_child() {
     }
     if !PAGING.load(Ordering::Acquire) {
         LOCKED.store(false, Ordering::Release);
-        // The allocator may be locked still.
-        touch::without_program_heap(|| watch::begin(settings, None));
+        // The allocator may be locked still, by its own handler. Where the program has brought one with it,
+        // making a thread waits for that.
+        if !leave_to_fork() {
+            touch::without_program_heap(|| watch::begin(settings, None));
+        }
         return;
     }
-    // The agent releases the lock when it serves this process: an earlier fork would have nobody to answer it.
-    // Its thread must not need memory that only it will serve.
+    // The agent releases the lock when it serves this process: an earlier fork would get no answer. Its
+    // thread must not need memory that only it will serve.
     touch::without_program_heap(|| watch::begin(settings, Some(line)));
     close(line);
 }
 
-/// The parent's end of the line to the child whose fork event was just read, as a descriptor of the agent's own.
+/// The parent's end of the line to the child whose fork event was just read, as a descriptor of the agent's
+/// own.
 pub fn take_line() -> Option<OwnedFd> {
     let fd = PARENT_END.load(Ordering::Acquire);
     if fd == NONE || TAKEN.swap(true, Ordering::AcqRel) {
         return None;
     }
-    match rampool_sys::descriptors::take_from(FORKING_THREAD.load(Ordering::Relaxed), fd) {
+    match rampool_kernel::descriptors::take_from(FORKING_THREAD.load(Ordering::Relaxed), fd) {
         Some(line) => Some(line),
-        None => end_process(settings(), "the kernel does not let the agent have the line to a forked child (pidfd_getfd)"),
+        None => end_process(
+            settings(),
+            "the kernel does not let the agent have the line to a forked child (pidfd_getfd)",
+        ),
     }
 }
 
@@ -440,14 +565,14 @@ pub fn listen(line: &OwnedFd) -> Line {
     let n = unsafe { libc::recv(line.as_raw_fd(), byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) };
     match n {
         1 => Line::Asked,
-        _ if n < 0 && rampool_sys::last_errno() == libc::EAGAIN => Line::Quiet,
+        _ if n < 0 && rampool_kernel::last_errno() == libc::EAGAIN => Line::Quiet,
         _ => Line::Closed,
     }
 }
 
-/// Gives a child its context and what it must know. A child that is gone meanwhile is no error.
+/// Gives a child its context and its state. A child that is gone meanwhile is no error.
 ///
-/// `uffd` is the child's context, if the kernel told of the fork.
+/// `uffd` is the child's context, if the kernel reported the fork.
 pub fn hand_over(line: &OwnedFd, uffd: Option<&Uffd>, memory: &ChildMemory, region: &RegionTicket) {
     let mut text = region.to_string().into_bytes();
     text.push(b'\n');
@@ -481,7 +606,8 @@ fn send_descriptors(line: &OwnedFd, descriptors: [RawFd; 2]) {
     let mut byte = [1u8];
     let mut control = Control([0; CONTROL_BYTES]);
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-    // SAFETY: the message points to locals that live across the call; the control buffer is larger than CMSG_SPACE of two descriptors.
+    // SAFETY: the message points to locals that live across the call; the control buffer is larger than
+    // CMSG_SPACE of two descriptors.
     unsafe {
         let mut message = std::mem::zeroed::<libc::msghdr>();
         message.msg_iov = &raw mut iov;
@@ -498,7 +624,7 @@ fn send_descriptors(line: &OwnedFd, descriptors: [RawFd; 2]) {
     }
 }
 
-/// In the child's agent: asks for, and waits for, what the parent has for it.
+/// In the child's agent: asks the parent for its state, and waits for it.
 ///
 /// # Errors
 /// Why it did not come, for people.
@@ -514,7 +640,8 @@ pub fn ask(line: &OwnedFd, settings: &Settings, thread: Option<CopyThread>) -> R
         return Err("no answer in time".into());
     }
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-    // SAFETY: the message points to locals that live across the call, with their true sizes; the header is checked before it is read.
+    // SAFETY: the message points to locals that live across the call, with their true sizes; the header is
+    // checked before it is read.
     let [uffd, file] = unsafe {
         let mut message = std::mem::zeroed::<libc::msghdr>();
         message.msg_iov = &raw mut iov;
@@ -534,12 +661,15 @@ pub fn ask(line: &OwnedFd, settings: &Settings, thread: Option<CopyThread>) -> R
     let mut bytes = Vec::new();
     file.rewind().and_then(|()| file.read_to_end(&mut bytes)).map_err(|error| error.to_string())?;
     let end = bytes.iter().position(|b| *b == b'\n').ok_or("the list of pages is damaged")?;
-    let region = std::str::from_utf8(&bytes[..end]).ok().and_then(|text| text.parse().ok()).ok_or("the region's name is damaged")?;
+    let region = std::str::from_utf8(&bytes[..end])
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .ok_or("the region's name is damaged")?;
     let memory = ChildMemory::decode(&bytes[end + 1..]).ok_or("the list of pages is damaged")?;
     let (faults, memory) = if FOLLOWED.load(Ordering::Acquire) {
         let features = Features(FEATURES.load(Ordering::Acquire));
-        let faults =
-            FaultCatcher::from_uffd(Uffd::from_fd(uffd), Scope::Everything, features, thread).map_err(|error| error.to_string())?;
+        let faults = FaultCatcher::from_uffd(Uffd::from_fd(uffd), Scope::Everything, features, thread)
+            .map_err(|error| error.to_string())?;
         (faults, memory)
     } else {
         let faults = watch::open_faults(settings)?;
@@ -565,12 +695,12 @@ mod tests {
 
     #[test]
     fn who_did_not_get_the_lock_does_not_give_it_back() {
-        let held = Standstill::begin().expect("nobody has it");
+        let held = Standstill::begin().expect("it is free");
         for _ in 0..2 {
             assert!(Standstill::begin().is_none());
         }
         drop(held);
-        let change = MappingChange::begin().expect("nobody has it");
+        let change = MappingChange::begin().expect("it is free");
         assert!(MappingChange::begin().is_none(), "this thread has begun one");
         assert!(Standstill::begin().is_none() && Standstill::begin().is_none());
         change.suspend();

@@ -1,15 +1,17 @@
 //! The agent's own heap.
 //!
-//! The agent lives in somebody else's process and takes that process's heap away page by page, so it must never allocate from it: a
-//! fault on memory that only the faulting thread could bring back would be for ever. Every allocation of the agent comes from here: size classes of
-//! powers of two, carved from mappings that [`rampool_sys::memory`] knows as our own.
+//! The agent lives in a foreign process and takes that process's heap away page by page, so it must never
+//! allocate from it: a fault on memory that only the faulting thread could bring back would never end. Every
+//! allocation of the agent comes from here: size classes of powers of two, carved from mappings that
+//! [`rampool_kernel::memory`] knows as our own.
 //!
-//! After a fork the child abandons this heap as it is (another thread may have been inside it) and starts an empty one.
+//! After a fork the child abandons this heap (another thread may have been inside it) and starts an empty
+//! one.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rampool_sys::memory::Mapping;
+use rampool_kernel::memory::Mapping;
 
 const SMALLEST: usize = 16;
 const CLASSES: usize = 18; // 16 bytes .. 2 MiB
@@ -40,7 +42,7 @@ impl Heap {
 
     /// Forgets everything, in a forked child whose only thread is the caller.
     pub fn abandon(&self) {
-        // SAFETY: the caller is the only thread; whoever held the lock does not exist here.
+        // SAFETY: the caller is the only thread; a previous holder of the lock does not exist here.
         unsafe { *self.state.get() = EMPTY };
         self.locked.store(false, Ordering::Release);
     }
@@ -61,14 +63,16 @@ fn class_of(layout: Layout) -> Option<usize> {
     (bytes <= LARGEST).then(|| (bytes / SMALLEST).ilog2() as usize)
 }
 
-// SAFETY: blocks of a class are disjoint, at least as large and as aligned as the layout asks (powers of two, carved from page-aligned
-// chunks at multiples of their own size), and on one list or in one hand at a time.
+// SAFETY: blocks of a class are disjoint, at least as large and as aligned as the layout asks (powers of two,
+// carved from page-aligned chunks at multiples of their own size), and on one list or in one hand at a time.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = class_of(layout) else {
             // Too large for a class: a mapping of its own.
             return match Mapping::anonymous(layout.size()) {
-                Ok(mapping) if layout.align() <= rampool_sys::OS_PAGE_BYTES => std::ptr::with_exposed_provenance_mut(mapping.leak().0),
+                Ok(mapping) if layout.align() <= rampool_kernel::OS_PAGE_BYTES => {
+                    std::ptr::with_exposed_provenance_mut(mapping.leak().0)
+                }
                 _ => std::ptr::null_mut(),
             };
         };
@@ -93,7 +97,7 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let Some(class) = class_of(layout) else {
-            rampool_sys::memory::unmap_own(block.expose_provenance(), layout.size());
+            rampool_kernel::memory::unmap_own(block.expose_provenance(), layout.size());
             return;
         };
         self.with(|state| {

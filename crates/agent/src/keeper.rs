@@ -3,32 +3,34 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rampool::error::PoolError;
-use rampool::fork::{ChildMemory, Foster};
-use rampool::guardian::Guarded;
-use rampool::pager::{Pager, Supervisor};
-use rampool::pool::Pool;
-use rampool::pool::PoolRegion;
-use rampool::roll::Signature;
-use rampool::settings::Settings;
-use rampool_proto::units::ByteLen;
-use rampool_sys::OS_PAGE_BYTES;
-use rampool_sys::memory::ResidentCounter;
-use rampool_sys::uffd::Uffd;
+use rampool_client::error::PoolError;
+use rampool_client::pool::Pool;
+use rampool_client::pool::PoolRegion;
+use rampool_kernel::OS_PAGE_BYTES;
+use rampool_kernel::memory::ResidentCounter;
+use rampool_kernel::uffd::Uffd;
+use rampool_pager::fork::{ChildMemory, Foster};
+use rampool_pager::pager::{Pager, Supervisor};
+use rampool_run::guardian::Guarded;
+use rampool_run::roll::Signature;
+use rampool_run::settings::Settings;
+use rampool_wire::units::ByteLen;
 
 use crate::ending::Ending;
 use crate::fork::{self, Standstill};
+use crate::haste::Haste;
 use crate::{end_process, report, scan};
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
-/// While the program runs: fresh memory in huge pages is touched at 10 GB/s, and what is there beyond the budget when this thread looks has to leave.
+/// While the program runs: fresh memory in huge pages is touched at 10 GB/s, and what exceeds the budget when
+/// this thread checks has to leave.
 const LONGEST_TICK_RUNNING: Duration = Duration::from_millis(2);
 const LONGEST_TICK: Duration = Duration::from_millis(10);
-/// A program that has run for less than this since the last look is taken to wait.
+/// A program that has run for less than this since the last check counts as waiting.
 const WAITS_NS: u64 = 50_000;
-/// The cache keeps at least this much, whatever else the program uses.
+/// The cache keeps at least this much, however much else the program uses.
 const LEAST_BUDGET_PAGES: u64 = 256;
-/// Memory that appeared beside what is managed is looked for when it is this much.
+/// Unmanaged memory that appeared is searched for when it is this much.
 const LEAST_GROWTH_PAGES: u64 = 256;
 /// A lease that is full is enlarged by a quarter, and by this at least.
 const LEAST_LEASE_GROWTH: u64 = 64 << 20;
@@ -54,9 +56,9 @@ pub struct Keeper {
     counter: ResidentCounter,
     ending: Ending,
     wards: Vec<Ward>,
-    /// Children that nobody serves until they have asked, where forks are not followed.
+    /// Children that are not served until they have asked, where forks are not followed.
     expected: Vec<Expected>,
-    /// Resident pages beside the managed ones when the program's mappings were last read.
+    /// Resident unmanaged pages when the program's mappings were last read.
     other_at_scan: u64,
     tick: Duration,
     /// Nanoseconds that the program had run at the last tick.
@@ -64,8 +66,9 @@ pub struct Keeper {
     budget_told: u64,
     full_retried: Instant,
     full_reported: bool,
-    /// To whoever serves the wards that outlive this process.
+    /// The line to the fork fallback, which serves the wards that outlive this process.
     guarded: Option<Guarded>,
+    haste: Haste,
     /// Held as long as the process lives.
     _signature: Option<Signature>,
 }
@@ -77,6 +80,7 @@ impl Keeper {
         ending: Ending,
         signature: Option<Signature>,
         guarded: Option<Guarded>,
+        haste: Haste,
     ) -> Self {
         Self {
             settings,
@@ -91,11 +95,13 @@ impl Keeper {
             full_retried: Instant::now() - RETRY_FULL,
             full_reported: false,
             guarded,
+            haste,
             _signature: signature,
         }
     }
 
-    /// Takes over what the program has mapped since the last look. Where the kernel does not tell of changed mappings, the caller sees to it that none changes.
+    /// Takes over what the program has mapped since the last look. Where the kernel does not tell of changed
+    /// mappings, the caller sees to it that none changes.
     pub fn adopt_new_memory(&mut self, pager: &mut Pager<Pool>) {
         let mut found = Vec::new();
         if let Err(error) = scan::candidates(|start, end| found.push((start, end))) {
@@ -103,14 +109,15 @@ impl Keeper {
         }
         for (start, end) in found {
             if pager.adopt_mapped(start, end) == Err(libc::EAGAIN) {
-                // What was read of the mappings is out of date. The next tick, which comes soon, looks again.
+                // The mappings that were read are out of date. The next tick, which comes soon, reads them
+                // again.
                 return;
             }
         }
         self.other_at_scan = self.other_pages(pager);
     }
 
-    /// A thread of the program is about to fork, and the kernel will not tell of it.
+    /// A thread of the program is about to fork, and the kernel will not report it.
     fn serve_request(&mut self, pager: &mut Pager<Pool>) {
         match fork::requested() {
             None => return,
@@ -120,12 +127,20 @@ impl Keeper {
             Some(fork::Request::Change(fork::Change::Return, start, end)) => pager.give_back(start, end),
             Some(fork::Request::Prepare) => {
                 let deadline = Instant::now() + Duration::from_millis(self.settings.op_deadline_ms);
-                // A mapping that grew in place would not be inherited as a part of what is managed, nor as memory of its own.
+                // A mapping that grew in place would not be inherited as a part of what is managed, nor as
+                // memory of its own.
                 self.adopt_new_memory(pager);
                 match (pager.prepare_fork(self, deadline), fork::take_line()) {
-                    (Ok((memory, region)), Some(line)) => self.expected.push(Expected { line, memory, region }),
-                    (Ok((_, region)), None) => rampool::backing::Backing::free_region(pager.backing(), region),
-                    (Err(reason), _) => end_process(Some(self.settings), &format!("a forked child cannot be given its memory: {reason}")),
+                    (Ok((memory, region)), Some(line)) => {
+                        self.expected.push(Expected { line, memory, region })
+                    }
+                    (Ok((_, region)), None) => {
+                        rampool_pager::backing::Backing::free_region(pager.backing(), region)
+                    }
+                    (Err(reason), _) => end_process(
+                        Some(self.settings),
+                        &format!("a forked child cannot be given its memory: {reason}"),
+                    ),
                 }
             }
         }
@@ -139,12 +154,15 @@ impl Keeper {
             fork::Line::Asked => {
                 match pager.backing().region_ticket(child.region) {
                     Ok(ticket) => fork::hand_over(&child.line, None, &child.memory, &ticket),
-                    Err(error) => end_process(Some(settings), &format!("a forked child cannot be given its memory: {error}")),
+                    Err(error) => end_process(
+                        Some(settings),
+                        &format!("a forked child cannot be given its memory: {error}"),
+                    ),
                 }
                 false
             }
             fork::Line::Closed => {
-                rampool::backing::Backing::free_region(pager.backing(), child.region);
+                rampool_pager::backing::Backing::free_region(pager.backing(), child.region);
                 false
             }
         });
@@ -174,20 +192,24 @@ impl Keeper {
     }
 }
 
-/// Without a guardian (the run is over, or the process may not enter its directory) nobody is left for the child once this process is gone.
+/// Without a guardian (the run is over, or the process may not enter its directory) the child is not served
+/// once this process is gone.
 fn entrust(guarded: Option<&Guarded>, child: &Uffd) {
     let _ = guarded.is_some_and(|guarded| guarded.entrust(child));
 }
 
-/// Asks the servers for a larger lease, by a quarter or by what they have left. Whether it became larger.
+/// Asks the servers for a larger lease, by a quarter or by what they have left. Returns whether it became
+/// larger.
 fn grow_lease(pager: &mut Pager<Pool>) -> bool {
     let pool = pager.backing();
     let now = pool.lease_bytes().0;
     let wanted = now + (now / 4).max(LEAST_LEASE_GROWTH);
     match pool.resize_lease(ByteLen(wanted)) {
         Ok(()) => true,
-        Err(PoolError::Refused { free, .. }) if free.0 >= LEAST_LEASE_GROWTH => pool.resize_lease(ByteLen(now + free.0)).is_ok(),
-        // Whatever else went wrong with a server shows in its own event.
+        Err(PoolError::Refused { free, .. }) if free.0 >= LEAST_LEASE_GROWTH => {
+            pool.resize_lease(ByteLen(now + free.0)).is_ok()
+        }
+        // Other errors of a server show in its own event.
         Err(_) => false,
     }
 }
@@ -199,7 +221,8 @@ impl Supervisor<Pool> for Keeper {
         let grown = other > self.other_at_scan + LEAST_GROWTH_PAGES;
         if grown {
             let told_by_kernel = pager.faults().follows_mappings();
-            // While the program changes its mappings, what is read of them is no use. The next tick, which comes soon, looks again.
+            // While the program changes its mappings, reading them is useless. The next tick, which comes
+            // soon, tries again.
             let still = if told_by_kernel { None } else { Standstill::begin() };
             if told_by_kernel || still.is_some() {
                 self.adopt_new_memory(pager);
@@ -209,6 +232,8 @@ impl Supervisor<Pool> for Keeper {
             self.other_at_scan = self.other_at_scan.min(other);
         }
         let local = self.settings.local_bytes / OS_PAGE_BYTES as u64;
+        let is_over = other + pager.cache().used_pages() > local + local / 20;
+        self.haste.set(is_over);
         let budget = local.saturating_sub(other).max(LEAST_BUDGET_PAGES.min(local));
         if budget.abs_diff(self.budget_told) > 32 {
             self.budget_told = budget;
@@ -223,10 +248,14 @@ impl Supervisor<Pool> for Keeper {
             }
             pager.retry_refused();
         }
-        let has_run = rampool_sys::thread::others_cpu_ns();
+        let has_run = rampool_kernel::thread::others_cpu_ns();
         let waits = has_run.saturating_sub(self.had_run) < WAITS_NS;
         self.had_run = has_run;
-        self.tick = if grown { SHORTEST_TICK } else { (self.tick * 2).min(if waits { LONGEST_TICK } else { LONGEST_TICK_RUNNING }) };
+        self.tick = if grown || is_over {
+            SHORTEST_TICK
+        } else {
+            (self.tick * 2).min(if waits { LONGEST_TICK } else { LONGEST_TICK_RUNNING })
+        };
         self.tick
     }
 
@@ -240,7 +269,10 @@ impl Supervisor<Pool> for Keeper {
             Ok(foster) => self.wards.push(Ward { foster, line }),
             Err(reason) => {
                 self.give_wards_up();
-                end_process(Some(self.settings), &format!("a forked child cannot be given its memory: {reason}"))
+                end_process(
+                    Some(self.settings),
+                    &format!("a forked child cannot be given its memory: {reason}"),
+                )
             }
         }
     }
@@ -248,20 +280,30 @@ impl Supervisor<Pool> for Keeper {
     fn lost(&mut self, pager: &mut Pager<Pool>, reason: String) {
         self.give_wards_up();
         let mut remote = 0;
-        pager.cache().absent_content(|extent, staged| remote += if staged.is_none() { u64::from(extent.count) } else { 0 });
+        pager.cache().absent_content(|extent, staged| {
+            remote += if staged.is_none() { u64::from(extent.count) } else { 0 }
+        });
         end_process(
             Some(self.settings),
             &format!(
                 "{reason}; {remote} pages ({} MiB) of this program were in the pool and cannot be read any more. Ending it (exit code {}) rather than letting it go on with wrong data.",
                 (remote * OS_PAGE_BYTES as u64) >> 20,
-                rampool::settings::LOST_EXIT_CODE
+                rampool_run::settings::LOST_EXIT_CODE
             ),
         )
     }
 
+    fn broken(&mut self, reason: String) {
+        end_process(Some(self.settings), &rampool_pager::pager::broken_text(&reason))
+    }
+
     fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
         out.extend(fork::bell().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
-        out.extend(self.expected.iter().map(|child| libc::pollfd { fd: child.line.as_raw_fd(), events: libc::POLLIN, revents: 0 }));
+        out.extend(self.expected.iter().map(|child| libc::pollfd {
+            fd: child.line.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }));
         for ward in &self.wards {
             out.push(libc::pollfd { fd: ward.foster.raw_fd(), events: libc::POLLIN, revents: 0 });
             if let Some(line) = &ward.line {
@@ -277,7 +319,9 @@ impl Supervisor<Pool> for Keeper {
         while let Some(mut ward) = wards.pop() {
             let guarded = self.guarded.as_ref();
             match pager.serve_foster(&mut ward.foster, &mut |child| entrust(guarded, child)) {
-                Ok(children) => self.wards.extend(children.into_iter().map(|foster| Ward { foster, line: None })),
+                Ok(children) => {
+                    self.wards.extend(children.into_iter().map(|foster| Ward { foster, line: None }))
+                }
                 Err(reason) => {
                     self.wards.push(ward);
                     self.wards.append(&mut wards);
@@ -290,7 +334,8 @@ impl Supervisor<Pool> for Keeper {
                 fork::Line::Asked => {
                     let line = ward.line.take().expect("it was listened to");
                     let handed = ward.foster.hand_over().and_then(|(uffd, memory, region)| {
-                        let ticket = pager.backing().region_ticket(region).map_err(|error| error.to_string())?;
+                        let ticket =
+                            pager.backing().region_ticket(region).map_err(|error| error.to_string())?;
                         Ok((uffd, memory, ticket))
                     });
                     match handed {
@@ -298,13 +343,16 @@ impl Supervisor<Pool> for Keeper {
                         Err(error) => {
                             self.wards.append(&mut wards);
                             self.give_wards_up();
-                            end_process(Some(self.settings), &format!("a forked child cannot be given its memory: {error}"))
+                            end_process(
+                                Some(self.settings),
+                                &format!("a forked child cannot be given its memory: {error}"),
+                            )
                         }
                     }
                 }
                 fork::Line::Closed => {
                     let region = ward.foster.region();
-                    rampool::backing::Backing::free_region(pager.backing(), region);
+                    rampool_pager::backing::Backing::free_region(pager.backing(), region);
                 }
             }
         }

@@ -1,21 +1,28 @@
-//! The agent: loaded into an unmodified program by `rampool run`, it takes the program's memory over when there is too much of it.
+//! The agent: loaded into an unmodified program by `rampool run`, it takes the program's memory over when
+//! there is too much of it.
 //!
 //! ```text
 //!   heap     the agent's own heap: nothing here may depend on memory that it serves
 //!   scan     which of the program's memory may be taken over
 //!   watch    while the program fits: a thread that looks at one counter now and then, and nothing else
 //!   keeper   when it does not fit any more: runs the pager, adopts new memory, keeps the budget
+//!   haste    the agent's thread goes first while the program holds too much
 //!   fork     a child gets its own agent, and the parent serves it until then
+//!   alone    calls of programs that must be single-threaded: the agent's thread steps aside
 //!   touch    buffers made resident for system calls, where the kernel cannot wait for pages
 //!   report   the counters that `rampool top` reads, and last words
 //! ```
 //!
-//! No function of the program or of the C library is replaced. Until the program comes near its budget it runs exactly as without us.
+//! Of the C library's functions only `fork` and those that `alone` lists are replaced. Until the program
+//! comes near its budget it runs exactly as without the agent.
 
+mod alone;
 mod ending;
 mod fork;
+mod haste;
 mod heap;
 mod keeper;
+mod next;
 mod report;
 mod scan;
 mod touch;
@@ -23,7 +30,7 @@ mod watch;
 
 use std::path::Path;
 
-use rampool::settings::{LOST_EXIT_CODE, RUN_DIR_VARIABLE, Settings};
+use rampool_run::settings::{LOST_EXIT_CODE, RUN_DIR_VARIABLE, Settings};
 
 #[cfg(not(test))]
 #[global_allocator]
@@ -33,29 +40,35 @@ static HEAP: heap::Heap = heap::Heap::new();
 
 #[cfg(not(test))]
 #[used]
-// SAFETY: the C library calls what stands here once, on the main thread, before `main`; `start` has its signature.
+// SAFETY: the C library calls what stands here once, on the main thread, before `main`; `start` has its
+// signature.
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
 #[cfg_attr(test, allow(dead_code))]
 extern "C" fn start() {
     let Some(run_dir) = std::env::var_os(RUN_DIR_VARIABLE) else { return };
-    rampool::transport::forbid_ucx();
+    alone::prepare();
+    fork::prepare();
+    rampool_net::transport::forbid_ucx();
     match Settings::read(Path::new(&run_dir)) {
         Ok(settings) => {
             let settings: &'static Settings = Box::leak(Box::new(settings));
             touch::note_main_thread();
             touch::prepare(settings.rung);
-            if settings.rung == rampool_sys::probe::Rung::Segv {
+            if settings.rung == rampool_kernel::probe::Rung::Segv {
                 keep_malloc_in_place();
             }
             fork::install_handlers(settings);
             watch::begin(settings, None);
         }
         // The run is over (a program that outlives it starts another one): nothing to serve from.
-        Err(rampool::settings::SettingsError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+        Err(rampool_run::settings::SettingsError::Io { source, .. })
+            if source.kind() == std::io::ErrorKind::NotFound => {}
         // What is in the run's directory is for its owner alone, and nothing of this process is away yet.
-        Err(rampool::settings::SettingsError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+        Err(rampool_run::settings::SettingsError::Io { source, .. })
+            if source.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
             let (process, program) = (std::process::id(), report::program_name());
             report::remark(&format!(
                 "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: it belongs to another user than the run"
@@ -65,8 +78,8 @@ extern "C" fn start() {
     }
 }
 
-/// The C library's malloc changes mappings without calling the functions that `librampool_agent_io.so` replaces, except when told to live in memory
-/// that only grows.
+/// The C library's malloc changes mappings without calling the functions that `librampool_agent_io.so`
+/// replaces, except when told to live in memory that only grows.
 fn keep_malloc_in_place() {
     // SAFETY: no preconditions; settings that this C library does not know are ignored.
     unsafe {
@@ -77,7 +90,7 @@ fn keep_malloc_in_place() {
     }
 }
 
-/// Ends the program: pages of it cannot be had, and going on would mean wrong data.
+/// Ends the program: pages of it are lost, and going on would mean wrong data.
 fn end_process(settings: Option<&Settings>, reason: &str) -> ! {
     let text = format!("rampool: process {} ({}): {reason}", std::process::id(), report::program_name());
     report::last_words(&text);

@@ -1,56 +1,68 @@
-//! Last words, counters in a file that `rampool run`, `top` and `status` map, and the name people know the program by.
+//! Last words, counters in a file that `rampool run`, `top` and `status` map, and the name people know the
+//! program by.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rampool::settings::Settings;
-use rampool::stats::{PagerStats, StatsPage};
-use rampool::words;
+use rampool_client::stats::{PagerStats, StatsPage};
+use rampool_kernel::words;
+use rampool_run::settings::Settings;
 
 /// The agent's thread: its descriptor 2 is not the program's.
 static AGENT: AtomicU32 = AtomicU32::new(0);
 
-/// Called on the agent's thread. From here on a broken invariant ends the program: without its agent it would wait for ever.
+/// Called on the agent's thread. From here on a broken invariant ends the program: without its agent it would
+/// wait for ever.
 pub fn this_is_the_agent(settings: &'static Settings) {
-    AGENT.store(rampool_sys::thread::current(), Ordering::Release);
+    AGENT.store(rampool_kernel::thread::current(), Ordering::Release);
     std::panic::set_hook(Box::new(move |panic| {
-        if AGENT.load(Ordering::Acquire) == rampool_sys::thread::current() {
+        if AGENT.load(Ordering::Acquire) == rampool_kernel::thread::current() {
             crate::end_process(Some(settings), &format!("the agent broke an invariant: {panic}"));
         }
     }));
 }
 
-/// Writes the process's last line to the program's standard error; waits a moment where nobody reads it.
+/// Writes the process's last line to the program's standard error; waits a moment if it is not read.
 pub fn last_words(line: &str) {
     on_standard_error(|fd| words::last_words_to(fd, line));
 }
 
-/// Writes a line to the program's standard error if that is possible without waiting: the program's threads wait for this one.
+/// Writes a line to the program's standard error if that is possible without waiting: the program's threads
+/// wait for this one.
 pub fn remark(line: &str) {
     on_standard_error(|fd| words::remark_to(fd, line));
 }
 
 fn on_standard_error(write: impl FnOnce(BorrowedFd<'_>)) {
-    let of_program = if AGENT.load(Ordering::Acquire) == rampool_sys::thread::current() {
-        rampool_sys::descriptors::take_from(std::process::id(), 2)
+    let of_program = if AGENT.load(Ordering::Acquire) == rampool_kernel::thread::current() {
+        rampool_kernel::descriptors::take_from(std::process::id(), 2)
     } else {
         None
     };
     write(of_program.as_ref().map_or_else(|| words::standard_error(), AsFd::as_fd));
 }
 
-/// Publishes this process's counters; in private memory when the run's directory cannot be written (the run is over).
+/// Publishes this process's counters; in private memory when the run's directory cannot be written (the run
+/// is over).
 pub fn publish(settings: &Settings) -> PagerStats {
     map_file(settings).unwrap_or_else(PagerStats::private)
 }
 
 fn map_file(settings: &Settings) -> Option<PagerStats> {
     let path = settings.stats_path(std::process::id());
-    let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path).ok()?;
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .ok()?;
     file.set_len(size_of::<StatsPage>() as u64).ok()?;
-    // SAFETY: maps a file of the page's size, zeroed, at an address of the kernel's choice; never unmapped, so 'static holds. All-zero is a
-    // valid StatsPage (atomics), and atomics are what may be shared with readers in other processes.
+    // SAFETY: maps a file of the page's size, zeroed, at an address of the kernel's choice; never unmapped,
+    // so 'static holds. All-zero is a valid StatsPage (atomics), and atomics are what may be shared with
+    // readers in other processes.
     let page = unsafe {
         let at = libc::syscall(
             libc::SYS_mmap,
@@ -59,7 +71,8 @@ fn map_file(settings: &Settings) -> Option<PagerStats> {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED,
             file.as_raw_fd(),
-            // As wide as a register: the sixth argument travels on the stack, where half a word would bring garbage along.
+            // As wide as a register: the sixth argument travels on the stack, where half a word would bring
+            // garbage along.
             0usize,
         );
         let at = usize::try_from(at).ok().filter(|at| *at != 0)?;

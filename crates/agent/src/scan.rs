@@ -1,16 +1,18 @@
 //! Which of the program's memory the agent takes over.
 //!
-//! Private, writable, anonymous memory, whatever allocator made it: the heap, `mmap`, large arrays in .bss. Not: stacks (small, always hot) and
-//! small mappings (not worth a registration). The pager leaves the agent's own mappings out, and pages that its thread depends on.
+//! Private, writable, anonymous memory of any allocator: the heap, `mmap`, large arrays in .bss. Not: stacks
+//! (small, always hot) and small mappings (not worth a registration). The pager leaves the agent's own
+//! mappings out, and pages that its thread depends on.
 
-use rampool_sys::OS_PAGE_BYTES;
-use rampool_sys::maps::{Vma, VmaKind, read_maps};
+use rampool_kernel::OS_PAGE_BYTES;
+use rampool_kernel::maps::{Vma, VmaKind, read_maps};
 
 /// Mappings below this are left alone, except the heap.
 const SMALLEST_BYTES: usize = 64 << 10;
 /// A .bss below this belongs to a library more often than to a program's arrays.
 const SMALLEST_BSS_BYTES: usize = 1 << 20;
-/// Guard areas below thread stacks are at most this large, and the stacks themselves at most [`LARGEST_STACK_BYTES`].
+/// Guard areas below thread stacks are at most this large, and the stacks themselves at most
+/// [`LARGEST_STACK_BYTES`].
 const LARGEST_GUARD_BYTES: usize = 64 << 10;
 const LARGEST_STACK_BYTES: usize = 64 << 20;
 
@@ -44,23 +46,27 @@ fn is_candidate(vma: &Vma, before: Option<&Vma>) -> bool {
         VmaKind::Anonymous if vma.bytes() < SMALLEST_BYTES => false,
         VmaKind::Anonymous => {
             let is_bss = touches.is_some_and(|b| b.kind == VmaKind::File);
-            let has_guard =
-                touches.is_some_and(|b| b.kind == VmaKind::Anonymous && !b.readable && !b.writable && b.bytes() <= LARGEST_GUARD_BYTES);
+            let has_guard = touches.is_some_and(|b| {
+                b.kind == VmaKind::Anonymous && !b.readable && !b.writable && b.bytes() <= LARGEST_GUARD_BYTES
+            });
             !(is_bss && vma.bytes() < SMALLEST_BSS_BYTES || has_guard && vma.bytes() <= LARGEST_STACK_BYTES)
         }
         VmaKind::MainStack | VmaKind::Kernel | VmaKind::File => false,
     }
 }
 
-/// The page that holds this thread's table of thread-local storage: the C library keeps it on the program's heap, and the agent's
-/// thread may read it at any time.
+/// The page that holds this thread's table of thread-local storage: the C library keeps it on the program's
+/// heap, and the agent's thread may read it at any time.
 #[must_use]
 pub fn thread_table() -> Option<(usize, usize)> {
     #[cfg(target_arch = "x86_64")]
     {
         let table: usize;
-        // SAFETY: on x86-64 Linux the second word of the thread control block, at %fs:8, is the dtv pointer (ELF TLS ABI, variant II).
-        unsafe { std::arch::asm!("mov {}, fs:[8]", out(reg) table, options(nostack, readonly, preserves_flags)) };
+        // SAFETY: on x86-64 Linux the second word of the thread control block, at %fs:8, is the dtv pointer
+        // (ELF TLS ABI, variant II).
+        unsafe {
+            std::arch::asm!("mov {}, fs:[8]", out(reg) table, options(nostack, readonly, preserves_flags))
+        };
         const ENTRY_BYTES: usize = 16;
         // SAFETY: entry -1 of the table holds how many entries follow entry 0.
         let entries = unsafe { std::ptr::with_exposed_provenance::<usize>(table - ENTRY_BYTES).read() };
@@ -73,7 +79,7 @@ pub fn thread_table() -> Option<(usize, usize)> {
     }
 }
 
-/// Makes the pages of `[start, end)` resident, with whoever serves faults now.
+/// Makes the pages of `[start, end)` resident, through the present fault server.
 pub fn touch(start: usize, end: usize) {
     let mut at = start;
     while at < end {
@@ -103,7 +109,10 @@ mod tests {
         assert!(is_candidate(&anonymous, Some(&arena)), "a large closed mapping below is no guard");
         let file = vma(0, big, VmaKind::File, true);
         assert!(!is_candidate(&vma(big, big + (512 << 10), VmaKind::Anonymous, true), Some(&file)));
-        assert!(is_candidate(&anonymous, Some(&file)), "a program's large static arrays are memory like any other");
+        assert!(
+            is_candidate(&anonymous, Some(&file)),
+            "a program's large static arrays are memory like any other"
+        );
         assert!(!is_candidate(&vma(0, big, VmaKind::Anonymous, false), None));
     }
 

@@ -1,38 +1,43 @@
 //! While the program fits: a thread that reads one counter now and then.
 //!
-//! The nearer the program is to its budget, the more often. When it is near, the pool is joined and the pager begins.
+//! The nearer the program is to its budget, the more often. When it is near, the pool is joined and the pager
+//! begins.
 //!
-//! The thread has a table of descriptors of its own, and opens what it will need before the program's first instruction: later the program may
-//! have given its rights away, closed everything, or used its last descriptor.
+//! The thread has a table of descriptors of its own, and opens what it will need before the program's first
+//! instruction: later the program may have given its rights away, closed everything, or used its last
+//! descriptor.
 
 use std::os::fd::{OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rampool::fault::{CatchConfig, CopyThread, FaultCatcher, RungChoice};
-use rampool::fork::ChildMemory;
-use rampool::guardian::Guarded;
-use rampool::key::Key;
-use rampool::pager::{Pager, Waiting};
-use rampool::pool::{Pool, PoolConfig, PoolRegion, RegionTicket};
-use rampool::region::PagedConfig;
-use rampool::roll::Signature;
-use rampool::settings::Settings;
-use rampool::stats::PagerStats;
-use rampool_sys::OS_PAGE_BYTES;
-use rampool_sys::descriptors::Spare;
-use rampool_sys::maps::Pagemap;
-use rampool_sys::memory::ResidentCounter;
-use rampool_sys::probe::Rung;
+use rampool_client::pool::{Pool, PoolConfig, PoolRegion, RegionTicket};
+use rampool_client::stats::PagerStats;
+use rampool_kernel::OS_PAGE_BYTES;
+use rampool_kernel::descriptors::Spare;
+use rampool_kernel::maps::Pagemap;
+use rampool_kernel::memory::ResidentCounter;
+use rampool_kernel::probe::Rung;
+use rampool_kernel::thread::SpawnError;
+use rampool_net::key::Key;
+use rampool_pager::fault::{CatchConfig, CopyThread, FaultCatcher, RungChoice};
+use rampool_pager::fork::ChildMemory;
+use rampool_pager::pager::{Pager, Waiting};
+use rampool_pager::region::PagedConfig;
+use rampool_run::guardian::Guarded;
+use rampool_run::roll::Signature;
+use rampool_run::settings::Settings;
 
 use crate::ending::Ending;
 use crate::fork::Transition;
+use crate::haste::Haste;
 use crate::keeper::Keeper;
 use crate::{end_process, fork, report, scan, touch};
 
 /// The stack of the agent's thread.
 const STACK_BYTES: usize = 1 << 20;
-/// Few programs touch fresh memory faster than this, in bytes per second: it bounds how long the watch may sleep. (One thread that fills huge pages does 8 to 10 GB/s.)
+/// Few programs touch fresh memory faster than this, in bytes per second: it bounds how long the watch may
+/// sleep. (One thread that fills huge pages does 8 to 10 GB/s.)
 const FASTEST_GROWTH: u64 = 16 << 30;
 /// Low descriptors that stay free for forks.
 const SPARE_DESCRIPTORS: usize = 8;
@@ -52,14 +57,18 @@ static READY: AtomicBool = AtomicBool::new(false);
 /// How long the program waits for that.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Starts the agent's thread; in a forked child of a managed program with the `line` to its parent. Returns when the thread has what came
-/// through the line, and nothing of the program's descriptors.
+/// Starts the agent's thread; in a forked child of a managed program with the `line` to its parent. Returns
+/// when the thread has what came through the line, and nothing of the program's descriptors.
 pub fn begin(settings: &'static Settings, line: Option<RawFd>) {
-    READY.store(false, Ordering::Release);
-    let body = Box::new(move || run(settings, line));
-    if let Err(error) = rampool_sys::thread::spawn_detached(STACK_BYTES, body) {
+    if let Err(error) = start(settings, line, false) {
         end_process(Some(settings), &format!("the agent cannot start: {error}"));
     }
+}
+
+/// `again`: the program has run with an agent before.
+fn start(settings: &'static Settings, line: Option<RawFd>, again: bool) -> Result<(), SpawnError> {
+    READY.store(false, Ordering::Release);
+    rampool_kernel::thread::spawn_detached(STACK_BYTES, Box::new(move || run(settings, line, again)))?;
     let since = Instant::now();
     while !READY.load(Ordering::Acquire) {
         // SAFETY: gives the CPU up; no preconditions.
@@ -68,9 +77,69 @@ pub fn begin(settings: &'static Settings, line: Option<RawFd>) {
             end_process(Some(settings), "the agent did not start in time");
         }
     }
+    Ok(())
 }
 
-/// What is opened while the program has not run yet.
+/// The thread that watches the program, or manages its memory, by its number; 0: none.
+static THREAD: AtomicU32 = AtomicU32::new(0);
+/// 1: the thread is to end, if it only watches.
+static IS_TO_END: AtomicU32 = AtomicU32::new(0);
+
+/// In a forked child: threads are not inherited.
+pub fn forget_after_fork() {
+    THREAD.store(0, Ordering::Release);
+    IS_TO_END.store(0, Ordering::Release);
+}
+
+fn is_to_end() -> bool {
+    IS_TO_END.load(Ordering::Acquire) != 0
+}
+
+/// Makes a call while this process has no thread of ours. `None` where that is impossible, because memory is
+/// managed, or useless, because there is no such thread.
+pub fn without_thread<T>(call: impl FnOnce() -> T) -> Option<T> {
+    let settings = fork::settings()?;
+    let unmanaged = fork::Unmanaged::begin()?;
+    // A child made by a bare `clone` has a copy of the number alone.
+    let thread = THREAD.load(Ordering::Acquire);
+    // SAFETY: a system call without pointers; signal 0 is never sent.
+    if thread == 0 || unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) } != 0 {
+        return None;
+    }
+    IS_TO_END.store(1, Ordering::Release);
+    // SAFETY: wakes waiters on a static word.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            IS_TO_END.as_ptr(),
+            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+            i32::MAX,
+        )
+    };
+    let since = Instant::now();
+    while !rampool_kernel::thread::ours_are_gone() {
+        // SAFETY: gives the CPU up; no preconditions.
+        unsafe { libc::sched_yield() };
+        if since.elapsed() > START_DEADLINE {
+            if rampool_kernel::thread::ours() > 0 {
+                end_process(Some(settings), "the agent's thread did not end in time");
+            }
+            // A thread of the program has the number of one of ours that ended long ago.
+            break;
+        }
+    }
+    THREAD.store(0, Ordering::Release);
+    IS_TO_END.store(0, Ordering::Release);
+    let result = call();
+    // A process whose children are to live in another process namespace cannot have threads any more.
+    if let Err(error) = start(settings, None, true) {
+        without_rampool(&format!("the agent cannot go on after its namespaces have changed: {error}"));
+    }
+    drop(unmanaged);
+    Some(result)
+}
+
+/// Descriptors that are opened before the program has run.
 struct Tools {
     counter: ResidentCounter,
     pagemap: Pagemap,
@@ -87,15 +156,20 @@ struct Tools {
 impl Tools {
     fn open(settings: &'static Settings, is_child: bool) -> Result<Self, String> {
         let proc = |error: std::io::Error| format!("the agent cannot read /proc: {error}");
-        // Later the program may have another root directory, without /proc. A child has few descriptors to spare, and does not get that far with another root.
+        // Later the program may have another root directory, without /proc. A child has few descriptors to
+        // spare, and does not get that far with another root.
         if !is_child {
-            rampool_sys::procfs::keep_open().map_err(proc)?;
+            rampool_kernel::procfs::keep_open().map_err(proc)?;
         }
         Ok(Self {
             counter: ResidentCounter::open().map_err(proc)?,
             pagemap: Pagemap::open().map_err(proc)?,
             ending: Ending::new(),
-            key: settings.key_file.as_ref().map(|path| Key::load(path).map_err(|error| error.to_string())).transpose()?,
+            key: settings
+                .key_file
+                .as_ref()
+                .map(|path| Key::load(path).map_err(|error| error.to_string()))
+                .transpose()?,
             faults: (!is_child).then(|| open_faults(settings)),
             stats: report::publish(settings),
             // A child may have few descriptors, and has its memory to ask for first.
@@ -105,10 +179,13 @@ impl Tools {
     }
 }
 
-fn run(settings: &'static Settings, line: Option<RawFd>) {
-    let line = match rampool_sys::descriptors::leave_shared_table(line) {
+fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
+    let line = match rampool_kernel::descriptors::leave_shared_table(line) {
         Ok(line) => line,
-        Err(errno) => end_process(Some(settings), &format!("the agent cannot have descriptors of its own (errno {errno})")),
+        Err(errno) => end_process(
+            Some(settings),
+            &format!("the agent cannot have descriptors of its own (errno {errno})"),
+        ),
     };
     report::this_is_the_agent(settings);
     name_thread();
@@ -118,10 +195,14 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
         Ok(tools) => tools,
         // Nothing of it is away yet, and it can go on without us.
         Err(reason) if line.is_none() && !std::path::Path::new("/proc/self").exists() => {
-            let (process, program) = (std::process::id(), report::program_name());
-            report::remark(&format!(
-                "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: {reason} (its root directory has none)"
-            ));
+            without_rampool(&format!("{reason} (its root directory has none)"));
+            drop(spare);
+            READY.store(true, Ordering::Release);
+            return;
+        }
+        // As in another mount namespace, where the key has no file.
+        Err(reason) if line.is_none() && again => {
+            without_rampool(&reason);
             drop(spare);
             READY.store(true, Ordering::Release);
             return;
@@ -129,26 +210,42 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
         Err(reason) => end_process(Some(settings), &reason),
     };
     drop(spare);
-    // A child's program goes on when the child holds its memory itself: were that its parent's alone, the parent's death would turn every absent page
-    // into zeroes. And where nobody served the child so far, its memory must be registered again first.
+    // Threads that are made by this one inherit it: those that need not go first are there by now.
+    let mut haste = Haste::begin();
+    THREAD.store(rampool_kernel::thread::current(), Ordering::Release);
+    // A child's program goes on when the child holds its memory itself: otherwise its parent's death would
+    // turn every absent page into zeroes. And where the child was not served so far, its memory must be
+    // registered again first.
     if line.is_none() {
         READY.store(true, Ordering::Release);
     }
     // From here on a fork waits until the change to paging is complete.
     let (inheritance, transition) = match line {
         None => {
+            haste.set(true);
             wait_for_pressure(settings, &tools.counter, tools.stats, &mut tools.ending);
-            (None, fork::begin_transition())
+            let Some(transition) = fork::begin_transition(is_to_end) else { return };
+            // As in a user namespace of its own, where what the run was allowed is not allowed.
+            if let Some(Err(reason)) = &tools.faults {
+                without_rampool(reason);
+                THREAD.store(0, Ordering::Release);
+                return;
+            }
+            (None, transition)
         }
         Some(line) => match ask_parent(&line, settings) {
             Ok(inheritance) => (Some(inheritance), Transition::inherited()),
             Err(reason) => {
-                end_process(Some(settings), &format!("a forked child did not get its memory from its parent: {reason}"));
+                end_process(
+                    Some(settings),
+                    &format!("a forked child did not get its memory from its parent: {reason}"),
+                );
             }
         },
     };
-    // Its parent may end as soon as it goes on, and whoever started the run says goodbye for the parent, unless this process has said that it is about
-    // to take a region over. If that could not be said, the region is taken over first.
+    // Its parent may end as soon as it goes on, and the process that started the run says goodbye for the
+    // parent, unless this process has announced that it is about to take a region over. If that announcement
+    // failed, the region is taken over first.
     let signed = tools.signature.is_some();
     if signed {
         READY.store(true, Ordering::Release);
@@ -156,7 +253,7 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
     let main_block = touch::main_thread_block().map(|(start, end)| scan::whole_pages(start, end));
     let table = scan::thread_table().map(|(start, end)| scan::whole_pages(start, end));
     let spare = Spare::hold(SPARE_DESCRIPTORS);
-    let (mut pager, mut keeper) = start_pager(settings, inheritance, tools, main_block, table);
+    let (mut pager, mut keeper) = start_pager(settings, inheritance, tools, haste, main_block, table);
     READY.store(true, Ordering::Release);
     drop(spare);
     keeper.adopt_new_memory(&mut pager);
@@ -164,10 +261,22 @@ fn run(settings: &'static Settings, line: Option<RawFd>) {
     pager.run(&mut keeper);
 }
 
+/// Reports that this process is not managed, and why. None of its memory has left.
+fn without_rampool(reason: &str) {
+    let (process, program) = (std::process::id(), report::program_name());
+    report::remark(&format!(
+        "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: {reason}"
+    ));
+}
+
 fn ask_parent(line: &OwnedFd, settings: &Settings) -> Result<Inheritance, String> {
     // Making a thread needs the program's heap, which the parent still serves.
-    let thread = if fork::inherits_copying() { Some(CopyThread::start().map_err(|error| error.to_string())?) } else { None };
-    // What this thread needs of the program's heap must be here before nobody but this thread could bring it.
+    let thread = if fork::inherits_copying() {
+        Some(CopyThread::start().map_err(|error| error.to_string())?)
+    } else {
+        None
+    };
+    // What this thread needs of the program's heap must be resident before only this thread could bring it.
     if let Some((start, end)) = scan::thread_table() {
         scan::touch(start, end);
     }
@@ -178,7 +287,7 @@ fn wait_for_pressure(settings: &Settings, counter: &ResidentCounter, stats: Page
     let budget = settings.local_bytes;
     // Room for what the program may touch while the pool is joined.
     let start_at = budget - (budget / 16).clamp(1 << 20, 64 << 20).min(budget / 4);
-    loop {
+    while !is_to_end() {
         let used_pages = counter.read().anonymous_pages();
         stats.process(used_pages);
         let used = used_pages * OS_PAGE_BYTES as u64;
@@ -186,17 +295,21 @@ fn wait_for_pressure(settings: &Settings, counter: &ResidentCounter, stats: Page
             return;
         }
         ending.look();
-        let room = Duration::from_nanos((start_at - used).saturating_mul(1_000_000_000 / (FASTEST_GROWTH >> 10)) >> 10);
+        let room = Duration::from_nanos(
+            (start_at - used).saturating_mul(1_000_000_000 / (FASTEST_GROWTH >> 10)) >> 10,
+        );
         sleep(room.clamp(SHORTEST_SLEEP, LONGEST_SLEEP));
     }
 }
 
-/// Ends the process where there can be no pager, while all that it was given is still there: a child's program runs already, and would read zeroes where pages are absent as soon as
-/// the context that it has inherited is closed.
+/// Ends the process where there can be no pager, while all that it was given is still there: a child's
+/// program runs already, and would read zeroes where pages are absent as soon as the context that it has
+/// inherited is closed.
 fn start_pager(
     settings: &'static Settings,
     inheritance: Option<Inheritance>,
     tools: Tools,
+    haste: Haste,
     main_block: Option<(usize, usize)>,
     table: Option<(usize, usize)>,
 ) -> (Pager<Pool>, Keeper) {
@@ -206,20 +319,26 @@ fn start_pager(
     config.compression = settings.compression;
     config.key = tools.key;
     config.encryption = settings.encryption;
-    // Not left to the environment: some programs move it into memory of their own, which a forked child has only with this pool.
+    // Not left to the environment: some programs move it into memory of their own, which a forked child has
+    // only with this pool.
     config.same_host = Some(settings.same_host);
     let mut pool = or_end(settings, Pool::connect(&config));
     let paged = PagedConfig {
         local_bytes: settings.local_bytes,
         page_bytes: settings.page_bytes,
         prefetch_bytes: settings.prefetch_bytes,
-        waiting: Waiting { spin: Duration::from_micros(settings.spin_us), follow_faults: settings.follow_faults },
+        waiting: Waiting {
+            spin: Duration::from_micros(settings.spin_us),
+            follow_faults: settings.follow_faults,
+        },
         ..PagedConfig::default()
     };
     let cache = or_end(settings, paged.cache_config());
     let mut signature = tools.signature;
     let (faults, region, memory): (_, PoolRegion, _) = match inheritance {
-        Some(Inheritance { faults, memory, region }) => (faults, or_end(settings, pool.adopt_region(&region)), Some(memory)),
+        Some(Inheritance { faults, memory, region }) => {
+            (faults, or_end(settings, pool.adopt_region(&region)), Some(memory))
+        }
         None => {
             let faults = or_end(settings, tools.faults.expect("opened at start"));
             (faults, or_end(settings, pool.create_region()), None)
@@ -230,7 +349,11 @@ fn start_pager(
         let _ = signature.joined(&pool.membership());
     }
     fork::note_faults(&faults);
-    let mut pager = or_end(settings, Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats));
+    let mut pager =
+        or_end(settings, Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats));
+    if settings.verify {
+        pager.verify();
+    }
     drop(kept_open);
     for (start, end) in main_block.into_iter().chain(table) {
         pager.leave_out(start, end);
@@ -240,22 +363,23 @@ fn start_pager(
         pager.take_over(&memory, table);
     }
     let guarded = tools.guarded.or_else(|| Guarded::connect(&settings.run_dir));
-    (pager, Keeper::new(settings, tools.counter, tools.ending, signature, guarded))
+    (pager, Keeper::new(settings, tools.counter, tools.ending, signature, guarded, haste))
 }
 
 fn or_end<T, E: std::fmt::Display>(settings: &Settings, result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| end_process(Some(settings), &error.to_string()))
 }
 
-/// Opens the rung that this run stands on.
+/// Opens the fault mode of this run.
 pub fn open_faults(settings: &Settings) -> Result<FaultCatcher, String> {
     let rung = match settings.rung {
         Rung::Full => RungChoice::Full,
         Rung::UserMode => RungChoice::UserMode,
         Rung::Segv => RungChoice::Segv,
     };
-    FaultCatcher::open(CatchConfig { rung, evict_by_copy: settings.evict_by_copy })
-        .map_err(|error| format!("page faults cannot be caught: {error}; `rampool doctor` says what to change"))
+    FaultCatcher::open(CatchConfig { rung, evict_by_copy: settings.evict_by_copy }).map_err(|error| {
+        format!("page faults cannot be caught: {error}; `rampool doctor` says what to change")
+    })
 }
 
 fn name_thread() {
@@ -263,8 +387,20 @@ fn name_thread() {
     unsafe { libc::prctl(libc::PR_SET_NAME, c"rampool".as_ptr()) };
 }
 
+/// Ends early when this thread is to end.
 fn sleep(time: Duration) {
-    let time = libc::timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(0), tv_nsec: i64::from(time.subsec_nanos()) };
-    // SAFETY: a valid time; being woken early is no harm.
-    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+    let time = libc::timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(0),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    // SAFETY: waits on a static word for a valid time; being woken early is no harm.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            IS_TO_END.as_ptr(),
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            0,
+            &raw const time,
+        )
+    };
 }

@@ -1,6 +1,6 @@
 /*
  * dlmm.h: the programming interface of DLM-M, a distributed large memory for many clients
- * (H. Saito, H. Midorikawa, K. Kai), provided by rampool.
+ * (K. Saito, H. Midorikawa, M. Kai), provided by rampool.
  *
  * A program starts with dlmm_startup, takes memory with dlmm_alloc, uses it like any other memory, gives it back with
  * dlmm_free and ends with dlmm_shutdown. What does not fit the local memory named in dlmm.conf lives on the memory
@@ -32,22 +32,22 @@ extern "C" {
 #endif
 
 /*
- * Reads the options behind `--` in argv, reads dlmm.conf, connects to the servers and reserves the memory wanted from
- * each. Returns 0. When the options, the file or a server will not do, prints one line on standard error that says
- * what and why, and returns -1. The argument vector is left as it is.
+ * Reads the options after `--` in argv, reads dlmm.conf, connects to the servers and reserves the memory
+ * wanted from each. Returns 0. If the options, the file or a server are not usable, prints one line with the
+ * reason on standard error, and returns -1. The argument vector is not changed.
  */
 int dlmm_startup(int argc, char **argv);
 
 /*
- * `bytes` of memory, zeroed, aligned to the page; NULL (and a line on standard error) when it is more than the nodes
- * lend together, or before dlmm_startup.
+ * Allocates `bytes` of memory, zeroed, aligned to the page. Returns NULL (and prints a line on standard
+ * error) if it is more than the nodes lend together, or before dlmm_startup.
  */
 void *dlmm_alloc(size_t bytes);
 
-/* Gives memory of dlmm_alloc back, here and on the servers, for later dlmm_alloc calls. NULL does nothing. */
+/* Frees memory of dlmm_alloc, here and on the servers, for later dlmm_alloc calls. NULL does nothing. */
 void dlmm_free(void *memory);
 
-/* Frees what is still allocated and leaves the servers. Returns 0, or -1 before dlmm_startup. */
+/* Frees what is still allocated and disconnects from the servers. Returns 0, or -1 before dlmm_startup. */
 int dlmm_shutdown(void);
 
 #ifdef __cplusplus

@@ -32,24 +32,25 @@
 #include <stdint.h>
 
 /**
- * Advice: the content of the range is not needed any more; it reads as zeroes from now on.
+ * Advice: the content of the range is no longer needed; it reads as zeroes from now on.
  */
 #define RAMPOOL_ADVICE_DISCARD 0
 
 /**
- * Advice: the range is needed now; the call returns when it has been brought here.
+ * Advice: the range is needed now; the call returns when it is in local memory.
  */
 #define RAMPOOL_ADVICE_WILL_NEED 1
 
 /**
- * Orders of the elements of a subarray: the last dimension is the densest, or the first.
+ * Order of the elements of a subarray: the last dimension is contiguous, or the first.
  */
 #define RAMPOOL_ORDER_C 0
 
 #define RAMPOOL_ORDER_FORTRAN 1
 
 /**
- * What an element is: little-endian, of 4 or 8 bytes, at a multiple of its length from the start of its region.
+ * Kind of an element: little-endian, of 4 or 8 bytes, at a multiple of its length from the start of its
+ * region.
  */
 #define RAMPOOL_KIND_I32 1
 
@@ -81,7 +82,8 @@
 #define RAMPOOL_COMBINE_XOR 7
 
 /**
- * Which elements of a column count. BETWEEN is from `low` to `high`, both included; the others compare with `low`.
+ * How elements of a column are tested. BETWEEN is from `low` to `high`, both included; the others compare
+ * with `low`.
  */
 #define RAMPOOL_TEST_ALL 0
 
@@ -122,15 +124,15 @@
 typedef enum {
   RAMPOOL_STATUS_OK = 0,
   /**
-   * An argument makes no sense: a null pointer, an unknown option, a value out of range.
+   * An argument is invalid: a null pointer, an unknown option, a value out of range.
    */
   RAMPOOL_STATUS_INVALID = 1,
   /**
-   * A memory server could not be reached, refused, or cannot lend as much as is wanted.
+   * A memory server could not be reached, refused, or cannot lend the wanted amount.
    */
   RAMPOOL_STATUS_SERVER = 2,
   /**
-   * The region does not fit what was lent; or the queue is full; or the buffer is too short.
+   * The region does not fit the lease; or the queue is full; or the buffer is too short.
    */
   RAMPOOL_STATUS_NO_ROOM = 3,
   /**
@@ -138,49 +140,53 @@ typedef enum {
    */
   RAMPOOL_STATUS_SYSTEM = 4,
   /**
-   * The pool still has regions; or somebody has the lock; or the body of a message is on its way still.
+   * The pool still has regions; or another thread holds the lock; or the body of a message has not arrived
+   * yet.
    */
   RAMPOOL_STATUS_BUSY = 5,
   /**
-   * The ranks of a run did not come together, or the run is over.
+   * The ranks of a run did not all join, or the run is over.
    */
   RAMPOOL_STATUS_RUN = 6,
   /**
-   * There is no such queue; or the sender of a message was lost before its body was there.
+   * The queue does not exist; or the sender of a message was lost before its body arrived.
    */
   RAMPOOL_STATUS_GONE = 7,
 } rampool_status;
 
 /**
- * Options of a pool, by name. Names, values and defaults are those of the command line without the dashes: "server",
- * "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption", "compression", "stripe",
- * "same-host", "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
+ * Options of a pool, by name. Names, values and defaults are those of the command line without the dashes:
+ * "server", "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption",
+ * "compression", "stripe", "same-host", "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms".
+ * Write amounts as 4096, 512M or 1.5G.
  */
 typedef struct rampool_builder rampool_builder;
 
 /**
- * One thread's way to the bytes of regions, read and changed where they lie. It belongs to one thread at a time.
+ * One thread's connection to the bytes of regions, which are read and changed at the servers. Use it from
+ * one thread at a time.
  */
 typedef struct rampool_direct rampool_direct;
 
 /**
- * A region as the direct view knows it.
+ * A region of the direct view.
  */
 typedef struct rampool_direct_region rampool_direct_region;
 
 /**
- * Memory of this process that a server on this machine may write to and read from while an operation names it. It belongs to one thread at a time; a forked child
- * does not have it.
+ * Memory of this process that a server on this machine may read and write while an operation names it. Use
+ * it from one thread at a time; a forked child does not have it.
  */
 typedef struct rampool_exposed rampool_exposed;
 
 /**
- * A copy of a region at the memory servers, and the way there.
+ * A copy of a region at the memory servers, and how to reach it.
  */
 typedef struct rampool_handed_over rampool_handed_over;
 
 /**
- * Which bytes, in which order, in the terms of MPI's derived datatypes. Never changes; freed with rampool_layout_free(), also when others were made of it.
+ * Which bytes, in which order, as in MPI's derived datatypes. Immutable. Free it with rampool_layout_free(),
+ * even after other layouts were made from it.
  */
 typedef struct rampool_layout rampool_layout;
 
@@ -190,7 +196,8 @@ typedef struct rampool_layout rampool_layout;
 typedef struct rampool_message rampool_message;
 
 /**
- * This process, outside of a run, at the doors of its ranks. Any threads may use it; their operations take turns.
+ * A process outside the run, connected to the listeners of its ranks. Any threads may use it; their
+ * operations take turns.
  */
 typedef struct rampool_outside rampool_outside;
 
@@ -200,7 +207,7 @@ typedef struct rampool_outside rampool_outside;
 typedef struct rampool_pool rampool_pool;
 
 /**
- * A queue: a name that messages are sent to and taken from. Good with every member of the lease.
+ * A queue: a name that messages are sent to and taken from. Valid for every member of the lease.
  */
 typedef struct rampool_queue rampool_queue;
 
@@ -210,21 +217,21 @@ typedef struct rampool_queue rampool_queue;
 typedef struct rampool_region rampool_region;
 
 /**
- * A shared region whose bytes are read and changed where they lie: at the homes of its pages. Any threads may use it.
+ * A shared region whose bytes are read and changed at the homes of its pages. Any threads may use it.
  */
 typedef struct rampool_shared_direct rampool_shared_direct;
 
 /**
- * This process as one rank of a run: processes that use one address range as memory.
+ * This process as one rank of a run: several processes that use one address range as memory.
  */
 typedef struct rampool_shared rampool_shared;
 
 /**
- * Counters of a pool since it was opened. Pages are of 4096 bytes.
+ * Counters of a pool since it was opened. A page has 4096 bytes.
  */
 typedef struct {
   /**
-   * Local memory the regions may use, and use now.
+   * Local memory that the regions may use, and use now.
    */
   uint64_t budget_pages;
   uint64_t resident_pages;
@@ -234,7 +241,7 @@ typedef struct {
   uint64_t managed_pages;
   uint64_t faults;
   /**
-   * Pages filled with zeroes, because nobody had written them.
+   * Pages filled with zeroes, because they were never written.
    */
   uint64_t zero_filled_pages;
   /**
@@ -251,18 +258,18 @@ typedef struct {
    */
   uint64_t second_chance_pages;
   /**
-   * Pages that left, and those of them that had to be sent.
+   * Pages that left, and how many of them had to be sent.
    */
   uint64_t evicted_pages;
   uint64_t written_back_pages;
   /**
-   * Times a server had no room.
+   * Times that a server had no room.
    */
   uint64_t pool_full_events;
 } rampool_stats;
 
 /**
- * Which elements of a column count: those that pass a test against one or two numbers of the column's kind.
+ * Selects the elements of a column that pass a test against one or two numbers of the column's kind.
  */
 typedef struct {
   /**
@@ -274,36 +281,36 @@ typedef struct {
    */
   const void *low;
   /**
-   * Likewise, for RAMPOOL_TEST_BETWEEN; else it may be null.
+   * Likewise, for RAMPOOL_TEST_BETWEEN; otherwise it may be null.
    */
   const void *high;
 } rampool_filter;
 
 /**
- * The sum of those elements of a column that count.
+ * The sum of the selected elements of a column.
  */
 typedef struct {
   /**
-   * How many elements count.
+   * Number of selected elements.
    */
   uint64_t count;
   /**
-   * Of integers: the exact sum is `high` * 2^64 + `low`. Of floating-point numbers: 0.
+   * For integers: the exact sum is `high` * 2^64 + `low`. For floating-point numbers: 0.
    */
   uint64_t low;
   int64_t high;
   /**
-   * The sum as a floating-point number, rounded where it is one of integers.
+   * The sum as a floating-point number; for integers, rounded.
    */
   double real;
 } rampool_total;
 
 /**
- * What was done with keys to exposed memory.
+ * Counts of operations on exposed memory.
  */
 typedef struct {
   /**
-   * Memories that a server has a key to now.
+   * Exposed memories that a server has a key to now.
    */
   uint64_t exposed;
   /**
@@ -312,11 +319,11 @@ typedef struct {
   uint64_t requests;
   uint64_t bytes;
   /**
-   * Operations that the server refused because it did not know the key any more; they were made again.
+   * Operations that the server refused because it no longer knew the key; they were repeated.
    */
   uint64_t stale;
   /**
-   * Memories that were replaced because a server with a key was lost, or its connection broke.
+   * Exposed memories that were replaced because a server with a key was lost, or its connection broke.
    */
   uint64_t replaced;
 } rampool_key_stats;
@@ -334,17 +341,17 @@ typedef struct {
   uint64_t twins;
   uint64_t diffs;
   /**
-   * Bytes in diffs that were made.
+   * Bytes in diffs.
    */
   uint64_t diff_bytes;
   uint64_t lock_acquires;
   /**
-   * Of them, those that needed no message.
+   * How many of them needed no message.
    */
   uint64_t local_acquires;
   uint64_t barriers;
   /**
-   * Nanoseconds that pages were waited for.
+   * Nanoseconds of waiting for pages.
    */
   uint64_t fault_wait_ns;
   /**
@@ -358,12 +365,12 @@ typedef struct {
    */
   uint64_t overhead_bytes;
   /**
-   * Bytes of shared pages in this rank's memory now, and of those that are at memory servers only.
+   * Bytes of shared pages in this rank's memory now, and of those that are only at memory servers.
    */
   uint64_t resident_bytes;
   uint64_t away_bytes;
   /**
-   * Copies that were forgotten to make room.
+   * Copies that were dropped to make room.
    */
   uint64_t evictions;
 } rampool_shared_stats;
@@ -373,8 +380,8 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * What the last call on this thread that did not succeed had to say: one line, in English, for people. Valid until the next such call on this
- * thread; empty before the first. Never null.
+ * The message of the last failed call on this thread: one line, in English. Valid until the next failed call
+ * on this thread; empty before the first. Never null.
  */
 const char *rampool_error_message(void);
 
@@ -390,17 +397,18 @@ rampool_builder *rampool_builder_new(void);
 
 /**
  * Sets an option. "server" may be set several times, once for each server; others keep the last value.
- * RAMPOOL_STATUS_INVALID for a name that does not exist or a value that does not fit; the builder is then as before.
+ * RAMPOOL_STATUS_INVALID for an unknown name or an invalid value; the builder is then unchanged.
  *
  * # Safety
- * `builder` came from rampool_builder_new() and was not freed; `name` and `value` are null or end with a zero byte.
+ * `builder` came from rampool_builder_new() and was not freed; `name` and `value` are null or end with a
+ * zero byte.
  */
 rampool_status rampool_builder_set(rampool_builder *builder,
                                    const char *name,
                                    const char *value);
 
 /**
- * Frees a builder; pools opened from it live on. Null does nothing.
+ * Frees a builder; pools opened from it stay open. Null does nothing.
  *
  * # Safety
  * `builder` is null or came from rampool_builder_new() and was not freed.
@@ -408,8 +416,9 @@ rampool_status rampool_builder_set(rampool_builder *builder,
 void rampool_builder_free(rampool_builder *builder);
 
 /**
- * Connects to the servers, leases memory there and starts the pager, a thread of this process. Blocks, for each server at most the option
- * "connect-deadline-ms". On success, `*pool` is for rampool_close(); otherwise it is null.
+ * Connects to the servers, leases memory there and starts the pager, a thread of this process. Blocks, for
+ * each server at most the option "connect-deadline-ms". On success, close `*pool` with rampool_close();
+ * otherwise it is null.
  *
  * # Safety
  * `builder` came from rampool_builder_new() and was not freed; `pool` is null or can be written.
@@ -418,7 +427,8 @@ rampool_status rampool_open(const rampool_builder *builder,
                             rampool_pool **pool);
 
 /**
- * Ends the pager and leaves the servers. RAMPOOL_STATUS_BUSY, and nothing done, while the pool has regions. Null does nothing.
+ * Stops the pager and disconnects from the servers. While the pool has regions it does nothing and returns
+ * RAMPOOL_STATUS_BUSY. Null does nothing.
  *
  * # Safety
  * `pool` is null or came from rampool_open() and was not closed; no other call uses it meanwhile.
@@ -426,7 +436,8 @@ rampool_status rampool_open(const rampool_builder *builder,
 rampool_status rampool_close(rampool_pool *pool);
 
 /**
- * Memory of `bytes` bytes, rounded up to whole pages, all zero. On success, `*region` is for rampool_region_free(); otherwise it is null.
+ * Allocates `bytes` bytes of memory, rounded up to whole pages, all zero. On success, free `*region` with
+ * rampool_region_free(); otherwise it is null.
  *
  * # Safety
  * `pool` came from rampool_open() and was not closed; `region` is null or can be written.
@@ -452,7 +463,7 @@ void *rampool_region_address(const rampool_region *region);
 size_t rampool_region_bytes(const rampool_region *region);
 
 /**
- * Says something (RAMPOOL_ADVICE_...) about `bytes` bytes of a region from `offset` on, both multiples of 4096.
+ * Gives advice (RAMPOOL_ADVICE_...) on `bytes` bytes of a region from `offset` on, both multiples of 4096.
  *
  * # Safety
  * `region` is null or came from rampool_region_alloc() and was not freed.
@@ -471,8 +482,8 @@ rampool_status rampool_region_advise(const rampool_region *region,
 void rampool_region_free(rampool_region *region);
 
 /**
- * Writes the pool's counters to `*stats`, as many of them as `size` (pass sizeof(rampool_stats)) has room for: a program built with an older header
- * goes on working.
+ * Writes the pool's counters to `*stats`, as many as fit `size` (pass sizeof(rampool_stats)), so that a
+ * program built with an older header keeps working.
  *
  * # Safety
  * `pool` came from rampool_open() and was not closed; `stats` is null or `size` bytes can be written there.
@@ -551,7 +562,8 @@ rampool_status rampool_layout_hindexed(const rampool_layout *element,
  * `count` fields, each `counts[i]` of `layouts[i]` at `displacements[i]` bytes.
  *
  * # Safety
- * `counts`, `displacements` and `fields` have `count` items, the last of which are layouts that were not freed; `layout` is null or can be written.
+ * `counts`, `displacements` and `fields` have `count` items, the last of which are layouts that were not
+ * freed; `layout` is null or can be written.
  */
 rampool_status rampool_layout_struct(size_t count,
                                      const uint64_t *counts,
@@ -560,7 +572,8 @@ rampool_status rampool_layout_struct(size_t count,
                                      rampool_layout **layout);
 
 /**
- * A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`. `order` is RAMPOOL_ORDER_....
+ * A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`.
+ * `order` is RAMPOOL_ORDER_....
  *
  * # Safety
  * As rampool_layout_contiguous(); `sizes`, `subsizes` and `starts` have `dimensions` items.
@@ -574,7 +587,7 @@ rampool_status rampool_layout_subarray(const rampool_layout *element,
                                        rampool_layout **layout);
 
 /**
- * The same bytes with other bounds: from `lower`, `extent` bytes.
+ * The same bytes with other bounds: lower bound `lower`, extent `extent`, in bytes.
  *
  * # Safety
  * As rampool_layout_contiguous().
@@ -593,7 +606,7 @@ rampool_status rampool_layout_resized(const rampool_layout *element,
 uint64_t rampool_layout_size(const rampool_layout *layout);
 
 /**
- * By how many bytes repetitions of a layout are apart; 0 for null.
+ * Extent of a layout: bytes between repetitions; 0 for null.
  *
  * # Safety
  * As rampool_layout_size().
@@ -609,10 +622,12 @@ int64_t rampool_layout_extent(const rampool_layout *layout);
 int64_t rampool_layout_lower(const rampool_layout *layout);
 
 /**
- * Copies what a layout selects from `address` on to `packed`, one byte after the other, rampool_layout_size() of them. Nothing for null.
+ * Copies the bytes that a layout selects from `address` on to `packed`, contiguously: rampool_layout_size()
+ * bytes. Null does nothing.
  *
  * # Safety
- * `layout` is null or a layout that was not freed; what it selects can be read, and `packed` can be written and is apart from it.
+ * `layout` is null or a layout that was not freed; the bytes it selects can be read; `packed` can be written
+ * and does not overlap them.
  */
 void rampool_layout_pack(const rampool_layout *layout,
                          const void *address,
@@ -627,8 +642,9 @@ void rampool_layout_pack(const rampool_layout *layout,
 void rampool_layout_free(rampool_layout *layout);
 
 /**
- * Connects to the servers and leases memory there, for the direct view: bytes read and changed where they lie. The builder's options for paging do not matter. Blocks, for
- * each server at most the option "connect-deadline-ms". On success, `*direct` is for rampool_direct_close(); otherwise it is null.
+ * Connects to the servers and leases memory there, for the direct view: bytes are read and changed at the
+ * servers. The builder's options for paging are ignored. Blocks, for each server at most the option
+ * "connect-deadline-ms". On success, close `*direct` with rampool_direct_close(); otherwise it is null.
  *
  * # Safety
  * `builder` came from rampool_builder_new() and was not freed; `direct` is null or can be written.
@@ -637,28 +653,32 @@ rampool_status rampool_direct_open(const rampool_builder *builder,
                                    rampool_direct **direct);
 
 /**
- * Joins the lease of another client, by its ticket: the same queues by the same names. The builder gives key, encryption and deadlines; its servers are not looked at.
+ * Joins the lease of another client, by its ticket: the same regions and queues by the same names. The
+ * builder gives key, encryption and deadlines; its servers are ignored.
  *
  * # Safety
- * `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte; `direct` is null or can be written.
+ * `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte;
+ * `direct` is null or can be written.
  */
 rampool_status rampool_direct_join(const rampool_builder *builder,
                                    const char *ticket,
                                    rampool_direct **direct);
 
 /**
- * Writes the ticket of the client's lease, a text that ends with a zero byte, to `buffer`. Who has it may join the lease: keep it as secret as a key.
- * RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 4096 are enough for any 32 servers.
+ * Writes the ticket of the client's lease to `buffer`, with a terminating zero byte. A program with the
+ * ticket can join the lease: keep it as secret as a key. RAMPOOL_STATUS_NO_ROOM if it is longer than `size`
+ * bytes; 4096 are enough for any 32 servers.
  *
  * # Safety
- * `direct` came from rampool_direct_open() or _join() and was not closed; `buffer` is null or `size` bytes can be written there.
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `buffer` is null or `size` bytes
+ * can be written there.
  */
 rampool_status rampool_direct_ticket(rampool_direct *direct,
                                      char *buffer,
                                      size_t size);
 
 /**
- * Leaves the servers. Regions go with the lease's last member. Null does nothing.
+ * Disconnects from the servers. Regions are freed when the lease's last member leaves. Null does nothing.
  *
  * # Safety
  * `direct` is null or came from rampool_direct_open() and was not closed.
@@ -666,11 +686,13 @@ rampool_status rampool_direct_ticket(rampool_direct *direct,
 void rampool_direct_close(rampool_direct *direct);
 
 /**
- * Opens the region of this name, or makes one of `bytes` bytes, all zero; a null name makes one without. With 0 bytes, it must be there. On success, `*region` is for
+ * Opens the region of this name, or creates one of `bytes` bytes, all zero. A null name creates one without
+ * a name. With 0 bytes, the region must exist. On success, release `*region` with
  * rampool_direct_region_close() or rampool_direct_region_free(); otherwise it is null.
  *
  * # Safety
- * `direct` came from rampool_direct_open() and was not closed; `name` is null or ends with a zero byte; `region` is null or can be written.
+ * `direct` came from rampool_direct_open() and was not closed; `name` is null or ends with a zero byte;
+ * `region` is null or can be written.
  */
 rampool_status rampool_direct_open_region(rampool_direct *direct,
                                           const char *name,
@@ -686,7 +708,7 @@ rampool_status rampool_direct_open_region(rampool_direct *direct,
 uint64_t rampool_direct_region_bytes(const rampool_direct_region *region);
 
 /**
- * Gives a region's handle up; the region stays. Null does nothing.
+ * Frees the handle of a region; the region stays. Null does nothing.
  *
  * # Safety
  * As rampool_direct_region_bytes().
@@ -697,17 +719,18 @@ void rampool_direct_region_close(rampool_direct_region *region);
  * Frees a region, for every member of the lease, and its handle. Null does nothing.
  *
  * # Safety
- * `direct` came from rampool_direct_open() and was not closed; `region` as for rampool_direct_region_bytes().
+ * `direct` came from rampool_direct_open() and was not closed; `region` as for
+ * rampool_direct_region_bytes().
  */
-void rampool_direct_region_free(rampool_direct *direct,
-                                rampool_direct_region *region);
+void rampool_direct_region_free(rampool_direct *direct, rampool_direct_region *region);
 
 /**
  * Writes `bytes` bytes to the region, from `offset` on. Blocks until every server has them.
  *
  * # Safety
- * `direct` came from rampool_direct_open() and was not closed, `region` from rampool_direct_open_region() of it and was not closed or freed; `from` has `bytes` bytes, which nobody
- * writes meanwhile.
+ * `direct` came from rampool_direct_open() and was not closed; `region` came from
+ * rampool_direct_open_region() of it and was not closed or freed; `from` has `bytes` bytes, which do not
+ * change during the call.
  */
 rampool_status rampool_direct_put(rampool_direct *direct,
                                   const rampool_direct_region *region,
@@ -719,7 +742,7 @@ rampool_status rampool_direct_put(rampool_direct *direct,
  * Reads `bytes` bytes of the region, from `offset` on.
  *
  * # Safety
- * As rampool_direct_put(); `to` has room for `bytes` bytes, which nobody uses meanwhile.
+ * As rampool_direct_put(); `to` has room for `bytes` bytes, which nothing else uses during the call.
  */
 rampool_status rampool_direct_get(rampool_direct *direct,
                                   const rampool_direct_region *region,
@@ -728,10 +751,12 @@ rampool_status rampool_direct_get(rampool_direct *direct,
                                   uint64_t bytes);
 
 /**
- * Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on, byte for byte in the layouts' order. Both select as many bytes.
+ * Writes the bytes that `here` selects from `address` on to those that `there` selects from `offset` of the
+ * region on, in the layouts' order. Both select the same number of bytes.
  *
  * # Safety
- * As rampool_direct_put(); `there` and `here` are layouts that were not freed; what `here` selects can be read, and nobody writes it meanwhile.
+ * As rampool_direct_put(); `there` and `here` are layouts that were not freed; the bytes that `here` selects
+ * can be read, and do not change during the call.
  */
 rampool_status rampool_direct_put_layout(rampool_direct *direct,
                                          const rampool_direct_region *region,
@@ -741,10 +766,12 @@ rampool_status rampool_direct_put_layout(rampool_direct *direct,
                                          const rampool_layout *here);
 
 /**
- * Reads what `there` selects from `offset` of the region on into what `here` selects from `address` on. Both select as many bytes, `here` none twice.
+ * Reads the bytes that `there` selects from `offset` of the region on into those that `here` selects from
+ * `address` on. Both select the same number of bytes, and `here` selects none twice.
  *
  * # Safety
- * As rampool_direct_put_layout(); what `here` selects can be written, and nobody uses it meanwhile.
+ * As rampool_direct_put_layout(); the bytes that `here` selects can be written, and nothing else uses them
+ * during the call.
  */
 rampool_status rampool_direct_get_layout(rampool_direct *direct,
                                          const rampool_direct_region *region,
@@ -754,10 +781,11 @@ rampool_status rampool_direct_get_layout(rampool_direct *direct,
                                          const rampool_layout *here);
 
 /**
- * Memory whose registrations may be kept for sending without a copy.
+ * Lets registrations of this memory be kept for sending without a copy.
  *
- * 1: the kernel says when the memory is unmapped, moved or dropped; nobody else needs to. 0: it cannot be watched (files, rampool's own regions, no userfaultfd), and until
- * rampool_direct_forget() puts from it send the pages that were there first, whatever is mapped there.
+ * Returns 1 if the kernel reports when the memory is unmapped, moved or dropped. Returns 0 if it cannot
+ * (files, rampool's own regions, no userfaultfd): then call rampool_direct_forget() when that happens,
+ * because until then puts from it send the old pages, whatever is mapped there.
  *
  * # Safety
  * `direct` came from rampool_direct_open() and was not closed.
@@ -767,7 +795,8 @@ int rampool_direct_keep(rampool_direct *direct,
                         size_t bytes);
 
 /**
- * This memory is about to be unmapped, freed, moved or dropped, or just was. Memory that was never kept does no harm.
+ * Call this before or right after this memory is unmapped, freed, moved or dropped. For memory that was
+ * never kept it does nothing.
  *
  * # Safety
  * `direct` came from rampool_direct_open() and was not closed.
@@ -777,12 +806,15 @@ void rampool_direct_forget(rampool_direct *direct,
                            size_t bytes);
 
 /**
- * Changes each element of this kind that `there` selects from `offset` of the region on by an operand, at the servers: `element = combine(element, operand)`. There are as many operands,
- * one after the other at `operands`; an element that is selected twice is changed twice. Each element is changed at once, and exactly once. Blocks until all are.
+ * Combines each element of this kind that `there` selects from `offset` of the region on with an operand, at
+ * the servers: `element = combine(element, operand)`. `operands` has one operand for each element,
+ * contiguously; an element that is selected twice is changed twice. Each change is atomic and happens
+ * exactly once. Blocks until all are done.
  *
  * # Safety
- * `direct` came from rampool_direct_open() or _join() and was not closed, `region` is one of it; `there` is a layout that was not freed; `operands` has
- * rampool_layout_size(there) bytes, which nobody writes meanwhile.
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `region` belongs to it; `there` is
+ * a layout that was not freed; `operands` has rampool_layout_size(there) bytes, which do not change during
+ * the call.
  */
 rampool_status rampool_direct_accumulate(rampool_direct *direct,
                                          const rampool_direct_region *region,
@@ -793,11 +825,13 @@ rampool_status rampool_direct_accumulate(rampool_direct *direct,
                                          const void *operands);
 
 /**
- * Changes one element of this kind by an operand, and gives what it was before in `*old` (null: nobody wants it). At once, and exactly once: with RAMPOOL_COMBINE_SUM it is
- * fetch-and-add. Blocks until the server has answered.
+ * Combines one element of this kind with an operand, and stores its previous value in `*old` unless that is
+ * null. Atomic, and exactly once: with RAMPOOL_COMBINE_SUM it is fetch-and-add. Blocks until the server has
+ * answered.
  *
  * # Safety
- * `direct` and `region` as for rampool_direct_accumulate(); `operand` points to a number of this kind, and one can be written to `old` if that is not null.
+ * `direct` and `region` as for rampool_direct_accumulate(); `operand` points to a number of this kind, and
+ * one can be written to `old` if that is not null.
  */
 rampool_status rampool_direct_fetch_op(rampool_direct *direct,
                                        const rampool_direct_region *region,
@@ -808,8 +842,9 @@ rampool_status rampool_direct_fetch_op(rampool_direct *direct,
                                        void *old);
 
 /**
- * Writes `*desired` to one element of this kind if it is `*expected`, bit by bit, and gives what it was before in `*old`: it was written if that is `*expected`. At once,
- * and exactly once. Blocks until the server has answered.
+ * Writes `*desired` to one element of this kind if it equals `*expected` bit by bit, and stores its previous
+ * value in `*old`. The write happened if `*old` equals `*expected`. Atomic, and exactly once. Blocks until
+ * the server has answered.
  *
  * # Safety
  * As rampool_direct_fetch_op(); `expected` and `desired` point to numbers of this kind.
@@ -823,12 +858,13 @@ rampool_status rampool_direct_compare_swap(rampool_direct *direct,
                                            void *old);
 
 /**
- * How many elements of a column count, and their sum: the servers add up, only the results travel. The column is what `column` selects from `offset` of the region on, elements of
- * this kind. Blocks until all servers have answered.
+ * Counts and sums the selected elements of a column. The servers add up, and only the results travel. The
+ * column is what `column` selects from `offset` of the region on, elements of this kind. Blocks until all
+ * servers have answered.
  *
  * # Safety
- * `direct` and `region` as for rampool_direct_accumulate(); `column` is a layout that was not freed; `filter` is null (all count) or valid; `total` is null or can be
- * written.
+ * `direct` and `region` as for rampool_direct_accumulate(); `column` is a layout that was not freed;
+ * `filter` is null (all elements) or valid; `total` is null or can be written.
  */
 rampool_status rampool_direct_sum(rampool_direct *direct,
                                   const rampool_direct_region *region,
@@ -839,7 +875,8 @@ rampool_status rampool_direct_sum(rampool_direct *direct,
                                   rampool_total *total);
 
 /**
- * The least of the elements of a column that count, in `*value`; `*found` is false if none does. Numbers that are no numbers are passed over.
+ * Stores the least of the selected elements of a column in `*value`; `*found` is false if none is selected.
+ * NaNs are skipped.
  *
  * # Safety
  * As rampool_direct_sum(); a number of this kind can be written to `value`; `found` can be written.
@@ -854,7 +891,8 @@ rampool_status rampool_direct_min(rampool_direct *direct,
                                   bool *found);
 
 /**
- * The greatest of the elements of a column that count, in `*value`; `*found` is false if none does.
+ * Stores the greatest of the selected elements of a column in `*value`; `*found` is false if none is
+ * selected.
  *
  * # Safety
  * As rampool_direct_min().
@@ -869,11 +907,13 @@ rampool_status rampool_direct_max(rampool_direct *direct,
                                   bool *found);
 
 /**
- * The positions of those elements that count among the elements of the column, in order: the first `room` of them. `*count` is how many there are; if that is more than `room`,
- * nothing is wrong, and the rest is not written.
+ * Writes the positions of the selected elements among the elements of the column, in order: the first `room`
+ * of them. `*count` is the number of selected elements; if it is more than `room`, the call succeeds and the
+ * rest is not written.
  *
  * # Safety
- * As rampool_direct_sum(); `positions` has room for `room` of them, and is not null unless that is 0; `count` can be written.
+ * As rampool_direct_sum(); `positions` has room for `room` items, and is not null unless `room` is 0;
+ * `count` can be written.
  */
 rampool_status rampool_direct_select(rampool_direct *direct,
                                      const rampool_direct_region *region,
@@ -886,7 +926,8 @@ rampool_status rampool_direct_select(rampool_direct *direct,
                                      uint64_t *count);
 
 /**
- * The elements of a column that count, themselves, in no particular order; `room` and `*count` as for rampool_direct_select().
+ * Writes the values of the selected elements of a column, in no particular order. `room` and `*count` as for
+ * rampool_direct_select().
  *
  * # Safety
  * As rampool_direct_select(); `values` has room for `room` numbers of this kind.
@@ -902,12 +943,15 @@ rampool_status rampool_direct_select_values(rampool_direct *direct,
                                             uint64_t *count);
 
 /**
- * Copies what `source` selects from `from_offset` of one region on to what `target` selects from `to_offset` of another, or the same, byte for byte in the layouts' order. The bytes
- * go from server to server, not through this process. Both select as many bytes, `target` none twice, and what they select does not meet. Exactly once; blocks until it is
- * done. It has no place in the order of operations: what it is to come after must have ended.
+ * Copies the bytes that `source` selects from `from_offset` of one region on to those that `target` selects
+ * from `to_offset` of another, or the same, in the layouts' order. The bytes go from server to server, not
+ * through this process. Both select the same number of bytes, `target` selects none twice, and the two do
+ * not overlap. Exactly once; blocks until it is done. It is not ordered with other operations: those that
+ * must come before it must have ended.
  *
  * # Safety
- * `direct`, `from` and `to` as for rampool_direct_accumulate(); `source` and `target` are layouts that were not freed.
+ * `direct`, `from` and `to` as for rampool_direct_accumulate(); `source` and `target` are layouts that were
+ * not freed.
  */
 rampool_status rampool_direct_copy(rampool_direct *direct,
                                    const rampool_direct_region *from,
@@ -918,12 +962,14 @@ rampool_status rampool_direct_copy(rampool_direct *direct,
                                    const rampool_layout *target);
 
 /**
- * Makes a copy-on-write copy of a region at its memory servers, for other processes: what is in local memory is stored there, and stays here. The owner goes on at once, and nothing that
- * it does afterwards shows in the copy. What other threads write during the call is in it or not, page by page. Blocks; faults of the pool wait meanwhile. On success, `*handed` is for
- * rampool_handed_over_free(); otherwise it is null, and nothing has changed: RAMPOOL_STATUS_NO_ROOM is not told apart from other trouble at the servers (RAMPOOL_STATUS_SERVER), but said
- * by rampool_error_message().
+ * Makes a copy-on-write copy of a region at its memory servers, for other processes. Pages in local memory
+ * are stored there, and stay here. The owner continues at once, and its later writes do not show in the
+ * copy. Writes of other threads during the call are included or not, page by page. Blocks; faults of the
+ * pool wait meanwhile. On success, free `*handed` with rampool_handed_over_free(). Otherwise it is null, and
+ * nothing has changed. If the servers have no room, the status is RAMPOOL_STATUS_SERVER, as for their other
+ * errors, and rampool_error_message() says which it is.
  *
- * The copy lives until it is freed (rampool_direct_region_free()) or the lease's last member has left.
+ * The copy lives until it is freed (rampool_direct_region_free()) or the lease's last member leaves.
  *
  * # Safety
  * `region` came from rampool_region_alloc() and was not freed; `handed` is null or can be written.
@@ -932,18 +978,20 @@ rampool_status rampool_region_hand_over(const rampool_region *region,
                                         rampool_handed_over **handed);
 
 /**
- * Writes where the copy is, a text that ends with a zero byte, to `buffer`, for another process's rampool_direct_join_handed_over(). Who has it may use the lease: keep it as secret as a
- * key. RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 8192 are enough for any 32 servers.
+ * Writes a text that says where the copy is to `buffer`, with a terminating zero byte, for another process's
+ * rampool_direct_join_handed_over(). A program with the text can use the lease: keep it as secret as a key.
+ * RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 8192 are enough for any 32 servers.
  *
  * # Safety
- * `handed` is null or came from rampool_region_hand_over() and was not freed; `buffer` is null or `size` bytes can be written there.
+ * `handed` is null or came from rampool_region_hand_over() and was not freed; `buffer` is null or `size`
+ * bytes can be written there.
  */
 rampool_status rampool_handed_over_text(const rampool_handed_over *handed,
                                         char *buffer,
                                         size_t size);
 
 /**
- * Gives the handle up; the copy stays. Null does nothing.
+ * Frees the handle; the copy stays. Null does nothing.
  *
  * # Safety
  * `handed` is null or came from rampool_region_hand_over() and was not freed.
@@ -951,12 +999,14 @@ rampool_status rampool_handed_over_text(const rampool_handed_over *handed,
 void rampool_handed_over_free(rampool_handed_over *handed);
 
 /**
- * Joins the lease of whoever handed a region over, and opens the copy: its bytes are those of `*region` from `*offset` on, `*bytes` of them, for any operation of the direct view. The
- * builder gives key, encryption and deadlines; its servers are not looked at. On success, `*direct` is for rampool_direct_close() and `*region` for rampool_direct_region_free() or
- * rampool_direct_region_close(); otherwise both are null.
+ * Joins the lease of the process that handed a region over, and opens the copy: its bytes are the `*bytes`
+ * bytes of `*region` from `*offset` on, for any operation of the direct view. The builder gives key,
+ * encryption and deadlines; its servers are ignored. On success, close `*direct` with rampool_direct_close()
+ * and `*region` with rampool_direct_region_free() or rampool_direct_region_close(); otherwise both are null.
  *
  * # Safety
- * `builder` came from rampool_builder_new() and was not freed; `handed` is null or ends with a zero byte; the others are null or can be written.
+ * `builder` came from rampool_builder_new() and was not freed; `handed` is null or ends with a zero byte;
+ * the others are null or can be written.
  */
 rampool_status rampool_direct_join_handed_over(const rampool_builder *builder,
                                                const char *handed,
@@ -966,19 +1016,21 @@ rampool_status rampool_direct_join_handed_over(const rampool_builder *builder,
                                                uint64_t *bytes);
 
 /**
- * Makes `bytes` bytes of memory, all zero, and gives the key to the first server that is reached through shared memory. Where there is none, or it takes no more (64 memories and 256 MiB for
- * each connection), the memory is as any other: rampool_direct_is_exposed(). Blocks until the server has answered. On success, `*memory` is for rampool_exposed_free(); otherwise it is
- * null.
+ * Allocates `bytes` bytes of memory, all zero, and gives the key to the first server that is reached through
+ * shared memory. If there is none, or it accepts no more (64 memories and 256 MiB for each connection), the
+ * memory is ordinary memory: see rampool_direct_is_exposed(). Blocks until the server has answered. On
+ * success, free `*memory` with rampool_exposed_free(); otherwise it is null.
  *
  * # Safety
- * `direct` came from rampool_direct_open() or _join() and was not closed; `memory` is null or can be written.
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `memory` is null or can be
+ * written.
  */
 rampool_status rampool_direct_expose(rampool_direct *direct,
                                      size_t bytes,
                                      rampool_exposed **memory);
 
 /**
- * The first byte of exposed memory; the address stays until it is freed. Null for null.
+ * The first byte of exposed memory; the address is valid until the memory is freed. Null for null.
  *
  * # Safety
  * `memory` is null or came from rampool_direct_expose() and was not freed.
@@ -994,17 +1046,19 @@ void *rampool_exposed_address(const rampool_exposed *memory);
 size_t rampool_exposed_bytes(const rampool_exposed *memory);
 
 /**
- * Whether a server has a key to the memory now. Not between a break of its connection and the comeback. False for null.
+ * Whether a server has a key to the memory now. False from a break of its connection until the reconnect.
+ * False for null.
  *
  * # Safety
- * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `memory` is null or came from rampool_direct_expose() of it and was not freed.
+ * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `memory` is null or
+ * came from rampool_direct_expose() of it and was not freed.
  */
 bool rampool_direct_is_exposed(const rampool_direct *direct,
                                const rampool_exposed *memory);
 
 /**
- * Takes the key back. Blocks until the server has said that it touches the memory no more, or until it is lost and the bytes are in other memory at the same addresses. The memory stays, as any
- * other.
+ * Revokes the key. Blocks until the server confirms that it no longer touches the memory, or until it is
+ * lost and the bytes are in other memory at the same addresses. The memory stays, as ordinary memory.
  *
  * # Safety
  * As rampool_direct_is_exposed().
@@ -1013,7 +1067,8 @@ rampool_status rampool_direct_withdraw(rampool_direct *direct,
                                        const rampool_exposed *memory);
 
 /**
- * Frees exposed memory. A server that still has the key loses it with the next rampool_direct_expose(), or when the view is closed. Null does nothing.
+ * Frees exposed memory. A server that still has the key loses it with the next rampool_direct_expose(), or
+ * when the view is closed. Null does nothing.
  *
  * # Safety
  * `memory` is null or came from rampool_direct_expose() and was not freed; nothing uses it any more.
@@ -1021,10 +1076,12 @@ rampool_status rampool_direct_withdraw(rampool_direct *direct,
 void rampool_exposed_free(rampool_exposed *memory);
 
 /**
- * Reads what `there` selects from `offset` of the region on into exposed memory, from its byte `at` on, one byte after the other. By key, the server puts the bytes there itself.
+ * Reads the bytes that `there` selects from `offset` of the region on into exposed memory, contiguously from
+ * its byte `at` on. With a key, the server writes them there itself.
  *
  * # Safety
- * As rampool_direct_is_exposed(); `region` is one of `direct`; `there` is a layout that was not freed; nobody uses those bytes of the memory meanwhile.
+ * As rampool_direct_is_exposed(); `region` belongs to `direct`; `there` is a layout that was not freed;
+ * nothing else uses those bytes of the memory during the call.
  */
 rampool_status rampool_direct_get_into(rampool_direct *direct,
                                        const rampool_direct_region *region,
@@ -1034,10 +1091,11 @@ rampool_status rampool_direct_get_into(rampool_direct *direct,
                                        size_t at);
 
 /**
- * Writes bytes of exposed memory, from its byte `at` on, to what `there` selects from `offset` of the region on. By key, the server takes the bytes from there itself.
+ * Writes bytes of exposed memory, from its byte `at` on, to what `there` selects from `offset` of the region
+ * on. With a key, the server reads them there itself.
  *
  * # Safety
- * As rampool_direct_get_into(), but others may read those bytes of the memory meanwhile.
+ * As rampool_direct_get_into(), but other threads may read those bytes of the memory during the call.
  */
 rampool_status rampool_direct_put_from(rampool_direct *direct,
                                        const rampool_direct_region *region,
@@ -1047,21 +1105,25 @@ rampool_status rampool_direct_put_from(rampool_direct *direct,
                                        size_t at);
 
 /**
- * Writes what was done with keys to `*stats`, as many counts as `size` (pass sizeof(rampool_key_stats)) has room for.
+ * Writes the counts of operations on exposed memory to `*stats`, as many as fit `size` (pass
+ * sizeof(rampool_key_stats)).
  *
  * # Safety
- * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `stats` is null or `size` bytes can be written there.
+ * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `stats` is null or
+ * `size` bytes can be written there.
  */
 rampool_status rampool_direct_key_stats(const rampool_direct *direct,
                                         rampool_key_stats *stats,
                                         size_t size);
 
 /**
- * Opens the queue of this name. If there is none it is made, for at most `messages` messages with together `bytes` bytes; unless both are 0, then it is
- * RAMPOOL_STATUS_GONE. On success, `*queue` is for rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
+ * Opens the queue of this name. If it does not exist it is created, for at most `messages` messages with
+ * `bytes` bytes in all. If both are 0 it is not created, and the status is RAMPOOL_STATUS_GONE. On success,
+ * free `*queue` with rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
  *
  * # Safety
- * `direct` came from rampool_direct_open() or _join() and was not closed; `name` is null or ends with a zero byte; `queue` is null or can be written.
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `name` is null or ends with a zero
+ * byte; `queue` is null or can be written.
  */
 rampool_status rampool_queue_open(rampool_direct *direct,
                                   const char *name,
@@ -1078,7 +1140,7 @@ rampool_status rampool_queue_open(rampool_direct *direct,
 void rampool_queue_free(rampool_queue *queue);
 
 /**
- * Gives up the queue with all that is in it, for every member of the lease. The handle stays to be freed.
+ * Deletes the queue and all messages in it, for every member of the lease. The handle must still be freed.
  *
  * # Safety
  * `direct` and `queue` are null or valid.
@@ -1087,11 +1149,14 @@ rampool_status rampool_queue_delete(rampool_direct *direct,
                                     const rampool_queue *queue);
 
 /**
- * Appends a message: a head of at most 256 bytes, which arrives at once, and a body of any length (0: none), which follows. Blocks until the server has all of it; if the
- * queue is full, `patience_ms` at most, and then it is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly once.
+ * Appends a message: a head of at most 256 bytes, which is delivered at once, and a body of any length (0:
+ * none), which follows. Blocks until the server has all of it. If the queue stays full for `patience_ms`
+ * milliseconds, the status is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly
+ * once.
  *
  * # Safety
- * `direct` and `queue` are null or valid; `head` and `body` can be read for as many bytes as are said, or are null where that is 0.
+ * `direct` and `queue` are null or valid; `head` and `body` can be read for the given number of bytes, or
+ * are null if that is 0.
  */
 rampool_status rampool_queue_send(rampool_direct *direct,
                                   const rampool_queue *queue,
@@ -1102,13 +1167,17 @@ rampool_status rampool_queue_send(rampool_direct *direct,
                                   uint32_t patience_ms);
 
 /**
- * Appends `count` messages of `head_bytes` bytes each (at most 256), which lie one after the other at `heads`, without bodies. They travel in groups, each of which enters the queue
- * whole: fewer requests and answers than as many rampool_queue_send() take. Blocks until all are in the queue; while there is no room for a group, `patience_ms` at most. `*sent` is how
- * many are in it, the first ones: fewer than `count` if there was no room for more, and if there was for none, it is RAMPOOL_STATUS_NO_ROOM. One call sends 1048576 at most: more are
+ * Appends `count` messages of `head_bytes` bytes each (at most 256), contiguous at `heads`, without bodies.
+ * They travel in groups, each of which enters the queue whole. This takes fewer requests and answers than
+ * rampool_queue_send() for each. Blocks until all are in the queue, or until a group has waited
+ * `patience_ms` milliseconds for room. `*sent` is the number of messages, from the first on, that are in the
+ * queue. It is less than `count` if there was no room for more. If there was room for none, the status is
+ * RAMPOOL_STATUS_NO_ROOM. One call sends at most 1048576 messages; with more, the status is
  * RAMPOOL_STATUS_INVALID, and none is sent.
  *
  * # Safety
- * `direct` and `queue` are null or valid; `heads` has `count` times `head_bytes` bytes; `sent` is null or can be written.
+ * `direct` and `queue` are null or valid; `heads` has `count` times `head_bytes` bytes; `sent` is null or
+ * can be written.
  */
 rampool_status rampool_queue_send_many(rampool_direct *direct,
                                        const rampool_queue *queue,
@@ -1119,8 +1188,9 @@ rampool_status rampool_queue_send_many(rampool_direct *direct,
                                        size_t *sent);
 
 /**
- * Takes the next message. Blocks until there is one, `patience_ms` at most; then `*message` is null, and that is a success. A message stays in its queue until
- * rampool_message_done(): if this process is lost before, or closes the direct view, another receiver gets it.
+ * Takes the next message. Blocks until there is one, for at most `patience_ms` milliseconds; then `*message`
+ * is null, and the call succeeds. A message stays in its queue until rampool_message_done(): if this process
+ * is lost before that, or closes the direct view, another receiver gets it.
  *
  * # Safety
  * `direct` and `queue` are null or valid; `message` is null or can be written.
@@ -1131,7 +1201,7 @@ rampool_status rampool_queue_take(rampool_direct *direct,
                                   rampool_message **message);
 
 /**
- * Blocks until the server knows of every message that this member is done with.
+ * Blocks until the server has heard of every message that this member is done with.
  *
  * # Safety
  * `direct` and `queue` are null or valid.
@@ -1155,7 +1225,7 @@ const void *rampool_message_head(const rampool_message *message, size_t *bytes);
 uint64_t rampool_message_body_bytes(const rampool_message *message);
 
 /**
- * Whether the message was delivered before, to a receiver that was not done with it; false for null.
+ * Whether the message was delivered before, to a receiver that did not finish it; false for null.
  *
  * # Safety
  * `message` is null or valid.
@@ -1163,11 +1233,13 @@ uint64_t rampool_message_body_bytes(const rampool_message *message);
 bool rampool_message_redelivered(const rampool_message *message);
 
 /**
- * Reads the body of a message to `buffer`. Blocks until it is there; RAMPOOL_STATUS_BUSY if it has not arrived at the server within `patience_ms`,
- * RAMPOOL_STATUS_GONE if its sender was lost before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
+ * Reads the body of a message to `buffer`. Blocks until it is there. RAMPOOL_STATUS_BUSY if it has not
+ * arrived at the server within `patience_ms` milliseconds, RAMPOOL_STATUS_GONE if its sender was lost
+ * before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
  *
  * # Safety
- * `direct` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null where that is 0.
+ * `direct` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null if that is
+ * 0.
  */
 rampool_status rampool_message_body(rampool_direct *direct,
                                     rampool_message *message,
@@ -1176,17 +1248,19 @@ rampool_status rampool_message_body(rampool_direct *direct,
                                     uint32_t patience_ms);
 
 /**
- * The message is done with, and its handle freed. Does not block: the server hears of it with the next rampool_queue_take() of that queue, or by rampool_queue_flush().
- * Null does nothing.
+ * Acknowledges the message, and frees its handle. Does not block: the server hears of it with the next
+ * rampool_queue_take() of that queue, or by rampool_queue_flush(). Null does nothing.
  *
  * # Safety
- * `direct` came from rampool_direct_open() or _join() and was not closed; `message` is null or came from rampool_queue_take() with this direct view and was not freed.
+ * `direct` came from rampool_direct_open() or _join() and was not closed; `message` is null or came from
+ * rampool_queue_take() with this direct view and was not freed.
  */
 void rampool_message_done(rampool_direct *direct,
                           rampool_message *message);
 
 /**
- * Gives the message back to its queue, for the next receiver, and frees its handle. Blocks until the server has it.
+ * Returns the message to its queue, for the next receiver, and frees its handle. Blocks until the server has
+ * it.
  *
  * # Safety
  * As rampool_message_done().
@@ -1195,11 +1269,13 @@ rampool_status rampool_message_give_back(rampool_direct *direct,
                                          rampool_message *message);
 
 /**
- * Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a Kubernetes job; without any, a run of this
- * process alone. Blocks until all ranks have come. On success, `*shared` is for rampool_shared_finish(); otherwise it is null.
+ * Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a
+ * Kubernetes job. Without one, it starts a run of this process alone. Blocks until all ranks have joined. On
+ * success, leave with rampool_shared_finish(); otherwise `*shared` is null.
  *
- * When the run fails later, on whichever rank, every process of it ends with one reason, on standard error or with `rampool launch`.
- * A child that the process forks is no rank: calls in it give RAMPOOL_STATUS_INVALID, or do nothing.
+ * If the run fails later, on any rank, every process of it ends with the same reason, on standard error or
+ * through `rampool launch`. A child that the process forks is no rank: calls in it return
+ * RAMPOOL_STATUS_INVALID, or do nothing.
  *
  * # Safety
  * `shared` is null or can be written.
@@ -1207,8 +1283,8 @@ rampool_status rampool_message_give_back(rampool_direct *direct,
 rampool_status rampool_shared_join(rampool_shared **shared);
 
 /**
- * Leaves the run and frees the handle. Every rank calls it once, by one thread, when nothing of it uses shared memory any more; blocks until all
- * have. Afterwards a touch of shared memory ends the process. Null does nothing.
+ * Leaves the run and frees the handle. One thread of every rank calls it once, after its last use of shared
+ * memory; blocks until all have. Afterwards an access to shared memory ends the process. Null does nothing.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished; no other call uses it meanwhile.
@@ -1224,7 +1300,7 @@ rampool_status rampool_shared_finish(rampool_shared *shared);
 uint32_t rampool_shared_rank(const rampool_shared *shared);
 
 /**
- * How many ranks there are; 0 for null.
+ * Number of ranks; 0 for null.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1232,7 +1308,7 @@ uint32_t rampool_shared_rank(const rampool_shared *shared);
 uint32_t rampool_shared_ranks(const rampool_shared *shared);
 
 /**
- * From now on, `threads` threads of this rank meet at barriers. At the start it is one.
+ * Sets how many threads of this rank meet at barriers from now on. It is 1 at the start.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1240,15 +1316,17 @@ uint32_t rampool_shared_ranks(const rampool_shared *shared);
 rampool_status rampool_shared_set_threads(const rampool_shared *shared, uint32_t threads);
 
 /**
- * Allocates `bytes` bytes, in whole pages, at the same address on every rank. Every rank makes the same call, in the same order among such calls.
- * It reads as zeroes. Only addresses are taken: pages take memory when they are touched.
+ * Allocates `bytes` bytes, in whole pages, at the same address on every rank. Every rank makes the same
+ * call, in the same order among such calls. The memory reads as zeroes. Only addresses are reserved: pages
+ * take memory when they are touched.
  *
- * `options` is null or words like "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc, aurc, ibec or auto (the run's, unless given);
- * homes cyclic, blocked or the number of one rank (cyclic); page-size from 4K to 64K, a power of two (4K).
+ * `options` is null or words such as "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc,
+ * aurc, ibec or auto (default: the run's); homes cyclic, blocked or the number of one rank (default:
+ * cyclic); page-size from 4K to 64K, a power of two (default: 4K).
  *
  * # Safety
- * `shared` is null or came from rampool_shared_join() and was not finished; `options` is null or ends with a zero byte; `address` is null or can
- * be written.
+ * `shared` is null or came from rampool_shared_join() and was not finished; `options` is null or ends with a
+ * zero byte; `address` is null or can be written.
  */
 rampool_status rampool_shared_alloc(const rampool_shared *shared,
                                     size_t bytes,
@@ -1256,7 +1334,8 @@ rampool_status rampool_shared_alloc(const rampool_shared *shared,
                                     void **address);
 
 /**
- * As rampool_shared_alloc(), for all ranks by a call of this one alone. How the others learn the address is the program's business.
+ * As rampool_shared_alloc(), for all ranks by a call of this one alone. The program passes the address to
+ * the others.
  *
  * # Safety
  * As rampool_shared_alloc().
@@ -1267,7 +1346,7 @@ rampool_status rampool_shared_alloc_alone(const rampool_shared *shared,
                                           void **address);
 
 /**
- * Frees what rampool_shared_alloc() gave; every rank makes the same call. Nobody uses the memory any more.
+ * Frees memory of rampool_shared_alloc(). Every rank makes the same call, after its last use of the memory.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1276,7 +1355,8 @@ rampool_status rampool_shared_free(const rampool_shared *shared,
                                    void *address);
 
 /**
- * Frees, for all ranks, what rampool_shared_alloc_alone() gave to this rank or another. Nobody uses the memory any more.
+ * Frees, for all ranks, memory of rampool_shared_alloc_alone() of this rank or another. No rank may use it
+ * any more.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1285,8 +1365,8 @@ rampool_status rampool_shared_free_alone(const rampool_shared *shared,
                                          void *address);
 
 /**
- * Takes the lock, which any number below 2^62 names, for this thread alone. What was written before earlier releases is visible then (protocol
- * ibec: what was written under this lock).
+ * Takes the lock, named by any number below 2^62, for this thread alone. Then all writes before earlier
+ * releases are visible (protocol ibec: those under this lock).
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1303,7 +1383,7 @@ rampool_status rampool_shared_lock(const rampool_shared *shared,
 rampool_status rampool_shared_try_lock(const rampool_shared *shared, uint64_t lock);
 
 /**
- * Takes the lock together with other readers, while nobody has it alone.
+ * Takes the lock together with other readers, while no thread has it exclusively.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1311,16 +1391,17 @@ rampool_status rampool_shared_try_lock(const rampool_shared *shared, uint64_t lo
 rampool_status rampool_shared_lock_shared(const rampool_shared *shared, uint64_t lock);
 
 /**
- * As rampool_shared_lock_shared(), without waiting: RAMPOOL_STATUS_BUSY if somebody has it alone.
+ * As rampool_shared_lock_shared(), without waiting: RAMPOOL_STATUS_BUSY if a thread has it exclusively.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
-rampool_status rampool_shared_try_lock_shared(const rampool_shared *shared, uint64_t lock);
+rampool_status rampool_shared_try_lock_shared(const rampool_shared *shared,
+                                              uint64_t lock);
 
 /**
- * Takes S5's non-exclusive lock: the newest released data, after which nobody is kept out. Only where everything is ibec; elsewhere as
- * rampool_shared_lock_shared().
+ * Takes S5's non-exclusive lock: it brings the newest released data, and keeps no thread out. Only where
+ * everything is ibec; elsewhere as rampool_shared_lock_shared().
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1329,7 +1410,7 @@ rampool_status rampool_shared_lock_snapshot(const rampool_shared *shared,
                                             uint64_t lock);
 
 /**
- * Gives a lock back, however it was taken. RAMPOOL_STATUS_INVALID if this thread does not hold it.
+ * Releases a lock, however it was taken. RAMPOOL_STATUS_INVALID if this thread does not hold it.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1337,8 +1418,8 @@ rampool_status rampool_shared_lock_snapshot(const rampool_shared *shared,
 rampool_status rampool_shared_unlock(const rampool_shared *shared, uint64_t lock);
 
 /**
- * Waits for all threads of all ranks (rampool_shared_set_threads()). Everything that anyone wrote is visible to everyone then. All name the same
- * barrier.
+ * Waits for all threads of all ranks (rampool_shared_set_threads()). Afterwards all writes are visible to
+ * all threads. All name the same barrier.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1347,7 +1428,8 @@ rampool_status rampool_shared_barrier(const rampool_shared *shared,
                                       uint32_t barrier);
 
 /**
- * As rampool_shared_barrier(); pages that one rank alone wrote become that rank's own, and cost it nothing until another reads them.
+ * As rampool_shared_barrier(). Pages that only one rank wrote become that rank's own, and cost it nothing
+ * until another rank reads them.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1356,8 +1438,8 @@ rampool_status rampool_shared_barrier_keep(const rampool_shared *shared,
                                            uint32_t barrier);
 
 /**
- * Gives `lock` (which this thread has alone) back, waits for a signal of this condition of the lock, takes the lock again. Check what is waited for
- * in a loop.
+ * Releases `lock`, which this thread holds exclusively, waits for a signal of this condition of the lock,
+ * and takes the lock again. Check the condition in a loop.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1387,7 +1469,8 @@ rampool_status rampool_shared_broadcast(const rampool_shared *shared,
                                         uint64_t lock);
 
 /**
- * Sets a semaphore, of which there are 65536, numbered from 0 on; all are 0 at the start. Nobody waits for it meanwhile.
+ * Sets one of 65536 semaphores, numbered from 0; all are 0 at the start. No thread may wait for it during
+ * the call.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1405,7 +1488,7 @@ rampool_status rampool_shared_semaphore_set(const rampool_shared *shared,
 rampool_status rampool_shared_semaphore_wait(const rampool_shared *shared, uint32_t semaphore);
 
 /**
- * Adds one to the semaphore and wakes one who waits.
+ * Adds one to the semaphore and wakes one waiting thread.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1413,7 +1496,7 @@ rampool_status rampool_shared_semaphore_wait(const rampool_shared *shared, uint3
 rampool_status rampool_shared_semaphore_post(const rampool_shared *shared, uint32_t semaphore);
 
 /**
- * Makes this thread's writes available to whoever synchronises with it later, without giving anything back.
+ * Makes this thread's writes visible to threads that synchronise with it later, without releasing anything.
  *
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished.
@@ -1421,11 +1504,13 @@ rampool_status rampool_shared_semaphore_post(const rampool_shared *shared, uint3
 rampool_status rampool_shared_fence(const rampool_shared *shared);
 
 /**
- * Reads and changes (RAMPOOL_ATOMIC_...) the naturally aligned word of `width` bytes (1, 2, 4 or 8) at `word`, in shared memory, as one step of all
- * ranks, ordered like a lock of that word. `*before`, unless null, is the word's value before.
+ * Reads and changes (RAMPOOL_ATOMIC_...) the naturally aligned word of `width` bytes (1, 2, 4 or 8) at
+ * `word`, in shared memory, atomically among all ranks, ordered like a lock of that word. `*before`, unless
+ * null, gets the word's value before.
  *
  * # Safety
- * `shared` is null or came from rampool_shared_join() and was not finished; `before` is null or can be written.
+ * `shared` is null or came from rampool_shared_join() and was not finished; `before` is null or can be
+ * written.
  */
 rampool_status rampool_shared_atomic(const rampool_shared *shared,
                                      void *word,
@@ -1435,7 +1520,8 @@ rampool_status rampool_shared_atomic(const rampool_shared *shared,
                                      uint64_t *before);
 
 /**
- * Stores `desired` in the word if it is `expected`, as rampool_shared_atomic(); it was if `*before` is `expected` afterwards.
+ * Stores `desired` in the word if it equals `expected`, as rampool_shared_atomic(). It was stored if
+ * `*before` equals `expected` afterwards.
  *
  * # Safety
  * As rampool_shared_atomic().
@@ -1448,7 +1534,7 @@ rampool_status rampool_shared_compare_exchange(const rampool_shared *shared,
                                                uint64_t *before);
 
 /**
- * Adds to a double, as rampool_shared_atomic(). `*before`, unless null, is its value before.
+ * Adds to a double, as rampool_shared_atomic(). `*before`, unless null, gets its value before.
  *
  * # Safety
  * As rampool_shared_atomic().
@@ -1480,49 +1566,55 @@ rampool_status rampool_shared_set_home(const rampool_shared *shared,
                                        uint32_t home);
 
 /**
- * Writes to `*home` which rank is now the home of the page at `address`.
+ * Writes the rank that is now the home of the page at `address` to `*home`.
  *
  * # Safety
- * `shared` is null or came from rampool_shared_join() and was not finished; `home` is null or can be written.
+ * `shared` is null or came from rampool_shared_join() and was not finished; `home` is null or can be
+ * written.
  */
 rampool_status rampool_shared_home(const rampool_shared *shared,
                                    const void *address,
                                    uint32_t *home);
 
 /**
- * Writes the rank's counts to `*stats`, as many of them as `size` (pass sizeof(rampool_shared_stats)) has room for.
+ * Writes the rank's counts to `*stats`, as many as fit `size` (pass sizeof(rampool_shared_stats)).
  *
  * # Safety
- * `shared` is null or came from rampool_shared_join() and was not finished; `stats` is null or `size` bytes can be written there.
+ * `shared` is null or came from rampool_shared_join() and was not finished; `stats` is null or `size` bytes
+ * can be written there.
  */
 rampool_status rampool_shared_count(const rampool_shared *shared,
                                     rampool_shared_stats *stats,
                                     size_t size);
 
 /**
- * Ends the run on every rank, this one too, and says why.
+ * Ends the run on every rank, this one included, with this reason.
  *
  * # Safety
- * `shared` is null or came from rampool_shared_join() and was not finished; `why` is null or ends with a zero byte.
+ * `shared` is null or came from rampool_shared_join() and was not finished; `why` is null or ends with a
+ * zero byte.
  */
 rampool_status rampool_shared_abort(const rampool_shared *shared,
                                     const char *why);
 
 /**
- * Opens for direct operations what begins at `address` and all ranks have allocated together. On success, `*view` is for rampool_shared_direct_close(); otherwise it is null.
+ * Opens the region that begins at `address`, which all ranks allocated together, for direct operations. On
+ * success, close `*view` with rampool_shared_direct_close(); otherwise it is null.
  *
  * # Safety
- * `shared` is null or came from rampool_shared_join() and was not finished; `view` is null or can be written.
+ * `shared` is null or came from rampool_shared_join() and was not finished; `view` is null or can be
+ * written.
  */
 rampool_status rampool_shared_direct_open(const rampool_shared *shared,
                                           const void *address,
                                           rampool_shared_direct **view);
 
 /**
- * Gives the view up; the region stays. Null does nothing.
+ * Closes the view; the region stays. Null does nothing.
  *
  * # Safety
- * `view` is null or came from rampool_shared_direct_open() or rampool_outside_open_region() and was not closed.
+ * `view` is null or came from rampool_shared_direct_open() or rampool_outside_open_region() and was not
+ * closed.
  */
 void rampool_shared_direct_close(rampool_shared_direct *view);
 
@@ -1535,22 +1627,27 @@ void rampool_shared_direct_close(rampool_shared_direct *view);
 uint64_t rampool_shared_direct_bytes(const rampool_shared_direct *view);
 
 /**
- * Lets processes outside of the run use, by this name, what begins at `address` and all ranks have allocated together. Every rank makes the call.
+ * Publishes the region that begins at `address`, which all ranks allocated together, under this name for
+ * processes outside the run. Every rank makes the call.
  *
  * # Safety
- * `shared` is null or came from rampool_shared_join() and was not finished; `name` is null or ends with a zero byte.
+ * `shared` is null or came from rampool_shared_join() and was not finished; `name` is null or ends with a
+ * zero byte.
  */
 rampool_status rampool_shared_publish(const rampool_shared *shared,
                                       const char *name,
                                       const void *address);
 
 /**
- * Opens a door for processes outside of the run, which may use what is published. Every rank makes the call, each with an address of its own to listen on ("HOST:PORT"; port 0: the
- * kernel chooses), and gets the same ticket, a text that ends with a zero byte, for rampool_outside_open(). Blocks until all have called. RAMPOOL_STATUS_NO_ROOM if the ticket is longer than
- * `size` bytes: 256 for each rank, and the run's name, are enough.
+ * Opens a listener on every rank for processes outside the run, which may use what is published. Every rank
+ * makes the call, each with its own address ("HOST:PORT"; with port 0 the kernel chooses). Each gets the
+ * same ticket, with a terminating zero byte, for rampool_outside_open(). Blocks until all have called.
+ * RAMPOOL_STATUS_NO_ROOM if the ticket is longer than `size` bytes; 256 for each rank and 64 for the secret are
+ * enough.
  *
  * # Safety
- * `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a zero byte; `buffer` is null or `size` bytes can be written there.
+ * `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a
+ * zero byte; `buffer` is null or `size` bytes can be written there.
  */
 rampool_status rampool_shared_open_door(const rampool_shared *shared,
                                         const char *listen,
@@ -1558,8 +1655,9 @@ rampool_status rampool_shared_open_door(const rampool_shared *shared,
                                         size_t size);
 
 /**
- * Comes to the doors of a run, by the ticket that rampool_shared_open_door() gave; from another machine with the run's key, in the file `key_file` (null: without). Blocks at most a minute. On
- * success, `*outside` is for rampool_outside_close(); otherwise it is null.
+ * Connects to the listeners of a run, by the ticket of rampool_shared_open_door(). From another machine it
+ * needs the run's key, in the file `key_file` (null: none). Blocks at most a minute. On success, close
+ * `*outside` with rampool_outside_close(); otherwise it is null.
  *
  * # Safety
  * `ticket` and `key_file` are null or end with a zero byte; `outside` is null or can be written.
@@ -1569,7 +1667,7 @@ rampool_status rampool_outside_open(const char *ticket,
                                     rampool_outside **outside);
 
 /**
- * Leaves the doors; views that were opened stay as they are until they are closed. Null does nothing.
+ * Disconnects from the run. Views that are open stay valid until they are closed. Null does nothing.
  *
  * # Safety
  * `outside` is null or came from rampool_outside_open() and was not closed.
@@ -1577,20 +1675,24 @@ rampool_status rampool_outside_open(const char *ticket,
 void rampool_outside_close(rampool_outside *outside);
 
 /**
- * Opens a region that the ranks have published. RAMPOOL_STATUS_INVALID if there is none of that name. On success, `*view` is for rampool_shared_direct_close(); otherwise it is null.
+ * Opens a region that the ranks have published. RAMPOOL_STATUS_INVALID if there is none of that name. On
+ * success, close `*view` with rampool_shared_direct_close(); otherwise it is null.
  *
  * # Safety
- * `outside` is null or came from rampool_outside_open() and was not closed; `name` is null or ends with a zero byte; `view` is null or can be written.
+ * `outside` is null or came from rampool_outside_open() and was not closed; `name` is null or ends with a
+ * zero byte; `view` is null or can be written.
  */
 rampool_status rampool_outside_open_region(const rampool_outside *outside,
                                            const char *name,
                                            rampool_shared_direct **view);
 
 /**
- * Reads what `there` selects from `offset` of the region on into what `here` selects from `address` on. Both select as many bytes. Nothing comes here but those bytes.
+ * Reads the bytes that `there` selects from `offset` of the region on into those that `here` selects from
+ * `address` on. Both select the same number of bytes. Only those bytes travel.
  *
  * # Safety
- * `view` is null or was opened and not closed; `there` and `here` are null or layouts that were not freed; what `here` selects can be written, and nobody uses it meanwhile.
+ * `view` is null or was opened and not closed; `there` and `here` are null or layouts that were not freed;
+ * the bytes that `here` selects can be written, and nothing else uses them during the call.
  */
 rampool_status rampool_shared_direct_get_layout(const rampool_shared_direct *view,
                                                 uint64_t offset,
@@ -1599,10 +1701,12 @@ rampool_status rampool_shared_direct_get_layout(const rampool_shared_direct *vie
                                                 const rampool_layout *here);
 
 /**
- * Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on. Both select as many bytes, `there` none twice.
+ * Writes the bytes that `here` selects from `address` on to those that `there` selects from `offset` of the
+ * region on. Both select the same number of bytes, and `there` selects none twice.
  *
  * # Safety
- * As rampool_shared_direct_get_layout(); what `here` selects can be read, and nobody writes it meanwhile.
+ * As rampool_shared_direct_get_layout(); the bytes that `here` selects can be read, and do not change during
+ * the call.
  */
 rampool_status rampool_shared_direct_put_layout(const rampool_shared_direct *view,
                                                 uint64_t offset,
@@ -1614,7 +1718,8 @@ rampool_status rampool_shared_direct_put_layout(const rampool_shared_direct *vie
  * Reads `bytes` bytes of the region, from `offset` on.
  *
  * # Safety
- * `view` is null or was opened and not closed; `to` has room for `bytes` bytes, which nobody uses meanwhile.
+ * `view` is null or was opened and not closed; `to` has room for `bytes` bytes, which nothing else uses
+ * during the call.
  */
 rampool_status rampool_shared_direct_get(const rampool_shared_direct *view,
                                          uint64_t offset,
@@ -1622,10 +1727,12 @@ rampool_status rampool_shared_direct_get(const rampool_shared_direct *view,
                                          uint64_t bytes);
 
 /**
- * Writes `bytes` bytes to the region, from `offset` on. When it returns they are there, as if the rank that carried it out had stored and released them.
+ * Writes `bytes` bytes to the region, from `offset` on. When it returns they are there, as if the rank that
+ * executed it had stored and released them.
  *
  * # Safety
- * `view` is null or was opened and not closed; `from` has `bytes` bytes, which nobody writes meanwhile.
+ * `view` is null or was opened and not closed; `from` has `bytes` bytes, which do not change during the
+ * call.
  */
 rampool_status rampool_shared_direct_put(const rampool_shared_direct *view,
                                          uint64_t offset,
@@ -1633,11 +1740,14 @@ rampool_status rampool_shared_direct_put(const rampool_shared_direct *view,
                                          uint64_t bytes);
 
 /**
- * Changes each element of this kind that `there` selects from `offset` of the region on by an operand: `element = combine(element, operand)`. There are as many operands, one after the other at
- * `operands`. Each element is changed at once, among direct operations; not beside rampool_shared_atomic() or stores of ranks to the same word.
+ * Combines each element of this kind that `there` selects from `offset` of the region on with an operand:
+ * `element = combine(element, operand)`. `operands` has one operand for each element, contiguously. Each
+ * change is atomic among direct operations, but not with rampool_shared_atomic() or stores of ranks to the
+ * same word.
  *
  * # Safety
- * `view` is null or was opened and not closed; `there` is null or a layout that was not freed; `operands` has rampool_layout_size(there) bytes, which nobody writes meanwhile.
+ * `view` is null or was opened and not closed; `there` is null or a layout that was not freed; `operands`
+ * has rampool_layout_size(there) bytes, which do not change during the call.
  */
 rampool_status rampool_shared_direct_accumulate(const rampool_shared_direct *view,
                                                 uint64_t offset,
@@ -1647,10 +1757,12 @@ rampool_status rampool_shared_direct_accumulate(const rampool_shared_direct *vie
                                                 const void *operands);
 
 /**
- * Changes one element of this kind by an operand, and gives what it was before in `*old` (null: nobody wants it). Ordered like a lock of that word, as rampool_shared_atomic() is.
+ * Combines one element of this kind with an operand, and stores its previous value in `*old` unless that is
+ * null. Ordered like a lock of that word, as rampool_shared_atomic() is.
  *
  * # Safety
- * `view` is null or was opened and not closed; `operand` is null or points to a number of this kind; one can be written to `old` if that is not null.
+ * `view` is null or was opened and not closed; `operand` is null or points to a number of this kind; one can
+ * be written to `old` if that is not null.
  */
 rampool_status rampool_shared_direct_fetch_op(const rampool_shared_direct *view,
                                               uint64_t offset,
@@ -1660,7 +1772,8 @@ rampool_status rampool_shared_direct_fetch_op(const rampool_shared_direct *view,
                                               void *old);
 
 /**
- * Writes `*desired` to one element of this kind if it is `*expected`, bit by bit, and gives what it was before in `*old`. Ordered as rampool_shared_direct_fetch_op().
+ * Writes `*desired` to one element of this kind if it equals `*expected` bit by bit, and stores its previous
+ * value in `*old`. Ordered as rampool_shared_direct_fetch_op().
  *
  * # Safety
  * As rampool_shared_direct_fetch_op(); `expected` and `desired` are null or point to numbers of this kind.

@@ -3,11 +3,14 @@
  *
  *     mpicc program.c $(pkg-config --cflags --libs rampool)
  *
- * An MPI_Datatype says which bytes of a buffer; a rampool_layout says the same to a memory server, which then gathers and scatters them itself. What a datatype was
- * made of is asked of MPI (MPI_Type_get_envelope, MPI_Type_get_contents), constructor by constructor, so any MPI will do. The datatype need not be committed.
+ * An MPI_Datatype describes bytes of a buffer; a rampool_layout describes them to a memory server, which
+ * gathers and scatters them itself. The code asks MPI how a datatype was constructed (MPI_Type_get_envelope,
+ * MPI_Type_get_contents), constructor by constructor, so it works with any MPI. The datatype need not be
+ * committed.
  *
- * Every constructor is understood but MPI_Type_create_darray (HPF's distributions). Lower bound and extent of each level are MPI's own, with the padding that MPI gives a struct.
- * Nothing here communicates; MPI must have been initialized. Everything is `static inline`: there is no library to link but rampool's and MPI's.
+ * Every constructor is supported except MPI_Type_create_darray (HPF's distributions). Lower bound and extent
+ * of each level are MPI's own, with the padding that MPI gives a struct. Nothing here communicates; MPI must
+ * have been initialized. Everything is `static inline`: you link only rampool's and MPI's libraries.
  */
 #ifndef RAMPOOL_MPI_H
 #define RAMPOOL_MPI_H
@@ -19,10 +22,10 @@
 
 #include "rampool.h"
 
-/* Constructors inside of each other, at most. */
+/* Most constructors inside each other. */
 #define RAMPOOL_MPI_DEPTH 64
 
-/* Why a datatype is no layout: a sentence that lives as long as the program. Null where rampool_error_message() says it. */
+/* Why a datatype cannot become a layout: a sentence with static lifetime. Null if rampool_error_message() has it. */
 static inline rampool_status rampool_mpi_refuse_(const char **why, const char *reason)
 {
     if (why)
@@ -32,7 +35,7 @@ static inline rampool_status rampool_mpi_refuse_(const char **why, const char *r
 
 static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, rampool_layout **layout, const char **why);
 
-/* A datatype that MPI made itself. */
+/* A predefined datatype. */
 static inline rampool_status rampool_mpi_named_(MPI_Datatype type, rampool_layout **layout, const char **why)
 {
     int size;
@@ -55,7 +58,7 @@ static inline rampool_status rampool_mpi_named_(MPI_Datatype type, rampool_layou
     return rampool_layout_bytes((uint64_t)size, layout);
 }
 
-/* What MPI_Type_get_contents gives, and its end. */
+/* Copies the contents that MPI_Type_get_contents returns, and frees them. */
 typedef struct rampool_mpi_contents_ {
     int *integers;
     MPI_Aint *addresses;
@@ -69,7 +72,7 @@ static inline void rampool_mpi_free_contents_(rampool_mpi_contents_ *c)
 {
     for (int n = 0; n < c->type_count; n++) {
         int integers, addresses, types, combiner;
-        /* What is predefined is not freed; everything else is a handle of our own. */
+        /* Predefined datatypes are not freed; every other handle is our own. */
         if (MPI_Type_get_envelope(c->types[n], &integers, &addresses, &types, &combiner) == MPI_SUCCESS && combiner != MPI_COMBINER_NAMED &&
             combiner != MPI_COMBINER_F90_REAL && combiner != MPI_COMBINER_F90_COMPLEX && combiner != MPI_COMBINER_F90_INTEGER)
             MPI_Type_free(&c->types[n]);
@@ -81,7 +84,7 @@ static inline void rampool_mpi_free_contents_(rampool_mpi_contents_ *c)
     free(c->places);
 }
 
-/* One constructor, its element or its fields being layouts already. */
+/* One constructor, whose element or fields are layouts already. */
 static inline rampool_status rampool_mpi_build_(int combiner, const rampool_mpi_contents_ *c, rampool_layout **parts, rampool_layout **layout, const char **why)
 {
     const int *i = c->integers;
@@ -177,8 +180,9 @@ static inline rampool_status rampool_mpi_decode_(MPI_Datatype type, int depth, r
 }
 
 /*
- * The layout of `count` elements of a datatype. On success, `*layout` is for rampool_layout_free(). Otherwise it is null, and `*why`, unless `why` is null, says why, or is
- * null where rampool_error_message() does.
+ * The layout of `count` elements of a datatype. On success, free `*layout` with rampool_layout_free().
+ * Otherwise it is null, and `*why` (unless `why` is null) has the reason, or is null if
+ * rampool_error_message() has it.
  */
 static inline rampool_status rampool_mpi_layout(MPI_Datatype type, uint64_t count, rampool_layout **layout, const char **why)
 {
@@ -193,7 +197,7 @@ static inline rampool_status rampool_mpi_layout(MPI_Datatype type, uint64_t coun
     return status;
 }
 
-/* Two layouts for one transfer: of the memory here, and of the region there. Both are NULL, or both are to be freed, with rampool_layout_free. */
+/* Two layouts for one transfer: of the local memory, and of the region. Both are NULL, or free both with rampool_layout_free. */
 static inline rampool_status rampool_mpi_layouts_(MPI_Datatype type, uint64_t count, rampool_layout **here, MPI_Datatype target_type, uint64_t target_count,
                                                  rampool_layout **there, const char **why)
 {
@@ -209,8 +213,9 @@ static inline rampool_status rampool_mpi_layouts_(MPI_Datatype type, uint64_t co
 }
 
 /*
- * Writes `count` elements of a datatype from `buffer`, as MPI_Put would take them, to what `target_count` elements of `target_type` select from `offset` of the region on. Both
- * select as many bytes; nothing is packed here.
+ * Writes `count` elements of a datatype from `buffer`, as MPI_Put takes them, to the bytes that
+ * `target_count` elements of `target_type` select from `offset` of the region on. Both select the same number
+ * of bytes; nothing is packed here.
  */
 static inline rampool_status rampool_mpi_put(rampool_direct *direct, const rampool_direct_region *region, const void *buffer, uint64_t count,
                                              MPI_Datatype type, uint64_t offset, uint64_t target_count, MPI_Datatype target_type, const char **why)
@@ -224,7 +229,7 @@ static inline rampool_status rampool_mpi_put(rampool_direct *direct, const rampo
     return status;
 }
 
-/* Reads into `count` elements of a datatype in `buffer` what `target_count` elements of `target_type` select from `offset` of the region on. */
+/* Reads the bytes that `target_count` elements of `target_type` select from `offset` of the region on into `count` elements of a datatype in `buffer`. */
 static inline rampool_status rampool_mpi_get(rampool_direct *direct, const rampool_direct_region *region, void *buffer, uint64_t count, MPI_Datatype type,
                                              uint64_t offset, uint64_t target_count, MPI_Datatype target_type, const char **why)
 {

@@ -1,6 +1,6 @@
 /*
- * rampool_parmacs.h: what the macros of rampool.m4 expand to. Programs get it by MAIN_ENV and EXTERN_ENV, and do not
- * include it themselves.
+ * rampool_parmacs.h: what the macros of rampool.m4 expand to. Programs include it through MAIN_ENV and
+ * EXTERN_ENV, not directly.
  */
 #ifndef RAMPOOL_PARMACS_H
 #define RAMPOOL_PARMACS_H

@@ -1,13 +1,13 @@
 /*
- * tsm.h: the programming interface of the software distributed shared memory of N. Barli, S. Watanabe, S. Sakai and
+ * tsm.h: the programming interface of the software distributed shared memory of N. D. Barli, M. Watanabe, S. Sakai and
  * H. Tanaka (software DSM over fast networks, University of Tokyo), provided by rampool.
  *
  *     cc program.c $(pkg-config --cflags --libs rampool) -o program
  *     rampool launch -n 4 ./program ARGUMENTS
  *
- * The paper names these functions; what they take is this library's reading. Every node runs main() as one process.
- * tsm_alloc is called by all, and gives all the same address. What node 0 prepares before tsm_create_procs, all see
- * after it:
+ * The paper names these functions; their parameters are this library's interpretation. Every node runs main()
+ * as one process. All nodes call tsm_alloc, and get the same address. All see after tsm_create_procs what
+ * node 0 has prepared before it:
  *
  *     tsm_startup(argc, argv);
  *     double *a = tsm_alloc(n * sizeof *a);
@@ -31,28 +31,28 @@ extern "C" {
 #endif
 
 /*
- * Joins the run; blocks until all nodes have come. Returns 0, or prints one line on standard error that says why not,
- * and returns -1. The argument vector is left as it is.
+ * Joins the run; blocks until all nodes have joined. Returns 0, or prints one line with the reason on
+ * standard error and returns -1. The argument vector is not changed.
  */
 int tsm_startup(int argc, char **argv);
 
-/* `bytes` of shared memory, zeroed; NULL, with a line on standard error, where there is no room. All nodes call it. */
+/* `bytes` of shared memory, zeroed; NULL, with a line on standard error, if there is no room. All nodes call it. */
 void *tsm_alloc(size_t bytes);
 
 /* From here on the nodes compute together. All nodes call it. */
 void tsm_create_procs(void);
 
-/* Waits for all nodes, and makes visible what any of them wrote. All name the same barrier. */
+/* Waits for all nodes, and makes all writes visible to all of them. All name the same barrier. */
 void tsm_barrier(int barrier);
 
-/* Takes the lock of this number, and gives it back. Any number; none has to be made. */
+/* Takes the lock of this number, and releases it. Any number is valid; locks need not be created. */
 void tsm_lock(int lock);
 void tsm_unlock(int lock);
 
 /* Leaves the run; blocks until all nodes do. Shared memory is gone afterwards. */
 void tsm_finish(void);
 
-/* This node, from 0 on, and how many there are. */
+/* The number of this node, from 0 on, and the number of nodes. */
 #define TSM_PID (tsm_pid())
 #define TSM_NUMNODES (tsm_numnodes())
 int tsm_pid(void);

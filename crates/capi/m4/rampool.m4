@@ -7,7 +7,7 @@ divert(-1)
 #     rampool launch -n 4 ./program ARGUMENTS
 #
 # Also with m4 -P, for programs whose other macros have the prefix m4_. A C compiler with the extensions of GCC is needed.
-# docs/parallel-c.md says what processes share and what not. The first line above gives the names without prefix to this file.
+# docs/reference/parallel-c.md says what processes share and what not. The first line above gives the names without prefix to this file.
 
 define(`rampool_if_', defn(`ifelse'))
 
@@ -25,7 +25,8 @@ define(`ENV', `')
 define(`MAIN_INITENV', `')
 define(`MAIN_END', `exit(0);')
 
-# Files with neither MAIN_ENV nor EXTERN_ENV may use what follows, up to the condition variables: so no type or declaration of the header is needed.
+# Files with neither MAIN_ENV nor EXTERN_ENV may use the macros up to the condition variables, so these need
+# no type or declaration of the header.
 # rampool_call_(function, type, parameters, arguments)
 define(`rampool_call_', `{ extern $2 rampool_parmacs_$1($3); rampool_parmacs_$1($4); }')
 
@@ -36,7 +37,7 @@ define(`CREATE', `{
 }')
 define(`WAIT_FOR_END', `rampool_call_(`wait_for_end', `void', `long', rampool_if_(`$1', `', `1', `(long) ($1)'))')
 
-# With a semicolon, as all macro sets for SPLASH have it: its programs leave it out here and there.
+# With a semicolon, as in all macro sets for SPLASH: its programs sometimes leave it out.
 define(`G_MALLOC', `({ extern void *rampool_parmacs_g_malloc(__SIZE_TYPE__, long); rampool_parmacs_g_malloc((__SIZE_TYPE__) ($1), rampool_if_(`$2', `', `-1', `(long) ($2)')); });')
 define(`NU_MALLOC', defn(`G_MALLOC'))
 define(`G_MALLOC_F', `rampool_parmacs_g_malloc((__SIZE_TYPE__) ($1), -1)')
@@ -97,7 +98,8 @@ define(`FULL_FENCE', `rampool_parmacs_fence();')
 define(`RELEASE_FENCE', `rampool_parmacs_fence();')
 define(`ACQUIRE_FENCE', `rampool_parmacs_fence();')
 
-# What is for simulators and other machines: SPLASH-2 names barriers to them, and SPLASH-3 the part that is to be measured.
+# For simulators and other machines: SPLASH-2 gives them the names of barriers, and SPLASH-3 the part to
+# measure.
 define(`BARINCLUDE')define(`BAREXCLUDE')define(`SPLASH3_ROI_BEGIN')define(`SPLASH3_ROI_END')define(`NEWPROC')define(`AUG_ON')
 define(`AUG_OFF')define(`AUG_DELAY')define(`AUG_SET_LOLIMIT')define(`AUG_SET_HILIMIT')define(`TRACE_ON')define(`TRACE_OFF')
 define(`REF_TRACE_ON')define(`REF_TRACE_OFF')define(`DYN_TRACE_ON')define(`DYN_TRACE_OFF')define(`DYN_REF_TRACE_ON')define(`DYN_REF_TRACE_OFF')

@@ -21,7 +21,7 @@ __all__ = ["Layout", "Direct", "Region", "RampoolError"]
 
 _u64, _i64, _size, _ptr, _text = ctypes.c_uint64, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
 _out = ctypes.POINTER(_ptr)
-# Name: arguments, and what is returned where that is not a status.
+# Name: arguments, and the return type if it is not a status.
 _FUNCTIONS = {
     "rampool_error_message": ([], _text),
     "rampool_builder_new": ([], _ptr),
@@ -55,7 +55,7 @@ _library = None
 
 
 class RampoolError(Exception):
-    """What the library, or MPI's datatype, does not allow."""
+    """An error of the library, or an unsupported MPI datatype."""
 
 
 def _call(name, *arguments):
@@ -73,7 +73,7 @@ def _call(name, *arguments):
 
 
 def _checked(kind, value):
-    """The value, if C's type holds it: ctypes would pass what is left of it."""
+    """The value, if it fits C's type: ctypes would truncate it."""
     if kind is _text and b"\0" in value:
         raise RampoolError(f"{value.decode()!r} has a NUL byte in it")
     if kind in _RANGES and isinstance(value, int) and not _RANGES[kind][0] <= value < _RANGES[kind][1]:
@@ -89,12 +89,12 @@ def _made(name, *arguments):
 
 def _array(kind, items):
     items = [_checked(kind, item) for item in items]
-    # Also of nothing an address, which is not looked at.
+    # An empty array has an address too, which is not used.
     return (kind * max(len(items), 1))(*items)
 
 
 class Layout:
-    """Which bytes, in which order, in the terms of MPI's derived datatypes. Never changes."""
+    """Which bytes, in which order, as in MPI's derived datatypes. Immutable."""
 
     def __init__(self, handle):
         self._handle = handle
@@ -147,14 +147,14 @@ class Layout:
         return _call("rampool_layout_lower", self._handle)
 
     def pack(self, address):
-        """What it selects from an address on, as bytes. The address is yours to vouch for."""
+        """The bytes that it selects from an address on. You make sure that the address is valid."""
         packed = ctypes.create_string_buffer(max(self.size, 1))
         _call("rampool_layout_pack", self._handle, address, ctypes.addressof(packed))
         return packed.raw[: self.size]
 
     @classmethod
     def of(cls, datatype):
-        """What one element of an mpi4py datatype selects."""
+        """The layout of one element of an mpi4py datatype."""
         from mpi4py import MPI
 
         envelope = datatype.Get_envelope()
@@ -226,7 +226,7 @@ class Region:
 
 
 class Direct:
-    """One thread's way to the bytes of regions. Options are those of rampool_builder_set, `-` written `_`: `Direct(server="memhost1=4G", zero_copy="off")`."""
+    """One thread's connection to the bytes of regions. Options are those of rampool_builder_set, `-` written `_`: `Direct(server="memhost1=4G", zero_copy="off")`."""
 
     def __init__(self, **options):
         self._handle = None
@@ -251,16 +251,16 @@ class Direct:
         return self._handle
 
     def region(self, name, size=0):
-        """The region of this name; made, all zero, where there is none and a size is given."""
+        """Opens the region of this name, or creates it, all zero, if it does not exist and a size is given."""
         return Region(_made("rampool_direct_open_region", self._open(), name.encode(), size))
 
     def put(self, region, buffer, datatype=None, count=1, offset=0, there=None):
-        """Writes `count` elements of a datatype (all of the buffer, without one) to what `there`, a (count, datatype), selects from `offset` of the region on; one byte after the
+        """Writes `count` elements of a datatype (all of the buffer, without one) to the bytes that `there`, a (count, datatype), selects from `offset` of the region on; one byte after the
         other where that is not given."""
         self._move("rampool_direct_put_layout", region, buffer, datatype, count, offset, there, writable=False)
 
     def get(self, region, buffer, datatype=None, count=1, offset=0, there=None):
-        """Reads into `count` elements of a datatype what `there` selects from `offset` of the region on."""
+        """Reads into `count` elements of a datatype the bytes that `there` selects from `offset` of the region on."""
         self._move("rampool_direct_get_layout", region, buffer, datatype, count, offset, there, writable=True)
 
     def _move(self, function, region, buffer, datatype, count, offset, there, writable):

@@ -9,22 +9,28 @@ use runtime::proto::layout::{Layout, LayoutError, Order};
 
 use crate::{Builder, RampoolStatus, fail, null_pointer, status_of, text, write_text};
 
-/// Orders of the elements of a subarray: the last dimension is the densest, or the first.
+/// Order of the elements of a subarray: the last dimension is contiguous, or the first.
 pub const RAMPOOL_ORDER_C: u32 = 0;
 pub const RAMPOOL_ORDER_FORTRAN: u32 = 1;
 
-/// Which bytes, in which order, in the terms of MPI's derived datatypes. Never changes; freed with rampool_layout_free(), also when others were made of it.
+/// Which bytes, in which order, as in MPI's derived datatypes. Immutable. Free it with rampool_layout_free(),
+/// even after other layouts were made from it.
 pub struct LayoutHandle(pub(crate) Layout);
 
-/// One thread's way to the bytes of regions, read and changed where they lie. It belongs to one thread at a time.
+/// One thread's connection to the bytes of regions, which are read and changed at the servers. Use it from
+/// one thread at a time.
 pub struct DirectHandle(pub Direct);
 
-/// A region as the direct view knows it.
+/// A region of the direct view.
 pub struct DirectRegionHandle(pub(crate) DirectRegion);
 
 /// # Safety
 /// `out` is null or can be written.
-unsafe fn give(call: &str, out: *mut *mut LayoutHandle, layout: Result<Layout, LayoutError>) -> RampoolStatus {
+unsafe fn give(
+    call: &str,
+    out: *mut *mut LayoutHandle,
+    layout: Result<Layout, LayoutError>,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(out) = (unsafe { out.as_mut() }) else { return null_pointer(call) };
     *out = std::ptr::null_mut();
@@ -53,7 +59,7 @@ unsafe fn made(
     }
 }
 
-/// Items of a caller's array, and none where there are none.
+/// The items of a caller's array; none if it is null or empty.
 ///
 /// # Safety
 /// `count` is 0, or `items` is null or has that many.
@@ -119,7 +125,9 @@ pub unsafe extern "C" fn rampool_layout_hvector(
     layout: *mut *mut LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { made("rampool_layout_hvector", element, layout, |element| element.hvector(count, block, stride)) }
+    unsafe {
+        made("rampool_layout_hvector", element, layout, |element| element.hvector(count, block, stride))
+    }
 }
 
 /// Lengths and displacements, from two arrays of `count` items; `None` if one is missing.
@@ -175,7 +183,8 @@ pub unsafe extern "C" fn rampool_layout_hindexed(
 /// `count` fields, each `counts[i]` of `layouts[i]` at `displacements[i]` bytes.
 ///
 /// # Safety
-/// `counts`, `displacements` and `fields` have `count` items, the last of which are layouts that were not freed; `layout` is null or can be written.
+/// `counts`, `displacements` and `fields` have `count` items, the last of which are layouts that were not
+/// freed; `layout` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_layout_struct(
     count: usize,
@@ -185,20 +194,25 @@ pub unsafe extern "C" fn rampool_layout_struct(
     layout: *mut *mut LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    let Some(((counts, at), fields)) = (unsafe { array(counts, count).zip(array(displacements, count)).zip(array(fields, count)) }) else {
+    let Some(((counts, at), fields)) =
+        (unsafe { array(counts, count).zip(array(displacements, count)).zip(array(fields, count)) })
+    else {
         return null_pointer("rampool_layout_struct");
     };
     let mut parts = Vec::with_capacity(count);
     for ((count, at), field) in counts.iter().zip(at).zip(fields) {
         // SAFETY: null or valid, as the caller promises.
-        let Some(field) = (unsafe { field.as_ref() }) else { return fail(RampoolStatus::Invalid, "rampool_layout_struct: a null field") };
+        let Some(field) = (unsafe { field.as_ref() }) else {
+            return fail(RampoolStatus::Invalid, "rampool_layout_struct: a null field");
+        };
         parts.push((*count, *at, field.0.clone()));
     }
     // SAFETY: the caller's promise.
     unsafe { give("rampool_layout_struct", layout, Layout::structure(&parts)) }
 }
 
-/// A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`. `order` is RAMPOOL_ORDER_....
+/// A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`.
+/// `order` is RAMPOOL_ORDER_....
 ///
 /// # Safety
 /// As rampool_layout_contiguous(); `sizes`, `subsizes` and `starts` have `dimensions` items.
@@ -213,20 +227,30 @@ pub unsafe extern "C" fn rampool_layout_subarray(
     layout: *mut *mut LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    let arrays = unsafe { array(sizes, dimensions).zip(array(subsizes, dimensions)).zip(array(starts, dimensions)) };
+    let arrays =
+        unsafe { array(sizes, dimensions).zip(array(subsizes, dimensions)).zip(array(starts, dimensions)) };
     let Some(((sizes, subsizes), starts)) = arrays else {
         return null_pointer("rampool_layout_subarray");
     };
     let order = match order {
         RAMPOOL_ORDER_C => Order::C,
         RAMPOOL_ORDER_FORTRAN => Order::Fortran,
-        other => return fail(RampoolStatus::Invalid, format_args!("rampool_layout_subarray: there is no order {other}")),
+        other => {
+            return fail(
+                RampoolStatus::Invalid,
+                format_args!("rampool_layout_subarray: unknown order {other}"),
+            );
+        }
     };
     // SAFETY: the caller's promise.
-    unsafe { made("rampool_layout_subarray", element, layout, |element| element.subarray(sizes, subsizes, starts, order)) }
+    unsafe {
+        made("rampool_layout_subarray", element, layout, |element| {
+            element.subarray(sizes, subsizes, starts, order)
+        })
+    }
 }
 
-/// The same bytes with other bounds: from `lower`, `extent` bytes.
+/// The same bytes with other bounds: lower bound `lower`, extent `extent`, in bytes.
 ///
 /// # Safety
 /// As rampool_layout_contiguous().
@@ -251,7 +275,7 @@ pub unsafe extern "C" fn rampool_layout_size(layout: *const LayoutHandle) -> u64
     unsafe { layout.as_ref() }.map_or(0, |layout| layout.0.size())
 }
 
-/// By how many bytes repetitions of a layout are apart; 0 for null.
+/// Extent of a layout: bytes between repetitions; 0 for null.
 ///
 /// # Safety
 /// As rampool_layout_size().
@@ -271,19 +295,25 @@ pub unsafe extern "C" fn rampool_layout_lower(layout: *const LayoutHandle) -> i6
     unsafe { layout.as_ref() }.map_or(0, |layout| layout.0.bounds().0)
 }
 
-/// Copies what a layout selects from `address` on to `packed`, one byte after the other, rampool_layout_size() of them. Nothing for null.
+/// Copies the bytes that a layout selects from `address` on to `packed`, contiguously: rampool_layout_size()
+/// bytes. Null does nothing.
 ///
 /// # Safety
-/// `layout` is null or a layout that was not freed; what it selects can be read, and `packed` can be written and is apart from it.
+/// `layout` is null or a layout that was not freed; the bytes it selects can be read; `packed` can be written
+/// and does not overlap them.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_layout_pack(layout: *const LayoutHandle, address: *const c_void, packed: *mut c_void) {
+pub unsafe extern "C" fn rampool_layout_pack(
+    layout: *const LayoutHandle,
+    address: *const c_void,
+    packed: *mut c_void,
+) {
     // SAFETY: null or valid, as the caller promises.
     let Some(layout) = (unsafe { layout.as_ref() }) else { return };
     let mut to = packed.cast::<u8>();
     for run in layout.0.program().runs() {
         let len = usize::try_from(run.len).expect("a 64-bit machine");
         let offset = isize::try_from(run.offset).expect("a 64-bit machine");
-        // SAFETY: the run is one of those that the caller vouches for, and `to` has room for as many bytes as all runs have.
+        // SAFETY: the caller vouches for the run, and `to` has room for the bytes of all runs.
         unsafe {
             std::ptr::copy_nonoverlapping(address.cast::<u8>().wrapping_offset(offset), to, len);
             to = to.add(len);
@@ -303,13 +333,17 @@ pub unsafe extern "C" fn rampool_layout_free(layout: *mut LayoutHandle) {
     }
 }
 
-/// Connects to the servers and leases memory there, for the direct view: bytes read and changed where they lie. The builder's options for paging do not matter. Blocks, for
-/// each server at most the option "connect-deadline-ms". On success, `*direct` is for rampool_direct_close(); otherwise it is null.
+/// Connects to the servers and leases memory there, for the direct view: bytes are read and changed at the
+/// servers. The builder's options for paging are ignored. Blocks, for each server at most the option
+/// "connect-deadline-ms". On success, close `*direct` with rampool_direct_close(); otherwise it is null.
 ///
 /// # Safety
 /// `builder` came from rampool_builder_new() and was not freed; `direct` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_open(builder: *const Builder, direct: *mut *mut DirectHandle) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_direct_open(
+    builder: *const Builder,
+    direct: *mut *mut DirectHandle,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(builder), Some(out)) = (unsafe { (builder.as_ref(), direct.as_mut()) }) else {
         return null_pointer("rampool_direct_open");
@@ -324,10 +358,12 @@ pub unsafe extern "C" fn rampool_direct_open(builder: *const Builder, direct: *m
     }
 }
 
-/// Joins the lease of another client, by its ticket: the same queues by the same names. The builder gives key, encryption and deadlines; its servers are not looked at.
+/// Joins the lease of another client, by its ticket: the same regions and queues by the same names. The
+/// builder gives key, encryption and deadlines; its servers are ignored.
 ///
 /// # Safety
-/// `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte; `direct` is null or can be written.
+/// `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte;
+/// `direct` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_join(
     builder: *const Builder,
@@ -337,7 +373,10 @@ pub unsafe extern "C" fn rampool_direct_join(
     // SAFETY: null or valid, as the caller promises.
     let (builder, ticket, out) = unsafe { (builder.as_ref(), text(ticket), direct.as_mut()) };
     let (Some(builder), Some(ticket), Some(out)) = (builder, ticket, out) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_join: a null pointer, or a text that is not UTF-8");
+        return fail(
+            RampoolStatus::Invalid,
+            "rampool_direct_join: a null pointer, or a text that is not UTF-8",
+        );
     };
     *out = std::ptr::null_mut();
     let ticket: LeaseTicket = match ticket.parse() {
@@ -353,13 +392,19 @@ pub unsafe extern "C" fn rampool_direct_join(
     }
 }
 
-/// Writes the ticket of the client's lease, a text that ends with a zero byte, to `buffer`. Who has it may join the lease: keep it as secret as a key.
-/// RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 4096 are enough for any 32 servers.
+/// Writes the ticket of the client's lease to `buffer`, with a terminating zero byte. A program with the
+/// ticket can join the lease: keep it as secret as a key. RAMPOOL_STATUS_NO_ROOM if it is longer than `size`
+/// bytes; 4096 are enough for any 32 servers.
 ///
 /// # Safety
-/// `direct` came from rampool_direct_open() or _join() and was not closed; `buffer` is null or `size` bytes can be written there.
+/// `direct` came from rampool_direct_open() or _join() and was not closed; `buffer` is null or `size` bytes
+/// can be written there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_ticket(direct: *mut DirectHandle, buffer: *mut c_char, size: usize) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_direct_ticket(
+    direct: *mut DirectHandle,
+    buffer: *mut c_char,
+    size: usize,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(direct) = (unsafe { direct.as_mut() }) else {
         return null_pointer("rampool_direct_ticket");
@@ -369,7 +414,7 @@ pub unsafe extern "C" fn rampool_direct_ticket(direct: *mut DirectHandle, buffer
     unsafe { write_text("rampool_direct_ticket", &ticket, buffer, size) }
 }
 
-/// Leaves the servers. Regions go with the lease's last member. Null does nothing.
+/// Disconnects from the servers. Regions are freed when the lease's last member leaves. Null does nothing.
 ///
 /// # Safety
 /// `direct` is null or came from rampool_direct_open() and was not closed.
@@ -381,11 +426,13 @@ pub unsafe extern "C" fn rampool_direct_close(direct: *mut DirectHandle) {
     }
 }
 
-/// Opens the region of this name, or makes one of `bytes` bytes, all zero; a null name makes one without. With 0 bytes, it must be there. On success, `*region` is for
+/// Opens the region of this name, or creates one of `bytes` bytes, all zero. A null name creates one without
+/// a name. With 0 bytes, the region must exist. On success, release `*region` with
 /// rampool_direct_region_close() or rampool_direct_region_free(); otherwise it is null.
 ///
 /// # Safety
-/// `direct` came from rampool_direct_open() and was not closed; `name` is null or ends with a zero byte; `region` is null or can be written.
+/// `direct` came from rampool_direct_open() and was not closed; `name` is null or ends with a zero byte;
+/// `region` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_open_region(
     direct: *mut DirectHandle,
@@ -401,7 +448,9 @@ pub unsafe extern "C" fn rampool_direct_open_region(
     // SAFETY: as above.
     let found = match (name.is_null(), unsafe { text(name) }) {
         (true, _) => direct.0.create(bytes),
-        (false, None) => return fail(RampoolStatus::Invalid, "rampool_direct_open_region: a name that is not UTF-8"),
+        (false, None) => {
+            return fail(RampoolStatus::Invalid, "rampool_direct_open_region: a name that is not UTF-8");
+        }
         (false, Some(name)) if bytes == 0 => direct.0.open(name),
         (false, Some(name)) => direct.0.open_or_create(name, bytes),
     };
@@ -424,7 +473,7 @@ pub unsafe extern "C" fn rampool_direct_region_bytes(region: *const DirectRegion
     unsafe { region.as_ref() }.map_or(0, |region| region.0.bytes())
 }
 
-/// Gives a region's handle up; the region stays. Null does nothing.
+/// Frees the handle of a region; the region stays. Null does nothing.
 ///
 /// # Safety
 /// As rampool_direct_region_bytes().
@@ -439,9 +488,13 @@ pub unsafe extern "C" fn rampool_direct_region_close(region: *mut DirectRegionHa
 /// Frees a region, for every member of the lease, and its handle. Null does nothing.
 ///
 /// # Safety
-/// `direct` came from rampool_direct_open() and was not closed; `region` as for rampool_direct_region_bytes().
+/// `direct` came from rampool_direct_open() and was not closed; `region` as for
+/// rampool_direct_region_bytes().
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_region_free(direct: *mut DirectHandle, region: *mut DirectRegionHandle) {
+pub unsafe extern "C" fn rampool_direct_region_free(
+    direct: *mut DirectHandle,
+    region: *mut DirectRegionHandle,
+) {
     // SAFETY: null or valid, as the caller promises.
     if let (Some(direct), false) = (unsafe { direct.as_mut() }, region.is_null()) {
         // SAFETY: made by `Box::into_raw`, and freed once, as the caller promises.
@@ -452,8 +505,9 @@ pub unsafe extern "C" fn rampool_direct_region_free(direct: *mut DirectHandle, r
 /// Writes `bytes` bytes to the region, from `offset` on. Blocks until every server has them.
 ///
 /// # Safety
-/// `direct` came from rampool_direct_open() and was not closed, `region` from rampool_direct_open_region() of it and was not closed or freed; `from` has `bytes` bytes, which nobody
-/// writes meanwhile.
+/// `direct` came from rampool_direct_open() and was not closed; `region` came from
+/// rampool_direct_open_region() of it and was not closed or freed; `from` has `bytes` bytes, which do not
+/// change during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_put(
     direct: *mut DirectHandle,
@@ -477,7 +531,7 @@ pub unsafe extern "C" fn rampool_direct_put(
 /// Reads `bytes` bytes of the region, from `offset` on.
 ///
 /// # Safety
-/// As rampool_direct_put(); `to` has room for `bytes` bytes, which nobody uses meanwhile.
+/// As rampool_direct_put(); `to` has room for `bytes` bytes, which nothing else uses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_get(
     direct: *mut DirectHandle,
@@ -492,14 +546,18 @@ pub unsafe extern "C" fn rampool_direct_get(
     let layout = Layout::bytes(bytes);
     // SAFETY: the caller's promise.
     unsafe {
-        moved("rampool_direct_get", direct, region, layout, |direct, region, all| direct.get_layout_at(region, offset, all, to.cast(), all))
+        moved("rampool_direct_get", direct, region, layout, |direct, region, all| {
+            direct.get_layout_at(region, offset, all, to.cast(), all)
+        })
     }
 }
 
-/// Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on, byte for byte in the layouts' order. Both select as many bytes.
+/// Writes the bytes that `here` selects from `address` on to those that `there` selects from `offset` of the
+/// region on, in the layouts' order. Both select the same number of bytes.
 ///
 /// # Safety
-/// As rampool_direct_put(); `there` and `here` are layouts that were not freed; what `here` selects can be read, and nobody writes it meanwhile.
+/// As rampool_direct_put(); `there` and `here` are layouts that were not freed; the bytes that `here` selects
+/// can be read, and do not change during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_put_layout(
     direct: *mut DirectHandle,
@@ -521,10 +579,12 @@ pub unsafe extern "C" fn rampool_direct_put_layout(
     }
 }
 
-/// Reads what `there` selects from `offset` of the region on into what `here` selects from `address` on. Both select as many bytes, `here` none twice.
+/// Reads the bytes that `there` selects from `offset` of the region on into those that `here` selects from
+/// `address` on. Both select the same number of bytes, and `here` selects none twice.
 ///
 /// # Safety
-/// As rampool_direct_put_layout(); what `here` selects can be written, and nobody uses it meanwhile.
+/// As rampool_direct_put_layout(); the bytes that `here` selects can be written, and nothing else uses them
+/// during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_get_layout(
     direct: *mut DirectHandle,
@@ -546,26 +606,36 @@ pub unsafe extern "C" fn rampool_direct_get_layout(
     }
 }
 
-/// Memory whose registrations may be kept for sending without a copy.
+/// Lets registrations of this memory be kept for sending without a copy.
 ///
-/// 1: the kernel says when the memory is unmapped, moved or dropped; nobody else needs to. 0: it cannot be watched (files, rampool's own regions, no userfaultfd), and until
-/// rampool_direct_forget() puts from it send the pages that were there first, whatever is mapped there.
+/// Returns 1 if the kernel reports when the memory is unmapped, moved or dropped. Returns 0 if it cannot
+/// (files, rampool's own regions, no userfaultfd): then call rampool_direct_forget() when that happens,
+/// because until then puts from it send the old pages, whatever is mapped there.
 ///
 /// # Safety
 /// `direct` came from rampool_direct_open() and was not closed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_keep(direct: *mut DirectHandle, address: *const c_void, bytes: usize) -> c_int {
+pub unsafe extern "C" fn rampool_direct_keep(
+    direct: *mut DirectHandle,
+    address: *const c_void,
+    bytes: usize,
+) -> c_int {
     // SAFETY: null or valid, as the caller promises.
     let kept = unsafe { direct.as_mut() }.map(|direct| direct.0.keep_at(address.cast(), bytes));
     c_int::from(kept.is_none_or(|kept| kept == Kept::Watched))
 }
 
-/// This memory is about to be unmapped, freed, moved or dropped, or just was. Memory that was never kept does no harm.
+/// Call this before or right after this memory is unmapped, freed, moved or dropped. For memory that was
+/// never kept it does nothing.
 ///
 /// # Safety
 /// `direct` came from rampool_direct_open() and was not closed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_forget(direct: *mut DirectHandle, address: *const c_void, bytes: usize) {
+pub unsafe extern "C" fn rampool_direct_forget(
+    direct: *mut DirectHandle,
+    address: *const c_void,
+    bytes: usize,
+) {
     // SAFETY: null or valid, as the caller promises.
     if let Some(direct) = unsafe { direct.as_mut() } {
         direct.0.forget(address.cast(), bytes);

@@ -1,4 +1,5 @@
-//! The direct view's elements in C: updates, filters, totals and copies. Conversions around [`runtime::direct`].
+//! Updates, filters, totals and copies of elements in the direct view, in C. Conversions around
+//! [`runtime::direct`].
 
 use std::ffi::c_void;
 
@@ -9,7 +10,8 @@ use runtime::proto::layout::Layout;
 use crate::direct::{DirectHandle, DirectRegionHandle, LayoutHandle, failed};
 use crate::{RampoolStatus, bytes_at, fail, null_pointer};
 
-/// What an element is: little-endian, of 4 or 8 bytes, at a multiple of its length from the start of its region.
+/// Kind of an element: little-endian, of 4 or 8 bytes, at a multiple of its length from the start of its
+/// region.
 pub const RAMPOOL_KIND_I32: u32 = 1;
 pub const RAMPOOL_KIND_U32: u32 = 2;
 pub const RAMPOOL_KIND_I64: u32 = 3;
@@ -26,7 +28,8 @@ pub const RAMPOOL_COMBINE_AND: u32 = 5;
 pub const RAMPOOL_COMBINE_OR: u32 = 6;
 pub const RAMPOOL_COMBINE_XOR: u32 = 7;
 
-/// Which elements of a column count. BETWEEN is from `low` to `high`, both included; the others compare with `low`.
+/// How elements of a column are tested. BETWEEN is from `low` to `high`, both included; the others compare
+/// with `low`.
 pub const RAMPOOL_TEST_ALL: u32 = 0;
 pub const RAMPOOL_TEST_EQUAL: u32 = 1;
 pub const RAMPOOL_TEST_NOT_EQUAL: u32 = 2;
@@ -36,32 +39,35 @@ pub const RAMPOOL_TEST_GREATER: u32 = 5;
 pub const RAMPOOL_TEST_GREATER_OR_EQUAL: u32 = 6;
 pub const RAMPOOL_TEST_BETWEEN: u32 = 7;
 
-/// Which elements of a column count: those that pass a test against one or two numbers of the column's kind.
+/// Selects the elements of a column that pass a test against one or two numbers of the column's kind.
 #[repr(C)]
 pub struct RampoolFilter {
     /// RAMPOOL_TEST_....
     pub test: u32,
     /// Points to a number of the column's kind. May be null for RAMPOOL_TEST_ALL.
     pub low: *const c_void,
-    /// Likewise, for RAMPOOL_TEST_BETWEEN; else it may be null.
+    /// Likewise, for RAMPOOL_TEST_BETWEEN; otherwise it may be null.
     pub high: *const c_void,
 }
 
-/// The sum of those elements of a column that count.
+/// The sum of the selected elements of a column.
 #[repr(C)]
 pub struct RampoolTotal {
-    /// How many elements count.
+    /// Number of selected elements.
     pub count: u64,
-    /// Of integers: the exact sum is `high` * 2^64 + `low`. Of floating-point numbers: 0.
+    /// For integers: the exact sum is `high` * 2^64 + `low`. For floating-point numbers: 0.
     pub low: u64,
     pub high: i64,
-    /// The sum as a floating-point number, rounded where it is one of integers.
+    /// The sum as a floating-point number; for integers, rounded.
     pub real: f64,
 }
 
-/// Neither a kind nor a way to combine has these numbers.
+/// The error for an unknown kind or way to combine.
 pub(crate) fn no_such(call: &str, kind: u32, combine: u32) -> RampoolStatus {
-    fail(RampoolStatus::Invalid, format_args!("{call}: there is no kind {kind} or no way {combine} to combine"))
+    fail(
+        RampoolStatus::Invalid,
+        format_args!("{call}: unknown kind {kind}, or unknown way {combine} to combine"),
+    )
 }
 
 pub(crate) fn kind_of(kind: u32) -> Option<Kind> {
@@ -89,7 +95,7 @@ pub(crate) fn combine_of(combine: u32) -> Option<Combine> {
     })
 }
 
-/// Something done with elements of any kind.
+/// An operation on elements of any kind.
 trait Work {
     type Out;
     fn run<T: Number>(self) -> Self::Out;
@@ -123,7 +129,7 @@ unsafe fn store<T: Number>(value: T, to: *mut c_void) {
     unsafe { std::ptr::copy_nonoverlapping(bits.as_ptr(), to.cast::<u8>(), T::KIND.bytes()) };
 }
 
-/// `None` if the filter makes no sense.
+/// `None` if the filter is invalid.
 ///
 /// # Safety
 /// `filter` is null or valid, and its numbers are null or of this kind.
@@ -155,12 +161,15 @@ fn ended(result: Result<(), DirectError>) -> RampoolStatus {
     result.map_or_else(|error| failed(&error), |()| RampoolStatus::Ok)
 }
 
-/// Changes each element of this kind that `there` selects from `offset` of the region on by an operand, at the servers: `element = combine(element, operand)`. There are as many operands,
-/// one after the other at `operands`; an element that is selected twice is changed twice. Each element is changed at once, and exactly once. Blocks until all are.
+/// Combines each element of this kind that `there` selects from `offset` of the region on with an operand, at
+/// the servers: `element = combine(element, operand)`. `operands` has one operand for each element,
+/// contiguously; an element that is selected twice is changed twice. Each change is atomic and happens
+/// exactly once. Blocks until all are done.
 ///
 /// # Safety
-/// `direct` came from rampool_direct_open() or _join() and was not closed, `region` is one of it; `there` is a layout that was not freed; `operands` has
-/// rampool_layout_size(there) bytes, which nobody writes meanwhile.
+/// `direct` came from rampool_direct_open() or _join() and was not closed; `region` belongs to it; `there` is
+/// a layout that was not freed; `operands` has rampool_layout_size(there) bytes, which do not change during
+/// the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_accumulate(
     direct: *mut DirectHandle,
@@ -173,14 +182,16 @@ pub unsafe extern "C" fn rampool_direct_accumulate(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (direct, region, there) = unsafe { (direct.as_mut(), region.as_ref(), there.as_ref()) };
-    let (Some(direct), Some(region), Some(there)) = (direct, region, there) else { return null_pointer("rampool_direct_accumulate") };
+    let (Some(direct), Some(region), Some(there)) = (direct, region, there) else {
+        return null_pointer("rampool_direct_accumulate");
+    };
     if operands.is_null() && there.0.size() > 0 {
         return null_pointer("rampool_direct_accumulate");
     }
     let (Some(kind), Some(how)) = (kind_of(kind), combine_of(combine)) else {
         return no_such("rampool_direct_accumulate", kind, combine);
     };
-    // Before so many operands are read: a layout may select more than any region has.
+    // Check before reading the operands: a layout may select more than any region has.
     if let Err(error) = there.0.placed(offset, region.0.bytes()) {
         return failed(&error.into());
     }
@@ -210,7 +221,7 @@ impl Work for Update {
         let (Some(direct), Some(region)) = (unsafe { (self.direct.as_mut(), self.region.as_ref()) }) else {
             return null_pointer(self.call);
         };
-        // SAFETY: likewise; the caller of this has looked for null.
+        // SAFETY: likewise; the caller of this has checked for null.
         let operand = unsafe { load::<T>(self.operand) };
         let updated = match self.how {
             Ok(expected) => {
@@ -233,11 +244,13 @@ impl Work for Update {
     }
 }
 
-/// Changes one element of this kind by an operand, and gives what it was before in `*old` (null: nobody wants it). At once, and exactly once: with RAMPOOL_COMBINE_SUM it is
-/// fetch-and-add. Blocks until the server has answered.
+/// Combines one element of this kind with an operand, and stores its previous value in `*old` unless that is
+/// null. Atomic, and exactly once: with RAMPOOL_COMBINE_SUM it is fetch-and-add. Blocks until the server has
+/// answered.
 ///
 /// # Safety
-/// `direct` and `region` as for rampool_direct_accumulate(); `operand` points to a number of this kind, and one can be written to `old` if that is not null.
+/// `direct` and `region` as for rampool_direct_accumulate(); `operand` points to a number of this kind, and
+/// one can be written to `old` if that is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_fetch_op(
     direct: *mut DirectHandle,
@@ -251,14 +264,20 @@ pub unsafe extern "C" fn rampool_direct_fetch_op(
     let (Some(kind), Some(how), false) = (kind_of(kind), combine_of(combine), operand.is_null()) else {
         return fail(
             RampoolStatus::Invalid,
-            format_args!("rampool_direct_fetch_op: a null pointer, or no kind {kind}, or no way {combine} to combine"),
+            format_args!(
+                "rampool_direct_fetch_op: a null pointer, unknown kind {kind}, or unknown way {combine} to combine"
+            ),
         );
     };
-    with_kind(kind, Update { call: "rampool_direct_fetch_op", direct, region, offset, how: Err(how), operand, old })
+    with_kind(
+        kind,
+        Update { call: "rampool_direct_fetch_op", direct, region, offset, how: Err(how), operand, old },
+    )
 }
 
-/// Writes `*desired` to one element of this kind if it is `*expected`, bit by bit, and gives what it was before in `*old`: it was written if that is `*expected`. At once,
-/// and exactly once. Blocks until the server has answered.
+/// Writes `*desired` to one element of this kind if it equals `*expected` bit by bit, and stores its previous
+/// value in `*old`. The write happened if `*old` equals `*expected`. Atomic, and exactly once. Blocks until
+/// the server has answered.
 ///
 /// # Safety
 /// As rampool_direct_fetch_op(); `expected` and `desired` point to numbers of this kind.
@@ -273,12 +292,26 @@ pub unsafe extern "C" fn rampool_direct_compare_swap(
     old: *mut c_void,
 ) -> RampoolStatus {
     let (Some(kind), false, false) = (kind_of(kind), expected.is_null(), desired.is_null()) else {
-        return fail(RampoolStatus::Invalid, format_args!("rampool_direct_compare_swap: a null pointer, or there is no kind {kind}"));
+        return fail(
+            RampoolStatus::Invalid,
+            format_args!("rampool_direct_compare_swap: a null pointer, or unknown kind {kind}"),
+        );
     };
-    with_kind(kind, Update { call: "rampool_direct_compare_swap", direct, region, offset, how: Ok(expected), operand: desired, old })
+    with_kind(
+        kind,
+        Update {
+            call: "rampool_direct_compare_swap",
+            direct,
+            region,
+            offset,
+            how: Ok(expected),
+            operand: desired,
+            old,
+        },
+    )
 }
 
-/// A column, and what is done with it.
+/// A column, and the operation on it.
 struct Column<'a, F> {
     call: &'static str,
     direct: *mut DirectHandle,
@@ -288,9 +321,15 @@ struct Column<'a, F> {
     want: &'a mut F,
 }
 
-/// What is wanted of a column of any kind.
+/// The operation on a column of any kind.
 trait Want {
-    fn of<T: Number>(&mut self, direct: &mut Direct, region: DirectRegion, column: &Layout, filter: Filter<T>) -> Result<(), DirectError>;
+    fn of<T: Number>(
+        &mut self,
+        direct: &mut Direct,
+        region: DirectRegion,
+        column: &Layout,
+        filter: Filter<T>,
+    ) -> Result<(), DirectError>;
 }
 
 impl<F: Want> Work for Column<'_, F> {
@@ -298,13 +337,14 @@ impl<F: Want> Work for Column<'_, F> {
 
     fn run<T: Number>(self) -> RampoolStatus {
         // SAFETY: null or valid, as the caller of the C function promises.
-        let (direct, region, column) = unsafe { (self.direct.as_mut(), self.region.as_ref(), self.column.as_ref()) };
+        let (direct, region, column) =
+            unsafe { (self.direct.as_mut(), self.region.as_ref(), self.column.as_ref()) };
         let (Some(direct), Some(region), Some(column)) = (direct, region, column) else {
             return null_pointer(self.call);
         };
         // SAFETY: likewise.
         let Some(filter) = (unsafe { filter_of::<T>(self.filter) }) else {
-            let why = "a filter whose test there is not, or that lacks a number to compare with";
+            let why = "the filter has an unknown test, or lacks a number to compare with";
             return fail(RampoolStatus::Invalid, format_args!("{}: {why}", self.call));
         };
         ended(self.want.of(&mut direct.0, region.0, &column.0, filter))
@@ -322,7 +362,7 @@ unsafe fn scanned(
 ) -> RampoolStatus {
     match kind_of(kind) {
         Some(kind) => with_kind(kind, Column { call, direct, region, column, filter, want }),
-        None => fail(RampoolStatus::Invalid, format_args!("{call}: there is no kind {kind}")),
+        None => fail(RampoolStatus::Invalid, format_args!("{call}: unknown kind {kind}")),
     }
 }
 
@@ -332,7 +372,13 @@ struct Sum {
 }
 
 impl Want for Sum {
-    fn of<T: Number>(&mut self, direct: &mut Direct, region: DirectRegion, column: &Layout, filter: Filter<T>) -> Result<(), DirectError> {
+    fn of<T: Number>(
+        &mut self,
+        direct: &mut Direct,
+        region: DirectRegion,
+        column: &Layout,
+        filter: Filter<T>,
+    ) -> Result<(), DirectError> {
         let (count, total) = direct.sum(region, self.offset, column, filter)?;
         let bytes = if let Total::Integer(whole) = total { whole.to_le_bytes() } else { [0; 16] };
         let (low, high) = bytes.split_at(8);
@@ -351,12 +397,13 @@ impl Want for Sum {
     }
 }
 
-/// How many elements of a column count, and their sum: the servers add up, only the results travel. The column is what `column` selects from `offset` of the region on, elements of
-/// this kind. Blocks until all servers have answered.
+/// Counts and sums the selected elements of a column. The servers add up, and only the results travel. The
+/// column is what `column` selects from `offset` of the region on, elements of this kind. Blocks until all
+/// servers have answered.
 ///
 /// # Safety
-/// `direct` and `region` as for rampool_direct_accumulate(); `column` is a layout that was not freed; `filter` is null (all count) or valid; `total` is null or can be
-/// written.
+/// `direct` and `region` as for rampool_direct_accumulate(); `column` is a layout that was not freed;
+/// `filter` is null (all elements) or valid; `total` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_sum(
     direct: *mut DirectHandle,
@@ -384,7 +431,13 @@ struct Extreme {
 }
 
 impl Want for Extreme {
-    fn of<T: Number>(&mut self, direct: &mut Direct, region: DirectRegion, column: &Layout, filter: Filter<T>) -> Result<(), DirectError> {
+    fn of<T: Number>(
+        &mut self,
+        direct: &mut Direct,
+        region: DirectRegion,
+        column: &Layout,
+        filter: Filter<T>,
+    ) -> Result<(), DirectError> {
         let value = if self.greatest {
             direct.max(region, self.offset, column, filter)?
         } else {
@@ -420,7 +473,8 @@ unsafe fn extreme(
     status
 }
 
-/// The least of the elements of a column that count, in `*value`; `*found` is false if none does. Numbers that are no numbers are passed over.
+/// Stores the least of the selected elements of a column in `*value`; `*found` is false if none is selected.
+/// NaNs are skipped.
 ///
 /// # Safety
 /// As rampool_direct_sum(); a number of this kind can be written to `value`; `found` can be written.
@@ -436,10 +490,13 @@ pub unsafe extern "C" fn rampool_direct_min(
     found: *mut bool,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { extreme("rampool_direct_min", (direct, region, column), offset, (kind, filter), (value, found), false) }
+    unsafe {
+        extreme("rampool_direct_min", (direct, region, column), offset, (kind, filter), (value, found), false)
+    }
 }
 
-/// The greatest of the elements of a column that count, in `*value`; `*found` is false if none does.
+/// Stores the greatest of the selected elements of a column in `*value`; `*found` is false if none is
+/// selected.
 ///
 /// # Safety
 /// As rampool_direct_min().
@@ -455,25 +512,35 @@ pub unsafe extern "C" fn rampool_direct_max(
     found: *mut bool,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { extreme("rampool_direct_max", (direct, region, column), offset, (kind, filter), (value, found), true) }
+    unsafe {
+        extreme("rampool_direct_max", (direct, region, column), offset, (kind, filter), (value, found), true)
+    }
 }
 
 struct Select {
     offset: u64,
-    /// Where positions go, or values.
+    /// Where positions or values go.
     to: Result<*mut u64, *mut c_void>,
     room: usize,
     count: u64,
 }
 
 impl Want for Select {
-    fn of<T: Number>(&mut self, direct: &mut Direct, region: DirectRegion, column: &Layout, filter: Filter<T>) -> Result<(), DirectError> {
+    fn of<T: Number>(
+        &mut self,
+        direct: &mut Direct,
+        region: DirectRegion,
+        column: &Layout,
+        filter: Filter<T>,
+    ) -> Result<(), DirectError> {
         match self.to {
             Ok(positions) => {
                 let found = direct.select(region, self.offset, column, filter)?;
                 self.count = found.len() as u64;
                 // SAFETY: there is room for as many, as the caller of the C function promises.
-                unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), positions, found.len().min(self.room)) };
+                unsafe {
+                    std::ptr::copy_nonoverlapping(found.as_ptr(), positions, found.len().min(self.room))
+                };
             }
             Err(values) => {
                 let found = direct.select_values(region, self.offset, column, filter)?;
@@ -488,11 +555,13 @@ impl Want for Select {
     }
 }
 
-/// The positions of those elements that count among the elements of the column, in order: the first `room` of them. `*count` is how many there are; if that is more than `room`,
-/// nothing is wrong, and the rest is not written.
+/// Writes the positions of the selected elements among the elements of the column, in order: the first `room`
+/// of them. `*count` is the number of selected elements; if it is more than `room`, the call succeeds and the
+/// rest is not written.
 ///
 /// # Safety
-/// As rampool_direct_sum(); `positions` has room for `room` of them, and is not null unless that is 0; `count` can be written.
+/// As rampool_direct_sum(); `positions` has room for `room` items, and is not null unless `room` is 0;
+/// `count` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_select(
     direct: *mut DirectHandle,
@@ -508,11 +577,18 @@ pub unsafe extern "C" fn rampool_direct_select(
     let to = if room == 0 { std::ptr::NonNull::dangling().as_ptr() } else { positions };
     // SAFETY: the caller's promise.
     unsafe {
-        selected("rampool_direct_select", (direct, region, column), (kind, filter), Select { offset, to: Ok(to), room, count: 0 }, count)
+        selected(
+            "rampool_direct_select",
+            (direct, region, column),
+            (kind, filter),
+            Select { offset, to: Ok(to), room, count: 0 },
+            count,
+        )
     }
 }
 
-/// The elements of a column that count, themselves, in no particular order; `room` and `*count` as for rampool_direct_select().
+/// Writes the values of the selected elements of a column, in no particular order. `room` and `*count` as for
+/// rampool_direct_select().
 ///
 /// # Safety
 /// As rampool_direct_select(); `values` has room for `room` numbers of this kind.
@@ -561,12 +637,15 @@ unsafe fn selected(
     status
 }
 
-/// Copies what `source` selects from `from_offset` of one region on to what `target` selects from `to_offset` of another, or the same, byte for byte in the layouts' order. The bytes
-/// go from server to server, not through this process. Both select as many bytes, `target` none twice, and what they select does not meet. Exactly once; blocks until it is
-/// done. It has no place in the order of operations: what it is to come after must have ended.
+/// Copies the bytes that `source` selects from `from_offset` of one region on to those that `target` selects
+/// from `to_offset` of another, or the same, in the layouts' order. The bytes go from server to server, not
+/// through this process. Both select the same number of bytes, `target` selects none twice, and the two do
+/// not overlap. Exactly once; blocks until it is done. It is not ordered with other operations: those that
+/// must come before it must have ended.
 ///
 /// # Safety
-/// `direct`, `from` and `to` as for rampool_direct_accumulate(); `source` and `target` are layouts that were not freed.
+/// `direct`, `from` and `to` as for rampool_direct_accumulate(); `source` and `target` are layouts that were
+/// not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_copy(
     direct: *mut DirectHandle,
@@ -578,8 +657,10 @@ pub unsafe extern "C" fn rampool_direct_copy(
     target: *const LayoutHandle,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
-    let (direct, from, source, to, target) = unsafe { (direct.as_mut(), from.as_ref(), source.as_ref(), to.as_ref(), target.as_ref()) };
-    let (Some(direct), Some(from), Some(source), Some(to), Some(target)) = (direct, from, source, to, target) else {
+    let (direct, from, source, to, target) =
+        unsafe { (direct.as_mut(), from.as_ref(), source.as_ref(), to.as_ref(), target.as_ref()) };
+    let (Some(direct), Some(from), Some(source), Some(to), Some(target)) = (direct, from, source, to, target)
+    else {
         return null_pointer("rampool_direct_copy");
     };
     ended(direct.0.copy((from.0, from_offset, &source.0), (to.0, to_offset, &target.0)))

@@ -1,5 +1,6 @@
-//! Memory that two processes see, in C: copies of paged regions that are handed over, and memory that a server on this machine has a key to. Conversions around
-//! [`runtime::region::HandedOver`] and [`runtime::direct::Exposed`].
+//! Memory that two processes see, in C: copies of paged regions for other processes, and memory that a server
+//! on this machine has a key to. Conversions around [`runtime::region::HandedOver`] and
+//! [`runtime::direct::Exposed`].
 
 use std::ffi::{c_char, c_void};
 
@@ -10,45 +11,52 @@ use runtime::region::{HandOverError, HandedOver};
 use crate::direct::{DirectHandle, DirectRegionHandle, LayoutHandle, failed};
 use crate::{Builder, RampoolStatus, RegionHandle, fail, null_pointer, status_of, text, write_text};
 
-/// A copy of a region at the memory servers, and the way there.
+/// A copy of a region at the memory servers, and how to reach it.
 pub struct HandedOverHandle(HandedOver);
 
-/// Memory of this process that a server on this machine may write to and read from while an operation names it. It belongs to one thread at a time; a forked child
-/// does not have it.
+/// Memory of this process that a server on this machine may read and write while an operation names it. Use
+/// it from one thread at a time; a forked child does not have it.
 pub struct ExposedHandle(Exposed);
 
-/// What was done with keys to exposed memory.
+/// Counts of operations on exposed memory.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct RampoolKeyStats {
-    /// Memories that a server has a key to now.
+    /// Exposed memories that a server has a key to now.
     pub exposed: u64,
     /// Operations whose bytes did not travel, and those bytes.
     pub requests: u64,
     pub bytes: u64,
-    /// Operations that the server refused because it did not know the key any more; they were made again.
+    /// Operations that the server refused because it no longer knew the key; they were repeated.
     pub stale: u64,
-    /// Memories that were replaced because a server with a key was lost, or its connection broke.
+    /// Exposed memories that were replaced because a server with a key was lost, or its connection broke.
     pub replaced: u64,
 }
 
-/// Makes a copy-on-write copy of a region at its memory servers, for other processes: what is in local memory is stored there, and stays here. The owner goes on at once, and nothing that
-/// it does afterwards shows in the copy. What other threads write during the call is in it or not, page by page. Blocks; faults of the pool wait meanwhile. On success, `*handed` is for
-/// rampool_handed_over_free(); otherwise it is null, and nothing has changed: RAMPOOL_STATUS_NO_ROOM is not told apart from other trouble at the servers (RAMPOOL_STATUS_SERVER), but said
-/// by rampool_error_message().
+/// Makes a copy-on-write copy of a region at its memory servers, for other processes. Pages in local memory
+/// are stored there, and stay here. The owner continues at once, and its later writes do not show in the
+/// copy. Writes of other threads during the call are included or not, page by page. Blocks; faults of the
+/// pool wait meanwhile. On success, free `*handed` with rampool_handed_over_free(). Otherwise it is null, and
+/// nothing has changed. If the servers have no room, the status is RAMPOOL_STATUS_SERVER, as for their other
+/// errors, and rampool_error_message() says which it is.
 ///
-/// The copy lives until it is freed (rampool_direct_region_free()) or the lease's last member has left.
+/// The copy lives until it is freed (rampool_direct_region_free()) or the lease's last member leaves.
 ///
 /// # Safety
 /// `region` came from rampool_region_alloc() and was not freed; `handed` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_region_hand_over(region: *const RegionHandle, handed: *mut *mut HandedOverHandle) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_region_hand_over(
+    region: *const RegionHandle,
+    handed: *mut *mut HandedOverHandle,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(region), Some(out)) = (unsafe { (region.as_ref(), handed.as_mut()) }) else {
         return null_pointer("rampool_region_hand_over");
     };
     *out = std::ptr::null_mut();
-    let Some(region) = &region.region else { return fail(RampoolStatus::Invalid, "rampool_region_hand_over: a region that was freed") };
+    let Some(region) = &region.region else {
+        return fail(RampoolStatus::Invalid, "rampool_region_hand_over: the region was freed");
+    };
     match region.hand_over() {
         Ok(copy) => {
             *out = Box::into_raw(Box::new(HandedOverHandle(copy)));
@@ -59,22 +67,30 @@ pub unsafe extern "C" fn rampool_region_hand_over(region: *const RegionHandle, h
     }
 }
 
-/// Writes where the copy is, a text that ends with a zero byte, to `buffer`, for another process's rampool_direct_join_handed_over(). Who has it may use the lease: keep it as secret as a
-/// key. RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 8192 are enough for any 32 servers.
+/// Writes a text that says where the copy is to `buffer`, with a terminating zero byte, for another process's
+/// rampool_direct_join_handed_over(). A program with the text can use the lease: keep it as secret as a key.
+/// RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 8192 are enough for any 32 servers.
 ///
 /// # Safety
-/// `handed` is null or came from rampool_region_hand_over() and was not freed; `buffer` is null or `size` bytes can be written there.
+/// `handed` is null or came from rampool_region_hand_over() and was not freed; `buffer` is null or `size`
+/// bytes can be written there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_handed_over_text(handed: *const HandedOverHandle, buffer: *mut c_char, size: usize) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_handed_over_text(
+    handed: *const HandedOverHandle,
+    buffer: *mut c_char,
+    size: usize,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     match unsafe { handed.as_ref() } {
         // SAFETY: as the caller promises.
-        Some(handed) => unsafe { write_text("rampool_handed_over_text", &handed.0.to_string(), buffer, size) },
+        Some(handed) => unsafe {
+            write_text("rampool_handed_over_text", &handed.0.to_string(), buffer, size)
+        },
         None => null_pointer("rampool_handed_over_text"),
     }
 }
 
-/// Gives the handle up; the copy stays. Null does nothing.
+/// Frees the handle; the copy stays. Null does nothing.
 ///
 /// # Safety
 /// `handed` is null or came from rampool_region_hand_over() and was not freed.
@@ -86,12 +102,14 @@ pub unsafe extern "C" fn rampool_handed_over_free(handed: *mut HandedOverHandle)
     }
 }
 
-/// Joins the lease of whoever handed a region over, and opens the copy: its bytes are those of `*region` from `*offset` on, `*bytes` of them, for any operation of the direct view. The
-/// builder gives key, encryption and deadlines; its servers are not looked at. On success, `*direct` is for rampool_direct_close() and `*region` for rampool_direct_region_free() or
-/// rampool_direct_region_close(); otherwise both are null.
+/// Joins the lease of the process that handed a region over, and opens the copy: its bytes are the `*bytes`
+/// bytes of `*region` from `*offset` on, for any operation of the direct view. The builder gives key,
+/// encryption and deadlines; its servers are ignored. On success, close `*direct` with rampool_direct_close()
+/// and `*region` with rampool_direct_region_free() or rampool_direct_region_close(); otherwise both are null.
 ///
 /// # Safety
-/// `builder` came from rampool_builder_new() and was not freed; `handed` is null or ends with a zero byte; the others are null or can be written.
+/// `builder` came from rampool_builder_new() and was not freed; `handed` is null or ends with a zero byte;
+/// the others are null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_join_handed_over(
     builder: *const Builder,
@@ -109,7 +127,10 @@ pub unsafe extern "C" fn rampool_direct_join_handed_over(
     (*direct, *region) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: as above.
     let (Some(builder), Some(handed)) = (unsafe { (builder.as_ref(), text(handed)) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_direct_join_handed_over: a null pointer, or a text that is not UTF-8");
+        return fail(
+            RampoolStatus::Invalid,
+            "rampool_direct_join_handed_over: a null pointer, or a text that is not UTF-8",
+        );
     };
     let handed: HandedOver = match handed.parse() {
         Ok(handed) => handed,
@@ -133,14 +154,20 @@ pub unsafe extern "C" fn rampool_direct_join_handed_over(
     }
 }
 
-/// Makes `bytes` bytes of memory, all zero, and gives the key to the first server that is reached through shared memory. Where there is none, or it takes no more (64 memories and 256 MiB for
-/// each connection), the memory is as any other: rampool_direct_is_exposed(). Blocks until the server has answered. On success, `*memory` is for rampool_exposed_free(); otherwise it is
-/// null.
+/// Allocates `bytes` bytes of memory, all zero, and gives the key to the first server that is reached through
+/// shared memory. If there is none, or it accepts no more (64 memories and 256 MiB for each connection), the
+/// memory is ordinary memory: see rampool_direct_is_exposed(). Blocks until the server has answered. On
+/// success, free `*memory` with rampool_exposed_free(); otherwise it is null.
 ///
 /// # Safety
-/// `direct` came from rampool_direct_open() or _join() and was not closed; `memory` is null or can be written.
+/// `direct` came from rampool_direct_open() or _join() and was not closed; `memory` is null or can be
+/// written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_expose(direct: *mut DirectHandle, bytes: usize, memory: *mut *mut ExposedHandle) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_direct_expose(
+    direct: *mut DirectHandle,
+    bytes: usize,
+    memory: *mut *mut ExposedHandle,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(out)) = (unsafe { (direct.as_mut(), memory.as_mut()) }) else {
         return null_pointer("rampool_direct_expose");
@@ -155,7 +182,7 @@ pub unsafe extern "C" fn rampool_direct_expose(direct: *mut DirectHandle, bytes:
     }
 }
 
-/// The first byte of exposed memory; the address stays until it is freed. Null for null.
+/// The first byte of exposed memory; the address is valid until the memory is freed. Null for null.
 ///
 /// # Safety
 /// `memory` is null or came from rampool_direct_expose() and was not freed.
@@ -175,24 +202,32 @@ pub unsafe extern "C" fn rampool_exposed_bytes(memory: *const ExposedHandle) -> 
     unsafe { memory.as_ref() }.map_or(0, |memory| memory.0.len())
 }
 
-/// Whether a server has a key to the memory now. Not between a break of its connection and the comeback. False for null.
+/// Whether a server has a key to the memory now. False from a break of its connection until the reconnect.
+/// False for null.
 ///
 /// # Safety
-/// `direct` is null or came from rampool_direct_open() or _join() and was not closed; `memory` is null or came from rampool_direct_expose() of it and was not freed.
+/// `direct` is null or came from rampool_direct_open() or _join() and was not closed; `memory` is null or
+/// came from rampool_direct_expose() of it and was not freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_is_exposed(direct: *const DirectHandle, memory: *const ExposedHandle) -> bool {
+pub unsafe extern "C" fn rampool_direct_is_exposed(
+    direct: *const DirectHandle,
+    memory: *const ExposedHandle,
+) -> bool {
     // SAFETY: null or valid, as the caller promises.
     let both = unsafe { direct.as_ref().zip(memory.as_ref()) };
     both.is_some_and(|(direct, memory)| direct.0.is_exposed(&memory.0))
 }
 
-/// Takes the key back. Blocks until the server has said that it touches the memory no more, or until it is lost and the bytes are in other memory at the same addresses. The memory stays, as any
-/// other.
+/// Revokes the key. Blocks until the server confirms that it no longer touches the memory, or until it is
+/// lost and the bytes are in other memory at the same addresses. The memory stays, as ordinary memory.
 ///
 /// # Safety
 /// As rampool_direct_is_exposed().
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_withdraw(direct: *mut DirectHandle, memory: *const ExposedHandle) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_direct_withdraw(
+    direct: *mut DirectHandle,
+    memory: *const ExposedHandle,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(memory)) = (unsafe { (direct.as_mut(), memory.as_ref()) }) else {
         return null_pointer("rampool_direct_withdraw");
@@ -200,7 +235,8 @@ pub unsafe extern "C" fn rampool_direct_withdraw(direct: *mut DirectHandle, memo
     direct.0.withdraw(&memory.0).map_or_else(|error| failed(&error), |()| RampoolStatus::Ok)
 }
 
-/// Frees exposed memory. A server that still has the key loses it with the next rampool_direct_expose(), or when the view is closed. Null does nothing.
+/// Frees exposed memory. A server that still has the key loses it with the next rampool_direct_expose(), or
+/// when the view is closed. Null does nothing.
 ///
 /// # Safety
 /// `memory` is null or came from rampool_direct_expose() and was not freed; nothing uses it any more.
@@ -212,10 +248,12 @@ pub unsafe extern "C" fn rampool_exposed_free(memory: *mut ExposedHandle) {
     }
 }
 
-/// Reads what `there` selects from `offset` of the region on into exposed memory, from its byte `at` on, one byte after the other. By key, the server puts the bytes there itself.
+/// Reads the bytes that `there` selects from `offset` of the region on into exposed memory, contiguously from
+/// its byte `at` on. With a key, the server writes them there itself.
 ///
 /// # Safety
-/// As rampool_direct_is_exposed(); `region` is one of `direct`; `there` is a layout that was not freed; nobody uses those bytes of the memory meanwhile.
+/// As rampool_direct_is_exposed(); `region` belongs to `direct`; `there` is a layout that was not freed;
+/// nothing else uses those bytes of the memory during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_get_into(
     direct: *mut DirectHandle,
@@ -233,10 +271,11 @@ pub unsafe extern "C" fn rampool_direct_get_into(
     }
 }
 
-/// Writes bytes of exposed memory, from its byte `at` on, to what `there` selects from `offset` of the region on. By key, the server takes the bytes from there itself.
+/// Writes bytes of exposed memory, from its byte `at` on, to what `there` selects from `offset` of the region
+/// on. With a key, the server reads them there itself.
 ///
 /// # Safety
-/// As rampool_direct_get_into(), but others may read those bytes of the memory meanwhile.
+/// As rampool_direct_get_into(), but other threads may read those bytes of the memory during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_direct_put_from(
     direct: *mut DirectHandle,
@@ -268,22 +307,34 @@ unsafe fn by_key(
     let (Some(direct), Some(region), Some(there), Some(memory)) = all else {
         return null_pointer(call);
     };
-    run(&mut direct.0, region.0, &there.0, &memory.0).map_or_else(|error| failed(&error), |()| RampoolStatus::Ok)
+    run(&mut direct.0, region.0, &there.0, &memory.0)
+        .map_or_else(|error| failed(&error), |()| RampoolStatus::Ok)
 }
 
-/// Writes what was done with keys to `*stats`, as many counts as `size` (pass sizeof(rampool_key_stats)) has room for.
+/// Writes the counts of operations on exposed memory to `*stats`, as many as fit `size` (pass
+/// sizeof(rampool_key_stats)).
 ///
 /// # Safety
-/// `direct` is null or came from rampool_direct_open() or _join() and was not closed; `stats` is null or `size` bytes can be written there.
+/// `direct` is null or came from rampool_direct_open() or _join() and was not closed; `stats` is null or
+/// `size` bytes can be written there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_key_stats(direct: *const DirectHandle, stats: *mut RampoolKeyStats, size: usize) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_direct_key_stats(
+    direct: *const DirectHandle,
+    stats: *mut RampoolKeyStats,
+    size: usize,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(direct) = (unsafe { direct.as_ref() }).filter(|_| !stats.is_null()) else {
         return null_pointer("rampool_direct_key_stats");
     };
     let now = direct.0.key_stats();
-    let counted =
-        RampoolKeyStats { exposed: now.exposed as u64, requests: now.requests, bytes: now.bytes, stale: now.stale, replaced: now.replaced };
+    let counted = RampoolKeyStats {
+        exposed: now.exposed as u64,
+        requests: now.requests,
+        bytes: now.bytes,
+        stale: now.stale,
+        replaced: now.replaced,
+    };
     let bytes = size.min(size_of::<RampoolKeyStats>());
     // SAFETY: `size` bytes can be written, as the caller promises, and no more than the struct has are read.
     unsafe { std::ptr::copy_nonoverlapping((&raw const counted).cast::<u8>(), stats.cast::<u8>(), bytes) };

@@ -1,38 +1,31 @@
 //! librampool: the C interface.
 //!
 //! ```text
-//!   lib     rampool.h: builder, pool, region, statistics, errors; nothing but conversions around the crate `rampool`
+//!    lib     rampool.h: builder, pool, region, statistics, errors; only conversions around the crate `rampool`
 //!   shared  rampool.h too: the shared view
 //!   direct  rampool.h too: the direct view and its layouts
-//!   elements rampool.h too: the direct view's updates, filters, totals and copies
-//!   exposed rampool.h too: regions handed over to other processes, and memory that a server has a key to
+//!    elements rampool.h too: updates, filters, totals and copies in the direct view
+//!    exposed rampool.h too: regions handed over to other processes, and memory that a server has a key to
 //!   queue   rampool.h too: the direct view's queues
-//!   shared_direct rampool.h too: shared regions in the direct view, by ranks and from outside
-//!   dlmm    dlmm.h: the interface of DLM-M (Saito, Midorikawa, Kai), on one pool a process
-//!   tsm     tsm.h: the interface of the software DSM of Barli, Watanabe, Sakai and Tanaka, on one run a process
-//!   parmacs what the macros of m4/rampool.m4 call, for the SPLASH programs
+//!    shared_direct rampool.h too: shared regions in the direct view, for ranks and other processes
 //! ```
-//! `include/rampool.h` is generated from those of them (`make header`, or the test `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
+//! The papers' interfaces (dlmm.h, tsm.h, PARMACS) are in the crate `compat`, whose functions this library
+//! exports with its own. `include/rampool.h` is generated from the modules above (`make header`, or the test
+//! `header` with `RAMPOOL_WRITE_HEADER=1`) and committed.
 
 mod direct;
-// The headers of these are written by hand.
-/// cbindgen:ignore
-mod dlmm;
 mod elements;
 mod exposed;
-/// cbindgen:ignore
-mod parmacs;
 mod queue;
 mod shared;
 mod shared_direct;
-/// cbindgen:ignore
-mod tsm;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rampool_compat as _;
 use runtime::builder::OpenError;
 use runtime::proto::units::OS_PAGE_BYTES;
 use runtime::region::{AdviseError, AllocError, PagedMemory, Region, RegionAdvice};
@@ -42,30 +35,32 @@ use runtime::region::{AdviseError, AllocError, PagedMemory, Region, RegionAdvice
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RampoolStatus {
     Ok = 0,
-    /// An argument makes no sense: a null pointer, an unknown option, a value out of range.
+    /// An argument is invalid: a null pointer, an unknown option, a value out of range.
     Invalid = 1,
-    /// A memory server could not be reached, refused, or cannot lend as much as is wanted.
+    /// A memory server could not be reached, refused, or cannot lend the wanted amount.
     Server = 2,
-    /// The region does not fit what was lent; or the queue is full; or the buffer is too short.
+    /// The region does not fit the lease; or the queue is full; or the buffer is too short.
     NoRoom = 3,
     /// The kernel does not allow what is needed; `rampool doctor` says what to change.
     System = 4,
-    /// The pool still has regions; or somebody has the lock; or the body of a message is on its way still.
+    /// The pool still has regions; or another thread holds the lock; or the body of a message has not arrived
+    /// yet.
     Busy = 5,
-    /// The ranks of a run did not come together, or the run is over.
+    /// The ranks of a run did not all join, or the run is over.
     Run = 6,
-    /// There is no such queue; or the sender of a message was lost before its body was there.
+    /// The queue does not exist; or the sender of a message was lost before its body arrived.
     Gone = 7,
 }
 
-/// Advice: the content of the range is not needed any more; it reads as zeroes from now on.
+/// Advice: the content of the range is no longer needed; it reads as zeroes from now on.
 pub const RAMPOOL_ADVICE_DISCARD: u32 = 0;
-/// Advice: the range is needed now; the call returns when it has been brought here.
+/// Advice: the range is needed now; the call returns when it is in local memory.
 pub const RAMPOOL_ADVICE_WILL_NEED: u32 = 1;
 
-/// Options of a pool, by name. Names, values and defaults are those of the command line without the dashes: "server",
-/// "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption", "compression", "stripe",
-/// "same-host", "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms". Amounts are written like 4096, 512M or 1.5G.
+/// Options of a pool, by name. Names, values and defaults are those of the command line without the dashes:
+/// "server", "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption",
+/// "compression", "stripe", "same-host", "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms".
+/// Write amounts as 4096, 512M or 1.5G.
 pub struct Builder(runtime::Builder);
 
 /// Local memory, memory servers and the pager between them.
@@ -82,23 +77,23 @@ pub struct RegionHandle {
 
 impl Drop for RegionHandle {
     fn drop(&mut self) {
-        // The memory first: a pool without regions may be closed.
+        // Dropped first: a pool can be closed only without regions.
         drop(self.region.take());
         self.pool.regions.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// Counters of a pool since it was opened. Pages are of 4096 bytes.
+/// Counters of a pool since it was opened. A page has 4096 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct RampoolStats {
-    /// Local memory the regions may use, and use now.
+    /// Local memory that the regions may use, and use now.
     pub budget_pages: u64,
     pub resident_pages: u64,
     /// Pages of all regions now.
     pub managed_pages: u64,
     pub faults: u64,
-    /// Pages filled with zeroes, because nobody had written them.
+    /// Pages filled with zeroes, because they were never written.
     pub zero_filled_pages: u64,
     /// Fetches that a thread waited for, and their pages.
     pub demand_fetches: u64,
@@ -107,10 +102,10 @@ pub struct RampoolStats {
     pub prefetched_pages: u64,
     /// Pages that were about to leave and were needed again, without traffic.
     pub second_chance_pages: u64,
-    /// Pages that left, and those of them that had to be sent.
+    /// Pages that left, and how many of them had to be sent.
     pub evicted_pages: u64,
     pub written_back_pages: u64,
-    /// Times a server had no room.
+    /// Times that a server had no room.
     pub pool_full_events: u64,
 }
 
@@ -124,8 +119,8 @@ fn fail(status: RampoolStatus, message: impl std::fmt::Display) -> RampoolStatus
     status
 }
 
-/// What the last call on this thread that did not succeed had to say: one line, in English, for people. Valid until the next such call on this
-/// thread; empty before the first. Never null.
+/// The message of the last failed call on this thread: one line, in English. Valid until the next failed call
+/// on this thread; empty before the first. Never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn rampool_error_message() -> *const c_char {
     MESSAGE.with(|m| m.borrow().as_ptr())
@@ -134,10 +129,11 @@ pub extern "C" fn rampool_error_message() -> *const c_char {
 /// The version of the library, such as "0.1.0". Static.
 #[unsafe(no_mangle)]
 pub extern "C" fn rampool_version() -> *const c_char {
-    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-        Ok(version) => version,
-        Err(_) => panic!("a version without zero bytes"),
-    };
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => panic!("a version without zero bytes"),
+        };
     VERSION.as_ptr()
 }
 
@@ -148,16 +144,24 @@ pub extern "C" fn rampool_builder_new() -> *mut Builder {
 }
 
 /// Sets an option. "server" may be set several times, once for each server; others keep the last value.
-/// RAMPOOL_STATUS_INVALID for a name that does not exist or a value that does not fit; the builder is then as before.
+/// RAMPOOL_STATUS_INVALID for an unknown name or an invalid value; the builder is then unchanged.
 ///
 /// # Safety
-/// `builder` came from rampool_builder_new() and was not freed; `name` and `value` are null or end with a zero byte.
+/// `builder` came from rampool_builder_new() and was not freed; `name` and `value` are null or end with a
+/// zero byte.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_builder_set(builder: *mut Builder, name: *const c_char, value: *const c_char) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_builder_set(
+    builder: *mut Builder,
+    name: *const c_char,
+    value: *const c_char,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (builder, name, value) = unsafe { (builder.as_mut(), text(name), text(value)) };
     let (Some(builder), Some(name), Some(value)) = (builder, name, value) else {
-        return fail(RampoolStatus::Invalid, "rampool_builder_set: a null pointer, or a text that is not UTF-8");
+        return fail(
+            RampoolStatus::Invalid,
+            "rampool_builder_set: a null pointer, or a text that is not UTF-8",
+        );
     };
     match builder.0.set(name, value) {
         Ok(()) => RampoolStatus::Ok,
@@ -165,7 +169,7 @@ pub unsafe extern "C" fn rampool_builder_set(builder: *mut Builder, name: *const
     }
 }
 
-/// Frees a builder; pools opened from it live on. Null does nothing.
+/// Frees a builder; pools opened from it stay open. Null does nothing.
 ///
 /// # Safety
 /// `builder` is null or came from rampool_builder_new() and was not freed.
@@ -177,8 +181,9 @@ pub unsafe extern "C" fn rampool_builder_free(builder: *mut Builder) {
     }
 }
 
-/// Connects to the servers, leases memory there and starts the pager, a thread of this process. Blocks, for each server at most the option
-/// "connect-deadline-ms". On success, `*pool` is for rampool_close(); otherwise it is null.
+/// Connects to the servers, leases memory there and starts the pager, a thread of this process. Blocks, for
+/// each server at most the option "connect-deadline-ms". On success, close `*pool` with rampool_close();
+/// otherwise it is null.
 ///
 /// # Safety
 /// `builder` came from rampool_builder_new() and was not freed; `pool` is null or can be written.
@@ -198,7 +203,8 @@ pub unsafe extern "C" fn rampool_open(builder: *const Builder, pool: *mut *mut P
     }
 }
 
-/// Ends the pager and leaves the servers. RAMPOOL_STATUS_BUSY, and nothing done, while the pool has regions. Null does nothing.
+/// Stops the pager and disconnects from the servers. While the pool has regions it does nothing and returns
+/// RAMPOOL_STATUS_BUSY. Null does nothing.
 ///
 /// # Safety
 /// `pool` is null or came from rampool_open() and was not closed; no other call uses it meanwhile.
@@ -208,19 +214,27 @@ pub unsafe extern "C" fn rampool_close(pool: *mut PoolHandle) -> RampoolStatus {
     let Some(handle) = (unsafe { pool.as_ref() }) else { return RampoolStatus::Ok };
     let regions = handle.regions.load(Ordering::Acquire);
     if regions > 0 {
-        return fail(RampoolStatus::Busy, format_args!("rampool_close: {regions} regions of the pool are not freed"));
+        return fail(
+            RampoolStatus::Busy,
+            format_args!("rampool_close: {regions} regions of the pool are not freed"),
+        );
     }
     // SAFETY: made by `Arc::into_raw`, and closed once, as the caller promises.
     drop(unsafe { Arc::from_raw(pool.cast_const()) });
     RampoolStatus::Ok
 }
 
-/// Memory of `bytes` bytes, rounded up to whole pages, all zero. On success, `*region` is for rampool_region_free(); otherwise it is null.
+/// Allocates `bytes` bytes of memory, rounded up to whole pages, all zero. On success, free `*region` with
+/// rampool_region_free(); otherwise it is null.
 ///
 /// # Safety
 /// `pool` came from rampool_open() and was not closed; `region` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_region_alloc(pool: *mut PoolHandle, bytes: usize, region: *mut *mut RegionHandle) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_region_alloc(
+    pool: *mut PoolHandle,
+    bytes: usize,
+    region: *mut *mut RegionHandle,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(handle), Some(out)) = (unsafe { (pool.as_ref(), region.as_mut()) }) else {
         return null_pointer("rampool_region_alloc");
@@ -270,12 +284,17 @@ pub unsafe extern "C" fn rampool_region_bytes(region: *const RegionHandle) -> us
     unsafe { region.as_ref() }.and_then(|r| r.region.as_ref()).map_or(0, Region::len)
 }
 
-/// Says something (RAMPOOL_ADVICE_...) about `bytes` bytes of a region from `offset` on, both multiples of 4096.
+/// Gives advice (RAMPOOL_ADVICE_...) on `bytes` bytes of a region from `offset` on, both multiples of 4096.
 ///
 /// # Safety
 /// `region` is null or came from rampool_region_alloc() and was not freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_region_advise(region: *const RegionHandle, offset: usize, bytes: usize, advice: u32) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_region_advise(
+    region: *const RegionHandle,
+    offset: usize,
+    bytes: usize,
+    advice: u32,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(region) = (unsafe { region.as_ref() }).and_then(|r| r.region.as_ref()) else {
         return null_pointer("rampool_region_advise");
@@ -283,7 +302,12 @@ pub unsafe extern "C" fn rampool_region_advise(region: *const RegionHandle, offs
     let advice = match advice {
         RAMPOOL_ADVICE_DISCARD => RegionAdvice::Discard,
         RAMPOOL_ADVICE_WILL_NEED => RegionAdvice::WillNeed,
-        other => return fail(RampoolStatus::Invalid, format_args!("rampool_region_advise: there is no advice {other}")),
+        other => {
+            return fail(
+                RampoolStatus::Invalid,
+                format_args!("rampool_region_advise: unknown advice {other}"),
+            );
+        }
     };
     match region.advise(offset, bytes, advice) {
         Ok(()) => RampoolStatus::Ok,
@@ -304,13 +328,17 @@ pub unsafe extern "C" fn rampool_region_free(region: *mut RegionHandle) {
     }
 }
 
-/// Writes the pool's counters to `*stats`, as many of them as `size` (pass sizeof(rampool_stats)) has room for: a program built with an older header
-/// goes on working.
+/// Writes the pool's counters to `*stats`, as many as fit `size` (pass sizeof(rampool_stats)), so that a
+/// program built with an older header keeps working.
 ///
 /// # Safety
 /// `pool` came from rampool_open() and was not closed; `stats` is null or `size` bytes can be written there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_pool_stats(pool: *const PoolHandle, stats: *mut RampoolStats, size: usize) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_pool_stats(
+    pool: *const PoolHandle,
+    stats: *mut RampoolStats,
+    size: usize,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(handle) = (unsafe { pool.as_ref() }).filter(|_| !stats.is_null()) else {
         return null_pointer("rampool_pool_stats");
@@ -339,15 +367,15 @@ pub unsafe extern "C" fn rampool_pool_stats(pool: *const PoolHandle, stats: *mut
 fn status_of(error: &OpenError) -> RampoolStatus {
     match error {
         OpenError::Connect(_) | OpenError::Pool(_) => RampoolStatus::Server,
-        OpenError::Paged(runtime::region::PagedError::PageSize(_) | runtime::region::PagedError::TooLittleLocal(_)) => {
-            RampoolStatus::Invalid
-        }
+        OpenError::Paged(
+            runtime::region::PagedError::PageSize(_) | runtime::region::PagedError::TooLittleLocal(_),
+        ) => RampoolStatus::Invalid,
         OpenError::Paged(_) => RampoolStatus::System,
         _ => RampoolStatus::Invalid,
     }
 }
 
-/// Writes a text and a zero byte behind it to a caller's buffer.
+/// Writes a text and a terminating zero byte to a caller's buffer.
 ///
 /// # Safety
 /// `buffer` is null or `size` bytes can be written there.
@@ -356,9 +384,13 @@ unsafe fn write_text(call: &str, text: &str, buffer: *mut c_char, size: usize) -
         return null_pointer(call);
     }
     if text.len() >= size {
-        return fail(RampoolStatus::NoRoom, format_args!("{call}: the text and its end take {} bytes", text.len() + 1));
+        return fail(
+            RampoolStatus::NoRoom,
+            format_args!("{call}: the buffer is too short: the text takes {} bytes", text.len() + 1),
+        );
     }
-    // SAFETY: `size` bytes can be written, as the caller promises, and the text and the zero byte are no more.
+    // SAFETY: `size` bytes can be written, as the caller promises, and the text and the zero byte are no
+    // more.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, text.len());
         *buffer.add(text.len()) = 0;
@@ -366,20 +398,20 @@ unsafe fn write_text(call: &str, text: &str, buffer: *mut c_char, size: usize) -
     RampoolStatus::Ok
 }
 
-/// A call that lacks something.
+/// The error for a null argument.
 fn null_pointer(call: &str) -> RampoolStatus {
     fail(RampoolStatus::Invalid, format_args!("{call}: a null pointer"))
 }
 
 /// # Safety
-/// `at` is null, or can be read for `len` bytes that nobody writes while the result is used.
+/// `at` is null, or can be read for `len` bytes that do not change while the result is used.
 unsafe fn bytes_at<'a>(at: *const c_void, len: usize) -> &'a [u8] {
     // SAFETY: promised by the caller.
     if at.is_null() || len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(at.cast(), len) } }
 }
 
 /// # Safety
-/// `text` is null or ends with a zero byte, and stays as it is while the result is used.
+/// `text` is null or ends with a zero byte, and does not change while the result is used.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
@@ -388,7 +420,7 @@ unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-const _: () = assert!(OS_PAGE_BYTES == 4096, "the header speaks of pages of 4096 bytes");
+const _: () = assert!(OS_PAGE_BYTES == 4096, "the header promises pages of 4096 bytes");
 
 #[cfg(test)]
 mod tests {
@@ -417,7 +449,8 @@ mod tests {
         let number = [1u64];
         let number = number.as_ptr().cast::<c_void>();
         let (mut layout, mut byte) = (null_mut(), null_mut());
-        let (mut found, mut count, filter) = (false, 0, RampoolFilter { test: 99, low: number, high: null() });
+        let (mut found, mut count, filter) =
+            (false, 0, RampoolFilter { test: 99, low: number, high: null() });
         let mut total = RampoolTotal { count: 0, low: 0, high: 0, real: 0.0 };
         refuse_nothing! {
             rampool_layout_bytes(1, null_mut());

@@ -8,20 +8,22 @@ use runtime::direct::{DirectError, Message, Queue, QueueBounds, QueueError, Send
 use crate::direct::DirectHandle;
 use crate::{RampoolStatus, bytes_at, fail, null_pointer, text};
 
-/// Messages that one call sends at most, each of which takes a little memory on the way.
+/// Most messages in one call; each takes a little memory on the way.
 const MOST_SENT: usize = 1 << 20;
 
-/// A queue: a name that messages are sent to and taken from. Good with every member of the lease.
+/// A queue: a name that messages are sent to and taken from. Valid for every member of the lease.
 pub struct QueueHandle(Queue);
 
 /// A message that was taken, until rampool_message_done() or rampool_message_give_back().
 pub struct MessageHandle(Message);
 
-/// Opens the queue of this name. If there is none it is made, for at most `messages` messages with together `bytes` bytes; unless both are 0, then it is
-/// RAMPOOL_STATUS_GONE. On success, `*queue` is for rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
+/// Opens the queue of this name. If it does not exist it is created, for at most `messages` messages with
+/// `bytes` bytes in all. If both are 0 it is not created, and the status is RAMPOOL_STATUS_GONE. On success,
+/// free `*queue` with rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
 ///
 /// # Safety
-/// `direct` came from rampool_direct_open() or _join() and was not closed; `name` is null or ends with a zero byte; `queue` is null or can be written.
+/// `direct` came from rampool_direct_open() or _join() and was not closed; `name` is null or ends with a zero
+/// byte; `queue` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_queue_open(
     direct: *mut DirectHandle,
@@ -33,7 +35,10 @@ pub unsafe extern "C" fn rampool_queue_open(
     // SAFETY: null or valid, as the caller promises.
     let (direct, name, out) = unsafe { (direct.as_mut(), text(name), queue.as_mut()) };
     let (Some(direct), Some(name), Some(out)) = (direct, name, out) else {
-        return fail(RampoolStatus::Invalid, "rampool_queue_open: a null pointer, or a name that is not UTF-8");
+        return fail(
+            RampoolStatus::Invalid,
+            "rampool_queue_open: a null pointer, or a name that is not UTF-8",
+        );
     };
     *out = std::ptr::null_mut();
     let opened = match (messages, bytes) {
@@ -61,12 +66,15 @@ pub unsafe extern "C" fn rampool_queue_free(queue: *mut QueueHandle) {
     }
 }
 
-/// Gives up the queue with all that is in it, for every member of the lease. The handle stays to be freed.
+/// Deletes the queue and all messages in it, for every member of the lease. The handle must still be freed.
 ///
 /// # Safety
 /// `direct` and `queue` are null or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_queue_delete(direct: *mut DirectHandle, queue: *const QueueHandle) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_queue_delete(
+    direct: *mut DirectHandle,
+    queue: *const QueueHandle,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(queue)) = (unsafe { (direct.as_mut(), queue.as_ref()) }) else {
         return null_pointer("rampool_queue_delete");
@@ -74,11 +82,14 @@ pub unsafe extern "C" fn rampool_queue_delete(direct: *mut DirectHandle, queue: 
     done(direct.0.free_queue(&queue.0))
 }
 
-/// Appends a message: a head of at most 256 bytes, which arrives at once, and a body of any length (0: none), which follows. Blocks until the server has all of it; if the
-/// queue is full, `patience_ms` at most, and then it is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly once.
+/// Appends a message: a head of at most 256 bytes, which is delivered at once, and a body of any length (0:
+/// none), which follows. Blocks until the server has all of it. If the queue stays full for `patience_ms`
+/// milliseconds, the status is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly
+/// once.
 ///
 /// # Safety
-/// `direct` and `queue` are null or valid; `head` and `body` can be read for as many bytes as are said, or are null where that is 0.
+/// `direct` and `queue` are null or valid; `head` and `body` can be read for the given number of bytes, or
+/// are null if that is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_queue_send(
     direct: *mut DirectHandle,
@@ -91,23 +102,28 @@ pub unsafe extern "C" fn rampool_queue_send(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (direct, queue) = unsafe { (direct.as_mut(), queue.as_ref()) };
-    let (Some(direct), Some(queue), false, false) = (direct, queue, head.is_null() && head_bytes > 0, body.is_null() && body_bytes > 0)
+    let (Some(direct), Some(queue), false, false) =
+        (direct, queue, head.is_null() && head_bytes > 0, body.is_null() && body_bytes > 0)
     else {
         return null_pointer("rampool_queue_send");
     };
-    // SAFETY: the caller promises as many readable bytes, which nobody writes meanwhile.
+    // SAFETY: the caller promises as many readable bytes, which do not change during the call.
     let (head, body) = unsafe { (bytes_at(head, head_bytes), bytes_at(body, body_bytes)) };
     let body = if body.is_empty() { SendBody::None } else { SendBody::Bytes(body) };
     done(direct.0.send(&queue.0, head, body, Duration::from_millis(patience_ms.into())))
 }
 
-/// Appends `count` messages of `head_bytes` bytes each (at most 256), which lie one after the other at `heads`, without bodies. They travel in groups, each of which enters the queue
-/// whole: fewer requests and answers than as many rampool_queue_send() take. Blocks until all are in the queue; while there is no room for a group, `patience_ms` at most. `*sent` is how
-/// many are in it, the first ones: fewer than `count` if there was no room for more, and if there was for none, it is RAMPOOL_STATUS_NO_ROOM. One call sends 1048576 at most: more are
+/// Appends `count` messages of `head_bytes` bytes each (at most 256), contiguous at `heads`, without bodies.
+/// They travel in groups, each of which enters the queue whole. This takes fewer requests and answers than
+/// rampool_queue_send() for each. Blocks until all are in the queue, or until a group has waited
+/// `patience_ms` milliseconds for room. `*sent` is the number of messages, from the first on, that are in the
+/// queue. It is less than `count` if there was no room for more. If there was room for none, the status is
+/// RAMPOOL_STATUS_NO_ROOM. One call sends at most 1048576 messages; with more, the status is
 /// RAMPOOL_STATUS_INVALID, and none is sent.
 ///
 /// # Safety
-/// `direct` and `queue` are null or valid; `heads` has `count` times `head_bytes` bytes; `sent` is null or can be written.
+/// `direct` and `queue` are null or valid; `heads` has `count` times `head_bytes` bytes; `sent` is null or
+/// can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_queue_send_many(
     direct: *mut DirectHandle,
@@ -121,15 +137,22 @@ pub unsafe extern "C" fn rampool_queue_send_many(
     // SAFETY: null or valid, as the caller promises.
     let (direct, queue, out) = unsafe { (direct.as_mut(), queue.as_ref(), sent.as_mut()) };
     let total = head_bytes.checked_mul(count);
-    let (Some(direct), Some(queue), Some(out), Some(total), false) = (direct, queue, out, total, heads.is_null() && total != Some(0))
+    let (Some(direct), Some(queue), Some(out), Some(total), false) =
+        (direct, queue, out, total, heads.is_null() && total != Some(0))
     else {
-        return fail(RampoolStatus::Invalid, "rampool_queue_send_many: a null pointer, or more messages than memory has bytes");
+        return fail(
+            RampoolStatus::Invalid,
+            "rampool_queue_send_many: a null pointer, or more messages than memory has bytes",
+        );
     };
     *out = 0;
     if count > MOST_SENT {
-        return fail(RampoolStatus::Invalid, format!("rampool_queue_send_many: {count} messages; one call sends {MOST_SENT} at most"));
+        return fail(
+            RampoolStatus::Invalid,
+            format!("rampool_queue_send_many: {count} messages; one call sends at most {MOST_SENT}"),
+        );
     }
-    // SAFETY: the caller promises as many readable bytes, which nobody writes meanwhile.
+    // SAFETY: the caller promises as many readable bytes, which do not change during the call.
     let all = unsafe { bytes_at(heads, total) };
     let heads: Vec<&[u8]> = (0..count).map(|n| &all[n * head_bytes..(n + 1) * head_bytes]).collect();
     match direct.0.send_many(&queue.0, &heads, Duration::from_millis(patience_ms.into())) {
@@ -141,8 +164,9 @@ pub unsafe extern "C" fn rampool_queue_send_many(
     }
 }
 
-/// Takes the next message. Blocks until there is one, `patience_ms` at most; then `*message` is null, and that is a success. A message stays in its queue until
-/// rampool_message_done(): if this process is lost before, or closes the direct view, another receiver gets it.
+/// Takes the next message. Blocks until there is one, for at most `patience_ms` milliseconds; then `*message`
+/// is null, and the call succeeds. A message stays in its queue until rampool_message_done(): if this process
+/// is lost before that, or closes the direct view, another receiver gets it.
 ///
 /// # Safety
 /// `direct` and `queue` are null or valid; `message` is null or can be written.
@@ -154,7 +178,9 @@ pub unsafe extern "C" fn rampool_queue_take(
     message: *mut *mut MessageHandle,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
-    let (Some(direct), Some(queue), Some(out)) = (unsafe { (direct.as_mut(), queue.as_ref(), message.as_mut()) }) else {
+    let (Some(direct), Some(queue), Some(out)) =
+        (unsafe { (direct.as_mut(), queue.as_ref(), message.as_mut()) })
+    else {
         return null_pointer("rampool_queue_take");
     };
     *out = std::ptr::null_mut();
@@ -169,12 +195,15 @@ pub unsafe extern "C" fn rampool_queue_take(
     }
 }
 
-/// Blocks until the server knows of every message that this member is done with.
+/// Blocks until the server has heard of every message that this member is done with.
 ///
 /// # Safety
 /// `direct` and `queue` are null or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_queue_flush(direct: *mut DirectHandle, queue: *const QueueHandle) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_queue_flush(
+    direct: *mut DirectHandle,
+    queue: *const QueueHandle,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(direct), Some(queue)) = (unsafe { (direct.as_mut(), queue.as_ref()) }) else {
         return null_pointer("rampool_queue_flush");
@@ -187,7 +216,10 @@ pub unsafe extern "C" fn rampool_queue_flush(direct: *mut DirectHandle, queue: *
 /// # Safety
 /// `message` is null or valid; `bytes` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_message_head(message: *const MessageHandle, bytes: *mut usize) -> *const c_void {
+pub unsafe extern "C" fn rampool_message_head(
+    message: *const MessageHandle,
+    bytes: *mut usize,
+) -> *const c_void {
     // SAFETY: null or valid, as the caller promises.
     let (message, out) = unsafe { (message.as_ref(), bytes.as_mut()) };
     let head = message.map(|message| message.0.head());
@@ -207,7 +239,7 @@ pub unsafe extern "C" fn rampool_message_body_bytes(message: *const MessageHandl
     unsafe { message.as_ref() }.map_or(0, |message| message.0.body_bytes())
 }
 
-/// Whether the message was delivered before, to a receiver that was not done with it; false for null.
+/// Whether the message was delivered before, to a receiver that did not finish it; false for null.
 ///
 /// # Safety
 /// `message` is null or valid.
@@ -217,11 +249,13 @@ pub unsafe extern "C" fn rampool_message_redelivered(message: *const MessageHand
     unsafe { message.as_ref() }.is_some_and(|message| message.0.redelivered())
 }
 
-/// Reads the body of a message to `buffer`. Blocks until it is there; RAMPOOL_STATUS_BUSY if it has not arrived at the server within `patience_ms`,
-/// RAMPOOL_STATUS_GONE if its sender was lost before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
+/// Reads the body of a message to `buffer`. Blocks until it is there. RAMPOOL_STATUS_BUSY if it has not
+/// arrived at the server within `patience_ms` milliseconds, RAMPOOL_STATUS_GONE if its sender was lost
+/// before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
 ///
 /// # Safety
-/// `direct` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null where that is 0.
+/// `direct` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null if that is
+/// 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_message_body(
     direct: *mut DirectHandle,
@@ -238,17 +272,18 @@ pub unsafe extern "C" fn rampool_message_body(
     let room: &mut [u8] = if size == 0 {
         &mut []
     } else {
-        // SAFETY: the caller promises as many writable bytes, which nobody else uses meanwhile.
+        // SAFETY: the caller promises as many writable bytes, which nothing else uses during the call.
         unsafe { std::slice::from_raw_parts_mut(buffer.cast(), size) }
     };
     done(direct.0.body_into(&mut message.0, room, Duration::from_millis(patience_ms.into())).map(drop))
 }
 
-/// The message is done with, and its handle freed. Does not block: the server hears of it with the next rampool_queue_take() of that queue, or by rampool_queue_flush().
-/// Null does nothing.
+/// Acknowledges the message, and frees its handle. Does not block: the server hears of it with the next
+/// rampool_queue_take() of that queue, or by rampool_queue_flush(). Null does nothing.
 ///
 /// # Safety
-/// `direct` came from rampool_direct_open() or _join() and was not closed; `message` is null or came from rampool_queue_take() with this direct view and was not freed.
+/// `direct` came from rampool_direct_open() or _join() and was not closed; `message` is null or came from
+/// rampool_queue_take() with this direct view and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_message_done(direct: *mut DirectHandle, message: *mut MessageHandle) {
     // SAFETY: null or valid, as the caller promises.
@@ -260,12 +295,16 @@ pub unsafe extern "C" fn rampool_message_done(direct: *mut DirectHandle, message
     }
 }
 
-/// Gives the message back to its queue, for the next receiver, and frees its handle. Blocks until the server has it.
+/// Returns the message to its queue, for the next receiver, and frees its handle. Blocks until the server has
+/// it.
 ///
 /// # Safety
 /// As rampool_message_done().
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_message_give_back(direct: *mut DirectHandle, message: *mut MessageHandle) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_message_give_back(
+    direct: *mut DirectHandle,
+    message: *mut MessageHandle,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(direct) = (unsafe { direct.as_mut() }).filter(|_| !message.is_null()) else {
         return null_pointer("rampool_message_give_back");
@@ -283,9 +322,14 @@ fn done(result: Result<(), QueueError>) -> RampoolStatus {
 
 fn status(error: &QueueError) -> RampoolStatus {
     let status = match error {
-        QueueError::Name | QueueError::Head { .. } | QueueError::Reference { .. } | QueueError::Refused { .. } => RampoolStatus::Invalid,
+        QueueError::Name
+        | QueueError::Head { .. }
+        | QueueError::Reference { .. }
+        | QueueError::Refused { .. } => RampoolStatus::Invalid,
         QueueError::Direct { source: DirectError::Layout(_), .. } => RampoolStatus::Invalid,
-        QueueError::Full { .. } | QueueError::NoRoom { .. } | QueueError::Room { .. } => RampoolStatus::NoRoom,
+        QueueError::Full { .. } | QueueError::NoRoom { .. } | QueueError::Room { .. } => {
+            RampoolStatus::NoRoom
+        }
         QueueError::NoSuchQueue { .. } | QueueError::BodyLost { .. } => RampoolStatus::Gone,
         QueueError::BodyLate { .. } => RampoolStatus::Busy,
         _ => RampoolStatus::Server,

@@ -5,7 +5,9 @@ use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use runtime::proto::units::ByteLen;
-use runtime::shared::{AllocOptions, AtomicOp, Homes, JoinError, ProtocolKind, Rank, Region, Shared, SharedError};
+use runtime::shared::{
+    AllocOptions, AtomicOp, Homes, JoinError, ProtocolKind, Rank, Region, Shared, SharedError,
+};
 
 use crate::{RampoolStatus, fail, null_pointer, text};
 
@@ -18,10 +20,10 @@ pub const RAMPOOL_ATOMIC_AND: u32 = 4;
 pub const RAMPOOL_ATOMIC_OR: u32 = 5;
 pub const RAMPOOL_ATOMIC_XOR: u32 = 6;
 
-/// This process as one rank of a run: processes that use one address range as memory.
+/// This process as one rank of a run: several processes that use one address range as memory.
 pub struct SharedHandle {
     pub(crate) shared: Shared,
-    /// What all ranks allocated together, by address.
+    /// The allocations that all ranks made together, by address.
     pub(crate) regions: Mutex<BTreeMap<usize, Region>>,
 }
 
@@ -37,13 +39,13 @@ pub struct RampoolSharedStats {
     pub invalidations: u64,
     pub twins: u64,
     pub diffs: u64,
-    /// Bytes in diffs that were made.
+    /// Bytes in diffs.
     pub diff_bytes: u64,
     pub lock_acquires: u64,
-    /// Of them, those that needed no message.
+    /// How many of them needed no message.
     pub local_acquires: u64,
     pub barriers: u64,
-    /// Nanoseconds that pages were waited for.
+    /// Nanoseconds of waiting for pages.
     pub fault_wait_ns: u64,
     /// Nanoseconds in lock, unlock and barrier calls.
     pub lock_wait_ns: u64,
@@ -51,18 +53,20 @@ pub struct RampoolSharedStats {
     pub barrier_wait_ns: u64,
     /// Bytes of twins, diffs and logs that this rank holds now.
     pub overhead_bytes: u64,
-    /// Bytes of shared pages in this rank's memory now, and of those that are at memory servers only.
+    /// Bytes of shared pages in this rank's memory now, and of those that are only at memory servers.
     pub resident_bytes: u64,
     pub away_bytes: u64,
-    /// Copies that were forgotten to make room.
+    /// Copies that were dropped to make room.
     pub evictions: u64,
 }
 
-/// Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a Kubernetes job; without any, a run of this
-/// process alone. Blocks until all ranks have come. On success, `*shared` is for rampool_shared_finish(); otherwise it is null.
+/// Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a
+/// Kubernetes job. Without one, it starts a run of this process alone. Blocks until all ranks have joined. On
+/// success, leave with rampool_shared_finish(); otherwise `*shared` is null.
 ///
-/// When the run fails later, on whichever rank, every process of it ends with one reason, on standard error or with `rampool launch`.
-/// A child that the process forks is no rank: calls in it give RAMPOOL_STATUS_INVALID, or do nothing.
+/// If the run fails later, on any rank, every process of it ends with the same reason, on standard error or
+/// through `rampool launch`. A child that the process forks is no rank: calls in it return
+/// RAMPOOL_STATUS_INVALID, or do nothing.
 ///
 /// # Safety
 /// `shared` is null or can be written.
@@ -80,7 +84,9 @@ pub unsafe extern "C" fn rampool_shared_join(shared: *mut *mut SharedHandle) -> 
         }
         Err(error) => {
             let status = match &error {
-                JoinError::Config(_) | JoinError::Rank { .. } | JoinError::Engine(_) => RampoolStatus::Invalid,
+                JoinError::Config(_) | JoinError::Rank { .. } | JoinError::Engine(_) => {
+                    RampoolStatus::Invalid
+                }
                 JoinError::Memory(_) | JoinError::Thread(_) => RampoolStatus::System,
                 _ => RampoolStatus::Run,
             };
@@ -89,8 +95,8 @@ pub unsafe extern "C" fn rampool_shared_join(shared: *mut *mut SharedHandle) -> 
     }
 }
 
-/// Leaves the run and frees the handle. Every rank calls it once, by one thread, when nothing of it uses shared memory any more; blocks until all
-/// have. Afterwards a touch of shared memory ends the process. Null does nothing.
+/// Leaves the run and frees the handle. One thread of every rank calls it once, after its last use of shared
+/// memory; blocks until all have. Afterwards an access to shared memory ends the process. Null does nothing.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished; no other call uses it meanwhile.
@@ -114,7 +120,7 @@ pub unsafe extern "C" fn rampool_shared_rank(shared: *const SharedHandle) -> u32
     unsafe { shared.as_ref() }.map_or(0, |handle| handle.shared.rank().into())
 }
 
-/// How many ranks there are; 0 for null.
+/// Number of ranks; 0 for null.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
@@ -124,12 +130,15 @@ pub unsafe extern "C" fn rampool_shared_ranks(shared: *const SharedHandle) -> u3
     unsafe { shared.as_ref() }.map_or(0, |handle| handle.shared.ranks().into())
 }
 
-/// From now on, `threads` threads of this rank meet at barriers. At the start it is one.
+/// Sets how many threads of this rank meet at barriers from now on. It is 1 at the start.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_set_threads(shared: *const SharedHandle, threads: u32) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_set_threads(
+    shared: *const SharedHandle,
+    threads: u32,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(handle) = (unsafe { shared.as_ref() }) else { return no_handle() };
     match u16::try_from(threads) {
@@ -137,19 +146,24 @@ pub unsafe extern "C" fn rampool_shared_set_threads(shared: *const SharedHandle,
             handle.shared.set_threads(threads);
             RampoolStatus::Ok
         }
-        _ => fail(RampoolStatus::Invalid, format_args!("rampool_shared_set_threads: {threads} is not from 1 to 65535")),
+        _ => fail(
+            RampoolStatus::Invalid,
+            format_args!("rampool_shared_set_threads: {threads} threads; give 1 to 65535"),
+        ),
     }
 }
 
-/// Allocates `bytes` bytes, in whole pages, at the same address on every rank. Every rank makes the same call, in the same order among such calls.
-/// It reads as zeroes. Only addresses are taken: pages take memory when they are touched.
+/// Allocates `bytes` bytes, in whole pages, at the same address on every rank. Every rank makes the same
+/// call, in the same order among such calls. The memory reads as zeroes. Only addresses are reserved: pages
+/// take memory when they are touched.
 ///
-/// `options` is null or words like "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc, aurc, ibec or auto (the run's, unless given);
-/// homes cyclic, blocked or the number of one rank (cyclic); page-size from 4K to 64K, a power of two (4K).
+/// `options` is null or words such as "protocol=hlrc homes=blocked page-size=16K": protocol sc, lrc, hlrc,
+/// aurc, ibec or auto (default: the run's); homes cyclic, blocked or the number of one rank (default:
+/// cyclic); page-size from 4K to 64K, a power of two (default: 4K).
 ///
 /// # Safety
-/// `shared` is null or came from rampool_shared_join() and was not finished; `options` is null or ends with a zero byte; `address` is null or can
-/// be written.
+/// `shared` is null or came from rampool_shared_join() and was not finished; `options` is null or ends with a
+/// zero byte; `address` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_alloc(
     shared: *const SharedHandle,
@@ -161,7 +175,8 @@ pub unsafe extern "C" fn rampool_shared_alloc(
     unsafe { alloc(shared, bytes, options, address, true) }
 }
 
-/// As rampool_shared_alloc(), for all ranks by a call of this one alone. How the others learn the address is the program's business.
+/// As rampool_shared_alloc(), for all ranks by a call of this one alone. The program passes the address to
+/// the others.
 ///
 /// # Safety
 /// As rampool_shared_alloc().
@@ -196,18 +211,26 @@ unsafe fn alloc(
         // SAFETY: as the caller promises.
         match unsafe { text(options) } {
             Some(words) => words,
-            None => return fail(RampoolStatus::Invalid, "rampool_shared_alloc: options that are not UTF-8"),
+            None => return fail(RampoolStatus::Invalid, "rampool_shared_alloc: the options are not UTF-8"),
         }
     };
     let options = match alloc_options(words) {
         Ok(options) => options,
         Err(why) => return fail(RampoolStatus::Invalid, why),
     };
-    let region = if collective { handle.shared.alloc(bytes, options) } else { handle.shared.alloc_alone(bytes, options) };
+    let region = if collective {
+        handle.shared.alloc(bytes, options)
+    } else {
+        handle.shared.alloc_alone(bytes, options)
+    };
     match region {
         Ok(region) => {
             if collective {
-                handle.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(region.address(), region);
+                handle
+                    .regions
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .insert(region.address(), region);
             }
             *out = region.as_ptr().cast();
             RampoolStatus::Ok
@@ -230,38 +253,48 @@ fn alloc_options(words: &str) -> Result<AllocOptions, String> {
             }
             _ => None,
         };
-        options = parsed.ok_or_else(|| format!("rampool_shared_alloc: {word:?} is no option of an allocation"))?;
+        options = parsed.ok_or_else(|| format!("rampool_shared_alloc: unknown option {word:?}"))?;
     }
     Ok(options)
 }
 
-/// Frees what rampool_shared_alloc() gave; every rank makes the same call. Nobody uses the memory any more.
+/// Frees memory of rampool_shared_alloc(). Every rank makes the same call, after its last use of the memory.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_free(shared: *const SharedHandle, address: *mut c_void) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_free(
+    shared: *const SharedHandle,
+    address: *mut c_void,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(handle) = (unsafe { shared.as_ref() }) else { return no_handle() };
     let region = handle.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&address.addr());
     match region {
         Some(region) => status(handle.shared.free(region)),
-        None => fail(RampoolStatus::Invalid, format_args!("rampool_shared_free: no allocation of all ranks begins at {address:p}")),
+        None => fail(
+            RampoolStatus::Invalid,
+            format_args!("rampool_shared_free: no allocation of all ranks begins at {address:p}"),
+        ),
     }
 }
 
-/// Frees, for all ranks, what rampool_shared_alloc_alone() gave to this rank or another. Nobody uses the memory any more.
+/// Frees, for all ranks, memory of rampool_shared_alloc_alone() of this rank or another. No rank may use it
+/// any more.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_free_alone(shared: *const SharedHandle, address: *mut c_void) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_free_alone(
+    shared: *const SharedHandle,
+    address: *mut c_void,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.free_alone(address.addr())) }
 }
 
-/// Takes the lock, which any number below 2^62 names, for this thread alone. What was written before earlier releases is visible then (protocol
-/// ibec: what was written under this lock).
+/// Takes the lock, named by any number below 2^62, for this thread alone. Then all writes before earlier
+/// releases are visible (protocol ibec: those under this lock).
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
@@ -281,7 +314,7 @@ pub unsafe extern "C" fn rampool_shared_try_lock(shared: *const SharedHandle, lo
     unsafe { tried(shared, lock, Shared::try_lock) }
 }
 
-/// Takes the lock together with other readers, while nobody has it alone.
+/// Takes the lock together with other readers, while no thread has it exclusively.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
@@ -291,28 +324,34 @@ pub unsafe extern "C" fn rampool_shared_lock_shared(shared: *const SharedHandle,
     unsafe { on(shared, |shared| shared.lock_shared(lock)) }
 }
 
-/// As rampool_shared_lock_shared(), without waiting: RAMPOOL_STATUS_BUSY if somebody has it alone.
+/// As rampool_shared_lock_shared(), without waiting: RAMPOOL_STATUS_BUSY if a thread has it exclusively.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_try_lock_shared(shared: *const SharedHandle, lock: u64) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_try_lock_shared(
+    shared: *const SharedHandle,
+    lock: u64,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { tried(shared, lock, Shared::try_lock_shared) }
 }
 
-/// Takes S5's non-exclusive lock: the newest released data, after which nobody is kept out. Only where everything is ibec; elsewhere as
-/// rampool_shared_lock_shared().
+/// Takes S5's non-exclusive lock: it brings the newest released data, and keeps no thread out. Only where
+/// everything is ibec; elsewhere as rampool_shared_lock_shared().
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_lock_snapshot(shared: *const SharedHandle, lock: u64) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_lock_snapshot(
+    shared: *const SharedHandle,
+    lock: u64,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.lock_snapshot(lock)) }
 }
 
-/// Gives a lock back, however it was taken. RAMPOOL_STATUS_INVALID if this thread does not hold it.
+/// Releases a lock, however it was taken. RAMPOOL_STATUS_INVALID if this thread does not hold it.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
@@ -322,8 +361,8 @@ pub unsafe extern "C" fn rampool_shared_unlock(shared: *const SharedHandle, lock
     unsafe { on(shared, |shared| shared.unlock(lock)) }
 }
 
-/// Waits for all threads of all ranks (rampool_shared_set_threads()). Everything that anyone wrote is visible to everyone then. All name the same
-/// barrier.
+/// Waits for all threads of all ranks (rampool_shared_set_threads()). Afterwards all writes are visible to
+/// all threads. All name the same barrier.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
@@ -333,23 +372,31 @@ pub unsafe extern "C" fn rampool_shared_barrier(shared: *const SharedHandle, bar
     unsafe { on(shared, |shared| shared.barrier(barrier)) }
 }
 
-/// As rampool_shared_barrier(); pages that one rank alone wrote become that rank's own, and cost it nothing until another reads them.
+/// As rampool_shared_barrier(). Pages that only one rank wrote become that rank's own, and cost it nothing
+/// until another rank reads them.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_barrier_keep(shared: *const SharedHandle, barrier: u32) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_barrier_keep(
+    shared: *const SharedHandle,
+    barrier: u32,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.barrier_keep(barrier)) }
 }
 
-/// Gives `lock` (which this thread has alone) back, waits for a signal of this condition of the lock, takes the lock again. Check what is waited for
-/// in a loop.
+/// Releases `lock`, which this thread holds exclusively, waits for a signal of this condition of the lock,
+/// and takes the lock again. Check the condition in a loop.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_wait(shared: *const SharedHandle, condition: u32, lock: u64) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_wait(
+    shared: *const SharedHandle,
+    condition: u32,
+    lock: u64,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.wait(condition, lock)) }
 }
@@ -359,7 +406,11 @@ pub unsafe extern "C" fn rampool_shared_wait(shared: *const SharedHandle, condit
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_signal(shared: *const SharedHandle, condition: u32, lock: u64) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_signal(
+    shared: *const SharedHandle,
+    condition: u32,
+    lock: u64,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.signal(condition, lock)) }
 }
@@ -369,17 +420,26 @@ pub unsafe extern "C" fn rampool_shared_signal(shared: *const SharedHandle, cond
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_broadcast(shared: *const SharedHandle, condition: u32, lock: u64) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_broadcast(
+    shared: *const SharedHandle,
+    condition: u32,
+    lock: u64,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.broadcast(condition, lock)) }
 }
 
-/// Sets a semaphore, of which there are 65536, numbered from 0 on; all are 0 at the start. Nobody waits for it meanwhile.
+/// Sets one of 65536 semaphores, numbered from 0; all are 0 at the start. No thread may wait for it during
+/// the call.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_semaphore_set(shared: *const SharedHandle, semaphore: u32, count: u64) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_semaphore_set(
+    shared: *const SharedHandle,
+    semaphore: u32,
+    count: u64,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.semaphore_set(semaphore, count)) }
 }
@@ -389,22 +449,28 @@ pub unsafe extern "C" fn rampool_shared_semaphore_set(shared: *const SharedHandl
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_semaphore_wait(shared: *const SharedHandle, semaphore: u32) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_semaphore_wait(
+    shared: *const SharedHandle,
+    semaphore: u32,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.semaphore_wait(semaphore)) }
 }
 
-/// Adds one to the semaphore and wakes one who waits.
+/// Adds one to the semaphore and wakes one waiting thread.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_semaphore_post(shared: *const SharedHandle, semaphore: u32) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_semaphore_post(
+    shared: *const SharedHandle,
+    semaphore: u32,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.semaphore_post(semaphore)) }
 }
 
-/// Makes this thread's writes available to whoever synchronises with it later, without giving anything back.
+/// Makes this thread's writes visible to threads that synchronise with it later, without releasing anything.
 ///
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
@@ -414,11 +480,13 @@ pub unsafe extern "C" fn rampool_shared_fence(shared: *const SharedHandle) -> Ra
     unsafe { on(shared, Shared::fence) }
 }
 
-/// Reads and changes (RAMPOOL_ATOMIC_...) the naturally aligned word of `width` bytes (1, 2, 4 or 8) at `word`, in shared memory, as one step of all
-/// ranks, ordered like a lock of that word. `*before`, unless null, is the word's value before.
+/// Reads and changes (RAMPOOL_ATOMIC_...) the naturally aligned word of `width` bytes (1, 2, 4 or 8) at
+/// `word`, in shared memory, atomically among all ranks, ordered like a lock of that word. `*before`, unless
+/// null, gets the word's value before.
 ///
 /// # Safety
-/// `shared` is null or came from rampool_shared_join() and was not finished; `before` is null or can be written.
+/// `shared` is null or came from rampool_shared_join() and was not finished; `before` is null or can be
+/// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_atomic(
     shared: *const SharedHandle,
@@ -436,13 +504,19 @@ pub unsafe extern "C" fn rampool_shared_atomic(
         RAMPOOL_ATOMIC_AND => AtomicOp::And(operand),
         RAMPOOL_ATOMIC_OR => AtomicOp::Or(operand),
         RAMPOOL_ATOMIC_XOR => AtomicOp::Xor(operand),
-        other => return fail(RampoolStatus::Invalid, format_args!("rampool_shared_atomic: there is no operation {other}")),
+        other => {
+            return fail(
+                RampoolStatus::Invalid,
+                format_args!("rampool_shared_atomic: unknown operation {other}"),
+            );
+        }
     };
     // SAFETY: as the caller promises.
     unsafe { atomic(shared, word, width, op, before) }
 }
 
-/// Stores `desired` in the word if it is `expected`, as rampool_shared_atomic(); it was if `*before` is `expected` afterwards.
+/// Stores `desired` in the word if it equals `expected`, as rampool_shared_atomic(). It was stored if
+/// `*before` equals `expected` afterwards.
 ///
 /// # Safety
 /// As rampool_shared_atomic().
@@ -456,10 +530,12 @@ pub unsafe extern "C" fn rampool_shared_compare_exchange(
     before: *mut u64,
 ) -> RampoolStatus {
     // SAFETY: as the caller promises.
-    unsafe { atomic(shared, word, width, AtomicOp::CompareExchange { expect: expected, new: desired }, before) }
+    unsafe {
+        atomic(shared, word, width, AtomicOp::CompareExchange { expect: expected, new: desired }, before)
+    }
 }
 
-/// Adds to a double, as rampool_shared_atomic(). `*before`, unless null, is its value before.
+/// Adds to a double, as rampool_shared_atomic(). `*before`, unless null, gets its value before.
 ///
 /// # Safety
 /// As rampool_shared_atomic().
@@ -476,11 +552,20 @@ pub unsafe extern "C" fn rampool_shared_add_double(
 
 /// # Safety
 /// As rampool_shared_atomic().
-unsafe fn atomic(shared: *const SharedHandle, word: *mut c_void, width: usize, op: AtomicOp, before: *mut u64) -> RampoolStatus {
+unsafe fn atomic(
+    shared: *const SharedHandle,
+    word: *mut c_void,
+    width: usize,
+    op: AtomicOp,
+    before: *mut u64,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(handle), before) = (unsafe { (shared.as_ref(), before.as_mut()) }) else { return no_handle() };
     let Some(width) = u8::try_from(width).ok().filter(|width| [1, 2, 4, 8].contains(width)) else {
-        return fail(RampoolStatus::Invalid, format_args!("an atomic word has 1, 2, 4 or 8 bytes, not {width}"));
+        return fail(
+            RampoolStatus::Invalid,
+            format_args!("invalid width {width}: an atomic word has 1, 2, 4 or 8 bytes"),
+        );
     };
     match handle.shared.atomic(word.addr(), width, op) {
         Ok(value) => {
@@ -498,7 +583,11 @@ unsafe fn atomic(shared: *const SharedHandle, word: *mut c_void, width: usize, o
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_set_lock_manager(shared: *const SharedHandle, lock: u64, manager: u32) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_set_lock_manager(
+    shared: *const SharedHandle,
+    lock: u64,
+    manager: u32,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     unsafe { on(shared, |shared| shared.set_lock_manager(lock, u16::try_from(manager).unwrap_or(u16::MAX))) }
 }
@@ -515,15 +604,22 @@ pub unsafe extern "C" fn rampool_shared_set_home(
     home: u32,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
-    unsafe { on(shared, |shared| shared.set_home(address.addr(), bytes, u16::try_from(home).unwrap_or(u16::MAX))) }
+    unsafe {
+        on(shared, |shared| shared.set_home(address.addr(), bytes, u16::try_from(home).unwrap_or(u16::MAX)))
+    }
 }
 
-/// Writes to `*home` which rank is now the home of the page at `address`.
+/// Writes the rank that is now the home of the page at `address` to `*home`.
 ///
 /// # Safety
-/// `shared` is null or came from rampool_shared_join() and was not finished; `home` is null or can be written.
+/// `shared` is null or came from rampool_shared_join() and was not finished; `home` is null or can be
+/// written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_home(shared: *const SharedHandle, address: *const c_void, home: *mut u32) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_home(
+    shared: *const SharedHandle,
+    address: *const c_void,
+    home: *mut u32,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(out) = (unsafe { home.as_mut() }) else {
         return null_pointer("rampool_shared_home");
@@ -532,12 +628,17 @@ pub unsafe extern "C" fn rampool_shared_home(shared: *const SharedHandle, addres
     unsafe { on(shared, |shared| shared.home(address.addr()).map(|home| *out = home.into())) }
 }
 
-/// Writes the rank's counts to `*stats`, as many of them as `size` (pass sizeof(rampool_shared_stats)) has room for.
+/// Writes the rank's counts to `*stats`, as many as fit `size` (pass sizeof(rampool_shared_stats)).
 ///
 /// # Safety
-/// `shared` is null or came from rampool_shared_join() and was not finished; `stats` is null or `size` bytes can be written there.
+/// `shared` is null or came from rampool_shared_join() and was not finished; `stats` is null or `size` bytes
+/// can be written there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_count(shared: *const SharedHandle, stats: *mut RampoolSharedStats, size: usize) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_count(
+    shared: *const SharedHandle,
+    stats: *mut RampoolSharedStats,
+    size: usize,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(handle) = (unsafe { shared.as_ref() }).filter(|_| !stats.is_null()) else {
         return null_pointer("rampool_shared_count");
@@ -572,22 +673,29 @@ pub unsafe extern "C" fn rampool_shared_count(shared: *const SharedHandle, stats
     RampoolStatus::Ok
 }
 
-/// Ends the run on every rank, this one too, and says why.
+/// Ends the run on every rank, this one included, with this reason.
 ///
 /// # Safety
-/// `shared` is null or came from rampool_shared_join() and was not finished; `why` is null or ends with a zero byte.
+/// `shared` is null or came from rampool_shared_join() and was not finished; `why` is null or ends with a
+/// zero byte.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_abort(shared: *const SharedHandle, why: *const c_char) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_abort(
+    shared: *const SharedHandle,
+    why: *const c_char,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let Some(handle) = (unsafe { shared.as_ref() }) else { return no_handle() };
     // SAFETY: null or a text, as the caller promises.
-    handle.shared.abort(unsafe { text(why) }.unwrap_or("it does not say why"));
+    handle.shared.abort(unsafe { text(why) }.unwrap_or("no reason given"));
     RampoolStatus::Ok
 }
 
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished.
-unsafe fn on(shared: *const SharedHandle, operation: impl FnOnce(&Shared) -> Result<(), SharedError>) -> RampoolStatus {
+unsafe fn on(
+    shared: *const SharedHandle,
+    operation: impl FnOnce(&Shared) -> Result<(), SharedError>,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     match unsafe { shared.as_ref() } {
         Some(handle) => status(operation(&handle.shared)),
@@ -612,7 +720,7 @@ unsafe fn tried(
 }
 
 fn no_handle() -> RampoolStatus {
-    fail(RampoolStatus::Invalid, "a null pointer instead of a rampool_shared")
+    fail(RampoolStatus::Invalid, "the rampool_shared is null")
 }
 
 fn status(result: Result<(), SharedError>) -> RampoolStatus {

@@ -1,26 +1,32 @@
-//! Shared regions in the direct view, in C: conversions around [`runtime::shared::SharedDirect`], for ranks and for processes outside of a run.
+//! Shared regions in the direct view, in C: conversions around [`runtime::shared::SharedDirect`], for ranks
+//! and for processes outside the run.
 
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, PoisonError};
 
 use runtime::proto::layout::Layout;
-use runtime::shared::{DoorTicket, Outside, OutsideConfig, OutsideError, Region, SharedDirect, SharedDirectError};
+use runtime::shared::{
+    DoorTicket, Outside, OutsideConfig, OutsideError, Region, SharedDirect, SharedDirectError,
+};
 
 use crate::direct::LayoutHandle;
 use crate::elements::{combine_of, kind_of, no_such};
 use crate::shared::{SharedHandle, failed as failed_as_rank};
 use crate::{RampoolStatus, bytes_at, fail, null_pointer, text, write_text};
 
-/// A shared region whose bytes are read and changed where they lie: at the homes of its pages. Any threads may use it.
+/// A shared region whose bytes are read and changed at the homes of its pages. Any threads may use it.
 pub struct SharedDirectHandle(SharedDirect);
 
-/// This process, outside of a run, at the doors of its ranks. Any threads may use it; their operations take turns.
+/// A process outside the run, connected to the listeners of its ranks. Any threads may use it; their
+/// operations take turns.
 pub struct OutsideHandle(Arc<Outside>);
 
-/// Opens for direct operations what begins at `address` and all ranks have allocated together. On success, `*view` is for rampool_shared_direct_close(); otherwise it is null.
+/// Opens the region that begins at `address`, which all ranks allocated together, for direct operations. On
+/// success, close `*view` with rampool_shared_direct_close(); otherwise it is null.
 ///
 /// # Safety
-/// `shared` is null or came from rampool_shared_join() and was not finished; `view` is null or can be written.
+/// `shared` is null or came from rampool_shared_join() and was not finished; `view` is null or can be
+/// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_direct_open(
     shared: *const SharedHandle,
@@ -33,7 +39,10 @@ pub unsafe extern "C" fn rampool_shared_direct_open(
     };
     *out = std::ptr::null_mut();
     let Some(region) = region_at(shared, address) else {
-        return fail(RampoolStatus::Invalid, format_args!("rampool_shared_direct_open: no allocation of all ranks begins at {address:p}"));
+        return fail(
+            RampoolStatus::Invalid,
+            format_args!("rampool_shared_direct_open: no allocation of all ranks begins at {address:p}"),
+        );
     };
     match shared.shared.direct(region) {
         Ok(opened) => {
@@ -48,10 +57,11 @@ fn region_at(shared: &SharedHandle, address: *const c_void) -> Option<Region> {
     shared.regions.lock().unwrap_or_else(PoisonError::into_inner).get(&address.addr()).copied()
 }
 
-/// Gives the view up; the region stays. Null does nothing.
+/// Closes the view; the region stays. Null does nothing.
 ///
 /// # Safety
-/// `view` is null or came from rampool_shared_direct_open() or rampool_outside_open_region() and was not closed.
+/// `view` is null or came from rampool_shared_direct_open() or rampool_outside_open_region() and was not
+/// closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_direct_close(view: *mut SharedDirectHandle) {
     if !view.is_null() {
@@ -70,28 +80,43 @@ pub unsafe extern "C" fn rampool_shared_direct_bytes(view: *const SharedDirectHa
     unsafe { view.as_ref() }.map_or(0, |view| view.0.bytes())
 }
 
-/// Lets processes outside of the run use, by this name, what begins at `address` and all ranks have allocated together. Every rank makes the call.
+/// Publishes the region that begins at `address`, which all ranks allocated together, under this name for
+/// processes outside the run. Every rank makes the call.
 ///
 /// # Safety
-/// `shared` is null or came from rampool_shared_join() and was not finished; `name` is null or ends with a zero byte.
+/// `shared` is null or came from rampool_shared_join() and was not finished; `name` is null or ends with a
+/// zero byte.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_publish(shared: *const SharedHandle, name: *const c_char, address: *const c_void) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_publish(
+    shared: *const SharedHandle,
+    name: *const c_char,
+    address: *const c_void,
+) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(shared), Some(name)) = (unsafe { (shared.as_ref(), text(name)) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_publish: a null pointer, or a name that is not UTF-8");
+        return fail(
+            RampoolStatus::Invalid,
+            "rampool_shared_publish: a null pointer, or a name that is not UTF-8",
+        );
     };
     let Some(region) = region_at(shared, address) else {
-        return fail(RampoolStatus::Invalid, format_args!("rampool_shared_publish: no allocation of all ranks begins at {address:p}"));
+        return fail(
+            RampoolStatus::Invalid,
+            format_args!("rampool_shared_publish: no allocation of all ranks begins at {address:p}"),
+        );
     };
     shared.shared.publish(name, region).map_or_else(|error| failed_as_rank(&error), |()| RampoolStatus::Ok)
 }
 
-/// Opens a door for processes outside of the run, which may use what is published. Every rank makes the call, each with an address of its own to listen on ("HOST:PORT"; port 0: the
-/// kernel chooses), and gets the same ticket, a text that ends with a zero byte, for rampool_outside_open(). Blocks until all have called. RAMPOOL_STATUS_NO_ROOM if the ticket is longer than
-/// `size` bytes: 256 for each rank, and the run's name, are enough.
+/// Opens a listener on every rank for processes outside the run, which may use what is published. Every rank
+/// makes the call, each with its own address ("HOST:PORT"; with port 0 the kernel chooses). Each gets the
+/// same ticket, with a terminating zero byte, for rampool_outside_open(). Blocks until all have called.
+/// RAMPOOL_STATUS_NO_ROOM if the ticket is longer than `size` bytes; 256 for each rank and 64 for the secret are
+/// enough.
 ///
 /// # Safety
-/// `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a zero byte; `buffer` is null or `size` bytes can be written there.
+/// `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a
+/// zero byte; `buffer` is null or `size` bytes can be written there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_open_door(
     shared: *const SharedHandle,
@@ -101,7 +126,10 @@ pub unsafe extern "C" fn rampool_shared_open_door(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(shared), Some(listen)) = (unsafe { (shared.as_ref(), text(listen)) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_shared_open_door: a null pointer, or an address that is not UTF-8");
+        return fail(
+            RampoolStatus::Invalid,
+            "rampool_shared_open_door: a null pointer, or an address that is not UTF-8",
+        );
     };
     match shared.shared.open_door(listen) {
         // SAFETY: as the caller promises.
@@ -110,8 +138,9 @@ pub unsafe extern "C" fn rampool_shared_open_door(
     }
 }
 
-/// Comes to the doors of a run, by the ticket that rampool_shared_open_door() gave; from another machine with the run's key, in the file `key_file` (null: without). Blocks at most a minute. On
-/// success, `*outside` is for rampool_outside_close(); otherwise it is null.
+/// Connects to the listeners of a run, by the ticket of rampool_shared_open_door(). From another machine it
+/// needs the run's key, in the file `key_file` (null: none). Blocks at most a minute. On success, close
+/// `*outside` with rampool_outside_close(); otherwise it is null.
 ///
 /// # Safety
 /// `ticket` and `key_file` are null or end with a zero byte; `outside` is null or can be written.
@@ -123,7 +152,10 @@ pub unsafe extern "C" fn rampool_outside_open(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(ticket), Some(out)) = (unsafe { (text(ticket), outside.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_outside_open: a null pointer, or a ticket that is not UTF-8");
+        return fail(
+            RampoolStatus::Invalid,
+            "rampool_outside_open: a null pointer, or the ticket is not UTF-8",
+        );
     };
     *out = std::ptr::null_mut();
     let ticket: DoorTicket = match ticket.parse() {
@@ -134,7 +166,7 @@ pub unsafe extern "C" fn rampool_outside_open(
     if !key_file.is_null() {
         // SAFETY: as the caller promises.
         let Some(path) = (unsafe { text(key_file) }) else {
-            return fail(RampoolStatus::Invalid, "rampool_outside_open: a file's name that is not UTF-8");
+            return fail(RampoolStatus::Invalid, "rampool_outside_open: the key file's name is not UTF-8");
         };
         match runtime::key::Key::load(path.as_ref()) {
             Ok(key) => config.key = Some(key),
@@ -150,7 +182,7 @@ pub unsafe extern "C" fn rampool_outside_open(
     }
 }
 
-/// Leaves the doors; views that were opened stay as they are until they are closed. Null does nothing.
+/// Disconnects from the run. Views that are open stay valid until they are closed. Null does nothing.
 ///
 /// # Safety
 /// `outside` is null or came from rampool_outside_open() and was not closed.
@@ -162,10 +194,12 @@ pub unsafe extern "C" fn rampool_outside_close(outside: *mut OutsideHandle) {
     }
 }
 
-/// Opens a region that the ranks have published. RAMPOOL_STATUS_INVALID if there is none of that name. On success, `*view` is for rampool_shared_direct_close(); otherwise it is null.
+/// Opens a region that the ranks have published. RAMPOOL_STATUS_INVALID if there is none of that name. On
+/// success, close `*view` with rampool_shared_direct_close(); otherwise it is null.
 ///
 /// # Safety
-/// `outside` is null or came from rampool_outside_open() and was not closed; `name` is null or ends with a zero byte; `view` is null or can be written.
+/// `outside` is null or came from rampool_outside_open() and was not closed; `name` is null or ends with a
+/// zero byte; `view` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_outside_open_region(
     outside: *const OutsideHandle,
@@ -173,8 +207,12 @@ pub unsafe extern "C" fn rampool_outside_open_region(
     view: *mut *mut SharedDirectHandle,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
-    let (Some(outside), Some(name), Some(out)) = (unsafe { (outside.as_ref(), text(name), view.as_mut()) }) else {
-        return fail(RampoolStatus::Invalid, "rampool_outside_open_region: a null pointer, or a name that is not UTF-8");
+    let (Some(outside), Some(name), Some(out)) = (unsafe { (outside.as_ref(), text(name), view.as_mut()) })
+    else {
+        return fail(
+            RampoolStatus::Invalid,
+            "rampool_outside_open_region: a null pointer, or a name that is not UTF-8",
+        );
     };
     *out = std::ptr::null_mut();
     match outside.0.open(name) {
@@ -186,10 +224,12 @@ pub unsafe extern "C" fn rampool_outside_open_region(
     }
 }
 
-/// Reads what `there` selects from `offset` of the region on into what `here` selects from `address` on. Both select as many bytes. Nothing comes here but those bytes.
+/// Reads the bytes that `there` selects from `offset` of the region on into those that `here` selects from
+/// `address` on. Both select the same number of bytes. Only those bytes travel.
 ///
 /// # Safety
-/// `view` is null or was opened and not closed; `there` and `here` are null or layouts that were not freed; what `here` selects can be written, and nobody uses it meanwhile.
+/// `view` is null or was opened and not closed; `there` and `here` are null or layouts that were not freed;
+/// the bytes that `here` selects can be written, and nothing else uses them during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_direct_get_layout(
     view: *const SharedDirectHandle,
@@ -216,10 +256,12 @@ pub unsafe extern "C" fn rampool_shared_direct_get_layout(
     }
 }
 
-/// Writes what `here` selects from `address` on to what `there` selects from `offset` of the region on. Both select as many bytes, `there` none twice.
+/// Writes the bytes that `here` selects from `address` on to those that `there` selects from `offset` of the
+/// region on. Both select the same number of bytes, and `there` selects none twice.
 ///
 /// # Safety
-/// As rampool_shared_direct_get_layout(); what `here` selects can be read, and nobody writes it meanwhile.
+/// As rampool_shared_direct_get_layout(); the bytes that `here` selects can be read, and do not change during
+/// the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_direct_put_layout(
     view: *const SharedDirectHandle,
@@ -233,7 +275,7 @@ pub unsafe extern "C" fn rampool_shared_direct_put_layout(
     let (Some(view), Some(there), Some(here)) = all else {
         return null_pointer("rampool_shared_direct_put_layout");
     };
-    // Before anything is read: a layout may reach anywhere, and select more than any region has.
+    // Check before reading: a layout may reach anywhere, and select more than any region has.
     if let Err(error) = there.0.placed(offset, view.0.bytes()) {
         return failed(error.into());
     }
@@ -254,7 +296,8 @@ pub unsafe extern "C" fn rampool_shared_direct_put_layout(
 /// Reads `bytes` bytes of the region, from `offset` on.
 ///
 /// # Safety
-/// `view` is null or was opened and not closed; `to` has room for `bytes` bytes, which nobody uses meanwhile.
+/// `view` is null or was opened and not closed; `to` has room for `bytes` bytes, which nothing else uses
+/// during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_direct_get(
     view: *const SharedDirectHandle,
@@ -263,13 +306,19 @@ pub unsafe extern "C" fn rampool_shared_direct_get(
     bytes: u64,
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
-    unsafe { whole("rampool_shared_direct_get", to.is_null(), bytes, |all| rampool_shared_direct_get_layout(view, offset, all, to, all)) }
+    unsafe {
+        whole("rampool_shared_direct_get", to.is_null(), bytes, |all| {
+            rampool_shared_direct_get_layout(view, offset, all, to, all)
+        })
+    }
 }
 
-/// Writes `bytes` bytes to the region, from `offset` on. When it returns they are there, as if the rank that carried it out had stored and released them.
+/// Writes `bytes` bytes to the region, from `offset` on. When it returns they are there, as if the rank that
+/// executed it had stored and released them.
 ///
 /// # Safety
-/// `view` is null or was opened and not closed; `from` has `bytes` bytes, which nobody writes meanwhile.
+/// `view` is null or was opened and not closed; `from` has `bytes` bytes, which do not change during the
+/// call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_direct_put(
     view: *const SharedDirectHandle,
@@ -279,13 +328,20 @@ pub unsafe extern "C" fn rampool_shared_direct_put(
 ) -> RampoolStatus {
     // SAFETY: the caller's promise.
     unsafe {
-        whole("rampool_shared_direct_put", from.is_null(), bytes, |all| rampool_shared_direct_put_layout(view, offset, all, from, all))
+        whole("rampool_shared_direct_put", from.is_null(), bytes, |all| {
+            rampool_shared_direct_put_layout(view, offset, all, from, all)
+        })
     }
 }
 
 /// # Safety
-/// As for what `run` calls.
-unsafe fn whole(call: &str, null: bool, bytes: u64, run: impl FnOnce(*const LayoutHandle) -> RampoolStatus) -> RampoolStatus {
+/// As the function that `run` calls.
+unsafe fn whole(
+    call: &str,
+    null: bool,
+    bytes: u64,
+    run: impl FnOnce(*const LayoutHandle) -> RampoolStatus,
+) -> RampoolStatus {
     match Layout::bytes(bytes) {
         _ if null && bytes > 0 => null_pointer(call),
         Ok(all) => {
@@ -296,11 +352,14 @@ unsafe fn whole(call: &str, null: bool, bytes: u64, run: impl FnOnce(*const Layo
     }
 }
 
-/// Changes each element of this kind that `there` selects from `offset` of the region on by an operand: `element = combine(element, operand)`. There are as many operands, one after the other at
-/// `operands`. Each element is changed at once, among direct operations; not beside rampool_shared_atomic() or stores of ranks to the same word.
+/// Combines each element of this kind that `there` selects from `offset` of the region on with an operand:
+/// `element = combine(element, operand)`. `operands` has one operand for each element, contiguously. Each
+/// change is atomic among direct operations, but not with rampool_shared_atomic() or stores of ranks to the
+/// same word.
 ///
 /// # Safety
-/// `view` is null or was opened and not closed; `there` is null or a layout that was not freed; `operands` has rampool_layout_size(there) bytes, which nobody writes meanwhile.
+/// `view` is null or was opened and not closed; `there` is null or a layout that was not freed; `operands`
+/// has rampool_layout_size(there) bytes, which do not change during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_direct_accumulate(
     view: *const SharedDirectHandle,
@@ -329,10 +388,12 @@ pub unsafe extern "C" fn rampool_shared_direct_accumulate(
     view.0.accumulate_bytes(offset, &there.0, kind, how, operands).map_or_else(failed, |()| RampoolStatus::Ok)
 }
 
-/// Changes one element of this kind by an operand, and gives what it was before in `*old` (null: nobody wants it). Ordered like a lock of that word, as rampool_shared_atomic() is.
+/// Combines one element of this kind with an operand, and stores its previous value in `*old` unless that is
+/// null. Ordered like a lock of that word, as rampool_shared_atomic() is.
 ///
 /// # Safety
-/// `view` is null or was opened and not closed; `operand` is null or points to a number of this kind; one can be written to `old` if that is not null.
+/// `view` is null or was opened and not closed; `operand` is null or points to a number of this kind; one can
+/// be written to `old` if that is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rampool_shared_direct_fetch_op(
     view: *const SharedDirectHandle,
@@ -353,7 +414,8 @@ pub unsafe extern "C" fn rampool_shared_direct_fetch_op(
     unsafe { given(view.0.fetch_bits(offset, kind, how, bits(operand, kind.bytes())), kind.bytes(), old) }
 }
 
-/// Writes `*desired` to one element of this kind if it is `*expected`, bit by bit, and gives what it was before in `*old`. Ordered as rampool_shared_direct_fetch_op().
+/// Writes `*desired` to one element of this kind if it equals `*expected` bit by bit, and stores its previous
+/// value in `*old`. Ordered as rampool_shared_direct_fetch_op().
 ///
 /// # Safety
 /// As rampool_shared_direct_fetch_op(); `expected` and `desired` are null or point to numbers of this kind.
@@ -392,7 +454,9 @@ unsafe fn given(result: Result<u64, SharedDirectError>, len: usize, old: *mut c_
         Ok(before) => {
             if !old.is_null() {
                 // SAFETY: the caller's promise.
-                unsafe { std::ptr::copy_nonoverlapping(before.to_le_bytes().as_ptr(), old.cast::<u8>(), len) };
+                unsafe {
+                    std::ptr::copy_nonoverlapping(before.to_le_bytes().as_ptr(), old.cast::<u8>(), len)
+                };
             }
             RampoolStatus::Ok
         }
@@ -400,16 +464,16 @@ unsafe fn given(result: Result<u64, SharedDirectError>, len: usize, old: *mut c_
     }
 }
 
-/// Copies bytes to what a layout selects from an address on.
+/// Copies contiguous bytes to those that a layout selects from an address on.
 ///
 /// # Safety
-/// What it selects can be written, and is as many bytes.
+/// The bytes that it selects can be written, and are as many.
 unsafe fn spread(bytes: &[u8], address: *mut u8, layout: &Layout) {
     let mut rest = bytes;
     for run in layout.program().runs() {
         let (mine, behind) = rest.split_at(usize::try_from(run.len).expect("a 64-bit machine"));
         let offset = isize::try_from(run.offset).expect("a 64-bit machine");
-        // SAFETY: the run is one of those that the caller vouches for.
+        // SAFETY: the caller vouches for the run.
         unsafe { std::ptr::copy_nonoverlapping(mine.as_ptr(), address.wrapping_offset(offset), mine.len()) };
         rest = behind;
     }

@@ -14,7 +14,7 @@ use rampool_testing::skip;
 use runtime::server::{RunningServer, Server, ServerConfig};
 
 const MIB: u64 = 1 << 20;
-/// Ends a test that would wait for ever; no test depends on it.
+/// Ends a test that would hang; no test depends on it.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 fn here() -> &'static Path {
@@ -23,7 +23,13 @@ fn here() -> &'static Path {
 
 fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(output.status.success(), "{command:?}: {}\n{}{}", output.status, text(&output.stdout), text(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
     output
 }
 
@@ -31,18 +37,32 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Where the library and the command lie: beside the binary that `RAMPOOL_BIN` names, as `make test` does once it has built everything; otherwise it is built here,
-/// since tests of a library that Rust programs cannot link do not build it.
+/// Where the library and the command lie: next to the binary that `RAMPOOL_BIN` names, as `make test` does
+/// after building everything. Otherwise they are built here, because tests of a library that Rust programs
+/// cannot link do not build it.
 fn built() -> PathBuf {
     if let Some(binary) = std::env::var_os("RAMPOOL_BIN") {
         let profile_dir = here().join("../..").join(binary).parent().unwrap().to_path_buf();
-        assert!(profile_dir.join("librampool.so").exists(), "no librampool.so in {}, where RAMPOOL_BIN points", profile_dir.display());
+        assert!(
+            profile_dir.join("librampool.so").exists(),
+            "no librampool.so in {}, where RAMPOOL_BIN points",
+            profile_dir.display()
+        );
         return profile_dir;
     }
     let profile_dir = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_path_buf();
     let mut build = Command::new(env!("CARGO"));
     build
-        .args(["build", "--quiet", "--offline", "--package", "rampool-capi", "--package", "rampool-cli", "--target-dir"])
+        .args([
+            "build",
+            "--quiet",
+            "--offline",
+            "--package",
+            "rampool-capi",
+            "--package",
+            "rampool-cli",
+            "--target-dir",
+        ])
         .arg(profile_dir.parent().unwrap());
     if profile_dir.ends_with("release") {
         build.arg("--release");
@@ -67,10 +87,11 @@ fn libraries() -> PathBuf {
     installed().join("lib")
 }
 
-/// Compiles an example with the flags that pkg-config tells.
+/// Compiles an example with the flags that pkg-config prints.
 fn compile(name: &str) -> PathBuf {
-    let flags =
-        run(Command::new("pkg-config").args(["--cflags", "--libs", "rampool"]).env("PKG_CONFIG_PATH", libraries().join("pkgconfig")));
+    let flags = run(Command::new("pkg-config")
+        .args(["--cflags", "--libs", "rampool"])
+        .env("PKG_CONFIG_PATH", libraries().join("pkgconfig")));
     let program = installed().join(name);
     let source = here().join("examples/c").join(name).with_extension("c");
     let flags = text(&flags.stdout);
@@ -83,7 +104,12 @@ fn compile(name: &str) -> PathBuf {
 }
 
 fn started(program: &Path, arguments: &[&str]) -> Output {
-    Command::new(program).args(arguments).env("LD_LIBRARY_PATH", libraries()).current_dir(installed()).output().unwrap()
+    Command::new(program)
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", libraries())
+        .current_dir(installed())
+        .output()
+        .unwrap()
 }
 
 fn serve(bytes: u64) -> RunningServer {
@@ -92,7 +118,7 @@ fn serve(bytes: u64) -> RunningServer {
     Server::start(config).unwrap()
 }
 
-/// A file as the paper has it, in this test's directory.
+/// A file as in the paper, in this test's directory.
 fn dlmm_conf(name: &str, local: u64, servers: &[(&RunningServer, u64)]) -> String {
     let mut conf = format!("// nodes of this test\nlocalhost\t{local} // compute node\n");
     for (server, megabytes) in servers {
@@ -117,7 +143,7 @@ fn the_papers_program_runs_on_two_servers_and_leaves_nothing_behind() {
     // -n 2 is the compute node and the first server: 32 MB and 8 MB do not hold 64.
     let output = started(&program, &["64", "--", "-n", "2", "-f", &conf]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).starts_with("dlmm_alloc: 64 MiB more do not fit"), "{output:?}");
+    assert!(text(&output.stderr).starts_with("dlmm_alloc: cannot allocate 64 MiB"), "{output:?}");
 }
 
 #[test]
@@ -140,7 +166,10 @@ fn a_program_that_cannot_start_says_why_in_one_line() {
         let output = started(&program, &arguments);
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
-        assert!(stderr.starts_with("dlmm_startup: ") && stderr.lines().count() == 1, "{arguments:?}: {stderr}");
+        assert!(
+            stderr.starts_with("dlmm_startup: ") && stderr.lines().count() == 1,
+            "{arguments:?}: {stderr}"
+        );
         for word in words {
             assert!(stderr.contains(word), "{arguments:?}: {stderr}");
         }
@@ -154,7 +183,10 @@ fn a_service_in_c_answers_requests_with_bodies_out_of_a_queue() {
     for (messages, bytes) in [("20", "1000000"), ("50", "1")] {
         let output = started(&program, &[&server.addr().to_string(), messages, bytes]);
         assert!(output.status.success(), "{output:?}");
-        assert_eq!(text(&output.stdout), format!("{messages} requests with {bytes} bytes each were answered\n"));
+        assert_eq!(
+            text(&output.stdout),
+            format!("{messages} requests with {bytes} bytes each were answered\n")
+        );
         assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
         server.check();
     }
@@ -165,7 +197,9 @@ fn a_table_in_c_is_changed_filtered_and_added_up_where_it_lies() {
     let program = compile("table");
     let servers = [serve(64 * MIB), serve(64 * MIB)];
     let names = servers.each_ref().map(|server| server.addr().to_string());
-    for (rows, printed) in [("10", "10 rows: sum 2243, 3 below zero\n"), ("20000", "20000 rows: sum 4120779, 5905 below zero\n")] {
+    for (rows, printed) in
+        [("10", "10 rows: sum 2243, 3 below zero\n"), ("20000", "20000 rows: sum 4120779, 5905 below zero\n")]
+    {
         let output = started(&program, &[rows, &names[0], &names[1]]);
         assert!(output.status.success(), "{output:?}");
         assert_eq!(text(&output.stdout), printed);
@@ -210,21 +244,29 @@ fn cmake_finds_the_library_and_a_static_program_needs_none() {
     let source = here().join("examples/c/array.c");
     let archive = self::libraries().join("librampool.a");
     let include = installed().join("include");
-    run(Command::new("cc").arg("-o").arg(&program).arg(source).arg(archive).arg("-I").arg(include).args(libraries));
+    run(Command::new("cc")
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .arg(archive)
+        .arg("-I")
+        .arg(include)
+        .args(libraries));
     let output = Command::new(&program).args([&name, "16", "8"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
 
 // --- the direct view, and MPI ---------------------------------------------------------------------------------------------------------------
 
-/// Compiles a test with MPI's compiler, unless there is none, which `scripts/test.py` looks for as well.
+/// Compiles a test with MPI's compiler, if there is one. `scripts/test.py` looks for it as well.
 fn compile_with_mpi(name: &str) -> Option<PathBuf> {
     if Command::new("mpicc").arg("--version").output().is_err() {
         skip("mpi", "there is no mpicc on this machine");
         return None;
     }
-    let flags =
-        run(Command::new("pkg-config").args(["--cflags", "--libs", "rampool"]).env("PKG_CONFIG_PATH", libraries().join("pkgconfig")));
+    let flags = run(Command::new("pkg-config")
+        .args(["--cflags", "--libs", "rampool"])
+        .env("PKG_CONFIG_PATH", libraries().join("pkgconfig")));
     let program = installed().join(name);
     let source = here().join("tests").join(name).with_extension("c");
     let mut compiler = Command::new("mpicc");
@@ -241,7 +283,10 @@ fn mpi_datatypes_become_layouts_that_select_what_mpi_packs() {
     for seed in ["1", "2", "3"] {
         let mut command = Command::new(&program);
         // No daemon of MPI's for a process that is alone.
-        command.args([&name, seed, "800"]).env("LD_LIBRARY_PATH", libraries()).env("OMPI_MCA_ess_singleton_isolated", "1");
+        command
+            .args([&name, seed, "800"])
+            .env("LD_LIBRARY_PATH", libraries())
+            .env("OMPI_MCA_ess_singleton_isolated", "1");
         let output = command.output().unwrap();
         assert!(output.status.success(), "seed {seed}: {}{}", text(&output.stdout), text(&output.stderr));
     }
@@ -251,14 +296,18 @@ fn mpi_datatypes_become_layouts_that_select_what_mpi_packs() {
 #[test]
 fn datatypes_of_mpi4py_become_layouts_that_select_what_mpi_packs() {
     let own = here().join("../../.venv/bin/python");
-    let found = |python: &PathBuf| Command::new(python).args(["-c", "from mpi4py import MPI"]).output().is_ok_and(|o| o.status.success());
+    let found = |python: &PathBuf| {
+        Command::new(python).args(["-c", "from mpi4py import MPI"]).output().is_ok_and(|o| o.status.success())
+    };
     let Some(python) = [own, "python3".into()].into_iter().find(found) else {
         return skip("mpi4py", "no Python here has mpi4py, with an MPI to load");
     };
     let server = serve(64 * MIB);
     let mut command = Command::new(python);
     command.arg(here().join("tests/mpi_datatypes.py")).args([&server.addr().to_string(), "1", "300"]);
-    command.env("RAMPOOL_LIBRARY", libraries().join("librampool.so")).env("OMPI_MCA_ess_singleton_isolated", "1");
+    command
+        .env("RAMPOOL_LIBRARY", libraries().join("librampool.so"))
+        .env("OMPI_MCA_ess_singleton_isolated", "1");
     let output = command.env("PYTHONDONTWRITEBYTECODE", "1").output().unwrap();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
@@ -274,23 +323,33 @@ fn rampool() -> PathBuf {
 
 /// Compiles a program for PARMACS, given without its ending `.C`.
 fn parmacs(source: &str, flags: &[&str]) -> PathBuf {
-    let config =
-        |what: &[&str]| run(Command::new("pkg-config").args(what).arg("rampool").env("PKG_CONFIG_PATH", libraries().join("pkgconfig")));
+    let config = |what: &[&str]| {
+        run(Command::new("pkg-config")
+            .args(what)
+            .arg("rampool")
+            .env("PKG_CONFIG_PATH", libraries().join("pkgconfig")))
+    };
     let macros = text(&config(&["--variable=parmacs"]).stdout);
     let mut m4 = Command::new("m4");
-    let expanded = run(m4.args(flags.iter().filter(|flag| **flag == "-P")).arg(macros.trim()).arg(here().join(source).with_extension("C")));
+    let expanded = run(m4
+        .args(flags.iter().filter(|flag| **flag == "-P"))
+        .arg(macros.trim())
+        .arg(here().join(source).with_extension("C")));
     let name = Path::new(source).file_name().unwrap();
     let program = installed().join(name);
     let file = program.with_extension("c");
     std::fs::write(&file, &expanded.stdout).unwrap();
     let libraries = text(&config(&["--cflags", "--libs"]).stdout);
     let mut cc = Command::new("cc");
-    cc.args(["-Wall", "-Werror", "-O1", "-o"]).arg(&program).arg(file).args(flags.iter().filter(|flag| **flag != "-P"));
+    cc.args(["-Wall", "-Werror", "-O1", "-o"])
+        .arg(&program)
+        .arg(file)
+        .args(flags.iter().filter(|flag| **flag != "-P"));
     run(cc.args(libraries.split_whitespace()));
     program
 }
 
-/// Runs a program on so many ranks.
+/// Runs a program on this many ranks.
 fn launched(ranks: u32, options: &[&str], program: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(rampool());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RAMPOOL_")) {
@@ -318,10 +377,19 @@ fn ranks_share_memory_in_c() {
 fn ranks_and_an_outsider_use_shared_memory_directly_in_c() {
     let program = compile("column");
     for protocol in ["hlrc", "sc", "lrc", "auto"] {
-        assert_eq!(said(&launched(2, &["--protocol", protocol], &program, &[])), "2 ranks, 500 rows\n", "{protocol}");
+        assert_eq!(
+            said(&launched(2, &["--protocol", protocol], &program, &[])),
+            "2 ranks, 500 rows\n",
+            "{protocol}"
+        );
     }
     let mut command = Command::new(rampool());
-    command.args(["launch", "-n", "3"]).arg(&program).arg("wait").env("LD_LIBRARY_PATH", libraries()).env("RAMPOOL_DEADLINE_S", "60");
+    command
+        .args(["launch", "-n", "3"])
+        .arg(&program)
+        .arg("wait")
+        .env("LD_LIBRARY_PATH", libraries())
+        .env("RAMPOOL_DEADLINE_S", "60");
     let mut run = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(run.stdout.take().unwrap());
     let mut ticket = String::new();
@@ -330,14 +398,14 @@ fn ranks_and_an_outsider_use_shared_memory_directly_in_c() {
     let mut rest = String::new();
     output.read_to_string(&mut rest).unwrap();
     assert!(run.wait().unwrap().success() && rest == "3 ranks, 500 rows\n", "{rest}");
-    // The run is over, and a ticket is a ticket.
+    // The run is over, but the ticket is still well-formed.
     let late = started(&program, &[ticket.trim()]);
-    assert!(text(&late.stderr).starts_with("come in: the run's door at 127.0.0.1:"), "{late:?}");
+    assert!(text(&late.stderr).starts_with("come in: the run at 127.0.0.1:"), "{late:?}");
     let wrong = started(&program, &["somewhere"]);
     assert!(text(&wrong.stderr).contains("HOST:PORT"), "{wrong:?}");
 }
 
-/// Two tests use it, and a program that runs cannot be written.
+/// Two tests use it, and a running program cannot be overwritten.
 fn handed() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| compile("handed"))
@@ -353,7 +421,10 @@ fn a_region_is_handed_over_to_another_process_in_c() {
 #[test]
 fn memory_is_exposed_to_a_server_on_this_machine_in_c() {
     let directory = tempfile::tempdir().unwrap();
-    let mut config = ServerConfig::new(64 * MIB, format!("unix:{}", directory.path().join("server").display()).parse().unwrap());
+    let mut config = ServerConfig::new(
+        64 * MIB,
+        format!("unix:{}", directory.path().join("server").display()).parse().unwrap(),
+    );
     config.lock_memory = false;
     let near = Server::start(config).unwrap();
     assert_eq!(said(&started(handed(), &["keys", &near.addr().to_string()])), "by key\n");
@@ -368,11 +439,15 @@ fn a_program_for_tsm_runs_on_one_two_and_four_nodes() {
         let expected = format!("sum of 20000 numbers on {nodes} nodes: 199990000\n");
         assert_eq!(said(&launched(nodes, &["--protocol", protocol], &program, &["20000"])), expected);
     }
-    // Nobody else is there to meet. What it says comes in one piece, since other ranks may say something at the same time.
+    // Only this rank is there. Its message comes in one piece, since other ranks may print at the same time.
     let (ours, theirs) = UnixDatagram::pair().unwrap();
     ours.set_read_timeout(Some(WATCHDOG)).unwrap();
     let mut command = Command::new(program);
-    command.env("LD_LIBRARY_PATH", libraries()).env("RAMPOOL_RANK", "0").env("RAMPOOL_RANKS", "2").stderr(OwnedFd::from(theirs));
+    command
+        .env("LD_LIBRARY_PATH", libraries())
+        .env("RAMPOOL_RANK", "0")
+        .env("RAMPOOL_RANKS", "2")
+        .stderr(OwnedFd::from(theirs));
     assert_eq!(command.status().unwrap().code(), Some(1));
     let mut said = [0; 1000];
     let len = ours.recv(&mut said).unwrap();
@@ -383,9 +458,16 @@ fn a_program_for_tsm_runs_on_one_two_and_four_nodes() {
 #[test]
 fn programs_for_parmacs_run_unchanged_as_processes() {
     let histogram = parmacs("examples/parmacs/histogram", &[]);
-    // More ranks than processes too: then no barrier is one of all ranks.
-    for (ranks, processes, protocol) in [(1, "1", "hlrc"), (2, "2", "sc"), (4, "4", "hlrc"), (4, "3", "lrc"), (3, "3", "aurc")] {
-        let output = launched(ranks, &["--protocol", protocol], &histogram, &["-p", processes, "-n", "3000", "-t", "title"]);
+    // More ranks than processes too: then no barrier spans all ranks.
+    for (ranks, processes, protocol) in
+        [(1, "1", "hlrc"), (2, "2", "sc"), (4, "4", "hlrc"), (4, "3", "lrc"), (3, "3", "aurc")]
+    {
+        let output = launched(
+            ranks,
+            &["--protocol", protocol],
+            &histogram,
+            &["-p", processes, "-n", "3000", "-t", "title"],
+        );
         assert_eq!(said(&output), "title: total 26964\n", "{ranks} {protocol}");
     }
     let tasks = parmacs("examples/parmacs/tasks", &["-P", "-no-pie"]);
@@ -410,16 +492,32 @@ fn what_programs_of_splash_do_works() {
     }
 }
 
-/// A macro that no program uses is text that nobody has compiled.
+/// A macro that no program uses has never been compiled.
 #[test]
 fn every_macro_of_parmacs_is_used_by_a_program_and_words_change_as_they_say() {
     let read = |path: &str| std::fs::read_to_string(here().join(path)).unwrap();
-    let sources =
-        ["tests/macros.C", "tests/private.C", "tests/splash.C", "examples/parmacs/histogram.C", "examples/parmacs/tasks.C"].map(read);
-    let used: BTreeSet<&str> = sources.iter().flat_map(|source| source.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect();
+    let sources = [
+        "tests/macros.C",
+        "tests/private.C",
+        "tests/splash.C",
+        "examples/parmacs/histogram.C",
+        "examples/parmacs/tasks.C",
+    ]
+    .map(read);
+    let used: BTreeSet<&str> = sources
+        .iter()
+        .flat_map(|source| source.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'))
+        .collect();
     let macros = read("m4/rampool.m4");
-    let is_macro = |name: &&str| name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
-    let defined: Vec<&str> = macros.split("define(`").skip(1).filter_map(|rest| rest.split('\'').next()).filter(is_macro).collect();
+    let is_macro = |name: &&str| {
+        name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+    };
+    let defined: Vec<&str> = macros
+        .split("define(`")
+        .skip(1)
+        .filter_map(|rest| rest.split('\'').next())
+        .filter(is_macro)
+        .collect();
     assert!(defined.len() > 70, "{defined:?}");
     let unused: Vec<&&str> = defined.iter().filter(|name| !used.contains(*name)).collect();
     assert!(unused.is_empty(), "{unused:?}");
@@ -428,7 +526,11 @@ fn every_macro_of_parmacs_is_used_by_a_program_and_words_change_as_they_say() {
     for (processes, protocol) in [(1, "hlrc"), (4, "sc"), (4, "lrc"), (3, "hlrc"), (2, "aurc"), (4, "auto")] {
         let p = f64::from(processes);
         let expected = format!("0 wrong, {} {} {} {} 4950 {p}\n", 100.0 * p, 50.0 * p, 25.0 * p, 20.0 * p);
-        assert_eq!(said(&launched(processes, &["--protocol", protocol], &program, &[&processes.to_string()])), expected, "{protocol}");
+        assert_eq!(
+            said(&launched(processes, &["--protocol", protocol], &program, &[&processes.to_string()])),
+            expected,
+            "{protocol}"
+        );
     }
 }
 
@@ -437,7 +539,7 @@ fn created_processes_see_private_variables_as_forked_ones_do() {
     let program = parmacs("tests/private", &[]);
     let output = said(&launched(4, &[], &program, &["look"]));
     let mut lines: Vec<&str> = output.lines().collect();
-    // Ranks write when they like.
+    // Ranks print in any order.
     lines.sort_unstable();
     assert_eq!(lines, ["all is well", "process 0", "process 1", "process 2", "process 3"]);
     assert_eq!(said(&launched(4, &[], &program, &["turns"])), "turn 4, small -8\n");
@@ -450,21 +552,42 @@ fn created_processes_see_private_variables_as_forked_ones_do() {
         (2, &["nested"], 86, "only the program's first process can create others"),
         (2, &["outside"], 86, "is not in G_MALLOC memory"),
         (2, &["double"], 86, "G_FREE: "),
-        (3, &["turns"], 86, "3 more processes are wanted, but the run has 3 and 1 of them are in use: start it with `rampool launch -n 4`"),
+        (
+            3,
+            &["turns"],
+            86,
+            "3 more processes are wanted, but the run has 3 and 1 of them are in use: start it with `rampool launch -n 4`",
+        ),
     ] {
         let output = launched(ranks, &[], &program, arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
         assert!(text(&output.stderr).contains(words), "{arguments:?}: {output:?}");
     }
     let output = launched(2, &[], &program, &["local"]);
-    assert!(output.status.success() && text(&output.stderr).matches("points to a local variable").count() == 1, "{output:?}");
+    assert!(
+        output.status.success() && text(&output.stderr).matches("points to a local variable").count() == 1,
+        "{output:?}"
+    );
     let output = launched(2, &["--protocol", "ibec"], &program, &["look"]);
-    assert!(output.status.code() == Some(1) && text(&output.stderr).contains("protocol ibec hands over only"), "{output:?}");
+    assert!(
+        output.status.code() == Some(1) && text(&output.stderr).contains("protocol ibec hands over only"),
+        "{output:?}"
+    );
     let archive = libraries().join("librampool.a");
     let include = installed().join("include");
     let linked = installed().join("private-static");
     let system = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
-    run(Command::new("cc").arg("-o").arg(&linked).arg(installed().join("private.c")).arg(archive).arg("-I").arg(include).args(system));
+    run(Command::new("cc")
+        .arg("-o")
+        .arg(&linked)
+        .arg(installed().join("private.c"))
+        .arg(archive)
+        .arg("-I")
+        .arg(include)
+        .args(system));
     let output = launched(2, &[], &linked, &["look"]);
-    assert!(!output.status.success() && text(&output.stderr).contains("link with the shared library"), "{output:?}");
+    assert!(
+        !output.status.success() && text(&output.stderr).contains("link with the shared library"),
+        "{output:?}"
+    );
 }

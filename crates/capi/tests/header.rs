@@ -1,4 +1,5 @@
-//! `include/rampool.h` is what the Rust source says. `RAMPOOL_WRITE_HEADER=1 cargo test -p rampool-capi --test header` (`make header`) writes it.
+//! `include/rampool.h` is generated from the Rust source. `RAMPOOL_WRITE_HEADER=1 cargo test -p rampool-capi
+//! --test header` (`make header`) writes it.
 
 use std::path::Path;
 
@@ -6,8 +7,10 @@ use std::path::Path;
 fn the_committed_header_is_current() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
-    // This file and its modules, not the dependencies'. The papers' headers are written by hand: their modules are marked to be ignored.
-    let bindings = cbindgen::Builder::new().with_src(here.join("src/lib.rs")).with_config(config).generate().unwrap();
+    // Only this file and its modules, not the dependencies. The papers' headers are written by hand: their
+    // modules are marked to be ignored.
+    let bindings =
+        cbindgen::Builder::new().with_src(here.join("src/lib.rs")).with_config(config).generate().unwrap();
     let mut generated = Vec::new();
     bindings.write(&mut generated);
     let generated = String::from_utf8(generated).unwrap();
@@ -19,6 +22,6 @@ fn the_committed_header_is_current() {
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         committed == generated,
-        "include/rampool.h is not what src/lib.rs, src/queue.rs and src/shared.rs say; run `make header` and commit it"
+        "include/rampool.h differs from the Rust source; run `make header` and commit it"
     );
 }

@@ -98,7 +98,7 @@ def main():
     for wrong in (lambda: rampool_mpi.Layout.of(MPI.INT.Create_darray(2, 0, [8], [MPI.DISTRIBUTE_CYCLIC], [MPI.DISTRIBUTE_DFLT_DARG], [2])),
                   lambda: direct.put(region, bytearray(10), MPI.INT, 3),
                   lambda: direct.get(region, b"constant"),
-                  lambda: direct.region("nobody made this")):
+                  lambda: direct.region("never created")):
         refused(wrong)
     # What C's types do not hold is not cut down to what they hold.
     direct.region("a", 8)

@@ -1,19 +1,20 @@
-//! How much memory there is for this process: the machine's, or what a control group (a container, a batch job) leaves of it.
+//! How much memory this process can use: the machine's, or the limit of its control group (a container, a
+//! batch job).
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Bytes that can be taken without pushing anything else out.
+/// Bytes that can be allocated without pushing anything else out.
 ///
 /// # Errors
-/// When /proc does not say.
+/// If /proc does not report it.
 pub fn bytes() -> Result<u64> {
     let machine = of_machine("MemAvailable:")?;
     Ok(own_groups().iter().map(Group::left).fold(machine, u64::min))
 }
 
-/// Bytes that there are in all.
+/// Total bytes.
 ///
 /// # Errors
 /// As [`bytes`].
@@ -37,7 +38,7 @@ fn of_machine(field: &str) -> Result<u64> {
 struct Group {
     limit: u64,
     used: u64,
-    /// Of that, cached files, which the kernel drops first.
+    /// Cached files within that usage, which the kernel drops first.
     cached: u64,
 }
 
@@ -47,27 +48,33 @@ impl Group {
     }
 }
 
-/// What a directory of one version's control groups says.
+/// What a directory of one version's control groups reports.
 type Read = fn(&Path) -> Option<Group>;
 
 fn own_groups() -> Vec<Group> {
     groups(Path::new("/sys/fs/cgroup"), &std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default())
 }
 
-/// The groups with limits that a process with this `/proc/self/cgroup` is in, from its own up. What cannot be read limits nothing.
+/// The groups with limits that a process with this `/proc/self/cgroup` is in, innermost first. A group that
+/// cannot be read imposes no limit.
 fn groups(mounts: &Path, cgroup: &str) -> Vec<Group> {
     let mut found = Vec::new();
     for line in cgroup.lines() {
         let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
-        // Version 2, alone or beside version 1 (cgroups(7)), and version 1.
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        // Version 2, alone or together with version 1 (cgroups(7)), and version 1.
         let (roots, read): (&[&str], Read) = match controllers {
             "" => (&["", "unified"], of_version_2),
-            _ if controllers.split(',').any(|controller| controller == "memory") => (&["memory"], of_version_1),
+            _ if controllers.split(',').any(|controller| controller == "memory") => {
+                (&["memory"], of_version_1)
+            }
             _ => continue,
         };
         for root in roots.iter().map(|root| mounts.join(root)) {
-            // In a container the path may be one of the host's, which is not there, while the container's own group is the root.
+            // In a container the path may be one of the host's, which does not exist here; the container's
+            // own group is then the root.
             let below = Path::new(path.trim_start_matches('/'));
             found.extend(below.ancestors().filter_map(|part| read(&root.join(part))));
         }
@@ -98,8 +105,11 @@ fn number(file: PathBuf) -> Option<u64> {
 
 fn cached(file: &Path, names: [&str; 2]) -> u64 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
-    let value =
-        |line: &str| line.split_once(' ').filter(|(name, _)| names.contains(name)).and_then(|(_, bytes)| bytes.trim().parse::<u64>().ok());
+    let value = |line: &str| {
+        line.split_once(' ')
+            .filter(|(name, _)| names.contains(name))
+            .and_then(|(_, bytes)| bytes.trim().parse::<u64>().ok())
+    };
     text.lines().filter_map(value).fold(0, u64::saturating_add)
 }
 
@@ -131,7 +141,8 @@ mod tests {
             ("jobs/1/step/memory.max", format!("{}\n", 100 * MIB)),
             ("jobs/1/step/memory.current", format!("{}\n", 30 * MIB)),
         ]);
-        let left: Vec<u64> = groups(dir.path(), "0::/jobs/1/step\n").iter().map(|group| group.left() / MIB).collect();
+        let left: Vec<u64> =
+            groups(dir.path(), "0::/jobs/1/step\n").iter().map(|group| group.left() / MIB).collect();
         assert_eq!(left, [70, 40], "the step's, and all the jobs' without what is cached");
         assert_eq!(groups(dir.path(), "0::/elsewhere\n"), []);
         assert_eq!(groups(dir.path(), "no line\n0\n:::\n"), []);

@@ -1,11 +1,13 @@
-//! `rampool doctor`: what this machine allows, and the fix for what it does not.
+//! `rampool doctor`: what this machine allows, and how to fix what it does not.
+
+mod swap;
 
 use anyhow::Result;
-use rampool::transport::{SAME_HOST_VARIABLE, probe_rings, probe_ucx, zero_copy};
-use rampool_proto::registration::path::crossover;
-use rampool_proto::units::ByteLen;
-use rampool_sys::probe::{Capabilities, Rung};
-use rampool_sys::uffd::{Features, OpenError};
+use rampool_kernel::probe::{Capabilities, Rung};
+use rampool_kernel::uffd::{Features, OpenError};
+use rampool_net::transport::{SAME_HOST_VARIABLE, probe_rings, probe_ucx, zero_copy};
+use rampool_pinning::path::crossover;
+use rampool_wire::units::ByteLen;
 
 use crate::available;
 
@@ -13,12 +15,16 @@ use crate::available;
 #[derive(clap::Args, Debug)]
 pub struct Args {}
 
-/// The exit code is 0 if programs can be run on the best rung, 1 otherwise, 2 if on none.
+/// The exit code is 0 if programs run in the best fault mode, 1 if in another, 2 if in none.
 pub fn run(_args: &Args) -> Result<i32> {
     let found = Capabilities::probe();
     let best = found.best_rung();
     println!("kernel             {}", found.kernel);
-    println!("page size          {} bytes{}", found.page_bytes, if found.page_bytes == 4096 { "" } else { ": rampool needs 4096" });
+    println!(
+        "page size          {} bytes{}",
+        found.page_bytes,
+        if found.page_bytes == 4096 { "" } else { ": rampool needs 4096" }
+    );
     println!("userfaultfd        {}", describe(&found.full));
     println!("  for user code    {}", describe(&found.user_mode));
     if let Ok(features) = found.full.as_ref().or(found.user_mode.as_ref()) {
@@ -26,7 +32,11 @@ pub fn run(_args: &Args) -> Result<i32> {
             (Features::WP, "write-protect", "userfaultfd cannot be used (Linux 5.7)"),
             (Features::EVENTS_MAPPING, "mapping events", "userfaultfd cannot be used"),
             (Features::MOVE, "move", "pages leave by copying, which is slower (Linux 6.8 moves them)"),
-            (Features::POISON, "poison", "when servers are lost, a program that uses the library ends at once (Linux 6.6 has it)"),
+            (
+                Features::POISON,
+                "poison",
+                "when servers are lost, a program that uses the library ends at once (Linux 6.6 has it)",
+            ),
         ] {
             let has = features.has(feature);
             println!("  {name:<17}{}", if has { "yes".to_owned() } else { format!("no: {without}") });
@@ -34,17 +44,25 @@ pub fn run(_args: &Args) -> Result<i32> {
     }
     println!(
         "  fork events      {}",
-        if found.fork_events { "yes" } else { "no (CAP_SYS_PTRACE): fork(3) is followed all the same, a bare clone is not" }
+        if found.fork_events {
+            "yes"
+        } else {
+            "no (CAP_SYS_PTRACE): fork(3) is still followed, a bare clone is not"
+        }
     );
-    println!("SIGSEGV            {}", found.segv.as_ref().map_or_else(|error| format!("no: {error}"), |()| "yes".to_owned()));
-    println!("  mappings         {} at most (vm.max_map_count)", found.most_mappings);
+    println!(
+        "SIGSEGV            {}",
+        found.segv.as_ref().map_or_else(|error| format!("no: {error}"), |()| "yes".to_owned())
+    );
+    println!("  mappings         at most {} (vm.max_map_count)", found.most_mappings);
     println!("huge pages         {}", found.transparent_hugepages);
     println!("memory             {}", memory());
     println!("lockable memory    {}", lockable(found.memlock_bytes));
-    println!("processors         {}", rampool_sys::thread::allowed_cpus().len());
+    println!("processors         {}", rampool_kernel::thread::allowed_cpus().len());
     same_host();
     zero_copy();
     fabrics();
+    swap::show();
     println!();
     if best == Rung::Segv && found.segv.is_err() {
         println!("No rung works here: `rampool run` cannot catch page faults.");
@@ -57,34 +75,40 @@ pub fn run(_args: &Args) -> Result<i32> {
     }
     println!("because {}", reason(&found));
     if best == Rung::Segv && found.most_mappings < 1 << 18 {
-        println!("On this rung, a large --local wants larger pages (--page-size 64K) or: sysctl -w vm.max_map_count=1048576");
+        println!(
+            "On this rung, a large --local needs larger pages (--page-size 64K) or: sysctl -w vm.max_map_count=1048576"
+        );
     }
     fix(&found);
     Ok(1)
 }
 
-/// How servers on this machine are reached.
+/// How to reach servers on this machine.
 fn same_host() {
     match probe_rings() {
         Ok(bytes) => println!(
             "same host          shared memory, {} KiB each way, to servers named unix:PATH ({SAME_HOST_VARIABLE}, or the option same-host: auto, rings, socket)",
             bytes >> 10
         ),
-        Err(error) => println!("same host          no shared memory ({error}): servers named unix:PATH are reached through their socket"),
+        Err(error) => println!(
+            "same host          no shared memory ({error}): servers named unix:PATH are reached through their socket"
+        ),
     }
 }
 
-/// Whether bytes can leave without a copy, and from what length on that pays.
+/// Whether bytes can be sent without a copy, and from what length that pays.
 fn zero_copy() {
     let costs = match zero_copy::measure() {
         Ok(costs) => costs,
         Err(error) => return println!("zero copy          no: {error}"),
     };
     let from = match crossover(&costs) {
-        Some(bytes) => format!("from {} KiB on pinning costs less than a copy", bytes >> 10),
+        Some(bytes) => format!("from {} KiB on, pinning costs less than a copy", bytes >> 10),
         None => "pinning costs more than a copy at every length".to_owned(),
     };
-    println!("zero copy          io_uring; {from} (RAMPOOL_ZERO_COPY, or the option zero-copy, sets another length)");
+    println!(
+        "zero copy          io_uring; {from} (RAMPOOL_ZERO_COPY, or the option zero-copy, sets another length)"
+    );
     for cost in costs {
         let micros = |ns: u64| ns as f64 / 1000.0;
         println!(
@@ -94,22 +118,30 @@ fn zero_copy() {
             micros(cost.zero_copy_ns)
         );
     }
-    println!("  to this machine  never: loopback and Unix sockets copy whatever is asked of them");
-    println!("  encrypted        never: bytes are copied as they are sealed");
+    println!("  to this machine  never: loopback and Unix sockets always copy");
+    println!("  encrypted        never: encryption copies the bytes");
 }
 
-/// Whether servers can be reached over UCX, and by what.
+/// Whether servers can be reached over UCX, and by which transports.
 fn fabrics() {
     match probe_ucx() {
         Ok((version, transports)) => {
             println!(
                 "UCX                {version}, to servers named ucx:HOST:PORT (UCX_TLS and UCX_NET_DEVICES choose among its transports)"
             );
-            println!("  transports       {}", if transports.is_empty() { "none".to_owned() } else { transports.join(" ") });
-            let rdma = ["rc_", "dc_", "ud_"].iter().any(|kind| transports.iter().any(|name| name.starts_with(kind)));
+            println!(
+                "  transports       {}",
+                if transports.is_empty() { "none".to_owned() } else { transports.join(" ") }
+            );
+            let rdma =
+                ["rc_", "dc_", "ud_"].iter().any(|kind| transports.iter().any(|name| name.starts_with(kind)));
             println!(
                 "  RDMA             {}",
-                if rdma { "yes" } else { "no device: UCX talks over sockets here, which rampool does faster by itself" }
+                if rdma {
+                    "yes"
+                } else {
+                    "no device: UCX uses sockets here, and rampool's own sockets are faster"
+                }
             );
             println!("  in `run`         never: UCX changes the process that loads it");
         }
@@ -117,7 +149,7 @@ fn fabrics() {
     }
 }
 
-/// Why not the best rung.
+/// Why the best fault mode is not available.
 fn reason(found: &Capabilities) -> String {
     let why = |found: &Result<Features, OpenError>| match found {
         Ok(_) => "this kernel's userfaultfd lacks write protection or mapping events".to_owned(),
@@ -142,14 +174,18 @@ fn fix(found: &Capabilities) {
         return;
     }
     println!("For the best rung, as root, one of:");
-    println!("  sysctl -w vm.unprivileged_userfaultfd=1          (every user; put it into /etc/sysctl.d/ to keep it)");
-    println!("  chgrp GROUP /dev/userfaultfd && chmod g+rw /dev/userfaultfd   (members of a group; Linux 6.1 and later)");
     println!(
-        "  setpriv --reuid USER --init-groups --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace rampool run ...   (and fork events with it)"
+        "  sysctl -w vm.unprivileged_userfaultfd=1          (every user; put it in /etc/sysctl.d/ to keep it)"
+    );
+    println!(
+        "  chgrp GROUP /dev/userfaultfd && chmod g+rw /dev/userfaultfd   (members of a group; Linux 6.1 and later)"
+    );
+    println!(
+        "  setpriv --reuid USER --init-groups --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace rampool run ...   (this adds fork events)"
     );
     if found.user_mode.is_err() {
         println!(
-            "In a container the system call itself may be forbidden: allow `userfaultfd` in its seccomp profile, or add CAP_SYS_PTRACE."
+            "In a container the system call itself may be blocked: allow `userfaultfd` in its seccomp profile, or add CAP_SYS_PTRACE."
         );
     }
 }
@@ -172,7 +208,11 @@ fn meaning(rung: Rung) -> &'static str {
 fn memory() -> String {
     match (available::bytes(), available::in_all()) {
         (Ok(bytes), Ok(in_all)) => {
-            format!("{} available of {} (of this machine, or what a container leaves of it)", ByteLen(bytes), ByteLen(in_all))
+            format!(
+                "{} available of {} (of this machine, or what a container leaves of it)",
+                ByteLen(bytes),
+                ByteLen(in_all)
+            )
         }
         (Err(error), _) | (_, Err(error)) => format!("unknown: {error}"),
     }
@@ -183,6 +223,9 @@ fn lockable(bytes: u64) -> String {
         u64::MAX => "unlimited".to_owned(),
         // SAFETY: geteuid has no preconditions.
         _ if unsafe { libc::geteuid() } == 0 => "unlimited (root)".to_owned(),
-        bytes => format!("{} KiB: `rampool serve` wants to lock what it lends (LimitMEMLOCK=infinity, or ulimit -l)", bytes / 1024),
+        bytes => format!(
+            "{} KiB: `rampool serve` locks what it lends (LimitMEMLOCK=infinity, or ulimit -l)",
+            bytes / 1024
+        ),
     }
 }

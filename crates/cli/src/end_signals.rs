@@ -8,7 +8,8 @@ pub struct EndSignals {
 }
 
 impl EndSignals {
-    /// Blocks both in this thread and those it starts from now on; they wait for [`EndSignals::wait`].
+    /// Blocks both in this thread and those it starts from now on. They then arrive through
+    /// [`EndSignals::wait`].
     pub fn block() -> io::Result<Self> {
         let mut set = std::mem::MaybeUninit::uninit();
         // SAFETY: sigemptyset initialises the set before anything else uses it.
@@ -18,18 +19,22 @@ impl EndSignals {
             libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
             set.assume_init()
         };
-        // SAFETY: a valid set, and nobody wants the old one.
+        // SAFETY: a valid set; the old one is not asked for.
         match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {
             0 => Ok(Self { set }),
             error => Err(io::Error::from_raw_os_error(error)),
         }
     }
 
-    /// The signal that came, or nothing within this time.
+    /// The signal that arrived, or `None` after this time.
     pub fn wait(&self, time: Duration) -> Option<i32> {
-        let time = libc::timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() };
-        // SAFETY: a valid set and time; nobody wants the details.
-        let signal = unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const time) };
+        let time = libc::timespec {
+            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        // SAFETY: a valid set and time; the details are not asked for.
+        let signal =
+            unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const time) };
         (signal > 0).then_some(signal)
     }
 }

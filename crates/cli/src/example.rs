@@ -1,29 +1,29 @@
-//! `rampool example`: the parallel programs of the papers, to see shared memory at work and to measure it.
+//! `rampool example`: the parallel programs of the papers, to try shared memory and to measure it.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use rampool::shared::{ProtocolKind, Shared};
 use rampool_parallel::{PROGRAMS, Program, Report};
+use rampool_shared::{ProtocolKind, Shared};
 use serde_json::json;
 
-/// Run a parallel program on shared memory, and compare its answer with a sequential run.
+/// Run a parallel program on shared memory, and compare its answer with a sequential run
 ///
-/// `rampool launch -n 2 rampool example sor` runs it as two processes; without `launch` it is one. Without sizes it takes those of the papers. A wrong answer
-/// ends the run with an error.
+/// `rampool launch -n 2 rampool example sor` runs it as two processes. Without `launch` it is one process. A
+/// wrong answer ends the run with an error.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The program; `all` runs every one that is legal under the protocol, `list` says which there are
+    /// The program; `all` runs every program that is correct under the protocol, `list` lists them
     name: String,
 
-    /// Its sizes, as `list` names them
+    /// The program's sizes, in the order that `list` shows [default: the papers' sizes]
     sizes: Vec<usize>,
 
-    /// Small sizes: shows that it works, the times mean nothing
+    /// Use small sizes: this shows that the program works, but its times mean nothing
     #[arg(long, conflicts_with = "sizes")]
     small: bool,
 
-    /// Also write the times into FILE as JSON, one line a program
+    /// Also write the times to FILE as JSON, one line a program
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -35,10 +35,10 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let one = Program::find(&args.name);
     if one.is_none() && args.name != "all" {
-        bail!("there is no program {}; `rampool example list` names them", args.name);
+        bail!("unknown program {}; `rampool example list` lists them", args.name);
     }
     if one.is_none() && !args.sizes.is_empty() {
-        bail!("programs take different sizes: name one");
+        bail!("each program takes its own sizes: name one program instead of `all`");
     }
     let shared = Shared::join_from_env()?;
     let protocol = shared.config().protocol;
@@ -56,7 +56,8 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     shared.finish()?;
     if let Some(file) = args.json.as_ref().filter(|_| shared.rank() == 0) {
-        std::fs::write(file, lines).with_context(|| format!("the times cannot be written to {}", file.display()))?;
+        std::fs::write(file, lines)
+            .with_context(|| format!("cannot write the times to {}", file.display()))?;
     }
     Ok(0)
 }
@@ -67,13 +68,14 @@ fn legal(protocol: ProtocolKind) -> Vec<&'static Program> {
 
 fn list() {
     for program in &PROGRAMS {
-        let sizes: Vec<String> = program.sizes.iter().zip(program.full).map(|(name, full)| format!("{name} {full}")).collect();
+        let sizes: Vec<String> =
+            program.sizes.iter().zip(program.full).map(|(name, full)| format!("{name} {full}")).collect();
         let protocols: Vec<&str> = program.protocols.iter().map(|protocol| protocol.name()).collect();
         println!("{:<12} {:<44} {}", program.name, sizes.join(", "), protocols.join(" "));
     }
 }
 
-/// Prints how it went; returns it as a line of JSON.
+/// Prints the result, and returns it as a line of JSON.
 fn tell(program: &Program, sizes: &[usize], shared: &Shared, report: Report) -> String {
     let (parallel, sequential) = (report.parallel.clock.as_secs_f64(), report.sequential.clock.as_secs_f64());
     let shown: Vec<String> = sizes.iter().map(ToString::to_string).collect();

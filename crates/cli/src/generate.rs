@@ -1,4 +1,5 @@
-//! `rampool generate`: manual pages and shell completions, made from the same definitions that parse the command line. For packagers, so hidden.
+//! `rampool generate`: manual pages and shell completions, made from the definitions that parse the command
+//! line. Hidden, because it is for packagers.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,8 @@ use clap_complete::Shell;
 /// Write manual pages and shell completions
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Where to: pages go into share/man/man1 below it, completions where each shell looks for them
+    /// Directory to write to: pages go to share/man/man1 below it, completions where each shell looks for
+    /// them
     dir: PathBuf,
 }
 
@@ -22,7 +24,8 @@ pub fn run(args: &Args) -> Result<i32> {
     ] {
         let dir = args.dir.join(place);
         made(&dir)?;
-        clap_complete::generate_to(shell, &mut command.clone(), "rampool", &dir).with_context(|| format!("completions for {shell}"))?;
+        clap_complete::generate_to(shell, &mut command.clone(), "rampool", &dir)
+            .with_context(|| format!("completions for {shell}"))?;
     }
     let dir = args.dir.join("share/man/man1");
     made(&dir)?;
@@ -31,7 +34,7 @@ pub fn run(args: &Args) -> Result<i32> {
 }
 
 fn made(dir: &Path) -> Result<&Path> {
-    std::fs::create_dir_all(dir).with_context(|| format!("{} cannot be made", dir.display()))?;
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     Ok(dir)
 }
 
@@ -43,10 +46,16 @@ mod tests {
     fn every_subcommand_has_a_page_and_every_shell_its_completions() {
         let dir = tempfile::tempdir().unwrap();
         run(&Args { dir: dir.path().to_owned() }).unwrap();
-        let read = |path: &str| std::fs::read_to_string(dir.path().join("share").join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+        let read = |path: &str| {
+            std::fs::read_to_string(dir.path().join("share").join(path))
+                .unwrap_or_else(|e| panic!("{path}: {e}"))
+        };
         for sub in ["run", "serve", "launch", "status", "top", "doctor", "key"] {
             assert!(read(&format!("man/man1/rampool-{sub}.1")).contains("rampool"), "{sub}");
-            assert!(read("bash-completion/completions/rampool.bash").contains(&format!("rampool__subcmd__{sub}")), "{sub}");
+            assert!(
+                read("bash-completion/completions/rampool.bash").contains(&format!("rampool__subcmd__{sub}")),
+                "{sub}"
+            );
         }
         assert!(read("man/man1/rampool-run.1").contains("\\-\\-local"));
         assert!(read("zsh/site-functions/_rampool").contains("--local"));

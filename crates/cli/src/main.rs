@@ -1,16 +1,15 @@
 //! The one binary: `rampool`. One file per subcommand.
 
 mod available;
-mod bench;
 mod dlmm_server;
 mod doctor;
 mod end_signals;
 mod example;
 mod generate;
+mod hold;
 mod key;
 mod launch;
-mod plot;
-mod predict;
+mod other_binary;
 mod program;
 mod run;
 mod rundir;
@@ -21,13 +20,14 @@ mod summary;
 mod top;
 
 use clap::{Parser, Subcommand};
-use rampool::words::{last_words, say_line};
-use rampool_proto::units::ByteLen;
+use program::ProgramError;
+use rampool_kernel::words::{last_words, say_line};
+use rampool_wire::units::ByteLen;
 use rustix::process::{Resource, getrlimit};
 
 /// The RAM of many machines, as one pool, for any program
 ///
-/// rampool serve lends a machine's memory; rampool run starts a program, unchanged, that uses it.
+/// rampool serve lends a machine's memory. rampool run starts an unchanged program that uses it.
 #[derive(Parser)]
 #[command(name = "rampool", version, about, max_term_width = 110)]
 struct Cli {
@@ -38,24 +38,28 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
+    Hold(hold::Args),
     Serve(serve::Args),
     Launch(launch::Args),
     Example(example::Args),
-    Plot(plot::Args),
-    Predict(predict::Args),
+    /// Draw where the time of parallel programs went: stacked bars, as an SVG picture
+    Plot(other_binary::Args),
+    /// Predict how long a parallel program would take on another network
+    Predict(other_binary::Args),
     Status(status::Args),
     Top(top::Args),
     Doctor(doctor::Args),
-    Bench(bench::Args),
+    /// Measure rampool and compare it with alternatives
+    Bench(other_binary::Args),
     Key(key::Args),
     #[command(hide = true)]
     Generate(generate::Args),
 }
 
-/// What a reader that has gone away does to a program that writes to it (128 + SIGPIPE).
+/// Exit code of a program that writes to a closed pipe (128 + SIGPIPE).
 const EXIT_NO_READER: i32 = 141;
 
-/// Writing to a full disk or to a reader that is gone is no bug of ours: one line, or none, instead of a trace of calls.
+/// A full disk or a closed pipe is no defect of rampool: print one line, or none, instead of a backtrace.
 fn say_what_cannot_be_written() {
     let others = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -69,53 +73,61 @@ fn say_what_cannot_be_written() {
     }));
 }
 
-/// Stack that every command has enough of.
+/// Least stack with which every command works.
 const LEAST_STACK: ByteLen = ByteLen(256 << 10);
 
 fn main() {
     say_what_cannot_be_written();
     let stack = stack_limit();
     if stack < LEAST_STACK {
-        say_line(&format!("rampool: a stack of {stack} is too small (ulimit -s): {LEAST_STACK} are needed"));
+        say_line(&format!(
+            "rampool: a stack of {stack} is too small (ulimit -s): at least {LEAST_STACK} is needed"
+        ));
         std::process::exit(EXIT_FAILURE);
     }
     command()
 }
 
-/// What the first thread's stack may grow to.
+/// Limit of the first thread's stack.
 fn stack_limit() -> ByteLen {
     ByteLen(getrlimit(Resource::Stack).current.unwrap_or(u64::MAX))
 }
 
-/// Not a part of `main`, which would need the stack of all commands before its first line.
+/// Separate from `main`, which otherwise needs the stack of all commands before its first line.
 #[inline(never)]
 fn command() -> ! {
     let keyed = std::env::var_os("RAMPOOL_KEY_FILE").is_some();
-    let arguments = dlmm_server::translate(std::env::args_os().collect(), keyed, dlmm_server::machine_megabytes());
-    let result = match Cli::parse_from(arguments).command {
+    let arguments =
+        dlmm_server::translate(std::env::args_os().collect(), keyed, dlmm_server::machine_megabytes());
+    let cli = Cli::try_parse_from(arguments).unwrap_or_else(|usage| {
+        let _ = usage.print();
+        std::process::exit(if usage.use_stderr() { EXIT_FAILURE } else { 0 });
+    });
+    let result = match cli.command {
         Command::Run(args) => run::run(&args),
+        Command::Hold(args) => hold::run(&args),
         Command::Serve(args) => serve::run(args),
         Command::Launch(args) => launch::run(&args),
         Command::Example(args) => example::run(&args),
-        Command::Plot(args) => plot::run(&args),
-        Command::Predict(args) => predict::run(&args),
+        Command::Plot(args) => other_binary::become_it("plot", &args),
+        Command::Predict(args) => other_binary::become_it("predict", &args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Key(args) => key::run(&args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => other_binary::become_it("bench", &args),
         Command::Generate(args) => generate::run(&args),
     };
     match result {
         Ok(code) => std::process::exit(code),
         Err(error) => {
             last_words(&format!("rampool: {}", said_once(error.chain())));
-            std::process::exit(EXIT_FAILURE);
+            std::process::exit(error.downcast_ref().map_or(EXIT_FAILURE, ProgramError::exit_code));
         }
     }
 }
 
-/// An error and its causes, without those that the one before has told already.
+/// An error and its causes, without causes that the text already contains.
 fn said_once<'a>(chain: impl Iterator<Item = &'a (dyn std::error::Error + 'static)>) -> String {
     let mut text = String::new();
     for cause in chain.map(ToString::to_string) {
@@ -127,7 +139,7 @@ fn said_once<'a>(chain: impl Iterator<Item = &'a (dyn std::error::Error + 'stati
     text
 }
 
-/// rampool itself failed: distinct from what programs usually return, as with `env` and `nohup`.
+/// rampool itself failed. Distinct from the usual exit codes of programs, as with `env` and `nohup`.
 const EXIT_FAILURE: i32 = 125;
 
 #[cfg(test)]
@@ -136,18 +148,55 @@ mod tests {
 
     #[test]
     fn servers_that_say_how_much_are_asked_for_that() {
-        let servers = |texts: &[&str]| texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<rampool::pool::ServerSpec>>();
-        let local = rampool_proto::units::ByteLen(8 << 20);
+        let servers = |texts: &[&str]| {
+            texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<rampool_client::pool::ServerSpec>>()
+        };
+        let local = rampool_wire::units::ByteLen(8 << 20);
         assert_eq!(run::wanted(&servers(&["a=30M", "b=2M"]), local).0, 32 << 20);
         assert_eq!(run::wanted(&servers(&["a=30M", "b"]), local).0, 1 << 30);
-        assert_eq!(run::wanted(&servers(&["a"]), rampool_proto::units::ByteLen(1 << 30)).0, 4 << 30);
+        assert_eq!(run::wanted(&servers(&["a"]), rampool_wire::units::ByteLen(1 << 30)).0, 4 << 30);
+    }
+
+    #[test]
+    fn an_unknown_option_is_not_taken_for_the_program() {
+        let parse = |line: &str| Cli::try_parse_from(line.split_whitespace());
+        for line in [
+            "rampool run --local 1M --locol 64M -- ls -l",
+            "rampool launch -n 2 --rank 4 true",
+            "rampool run --local 1M -x ls",
+        ] {
+            let error = parse(line).map(|_| ()).unwrap_err().to_string();
+            let option =
+                ["--locol", "--rank", "-x"].into_iter().find(|option| error.contains(&format!("'{option}'")));
+            assert!(option.is_some() && error.contains("tip:"), "{line}: {error}");
+        }
+        for line in [
+            "rampool run --local 1M ls -l --all",
+            "rampool run --local 1M -- -odd --local",
+            "rampool launch -n 2 ls -n 3",
+        ] {
+            let (Command::Run(run::Args { command, .. }) | Command::Launch(launch::Args { command, .. })) =
+                parse(line).unwrap().command
+            else {
+                panic!("{line}")
+            };
+            assert!(
+                command.len() >= 2
+                    && line.ends_with(command.join(std::ffi::OsStr::new(" ")).to_str().unwrap()),
+                "{line}: {command:?}"
+            );
+        }
     }
 
     #[test]
     fn a_cause_is_told_once() {
         let io = std::io::Error::from_raw_os_error(2);
-        let listen = rampool::server::StartError::Listen { endpoint: "unix:/no/where".parse().unwrap(), source: io };
+        let listen =
+            rampool_server::StartError::Listen { endpoint: "unix:/no/where".parse().unwrap(), source: io };
         let told = said_once(anyhow::Error::from(listen).context("no server").chain());
-        assert_eq!(told, "no server: cannot listen on unix:/no/where: No such file or directory (os error 2)");
+        assert_eq!(
+            told,
+            "no server: cannot listen on unix:/no/where: No such file or directory (os error 2)"
+        );
     }
 }

@@ -1,81 +1,158 @@
-//! Which programs the agent can be loaded into, found out before they start.
+//! Finds out, before a program starts, whether the agent can be loaded into it.
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use rustix::fs::{Access, access};
 
-/// Finds `name` as a shell would, and refuses what cannot work with the reason.
-pub fn check(name: &OsStr) -> Result<PathBuf> {
-    let path = find(name)?;
-    check_file(&path, &path, 0)?;
-    let runtime =
-        File::open(&path).ok().and_then(|file| needed(&file)).and_then(|names| names.into_iter().find(|name| stops_threads(name)));
-    if let Some(runtime) = runtime {
-        bail!(
-            "{} is built with a sanitizer ({runtime}), which wants no library before itself and stops the agent's thread when it looks for leaks, for ever. Use a build without",
-            path.display()
-        );
-    }
-    Ok(path)
+/// Why a program cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    #[error("{0}")]
+    NotFound(String),
+    #[error("{0}")]
+    NotExecutable(String),
+    /// The program would run without rampool, because the agent cannot be loaded into it.
+    #[error("{0}")]
+    Refused(String),
 }
 
-/// What works only where the kernel waits for pages in system calls and signals too.
-pub fn check_below_full(program: &Path) -> Result<()> {
+impl ProgramError {
+    /// As `env` and shells do. If rampool itself refuses, the exit code is that of its own failures.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Self::NotFound(_) => 127,
+            Self::NotExecutable(_) => 126,
+            Self::Refused(_) => crate::EXIT_FAILURE,
+        }
+    }
+
+    /// The system failed to start `program`.
+    pub fn from_start(program: &Path, error: &io::Error) -> Self {
+        let text = format!("cannot start {}: {error}", program.display());
+        if error.kind() == io::ErrorKind::NotFound { Self::NotFound(text) } else { Self::NotExecutable(text) }
+    }
+}
+
+/// A program that the agent can be loaded into.
+#[derive(Debug)]
+pub struct Found {
+    pub path: PathBuf,
+    /// A script without an interpreter line: the shell runs it, as `env` and shells do.
+    pub for_shell: bool,
+}
+
+pub const SHELL: &str = "/bin/sh";
+
+/// Finds `name` as a shell does, and refuses a program that cannot work, with the reason.
+pub fn check(name: &OsStr) -> Result<Found, ProgramError> {
+    let path = find(name)?;
+    let for_shell = check_file(&path, &path, 0)? == Kind::ForShell;
+    let runtime = File::open(&path)
+        .ok()
+        .and_then(|file| needed(&file))
+        .and_then(|names| names.into_iter().find(|name| stops_threads(name)));
+    if let Some(runtime) = runtime {
+        return Err(ProgramError::Refused(format!(
+            "{} is built with a sanitizer ({runtime}), which must be loaded first and stops the agent's thread for ever when it looks for leaks. Use a build without it",
+            path.display()
+        )));
+    }
+    Ok(Found { path, for_shell })
+}
+
+/// Checks for what works only where the kernel waits for pages in system calls and signals too.
+pub fn check_below_full(program: &Path) -> Result<(), ProgramError> {
     if File::open(program).ok().and_then(|file| is_of_go(&file)) == Some(true) {
-        bail!(
-            "{} is a Go program: its runtime makes system calls itself and takes signals on stacks in memory that may leave, which works on the rung `uffd` alone; `rampool doctor` says how to get it",
+        return Err(ProgramError::Refused(format!(
+            "{} is a Go program: its runtime makes system calls itself and takes signals on stacks that may be paged out, which works only on the rung `uffd`; `rampool doctor` says how to enable it",
             program.display()
-        );
+        )));
     }
     Ok(())
 }
 
 fn stops_threads(library: &str) -> bool {
-    ["libasan.so", "liblsan.so", "libhwasan.so", "libclang_rt.asan", "libclang_rt.lsan"].iter().any(|name| library.starts_with(name))
+    ["libasan.so", "liblsan.so", "libhwasan.so", "libclang_rt.asan", "libclang_rt.lsan"]
+        .iter()
+        .any(|name| library.starts_with(name))
 }
 
-/// Why the agent is not in a process that runs `file`, which people know as `shown`; `None` if it can be, or the file cannot be read.
+/// Why the agent is not in a process that runs `file`, shown to the user as `shown`. `None` if it can be, or
+/// if the file cannot be read.
 pub fn why_not(file: &Path, shown: &Path) -> Option<String> {
-    check_file(file, shown, 0).err().filter(|error| error.downcast_ref::<std::io::Error>().is_none()).map(|error| error.to_string())
+    File::open(file).ok()?;
+    check_file(file, shown, 0).err().map(|error| error.to_string())
 }
 
-fn find(name: &OsStr) -> Result<PathBuf> {
+fn find(name: &OsStr) -> Result<PathBuf, ProgramError> {
     let shown = name.to_string_lossy();
     if shown.contains('/') {
         let path = PathBuf::from(name);
-        if !path.exists() {
-            bail!("{shown}: no such program");
-        }
-        return Ok(path);
+        return match path.metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(ProgramError::NotFound(format!("{shown}: no such program")))
+            }
+            Err(error) => Err(ProgramError::NotExecutable(format!("{shown}: {error}"))),
+            Ok(_) => Ok(path),
+        };
     }
     let dirs = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&dirs)
-        .map(|dir| dir.join(name))
-        .find(|path| path.metadata().is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0))
-        .with_context(|| format!("{shown}: not found in PATH"))
+    let mut refused = None;
+    for path in std::env::split_paths(&dirs).map(|dir| dir.join(name)) {
+        match path.metadata() {
+            Ok(meta) if meta.is_file() && meta.mode() & 0o111 != 0 => return Ok(path),
+            Ok(meta) if meta.is_file() => refused = Some(path),
+            _ => {}
+        }
+    }
+    Err(match refused {
+        Some(path) => ProgramError::NotExecutable(format!("{} is not executable (chmod +x)", path.display())),
+        None => ProgramError::NotFound(format!("{shown}: not found in PATH")),
+    })
 }
 
-fn check_file(path: &Path, shown: &Path, depth: u32) -> Result<()> {
+/// What the system does with a file that it is to execute.
+#[derive(Debug, PartialEq, Eq)]
+enum Kind {
+    /// It loads the program, or the interpreter that the file names.
+    Known,
+    /// It refuses the file (ENOEXEC), and shells run it as a script.
+    ForShell,
+}
+
+fn check_file(path: &Path, shown: &Path, depth: u32) -> Result<Kind, ProgramError> {
     let shown = shown.display();
-    let mut file = File::open(path).with_context(|| format!("{shown} cannot be read"))?;
-    let meta = file.metadata()?;
+    let unreadable = |error: io::Error| {
+        let text = format!("cannot read {shown}: {error}");
+        match error.kind() {
+            io::ErrorKind::NotFound => ProgramError::NotFound(text),
+            // A file that may be executed but not read runs without rampool.
+            _ if access(path, Access::EXEC_OK).is_ok() => ProgramError::Refused(text),
+            _ => ProgramError::NotExecutable(text),
+        }
+    };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let meta = file.metadata().map_err(unreadable)?;
     if meta.is_dir() {
-        bail!("{shown} is a directory");
+        return Err(ProgramError::NotExecutable(format!("{shown} is a directory")));
     }
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
-    if let Some((what, cure)) =
-        gains_rights((meta.mode(), meta.uid(), meta.gid(), has_capabilities(&file)), (user.as_raw(), group.as_raw()))
-    {
-        bail!("{shown} {what}: the system loads no agent into a program that gains rights. {cure}");
+    if let Some((what, cure)) = gains_rights(
+        (meta.mode(), meta.uid(), meta.gid(), has_capabilities(&file)),
+        (user.as_raw(), group.as_raw()),
+    ) {
+        return Err(ProgramError::Refused(format!(
+            "{shown} {what}: the system loads no agent into a program that gains privileges. {cure}"
+        )));
     }
     let mut head = vec![0; 4096];
     let mut length = 0;
     while length < head.len() {
-        match file.read(&mut head[length..])? {
+        match file.read(&mut head[length..]).map_err(unreadable)? {
             0 => break,
             n => length += n,
         }
@@ -83,35 +160,52 @@ fn check_file(path: &Path, shown: &Path, depth: u32) -> Result<()> {
     head.truncate(length);
     if let Some(script) = head.strip_prefix(b"#!") {
         let line = script.split(|b| *b == b'\n').next().unwrap_or_default();
-        let interpreter = String::from_utf8_lossy(line).split_whitespace().next().unwrap_or_default().to_owned();
+        let interpreter =
+            String::from_utf8_lossy(line).split_whitespace().next().unwrap_or_default().to_owned();
         if depth > 3 || interpreter.is_empty() {
-            bail!("{shown}: its interpreter cannot be found");
+            return Err(ProgramError::NotExecutable(format!("{shown}: its interpreter does not exist")));
         }
-        let interpreter = Path::new(&interpreter);
-        return check_file(interpreter, interpreter, depth + 1)
-            .with_context(|| format!("{shown} is a script for {}", interpreter.display()));
+        let of_script = |text: String| format!("{shown} is a script for {interpreter}: {text}");
+        return match check_file(Path::new(&interpreter), Path::new(&interpreter), depth + 1) {
+            // The system executes an interpreter directly, never through a shell.
+            Ok(Kind::ForShell) => {
+                Err(ProgramError::NotExecutable(of_script("this system cannot run that".into())))
+            }
+            Ok(Kind::Known) => Ok(Kind::Known),
+            Err(ProgramError::NotFound(text)) => Err(ProgramError::NotFound(of_script(text))),
+            Err(ProgramError::NotExecutable(text)) => Err(ProgramError::NotExecutable(of_script(text))),
+            Err(ProgramError::Refused(text)) => Err(ProgramError::Refused(of_script(text))),
+        };
     }
     match linkage(&head) {
-        Linkage::Dynamic(loader) if loader.contains("musl") => {
-            bail!("{shown} is linked with musl ({loader}), the agent with the GNU C library: they cannot live in one process")
-        }
-        Linkage::Dynamic(_) => Ok(()),
-        Linkage::Static => bail!(
-            "{shown} is statically linked: nothing can be loaded into it. Use a dynamically linked build, or the C or Rust interface of rampool"
-        ),
-        Linkage::OtherMachine => bail!("{shown} is built for another kind of processor than this rampool"),
-        Linkage::NoProgram => bail!("{shown} is no program that this system can run"),
+        Linkage::Dynamic(loader) if loader.contains("musl") => Err(ProgramError::Refused(format!(
+            "{shown} is linked with musl ({loader}), the agent with the GNU C library: one process cannot hold both. Use a build for the GNU C library"
+        ))),
+        Linkage::Dynamic(_) => Ok(Kind::Known),
+        Linkage::Static => Err(ProgramError::Refused(format!(
+            "{shown} is statically linked: the agent cannot be loaded into it. Use a dynamically linked build, or the C or Rust interface of rampool"
+        ))),
+        Linkage::OtherMachine => Err(ProgramError::NotExecutable(format!(
+            "{shown} is built for another kind of processor than this rampool"
+        ))),
+        Linkage::NoProgram if is_text(&head) && access(path, Access::EXEC_OK).is_ok() => Ok(Kind::ForShell),
+        Linkage::NoProgram => Err(ProgramError::NotExecutable(format!("this system cannot run {shown}"))),
     }
 }
 
-/// A file system that knows no attributes has no such programs.
+/// Shells tell scripts from files for other systems by a zero byte in the first line.
+fn is_text(head: &[u8]) -> bool {
+    !head.split(|byte| *byte == b'\n').next().unwrap_or_default().contains(&0)
+}
+
+/// On a file system without attributes no program has capabilities.
 fn has_capabilities(file: &File) -> bool {
-    // Its size alone is asked for.
+    // Asks for its size only.
     rustix::fs::fgetxattr(file, "security.capability", &mut [0u8; 0]).is_ok()
 }
 
-/// How a program with this mode, owner, group, and perhaps capabilities gets rights that `user` of `group` lacks, for which its loader ignores
-/// `LD_PRELOAD` (`AT_SECURE`, ld.so(8)); and what to do.
+/// How a program with this mode, owner, group and capabilities gains privileges that `user` of `group` lacks,
+/// and what to do. For such a program the loader ignores `LD_PRELOAD` (`AT_SECURE`, ld.so(8)).
 fn gains_rights(
     (mode, owner, owning_group, capable): (u32, u32, u32, bool),
     (user, group): (u32, u32),
@@ -155,14 +249,20 @@ fn linkage(head: &[u8]) -> Linkage {
         return Linkage::OtherMachine;
     }
     let size = |v: Option<u64>| v.and_then(|v| usize::try_from(v).ok());
-    let (Some(table), Some(entry), Some(count)) = (size(number(32, 8)), size(number(54, 2)), size(number(56, 2))) else {
+    let (Some(table), Some(entry), Some(count)) =
+        (size(number(32, 8)), size(number(54, 2)), size(number(56, 2)))
+    else {
         return Linkage::NoProgram;
     };
     for index in 0..count {
-        let Some(at) = index.checked_mul(entry).and_then(|o| o.checked_add(table)) else { return Linkage::NoProgram };
+        let Some(at) = index.checked_mul(entry).and_then(|o| o.checked_add(table)) else {
+            return Linkage::NoProgram;
+        };
         if number(at, 4) == Some(INTERP) {
             let path = match (size(number(at + 8, 8)), size(number(at + 32, 8))) {
-                (Some(from), Some(bytes)) => from.checked_add(bytes).and_then(|to| head.get(from..to)).unwrap_or_default(),
+                (Some(from), Some(bytes)) => {
+                    from.checked_add(bytes).and_then(|to| head.get(from..to)).unwrap_or_default()
+                }
                 _ => &[],
             };
             return Linkage::Dynamic(String::from_utf8_lossy(path).trim_end_matches('\0').to_owned());
@@ -191,7 +291,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
-/// `None` where the file makes no sense, which is the loader's to say.
+/// `None` if the file is invalid, which the loader reports.
 fn segments(file: &File) -> Option<Vec<Segment>> {
     let head = read_part(file, 0, 64)?;
     let half = |at: usize| Some(usize::from(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?)));
@@ -205,7 +305,12 @@ fn segments(file: &File) -> Option<Vec<Segment>> {
         })
     };
     const LONGEST_TABLE: usize = 64 << 10;
-    Some(read_part(file, table, (entry * count).min(LONGEST_TABLE))?.chunks_exact(entry.max(1)).filter_map(segment).collect())
+    Some(
+        read_part(file, table, (entry * count).min(LONGEST_TABLE))?
+            .chunks_exact(entry.max(1))
+            .filter_map(segment)
+            .collect(),
+    )
 }
 
 /// The libraries that the file names.
@@ -214,17 +319,23 @@ fn needed(file: &File) -> Option<Vec<String>> {
     const DYNAMIC: u64 = 2;
     const NEEDED: u64 = 1;
     const NAMES: u64 = 5;
-    /// A program's dynamic section, and a library's name, are far shorter.
+    /// A program's dynamic section and a library's name are far shorter.
     const MOST_ENTRIES: usize = 4096;
     const LONGEST_NAME: usize = 256;
     let segments = segments(file)?;
     let dynamic = segments.iter().find(|segment| segment.kind == DYNAMIC)?;
-    let dynamic = read_part(file, dynamic.place, usize::try_from(dynamic.bytes).ok()?.min(16 * MOST_ENTRIES))?;
-    let entries: Vec<(u64, u64)> =
-        dynamic.chunks_exact(16).map_while(|pair| Some((word(pair, 0)?, word(pair, 8)?))).take_while(|(tag, _)| *tag != 0).collect();
+    let dynamic =
+        read_part(file, dynamic.place, usize::try_from(dynamic.bytes).ok()?.min(16 * MOST_ENTRIES))?;
+    let entries: Vec<(u64, u64)> = dynamic
+        .chunks_exact(16)
+        .map_while(|pair| Some((word(pair, 0)?, word(pair, 8)?)))
+        .take_while(|(tag, _)| *tag != 0)
+        .collect();
     let (_, names) = *entries.iter().find(|(tag, _)| *tag == NAMES)?;
-    let holds =
-        |segment: &&Segment| segment.kind == LOAD && names.checked_sub(segment.address).is_some_and(|offset| offset < segment.bytes);
+    let holds = |segment: &&Segment| {
+        segment.kind == LOAD
+            && names.checked_sub(segment.address).is_some_and(|offset| offset < segment.bytes)
+    };
     let segment = segments.iter().find(holds)?;
     let names = segment.place.checked_add(names - segment.address)?;
     let name = |offset: u64| {
@@ -234,7 +345,7 @@ fn needed(file: &File) -> Option<Vec<String>> {
     Some(entries.iter().filter(|(tag, _)| *tag == NEEDED).filter_map(|(_, offset)| name(*offset)).collect())
 }
 
-/// Whether a Go compiler made the program: it leaves a note of the build's identity (kind 4, by the name `Go`).
+/// Whether a Go compiler made the program: it leaves a note of the build's identity (kind 4, named `Go`).
 fn is_of_go(file: &File) -> Option<bool> {
     const NOTE: u64 = 4;
     const LONGEST: u64 = 64 << 10;
@@ -249,6 +360,7 @@ fn is_of_go(file: &File) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -266,23 +378,55 @@ mod tests {
         let file = |name: &str, bytes: &[u8]| {
             let path = dir.path().join(name);
             std::fs::write(&path, bytes).unwrap();
-            check(path.as_os_str()).unwrap_err().root_cause().to_string()
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            let error = check(path.as_os_str()).unwrap_err();
+            (error.exit_code(), error.to_string())
         };
-        assert!(file("text", b"hello").contains("no program"));
-        assert!(file("lost-script", b"#!/no/such/interpreter\n").contains("No such file"));
+        let refused = |(code, text): (i32, String), wanted: i32, why: &str| {
+            assert!(code == wanted && text.contains(why), "{code}: {text}")
+        };
+        refused(file("data", b"hel\0lo"), 126, "cannot run");
+        refused(file("lost-script", b"#!/no/such/interpreter\n"), 127, "No such file");
+        refused(
+            file("odd-script", format!("#!{}\n", dir.path().join("data").display()).as_bytes()),
+            126,
+            "cannot run",
+        );
         let mut elf = std::fs::read("/bin/sh").unwrap();
         elf[18] = 0xf3;
-        assert!(file("riscv", &elf).contains("another kind of processor"));
+        refused(file("riscv", &elf), 126, "another kind of processor");
         let mut elf = std::fs::read("/bin/sh").unwrap();
         elf[56] = 0;
         elf[57] = 0;
-        assert!(file("static", &elf).contains("statically linked"));
-        assert!(check(OsStr::new("no-such-program-anywhere")).is_err());
+        refused(file("static", &elf), 125, "statically linked");
+        let code = |name: &OsStr| check(name).unwrap_err().exit_code();
+        assert_eq!(code(OsStr::new("no-such-program-anywhere")), 127);
+        assert_eq!(code(dir.path().join("not-there").as_os_str()), 127);
+        assert_eq!(code(dir.path().as_os_str()), 126);
+        let closed = dir.path().join("closed");
+        std::fs::write(&closed, "echo\n").unwrap();
+        std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(code(closed.as_os_str()), 126, "the shell does not execute it either");
+    }
+
+    #[test]
+    fn a_script_without_an_interpreter_is_the_shells() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text, for_shell) in
+            [("plain", "echo\n", true), ("empty", "", true), ("named", "#!/bin/sh\necho\n", false)]
+        {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            assert_eq!(check(path.as_os_str()).unwrap().for_shell, for_shell, "{name}");
+        }
     }
 
     #[test]
     fn programs_that_gain_rights_are_refused() {
-        let refused = |mode, owner, group, capable| gains_rights((mode, owner, group, capable), (1000, 100)).map(|(what, _)| what);
+        let refused = |mode, owner, group, capable| {
+            gains_rights((mode, owner, group, capable), (1000, 100)).map(|(what, _)| what)
+        };
         assert_eq!(refused(0o755, 0, 0, false), None);
         assert_eq!(refused(0o4755, 0, 0, false), Some("is set-user-id"));
         assert_eq!(refused(0o4755, 1000, 0, false), None, "its owner gains nothing");
@@ -301,8 +445,9 @@ mod tests {
         let mut attribute = [0u8; 20];
         attribute[..4].copy_from_slice(&0x0200_0001_u32.to_le_bytes());
         attribute[4..8].copy_from_slice(&(1u32 << 13).to_le_bytes());
-        let set = rustix::fs::fsetxattr(&file, "security.capability", &attribute, rustix::fs::XattrFlags::empty());
-        // Only root may, and not on every file system.
+        let set =
+            rustix::fs::fsetxattr(&file, "security.capability", &attribute, rustix::fs::XattrFlags::empty());
+        // Only root may do this, and not on every file system.
         assert_eq!(has_capabilities(&file), set.is_ok());
     }
 
@@ -312,7 +457,9 @@ mod tests {
         let names = needed(&sh).unwrap();
         assert!(names.iter().any(|name| name.starts_with("libc.so")), "{names:?}");
         assert!(!names.iter().any(|name| stops_threads(name)));
-        assert!(stops_threads("libasan.so.8") && stops_threads("liblsan.so.0") && !stops_threads("libubsan.so.1"));
+        assert!(
+            stops_threads("libasan.so.8") && stops_threads("liblsan.so.0") && !stops_threads("libubsan.so.1")
+        );
     }
 
     #[test]
@@ -324,7 +471,10 @@ mod tests {
             is_of_go(&file)
         };
         assert_eq!(known(&elf), Some(false));
-        let gnu = elf.windows(16).position(|part| part[8..] == *b"\x03\0\0\0GNU\0").expect("a note of the build's identity");
+        let gnu = elf
+            .windows(16)
+            .position(|part| part[8..] == *b"\x03\0\0\0GNU\0")
+            .expect("a note of the build's identity");
         elf[gnu + 8..gnu + 16].copy_from_slice(b"\x04\0\0\0Go\0\0");
         assert_eq!(known(&elf), Some(true));
         assert_eq!(known(b"#!/bin/sh"), None);

@@ -1,6 +1,6 @@
-//! `rampool run`: an unmodified program with more memory than this machine lends it.
+//! `rampool run`: starts an unmodified program in more memory than this machine provides.
 
-mod caretaker;
+pub mod caretaker;
 mod unmanaged;
 
 use std::ffi::{CString, OsStr, OsString};
@@ -12,197 +12,149 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rampool::error::ConnectError;
-use rampool::guardian::Guardian;
-use rampool::key::Key;
-use rampool::pool::{LeaseRequest, Pool, PoolConfig, PoolEvent, ServerSpec};
-use rampool::roll::Roll;
-use rampool::settings::{RUN_DIR_VARIABLE, Settings};
-use rampool::transport::{Endpoint, SameHost};
-use rampool::words::{remark, say, say_line};
-use rampool_proto::session::Encryption;
-use rampool_proto::units::ByteLen;
-use rampool_sys::probe::{Capabilities, Rung};
+use rampool_client::error::ConnectError;
+use rampool_client::pool::{LeaseRequest, Pool, PoolConfig, ServerSpec};
+use rampool_kernel::probe::{Capabilities, Rung};
+use rampool_kernel::words::{remark, say, say_line};
+use rampool_net::key::Key;
+use rampool_net::transport::{Endpoint, SameHost};
+use rampool_run::guardian::Guardian;
+use rampool_run::libraries;
+use rampool_run::roll::Roll;
+use rampool_run::settings::{RUN_DIR_VARIABLE, Settings};
+use rampool_wire::session::Encryption;
+use rampool_wire::units::ByteLen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 
+use crate::program::{Found, ProgramError, SHELL};
 use crate::rundir::RunDir;
 use crate::signals::Signals;
 use crate::{available, program, summary};
 use unmanaged::Unmanaged;
 
-/// Run a program, unchanged, in more memory than this machine lends it.
+/// Run an unchanged program in more memory than this machine has
 ///
-/// The program keeps at most --local bytes of its memory in this machine's RAM; the rest lies on memory servers (`rampool serve`). While it
-/// needs less than that it runs exactly as without rampool. Its exit code, signals, standard input, output and error pass through untouched.
+/// The program keeps at most --local bytes of its memory in this machine's RAM. The rest lies on memory
+/// servers (`rampool serve`). While it needs less than --local it runs exactly as without rampool. Its exit
+/// code, signals, standard input, output and error pass through unchanged.
 #[derive(clap::Args, Debug)]
+#[command(after_help = EXIT_CODES)]
 pub struct Args {
-    /// Local memory each process of the program may keep resident, such as 512M or 2G
-    #[arg(long, env = "RAMPOOL_LOCAL", value_name = "SIZE")]
-    local: ByteLen,
+    #[command(flatten)]
+    options: Options,
 
-    /// A memory server: HOST[:PORT] or unix:/PATH, perhaps with the amount wanted of it (HOST=4G). Repeat it, or separate by commas.
-    /// Without any, a private server with compressed memory is started on this machine
-    #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
-    servers: Vec<ServerSpec>,
-
-    /// Memory to lease from the servers [default: the amounts named with the servers if all have one, else four times --local and at least 1 GiB, more when needed; of a private server: what is free]
-    #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
-    memory: Option<ByteLen>,
-
-    /// The pool's key file (see `rampool key`)
-    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
-    key_file: Option<PathBuf>,
-
-    /// Encrypt what travels: auto (on beyond this machine), on or off
-    #[arg(long, env = "RAMPOOL_ENCRYPTION", default_value_t = Encryption::Auto, value_name = "WHEN")]
-    encryption: Encryption,
-
-    /// Bytes brought by one fault, 4K to 2M
-    #[arg(long, env = "RAMPOOL_PAGE_SIZE", default_value = "4K", value_name = "SIZE")]
-    page_size: ByteLen,
-
-    /// The most that is read ahead of a sequential access; 0 turns reading ahead off
-    #[arg(long, env = "RAMPOOL_PREFETCH", default_value = "2M", value_name = "SIZE")]
-    prefetch: ByteLen,
-
-    /// How page faults are caught: auto, uffd, uffd-user or segv (see `rampool doctor`)
-    #[arg(long, env = "RAMPOOL_RUNG", default_value = "auto", value_name = "RUNG")]
-    rung: String,
-
-    /// Let pages travel compressed where the server agrees
-    #[arg(long, env = "RAMPOOL_COMPRESSION")]
-    compression: bool,
-
-    /// A server that does not answer for this long counts as lost
-    #[arg(long, env = "RAMPOOL_OP_DEADLINE_MS", default_value_t = 10_000, value_name = "MS")]
-    op_deadline_ms: u64,
-
-    /// Spin this long for a server's answer or the next fault before sleeping, while most come within this time; others get the CPU meanwhile
-    #[arg(long, env = "RAMPOOL_SPIN_US", default_value_t = 100, value_name = "US")]
-    spin_us: u64,
-
-    /// Do not keep the pager on the CPU where a program of one thread takes its faults
-    #[arg(long, env = "RAMPOOL_NO_FOLLOW")]
-    no_follow: bool,
-
-    /// Print a summary at the end, on standard error or into FILE (every counter, as JSON, if its name ends in .json)
+    /// Print a summary at the end on standard error, or write it to FILE (every counter, as JSON, if its name
+    /// ends in .json)
     #[arg(long, env = "RAMPOOL_STATS", value_name = "FILE", num_args = 0..=1, default_missing_value = "-", require_equals = true)]
     stats: Option<PathBuf>,
 
-    /// Show a live line on standard error
+    /// Show a live status line on standard error
     #[arg(long, env = "RAMPOOL_PROGRESS")]
     progress: bool,
 
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
-    command: Vec<OsString>,
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub command: Vec<OsString>,
 }
 
-/// Returns the exit code to end with; ends by the program's signal itself where that is how the program ended.
+/// Which servers, how much of their memory, and how pages come and go.
+#[derive(clap::Args, Debug)]
+pub struct Options {
+    /// Most memory, in bytes, that each process of the program keeps in local RAM, such as 512M or 2G
+    #[arg(long, env = "RAMPOOL_LOCAL", value_name = "SIZE")]
+    local: ByteLen,
+
+    /// A memory server: HOST[:PORT] or unix:/PATH, optionally with the amount to lease from it (HOST=4G).
+    /// Repeat it, or separate by commas [default: a private server on this machine, with compressed memory]
+    #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
+    servers: Vec<ServerSpec>,
+
+    /// Memory, in bytes, to lease from the servers [default: the sum of the amounts in --server if each names
+    /// one; else four times --local, at least 1 GiB, at most what is free, and more when needed; from a
+    /// private server: what is free]
+    #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
+    memory: Option<ByteLen>,
+
+    /// Key file of the pool (see `rampool key`)
+    #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
+    key_file: Option<PathBuf>,
+
+    /// Encrypt connections: auto (those to other machines), on or off
+    #[arg(long, env = "RAMPOOL_ENCRYPTION", default_value_t = Encryption::Auto, value_name = "WHEN")]
+    encryption: Encryption,
+
+    /// Bytes that one fault fetches, 4K to 2M
+    #[arg(long, env = "RAMPOOL_PAGE_SIZE", default_value = "4K", value_name = "SIZE")]
+    page_size: ByteLen,
+
+    /// Most bytes to read ahead of a sequential access; 0 disables reading ahead
+    #[arg(long, env = "RAMPOOL_PREFETCH", default_value = "2M", value_name = "SIZE")]
+    prefetch: ByteLen,
+
+    /// How to catch page faults: auto, uffd, uffd-user or segv (see `rampool doctor`)
+    #[arg(long, env = "RAMPOOL_RUNG", default_value = "auto", value_name = "RUNG")]
+    rung: String,
+
+    /// Compress pages on the network if the server agrees [default: off]
+    #[arg(long, env = "RAMPOOL_COMPRESSION")]
+    compression: bool,
+
+    /// Milliseconds without an answer after which a server counts as lost
+    #[arg(long, env = "RAMPOOL_OP_DEADLINE_MS", default_value_t = 10_000, value_name = "MS")]
+    op_deadline_ms: u64,
+
+    /// Microseconds to spin for a server's answer or the next fault before sleeping, as long as most arrive
+    /// within this time
+    #[arg(long, env = "RAMPOOL_SPIN_US", default_value_t = 100, value_name = "US")]
+    spin_us: u64,
+
+    /// Do not keep the pager on the CPU where a single-threaded program takes its faults [default: keep it
+    /// there]
+    #[arg(long, env = "RAMPOOL_NO_FOLLOW")]
+    no_follow: bool,
+
+    /// Compare every page that returns to local memory with what left, and end the program with an error if
+    /// they differ (slow; to find faults) [default: off]
+    #[arg(long, env = "RAMPOOL_VERIFY")]
+    verify: bool,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  that of the program, if it ran; if a signal ended it, rampool ends by the same signal
+  74   a memory server is lost, and with it pages that the program needs
+  125  rampool failed, or refuses the program; the message says why
+  126  the program exists and cannot be executed
+  127  the program does not exist";
+
+/// Returns the exit code to end with. If a signal ended the program, ends this process by the same signal.
 pub fn run(args: &Args) -> Result<i32> {
-    let program = program::check(&args.command[0])?;
-    if let Some(server) = args.servers.iter().find(|server| matches!(server.endpoint, Endpoint::Ucx { .. })) {
-        bail!(
-            "{}: UCX is not loaded into programs that did not ask for it, because it changes the process it is in; name the server by its HOST:PORT (it answers there, too) or unix:PATH",
-            server.endpoint
-        );
-    }
-    // A summary that cannot be written is refused now, not after hours.
+    let found = program::check(&args.command[0])?;
+    args.options.check()?;
+    // Refuses a summary that cannot be written now, not after hours.
     let mut stats = match &args.stats {
-        Some(to) if to != Path::new("-") => {
-            Some(std::fs::File::create(to).with_context(|| format!("the summary cannot be written to {}", to.display()))?)
-        }
+        Some(to) if to != Path::new("-") => Some(
+            std::fs::File::create(to)
+                .with_context(|| format!("cannot write the summary to {}", to.display()))?,
+        ),
         _ => None,
     };
-    let run_dir = RunDir::create().context("the run's directory cannot be made")?;
-    // What it takes to start hides behind what there is to find out meanwhile.
-    let mut private = args.servers.is_empty().then(|| PrivateServer::start(run_dir.path(), args.memory, args.local)).transpose()?;
-    let capabilities = Capabilities::probe();
-    let rung = choose_rung(&capabilities, &args.rung)?;
-    if rung != Rung::Full {
-        program::check_below_full(&program)?;
-    }
-    let mut libraries = vec![find_library(AGENT, "RAMPOOL_AGENT_LIB")?];
-    if rung != Rung::Full || !capabilities.fork_events {
-        // Where the kernel cannot wait for pages in system calls, these are helped; where it does not tell of forks, a child's agent needs
-        // memory beside the program's heap.
-        libraries.push(find_agent_io()?);
-    }
-    let name = program.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
-
-    let mut servers = args.servers.clone();
-    let mut bytes = args.memory;
-    if let Some(server) = &mut private {
-        server.wait_until_ready(run_dir.path())?;
-        say_line(&format!(
-            "rampool: no server is named, so pages go to a private one on this machine ({} at most, compressed); name others with --server",
-            server.memory
-        ));
-        servers.push(server.spec.clone());
-        bytes = Some(server.memory);
-    }
-    let is_stated = bytes.is_some();
-    let bytes = bytes.unwrap_or_else(|| wanted(&servers, args.local));
-    if let Ok(there_is) = available::in_all()
-        && args.local.0 > there_is
-    {
-        say_line(&format!(
-            "rampool: {} of local memory are more than this machine, or its container, has ({}): the system may end the program before its pages leave",
-            args.local,
-            ByteLen(there_is)
-        ));
-    }
-    let mut config = PoolConfig::new(servers, bytes, name.as_str());
-    if let Some(path) = &args.key_file {
-        config.key = Some(Key::load(path)?);
-    }
-    config.encryption = args.encryption;
-    let same_host = SameHost::from_environment().map_err(anyhow::Error::msg)?;
-    config.same_host = Some(same_host);
-    config.op_deadline = Duration::from_millis(args.op_deadline_ms);
-    config.compression = args.compression;
-    debug_assert!(matches!(config.lease, LeaseRequest::Open { .. }));
-    // Whatever else is wrong with the arguments is found before anything is leased.
-    let bytes_of = |length: ByteLen| u32::try_from(length.0).unwrap_or(u32::MAX);
-    let (page_bytes, prefetch_bytes) = (bytes_of(args.page_size), bytes_of(args.prefetch));
-    rampool::region::PagedConfig { local_bytes: args.local.0, page_bytes, prefetch_bytes, ..Default::default() }.cache_config()?;
-    let key_file = args.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
-    let mut pool = Pool::connect(&config).map_err(|error| match error {
-        ConnectError::TooLittle { .. } if !is_stated => {
-            anyhow::anyhow!("{error}; as no amount was stated, {bytes} were asked for: --memory asks for less")
-        }
-        error => error.into(),
-    })?;
-
-    let settings = Settings {
-        run_dir: run_dir.path().to_owned(),
-        ticket: pool.lease_ticket(),
-        key_file,
-        encryption: args.encryption,
-        same_host,
-        local_bytes: args.local.0,
-        page_bytes,
-        prefetch_bytes,
-        rung,
-        evict_by_copy: std::env::var_os("RAMPOOL_EVICT_BY_COPY").is_some_and(|value| value == "1"),
-        op_deadline_ms: args.op_deadline_ms,
-        compression: args.compression,
-        spin_us: args.spin_us,
-        follow_faults: !args.no_follow,
-    };
+    let name = found.path.file_name().map_or_else(|| "program".into(), |n| n.to_string_lossy().into_owned());
+    let below_full = || Ok(program::check_below_full(&found.path)?);
+    let Begun { run_dir, private, mut pool, settings, libraries } = args.options.begin(&name, below_full)?;
     let prepare = || {
         settings.write()?;
-        let roll = Roll::create(run_dir.path()).context("the run's directory cannot be written")?;
-        let guardian = Guardian::create(run_dir.path()).context("the run's directory cannot be written")?;
+        let roll = Roll::create(run_dir.path()).context("cannot write the run's directory")?;
+        let guardian = Guardian::create(run_dir.path()).context("cannot write the run's directory")?;
         let (started, signals) = (Instant::now(), Signals::block()?);
-        let process = start(&program, &args.command, &libraries, run_dir.path(), &signals)?;
+        let process = start(&found, &args.command, &libraries, run_dir.path(), &signals)?;
         anyhow::Ok((roll, guardian, signals, started, process))
     };
     let (roll, mut guardian, signals, started, process) = match prepare() {
         Ok(prepared) => prepared,
         Err(error) => {
-            // The lease would stay for the grace time otherwise.
+            // Otherwise the lease stays for the grace time.
             pool.leave();
             return Err(error);
         }
@@ -210,22 +162,32 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
     let progress = args.progress.then_some(started);
     let mut later = caretaker::Later::than(process.cast_unsigned());
-    let status = wait(&mut later, &mut pool, &roll, &mut guardian, &mut unmanaged, &signals, &run_dir, progress)?;
+    let status =
+        wait(&mut later, &mut pool, &roll, &mut guardian, &mut unmanaged, &signals, &run_dir, progress)?;
     let wall = started.elapsed();
     if let Some(to) = &args.stats {
         let counters = run_dir.read_stats();
         let unmanaged: Vec<&str> = unmanaged.reasons().collect();
         let text = if to.extension().is_some_and(|e| e == "json") {
-            summary::json(&name, &counters, wall, status, args.local, &pool.stats(), &unmanaged)
+            summary::json(&name, &counters, wall, status, args.options.local, &pool.stats(), &unmanaged)
         } else {
-            summary::summary(&name, &counters, wall, status, args.local, most_resident(), &pool.stats(), &unmanaged)
+            summary::summary(
+                &name,
+                &counters,
+                wall,
+                status,
+                args.options.local,
+                most_resident(),
+                &pool.stats(),
+                &unmanaged,
+            )
         };
         match &mut stats {
             None => say(&text),
-            // The program's exit code says how the program ended, whatever became of the summary.
+            // The program's exit code stands, even if the summary cannot be written.
             Some(file) => {
                 if let Err(error) = file.write_all(text.as_bytes()) {
-                    say_line(&format!("rampool: the summary cannot be written to {}: {error}", to.display()));
+                    say_line(&format!("rampool: cannot write the summary to {}: {error}", to.display()));
                 }
             }
         }
@@ -234,7 +196,131 @@ pub fn run(args: &Args) -> Result<i32> {
     finish(status)
 }
 
-/// The most memory, of all kinds, that the program or one of its children that it has waited for had in RAM.
+/// A run that is about to begin: its servers are joined and its directory is there, but no program has started.
+pub struct Begun {
+    pub run_dir: RunDir,
+    pub private: Option<PrivateServer>,
+    pub pool: Pool,
+    pub settings: Settings,
+    /// What programs load, the agent first.
+    pub libraries: Vec<PathBuf>,
+}
+
+impl Options {
+    /// Refuses options that fit no program.
+    pub fn check(&self) -> Result<()> {
+        if let Some(server) =
+            self.servers.iter().find(|server| matches!(server.endpoint, Endpoint::Ucx { .. }))
+        {
+            bail!(
+                "{}: `rampool run` does not use UCX, because it changes the process that loads it; name the server by its HOST:PORT (it listens there, too) or unix:PATH",
+                server.endpoint
+            );
+        }
+        Ok(())
+    }
+
+    /// Leases memory for a program. Calls `below_full` where the machine does not allow the best fault mode.
+    pub fn begin(&self, name: &str, below_full: impl FnOnce() -> Result<()>) -> Result<Begun> {
+        let run_dir = RunDir::create().context("cannot create the run's directory")?;
+        // The server starts while the machine and the program are examined.
+        let mut private = self
+            .servers
+            .is_empty()
+            .then(|| PrivateServer::start(run_dir.path(), self.memory, self.local))
+            .transpose()?;
+        let capabilities = Capabilities::probe();
+        let rung = choose_rung(&capabilities, &self.rung)?;
+        if rung != Rung::Full {
+            below_full()?;
+        }
+        let mut libraries = vec![libraries::agent()?];
+        if rung != Rung::Full || !capabilities.fork_events {
+            // Where the kernel cannot wait for pages in system calls, the agent helps. Where the kernel does not
+            // report forks, a child's agent needs memory apart from the program's heap.
+            libraries.push(libraries::agent_io()?);
+        }
+
+        let mut servers = self.servers.clone();
+        let mut bytes = self.memory;
+        if let Some(server) = &mut private {
+            server.wait_until_ready(run_dir.path())?;
+            say_line(&format!(
+                "rampool: no --server given: pages go to a private server on this machine (at most {}, compressed)",
+                server.memory
+            ));
+            servers.push(server.spec.clone());
+            bytes = Some(server.memory);
+        }
+        let is_stated = bytes.is_some();
+        let bytes = bytes.unwrap_or_else(|| wanted(&servers, self.local));
+        if let Ok(there_is) = available::in_all()
+            && self.local.0 > there_is
+        {
+            say_line(&format!(
+                "rampool: --local {} is more than this machine, or its container, has ({}): the system may kill the program before its pages leave",
+                self.local,
+                ByteLen(there_is)
+            ));
+        }
+        let mut config = PoolConfig::new(servers, bytes, name);
+        if let Some(path) = &self.key_file {
+            config.key = Some(Key::load(path)?);
+        }
+        config.encryption = self.encryption;
+        let same_host = SameHost::from_environment().map_err(anyhow::Error::msg)?;
+        config.same_host = Some(same_host);
+        config.op_deadline = Duration::from_millis(self.op_deadline_ms);
+        config.compression = self.compression;
+        // Finds all other mistakes in the arguments before anything is leased.
+        let bytes_of = |length: ByteLen| u32::try_from(length.0).unwrap_or(u32::MAX);
+        let (page_bytes, prefetch_bytes) = (bytes_of(self.page_size), bytes_of(self.prefetch));
+        rampool_pager::region::PagedConfig {
+            local_bytes: self.local.0,
+            page_bytes,
+            prefetch_bytes,
+            ..Default::default()
+        }
+        .cache_config()?;
+        let key_file = self.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
+        let pool = match Pool::connect(&config) {
+            Err(ConnectError::TooLittle { wanted, missing, .. })
+                if !is_stated && wanted.0 - missing.0 >= LEAST_LEASE =>
+            {
+                let free = ByteLen(wanted.0 - missing.0);
+                say_line(&format!(
+                    "rampool: the servers have only {free} free; the lease takes all of it instead of the usual {wanted} (--memory sets another amount)"
+                ));
+                if let LeaseRequest::Open { bytes, .. } = &mut config.lease {
+                    *bytes = free;
+                }
+                Pool::connect(&config)
+            }
+            result => result,
+        }?;
+
+        let settings = Settings {
+            run_dir: run_dir.path().to_owned(),
+            ticket: pool.lease_ticket(),
+            key_file,
+            encryption: self.encryption,
+            same_host,
+            local_bytes: self.local.0,
+            page_bytes,
+            prefetch_bytes,
+            rung,
+            evict_by_copy: std::env::var_os("RAMPOOL_EVICT_BY_COPY").is_some_and(|value| value == "1"),
+            verify: self.verify,
+            op_deadline_ms: self.op_deadline_ms,
+            compression: self.compression,
+            spin_us: self.spin_us,
+            follow_faults: !self.no_follow,
+        };
+        Ok(Begun { run_dir, private, pool, settings, libraries })
+    }
+}
+
+/// Peak resident memory of all kinds, of the program and of the children that it has waited for.
 fn most_resident() -> ByteLen {
     // SAFETY: plain data, filled by the call; on a failure it stays zero.
     let usage = unsafe {
@@ -245,24 +331,29 @@ fn most_resident() -> ByteLen {
     ByteLen(u64::try_from(usage.ru_maxrss).unwrap_or(0).saturating_mul(1024))
 }
 
-/// What to lease when nobody says: what is named with the servers, and at least a sensible amount where one of them may lend what it likes.
+/// The default lease: the amounts named with the servers, and at least a sensible amount if one of them names
+/// none.
 pub fn wanted(servers: &[ServerSpec], local: ByteLen) -> ByteLen {
     let named = servers.iter().filter_map(|s| s.memory).fold(0u64, |sum, m| sum.saturating_add(m.0));
     let all_named = servers.iter().all(|s| s.memory.is_some());
     ByteLen(if all_named { named } else { named.max(local.0.saturating_mul(4)).max(1 << 30) })
 }
 
-const AGENT: &str = "librampool_agent.so";
-/// How soon the memory of a process that ended goes back while others of the run live on.
-const CALL_EVERY: Duration = Duration::from_millis(500);
+/// A server with less than this free cannot serve a program.
+const LEAST_LEASE: u64 = 16 << 20;
+/// A program that takes longer than this to end after SIGTERM looks as if it hangs; it may only be waiting
+/// for its pages.
+const SLOW_END: Duration = Duration::from_secs(5);
 
 fn choose_rung(capabilities: &Capabilities, wanted: &str) -> Result<Rung> {
     let best = capabilities.best_rung();
     match wanted {
         "auto" => Ok(best),
         name => {
-            let rung = Rung::parse(name).with_context(|| format!("--rung is auto, uffd, uffd-user or segv, not `{name}`"))?;
-            let user_mode = capabilities.user_mode.as_ref().is_ok_and(|f| f.has(rampool_sys::probe::NEEDED));
+            let rung = Rung::parse(name)
+                .with_context(|| format!("invalid --rung `{name}`: give auto, uffd, uffd-user or segv"))?;
+            let user_mode =
+                capabilities.user_mode.as_ref().is_ok_and(|f| f.has(rampool_kernel::probe::NEEDED));
             let refused = match rung {
                 Rung::Full => best != Rung::Full,
                 Rung::UserMode => !user_mode,
@@ -284,28 +375,15 @@ fn choose_rung(capabilities: &Capabilities, wanted: &str) -> Result<Rung> {
     }
 }
 
-/// What makes system calls on absent pages work where the kernel cannot wait for them.
-pub fn find_agent_io() -> Result<PathBuf> {
-    find_library("librampool_agent_io.so", "RAMPOOL_AGENT_IO_LIB")
-}
-
-/// The agent's libraries lie beside the binary, or where packages put libraries.
-fn find_library(name: &str, variable: &str) -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os(variable) {
-        return Ok(path.into());
-    }
-    let binary = std::env::current_exe().context("the path of this binary is unknown")?;
-    let here = binary.parent().unwrap_or(Path::new("/"));
-    let places = [here.join(name), here.join("../lib/rampool").join(name), here.join("../lib").join(name)];
-    places
-        .iter()
-        .find(|p| p.exists())
-        .cloned()
-        .with_context(|| format!("{name} is not beside {} nor in ../lib/rampool; set {variable} to its path", binary.display()))
-}
-
-/// Starts the program; returns its process id. (`Command` would copy this process first, to give the program the signals that were blocked before.)
-fn start(program: &Path, command: &[OsString], libraries: &[PathBuf], run_dir: &Path, signals: &Signals) -> Result<i32> {
+/// Starts the program, with the signal mask from before; returns its process id. (`Command` would copy this
+/// process first.)
+fn start(
+    found: &Found,
+    command: &[OsString],
+    libraries: &[PathBuf],
+    run_dir: &Path,
+    signals: &Signals,
+) -> Result<i32> {
     let mut preload = libraries.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"));
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
         preload.push(":");
@@ -313,14 +391,23 @@ fn start(program: &Path, command: &[OsString], libraries: &[PathBuf], run_dir: &
     }
     let ours = [("LD_PRELOAD", preload.as_os_str()), (RUN_DIR_VARIABLE, run_dir.as_os_str())];
     let inherited = std::env::vars_os().filter(|(name, _)| !ours.iter().any(|(own, _)| name == own));
-    let variable = |name: &OsStr, value: &OsStr| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat());
+    let variable =
+        |name: &OsStr, value: &OsStr| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat());
     let environment: Vec<CString> = inherited
         .map(|(name, value)| variable(&name, &value))
         .chain(ours.iter().map(|(name, value)| variable(OsStr::new(name), value)))
         .collect::<Result<_, _>>()?;
-    let path = CString::new(program.as_os_str().as_bytes())?;
-    let arguments: Vec<CString> = command.iter().map(|argument| CString::new(argument.as_bytes())).collect::<Result<_, _>>()?;
-    signals.spawn(&path, &arguments, &environment).with_context(|| format!("{} cannot be started", program.display()))
+    let script = found.path.as_os_str();
+    let (program, words) = if found.for_shell {
+        (OsStr::new(SHELL), vec![OsStr::new(SHELL), script])
+    } else {
+        (script, vec![command[0].as_os_str()])
+    };
+    let words = words.into_iter().chain(command[1..].iter().map(OsString::as_os_str));
+    let arguments: Vec<CString> =
+        words.map(|argument| CString::new(argument.as_bytes())).collect::<Result<_, _>>()?;
+    let started = signals.spawn(&CString::new(program.as_bytes())?, &arguments, &environment);
+    started.map_err(|error| ProgramError::from_start(&found.path, &error).into())
 }
 
 /// Waits for the program, passes signals on, keeps the lease alive.
@@ -337,19 +424,18 @@ fn wait(
     let pid = later.program().cast_signed();
     let (mut shown, mut called) = (Instant::now(), Instant::now());
     let mut line = summary::ProgressLine::default();
+    let mut told_to_end: Option<(Instant, u64)> = None;
+    let mut said_to_be_slow = false;
     loop {
-        while let Some(event) = pool.poll() {
-            if let PoolEvent::Draining { name, left, .. } = &event {
-                remark(&format!("rampool: server {name} was told to stop; it ends in {left:?}, and with it what it holds"));
-            }
-        }
+        caretaker::serve_pool(pool);
         let mut raw = 0;
         // SAFETY: waits for our own child; `raw` lives across the call.
         let waited = unsafe { libc::waitpid(pid, &raw mut raw, libc::WNOHANG | libc::WUNTRACED) };
         if waited == pid {
             let status = ExitStatus::from_raw(raw);
             if status.stopped_signal().is_some() {
-                // The shell must see us stopped as well; when it continues us, the program continues.
+                // The shell must see this process stopped as well; when the shell continues it, the program
+                // continues.
                 // SAFETY: stops this process.
                 unsafe { libc::raise(libc::SIGSTOP) };
                 // SAFETY: our own child.
@@ -370,15 +456,35 @@ fn wait(
         later.look();
         guardian.look(&mut remark);
         unmanaged.look(later.program(), run_dir.path(), &mut remark);
-        if called.elapsed() > CALL_EVERY {
+        if called.elapsed() > caretaker::CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(roll, pool);
         }
         signals.wait(Duration::from_millis(100), |signal| {
             // SAFETY: our own child.
             unsafe { libc::kill(pid, signal) };
+            if signal == libc::SIGTERM && told_to_end.is_none() {
+                told_to_end = Some((Instant::now(), faults(run_dir)));
+            }
         });
+        if let Some((since, before)) =
+            told_to_end.filter(|_| !said_to_be_slow).filter(|(since, _)| since.elapsed() > SLOW_END)
+        {
+            said_to_be_slow = true;
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let waited = faults(run_dir).saturating_sub(before);
+            let seconds = since.elapsed().as_secs();
+            remark(&format!(
+                "rampool: {} has not ended {seconds} s after SIGTERM; it has waited for {waited} pages since. `kill -9 {pid}` ends it at once",
+                name.trim()
+            ));
+        }
     }
+}
+
+/// How often the run's processes have waited for a page so far.
+fn faults(run_dir: &RunDir) -> u64 {
+    run_dir.read_stats().iter().map(|process| process.faults).sum()
 }
 
 fn finish(status: ExitStatus) -> Result<i32> {
@@ -400,11 +506,12 @@ fn finish(status: ExitStatus) -> Result<i32> {
     Ok(status.code().unwrap_or(1))
 }
 
-/// What a private server writes, in the run's directory.
+/// Log of a private server, in the run's directory.
 const PRIVATE_LOG: &str = "server.log";
 
-/// A server for this run alone. Ends when this process, and its caretaker if it leaves one, have ended: its standard input closes then.
-struct PrivateServer {
+/// A server for this run alone. It ends when its standard input closes, that is when this process, and its
+/// caretaker if there is one, have ended.
+pub struct PrivateServer {
     child: Child,
     spec: ServerSpec,
     memory: ByteLen,
@@ -420,10 +527,14 @@ impl PrivateServer {
         let endpoint = format!("unix:{}", run_dir.join("server.sock").display());
         let spec = endpoint.parse()?;
         let log = run_dir.join(PRIVATE_LOG);
-        let log = std::fs::File::create(&log).with_context(|| format!("the run's directory cannot be written: {}", log.display()))?;
+        let log = std::fs::File::create(&log)
+            .with_context(|| format!("cannot write the run's directory: {}", log.display()))?;
         let mut command = Command::new(std::env::current_exe()?);
-        // What is set for a server that this machine lends to others is not for this one: its file, its port for metrics.
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"RAMPOOL_SERVE_")) {
+        // Settings for a server that this machine lends to others, such as its file and its metrics port, do
+        // not apply to this one.
+        for (name, _) in
+            std::env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"RAMPOOL_SERVE_"))
+        {
             command.env_remove(name);
         }
         let child = command
@@ -433,14 +544,14 @@ impl PrivateServer {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)
-            // It must not get the terminal's signals.
+            // Keeps the terminal's signals away from it.
             .process_group(0)
             .spawn()
-            .context("a private server cannot be started")?;
+            .context("cannot start a private server")?;
         Ok(Self { child, spec, memory })
     }
 
-    /// Until it says on its standard output where it listens.
+    /// Waits until the server prints where it listens.
     fn wait_until_ready(&mut self, run_dir: &Path) -> Result<()> {
         const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
         let output = self.child.stdout.as_mut().context("a private server has no standard output")?;
@@ -457,13 +568,13 @@ impl PrivateServer {
     }
 }
 
-/// What a private server may lend of this machine's own memory: most of what is left beside the program's local memory. Where that is nearly all, a tenth all the same:
-/// few programs use as much as they may.
+/// What a private server may lend: most of the available memory that the program's local memory leaves. If
+/// that leaves almost nothing, still a tenth, because few programs use as much as they may.
 fn private_memory(available: u64, local: u64) -> ByteLen {
     const MIB: u64 = 1 << 20;
-    let beside = (available.saturating_sub(local) / 10 * 8).max(available / 10);
+    let lent = (available.saturating_sub(local) / 10 * 8).max(available / 10);
     // Whole MiB: a server lends whole pages.
-    ByteLen((beside / MIB).max(1) * MIB)
+    ByteLen((lent / MIB).max(1) * MIB)
 }
 
 impl Drop for PrivateServer {

@@ -8,10 +8,10 @@ pub use settings::Args;
 
 use anyhow::{Context, Result, bail};
 use log::Log;
-use rampool::key::Key;
-use rampool::proto::units::ByteLen;
-use rampool::server::{RunningServer, Server, ServerConfig};
-use rampool::transport::Endpoint;
+use rampool_net::key::Key;
+use rampool_net::transport::Endpoint;
+use rampool_server::{RunningServer, Server, ServerConfig};
+use rampool_wire::units::ByteLen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::Path;
@@ -20,18 +20,20 @@ use std::time::Duration;
 use crate::available;
 use crate::end_signals::EndSignals;
 
-/// How often the server looks at itself while nothing happens.
+/// How often an idle server checks itself.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// What a server has open besides its connections, and what a connection needs more while it is made, roughly.
+/// Descriptors of a server besides its connections, and roughly those that a connection needs while it is set
+/// up.
 const OWN_DESCRIPTORS: u64 = 64;
 
-/// Serves until SIGTERM or SIGINT; then stops when the clients have left, or after the time to drain, or at a second signal.
+/// Serves until SIGTERM or SIGINT. Then stops when the clients have left, after the time to drain, or at a
+/// second signal.
 pub fn run(args: Args) -> Result<i32> {
     let settings = args.settle()?;
     let defaults = ServerConfig::new(settings.memory.0, settings.listen[0].clone());
-    // Before any thread starts: all of them inherit that these signals wait to be asked for.
-    let signals = EndSignals::block().context("signals cannot be blocked")?;
-    // Ends last: it has the other parts' last words.
+    // Before any thread starts, so that all of them inherit the blocked signals.
+    let signals = EndSignals::block().context("cannot block signals")?;
+    // Dropped last: the other parts may still log.
     let _log = Log::start(&settings)?;
     outlive_full_files();
     allow_descriptors(settings.max_connections.unwrap_or(defaults.max_connections));
@@ -51,6 +53,9 @@ pub fn run(args: Args) -> Result<i32> {
         lock_memory: !settings.no_lock,
         rings: !settings.no_rings,
         allow_uids: settings.allow_uid.clone(),
+        copy_to: settings.copy_to.clone(),
+        ucx_clients_are_trusted: settings.ucx_clients_are_trusted,
+        block: settings.block.clone(),
         ..defaults
     };
     let server = Server::start(config)?;
@@ -58,13 +63,26 @@ pub fn run(args: Args) -> Result<i32> {
         && settings.memory.0 > there_is
     {
         let there_is = ByteLen(there_is);
-        tracing::warn!(memory = %settings.memory, %there_is, "more is lent than this machine, or its container, has: when clients use it all, the system will end processes");
+        tracing::warn!(memory = %settings.memory, %there_is, "--memory is more than this machine, or its container, has: when clients use it all, the system will kill processes");
     }
-    let metrics = settings.metrics.as_ref().map(|address| metrics::Responder::start(address, server.observer())).transpose()?;
+    let metrics = settings
+        .metrics
+        .as_ref()
+        .map(|address| metrics::Responder::start(address, server.observer()))
+        .transpose()?;
     for endpoint in server.endpoints() {
-        // On standard output for scripts: with port 0 nobody knows the port otherwise.
+        // On standard output for scripts, which cannot know the port otherwise if it is 0.
         println!("listening on {endpoint}");
         tracing::info!(%endpoint, memory = %settings.memory, store = ?settings.store, keyed = settings.key_file.is_some(), "serving");
+    }
+    for endpoint in server.block_endpoints() {
+        println!("nbd on {endpoint}");
+        for export in &settings.block.exports {
+            tracing::info!(%endpoint, export = export.name, bytes = %ByteLen(export.bytes), "block device");
+        }
+        if settings.block.plain {
+            tracing::warn!(%endpoint, "NBD has no key: every client that reaches this address can read and write every export");
+        }
     }
     if let Some(metrics) = &metrics {
         println!("metrics on http://{}/metrics", metrics.address());
@@ -72,7 +90,8 @@ pub fn run(args: Args) -> Result<i32> {
     if let Some(file) = &settings.ready_file {
         say_ready(file, server.endpoints())?;
     }
-    sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("systemd cannot be told that the server is ready")?;
+    sd_notify::notify(&[sd_notify::NotifyState::Ready])
+        .context("cannot tell systemd that the server is ready")?;
 
     let mut warned = false;
     let signal = loop {
@@ -80,29 +99,33 @@ pub fn run(args: Args) -> Result<i32> {
             break signal;
         }
         if settings.until_stdin_closes && stdin_is_closed() {
-            tracing::info!("whoever started this server has ended");
+            tracing::info!("standard input is closed: the process that started this server has ended");
             return Ok(0);
         }
         if server.is_broken() {
-            bail!("a thread of the server died; its last words are above. This is a defect of rampool");
+            bail!(
+                "a thread of the server panicked (see above). This is a defect in rampool: please report it"
+            );
         }
         if !warned && !settings.no_lock && server.status().unlocked {
             warned = true;
             tracing::warn!(
-                "memory cannot be locked, so the kernel may swap out what is lent; raise the limit (LimitMEMLOCK=infinity, or ulimit -l), or say --no-lock"
+                "cannot lock memory, so the kernel may swap out what is lent; raise the limit (LimitMEMLOCK=infinity, or ulimit -l), or give --no-lock"
             );
         }
     };
     drain(server, &signals, signal, Duration::from_millis(settings.drain_ms))
 }
 
-/// Lets writing to a file fail that has become as long as it may (`RLIMIT_FSIZE`), as on a full disk, where it would end this process.
+/// Makes writing to a file fail when the file reaches `RLIMIT_FSIZE`, as on a full disk. By default the
+/// signal would end this process.
 fn outlive_full_files() {
     // SAFETY: no handler is set, the signal is ignored.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Lets the server have as many descriptors as this process may, and says so where they are fewer than it may have connections.
+/// Raises the limit of descriptors as far as this process may, and warns if that is less than the connections
+/// need.
 fn allow_descriptors(connections: usize) {
     let mut limit = getrlimit(Resource::Nofile);
     let most = Rlimit { current: limit.maximum, ..limit };
@@ -114,45 +137,47 @@ fn allow_descriptors(connections: usize) {
         tracing::warn!(
             connections,
             descriptors,
-            "this process may have fewer descriptors (ulimit -n, or LimitNOFILE= of the service) than connections are allowed: more than they are enough for wait until others end"
+            "this process may open fewer descriptors (ulimit -n, or LimitNOFILE= of the service) than --max-connections needs: further connections wait until others end"
         );
     }
 }
 
 fn drain(server: RunningServer, signals: &EndSignals, signal: i32, patience: Duration) -> Result<i32> {
     tracing::info!(signal, ?patience, "stopping when the clients have left; a second signal stops at once");
-    // Whoever watches is told as soon as possible; that nobody does is no reason to stay.
+    // Tells systemd as soon as possible. Without systemd this does nothing.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    let draining = std::thread::Builder::new().name("rampool-drain".into()).spawn(move || server.drain(patience))?;
+    let draining =
+        std::thread::Builder::new().name("rampool-drain".into()).spawn(move || server.drain(patience))?;
     while !draining.is_finished() {
         if signals.wait(Duration::from_millis(20)).is_some() {
             tracing::warn!("stopping at once");
             return Ok(1);
         }
     }
-    draining.join().ok().context("stopping the server failed")?;
+    draining.join().ok().context("cannot stop the server")?;
     tracing::info!("stopped");
     Ok(0)
 }
 
-/// Nobody has the other end of standard input any more.
+/// Whether the other end of standard input is closed.
 fn stdin_is_closed() -> bool {
     let stdin = std::io::stdin();
     let mut watched = [PollFd::new(&stdin, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0) && watched[0].revents().contains(PollFlags::HUP)
+    poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0)
+        && watched[0].revents().contains(PollFlags::HUP)
 }
 
-/// The addresses, one per line. The file appears complete or not at all.
+/// Writes the addresses, one a line. The file appears complete or not at all.
 fn say_ready(file: &Path, endpoints: &[Endpoint]) -> Result<()> {
     let text: String = endpoints.iter().map(|e| format!("{e}\n")).collect();
     let unfinished = file.with_extension("unfinished");
     std::fs::write(&unfinished, text)
         .and_then(|()| std::fs::rename(&unfinished, file))
-        .with_context(|| format!("the ready file {} cannot be written", file.display()))
+        .with_context(|| format!("cannot write the ready file {}", file.display()))
 }
 
-/// Amounts of memory in settings files and arguments alike.
+/// Checks amounts of memory from settings files and arguments.
 fn parse_memory(memory: ByteLen) -> Result<ByteLen> {
     if memory.0 < ByteLen::MIB {
         bail!("--memory {memory}: a server must lend at least 1 MiB");

@@ -1,12 +1,12 @@
-//! `rampool status`: what servers lend, to whom.
+//! `rampool status`: what servers lend, and to whom.
 
 use anyhow::{Context, Result};
-use rampool::key::Key;
-use rampool::pool::ServerSpec;
-use rampool::proto::session::Encryption;
-use rampool::proto::units::ByteLen;
-use rampool::server::{QueryError, ServerStatus, query_status};
-use rampool::transport::LocalPolicy;
+use rampool_client::pool::ServerSpec;
+use rampool_net::key::Key;
+use rampool_net::transport::LocalPolicy;
+use rampool_server::{LeaseStatus, QueryError, ServerStatus, query_status};
+use rampool_wire::session::Encryption;
+use rampool_wire::units::ByteLen;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,23 +14,29 @@ use std::time::{Duration, Instant};
 /// Show what memory servers lend, and to whom
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// A memory server: HOST[:PORT] or unix:/PATH. Repeat it, or separate by commas
-    #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',', default_value = "127.0.0.1")]
+    /// Memory server to ask: HOST[:PORT] or unix:/PATH. Repeat it, or separate by commas
+    #[arg(
+        long = "server",
+        env = "RAMPOOL_SERVERS",
+        value_name = "ADDR",
+        value_delimiter = ',',
+        default_value = "127.0.0.1"
+    )]
     servers: Vec<ServerSpec>,
 
-    /// The pool's key file (see `rampool key`)
+    /// Key file of the pool (see `rampool key`)
     #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Encrypt what travels: auto (on beyond this machine), on or off
+    /// Encrypt connections: auto (those to other machines), on or off
     #[arg(long, env = "RAMPOOL_ENCRYPTION", default_value_t = Encryption::Auto, value_name = "WHEN")]
     encryption: Encryption,
 
-    /// Print JSON: one object per server, with its address, and its status or why there is none
+    /// Print JSON: one object per server, with its address, and its status or the error [default: tables]
     #[arg(long)]
     json: bool,
 
-    /// Wait this long for an answer
+    /// Milliseconds to wait for an answer
     #[arg(long, default_value_t = 5_000, value_name = "MS")]
     timeout_ms: u64,
 }
@@ -49,7 +55,7 @@ pub fn run(args: &Args) -> Result<i32> {
                 Err(error) => serde_json::json!({ "address": name, "error": error.to_string() }),
             })
             .collect();
-        println!("{}", serde_json::to_string_pretty(&objects).context("the status cannot be written as JSON")?);
+        println!("{}", serde_json::to_string_pretty(&objects).context("cannot write the status as JSON")?);
     } else {
         print!("{}", table(&answers));
     }
@@ -58,7 +64,7 @@ pub fn run(args: &Args) -> Result<i32> {
 
 type Answer = (String, Result<ServerStatus, QueryError>);
 
-/// All at once: one server that does not answer costs one timeout.
+/// Asks all at once, so that one server that does not answer costs one timeout.
 fn ask_all(servers: &[ServerSpec], policy: &LocalPolicy, deadline: Instant) -> Vec<Answer> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = servers
@@ -68,14 +74,29 @@ fn ask_all(servers: &[ServerSpec], policy: &LocalPolicy, deadline: Instant) -> V
                 (server.endpoint.to_string(), thread)
             })
             .collect();
-        threads.into_iter().map(|(name, thread)| (name, thread.join().expect("asking for a status does not panic"))).collect()
+        threads
+            .into_iter()
+            .map(|(name, thread)| (name, thread.join().expect("asking for a status does not panic")))
+            .collect()
     })
+}
+
+/// Leases, without those that hold a server's own exports.
+fn leases_of_programs(status: &ServerStatus) -> impl Iterator<Item = &LeaseStatus> {
+    status.leases.iter().filter(|lease| !status.exports.iter().any(|export| export.lease == lease.lease))
+}
+
+/// Processes with a lease, and clients of exports.
+fn clients(status: &ServerStatus) -> u64 {
+    let processes: usize = leases_of_programs(status).map(|lease| lease.members.len()).sum();
+    processes as u64 + status.exports.iter().map(|export| export.clients).sum::<u64>()
 }
 
 fn table(answers: &[Answer]) -> String {
     let mut out = String::new();
     let size = |bytes: u64| ByteLen(bytes).to_string();
-    let mut servers = vec![["SERVER", "LENDS", "LEASED", "FREE", "IN USE", "CLIENTS", "STATE"].map(String::from)];
+    let mut servers =
+        vec![["SERVER", "LENDS", "LEASED", "FREE", "IN USE", "CLIENTS", "STATE"].map(String::from)];
     for (name, answer) in answers {
         servers.push(match answer {
             Ok(s) => [
@@ -84,20 +105,24 @@ fn table(answers: &[Answer]) -> String {
                 size(s.lent_bytes),
                 size(s.free_bytes),
                 size(s.used_bytes),
-                s.leases.iter().map(|l| l.members.len()).sum::<usize>().to_string(),
+                clients(s).to_string(),
                 state(s),
             ],
-            Err(_) => [name.clone(), "-".into(), "-".into(), "-".into(), "-".into(), "-".into(), "no answer".into()],
+            Err(_) => {
+                [name.clone(), "-".into(), "-".into(), "-".into(), "-".into(), "-".into(), "no answer".into()]
+            }
         });
     }
     align(&mut out, &servers);
-    let mut leases =
-        vec![["LEASE", "SERVER", "NAME", "HOST", "LEASED", "IN USE", "PAGES READ", "PAGES WRITTEN", "PROCESSES"].map(String::from)];
+    let mut leases = vec![
+        ["LEASE", "SERVER", "NAME", "HOST", "LEASED", "IN USE", "PAGES READ", "PAGES WRITTEN", "PROCESSES"]
+            .map(String::from),
+    ];
     for (name, answer) in answers {
-        for lease in answer.as_ref().map_or(&[][..], |s| &s.leases) {
-            let member = |m: &rampool::server::MemberStatus| match (m.connections, m.means.as_str()) {
+        for lease in answer.iter().flat_map(leases_of_programs) {
+            let member = |m: &rampool_server::MemberStatus| match (m.connections, m.means.as_str()) {
                 (0, _) => format!("{} (lost)", m.pid),
-                // A server that does not tell.
+                // For a server that does not report it.
                 (_, "") => m.pid.to_string(),
                 (_, means) => format!("{} ({means})", m.pid),
             };
@@ -118,8 +143,13 @@ fn table(answers: &[Answer]) -> String {
         out.push('\n');
         align(&mut out, &leases);
     }
-    let mut queues =
-        vec![["QUEUE", "SERVER", "LEASE", "MESSAGES", "TAKEN", "IN USE", "WAITING", "SENT", "DONE", "AGAIN", "FULL"].map(String::from)];
+    let mut queues = vec![
+        [
+            "QUEUE", "SERVER", "LEASE", "MESSAGES", "TAKEN", "IN USE", "WAITING", "SENT", "DONE", "AGAIN",
+            "FULL",
+        ]
+        .map(String::from),
+    ];
     for (name, answer) in answers {
         for lease in answer.as_ref().map_or(&[][..], |s| &s.leases) {
             queues.extend(lease.queues.iter().map(|queue| {
@@ -142,6 +172,27 @@ fn table(answers: &[Answer]) -> String {
     if queues.len() > 1 {
         out.push('\n');
         align(&mut out, &queues);
+    }
+    let mut exports = vec![
+        ["EXPORT", "SERVER", "SIZE", "IN USE", "CLIENTS", "READ", "WRITTEN", "FAILED"].map(String::from),
+    ];
+    for (name, answer) in answers {
+        exports.extend(answer.iter().flat_map(|status| &status.exports).map(|export| {
+            [
+                export.name.clone(),
+                name.clone(),
+                size(export.bytes),
+                size(export.used_bytes),
+                export.clients.to_string(),
+                size(export.read_bytes),
+                size(export.written_bytes),
+                export.failures.to_string(),
+            ]
+        }));
+    }
+    if exports.len() > 1 {
+        out.push('\n');
+        align(&mut out, &exports);
     }
     for (_, answer) in answers {
         if let Err(error) = answer {
@@ -169,7 +220,8 @@ fn align<const N: usize>(out: &mut String, rows: &[[String; N]]) {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();
     for row in rows {
-        let line: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let line: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         out.push_str(line.join("  ").trim_end());
         out.push('\n');
     }
@@ -195,6 +247,11 @@ mod tests {
         assert_eq!(lines[1], "one:7117     8 GiB  2 GiB   6 GiB  0 bytes  0        up");
         assert!(lines[2].ends_with("no answer"));
         assert!(table.contains("cannot reach 127.0.0.1:1: cannot connect"), "{table}");
-        assert!(table.contains("jobs   one:7117  3      7         2      1 MiB   0 to send, 1 to take  9     0     0      0"), "{table}");
+        assert!(
+            table.contains(
+                "jobs   one:7117  3      7         2      1 MiB   0 to send, 1 to take  9     0     0      0"
+            ),
+            "{table}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What a run did, for people: the summary at its end and the live line.
+//! What a run did, for the user: the summary at its end and the live line.
 
 use std::fmt::Write as _;
 use std::os::unix::process::ExitStatusExt;
@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use rampool::pool::PoolStats;
-use rampool::stats::{StatsSnapshot, quantile_ns};
-use rampool::words::show;
-use rampool_proto::units::ByteLen;
+use rampool_client::pool::PoolStats;
+use rampool_client::stats::{StatsSnapshot, quantile_ns};
+use rampool_kernel::words::show;
+use rampool_wire::units::ByteLen;
 
 const PAGE: u64 = 4096;
 
@@ -22,7 +22,7 @@ fn total(processes: &[StatsSnapshot]) -> StatsSnapshot {
     all
 }
 
-/// `resident`: the most that a process had of all kinds of memory.
+/// `resident`: the peak of a process over all kinds of memory.
 pub fn summary(
     name: &str,
     processes: &[StatsSnapshot],
@@ -43,7 +43,11 @@ pub fn summary(
     let mut out = String::new();
     let _ = writeln!(out, "rampool: {name}: {:.2} s, {ended}", wall.as_secs_f64());
     let peak = processes.iter().map(|p| p.peak_anonymous_pages).max().unwrap_or(0);
-    let _ = writeln!(out, "  local memory   {local} a process; highest seen {} (anonymous memory, the kernel's count)", bytes(peak * PAGE));
+    let _ = writeln!(
+        out,
+        "  local memory   {local} a process; highest seen {} (anonymous memory, the kernel's count)",
+        bytes(peak * PAGE)
+    );
     for reason in unmanaged {
         let _ = writeln!(out, "  not managed    {reason}");
     }
@@ -51,7 +55,12 @@ pub fn summary(
         let _ = writeln!(out, "  pool           {}", not_needed(local, resident));
         return out;
     }
-    let _ = writeln!(out, "  processes      {} seen, {paged} larger than their local memory, {} forks served", processes.len(), all.forks);
+    let _ = writeln!(
+        out,
+        "  processes      {} seen, {paged} larger than their local memory, {} forks served",
+        processes.len(),
+        all.forks
+    );
     let _ = writeln!(
         out,
         "  faults         {}: {:.1} % served without waiting for a server; half within {}, 99 % within {}",
@@ -85,7 +94,11 @@ pub fn summary(
         bytes(all.second_chance_pages * PAGE)
     );
     if all.pool_full_events > 0 {
-        let _ = writeln!(out, "  pool full      {} times: the program then kept more than its local memory", all.pool_full_events);
+        let _ = writeln!(
+            out,
+            "  pool full      {} times: the program then kept more than its local memory",
+            all.pool_full_events
+        );
     }
     for (index, server) in servers.servers.iter().enumerate() {
         let _ = write!(out, "  server         {}{}", server.name, if server.alive { "" } else { " (lost)" });
@@ -97,7 +110,8 @@ pub fn summary(
     out
 }
 
-/// Within how many nanoseconds half, and 99 %, of what threads waited for came from the server of this number; `None` if there was nothing.
+/// Times in nanoseconds within which half, and 99 %, of the waits for the server of this number ended. `None`
+/// if there were none.
 fn waited(all: &StatsSnapshot, server: usize) -> Option<[u64; 2]> {
     let times = all.server_latency.get(server).filter(|times| times.iter().any(|count| *count > 0))?;
     Some([0.5, 0.99].map(|share| quantile_ns(times, share)))
@@ -105,13 +119,15 @@ fn waited(all: &StatsSnapshot, server: usize) -> Option<[u64; 2]> {
 
 fn not_needed(local: ByteLen, resident: ByteLen) -> String {
     if resident.0 > local.0 {
-        format!("not needed: anonymous memory fitted; with files and shared memory, which are not managed, a process had {resident}")
+        format!(
+            "not needed: anonymous memory fitted; with files and shared memory, which are not managed, a process had {resident}"
+        )
     } else {
         "not needed: the program fitted".to_owned()
     }
 }
 
-/// Every counter of every process, for programs.
+/// Every counter of every process, as JSON.
 pub fn json(
     name: &str,
     processes: &[StatsSnapshot],
@@ -154,7 +170,7 @@ pub fn json(
     format!("{run:#}\n")
 }
 
-/// One line that is written over and over.
+/// One line that is overwritten again and again.
 #[derive(Default)]
 pub struct ProgressLine {
     before: StatsSnapshot,
@@ -164,15 +180,25 @@ pub struct ProgressLine {
 
 impl ProgressLine {
     pub fn show(&mut self, processes: &[StatsSnapshot], elapsed: Duration) {
-        let text = self.text(processes, |process| Path::new("/proc").join(process.to_string()).exists(), elapsed);
+        let text =
+            self.text(processes, |process| Path::new("/proc").join(process.to_string()).exists(), elapsed);
         show(&format!("\r\x1b[K{text}"));
         self.shown = true;
     }
 
-    /// What processes did counts for ever, what they hold as long as they live.
-    fn text(&mut self, processes: &[StatsSnapshot], is_alive: impl Fn(u64) -> bool, elapsed: Duration) -> String {
+    /// Totals include processes that have ended; amounts that processes hold do not.
+    fn text(
+        &mut self,
+        processes: &[StatsSnapshot],
+        is_alive: impl Fn(u64) -> bool,
+        elapsed: Duration,
+    ) -> String {
         let all = total(processes);
-        let resident: u64 = processes.iter().filter(|process| is_alive(process.pid)).map(|process| process.anonymous_pages).sum();
+        let resident: u64 = processes
+            .iter()
+            .filter(|process| is_alive(process.pid))
+            .map(|process| process.anonymous_pages)
+            .sum();
         let millis = u64::try_from((elapsed - self.at).as_millis()).unwrap_or(u64::MAX).max(1);
         let rate = |now: u64, before: u64| now.saturating_sub(before).saturating_mul(1000) / millis;
         let text = format!(
@@ -180,7 +206,12 @@ impl ProgressLine {
             elapsed.as_secs_f64(),
             bytes(resident * PAGE),
             rate(all.faults, self.before.faults),
-            bytes(rate(all.demand_pages + all.prefetched_pages, self.before.demand_pages + self.before.prefetched_pages) * PAGE),
+            bytes(
+                rate(
+                    all.demand_pages + all.prefetched_pages,
+                    self.before.demand_pages + self.before.prefetched_pages
+                ) * PAGE
+            ),
             bytes(rate(all.written_back_pages, self.before.written_back_pages) * PAGE),
             all.local_share() * 100.0
         );
@@ -222,7 +253,12 @@ mod tests {
 
     #[test]
     fn a_process_that_has_ended_holds_nothing() {
-        let process = |pid, anonymous_pages, faults| StatsSnapshot { pid, anonymous_pages, faults, ..StatsSnapshot::default() };
+        let process = |pid, anonymous_pages, faults| StatsSnapshot {
+            pid,
+            anonymous_pages,
+            faults,
+            ..StatsSnapshot::default()
+        };
         let processes = [process(1, 256, 100), process(2, 512, 400)];
         let mut line = ProgressLine::default();
         let text = line.text(&processes, |_| true, Duration::from_secs(1));

@@ -1,12 +1,12 @@
 //! `rampool top`: what the runs and servers of this user do right now.
 //!
 //! ```text
-//!   look      one reading of everything there is: counter files of runs, answers of servers
+//!    look      one reading of everything: counter files of runs, answers of servers
 //!   rates     two readings compared: the rows of the tables
 //!   table     the columns: what a row looks like as text
 //!   screen    the live view: keys, sorting, drawing
 //! ```
-//! It only reads: files that programs write anyway, and one status request a server and interval.
+//! It only reads: files that programs write anyway, and one status request for each server and interval.
 
 mod look;
 mod rates;
@@ -19,8 +19,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rampool::key::Key;
-use rampool::pool::ServerSpec;
+use rampool_client::pool::ServerSpec;
+use rampool_net::key::Key;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use crate::end_signals::EndSignals;
@@ -29,23 +29,23 @@ use screen::{Action, Screen};
 
 /// Watch the running programs and the memory servers
 ///
-/// Shows every run of this user on this machine, the servers they use, and those named by --server.
-/// Keys: q quit, p pause, s sort by the next column, r turn the order round, arrows scroll.
+/// Shows every run of this user on this machine, the servers they use, and those named by --server. Keys: q
+/// quit, p pause, s sort by the next column, r reverse the order, arrows scroll.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// A memory server to watch: HOST[:PORT] or unix:/PATH. Repeat it, or separate by commas
+    /// Memory server to watch: HOST[:PORT] or unix:/PATH. Repeat it, or separate by commas
     #[arg(long = "server", env = "RAMPOOL_SERVERS", value_name = "ADDR", value_delimiter = ',')]
     servers: Vec<ServerSpec>,
 
-    /// The pool's key file, for the servers named here
+    /// Key file for the servers named here (see `rampool key`)
     #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Seconds between two looks; rates are over this time
+    /// Seconds between two readings, 0.05 to 3600; rates are averages over this time
     #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = seconds)]
     interval: Duration,
 
-    /// Print one table and end; needs no terminal
+    /// Print one table and end; this needs no terminal
     #[arg(long)]
     once: bool,
 }
@@ -57,7 +57,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Always 0: that a server is down is something to show, not a failure.
+/// Always 0, because a server that is down is shown and is not a failure.
 pub fn run(args: &Args) -> Result<i32> {
     let key = args.key_file.as_deref().map(Key::load).transpose()?;
     let mut watch = Watch::new(args.servers.clone(), key);
@@ -69,13 +69,16 @@ pub fn run(args: &Args) -> Result<i32> {
         return Ok(0);
     }
     if !std::io::stdout().is_terminal() || std::env::var_os("TERM").is_some_and(|kind| kind == "dumb") {
-        bail!("the live view needs a terminal, and one that can be drawn on (not TERM=dumb); `rampool top --once` prints one table");
+        bail!(
+            "the live view needs a terminal that can be drawn on (not TERM=dumb); `rampool top --once` prints one table"
+        );
     }
-    // Before any thread starts: whoever ends this from outside finds the terminal as it was.
-    let signals = EndSignals::block().context("signals cannot be blocked")?;
+    // Before any thread starts, so that a signal that ends this process leaves the terminal as it was.
+    let signals = EndSignals::block().context("cannot block signals")?;
     let interval = args.interval;
     let (sender, looks) = mpsc::channel();
-    // Servers are asked beside the screen: one that does not answer delays the numbers, never the keys. Ends with the process.
+    // A thread of its own asks the servers: one that does not answer delays the numbers, never the keys. Ends
+    // with the process.
     std::thread::Builder::new()
         .name("look".into())
         .spawn(move || {
@@ -83,14 +86,18 @@ pub fn run(args: &Args) -> Result<i32> {
                 std::thread::sleep(interval);
             }
         })
-        .context("no thread to look with")?;
-    let mut terminal = ratatui::try_init().context("the terminal cannot be prepared")?;
+        .context("cannot start a thread")?;
+    let mut terminal = ratatui::try_init().context("cannot prepare the terminal")?;
     let result = live(&mut terminal, &looks, &signals);
     ratatui::restore();
     result
 }
 
-fn live(terminal: &mut ratatui::DefaultTerminal, looks: &mpsc::Receiver<look::Look>, signals: &EndSignals) -> Result<i32> {
+fn live(
+    terminal: &mut ratatui::DefaultTerminal,
+    looks: &mpsc::Receiver<look::Look>,
+    signals: &EndSignals,
+) -> Result<i32> {
     let mut screen = Screen::default();
     let mut newest = None;
     loop {

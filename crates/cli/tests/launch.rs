@@ -1,18 +1,23 @@
-//! Parallel programs on shared memory, as people start them: `rampool launch`, real processes, the real kernel.
+//! Parallel programs on shared memory, as users start them: `rampool launch`, real processes, the real
+//! kernel.
 //!
-//! The programs are in this binary too: the launcher starts it again, once for each rank, with the name of a program in the environment.
+//! The programs are in this binary too: the launcher starts it again, once for each rank, with the name of a
+//! program in the environment.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rampool::server::{RunningServer, Server, ServerConfig};
-use rampool::shared::{AllocOptions, AtomicOp, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError};
-use rampool::transport::SameHost;
+use rampool_net::transport::SameHost;
+use rampool_server::{RunningServer, Server, ServerConfig};
+use rampool_shared::{
+    AllocOptions, AtomicOp, Homes, OnFailure, ProtocolKind, Region, Shared, SharedConfig, SharedError,
+};
 use rampool_testing::free_port;
+use rampool_wire::session::{Encryption, PREFACE_BYTES, Preface, Refusal, Verdict};
 use ranks::{DEADLINE, end, output};
 
 mod ranks;
@@ -58,13 +63,16 @@ impl Launch {
     /// Runs it to its end.
     fn run(mut self) -> Output {
         let me = std::env::current_exe().unwrap();
-        // A run that hangs says so before the harness loses patience.
+        // A run that hangs says so before the harness times out.
         self.command.env("RAMPOOL_JOIN_S", "60");
         if !self.command.get_envs().any(|(name, _)| name == "RAMPOOL_DEADLINE_S") {
             self.command.env("RAMPOOL_DEADLINE_S", "60");
         }
         self.command.arg(me).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
-        output(self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap(), "the run")
+        output(
+            self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap(),
+            "the run",
+        )
     }
 
     fn succeeds(self) {
@@ -175,7 +183,10 @@ fn locked(shared: &Shared) {
                 }
                 shared.barrier(1).unwrap();
                 let expected = (1..=epoch + 1).sum::<u64>();
-                assert!((0..PAGES).all(|page| region.at::<u64>(page * WORDS).read_volatile() == expected), "round {round} epoch {epoch}");
+                assert!(
+                    (0..PAGES).all(|page| region.at::<u64>(page * WORDS).read_volatile() == expected),
+                    "round {round} epoch {epoch}"
+                );
             }
             shared.barrier(2).unwrap();
         }
@@ -203,7 +214,7 @@ fn limit(what: libc::__rlimit_resource_t, most: u64) {
 // --- programs -----------------------------------------------------------------------------------------------------------------------------
 
 /// # Safety
-/// Nobody else uses the word meanwhile.
+/// No other rank may use the word during the call.
 unsafe fn add(region: Region, index: usize, value: u64) {
     let word = region.at::<u64>(index);
     // SAFETY: by the caller.
@@ -211,14 +222,14 @@ unsafe fn add(region: Region, index: usize, value: u64) {
 }
 
 /// # Safety
-/// Nobody writes the value meanwhile.
+/// No rank may write the value during the call.
 unsafe fn get<T>(region: Region, index: usize) -> T {
     // SAFETY: by the caller.
     unsafe { region.at::<T>(index).read_volatile() }
 }
 
 /// # Safety
-/// Nobody else uses the value meanwhile.
+/// No other rank may use the value during the call.
 unsafe fn put<T>(region: Region, index: usize, value: T) {
     // SAFETY: by the caller.
     unsafe { region.at::<T>(index).write_volatile(value) };
@@ -267,7 +278,7 @@ fn false_sharing(shared: &Shared) {
             }
             shared.barrier(2).unwrap();
             for at in (0..BYTES).step_by(17) {
-                // SAFETY: nobody writes between these barriers.
+                // SAFETY: no rank writes between these barriers.
                 assert_eq!(unsafe { get::<u8>(region, at) }, value(at), "byte {at} in round {round}");
             }
             shared.barrier(3).unwrap();
@@ -310,9 +321,14 @@ fn bounded_buffer(shared: &Shared) {
         }
     });
     shared.barrier(4).unwrap();
-    let expected: u64 = (0..u64::from(shared.ranks())).map(|rank| ((rank * 2) << 32) * ITEMS + ITEMS * (ITEMS - 1) / 2).sum();
-    // SAFETY: nobody writes after the barrier.
-    assert_eq!(unsafe { (get::<u64>(region, 0), get::<u64>(region, 1), get::<u64>(region, 2)) }, (total, total, expected));
+    let expected: u64 =
+        (0..u64::from(shared.ranks())).map(|rank| ((rank * 2) << 32) * ITEMS + ITEMS * (ITEMS - 1) / 2).sum();
+    // SAFETY: no rank writes after the barrier.
+    assert_eq!(
+        // SAFETY: as above.
+        unsafe { (get::<u64>(region, 0), get::<u64>(region, 1), get::<u64>(region, 2)) },
+        (total, total, expected)
+    );
 }
 
 /// What `budget for ever` says when it begins.
@@ -342,7 +358,12 @@ const ROWS: usize = 50;
 const COLUMNS: usize = 130;
 
 /// One half-sweep of red-black successive over-relaxation over `rows`.
-fn relax(rows: std::ops::Range<usize>, colour: usize, mut read: impl FnMut(usize) -> f64, mut write: impl FnMut(usize, f64)) {
+fn relax(
+    rows: std::ops::Range<usize>,
+    colour: usize,
+    mut read: impl FnMut(usize) -> f64,
+    mut write: impl FnMut(usize, f64),
+) {
     for row in rows {
         for column in (1 + (row + colour) % 2..COLUMNS - 1).step_by(2) {
             let at = row * COLUMNS + column;
@@ -362,7 +383,8 @@ fn sor(shared: &Shared) {
     const SWEEPS: usize = 6;
     let region = shared.alloc(ROWS * COLUMNS * 8, AllocOptions::new().homes(Homes::Blocked)).unwrap();
     let all = usize::from(shared.ranks()) * 2;
-    // SAFETY: in this function a cell is written by one thread, between barriers in which nobody else uses it.
+    // SAFETY: in this function a cell is written by one thread, between barriers in which no other rank uses
+    // it.
     threads(shared, 2, |me| unsafe {
         let share = (ROWS - 2).div_ceil(all);
         let rows = 1 + me * share..(1 + (me + 1) * share).min(ROWS - 1);
@@ -382,7 +404,7 @@ fn sor(shared: &Shared) {
         relax(1..ROWS - 1, sweep % 2, |at| alone.borrow()[at], |at, value| alone.borrow_mut()[at] = value);
     }
     for (at, value) in alone.into_inner().into_iter().enumerate() {
-        // SAFETY: nobody writes any more.
+        // SAFETY: no rank writes any more.
         assert_eq!(unsafe { get::<f64>(region, at) }.to_bits(), value.to_bits(), "cell {at}");
     }
     shared.barrier(2).unwrap();
@@ -446,12 +468,12 @@ fn allocations(shared: &Shared) {
         unsafe { put(own, 2000, 5_u64) };
     }
     shared.barrier(1).unwrap();
-    // SAFETY: nobody writes it any more.
+    // SAFETY: no rank writes it any more.
     let address = unsafe { get::<usize>(mail, 0) };
     let word: *mut u64 = std::ptr::with_exposed_provenance_mut(address + 16_000);
     shared.fetch_add(word, 1).unwrap();
     shared.barrier(2).unwrap();
-    // SAFETY: nobody writes it after the barrier.
+    // SAFETY: no rank writes it after the barrier.
     assert_eq!(unsafe { word.read_volatile() }, 5 + u64::from(shared.ranks()));
     shared.barrier(3).unwrap();
     if rank == 0 {
@@ -461,7 +483,11 @@ fn allocations(shared: &Shared) {
     }
     shared.free(large).unwrap();
     let other = shared.alloc(1 << 20, AllocOptions::new().page_bytes(16384)).unwrap();
-    assert_ne!(other.address(), large.address(), "who frees does not wait until nobody knows the memory any more");
+    assert_ne!(
+        other.address(),
+        large.address(),
+        "free does not wait until every rank has forgotten the memory"
+    );
     shared.barrier(5).unwrap();
     let again = shared.alloc(1 << 20, AllocOptions::new().page_bytes(16384)).unwrap();
     assert_eq!(again.address(), large.address(), "freed memory is used again");
@@ -470,20 +496,23 @@ fn allocations(shared: &Shared) {
         assert_eq!(again.address(), address, "freed memory is used again");
     }
     let error = shared.alloc(1 << 50, AllocOptions::new()).unwrap_err();
-    assert!(error.to_string().contains("are left"), "{error}");
+    assert!(error.to_string().contains("are free"), "{error}");
     shared.barrier(4).unwrap();
 }
 
 /// Bytes of shared pages that the kernel has for this process now.
 fn kernels_count() -> u64 {
-    let shared = |fd: &std::path::PathBuf| std::fs::read_link(fd).is_ok_and(|to| to.to_string_lossy().contains("memfd:rampool-shared"));
+    let shared = |fd: &std::path::PathBuf| {
+        std::fs::read_link(fd).is_ok_and(|to| to.to_string_lossy().contains("memfd:rampool-shared"))
+    };
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().path());
-    let bytes: Vec<u64> = fds.filter(shared).map(|fd| std::fs::metadata(fd).unwrap().blocks() * 512).collect();
+    let bytes: Vec<u64> =
+        fds.filter(shared).map(|fd| std::fs::metadata(fd).unwrap().blocks() * 512).collect();
     assert_eq!(bytes.len(), 1, "one object holds the shared pages");
     bytes[0]
 }
 
-/// Runs `body`, and returns the most bytes of shared pages that the kernel had meanwhile, as somebody saw who looked again and again.
+/// Runs `body`, and returns the most bytes of shared pages that the kernel had meanwhile, as seen by polling.
 fn most_resident(body: impl FnOnce()) -> u64 {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -512,7 +541,7 @@ fn free_and_take(shared: &Shared) {
         let region = shared.alloc(PAGES * 4096, AllocOptions::new()).unwrap();
         assert_eq!(*first.get_or_insert(region), region, "the memory of round {round} is that of the first");
         for page in 0..PAGES {
-            // SAFETY: nobody writes before the barrier.
+            // SAFETY: no rank writes before the barrier.
             assert_eq!(unsafe { get::<u64>(region, page * 512 + 7) }, 0, "page {page} in round {round}");
         }
         shared.barrier(0).unwrap();
@@ -522,10 +551,10 @@ fn free_and_take(shared: &Shared) {
         }
         shared.barrier_keep(1).unwrap();
         for page in 0..PAGES {
-            // SAFETY: nobody writes between barriers.
+            // SAFETY: no rank writes between barriers.
             assert_eq!(unsafe { get::<u64>(region, page * 512 + 7) }, round + 1);
             if page % ranks == rank {
-                // SAFETY: nobody reads word 8 of it.
+                // SAFETY: no rank reads word 8 of it.
                 unsafe { put(region, page * 512 + 8, round) };
             }
         }
@@ -533,7 +562,7 @@ fn free_and_take(shared: &Shared) {
         assert!(kernels_count() >= before + (PAGES * 4096) as u64, "all pages are here: {}", kernels_count());
         // What was written and not released does not come back either.
         if rank == 0 {
-            // SAFETY: nobody uses it any more.
+            // SAFETY: no rank uses it any more.
             unsafe { put(region, 9, round) };
         }
         if round % 2 == 0 {
@@ -546,7 +575,10 @@ fn free_and_take(shared: &Shared) {
         }
         shared.barrier(3).unwrap();
         let after = kernels_count();
-        assert!(after <= before + 64 * 1024, "{before} bytes were taken before it, {after} are after it was freed");
+        assert!(
+            after <= before + 64 * 1024,
+            "{before} bytes were taken before it, {after} are after it was freed"
+        );
         shared.barrier(4).unwrap();
     }
 }
@@ -578,8 +610,13 @@ fn budget(shared: &Shared) {
             shared.barrier(0).unwrap();
             for page in 0..PAGES {
                 for at in (0..512).step_by(61) {
-                    // SAFETY: nobody writes between these barriers.
-                    assert_eq!(unsafe { get::<u64>(region, page * 512 + at) }, value(page, round, at), "page {page} in round {round}");
+                    // SAFETY: no rank writes between these barriers.
+                    assert_eq!(
+                        // SAFETY: as above.
+                        unsafe { get::<u64>(region, page * 512 + at) },
+                        value(page, round, at),
+                        "page {page} in round {round}"
+                    );
                 }
                 // SAFETY: as above.
                 assert_eq!(unsafe { get::<u64>(region, page * 512 + 1) }, 0, "page {page} in round {round}");
@@ -588,14 +625,14 @@ fn budget(shared: &Shared) {
         }
     });
     for sum in 0..64 {
-        // SAFETY: nobody writes any more.
+        // SAFETY: no rank writes any more.
         assert_eq!(unsafe { get::<u64>(sums, sum * 512) }, (ROUNDS * ranks) as u64);
     }
     assert!(most > limit / 2, "the watcher saw {most} bytes");
     assert!(most <= limit, "{most} bytes were here, {limit} may be");
     let stats = shared.stats();
     assert!(stats.away_sent_bytes > 0 && stats.away_brought_bytes > 0, "{stats:?}");
-    // Under lrc nobody else may have what a copy holds: all of it goes to servers.
+    // Under lrc no other rank may have what a copy holds, so all of it goes to servers.
     assert_eq!(stats.engine.evictions > 0, shared.config().protocol != ProtocolKind::Lrc, "{stats:?}");
     shared.barrier(2).unwrap();
 }
@@ -603,7 +640,8 @@ fn budget(shared: &Shared) {
 /// Reads more than fits, all of which another rank has: without memory servers.
 fn clean_copies(shared: &Shared) {
     const PAGES: usize = 2048;
-    let region = shared.alloc(PAGES * 4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(0)))).unwrap();
+    let region =
+        shared.alloc(PAGES * 4096, AllocOptions::new().homes(Homes::At(rampool_shared::Rank(0)))).unwrap();
     let reader = shared.rank() == 1;
     for round in 0..2_u64 {
         if !reader {
@@ -616,7 +654,7 @@ fn clean_copies(shared: &Shared) {
         if let Some(limit) = shared.config().local_bytes.filter(|_| reader) {
             let most = most_resident(|| {
                 for page in (0..PAGES).chain((0..PAGES).rev()) {
-                    // SAFETY: nobody writes between these barriers.
+                    // SAFETY: no rank writes between these barriers.
                     assert_eq!(unsafe { get::<u64>(region, page * 512) }, page as u64 + round);
                 }
             });
@@ -640,7 +678,7 @@ fn protocols(shared: &Shared) {
     }
     shared.barrier(0).unwrap();
     for region in all {
-        // SAFETY: nobody writes after the barrier.
+        // SAFETY: no rank writes after the barrier.
         assert_eq!(unsafe { get::<u64>(region, 700) }, 10 * u64::from(shared.ranks()));
     }
     shared.barrier(1).unwrap();
@@ -654,7 +692,8 @@ fn litmus(shared: &Shared) {
     let word = |page: usize| page * 512;
     let (me, ranks) = (shared.rank(), u64::from(shared.ranks()));
     for round in 1..=ROUNDS {
-        // Transitive causality: what rank 0 wrote before its lock is known to whoever got it through another rank's lock.
+        // Transitive causality: what rank 0 wrote before its lock is known to a rank that got it through
+        // another rank's lock.
         // SAFETY: locks and barriers order all accesses, or the region is `sc`.
         unsafe {
             match me {
@@ -686,7 +725,8 @@ fn litmus(shared: &Shared) {
         }
         shared.barrier(0).unwrap();
         if protocol == ProtocolKind::Sc {
-            // Store buffering: each of two ranks writes its word and reads the other's. One of them sees the other's write.
+            // Store buffering: each of two ranks writes its word and reads the other's. One of them sees the
+            // other's write.
             // SAFETY: valid aligned words, which are only used as atomics meanwhile.
             let cell = |page: usize| unsafe { AtomicU64::from_ptr(region.at(word(page))) };
             if me < 2 {
@@ -704,7 +744,8 @@ fn litmus(shared: &Shared) {
     }
 }
 
-/// The kernel may take mappings away at any time, with or without write protection: the content stays, and so does the protection.
+/// The kernel may take mappings away at any time, with or without write protection: the content stays, and so
+/// does the protection.
 fn vanishing_mappings(shared: &Shared) {
     const PAGES: usize = 6;
     let region = shared.alloc(PAGES * 4096, AllocOptions::new()).unwrap();
@@ -732,8 +773,13 @@ fn vanishing_mappings(shared: &Shared) {
             vanish((page + round) % PAGES);
             for rank in 0..ranks {
                 for at in [rank, 100 + rank] {
-                    // SAFETY: nobody writes between these barriers.
-                    assert_eq!(unsafe { get::<u64>(region, page * 512 + at) }, value(page, rank), "round {round}");
+                    // SAFETY: no rank writes between these barriers.
+                    assert_eq!(
+                        // SAFETY: as above.
+                        unsafe { get::<u64>(region, page * 512 + at) },
+                        value(page, rank),
+                        "round {round}"
+                    );
                 }
             }
         }
@@ -743,7 +789,8 @@ fn vanishing_mappings(shared: &Shared) {
 
 /// Homes and managers that are set by hand.
 fn placement(shared: &Shared) {
-    let region = shared.alloc(64 * 4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(0)))).unwrap();
+    let region =
+        shared.alloc(64 * 4096, AllocOptions::new().homes(Homes::At(rampool_shared::Rank(0)))).unwrap();
     let last = shared.ranks() - 1;
     assert_eq!(shared.home(region.address()).unwrap(), 0);
     if shared.rank() == 0 {
@@ -762,7 +809,7 @@ fn placement(shared: &Shared) {
         shared.unlock(11).unwrap();
     }
     shared.barrier(1).unwrap();
-    // SAFETY: nobody writes after the barrier.
+    // SAFETY: no rank writes after the barrier.
     assert_eq!(unsafe { get::<u64>(region, 512) }, 20 * u64::from(shared.ranks()));
     let stats = shared.stats();
     assert!(stats.engine.lock_acquires >= 20 && stats.engine.barriers == 2, "{stats:?}");
@@ -781,7 +828,7 @@ fn mistakes(shared: &Shared) {
         (shared.wait(0, 98).unwrap_err(), "lock 98"),
         (shared.lock(1 << 62).unwrap_err(), "belong to the runtime"),
         (shared.semaphore_post(1 << 20).unwrap_err(), "semaphore"),
-        (shared.atomic(region.address() + 1, 8, rampool::shared::AtomicOp::Load).unwrap_err(), "aligned"),
+        (shared.atomic(region.address() + 1, 8, rampool_shared::AtomicOp::Load).unwrap_err(), "aligned"),
         (shared.fetch_add(std::ptr::with_exposed_provenance_mut(0x7000), 1).unwrap_err(), "0x7000"),
         (shared.set_home(region.address(), 1, 4000).unwrap_err(), "rank 4000"),
         (shared.alloc_alone(8, AllocOptions::new().page_bytes(5000)).unwrap_err(), "5000"),
@@ -802,9 +849,10 @@ fn mistakes(shared: &Shared) {
 /// `write(2)` from a page that is at another rank.
 fn system_call(shared: &Shared) {
     use std::os::fd::AsRawFd;
-    let region = shared.alloc(4096 * 4, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(0)))).unwrap();
+    let region =
+        shared.alloc(4096 * 4, AllocOptions::new().homes(Homes::At(rampool_shared::Rank(0)))).unwrap();
     if shared.rank() == 0 {
-        // SAFETY: nobody reads before the barrier.
+        // SAFETY: no rank reads before the barrier.
         unsafe { put(region, 512, u64::from_ne_bytes(*b"from far")) };
     }
     shared.barrier(0).unwrap();
@@ -812,9 +860,9 @@ fn system_call(shared: &Shared) {
     // SAFETY: eight bytes of our own region; the kernel reads them.
     let written = unsafe { libc::write(write_end.as_raw_fd(), region.at::<u64>(512).cast(), 8) };
     let expected = match shared.reach() {
-        rampool::shared::Reach::SystemCalls => 8,
-        rampool::shared::Reach::UserCode if shared.rank() == 0 => 8,
-        rampool::shared::Reach::UserCode => -1,
+        rampool_shared::Reach::SystemCalls => 8,
+        rampool_shared::Reach::UserCode if shared.rank() == 0 => 8,
+        rampool_shared::Reach::UserCode => -1,
     };
     assert_eq!(written, expected, "{}", std::io::Error::last_os_error());
     if written == 8 {
@@ -822,7 +870,7 @@ fn system_call(shared: &Shared) {
         std::io::Read::read_exact(&mut read_end, &mut text).unwrap();
         assert_eq!(&text, b"from far");
     }
-    // SAFETY: nobody writes any more. The program's own access always works.
+    // SAFETY: no rank writes any more. The program's own access always works.
     assert_eq!(unsafe { get::<u64>(region, 512) }, u64::from_ne_bytes(*b"from far"));
     shared.barrier(1).unwrap();
 }
@@ -841,7 +889,8 @@ fn connections(shared: &Shared) {
     shared.barrier(1).unwrap();
 }
 
-/// Says which CPUs its threads may use: the one that joined, one that it starts, the runtime's own, and the first again when it has more threads than there are CPUs.
+/// Says which CPUs its threads may use: the one that joined, one that it starts, the runtime's own, and the
+/// first again when it has more threads than there are CPUs.
 fn cpus(shared: &Shared) {
     let list = |status: &str| {
         let status = std::fs::read_to_string(status).unwrap();
@@ -852,7 +901,9 @@ fn cpus(shared: &Shared) {
     // SAFETY: this rank's page. The service thread answers the fault, so it has begun and has its name.
     unsafe { put(region, 512 * usize::from(shared.rank()), 1_u64) };
     let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let service = tasks.find(|task| std::fs::read_to_string(task.join("comm")).unwrap_or_default() == "rampool-share\n").unwrap();
+    let service = tasks
+        .find(|task| std::fs::read_to_string(task.join("comm")).unwrap_or_default() == "rampool-share\n")
+        .unwrap();
     let before = (own(), std::thread::spawn(own).join().unwrap());
     shared.set_threads(u16::MAX);
     println!("cpus {} {} {} {}", before.0, before.1, list(service.join("status").to_str().unwrap()), own());
@@ -860,13 +911,17 @@ fn cpus(shared: &Shared) {
     shared.barrier(1).unwrap();
 }
 
-/// Every rank changes all of what the next one is the home of, and sends it there: more than lies on the way at a time.
+/// Every rank changes all of what the next one is the home of, and sends it there: more than lies on the way
+/// at a time.
 fn much_at_once(shared: &Shared) {
     const WORDS: usize = 512 << 10;
     let ranks = usize::from(shared.ranks());
-    let homes = |rank: usize| Homes::At(rampool::shared::Rank(u16::try_from(rank % ranks).unwrap()));
-    let regions: Vec<Region> =
-        (0..ranks).map(|rank| shared.alloc(WORDS * 8, AllocOptions::new().page_bytes(65536).homes(homes(rank + 1))).unwrap()).collect();
+    let homes = |rank: usize| Homes::At(rampool_shared::Rank(u16::try_from(rank % ranks).unwrap()));
+    let regions: Vec<Region> = (0..ranks)
+        .map(|rank| {
+            shared.alloc(WORDS * 8, AllocOptions::new().page_bytes(65536).homes(homes(rank + 1))).unwrap()
+        })
+        .collect();
     let me = usize::from(shared.rank());
     for round in 1..4 {
         for at in 0..WORDS {
@@ -875,23 +930,30 @@ fn much_at_once(shared: &Shared) {
         }
         shared.barrier(1).unwrap();
         for at in 0..WORDS {
-            // SAFETY: nobody writes between these barriers.
-            assert_eq!(unsafe { get::<u64>(regions[(me + 1) % ranks], at) }, (at * round) as u64, "word {at} in round {round}");
+            // SAFETY: no rank writes between these barriers.
+            assert_eq!(
+                // SAFETY: as above.
+                unsafe { get::<u64>(regions[(me + 1) % ranks], at) },
+                (at * round) as u64,
+                "word {at} in round {round}"
+            );
         }
         shared.barrier(2).unwrap();
     }
 }
 
-/// Rank 1 forks while the other one wants something of it all the time: the children are no ranks, and end as any process does.
+/// Rank 1 forks while the other one wants something of it all the time: the children are no ranks, and end as
+/// any process does.
 fn forks(shared: &Shared) {
-    let region = shared.alloc(4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(1)))).unwrap();
+    let region = shared.alloc(4096, AllocOptions::new().homes(Homes::At(rampool_shared::Rank(1)))).unwrap();
     shared.barrier(0).unwrap();
     if shared.rank() == 1 {
         for _ in 0..100 {
             // SAFETY: the child calls what must not hang there, and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                let refused = |result: Result<(), SharedError>| matches!(result, Err(SharedError::Forked { rank: 1 }));
+                let refused =
+                    |result: Result<(), SharedError>| matches!(result, Err(SharedError::Forked { rank: 1 }));
                 shared.set_threads(7);
                 shared.abort("the child wants to");
                 let right = refused(shared.barrier(7))
@@ -911,7 +973,10 @@ fn forks(shared: &Shared) {
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
-            assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "a forked child ends with {status:#x}");
+            assert!(
+                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+                "a forked child ends with {status:#x}"
+            );
         }
         shared.store(region.at(8), 1).unwrap();
     } else {
@@ -964,7 +1029,8 @@ fn lock_of_a_variable(shared: &Shared) {
 /// Runs that end badly. Rank 1 is the one that does it.
 fn fail(shared: &Shared, how: &str) {
     let culprit = shared.rank() == 1;
-    let region = shared.alloc(64 * 4096, AllocOptions::new().homes(Homes::At(rampool::shared::Rank(1)))).unwrap();
+    let region =
+        shared.alloc(64 * 4096, AllocOptions::new().homes(Homes::At(rampool_shared::Rank(1)))).unwrap();
     shared.barrier(0).unwrap();
     let raise = |signal| {
         // SAFETY: a signal to this process.
@@ -974,7 +1040,7 @@ fn fail(shared: &Shared, how: &str) {
     let read_for_ever = || {
         for round in 0_u64.. {
             for page in 0..64 {
-                // SAFETY: nobody writes.
+                // SAFETY: no rank writes.
                 let _ = unsafe { get::<u64>(region, page * 512) };
             }
             shared.lock(round % 16).unwrap();
@@ -1172,9 +1238,10 @@ fn fail(shared: &Shared, how: &str) {
         }
         "returns errors" => {
             let error = shared.barrier(if culprit { 2 } else { 1 }).unwrap_err();
-            // Whoever knows the reason already ends, and the news of that can be faster than the reason.
-            let known =
-                ["different barriers", "its process ended without finishing"].iter().any(|reason| error.to_string().contains(reason));
+            // A rank that knows the reason ends, and its end can be known before the reason.
+            let known = ["different barriers", "its process ended without finishing"]
+                .iter()
+                .any(|reason| error.to_string().contains(reason));
             assert!(matches!(error, SharedError::Stopped { .. }) && known, "{error}");
             assert_eq!(shared.lock(1).unwrap_err().to_string(), error.to_string());
             assert!(matches!(shared.alloc(1, AllocOptions::new()), Err(SharedError::Stopped { .. })));
@@ -1222,12 +1289,13 @@ fn ranks_of_one_machine_share_memory_unless_somebody_does_not_want_it() {
 
 #[test]
 fn ranks_have_cpus_of_their_own_among_those_that_the_launcher_may_use() {
-    let all = rampool_sys::thread::allowed_cpus();
+    let all = rampool_kernel::thread::allowed_cpus();
     let parse = |list: &str| -> Vec<usize> {
         let ends = list.split(',').map(|run| run.split_once('-').unwrap_or((run, run)));
         ends.flat_map(|(first, last)| first.parse().unwrap()..=last.parse().unwrap()).collect()
     };
-    // Of each rank: its first thread, one that this started, the service thread, and the first when it has many threads.
+    // Of each rank: its first thread, one that this started, the service thread, and the first when it has
+    // many threads.
     let run = |launch: Launch| -> Vec<Vec<Vec<usize>>> {
         let output = launch.run();
         assert!(output.status.success(), "{output:?}");
@@ -1250,14 +1318,21 @@ fn ranks_have_cpus_of_their_own_among_those_that_the_launcher_may_use() {
         }
         let output = Launch::new(2, "placement").arg("--stats").run();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.lines().any(|line| line.starts_with("CPUs: ") && line.ends_with(" of rank 1")), "{said}");
+        assert!(
+            said.lines().any(|line| line.starts_with("CPUs: ") && line.ends_with(" of rank 1")),
+            "{said}"
+        );
     }
     assert_eq!(run(Launch::new(2, "cpus").args(&["--bind", "none"])), vec![vec![all.clone(); 4]; 2]);
-    // A CPU for two ranks: nobody is bound any further than the launcher.
+    // A CPU for two ranks: no rank is bound any further than the launcher.
     let mut launch = Launch::new(2, "cpus");
     let one = all[0];
     // SAFETY: between fork and exec only sched_setaffinity is called, which is async-signal-safe.
-    unsafe { launch.command.pre_exec(move || rampool_sys::thread::pin_to_cpu(one).map_err(std::io::Error::from_raw_os_error)) };
+    unsafe {
+        launch.command.pre_exec(move || {
+            rampool_kernel::thread::pin_to_cpu(one).map_err(std::io::Error::from_raw_os_error)
+        })
+    };
     assert_eq!(run(launch), vec![vec![vec![one]; 4]; 2]);
 }
 
@@ -1327,7 +1402,9 @@ fn memory_server() -> (RunningServer, String) {
 fn more_data_than_ranks_may_keep_goes_to_memory_servers_and_comes_back() {
     let (server, address) = memory_server();
     for protocol in PROTOCOLS {
-        Launch::new(2, "budget").args(&["--protocol", protocol, "--local", "1536K", "--server", &address]).succeeds();
+        Launch::new(2, "budget")
+            .args(&["--protocol", protocol, "--local", "1536K", "--server", &address])
+            .succeeds();
     }
     drop(server);
 }
@@ -1335,18 +1412,35 @@ fn more_data_than_ranks_may_keep_goes_to_memory_servers_and_comes_back() {
 /// `rampool serve` as a process of its own.
 fn memory_server_process() -> (Child, String) {
     let mut server = Command::new(env!("CARGO_BIN_EXE_rampool"));
-    server.args(["serve", "--memory", "128M", "--listen", "127.0.0.1:0", "--no-lock", "--log-level", "error"]);
+    server.args([
+        "serve",
+        "--memory",
+        "128M",
+        "--listen",
+        "127.0.0.1:0",
+        "--no-lock",
+        "--log-level",
+        "error",
+    ]);
     let mut server = server.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
-    let address = lines.find_map(|line| line.unwrap().strip_prefix("listening on ").map(str::to_owned)).unwrap();
+    let address =
+        lines.find_map(|line| line.unwrap().strip_prefix("listening on ").map(str::to_owned)).unwrap();
     (server, address)
 }
 
 #[test]
 fn a_memory_server_that_is_killed_ends_the_run_and_is_named_with_the_rank() {
     let (mut server, address) = memory_server_process();
-    let mut launch = Launch::new(2, "budget for ever").args(&["--local", "1536K", "--server", &format!("{address}=64M")]).command;
-    launch.arg(std::env::current_exe().unwrap()).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
+    let mut launch = Launch::new(2, "budget for ever")
+        .args(&["--local", "1536K", "--server", &format!("{address}=64M")])
+        .command;
+    launch.arg(std::env::current_exe().unwrap()).args([
+        "--exact",
+        "this_binary_is_a_rank",
+        "--nocapture",
+        "--quiet",
+    ]);
     let mut run = launch.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
     let mut said = BufReader::new(run.stdout.take().unwrap()).lines();
     assert!(said.any(|line| line.unwrap().contains(AWAY)), "the ranks use the server");
@@ -1354,10 +1448,15 @@ fn a_memory_server_that_is_killed_ends_the_run_and_is_named_with_the_rank() {
     server.wait().unwrap();
     let (message, code) = end(run);
     let line = message.lines().find(|line| line.starts_with("rampool: ")).unwrap_or_default();
-    for word in ["rank ", "shared pages failed", &format!("memory server {address} is lost"), "so the other rank was ended"] {
+    for word in [
+        "rank ",
+        "shared pages failed",
+        &format!("memory server {address} is lost"),
+        "so the other rank was ended",
+    ] {
         assert!(line.contains(word), "{message}");
     }
-    assert_eq!(code, Some(rampool::shared::EXIT_FAILED), "{message}");
+    assert_eq!(code, Some(rampool_shared::EXIT_FAILED), "{message}");
 }
 
 #[test]
@@ -1422,9 +1521,17 @@ fn system_calls_reach_pages_of_other_ranks_where_the_kernel_allows_it() {
 
 #[test]
 fn datagrams_that_are_lost_come_again() {
-    for (program, protocol) in [("counter", "lrc"), ("sor", "hlrc"), ("bounded buffer", "ibec"), ("false sharing", "aurc"), ("words", "sc")]
-    {
-        Launch::new(3, program).args(&["--protocol", protocol, "--transport", "udp"]).env("RAMPOOL_DROP_PERCENT", "5").succeeds();
+    for (program, protocol) in [
+        ("counter", "lrc"),
+        ("sor", "hlrc"),
+        ("bounded buffer", "ibec"),
+        ("false sharing", "aurc"),
+        ("words", "sc"),
+    ] {
+        Launch::new(3, program)
+            .args(&["--protocol", protocol, "--transport", "udp"])
+            .env("RAMPOOL_DROP_PERCENT", "5")
+            .succeeds();
     }
 }
 
@@ -1432,8 +1539,10 @@ fn datagrams_that_are_lost_come_again() {
 fn a_key_seals_what_travels() {
     let dir = tempfile::tempdir().unwrap();
     let key = dir.path().join("one.key");
-    rampool::key::Key::generate().save_new(&key).unwrap();
-    let sealed = |program| Launch::new(3, program).arg("--key-file").arg(key.to_str().unwrap()).env("RAMPOOL_ENCRYPTION", "on");
+    rampool_net::key::Key::generate().save_new(&key).unwrap();
+    let sealed = |program| {
+        Launch::new(3, program).arg("--key-file").arg(key.to_str().unwrap()).env("RAMPOOL_ENCRYPTION", "on")
+    };
     sealed("sor").args(&["--same-host", "rings"]).succeeds();
     sealed("sor").args(&["--same-host", "socket"]).succeeds();
     sealed("bounded buffer").args(&["--same-host", "socket"]).succeeds();
@@ -1442,7 +1551,7 @@ fn a_key_seals_what_travels() {
     }
 }
 
-/// This binary as one rank, started by nobody but the test.
+/// This binary as one rank, started by the test alone.
 fn rank(program: &str, rank: u16, ranks: u16, port: u16) -> Command {
     let mut command = alone(program);
     command.env("RAMPOOL_RANK", rank.to_string()).env("RAMPOOL_RANKS", ranks.to_string());
@@ -1480,14 +1589,110 @@ fn strangers_are_sent_away_and_the_ranks_meet() {
     }
 }
 
+/// Each of them had ten seconds to itself.
+#[test]
+fn peers_that_say_nothing_keep_no_rank_out() {
+    let port = free_port();
+    let first = rank("counter", 0, 2, port).env("RAMPOOL_JOIN_S", "25").spawn().unwrap();
+    let knock = || std::net::TcpStream::connect(("127.0.0.1", port));
+    let mut silent = vec![loop {
+        match knock() {
+            Ok(stream) => break stream,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }];
+    silent.extend((0..200).map(|_| knock().unwrap()));
+    let second = rank("counter", 1, 2, port).env("RAMPOOL_JOIN_S", "25").spawn().unwrap();
+    for child in [first, second] {
+        let (said, code) = end(child);
+        assert_eq!(code, Some(0), "{said}");
+    }
+    drop(silent);
+}
+
+/// The name of a run is easy to guess where another launcher gives it: it opens nothing. Nor does an address
+/// that other machines reach, without a key.
+#[test]
+fn a_run_is_closed_to_all_who_do_not_have_its_key() {
+    let port = free_port();
+    let first = rank("counter", 0, 2, port).env("RAMPOOL_RUN", "slurm 77.0").spawn().unwrap();
+    let mut stranger = loop {
+        match std::net::TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stranger) => break stranger,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    stranger.write_all(&Preface::ask(Encryption::Auto, false, 0, 7).encode()).unwrap();
+    let mut answer = [0; PREFACE_BYTES];
+    stranger.read_exact(&mut answer).unwrap();
+    assert_eq!(Preface::parse(&answer).unwrap().verdict, Verdict::Refused(Refusal::KeyNeeded));
+    let second = rank("counter", 1, 2, port).env("RAMPOOL_RUN", "slurm 77.0").spawn().unwrap();
+    for child in [first, second] {
+        let (said, code) = end(child);
+        assert_eq!(code, Some(0), "{said}");
+    }
+    for number in [0, 1] {
+        let mut far = rank("counter", number, 2, port);
+        let (said, code) = end(far.env("RAMPOOL_RENDEZVOUS", "192.0.2.1:7118").spawn().unwrap());
+        assert!(said.contains("RAMPOOL_KEY_FILE") && said.contains("192.0.2.1:7118"), "{said}");
+        assert_eq!(code, Some(9));
+    }
+}
+
+/// Neither in the command line of the remote shell, which everybody sees, nor in the name of a file.
+#[test]
+fn the_key_of_a_run_is_nowhere_but_in_its_ranks() {
+    let dir = tempfile::tempdir().unwrap();
+    let (shell, hosts, temporary) =
+        (dir.path().join("shell"), dir.path().join("hosts"), dir.path().join("temporary"));
+    std::fs::create_dir(&temporary).unwrap();
+    std::fs::write(&shell, format!("echo \"$@\" >> {0}/lines; exec sh -c \"$2\"\n", dir.path().display()))
+        .unwrap();
+    std::fs::write(&hosts, "localhost\n").unwrap();
+    let here = dir.path().display();
+    let say = format!(
+        "echo \"$RAMPOOL_RUN_KEY\" > {here}/$RAMPOOL_RANK; ls -lR {here} > {here}/list.$RAMPOOL_RANK; cat > {here}/input.$RAMPOOL_RANK"
+    );
+    let launch = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
+        settings::clear(&mut command);
+        command
+            .args(["launch", "-n", "2"])
+            .args(arguments)
+            .args(["sh", "-c", &say])
+            .env("TMPDIR", &temporary);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"for rank 0\n").unwrap();
+        let (said, code) = end(child);
+        assert_eq!(code, Some(0), "{said}");
+        let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+        let key = read("0").trim().to_owned();
+        assert_eq!((key.len(), read("1").trim()), (64, key.as_str()));
+        assert_eq!((read("input.0").as_str(), read("input.1").as_str()), ("for rank 0\n", ""));
+        let public = read("list.0")
+            + &read("list.1")
+            + &std::fs::read_to_string(dir.path().join("lines")).unwrap_or_default();
+        assert!(!public.contains(&key) && !public.contains(&key[..32]), "{public}");
+        public
+    };
+    let public = launch(&["--stats"]);
+    assert!(public.contains("drwx------") && public.contains("rampool-launch-"), "{public}");
+    launch(&["--hosts", hosts.to_str().unwrap(), "--ssh", &format!("sh {}", shell.display())]);
+}
+
 #[test]
 fn ranks_with_different_keys_do_not_meet() {
     let dir = tempfile::tempdir().unwrap();
     let port = free_port();
     let start = |number: u16| {
         let path = dir.path().join(number.to_string());
-        rampool::key::Key::generate().save_new(&path).unwrap();
-        rank("counter", number, 2, port).env("RAMPOOL_KEY_FILE", path).env("RAMPOOL_JOIN_S", "6").spawn().unwrap()
+        rampool_net::key::Key::generate().save_new(&path).unwrap();
+        rank("counter", number, 2, port)
+            .env("RAMPOOL_KEY_FILE", path)
+            .env("RAMPOOL_JOIN_S", "6")
+            .spawn()
+            .unwrap()
     };
     let ranks = [start(0), start(1)];
     let said = ranks.map(|child| end(child).0);
@@ -1498,7 +1703,8 @@ fn ranks_with_different_keys_do_not_meet() {
 #[test]
 fn ranks_that_do_not_come_are_named() {
     let port = free_port();
-    let ranks = [0, 2].map(|number| rank("counter", number, 4, port).env("RAMPOOL_JOIN_S", "6").spawn().unwrap());
+    let ranks =
+        [0, 2].map(|number| rank("counter", number, 4, port).env("RAMPOOL_JOIN_S", "6").spawn().unwrap());
     let said = ranks.map(|child| end(child).0);
     assert!(said[0].contains("rank 1, rank 3 did not come within 6 s"), "{}", said[0]);
     assert!(said[1].contains("did not come within 6 s"), "{}", said[1]);
@@ -1509,19 +1715,29 @@ fn ranks_meet_over_a_remote_shell() {
     let dir = tempfile::tempdir().unwrap();
     let shell = dir.path().join("shell");
     // Stands for ssh: runs the command here, and remembers the machine's name.
-    std::fs::write(&shell, format!("echo \"$1\" >> {0}/names; exec sh -c \"$2\"\n", dir.path().display())).unwrap();
+    std::fs::write(&shell, format!("echo \"$1\" >> {0}/names; exec sh -c \"$2\"\n", dir.path().display()))
+        .unwrap();
     let hosts = dir.path().join("hosts");
     std::fs::write(&hosts, "127.0.0.1 slots=2 # this machine\nlocalhost\n").unwrap();
     let port = free_port();
     Launch::new(3, "counter")
-        .args(&["--hosts", hosts.to_str().unwrap(), "--ssh", &format!("sh {}", shell.display()), "--port", &port.to_string()])
+        .args(&[
+            "--hosts",
+            hosts.to_str().unwrap(),
+            "--ssh",
+            &format!("sh {}", shell.display()),
+            "--port",
+            &port.to_string(),
+        ])
         .succeeds();
-    let mut names: Vec<String> = std::fs::read_to_string(dir.path().join("names")).unwrap().lines().map(str::to_owned).collect();
+    let mut names: Vec<String> =
+        std::fs::read_to_string(dir.path().join("names")).unwrap().lines().map(str::to_owned).collect();
     names.sort();
     assert_eq!(names, ["127.0.0.1", "127.0.0.1", "localhost"]);
 }
 
-/// As from one machine, though each rank sees the end of the run by itself, and ssh says of a command that was killed only that something failed.
+/// As from one machine, though each rank sees the end of the run by itself, and ssh says of a command that
+/// was killed only that something failed.
 #[test]
 fn a_run_that_fails_on_other_machines_is_told_in_one_message_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -1538,15 +1754,27 @@ fn a_run_that_fails_on_other_machines_is_told_in_one_message_too() {
     ];
     for (how, words, code) in cases {
         let port = free_port().to_string();
-        let arguments = ["--hosts", hosts.to_str().unwrap(), "--ssh", &format!("sh {}", shell.display()), "--port", &port];
+        let arguments = [
+            "--hosts",
+            hosts.to_str().unwrap(),
+            "--ssh",
+            &format!("sh {}", shell.display()),
+            "--port",
+            &port,
+        ];
         let (said, got) = Launch::new(3, how).args(&arguments).fails();
-        let about: Vec<&str> = said.lines().filter(|line| line.contains("rampool") || line.contains("rank 1")).collect();
-        assert!(about.len() == 1 && about[0].starts_with("rampool: ") && about[0].contains(words), "{how}: {said}");
+        let about: Vec<&str> =
+            said.lines().filter(|line| line.contains("rampool") || line.contains("rank 1")).collect();
+        assert!(
+            about.len() == 1 && about[0].starts_with("rampool: ") && about[0].contains(words),
+            "{how}: {said}"
+        );
         assert_eq!(got, Some(code), "{how}: {said}");
     }
 }
 
-/// A command `ssh` for `PATH` that runs what it is given on this machine, in another directory, without the caller's environment. The machine `refuses` lets nobody in.
+/// A command `ssh` for `PATH` that runs what it is given on this machine, in another directory, without the
+/// caller's environment. The machine `refuses` denies access.
 fn stand_in_for_ssh(dir: &std::path::Path) -> String {
     let (written, ssh) = (dir.join("ssh.sh"), dir.join("ssh"));
     let script = "#!/bin/sh\n[ $# = 2 ] || exit 99\n[ \"$1\" = refuses ] && { echo 'Permission denied (publickey).' >&2; exit 255; }\n\
@@ -1564,10 +1792,10 @@ fn ssh_gets_words_variables_and_the_directory_as_they_are() {
     std::fs::create_dir(&here).unwrap();
     let (hosts, key) = (dir.path().join("hosts"), here.join("the key"));
     std::fs::write(&hosts, "# two machines\n\nlocalhost\n127.0.0.1 slots=2\n").unwrap();
-    rampool::key::Key::generate().save_new(&key).unwrap();
-    // Each rank says what it was given; the program is no shared one, so nobody waits for anybody.
-    let print =
-        r#"printf '%s|' "$PWD" "$RAMPOOL_RANK/$RAMPOOL_RANKS" "$RAMPOOL_KEY_FILE" "$RAMPOOL_RENDEZVOUS" "$@" > "$RAMPOOL_RANK.said""#;
+    rampool_net::key::Key::generate().save_new(&key).unwrap();
+    // Each rank says what it was given; the program does not use shared memory, so the ranks do not wait for
+    // each other.
+    let print = r#"printf '%s|' "$PWD" "$RAMPOOL_RANK/$RAMPOOL_RANKS" "$RAMPOOL_KEY_FILE" "$RAMPOOL_RENDEZVOUS" "$@" > "$RAMPOOL_RANK.said""#;
     let words = ["it's", "two words", "$HOME", "`ls`", "", "a\\b\"c", "*"];
     let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
     command.args(["launch", "-n", "3", "--port", "7199", "--hosts"]).arg(&hosts).arg("--key-file").arg(&key);
@@ -1576,20 +1804,23 @@ fn ssh_gets_words_variables_and_the_directory_as_they_are() {
     assert!(output.status.success(), "{output:?}");
     for rank in 0..3 {
         let said = std::fs::read_to_string(here.join(format!("{rank}.said"))).unwrap();
-        let expected = format!("{}|{rank}/3|{}|localhost:7199|{}|", here.display(), key.display(), words.join("|"));
+        let expected =
+            format!("{}|{rank}/3|{}|localhost:7199|{}|", here.display(), key.display(), words.join("|"));
         assert_eq!(said, expected);
     }
 }
 
 #[test]
-fn a_machine_that_lets_nobody_in_is_named_and_so_is_a_key_that_is_missing() {
+fn a_machine_that_denies_access_is_named_and_so_is_a_key_that_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let path = stand_in_for_ssh(dir.path());
     let hosts = dir.path().join("hosts");
     let launch = |file: &str| {
         std::fs::write(&hosts, file).unwrap();
         let port = free_port().to_string();
-        Launch::new(2, "counter").args(&["--hosts", hosts.to_str().unwrap(), "--port", &port]).env("PATH", &path)
+        Launch::new(2, "counter")
+            .args(&["--hosts", hosts.to_str().unwrap(), "--port", &port])
+            .env("PATH", &path)
     };
     let (said, code) = launch("localhost\nrefuses\n").fails();
     for word in ["Permission denied (publickey).", "rank 1 on refuses", "255", "the other rank was ended"] {
@@ -1599,15 +1830,17 @@ fn a_machine_that_lets_nobody_in_is_named_and_so_is_a_key_that_is_missing() {
     let missing = dir.path().join("no such key");
     let (said, _) = launch("localhost slots=2\n").arg("--key-file").arg(missing.to_str().unwrap()).fails();
     assert!(said.contains(missing.to_str().unwrap()) && said.contains("key"), "{said}");
-    for (file, word) in
-        [("# nobody\n", "names no machine"), ("localhost slots=many\n", "slots=many"), ("-oProxyCommand=x\n", "-oProxyCommand=x")]
-    {
+    for (file, word) in [
+        ("# empty\n", "names no machine"),
+        ("localhost slots=many\n", "slots=many"),
+        ("-oProxyCommand=x\n", "-oProxyCommand=x"),
+    ] {
         let (said, _) = launch(file).fails();
         assert!(said.contains(word) && said.contains(hosts.to_str().unwrap()), "{said}");
     }
     std::fs::remove_file(&hosts).unwrap();
     let (said, _) = Launch::new(2, "counter").args(&["--hosts", hosts.to_str().unwrap()]).fails();
-    assert!(said.contains("cannot be read"), "{said}");
+    assert!(said.contains("cannot read"), "{said}");
 }
 
 #[test]
@@ -1615,10 +1848,18 @@ fn ranks_meet_under_other_launchers() {
     let dir = tempfile::tempdir().unwrap();
     let port = free_port();
     let job = dir.path().to_str().unwrap();
-    for names in [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE")] {
+    for names in [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+        ("RANK", "WORLD_SIZE"),
+    ] {
         let start = |rank: u16| {
             let mut command = alone("counter");
-            command.env(names.0, rank.to_string()).env(names.1, "2").env("OMPI_COMM_WORLD_LOCAL_SIZE", "2").env("PMIX_NAMESPACE", job);
+            command
+                .env(names.0, rank.to_string())
+                .env(names.1, "2")
+                .env("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+                .env("PMIX_NAMESPACE", job);
             command.env("SLURM_JOB_ID", port.to_string()).env("SLURM_STEP_ID", "0").env("SLURM_NNODES", "1");
             if names.0 == "RANK" {
                 command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
@@ -1676,7 +1917,7 @@ fn a_run_that_fails_is_told_in_one_message_that_names_the_rank_and_why() {
 /// What a message may be: each way of it is some words.
 type Ways<'a> = &'a [&'a [&'a str]];
 
-/// Who waits is told by whoever of them looks first, and each sees it in its own way.
+/// Several ranks can notice first, and each reports it from its own side.
 #[test]
 fn who_waits_until_the_deadline_is_told_who_keeps_it_waiting() {
     let holder = "; rank 1 (thread 0) has held lock 6 for ";
@@ -1689,14 +1930,21 @@ fn who_waits_until_the_deadline_is_told_who_keeps_it_waiting() {
             &[],
             &[
                 &["rank 0 (thread 0) has waited", holder, "s and waits for lock 7"],
-                &["rank 1 (thread 0) has waited", "; rank 0 (thread 0) has held lock 7 for ", "and waits for lock 6"],
+                &[
+                    "rank 1 (thread 0) has waited",
+                    "; rank 0 (thread 0) has held lock 7 for ",
+                    "and waits for lock 6",
+                ],
             ],
         ),
         (
             "reads for ever",
             2,
             &[],
-            &[&["for lock 6", holder, "and waits at barrier 8"], &["at barrier 8; not there: rank 0 (thread 0 waits for lock 6)"]],
+            &[
+                &["for lock 6", holder, "and waits at barrier 8"],
+                &["at barrier 8; not there: rank 0 (thread 0 waits for lock 6)"],
+            ],
         ),
         (
             "never signals",
@@ -1718,7 +1966,12 @@ fn who_waits_until_the_deadline_is_told_who_keeps_it_waiting() {
         ),
         ("never posts", 2, &[], &[&["for a post to semaphore 3"]]),
         ("last is absent", 18, &[], &[&["at barrier 5; not there: rank 17; so the"]]),
-        ("no allocation", 3, &[], &[&["rank 1 has waited ", " s for an allocation; rank 0, rank 2 did not make the same call;"]]),
+        (
+            "no allocation",
+            3,
+            &[],
+            &[&["rank 1 has waited ", " s for an allocation; rank 0, rank 2 did not make the same call;"]],
+        ),
         (
             "a thread is absent",
             2,
@@ -1733,10 +1986,14 @@ fn who_waits_until_the_deadline_is_told_who_keeps_it_waiting() {
     std::thread::scope(|scope| {
         for (how, ranks, arguments, ways) in cases {
             scope.spawn(move || {
-                let (said, code) = Launch::new(ranks, how).args(arguments).env("RAMPOOL_DEADLINE_S", "3").fails();
+                let (said, code) =
+                    Launch::new(ranks, how).args(arguments).env("RAMPOOL_DEADLINE_S", "3").fails();
                 let messages: Vec<&str> = said.lines().filter(|line| line.starts_with("rampool: ")).collect();
                 assert!(messages.len() == 1 && code == Some(86), "{how}: {said}");
-                assert!(ways.iter().any(|words| words.iter().all(|word| messages[0].contains(word))), "{how}: {said}");
+                assert!(
+                    ways.iter().any(|words| words.iter().all(|word| messages[0].contains(word))),
+                    "{how}: {said}"
+                );
             });
         }
     });
@@ -1767,7 +2024,8 @@ fn what_cannot_be_written_is_said_before_a_run_and_what_is_left_of_another_is_no
     }
     let output = launch("--trace=traces".to_owned());
     assert!(output.status.success() && dir.path().join("ran").exists(), "{output:?}");
-    let mut left: Vec<_> = std::fs::read_dir(&traces).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut left: Vec<_> =
+        std::fs::read_dir(&traces).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["notes", "rank-of-mine.jsonl"]);
 }
@@ -1779,9 +2037,10 @@ fn calls_return_the_error_where_the_program_asks_for_that() {
 
 #[test]
 fn ranks_that_do_not_fit_together_refuse_each_other_by_name() {
-    for (how, words) in
-        [("versions", ["rank 1 is rampool 0.0.9", "rank 0 is rampool"]), ("settings", ["rank 1 has lrc", "rank 0 has hlrc"])]
-    {
+    for (how, words) in [
+        ("versions", ["rank 1 is rampool 0.0.9", "rank 0 is rampool"]),
+        ("settings", ["rank 1 has lrc", "rank 0 has hlrc"]),
+    ] {
         let (said, code) = Launch::new(2, how).fails();
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
         assert_eq!(code, Some(9), "{said}");
@@ -1792,8 +2051,13 @@ fn ranks_that_do_not_fit_together_refuse_each_other_by_name() {
 #[test]
 fn programs_that_lock_their_memory_into_ram_share_memory_too() {
     for when in ["before", "after", "region"] {
-        for (protocol, budget) in [("hlrc", false), ("sc", false), ("lrc", false), ("ibec", false), ("hlrc", true)] {
-            let launch = Launch::new(2, "locked").env(WHEN, when).env("RAMPOOL_SHARED_RANGE", "1G").args(&["--protocol", protocol]);
+        for (protocol, budget) in
+            [("hlrc", false), ("sc", false), ("lrc", false), ("ibec", false), ("hlrc", true)]
+        {
+            let launch = Launch::new(2, "locked")
+                .env(WHEN, when)
+                .env("RAMPOOL_SHARED_RANGE", "1G")
+                .args(&["--protocol", protocol]);
             if budget {
                 let (server, address) = memory_server();
                 launch.args(&["--local", "1536K", "--server", &address]).succeeds();
@@ -1805,13 +2069,16 @@ fn programs_that_lock_their_memory_into_ram_share_memory_too() {
     }
 }
 
-/// Rank 0 asked again and again for a descriptor for those who knocked, until the time to join was over, and said that they had not come.
+/// Once, rank 0 retried accepting until the time to join was over, and then reported the others as missing.
 #[test]
 fn a_rank_that_may_open_too_few_descriptors_says_so() {
     for spare in 0..12 {
         let output = Launch::new(3, "few descriptors").env(SPARE, &spare.to_string()).run();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() || said.contains("errno 24") || said.contains("os error 24"), "{spare}: {said}");
+        assert!(
+            output.status.success() || said.contains("errno 24") || said.contains("os error 24"),
+            "{spare}: {said}"
+        );
     }
 }
 
@@ -1825,7 +2092,12 @@ fn a_rank_whose_files_may_not_be_long_says_so() {
 #[test]
 fn a_signal_to_the_launcher_reaches_the_ranks() {
     let mut launch = Launch::new(2, "absent");
-    launch.command.arg(std::env::current_exe().unwrap()).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
+    launch.command.arg(std::env::current_exe().unwrap()).args([
+        "--exact",
+        "this_binary_is_a_rank",
+        "--nocapture",
+        "--quiet",
+    ]);
     let mut child = launch.command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     // SAFETY: our own child.
     unsafe { libc::kill(i32::try_from(child.id()).unwrap(), libc::SIGTERM) };
@@ -1843,14 +2115,21 @@ fn a_signal_to_the_launcher_reaches_the_ranks() {
 fn ranks_that_were_stopped_together_for_longer_than_a_silence_go_on() {
     const SILENCE: Duration = Duration::from_secs(4);
     for transport in ["tcp", "udp"] {
-        let mut launch = Launch::new(3, "stops").args(&["--transport", transport]).env("RAMPOOL_SILENCE_S", "4");
-        launch.command.arg(std::env::current_exe().unwrap()).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
+        let mut launch =
+            Launch::new(3, "stops").args(&["--transport", transport]).env("RAMPOOL_SILENCE_S", "4");
+        launch.command.arg(std::env::current_exe().unwrap()).args([
+            "--exact",
+            "this_binary_is_a_rank",
+            "--nocapture",
+            "--quiet",
+        ]);
         let mut child = launch.command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let mut numbers = lines.filter_map(|line| line.strip_prefix("stops ")?.parse().ok());
         let ranks: Vec<i32> = numbers.by_ref().take(3).collect();
         assert_eq!(ranks.len(), 3, "{:?}", end(child));
-        let is_stopped = |rank: &i32| std::fs::read_to_string(format!("/proc/{rank}/stat")).unwrap().contains(") T ");
+        let is_stopped =
+            |rank: &i32| std::fs::read_to_string(format!("/proc/{rank}/stat")).unwrap().contains(") T ");
         let began = Instant::now();
         while !ranks.iter().all(is_stopped) {
             assert!(began.elapsed() < DEADLINE, "the ranks do not stop");

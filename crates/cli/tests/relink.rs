@@ -1,4 +1,5 @@
-//! Connections between ranks that are really cut, by resets and by a network that ends in the middle: the run goes on, and what it computes is right. And who may not come back.
+//! Connections between ranks that are really cut, by resets and by a network that ends in the middle: the run
+//! goes on, and what it computes is right. And which ranks may not reconnect.
 //!
 //! The programs are in this binary, as in `launch.rs`: the launcher starts it again, once for each rank.
 
@@ -9,10 +10,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rampool::shared::{AllocOptions, Homes, Rank, Region, Shared, SharedConfig};
-use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface};
-use rampool_proto::share::control::{Control, FrameKind, Framed, Hello, Resume, SHARE_WIRE_VERSION, deframe, frame};
+use rampool_net::transport::{Handshake, LocalPolicy, Stream};
+use rampool_shared::{AllocOptions, Homes, Rank, Region, Shared, SharedConfig};
+use rampool_sharing::control::{
+    Control, FrameKind, Framed, Hello, Resume, SHARE_WIRE_VERSION, deframe, frame,
+};
 use rampool_testing::free_port;
+use rampool_wire::session::{Encryption, PREFACE_BYTES, Preface, Refusal, Verdict};
 use ranks::{DEADLINE, end};
 
 mod ranks;
@@ -32,8 +36,12 @@ fn alone(program: &str) -> Command {
 
 fn prepare(command: &mut Command, program: &str) {
     settings::clear(command);
-    command.env(PROGRAM, program).env("RAMPOOL_JOIN_S", "60").env("RAMPOOL_DEADLINE_S", "60").env("RAMPOOL_SAME_HOST", "socket");
-    // Whoever waits for that has not seen that it need not.
+    command
+        .env(PROGRAM, program)
+        .env("RAMPOOL_JOIN_S", "60")
+        .env("RAMPOOL_DEADLINE_S", "60")
+        .env("RAMPOOL_SAME_HOST", "socket");
+    // A run that waits this long has missed that it need not.
     command.env("RAMPOOL_RECONNECT_S", "1000");
     command.stdout(Stdio::null()).stderr(Stdio::piped()).stdin(Stdio::null());
 }
@@ -43,13 +51,16 @@ fn launch(ranks: u16, program: &str, variables: &[(&str, &str)]) -> (String, Opt
     let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
     prepare(&mut command, program);
     command.args(["launch", "-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]).envs(variables.iter().copied());
+    command
+        .args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"])
+        .envs(variables.iter().copied());
     end(command.spawn().unwrap())
 }
 
 /// One rank, started by hand.
 fn rank(program: &str, rank: u16, ranks: u16, port: u16) -> Command {
     let mut command = alone(program);
+    command.env("RAMPOOL_RUN_KEY", "0123456789abcdef".repeat(4));
     command.env("RAMPOOL_RANK", rank.to_string()).env("RAMPOOL_RANKS", ranks.to_string());
     command.env("RAMPOOL_RENDEZVOUS", format!("127.0.0.1:{port}"));
     command
@@ -98,8 +109,11 @@ fn wait_for(mut done: impl FnMut() -> bool) {
 fn cut_connections(shared: &Shared, cuts: u64, is_over: &AtomicBool) -> u64 {
     let mut made = 0;
     while made < cuts && !is_over.load(Ordering::Acquire) {
-        let connections: Vec<RawFd> = sockets(libc::SO_TYPE, libc::SOCK_STREAM).into_iter().filter(|&fd| is_connected(fd)).collect();
-        let Some(&fd) = connections.get(usize::try_from(made).unwrap() % connections.len().max(1)) else { continue };
+        let connections: Vec<RawFd> =
+            sockets(libc::SO_TYPE, libc::SOCK_STREAM).into_iter().filter(|&fd| is_connected(fd)).collect();
+        let Some(&fd) = connections.get(usize::try_from(made).unwrap() % connections.len().max(1)) else {
+            continue;
+        };
         let before = shared.stats().reconnections;
         reset(fd);
         made += 1;
@@ -132,7 +146,9 @@ fn reset(fd: RawFd) {
     // SAFETY: all zeroes is an address of no family.
     let nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
     // SAFETY: the address is valid for the call; on a TCP socket it ends the connection.
-    unsafe { libc::connect(fd, &raw const nowhere, libc::socklen_t::try_from(size_of::<libc::sockaddr>()).unwrap()) };
+    unsafe {
+        libc::connect(fd, &raw const nowhere, libc::socklen_t::try_from(size_of::<libc::sockaddr>()).unwrap())
+    };
 }
 
 // --- programs -----------------------------------------------------------------------------------------------------------------------------
@@ -152,7 +168,7 @@ fn counter(shared: &Shared) {
         }
     }
     shared.barrier(2).unwrap();
-    // SAFETY: nobody writes after the barrier.
+    // SAFETY: no rank writes after the barrier.
     assert_eq!(unsafe { word.read_volatile() }, ROUNDS * u64::from(shared.ranks()));
     shared.barrier(3).unwrap();
 }
@@ -164,10 +180,15 @@ fn relaxation(shared: &Shared) {
     let region = shared.alloc(SIDE * SIDE * 8, AllocOptions::new().homes(Homes::Blocked)).unwrap();
     let start = |at: usize| (at * 2_654_435_761) as u64 >> 3;
     let relax = |get: &dyn Fn(usize) -> u64, at: usize| {
-        (get(at - 1).wrapping_add(get(at + 1)).wrapping_add(get(at - SIDE)).wrapping_add(get(at + SIDE))) / 4 + get(at) % 7
+        (get(at - 1).wrapping_add(get(at + 1)).wrapping_add(get(at - SIDE)).wrapping_add(get(at + SIDE))) / 4
+            + get(at) % 7
     };
     let points = |rows: std::ops::Range<usize>, colour: usize| {
-        rows.flat_map(move |row| (1..SIDE - 1).filter(move |column| (row + column) % 2 == colour).map(move |column| row * SIDE + column))
+        rows.flat_map(move |row| {
+            (1..SIDE - 1)
+                .filter(move |column| (row + column) % 2 == colour)
+                .map(move |column| row * SIDE + column)
+        })
     };
     let mut expected: Vec<u64> = (0..SIDE * SIDE).map(start).collect();
     for step in 0..STEPS {
@@ -195,13 +216,15 @@ fn relaxation(shared: &Shared) {
     shared.barrier(6).unwrap();
 }
 
-/// Every rank changes all of what the next one is the home of: more than the window of a connection, both ways.
+/// Every rank changes all of what the next one is the home of: more than the window of a connection, both
+/// ways.
 fn much_at_once(shared: &Shared) {
     const WORDS: usize = 1 << 20;
     let ranks = usize::from(shared.ranks());
     let home = |rank: usize| Homes::At(Rank(u16::try_from((rank + 1) % ranks).unwrap()));
-    let regions: Vec<Region> =
-        (0..ranks).map(|rank| shared.alloc(WORDS * 8, AllocOptions::new().page_bytes(65536).homes(home(rank))).unwrap()).collect();
+    let regions: Vec<Region> = (0..ranks)
+        .map(|rank| shared.alloc(WORDS * 8, AllocOptions::new().page_bytes(65536).homes(home(rank))).unwrap())
+        .collect();
     let me = usize::from(shared.rank());
     for round in 1..3 {
         for at in 0..WORDS {
@@ -210,7 +233,7 @@ fn much_at_once(shared: &Shared) {
         }
         shared.barrier(7).unwrap();
         for at in 0..WORDS {
-            // SAFETY: nobody writes between these barriers.
+            // SAFETY: no rank writes between these barriers.
             let found = unsafe { regions[(me + 1) % ranks].at::<u64>(at).read_volatile() };
             assert_eq!(found, (at * round) as u64, "word {at} in round {round}");
         }
@@ -231,25 +254,26 @@ fn killed(shared: &Shared) {
 fn stopped(shared: &Shared) {
     let word = shared.alloc(4096, AllocOptions::new()).unwrap().at::<u64>(0);
     if shared.rank() == 0 {
-        // SAFETY: nobody reads it before the barrier.
+        // SAFETY: no rank reads it before the barrier.
         unsafe { word.write_volatile(std::process::id().into()) };
     }
     shared.barrier(0).unwrap();
-    // SAFETY: nobody writes after the barrier.
+    // SAFETY: no rank writes after the barrier.
     let first = unsafe { word.read_volatile() };
     shared.barrier(1).unwrap();
     if shared.rank() == 0 {
         // SAFETY: a signal to this process.
         unsafe { libc::raise(libc::SIGSTOP) };
     } else {
-        let is_stopped = |status: String| status.lines().any(|line| line.starts_with("State:") && line.contains('T'));
+        let is_stopped =
+            |status: String| status.lines().any(|line| line.starts_with("State:") && line.contains('T'));
         wait_for(|| std::fs::read_to_string(format!("/proc/{first}/status")).is_ok_and(is_stopped));
         sockets(libc::SO_TYPE, libc::SOCK_STREAM).into_iter().filter(|&fd| is_connected(fd)).for_each(reset);
     }
     shared.barrier(2).unwrap();
 }
 
-/// Rank 0 listens for those who come back. Whoever else comes is told why not, and the run goes on.
+/// Rank 0 accepts reconnecting ranks. Any other connection is refused with a reason, and the run goes on.
 fn strangers(shared: &Shared) {
     shared.barrier(0).unwrap();
     if shared.rank() == 0 {
@@ -259,7 +283,8 @@ fn strangers(shared: &Shared) {
         let name = rustix::net::getsockname(unsafe { BorrowedFd::borrow_raw(listeners[0]) }).unwrap();
         let port = std::net::SocketAddr::try_from(name).unwrap().port();
         let config = shared.config();
-        let resume = Resume { run: config.run.clone(), rank: Rank(1), incarnation: 1, of: 2, attempt: 1, received: 0 };
+        let resume =
+            Resume { run: config.run.clone(), rank: Rank(1), incarnation: 1, of: 2, attempt: 1, received: 0 };
         let hello = |run: &str| Control::Hello {
             hello: Hello {
                 wire: SHARE_WIRE_VERSION,
@@ -275,18 +300,23 @@ fn strangers(shared: &Shared) {
         };
         for (said, word) in [
             (Control::Resume { resume: Resume { run: "another".into(), ..resume.clone() } }, "another run"),
-            (Control::Resume { resume: resume.clone() }, "another process than the one that joined as rank 1"),
+            (
+                Control::Resume { resume: resume.clone() },
+                "another process than the one that joined as rank 1",
+            ),
             (Control::Resume { resume: Resume { rank: Rank(77), ..resume } }, "no rank 77"),
             (hello(&config.run), "has begun without it"),
             (hello("another"), "another run"),
         ] {
-            let why = say(port, &said);
+            let why = say(port, config, &said);
             assert!(why.contains(word), "{said:?}: {why}");
         }
-        // One that says nothing, and one that says nonsense, keep nobody waiting.
+        assert_eq!(asked_without_key(port), Verdict::Refused(Refusal::KeyNeeded), "whatever it would say");
+        // A silent connection, and one that sends garbage, delay no rank.
         let silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
         (&TcpStream::connect(("127.0.0.1", port)).unwrap()).write_all(&[0x5a; 400]).unwrap();
-        let connections: Vec<RawFd> = sockets(libc::SO_TYPE, libc::SOCK_STREAM).into_iter().filter(|&fd| is_connected(fd)).collect();
+        let connections: Vec<RawFd> =
+            sockets(libc::SO_TYPE, libc::SOCK_STREAM).into_iter().filter(|&fd| is_connected(fd)).collect();
         let before = shared.stats().reconnections;
         connections.into_iter().filter(|&fd| fd != std::os::fd::AsRawFd::as_raw_fd(&silent)).for_each(reset);
         wait_for(|| shared.stats().reconnections > before);
@@ -294,12 +324,30 @@ fn strangers(shared: &Shared) {
     shared.barrier(1).unwrap();
 }
 
-/// Introduces itself as a rank would, says that, and returns why it is refused.
-fn say(port: u16, control: &Control) -> String {
+/// What is answered to one that has no key.
+fn asked_without_key(port: u16) -> Verdict {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
     stream.write_all(&Preface::ask(Encryption::Auto, false, 0, 7).encode()).unwrap();
-    stream.read_exact(&mut [0; PREFACE_BYTES]).unwrap();
+    let mut answer = [0; PREFACE_BYTES];
+    stream.read_exact(&mut answer).unwrap();
+    Preface::parse(&answer).unwrap().verdict
+}
+
+/// Introduces itself as a rank would, says that, and returns why it is refused.
+fn say(port: u16, config: &SharedConfig, control: &Control) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let policy =
+        LocalPolicy { key: config.run_key.clone(), encryption: Encryption::Auto, features: 0, ucx: None };
+    let mut handshake = Handshake::client(Stream::adopt(stream.try_clone().unwrap()).unwrap(), policy);
+    // Kept until the end: what follows on this machine is plain.
+    let mut link = None;
+    wait_for(|| {
+        link = handshake.advance::<()>().unwrap();
+        link.is_some()
+    });
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
     let mut bytes = Vec::new();
     frame(FrameKind::Control, 0, &mut bytes, |out| control.encode(out));
     stream.write_all(&bytes).unwrap();
@@ -316,17 +364,19 @@ fn say(port: u16, control: &Control) -> String {
 
 #[test]
 fn resets_in_the_middle_of_everything_change_nothing() {
-    for (ranks, protocol, cuts) in [(2, "hlrc", "40"), (3, "auto", "25"), (3, "lrc", "15"), (2, "sc", "25"), (4, "ibec", "10")] {
+    for (ranks, protocol, cuts) in
+        [(2, "hlrc", "40"), (3, "auto", "25"), (3, "lrc", "15"), (2, "sc", "25"), (4, "ibec", "10")]
+    {
         let (said, code) = launch(ranks, "all", &[(CUTS, cuts), ("RAMPOOL_PROTOCOL", protocol)]);
         assert_eq!(code, Some(0), "{protocol}: {said}");
     }
 }
 
 #[test]
-fn sealed_connections_and_those_beside_datagrams_come_back() {
+fn sealed_connections_and_those_next_to_datagrams_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("one.key");
-    rampool::key::Key::generate().save_new(&path).unwrap();
+    rampool_net::key::Key::generate().save_new(&path).unwrap();
     let key = ("RAMPOOL_KEY_FILE", path.to_str().unwrap());
     let (said, code) = launch(3, "all", &[(CUTS, "12"), key, ("RAMPOOL_ENCRYPTION", "on")]);
     assert_eq!(code, Some(0), "{said}");
@@ -334,13 +384,16 @@ fn sealed_connections_and_those_beside_datagrams_come_back() {
     assert_eq!(code, Some(0), "{said}");
 }
 
-/// A network that ends: what rank 1 and rank 0 say passes through here until so much has passed, wherever in a frame that is.
+/// A network that ends: what rank 1 and rank 0 say passes through here until so much has passed, wherever in
+/// a frame that is.
 #[test]
 fn a_network_that_ends_in_the_middle_of_a_frame_loses_nothing() {
     for after in [30_000, 1_000_001, 7_654_321] {
         let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
         let (behind, port) = (free_port(), proxy.local_addr().unwrap().port());
-        let start = |number: u16, port: u16| rank("much at once", number, 2, port).env("RAMPOOL_TEST_CUT_BY_OTHERS", "1").spawn().unwrap();
+        let start = |number: u16, port: u16| {
+            rank("much at once", number, 2, port).env("RAMPOOL_TEST_CUT_BY_OTHERS", "1").spawn().unwrap()
+        };
         let ranks = [start(0, behind), start(1, port)];
         let (client, _) = proxy.accept().unwrap();
         let server = loop {
@@ -378,10 +431,13 @@ fn a_network_that_ends_in_the_middle_of_a_frame_loses_nothing() {
 fn a_rank_that_was_killed_is_not_waited_for() {
     for ranks in [2_u16, 3] {
         let port = free_port();
-        let children: Vec<Child> = (0..ranks).map(|number| rank("killed", number, ranks, port).spawn().unwrap()).collect();
+        let children: Vec<Child> =
+            (0..ranks).map(|number| rank("killed", number, ranks, port).spawn().unwrap()).collect();
         let ended: Vec<(String, Option<i32>)> = children.into_iter().map(end).collect();
         assert_eq!(ended[1].1, None, "a signal");
-        for (said, code) in [&ended[0], &ended[usize::from(ranks) - 1]].into_iter().filter(|(_, code)| code.is_some()) {
+        for (said, code) in
+            [&ended[0], &ended[usize::from(ranks) - 1]].into_iter().filter(|(_, code)| code.is_some())
+        {
             assert_eq!(*code, Some(87), "{said}");
             assert!(said.contains("rank 1 is lost: its process ended without finishing"), "{said}");
         }
@@ -396,10 +452,15 @@ fn only_the_process_that_was_met_may_come_back() {
 
 #[test]
 fn a_connection_that_cannot_be_made_again_ends_the_run_and_says_why() {
-    for (time, word) in [("2", "within 2 s no other came about"), ("0", "rank 0 is lost: its connection failed: ")] {
+    for (time, word) in
+        [("2", "reconnecting failed for 2 s"), ("0", "rank 0 is lost: its connection failed: ")]
+    {
         let (said, code) = launch(2, "stopped", &[("RAMPOOL_RECONNECT_S", time)]);
         let messages: Vec<&str> = said.lines().filter(|line| line.starts_with("rampool: ")).collect();
-        assert!(messages.len() == 1 && messages[0].contains(word) && messages[0].contains("rank 0 is lost"), "{said}");
+        assert!(
+            messages.len() == 1 && messages[0].contains(word) && messages[0].contains("rank 0 is lost"),
+            "{said}"
+        );
         assert_eq!(code, Some(87), "{said}");
     }
 }

@@ -1,4 +1,4 @@
-//! The server as people start it: a process of its own.
+//! The server as users start it: a process of its own.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixDatagram;
@@ -79,7 +79,19 @@ fn a_server_says_when_it_is_ready_tells_its_status_and_stops_when_asked() {
     notify.set_read_timeout(Some(DEADLINE)).unwrap();
     let ready = dir.path().join("ready");
     let mut command = rampool();
-    command.args(["serve", "--memory", "64M", "--listen", "127.0.0.1:0", "--no-lock", "--log", "json", "--ready-file"]).arg(&ready);
+    command
+        .args([
+            "serve",
+            "--memory",
+            "64M",
+            "--listen",
+            "127.0.0.1:0",
+            "--no-lock",
+            "--log",
+            "json",
+            "--ready-file",
+        ])
+        .arg(&ready);
     let server = Served::start(command.env("NOTIFY_SOCKET", dir.path().join("notify")));
     let mut said = [0; 200];
     let n = notify.recv(&mut said).unwrap();
@@ -112,9 +124,16 @@ fn a_key_is_made_once_and_needed_where_the_server_has_it() {
     let dir = tempfile::tempdir().unwrap();
     let key = dir.path().join("pool.key");
     assert!(rampool().arg("key").arg(&key).output().unwrap().status.success());
-    assert!(!rampool().arg("key").arg(&key).output().unwrap().status.success(), "it must not overwrite a key");
+    assert!(
+        !rampool().arg("key").arg(&key).output().unwrap().status.success(),
+        "it must not overwrite a key"
+    );
     let mut command = rampool();
-    let server = Served::start(command.args(["serve", "--memory", "1M", "--listen", "0.0.0.0:0", "--no-lock", "--key-file"]).arg(&key));
+    let server = Served::start(
+        command
+            .args(["serve", "--memory", "1M", "--listen", "0.0.0.0:0", "--no-lock", "--key-file"])
+            .arg(&key),
+    );
     let port = server.address.rsplit_once(':').unwrap().1.to_owned();
     let address = format!("127.0.0.1:{port}");
     assert!(status(&address, Some(&key), &["--encryption", "on"]).status.success());
@@ -130,12 +149,15 @@ fn a_key_is_made_once_and_needed_where_the_server_has_it() {
 #[test]
 fn a_log_that_cannot_be_written_ends_no_server() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, start) in [("full disk", "exec \"$0\" \"$@\" 2>/dev/full"), ("longest file", "ulimit -f 0; exec \"$0\" \"$@\" 2>>\"$LOG\"")]
-    {
+    for (name, start) in [
+        ("full disk", "exec \"$0\" \"$@\" 2>/dev/full"),
+        ("longest file", "ulimit -f 0; exec \"$0\" \"$@\" 2>>\"$LOG\""),
+    ] {
         let mut command = Command::new("sh");
         settings::clear(&mut command);
         command.env("LOG", dir.path().join("log")).args(["-c", start, env!("CARGO_BIN_EXE_rampool")]);
-        let server = Served::start(command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock"]));
+        let server =
+            Served::start(command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock"]));
         for _ in 0..2 {
             visit_as_a_stranger(&server.address);
             assert!(status(&server.address, None, &[]).status.success(), "{name}");
@@ -153,15 +175,26 @@ fn visit_as_a_stranger(address: &str) {
     let _ = stranger.read_to_end(&mut Vec::new());
 }
 
-/// The log goes to a pipe that is full, and that nobody reads until the server has ended.
+/// The log goes to a full pipe, which is not read until the server has ended.
 #[test]
-fn a_log_that_nobody_reads_holds_nobody_up() {
-    use rampool_sys::output::write_if_room;
+fn a_log_that_is_not_read_delays_no_client() {
+    use rampool_kernel::output::write_if_room;
     use std::os::fd::AsFd;
     let (mut reader, writer) = std::io::pipe().unwrap();
     while write_if_room(writer.as_fd(), &[b'x'; 4096]) {}
     let mut command = rampool();
-    command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock", "--shards", "1", "--log", "json"]);
+    command.args([
+        "serve",
+        "--memory",
+        "1M",
+        "--listen",
+        "127.0.0.1:0",
+        "--no-lock",
+        "--shards",
+        "1",
+        "--log",
+        "json",
+    ]);
     let mut child = command.stdout(Stdio::piped()).stderr(writer).spawn().unwrap();
     drop(command);
     let mut line = String::new();
@@ -183,15 +216,29 @@ fn a_log_that_nobody_reads_holds_nobody_up() {
     // What found room is whole.
     let mut log = String::new();
     reader.read_to_string(&mut log).unwrap();
-    assert!(log.trim_start_matches('x').lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{log}");
+    assert!(
+        log.trim_start_matches('x')
+            .lines()
+            .all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()),
+        "{log}"
+    );
 }
 
-/// However often somebody comes who is no client: each time counts, and few are worth a line.
+/// Every connection that is no client counts, and few are logged.
 #[test]
 fn a_stranger_who_comes_again_and_again_costs_the_log_few_lines() {
     const TIMES: u64 = 500;
     let mut command = rampool();
-    let server = Served::start(command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock", "--log", "json"]));
+    let server = Served::start(command.args([
+        "serve",
+        "--memory",
+        "1M",
+        "--listen",
+        "127.0.0.1:0",
+        "--no-lock",
+        "--log",
+        "json",
+    ]));
     for _ in 0..TIMES {
         visit_as_a_stranger(&server.address);
     }
@@ -199,35 +246,58 @@ fn a_stranger_who_comes_again_and_again_costs_the_log_few_lines() {
     let (code, log) = server.end();
     assert_eq!(code, Some(0));
     let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let failed: Vec<_> = lines.iter().filter(|line| line["message"].as_str().unwrap().starts_with("handshake failed")).collect();
+    let failed: Vec<_> = lines
+        .iter()
+        .filter(|line| line["message"].as_str().unwrap().starts_with("handshake failed"))
+        .collect();
     assert_eq!(failed.iter().map(|line| line["times"].as_u64().unwrap_or(1)).sum::<u64>(), TIMES, "{log}");
     // Two for each minute that this took.
     assert!(failed.len() < 20, "{log}");
-    assert!(failed.iter().all(|line| line["error"].as_str().unwrap().contains("does not speak rampool's protocol")), "{log}");
+    assert!(
+        failed
+            .iter()
+            .all(|line| line["error"].as_str().unwrap().contains("does not speak rampool's protocol")),
+        "{log}"
+    );
 }
 
 /// How often a server's only shard has fallen asleep.
 fn sleeps(server: &Served) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", server.child.id())).unwrap();
-    let mut statuses = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
+    let mut statuses =
+        tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
     let shard = statuses.find(|status| status.starts_with("Name:\trampool-shard0\n")).unwrap();
     let count = shard.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
     count.trim().parse().unwrap()
 }
 
-/// Connections that there are no descriptors for wait until others end, and the server does nothing meanwhile.
+/// Connections that there are no descriptors for wait until others end, and the server does nothing
+/// meanwhile.
 #[test]
 fn a_server_without_descriptors_left_sleeps_until_some_are_given_back() {
-    use rampool_proto::session::{Encryption, PREFACE_BYTES, Preface};
+    use rampool_wire::session::{Encryption, PREFACE_BYTES, Preface};
     use std::io::Write;
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut command = Command::new("sh");
     settings::clear(&mut command);
-    command.env("LOG", log.path()).args(["-c", "ulimit -n 40; exec \"$0\" \"$@\" 2>>\"$LOG\"", env!("CARGO_BIN_EXE_rampool")]);
-    let server = Served::start(command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock", "--shards", "1"]));
+    command.env("LOG", log.path()).args([
+        "-c",
+        "ulimit -n 40; exec \"$0\" \"$@\" 2>>\"$LOG\"",
+        env!("CARGO_BIN_EXE_rampool"),
+    ]);
+    let server = Served::start(command.args([
+        "serve",
+        "--memory",
+        "1M",
+        "--listen",
+        "127.0.0.1:0",
+        "--no-lock",
+        "--shards",
+        "1",
+    ]));
     let said = || std::fs::read_to_string(log.path()).unwrap();
     assert!(said().contains("fewer descriptors"), "{}", said());
-    // Clients, which nobody else's coming ends.
+    // Clients, which new connections do not end.
     let clients: Vec<_> = (0..60)
         .map(|_| {
             let mut client = std::net::TcpStream::connect(&server.address).unwrap();
@@ -253,7 +323,7 @@ fn a_server_without_descriptors_left_sleeps_until_some_are_given_back() {
     assert_eq!(said().matches("could not accept a connection").count(), 1, "{}", said());
 }
 
-/// Since version 254, systemd gives a service's credentials to its user by an access list: what looks like the group's rights is the mask of that list.
+/// Since version 254, systemd grants credentials by an access list: the group bits are the mask of that list.
 #[test]
 fn a_key_that_systemd_hands_over_is_taken_and_others_like_it_are_not() {
     use std::os::unix::fs::PermissionsExt;
@@ -263,8 +333,12 @@ fn a_key_that_systemd_hands_over_is_taken_and_others_like_it_are_not() {
     let mode = |mode| std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
     let serve = |credentials: Option<&Path>| {
         let mut command = rampool();
-        command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock", "--key-file"]).arg(&key);
-        command.env_remove("CREDENTIALS_DIRECTORY").envs(credentials.map(|directory| ("CREDENTIALS_DIRECTORY", directory)));
+        command
+            .args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock", "--key-file"])
+            .arg(&key);
+        command
+            .env_remove("CREDENTIALS_DIRECTORY")
+            .envs(credentials.map(|directory| ("CREDENTIALS_DIRECTORY", directory)));
         command
     };
     mode(0o440);
@@ -275,7 +349,10 @@ fn a_key_that_systemd_hands_over_is_taken_and_others_like_it_are_not() {
         mode(rights);
         let output = serve(credentials).output().unwrap();
         assert_eq!(output.status.code(), Some(125));
-        assert!(String::from_utf8(output.stderr).unwrap().contains("can be read by others"), "{rights:o} {credentials:?}");
+        assert!(
+            String::from_utf8(output.stderr).unwrap().contains("can be read by others"),
+            "{rights:o} {credentials:?}"
+        );
     }
 }
 
@@ -287,7 +364,10 @@ fn a_server_that_cannot_start_says_why() {
         String::from_utf8(output.stderr).unwrap()
     };
     assert!(refuse(&["--memory", "1M", "--listen", "0.0.0.0:0"]).contains("needs a key"));
-    assert!(refuse(&["--memory", "1M", "--listen", "127.0.0.1:0", "--key-file", "/nonexistent"]).contains("/nonexistent"));
+    assert!(
+        refuse(&["--memory", "1M", "--listen", "127.0.0.1:0", "--key-file", "/nonexistent"])
+            .contains("/nonexistent")
+    );
     assert!(refuse(&["--listen", "127.0.0.1:0"]).contains("how much memory"));
 }
 
@@ -299,7 +379,11 @@ fn a_stack_that_is_too_small_is_named() {
     };
     let refused = with_stack("64");
     let said = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!((refused.status.code(), said.contains("64 KiB is too small (ulimit -s): 256 KiB")), (Some(125), true), "{said}");
+    assert_eq!(
+        (refused.status.code(), said.contains("64 KiB is too small (ulimit -s): at least 256 KiB")),
+        (Some(125), true),
+        "{said}"
+    );
     assert!(with_stack("256").status.success());
 }
 
@@ -312,7 +396,9 @@ struct UcxClient(Child);
 impl UcxClient {
     fn start(address: &str, transports: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "--nocapture", "a_client_over_ucx_in_a_process_of_its_own"]).env(UCX_CLIENT, address);
+        command
+            .args(["--exact", "--nocapture", "a_client_over_ucx_in_a_process_of_its_own"])
+            .env(UCX_CLIENT, address);
         Self(command.env("UCX_TLS", transports).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 
@@ -347,29 +433,44 @@ impl Drop for UcxClient {
 #[test]
 fn a_client_over_ucx_in_a_process_of_its_own() {
     let Ok(address) = std::env::var(UCX_CLIENT) else { return };
-    let server: rampool::pool::ServerSpec = address.parse().unwrap();
-    let mut config = rampool::pool::PoolConfig::new(vec![server], rampool_proto::units::ByteLen(8 << 20), "ucx-test");
+    let server: rampool_client::pool::ServerSpec = address.parse().unwrap();
+    let mut config = rampool_client::pool::PoolConfig::new(
+        vec![server],
+        rampool_wire::units::ByteLen(8 << 20),
+        "ucx-test",
+    );
     config.op_deadline = DEADLINE;
-    let mut direct = rampool::direct::Direct::connect(&config).unwrap();
+    let mut direct = rampool_client::direct::Direct::connect(&config).unwrap();
     let region = direct.create(4 << 20).unwrap();
     for line in std::io::stdin().lines() {
         let seed = line.unwrap().len();
-        let bytes: Vec<u8> = (0..3_000_000usize).map(|at| (at.wrapping_mul(seed) >> 7).to_le_bytes()[0]).collect();
+        let bytes: Vec<u8> =
+            (0..3_000_000usize).map(|at| (at.wrapping_mul(seed) >> 7).to_le_bytes()[0]).collect();
         let mut back = vec![0; bytes.len()];
         let done = direct.put(region, 5000, &bytes).and_then(|()| direct.get(region, 5000, &mut back));
-        println!("answer: {}", done.map_or_else(|error| error.to_string(), |()| if back == bytes { "same" } else { "other" }.to_owned()));
+        println!(
+            "answer: {}",
+            done.map_or_else(
+                |error| error.to_string(),
+                |()| if back == bytes { "same" } else { "other" }.to_owned()
+            )
+        );
     }
 }
 
-/// Over each kind of transport: either side is killed, the other notices, and a server that comes again serves again.
+/// Over each kind of transport: either side is killed, the other notices, and a server that comes again
+/// serves again.
 #[test]
-fn whoever_is_left_of_two_over_ucx_notices_and_goes_on() {
+fn the_survivor_of_two_over_ucx_notices_and_goes_on() {
     for transports in ["tcp", "posix,cma"] {
         let dir = tempfile::tempdir().unwrap();
         let start = |listen: &str| {
             let mut command = rampool();
             command.args(["serve", "--memory", "64M", "--no-lock", "--grace-ms", "100", "--listen", listen]);
-            command.arg("--listen").arg(format!("unix:{}", dir.path().join("s").display()));
+            command
+                .args(["--ucx-clients", "trusted"])
+                .arg("--listen")
+                .arg(format!("unix:{}", dir.path().join("s").display()));
             Served::start(command.env("UCX_TLS", transports))
         };
         let server = start("ucx:127.0.0.1:0");
@@ -386,7 +487,11 @@ fn whoever_is_left_of_two_over_ucx_notices_and_goes_on() {
         drop(first);
         let deadline = Instant::now() + DEADLINE;
         while json()["leases"].as_array().unwrap().len() != 1 {
-            assert!(Instant::now() < deadline, "the server does not notice that a client was killed: {}", json());
+            assert!(
+                Instant::now() < deadline,
+                "the server does not notice that a client was killed: {}",
+                json()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(second.told("1"), "same", "the other client is served on");
@@ -401,10 +506,16 @@ fn whoever_is_left_of_two_over_ucx_notices_and_goes_on() {
     }
 }
 
-/// UCX stays out of programs that did not ask for it, and says so where it is asked for there.
+/// `rampool run` refuses UCX, and says why.
 #[test]
 fn a_program_that_knows_nothing_of_rampool_is_not_given_ucx() {
-    let out = rampool().args(["run", "--server", "ucx:127.0.0.1:1", "--local", "64M", "--", "/bin/true"]).output().unwrap();
+    let out = rampool()
+        .args(["run", "--server", "ucx:127.0.0.1:1", "--local", "64M", "--", "/bin/true"])
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
-    assert!(!out.status.success() && said.contains("ucx:127.0.0.1:1") && said.contains("HOST:PORT"), "{said}");
+    assert!(
+        !out.status.success() && said.contains("ucx:127.0.0.1:1") && said.contains("HOST:PORT"),
+        "{said}"
+    );
 }

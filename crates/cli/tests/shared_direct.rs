@@ -1,17 +1,20 @@
-//! Direct operations on the shared memory of a run, on real processes: by its ranks, and by a process outside of it, which is this test.
+//! Direct operations on the shared memory of a run, on real processes: by its ranks, and by a process outside
+//! of it, which is this test.
 //!
-//! The ranks are this binary, too: the launcher starts it again, with the name of a program in the environment.
+//! The ranks are this binary, too: the launcher starts it again, with the name of a program in the
+//! environment.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rampool::proto::elements::Combine;
-use rampool::proto::layout::Layout;
-use rampool::shared::{
-    AllocOptions, DoorError, DoorTicket, Homes, Outside, OutsideConfig, OutsideError, ProtocolKind, Shared, SharedDirectError,
+use rampool_shared::{
+    AllocOptions, DoorError, DoorTicket, Homes, Outside, OutsideConfig, OutsideError, ProtocolKind, Shared,
+    SharedDirectError,
 };
+use rampool_wire::elements::Combine;
+use rampool_wire::layout::Layout;
 
 mod settings;
 
@@ -35,15 +38,26 @@ impl Run {
     fn start(ranks: u16, program: &str, protocol: ProtocolKind) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rampool"));
         settings::clear(&mut command);
-        command.arg("launch").arg("-n").arg(ranks.to_string()).arg("--protocol").arg(protocol.name()).env(PROGRAM, program);
+        command
+            .arg("launch")
+            .arg("-n")
+            .arg(ranks.to_string())
+            .arg("--protocol")
+            .arg(protocol.name())
+            .env(PROGRAM, program);
         command.env("RAMPOOL_JOIN_S", "60").env("RAMPOOL_DEADLINE_S", "60");
-        command.arg(std::env::current_exe().unwrap()).args(["--exact", "this_binary_is_a_rank", "--nocapture", "--quiet"]);
+        command.arg(std::env::current_exe().unwrap()).args([
+            "--exact",
+            "this_binary_is_a_rank",
+            "--nocapture",
+            "--quiet",
+        ]);
         let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { child, output }
     }
 
-    /// Where the doors are: a rank says so.
+    /// Where the listeners are: a rank prints it.
     fn ticket(&mut self) -> DoorTicket {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
@@ -52,7 +66,7 @@ impl Run {
             }
             line.clear();
         }
-        panic!("the run ended without a door");
+        panic!("the run ended without a listener");
     }
 
     fn succeeds(mut self) {
@@ -90,7 +104,7 @@ const ROW_BYTES: usize = 4096;
 /// One rank fills a table, the others gather a column of it, scatter another, and add to a third.
 fn columns(shared: &Shared) {
     let (rank, ranks) = (u64::from(shared.rank()), u64::from(shared.ranks()));
-    let options = AllocOptions::new().homes(Homes::At(rampool::shared::Rank(0)));
+    let options = AllocOptions::new().homes(Homes::At(rampool_shared::Rank(0)));
     let region = shared.alloc(ROWS * ROW_BYTES, options).unwrap();
     let table = shared.direct(region).unwrap();
     let cell = |row: usize, column: usize| region.at::<u64>(row * ROW_BYTES / 8 + column);
@@ -111,7 +125,10 @@ fn columns(shared: &Shared) {
         assert_eq!(u64::from_le_bytes(mine), rank + 1, "what this rank put, it gets");
     }
     table.accumulate(40, &column, Combine::Sum, &vec![rank + 1; ROWS]).unwrap();
-    assert!(matches!(table.put((ROWS * ROW_BYTES) as u64 - 4, &[0; 8]), Err(SharedDirectError::Layout(_))), "out of bounds");
+    assert!(
+        matches!(table.put((ROWS * ROW_BYTES) as u64 - 4, &[0; 8]), Err(SharedDirectError::Layout(_))),
+        "out of bounds"
+    );
     if !matches!(shared.config().protocol, ProtocolKind::Sc | ProtocolKind::Lrc) {
         assert_eq!(shared.stats().engine.pages_fetched, before, "only useful bytes travel");
     }
@@ -121,13 +138,16 @@ fn columns(shared: &Shared) {
         // SAFETY: as above.
         unsafe {
             assert_eq!(*cell(row, 5), sum, "row {row}");
-            (8..).zip(1..=ranks).for_each(|(column, wanted)| assert_eq!(*cell(row, column), wanted, "row {row}, column {column}"));
+            (8..).zip(1..=ranks).for_each(|(column, wanted)| {
+                assert_eq!(*cell(row, column), wanted, "row {row}, column {column}")
+            });
         }
     }
     shared.barrier(2).unwrap();
-    // What was stored and not released is there for one's own gets (not under ibec, where the barrier makes it so).
+    // What was stored and not released is there for one's own gets (not under ibec, where the barrier makes
+    // it so).
     if rank == ranks - 1 && shared.config().protocol != ProtocolKind::Ibec {
-        // SAFETY: nobody else uses these cells.
+        // SAFETY: no other rank uses these cells.
         unsafe { *cell(3, 200) = 77 };
         let mut got = [0; 8];
         table.get(3 * ROW_BYTES as u64 + 1600, &mut got).unwrap();
@@ -162,7 +182,10 @@ fn outsider(shared: &Shared) {
     shared.publish("board", region).unwrap();
     for everywhere in ["0.0.0.0:0", "[::]:0"] {
         let refused = shared.open_door(everywhere).unwrap_err();
-        assert!(matches!(&refused, DoorError::Everywhere { address, .. } if address == everywhere), "{refused}");
+        assert!(
+            matches!(&refused, DoorError::Everywhere { address, .. } if address == everywhere),
+            "{refused}"
+        );
     }
     let door = shared.open_door("127.0.0.1:0").unwrap();
     if shared.rank() == 0 {
@@ -172,7 +195,8 @@ fn outsider(shared: &Shared) {
     for _ in 0..30 {
         shared.fetch_add(count, 1).unwrap();
     }
-    // The flag is ordered like a lock: what was put before it is visible after it. Under ibec what is not the lock's comes with the barrier.
+    // The flag is ordered like a lock: what was put before it is visible after it. Under ibec what is not the
+    // lock's comes with the barrier.
     while shared.load(flag).unwrap() != 1 {
         std::thread::yield_now();
     }
@@ -204,13 +228,17 @@ fn an_outsider_counts_along_and_its_words_are_seen_under_every_protocol() {
         // One word of each of six pages.
         let words = Layout::bytes(8).unwrap().hvector(6, 1, ROW_BYTES as i64).unwrap();
         board.put_values(2 * ROW_BYTES as u64 + 56, &words, &(1002_u64..1008).collect::<Vec<_>>()).unwrap();
-        assert_eq!(board.get_values::<u64>(2 * ROW_BYTES as u64 + 56, &words).unwrap(), (1002..1008).collect::<Vec<_>>());
+        assert_eq!(
+            board.get_values::<u64>(2 * ROW_BYTES as u64 + 56, &words).unwrap(),
+            (1002..1008).collect::<Vec<_>>()
+        );
         assert_eq!(board.fetch_op(ROW_BYTES as u64, Combine::Replace, 1_u64).unwrap(), 0);
         run.succeeds();
     }
 }
 
-/// Ranks meet at barriers again and again, until the outsider says that it is enough. One of them is always far from the barrier: it waits for the outsider.
+/// Ranks meet at barriers again and again, until the outsider says that it is enough. One of them is always
+/// far from the barrier: it waits for the outsider.
 fn barriers(shared: &Shared) {
     let region = shared.alloc(ROW_BYTES, AllocOptions::new()).unwrap();
     shared.publish("board", region).unwrap();
@@ -232,7 +260,12 @@ fn barriers(shared: &Shared) {
         }
         shared.barrier(round).unwrap();
         // SAFETY: the outsider's next put is to other bytes; the barrier was behind this one.
-        assert_eq!(unsafe { region.at::<u64>(8 + round as usize).read_volatile() }, u64::from(round), "round {round}");
+        assert_eq!(
+            // SAFETY: as above.
+            unsafe { region.at::<u64>(8 + round as usize).read_volatile() },
+            u64::from(round),
+            "round {round}"
+        );
     }
 }
 
@@ -255,14 +288,23 @@ fn strangers_and_mistakes_are_refused_and_the_run_goes_on() {
     let ticket = run.ticket();
     let other: DoorTicket = format!("{ticket}x").parse().unwrap();
     let refused = Outside::connect(&other, OutsideConfig::default()).unwrap_err();
-    assert!(matches!(&refused, OutsideError::Refused { why, .. } if why.contains("another run")), "{refused}");
+    assert!(
+        matches!(&refused, OutsideError::Refused { why, .. } if why.contains("another run")),
+        "{refused}"
+    );
     let outside = come_in(&ticket);
     let missing = outside.open("blackboard").unwrap_err();
-    assert!(matches!(&missing, OutsideError::Refused { why, .. } if why.contains("no region \"blackboard\"")), "{missing}");
+    assert!(
+        matches!(&missing, OutsideError::Refused { why, .. } if why.contains("no region \"blackboard\"")),
+        "{missing}"
+    );
     let board = outside.open("board").unwrap();
     assert!(matches!(board.fetch_add(4, 1_u64), Err(SharedDirectError::Layout(_))), "not aligned");
     assert!(matches!(board.fetch_op(0, Combine::Xor, 1.0), Err(SharedDirectError::NotForKind { .. })));
-    assert!(matches!(board.get(8 * ROW_BYTES as u64, &mut [0]), Err(SharedDirectError::Layout(_))), "out of bounds");
+    assert!(
+        matches!(board.get(8 * ROW_BYTES as u64, &mut [0]), Err(SharedDirectError::Layout(_))),
+        "out of bounds"
+    );
     for _ in 0..30 {
         board.fetch_add(0, 1_u64).unwrap();
     }
@@ -272,5 +314,5 @@ fn strangers_and_mistakes_are_refused_and_the_run_goes_on() {
     board.compare_swap(ROW_BYTES as u64, 0_u64, 1).unwrap();
     run.succeeds();
     let gone = board.get(0, &mut [0]).unwrap_err();
-    assert!(gone.to_string().contains("door"), "{gone}");
+    assert!(gone.to_string().contains("the run at"), "{gone}");
 }

@@ -1,4 +1,5 @@
-//! `rampool top --once` beside a server and a run. The run is this test: a lease of its own, and a directory such as `rampool run` makes.
+//! `rampool top --once` with a server and a run. The run is this test: a lease of its own, and a directory
+//! such as `rampool run` makes.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,13 +10,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use rampool::pool::{Pool, PoolConfig};
-use rampool::proto::session::Encryption;
-use rampool::proto::units::ByteLen;
-use rampool::settings::Settings;
-use rampool::stats::{PagerStats, StatsPage};
-use rampool::transport::SameHost;
-use rampool_sys::probe::Rung;
+use rampool_client::pool::{Pool, PoolConfig};
+use rampool_client::stats::{PagerStats, StatsPage};
+use rampool_kernel::probe::Rung;
+use rampool_net::transport::SameHost;
+use rampool_run::settings::Settings;
+use rampool_wire::session::Encryption;
+use rampool_wire::units::ByteLen;
 
 mod settings;
 
@@ -41,7 +42,19 @@ fn serve(dir: &Path) -> (Served, String) {
     let (socket, ready) = (dir.join("pool.sock"), dir.join("ready"));
     let address = format!("unix:{}", socket.display());
     let mut command = rampool(dir);
-    command.args(["serve", "--memory", "64M", "--no-lock", "--shards", "1", "--listen", &address, "--ready-file"]).arg(&ready);
+    command
+        .args([
+            "serve",
+            "--memory",
+            "64M",
+            "--no-lock",
+            "--shards",
+            "1",
+            "--listen",
+            &address,
+            "--ready-file",
+        ])
+        .arg(&ready);
     let server = Served(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
     let deadline = Instant::now() + DEADLINE;
     while !ready.exists() {
@@ -54,7 +67,9 @@ fn serve(dir: &Path) -> (Served, String) {
 /// The bytes of a counter file.
 fn bytes_of(page: &StatsPage) -> Vec<u8> {
     // SAFETY: the page is plain 64-bit words, which only this thread writes.
-    let words = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(page).cast::<u64>(), size_of::<StatsPage>() / 8) };
+    let words = unsafe {
+        std::slice::from_raw_parts(std::ptr::from_ref(page).cast::<u64>(), size_of::<StatsPage>() / 8)
+    };
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
@@ -70,7 +85,8 @@ fn a_run_its_server_and_its_lease_are_in_the_table() {
     let (_server, address) = serve(dir.path());
     assert!(top(dir.path(), &[]).starts_with("No process"));
 
-    let pool = Pool::connect(&PoolConfig::new(vec![address.parse().unwrap()], ByteLen(16 << 20), "census")).unwrap();
+    let pool =
+        Pool::connect(&PoolConfig::new(vec![address.parse().unwrap()], ByteLen(16 << 20), "census")).unwrap();
     let own = std::process::id();
     let run_dir = dir.path().join("rampool").join(format!("run-{own}"));
     std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&run_dir).unwrap();
@@ -89,6 +105,7 @@ fn a_run_its_server_and_its_lease_are_in_the_table() {
         spin_us: 0,
         follow_faults: false,
         evict_by_copy: false,
+        verify: false,
     };
     settings.write().unwrap();
     let counters = PagerStats::private();
@@ -98,8 +115,15 @@ fn a_run_its_server_and_its_lease_are_in_the_table() {
     let table = top(dir.path(), &["--server", "127.0.0.1:1"]);
     let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
     let name = std::fs::read_to_string("/proc/self/comm").unwrap();
-    assert_eq!(row[..7], [&own.to_string(), &own.to_string(), name.trim(), "20", "MiB", "24", "MiB"], "{table}");
-    let served = table.lines().find(|line| line.starts_with(&address)).expect("the server of the run is found by itself");
+    assert_eq!(
+        row[..7],
+        [&own.to_string(), &own.to_string(), name.trim(), "20", "MiB", "24", "MiB"],
+        "{table}"
+    );
+    let served = table
+        .lines()
+        .find(|line| line.starts_with(&address))
+        .expect("the server of the run is found by itself");
     assert!(served.contains("serving") && served.contains("64 MiB") && served.contains("48 MiB"), "{table}");
     assert!(table.lines().any(|line| line.starts_with("  census on ") && line.contains("16 MiB")), "{table}");
     assert!(table.contains("cannot reach 127.0.0.1:1: "), "{table}");
@@ -113,7 +137,7 @@ fn a_run_its_server_and_its_lease_are_in_the_table() {
 /// A terminal whose other end is ours.
 fn terminal() -> (File, OwnedFd) {
     let (mut ours, mut theirs) = (-1, -1);
-    // SAFETY: fills two descriptors, which are nobody else's.
+    // SAFETY: fills two descriptors, which only this test uses.
     unsafe {
         let (name, settings, size) = (std::ptr::null_mut(), std::ptr::null(), std::ptr::null());
         assert_eq!(libc::openpty(&raw mut ours, &raw mut theirs, name, settings, size), 0);
@@ -130,7 +154,10 @@ fn in_terminal(command: &mut Command, terminal: &OwnedFd) -> Child {
 fn read_some(mut terminal: &File) -> String {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let deadline = Timespec { tv_sec: DEADLINE.as_secs().try_into().unwrap(), tv_nsec: 0 };
-    assert!(poll(&mut [PollFd::new(&terminal, PollFlags::IN)], Some(&deadline)).unwrap() > 0, "nothing is shown");
+    assert!(
+        poll(&mut [PollFd::new(&terminal, PollFlags::IN)], Some(&deadline)).unwrap() > 0,
+        "nothing is shown"
+    );
     let mut bytes = [0; 4096];
     let count = terminal.read(&mut bytes).unwrap();
     String::from_utf8_lossy(&bytes[..count]).into_owned()
@@ -148,7 +175,7 @@ fn is_cooked(terminal: &OwnedFd) -> bool {
 }
 
 #[test]
-fn whoever_ends_the_live_view_from_outside_finds_the_terminal_as_it_was() {
+fn a_signal_that_ends_the_live_view_leaves_the_terminal_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, theirs) = terminal();
     let mut top = in_terminal(rampool(dir.path()).arg("top").env("TERM", "xterm"), &theirs);
@@ -158,7 +185,7 @@ fn whoever_ends_the_live_view_from_outside_finds_the_terminal_as_it_was() {
     }
     assert!(!is_cooked(&theirs));
     let reader = std::thread::spawn(move || {
-        // Until nobody has the other end.
+        // Until the other end is closed.
         while (&ours).read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
     });
     // SAFETY: a child of ours that has not been waited for.
@@ -187,5 +214,5 @@ fn the_live_view_says_what_it_needs_where_there_is_no_terminal() {
     assert_eq!(out.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&out.stderr).contains("rampool top --once"), "{out:?}");
     let out = rampool(dir.path()).args(["top", "--interval", "0"]).output().unwrap();
-    assert_eq!(out.status.code(), Some(2));
+    assert_eq!(out.status.code(), Some(125));
 }

@@ -1,4 +1,5 @@
-//! False sharing: words of all ranks side by side in the same pages. Each rank writes its own, and all read all, barrier after barrier.
+//! False sharing: adjacent words of all ranks in the same pages. Each rank writes its own word, and all read
+//! all, barrier after barrier.
 
 use super::{ALL, Answer, Program, ProgramError, Team, mix};
 
@@ -23,8 +24,10 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
                 unsafe { words.set(at, mix((round * count + at) as u64)) };
             }
             team.barrier()?;
-            // SAFETY: nobody writes between these barriers.
-            sum = unsafe { words.slice(0..count) }.iter().fold(sum, |sum, word| sum.rotate_left(1).wrapping_add(*word));
+            // SAFETY: no rank writes between these barriers.
+            sum = unsafe { words.slice(0..count) }
+                .iter()
+                .fold(sum, |sum, word| sum.rotate_left(1).wrapping_add(*word));
             team.barrier()?;
         }
         Ok::<_, ProgramError>(())

@@ -1,5 +1,5 @@
-//! The six-step fast Fourier transform (Bailey; SPLASH's FFT, S4): n = m * m complex numbers as a square, of which each rank has rows. Transposes are all
-//! the communication there is.
+//! The six-step fast Fourier transform (Bailey; SPLASH's FFT, S4): n = m * m complex numbers as a square
+//! whose rows are divided among the ranks. Ranks communicate only in the transposes.
 
 use std::f64::consts::PI;
 
@@ -11,7 +11,13 @@ pub const PROGRAM: Program = Program {
     full: &[262_144],
     small: &[4096],
     protocols: ALL,
-    fits: |sizes| if sizes[0].is_power_of_two() && sizes[0].ilog2().is_multiple_of(2) { Ok(()) } else { Err("a power of four") },
+    fits: |sizes| {
+        if sizes[0].is_power_of_two() && sizes[0].ilog2().is_multiple_of(2) {
+            Ok(())
+        } else {
+            Err("a power of four")
+        }
+    },
     run,
 };
 
@@ -42,7 +48,7 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
     let took = team.time(|| {
         transpose(team, a, b, m)?;
         for i in mine.clone() {
-            // SAFETY: this rank's row, which nobody reads before the barrier.
+            // SAFETY: this rank's row, which no other rank reads before the barrier.
             let row = unsafe { b.slice_mut(i * m..(i + 1) * m) };
             transform(row, &roots);
             for (j, value) in row.iter_mut().enumerate() {
@@ -58,19 +64,25 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
         team.barrier()?;
         transpose(team, a, b, m)
     })?;
-    // SAFETY: nobody writes any more.
+    // SAFETY: no rank writes any more.
     let exact = unsafe { b.all(team) }.iter().flat_map(|value| bits(value)).collect();
     Ok(Answer { exact, took, ..Answer::default() })
 }
 
 /// Rows of `to` become columns of `from`, in squares that fit the cache. Ends with a barrier.
-fn transpose(team: &Team<'_>, from: Array<'_, Complex>, to: Array<'_, Complex>, m: usize) -> Result<(), ProgramError> {
+fn transpose(
+    team: &Team<'_>,
+    from: Array<'_, Complex>,
+    to: Array<'_, Complex>,
+    m: usize,
+) -> Result<(), ProgramError> {
     const SQUARE: usize = 16;
     let mine = team.part(m);
     for left in (0..m).step_by(SQUARE) {
         for i in mine.clone() {
             for j in left..(left + SQUARE).min(m) {
-                // SAFETY: `from` is only read between these barriers, and this rank alone writes its rows of `to`.
+                // SAFETY: `from` is only read between these barriers, and this rank alone writes its rows of
+                // `to`.
                 unsafe { to.set(i * m + j, from.get(j * m + i)) };
             }
         }
@@ -120,7 +132,10 @@ mod tests {
                 sum = [sum[0] + term[0], sum[1] + term[1]];
             }
             let found = [f64::from_bits(answer.exact[2 * k]), f64::from_bits(answer.exact[2 * k + 1])];
-            assert!((found[0] - sum[0]).abs() < 1e-9 && (found[1] - sum[1]).abs() < 1e-9, "{k}: {found:?} {sum:?}");
+            assert!(
+                (found[0] - sum[0]).abs() < 1e-9 && (found[1] - sum[1]).abs() < 1e-9,
+                "{k}: {found:?} {sum:?}"
+            );
         }
     }
 }

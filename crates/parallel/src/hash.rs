@@ -1,5 +1,6 @@
-//! A hash table that counts keys: chains under a lock for each group of buckets. Entries come out of a pool of each rank's own, but are written under the
-//! chain's lock, so the table is legal under entry consistency, too.
+//! A hash table that counts keys: each group of buckets has its chains under one lock. Each rank takes
+//! entries from a pool of its own but writes them under the chain's lock, so the table is legal under entry
+//! consistency, too.
 
 use super::{ALL, Answer, Program, ProgramError, Team, mix};
 
@@ -13,14 +14,14 @@ pub const PROGRAM: Program = Program {
     run,
 };
 
-/// Locks; a bucket's is that of its number.
+/// Locks; bucket b uses lock b modulo this.
 const LOCKS: usize = 64;
 /// Words of an entry: the number of the next one plus 1, its key, its count.
 const ENTRY: usize = 3;
 
 fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
     let &[operations, keys, buckets] = sizes else { unreachable!("the sizes are checked") };
-    // Of each chain the number of the first entry plus 1; 0: it is empty.
+    // For each chain the number of its first entry plus 1; 0 if the chain is empty.
     let heads = team.array::<u64>(buckets)?;
     let pool = keys.min(operations);
     let entries = team.array::<u64>(ENTRY * pool * team.ranks())?;
@@ -56,18 +57,23 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
     let mut found = Vec::new();
     if team.leads() {
         for bucket in 0..buckets {
-            // SAFETY: nobody writes any more.
+            // SAFETY: no rank writes any more.
             let mut at = unsafe { heads.get(bucket) };
             while at != 0 {
                 // SAFETY: as above.
-                let [next, key, count] = std::array::from_fn(|part| unsafe { entries.get(ENTRY * word(at - 1) + part) });
+                let [next, key, count] =
+                    std::array::from_fn(|part| unsafe { entries.get(ENTRY * word(at - 1) + part) });
                 found.push((key, count));
                 at = next;
             }
         }
     }
     found.sort_unstable();
-    Ok(Answer { exact: found.into_iter().flat_map(|(key, count)| [key, count]).collect(), took, ..Answer::default() })
+    Ok(Answer {
+        exact: found.into_iter().flat_map(|(key, count)| [key, count]).collect(),
+        took,
+        ..Answer::default()
+    })
 }
 
 /// A word as an index.

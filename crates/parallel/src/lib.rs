@@ -1,7 +1,9 @@
-//! Parallel programs on shared memory: what the papers measured, and small ones that show one pattern of sharing each.
+//! Parallel programs on shared memory: those that the papers measured, and small ones that each show one
+//! pattern of sharing.
 //!
-//! A program is written once, against a [`Team`]: ranks of a run, or one thread with memory of its own. So the sequential run that every answer is
-//! compared with is the same program with a team of one, which no runtime has a part in; that *it* computes the right thing, the tests of each file say.
+//! A program is written once, against a [`Team`]: the ranks of a run, or one thread with memory of its own.
+//! Every answer is compared with a sequential run, which is the same program with a team of one and without
+//! the runtime. The tests of each file show that the sequential run computes the right thing.
 //!
 //! | program | sharing | from |
 //! |---|---|---|
@@ -38,25 +40,25 @@ pub use team::{Array, Plain, Team};
 #[derive(Debug)]
 pub struct Program {
     pub name: &'static str,
-    /// What its sizes are called.
+    /// Names of its sizes, in order.
     pub sizes: &'static [&'static str],
-    /// Those of the papers.
+    /// The papers' sizes.
     pub full: &'static [usize],
-    /// Enough to share pages, and quick.
+    /// Sizes that share pages and run quickly.
     pub small: &'static [usize],
-    /// The protocols that promise what it relies on.
+    /// The consistency protocols it runs under.
     pub protocols: &'static [ProtocolKind],
-    /// The first to fit; `None` if it takes any sizes that are not zero.
+    /// Checks the sizes; the error says what is wrong with them.
     fits: fn(&[usize]) -> Result<(), &'static str>,
     run: fn(&Team<'_>, &[usize]) -> Result<Answer, ProgramError>,
 }
 
-/// What a program found, at rank 0; elsewhere it is empty.
+/// The answer of a program, at rank 0; elsewhere it is empty.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Answer {
     /// Must be the same, bit by bit.
     pub exact: Vec<u64>,
-    /// May differ by [`TOLERANCE`] of the largest: sums whose order is that of the locks.
+    /// May differ by [`TOLERANCE`] of the largest: sums whose order depends on the order of the locks.
     pub close: Vec<f64>,
     pub took: Took,
 }
@@ -65,14 +67,14 @@ pub struct Answer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Took {
     pub clock: Duration,
-    /// What the calling thread used of a CPU for it.
+    /// CPU time of the calling thread for it.
     pub cpu: Duration,
 }
 
 /// See [`Answer::close`].
 pub const TOLERANCE: f64 = 1e-9;
 
-/// Why a program did not end well.
+/// Why a program failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgramError {
@@ -80,7 +82,7 @@ pub enum ProgramError {
     Shared(#[from] SharedError),
     #[error("{program} takes {} sizes ({}): {why}", sizes.len(), sizes.join(", "))]
     Sizes { program: &'static str, sizes: &'static [&'static str], why: &'static str },
-    #[error("{program} relies on what {} does not promise; it runs under {}", protocol.name(), names(legal))]
+    #[error("{program} needs guarantees that {} does not give; it runs under {}", protocol.name(), names(legal))]
     Protocol { program: &'static str, protocol: ProtocolKind, legal: &'static [ProtocolKind] },
     #[error("WRONG ANSWER: {program}: value {at} of {of} is {got}, sequentially {wanted}")]
     Wrong { program: &'static str, at: usize, of: usize, got: String, wanted: String },
@@ -90,7 +92,7 @@ fn names(protocols: &[ProtocolKind]) -> String {
     protocols.iter().map(|protocol| protocol.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// How a run went, at rank 0.
+/// Times of a run, at rank 0.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Report {
     pub parallel: Took,
@@ -117,7 +119,8 @@ impl Program {
         PROGRAMS.iter().find(|program| program.name == name)
     }
 
-    /// Runs it on all ranks, each of which makes the same call, and compares the answer with a sequential run at rank 0. Elsewhere the times are zero.
+    /// Runs it on all ranks, each of which makes the same call, and compares the answer with a sequential run
+    /// at rank 0. Elsewhere the times are zero.
     ///
     /// # Errors
     /// Sizes or a protocol that do not fit, what ended the run, and a wrong answer.
@@ -131,7 +134,9 @@ impl Program {
         let team = Team::of(shared);
         let answer = (self.run)(&team, sizes)?;
         team.barrier()?;
-        let Some(sequential) = sequential else { return Ok(Report { parallel: Took::default(), sequential: Took::default() }) };
+        let Some(sequential) = sequential else {
+            return Ok(Report { parallel: Took::default(), sequential: Took::default() });
+        };
         self.compare(&answer, &sequential)?;
         Ok(Report { parallel: answer.took, sequential: sequential.took })
     }
@@ -154,9 +159,16 @@ impl Program {
     }
 
     fn compare(&self, got: &Answer, wanted: &Answer) -> Result<(), ProgramError> {
-        let wrong = |at, of, got: String, wanted: String| ProgramError::Wrong { program: self.name, at, of, got, wanted };
+        let wrong = |at, of, got: String, wanted: String| ProgramError::Wrong {
+            program: self.name,
+            at,
+            of,
+            got,
+            wanted,
+        };
         if (got.exact.len(), got.close.len()) != (wanted.exact.len(), wanted.close.len()) {
-            let lengths = |answer: &Answer| format!("{} and {} values", answer.exact.len(), answer.close.len());
+            let lengths =
+                |answer: &Answer| format!("{} and {} values", answer.exact.len(), answer.close.len());
             return Err(wrong(0, 0, lengths(got), lengths(wanted)));
         }
         for (at, (a, b)) in got.exact.iter().zip(&wanted.exact).enumerate() {
@@ -166,7 +178,7 @@ impl Program {
         }
         let scale = wanted.close.iter().fold(f64::MIN_POSITIVE, |most, value| most.max(value.abs()));
         for (at, (a, b)) in got.close.iter().zip(&wanted.close).enumerate() {
-            // Not `>`: what is no number is wrong, too.
+            // Not `>`: NaN is wrong, too.
             let close = (a - b).abs() <= TOLERANCE * scale;
             if !close {
                 return Err(wrong(at, got.close.len(), a.to_string(), b.to_string()));
@@ -179,13 +191,14 @@ impl Program {
 /// Programs whose shared bytes are, between two barriers, used under one lock, or by one rank, or only read.
 const ALL: &[ProtocolKind] = &ProtocolKind::ALL;
 /// Programs without data races.
-const RACE_FREE: &[ProtocolKind] = &[ProtocolKind::Sc, ProtocolKind::Lrc, ProtocolKind::Hlrc, ProtocolKind::Aurc, ProtocolKind::Auto];
+const RACE_FREE: &[ProtocolKind] =
+    &[ProtocolKind::Sc, ProtocolKind::Lrc, ProtocolKind::Hlrc, ProtocolKind::Aurc, ProtocolKind::Auto];
 
 fn any(_: &[usize]) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// A number that looks random, for `n`.
+/// A pseudorandom number for `n`.
 fn mix(n: u64) -> u64 {
     // The finaliser of SplitMix64.
     let mut z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -194,7 +207,7 @@ fn mix(n: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A number in -1 .. 1 that looks random, for `n`.
+/// A pseudorandom number in -1 .. 1 for `n`.
 fn random(n: usize) -> f64 {
     (mix(n as u64) >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
 }
@@ -228,7 +241,11 @@ mod tests {
         for program in &PROGRAMS {
             program.check(program.full).unwrap();
             program.check(program.small).unwrap();
-            assert!(program.check(&[]).is_err() && program.check(&vec![0; program.sizes.len()]).is_err(), "{}", program.name);
+            assert!(
+                program.check(&[]).is_err() && program.check(&vec![0; program.sizes.len()]).is_err(),
+                "{}",
+                program.name
+            );
         }
         assert!(Program::find("fft").unwrap().check(&[1000]).is_err());
     }

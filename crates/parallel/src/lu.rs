@@ -1,5 +1,5 @@
-//! Blocked LU factorisation without pivoting (SPLASH's contiguous blocks, S4). Blocks are dealt out over a grid of ranks; who has a block writes it, and
-//! others read it after the barrier that follows.
+//! Blocked LU factorisation without pivoting (SPLASH's contiguous blocks, S4). Blocks are dealt out over a
+//! grid of ranks. The rank of a block writes it, and others read it after the barrier that follows.
 
 use super::{ALL, Answer, Program, ProgramError, Team, bits, random};
 
@@ -13,7 +13,7 @@ pub const PROGRAM: Program = Program {
     run,
 };
 
-/// Element (i, j) at the start: no pivot is small.
+/// Element (i, j) at the start, such that no pivot is small.
 fn element(i: usize, j: usize, n: usize) -> f64 {
     random(i * n + j) + if i == j { n as f64 } else { 0.0 }
 }
@@ -22,7 +22,10 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
     let &[n, width] = sizes else { unreachable!("the sizes are checked") };
     let (blocks, area) = (n / width, width * width);
     let matrix = team.array::<f64>(n * n)?;
-    let down = (1..=team.ranks()).rev().find(|down| down * down <= team.ranks() && team.ranks().is_multiple_of(*down)).unwrap_or(1);
+    let down = (1..=team.ranks())
+        .rev()
+        .find(|down| down * down <= team.ranks() && team.ranks().is_multiple_of(*down))
+        .unwrap_or(1);
     let across = team.ranks() / down;
     let mine = |i: usize, j: usize| i % down * across + j % across == team.rank();
     let whole = move |i: usize, j: usize| (i * blocks + j) * area..(i * blocks + j + 1) * area;
@@ -33,7 +36,8 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
             *value = element(i * width + at / width, j * width + at % width, n);
         }
     }
-    // What is read was finished before the last barrier; what is written is this rank's, and nobody reads it before the next.
+    // Blocks read here were finished before the last barrier; blocks written are this rank's, and no other
+    // rank reads it before the next.
     let took = team.time(|| {
         for k in 0..blocks {
             if mine(k, k) {
@@ -52,15 +56,25 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
                 }
             }
             team.barrier()?;
-            for (i, j) in (k + 1..blocks).flat_map(|i| (k + 1..blocks).map(move |j| (i, j))).filter(|&(i, j)| mine(i, j)) {
+            for (i, j) in (k + 1..blocks)
+                .flat_map(|i| (k + 1..blocks).map(move |j| (i, j)))
+                .filter(|&(i, j)| mine(i, j))
+            {
                 // SAFETY: see above.
-                unsafe { subtract(matrix.slice_mut(whole(i, j)), matrix.slice(whole(i, k)), matrix.slice(whole(k, j)), width) };
+                unsafe {
+                    subtract(
+                        matrix.slice_mut(whole(i, j)),
+                        matrix.slice(whole(i, k)),
+                        matrix.slice(whole(k, j)),
+                        width,
+                    )
+                };
             }
             team.barrier()?;
         }
         Ok::<_, ProgramError>(())
     })?;
-    // SAFETY: nobody writes any more.
+    // SAFETY: no rank writes any more.
     let exact = bits(unsafe { matrix.all(team) });
     Ok(Answer { exact, took, ..Answer::default() })
 }
@@ -127,7 +141,8 @@ mod tests {
         };
         for i in 0..n {
             for j in 0..n {
-                let sum: f64 = (0..=i.min(j)).map(|k| if k == i { at(k, j) } else { at(i, k) * at(k, j) }).sum();
+                let sum: f64 =
+                    (0..=i.min(j)).map(|k| if k == i { at(k, j) } else { at(i, k) * at(k, j) }).sum();
                 assert!((sum - element(i, j, n)).abs() < 1e-9, "{i}, {j}: {sum}");
             }
         }

@@ -1,4 +1,4 @@
-//! Migratory data: one object under one lock goes from rank to rank, and each changes all of it.
+//! Migratory data: one object under one lock moves from rank to rank, and each rank changes all of it.
 
 use super::{ALL, Answer, Program, ProgramError, Team};
 
@@ -28,7 +28,7 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
         }
         Ok::<_, ProgramError>(())
     })?;
-    // SAFETY: nobody writes any more.
+    // SAFETY: no rank writes any more.
     Ok(Answer { exact: unsafe { object.all(team) }.to_vec(), took, ..Answer::default() })
 }
 

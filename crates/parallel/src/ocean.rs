@@ -1,5 +1,6 @@
-//! The multigrid solver of SPLASH's Ocean (S4), by itself: Poisson's equation on a square, V-cycles with red-black Gauss-Seidel. Each rank has rows of each
-//! grid; on the coarse ones there is more waiting than work, which is what the papers measured it for.
+//! The multigrid solver of SPLASH's Ocean (S4), by itself: Poisson's equation on a square, V-cycles with
+//! red-black Gauss-Seidel. Each rank has rows of each grid. On the coarse grids ranks wait longer than they
+//! compute, which is what the papers measured it for.
 
 use super::{ALL, Answer, Array, Program, ProgramError, Team, bits, random};
 
@@ -9,7 +10,13 @@ pub const PROGRAM: Program = Program {
     full: &[258, 6],
     small: &[34, 2],
     protocols: ALL,
-    fits: |sizes| if sizes[0] > 5 && (sizes[0] - 2).is_power_of_two() { Ok(()) } else { Err("a side of 2 more than a power of two") },
+    fits: |sizes| {
+        if sizes[0] > 5 && (sizes[0] - 2).is_power_of_two() {
+            Ok(())
+        } else {
+            Err("a side of 2 more than a power of two")
+        }
+    },
     run,
 };
 
@@ -21,7 +28,7 @@ struct Grid<'a> {
     side: usize,
     solution: Array<'a, f64>,
     source: Array<'a, f64>,
-    /// What the solution leaves over.
+    /// The residual.
     rest: Array<'a, f64>,
 }
 
@@ -34,11 +41,13 @@ impl Grid<'_> {
     /// The sum of the four cells around one.
     ///
     /// # Safety
-    /// Nobody writes them meanwhile.
+    /// No rank writes them during the call.
     unsafe fn around(&self, at: usize) -> f64 {
         let cells = self.solution;
         // SAFETY: by the caller.
-        unsafe { cells.get(at - self.side) + cells.get(at + self.side) + cells.get(at - 1) + cells.get(at + 1) }
+        unsafe {
+            cells.get(at - self.side) + cells.get(at + self.side) + cells.get(at - 1) + cells.get(at + 1)
+        }
     }
 
     fn smooth(&self, team: &Team<'_>, sweeps: usize) -> Result<(), ProgramError> {
@@ -46,7 +55,8 @@ impl Grid<'_> {
             for i in self.rows(team) {
                 for j in (1 + (i + half) % 2..self.side - 1).step_by(2) {
                     let at = i * self.side + j;
-                    // SAFETY: a cell of this rank's rows; those around it have the other colour, which nobody writes between these barriers.
+                    // SAFETY: a cell of this rank's rows; those around it have the other colour, which no
+                    // rank writes between these barriers.
                     unsafe { self.solution.set(at, (self.around(at) + self.source.get(at)) * 0.25) };
                 }
             }
@@ -60,7 +70,9 @@ impl Grid<'_> {
             for j in 1..self.side - 1 {
                 let at = i * self.side + j;
                 // SAFETY: the solution is only read between these barriers; the rest is this rank's.
-                unsafe { self.rest.set(at, self.source.get(at) + self.around(at) - 4.0 * self.solution.get(at)) };
+                unsafe {
+                    self.rest.set(at, self.source.get(at) + self.around(at) - 4.0 * self.solution.get(at))
+                };
             }
         }
         Ok(team.barrier_keep()?)
@@ -73,7 +85,12 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
     let mut inside = side - 2;
     while inside >= 4 {
         let cells = (inside + 2) * (inside + 2);
-        grids.push(Grid { side: inside + 2, solution: team.array(cells)?, source: team.array(cells)?, rest: team.array(cells)? });
+        grids.push(Grid {
+            side: inside + 2,
+            solution: team.array(cells)?,
+            source: team.array(cells)?,
+            rest: team.array(cells)?,
+        });
         inside /= 2;
     }
     for i in grids[0].rows(team) {
@@ -88,8 +105,11 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
         }
         grids[0].leave_over(team)
     })?;
-    // SAFETY: nobody writes any more.
-    let exact = [grids[0].solution, grids[0].rest].iter().flat_map(|cells| bits(unsafe { cells.all(team) })).collect();
+    // SAFETY: no rank writes any more.
+    let exact = [grids[0].solution, grids[0].rest]
+        .iter()
+        .flat_map(|cells| bits(unsafe { cells.all(team) }))
+        .collect();
     Ok(Answer { exact, took, ..Answer::default() })
 }
 
@@ -105,7 +125,10 @@ fn cycle(team: &Team<'_>, grids: &[Grid<'_>]) -> Result<(), ProgramError> {
             // SAFETY: `rest` is only read between these barriers; the coarse rows are this rank's.
             unsafe {
                 let rest = fine.rest;
-                let sum = rest.get(above) + rest.get(above + 1) + rest.get(above + fine.side) + rest.get(above + fine.side + 1);
+                let sum = rest.get(above)
+                    + rest.get(above + 1)
+                    + rest.get(above + fine.side)
+                    + rest.get(above + fine.side + 1);
                 // The equation is of second order: twice as wide, four times as much.
                 coarse.source.set(i * coarse.side + j, sum);
                 coarse.solution.set(i * coarse.side + j, 0.0);
@@ -118,7 +141,12 @@ fn cycle(team: &Team<'_>, grids: &[Grid<'_>]) -> Result<(), ProgramError> {
         for j in 1..fine.side - 1 {
             let at = i * fine.side + j;
             // SAFETY: the coarse solution is only read between these barriers; the fine row is this rank's.
-            unsafe { fine.solution.set(at, fine.solution.get(at) + coarse.solution.get(i.div_ceil(2) * coarse.side + j.div_ceil(2))) };
+            unsafe {
+                fine.solution.set(
+                    at,
+                    fine.solution.get(at) + coarse.solution.get(i.div_ceil(2) * coarse.side + j.div_ceil(2)),
+                )
+            };
         }
     }
     team.barrier_keep()?;
@@ -136,7 +164,10 @@ mod tests {
             answer.exact[34 * 34..].iter().map(|&value| f64::from_bits(value).powi(2)).sum::<f64>().sqrt()
         };
         let rests = [1, 2, 3, 6].map(rest);
-        assert!(rests[1] < 0.6 * rests[0] && rests[2] < 0.6 * rests[1] && rests[3] < 0.2 * rests[2], "{rests:?}");
+        assert!(
+            rests[1] < 0.6 * rests[0] && rests[2] < 0.6 * rests[1] && rests[3] < 0.2 * rests[2],
+            "{rests:?}"
+        );
         assert!(rests[3] > 0.0);
     }
 }

@@ -1,7 +1,8 @@
 //! Red-black successive over-relaxation on a grid whose border is fixed: S5's program with barriers.
 //!
-//! Red and black cells lie in arrays of their own, so while one colour is computed, the other is only read. Cell (i, j) is red if i + j is even; the k-th
-//! red cell of an even row stands at column 2k, of an odd one at 2k + 1, and black ones the other way round.
+//! Red and black cells lie in arrays of their own, so while one colour is computed, the other is only read.
+//! Cell (i, j) is red if i + j is even; the k-th red cell of an even row stands at column 2k, of an odd one
+//! at 2k + 1, and black ones the other way round.
 
 use super::{ALL, Answer, Array, Program, ProgramError, Team, bits};
 
@@ -12,7 +13,11 @@ pub const PROGRAM: Program = Program {
     small: &[42, 260, 6],
     protocols: ALL,
     fits: |sizes| {
-        if sizes[0] > 2 && sizes[1] > 3 && sizes[1].is_multiple_of(2) { Ok(()) } else { Err("an even number of columns, and cells inside") }
+        if sizes[0] > 2 && sizes[1] > 3 && sizes[1].is_multiple_of(2) {
+            Ok(())
+        } else {
+            Err("an even number of columns, and cells inside")
+        }
     },
     run,
 };
@@ -47,7 +52,7 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
         }
         Ok::<_, ProgramError>(())
     })?;
-    // SAFETY: nobody writes any more.
+    // SAFETY: no rank writes any more.
     let exact = colours.iter().flat_map(|cells| bits(unsafe { cells.all(team) })).collect();
     Ok(Answer { exact, took, ..Answer::default() })
 }
@@ -55,12 +60,15 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
 /// New values for one row of one colour. `odd`: its cells stand in odd columns.
 fn relax(own: Array<'_, f64>, other: Array<'_, f64>, width: usize, i: usize, odd: usize) {
     let row = |i: usize| i * width..(i + 1) * width;
-    // SAFETY: the other colour is only read between these barriers, and this rank alone uses its rows of the own one.
-    let (above, beside, below, cells) =
-        unsafe { (other.slice(row(i - 1)), other.slice(row(i)), other.slice(row(i + 1)), own.slice_mut(row(i))) };
-    // The two cells beside number k are k - 1 and k in even columns, k and k + 1 in odd ones. The first column, or the last, is border.
+    // SAFETY: the other colour is only read between these barriers, and this rank alone uses its rows of the
+    // own one.
+    let (above, level, below, cells) = unsafe {
+        (other.slice(row(i - 1)), other.slice(row(i)), other.slice(row(i + 1)), own.slice_mut(row(i)))
+    };
+    // The neighbours of cell k in the other colour's row are k - 1 and k in even columns, k and k + 1 in odd
+    // ones. The first column, or the last, is border.
     let inside = 1 - odd..width - odd;
-    let (left, right) = (&beside[..width - 1], &beside[1..]);
+    let (left, right) = (&level[..width - 1], &level[1..]);
     let around = above[inside.clone()].iter().zip(&below[inside.clone()]).zip(left.iter().zip(right));
     for (cell, ((above, below), (left, right))) in cells[inside].iter_mut().zip(around) {
         *cell += OMEGA * ((above + below + left + right) * 0.25 - *cell);

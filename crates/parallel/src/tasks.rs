@@ -1,5 +1,6 @@
-//! A queue of tasks under one lock. A task is a range of numbers; a wide one is split in two, a narrow one computed. What a task *is* stands in a slot that its
-//! maker fills before it takes the queue's lock, which publishes it: legal wherever programs without races are, not under entry consistency.
+//! A queue of tasks under one lock. A task is a range of numbers; a wide one is split in two, a narrow one
+//! computed. What a task *is* stands in a slot that its maker fills before it takes the queue's lock, which
+//! publishes it: legal wherever programs without races are, not under entry consistency.
 
 use super::{Answer, Program, ProgramError, RACE_FREE, Team, mix};
 
@@ -15,13 +16,14 @@ pub const PROGRAM: Program = Program {
 
 const QUEUE: usize = 1;
 
-/// What the queue's lock guards, by index: how many tasks are not done, how many wait, the sum so far, and then the slots of those that wait.
+/// What the queue's lock guards, by index: how many tasks are not done, how many wait, the sum so far, and
+/// then the slots of those that wait.
 const UNDONE: usize = 0;
 const WAITING: usize = 1;
 const SUM: usize = 2;
 const FIRST: usize = 3;
 
-/// What a number counts for.
+/// The weight of a number in the sum.
 fn value(number: u64) -> u64 {
     let mut steps = 0;
     let mut n = mix(number) % 1000 + 1;
@@ -34,14 +36,15 @@ fn value(number: u64) -> u64 {
 
 fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
     let &[numbers, grain] = sizes else { unreachable!("the sizes are checked") };
-    // Halving leaves no task narrower than half the grain, and one splits into two: so many tasks there are at most.
+    // Halving leaves no task narrower than half the grain, and one splits into two: so many tasks there are
+    // at most.
     let most = 4 * numbers.div_ceil(grain.min(numbers)) + 4;
     let queue = team.array::<u64>(FIRST + most)?;
-    // Two words a slot, `most` slots for each rank, so that nobody needs a lock to find one.
+    // Two words a slot, `most` slots for each rank, so that finding a free slot takes no lock.
     let slots = team.array::<u64>(2 * most * team.ranks())?;
     let mut next = team.rank() * most;
     if team.leads() {
-        // SAFETY: nobody else uses queue and slots before the barrier.
+        // SAFETY: no other rank uses the queue and its slots before the barrier.
         unsafe {
             slots.set(2 * next + 1, numbers as u64);
             queue.set(UNDONE, 1);
@@ -75,7 +78,7 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
             let made = if to - from > grain as u64 {
                 let middle = from.midpoint(to);
                 for (at, (from, to)) in (next..).zip([(from, middle), (middle, to)]) {
-                    // SAFETY: a slot of this rank that nobody knows of.
+                    // SAFETY: a slot of this rank that no other rank knows yet.
                     unsafe {
                         slots.set(2 * at, from);
                         slots.set(2 * at + 1, to);
@@ -106,7 +109,7 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
         unsafe { queue.set(SUM, queue.get(SUM) + sum) };
         Ok::<_, ProgramError>(team.unlock(QUEUE)?)
     })?;
-    // SAFETY: nobody writes any more.
+    // SAFETY: no rank writes any more.
     let exact = unsafe { queue.all(team) }.iter().take(FIRST).copied().collect();
     Ok(Answer { exact, took, ..Answer::default() })
 }

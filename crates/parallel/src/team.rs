@@ -1,4 +1,4 @@
-//! Who computes: the ranks of a run, or one thread by itself.
+//! The team that computes: the ranks of a run, or one thread by itself.
 
 use std::cell::{RefCell, UnsafeCell};
 use std::marker::PhantomData;
@@ -51,7 +51,7 @@ impl<'a> Team<'a> {
         }
     }
 
-    /// Whether this rank says how it went.
+    /// Whether this rank reports the result.
     #[must_use]
     pub fn leads(&self) -> bool {
         self.rank() == 0
@@ -64,7 +64,8 @@ impl<'a> Team<'a> {
         at(self.rank())..at(self.rank() + 1)
     }
 
-    /// `count` zeroes in memory that all ranks share; each makes the same call. Homes lie in blocks, as [`Team::part`] does.
+    /// `count` zeroes in memory that all ranks share; each makes the same call. Homes lie in blocks, as
+    /// [`Team::part`] does.
     ///
     /// # Errors
     /// If there is no room.
@@ -75,12 +76,15 @@ impl<'a> Team<'a> {
         let bytes = count.checked_mul(size_of::<T>()).expect("the sizes are small").max(8);
         let start = match &self.place {
             Place::Alone(all) => {
-                let memory: Box<[UnsafeCell<u64>]> = (0..bytes.div_ceil(8)).map(|_| UnsafeCell::new(0)).collect();
+                let memory: Box<[UnsafeCell<u64>]> =
+                    (0..bytes.div_ceil(8)).map(|_| UnsafeCell::new(0)).collect();
                 let start = UnsafeCell::raw_get(memory.as_ptr());
                 all.borrow_mut().push(memory);
                 start.cast()
             }
-            Place::Ranks(shared) => shared.alloc(bytes, AllocOptions::new().homes(Homes::Blocked))?.as_ptr().cast(),
+            Place::Ranks(shared) => {
+                shared.alloc(bytes, AllocOptions::new().homes(Homes::Blocked))?.as_ptr().cast()
+            }
         };
         Ok(Array { start, count, team: PhantomData })
     }
@@ -101,7 +105,7 @@ impl<'a> Team<'a> {
         self.ask(|shared| shared.unlock(lock as u64))
     }
 
-    /// Waits for a signal for this lock. A team of one has nobody to wait for.
+    /// Waits for a signal for this lock. A team of one does not wait.
     ///
     /// # Errors
     /// Those of the run.
@@ -133,8 +137,8 @@ impl<'a> Team<'a> {
         self.ask(|shared| shared.barrier_keep(1))
     }
 
-    /// Runs the parallel part and says how long it took, all ranks together. It is also what the run's statistics are about. Pages that one rank alone
-    /// has filled before are that rank's own.
+    /// Runs the parallel part and returns how long it took, all ranks together. The run's statistics cover
+    /// this part only. Pages that a single rank has filled before count as that rank's own.
     ///
     /// # Errors
     /// Those of the part.
@@ -198,7 +202,7 @@ impl<'a, T: Plain> Array<'a, T> {
     }
 
     /// # Safety
-    /// Nobody writes the value meanwhile.
+    /// No rank writes the value during the call.
     ///
     /// # Panics
     /// If there is no such value.
@@ -210,7 +214,7 @@ impl<'a, T: Plain> Array<'a, T> {
     }
 
     /// # Safety
-    /// Nobody else uses the value meanwhile.
+    /// No other rank uses the value during the call.
     ///
     /// # Panics
     /// If there is no such value.
@@ -221,19 +225,20 @@ impl<'a, T: Plain> Array<'a, T> {
     }
 
     /// # Safety
-    /// Nobody writes these values while the slice is used.
+    /// No rank writes these values while the slice is used.
     ///
     /// # Panics
     /// If they are not all there.
     #[must_use]
     pub unsafe fn slice(self, at: Range<usize>) -> &'a [T] {
         assert!(at.start <= at.end && at.end <= self.count, "values {at:?} of {}", self.count);
-        // SAFETY: in the array, which lives as long as the team, aligned, and every bit pattern is a value; the rest by the caller.
+        // SAFETY: in the array, which lives as long as the team, aligned, and every bit pattern is a value;
+        // the rest by the caller.
         unsafe { std::slice::from_raw_parts(self.start.add(at.start), at.len()) }
     }
 
     /// # Safety
-    /// Nobody else uses these values while the slice is used.
+    /// No other rank uses these values while the slice is used.
     ///
     /// # Panics
     /// If they are not all there.
@@ -248,7 +253,7 @@ impl<'a, T: Plain> Array<'a, T> {
     /// All of it, at rank 0; nothing elsewhere.
     ///
     /// # Safety
-    /// Nobody writes it any more.
+    /// No rank writes it any more.
     #[must_use]
     pub unsafe fn all(self, team: &Team<'_>) -> &'a [T] {
         // SAFETY: by the caller.

@@ -1,22 +1,32 @@
 //! Liquid water, molecule by molecule: what SPLASH's Water n-squared (S4, S5) computes and shares.
 //!
-//! Molecules of three atoms that bend and stretch, after Lie and Clementi (1986). Within a molecule: the quartic force field of Bartlett, Shavitt and Purvis
-//! (1979). Between molecules: Matsuoka, Clementi and Yoshimine (1976), charges on the hydrogens and on a point near the oxygen, and exponentials between
-//! atoms. Charges beyond half the box, or 11 angstrom, are a continuum, whose reaction field is in the force. The atoms move by Gear's method of sixth order.
-//! Lengths are in angstrom, times in femtoseconds, masses in atomic units.
+//! Molecules of three atoms that bend and stretch, after Lie and Clementi (1986). Within a molecule: the
+//! quartic force field of Bartlett, Shavitt and Purvis (1979). Between molecules: Matsuoka, Clementi and
+//! Yoshimine (1976), charges on the hydrogens and on a point near the oxygen, and exponentials between atoms.
+//! Charges beyond half the box, or 11 angstrom, are a continuum, whose reaction field is in the force. The
+//! atoms move by Gear's method of sixth order. Lengths are in angstrom, times in femtoseconds, masses in
+//! atomic units.
 //!
-//! A molecule's state is one record of 672 bytes, as SPLASH's is: six of them share a page, and who computes a force needs the place of the record, and
-//! changes the forces in it. A rank computes the pairs of its molecules with half of all others, sums up forces for itself, and adds them to the shared ones
-//! under a lock for each molecule. Virial, kinetic and potential energies are sums under locks of their own; the potential energy is computed in each third
-//! step, in a pass over all pairs.
+//! A molecule's state is one record of 672 bytes, as in SPLASH: six of them share a page, and computing a
+//! force reads a record's positions and changes its forces. A rank computes the pairs of its molecules with
+//! half of all others, sums up the forces locally, and adds them to the shared ones under a lock for each
+//! molecule. Virial, kinetic and potential energies are sums under locks of their own; the potential energy
+//! is computed in each third step, in a pass over all pairs.
 
 use super::{ALL, Answer, Array, Program, ProgramError, Team, random};
 
-pub const PROGRAM: Program =
-    Program { name: "water", sizes: &["molecules", "steps"], full: &[1331, 3], small: &[64, 3], protocols: ALL, fits: super::any, run };
+pub const PROGRAM: Program = Program {
+    name: "water",
+    sizes: &["molecules", "steps"],
+    full: &[1331, 3],
+    small: &[64, 3],
+    protocols: ALL,
+    fits: super::any,
+    run,
+};
 
 type Vector = [f64; 3];
-/// Of the atoms.
+/// One vector for each atom.
 type Atoms = [Vector; 3];
 
 const STEP: f64 = 0.15;
@@ -29,7 +39,7 @@ const KCAL_A_MOL: f64 = 4.184e-4;
 
 const OXYGEN: usize = 1;
 const MASSES: [f64; 3] = [1.007_825, 15.999_45, 1.007_825];
-/// The equilibrium.
+/// The equilibrium bond length.
 const BOND: f64 = 0.9572;
 const ANGLE: f64 = 1.824_218;
 
@@ -45,10 +55,12 @@ const FORCES: usize = MOTION + 3 * (ORDER + 1);
 const RECORD: usize = FORCES + 2 * 3;
 
 /// How much the n-th derivative is corrected by: Gear (1971), equations of second order.
-const CORRECTOR: [f64; ORDER + 1] = [863.0 / 6048.0, 665.0 / 1008.0, 1.0, 25.0 / 36.0, 35.0 / 144.0, 1.0 / 24.0, 1.0 / 360.0];
+const CORRECTOR: [f64; ORDER + 1] =
+    [863.0 / 6048.0, 665.0 / 1008.0, 1.0, 25.0 / 36.0, 35.0 / 144.0, 1.0 / 24.0, 1.0 / 360.0];
 
-/// The potential within a molecule: coefficients, and powers of what each of the bonds is too long by, and of the bond's length times what the angle is too
-/// large by. With a factor of the bond's length for each power above two.
+/// The potential within a molecule: coefficients, and powers of three terms: how much each bond is too long,
+/// and the bond length times how much the angle is too large. Each power above two has a factor of the bond
+/// length.
 const WITHIN: [(f64, [i32; 3]); 31] = [
     (0.512_596 / 2.0, [2, 0, 0]),
     (0.512_596 / 2.0, [0, 2, 0]),
@@ -87,7 +99,8 @@ const WITHIN: [(f64, [i32; 3]); 31] = [
 const TOWARDS_HYDROGEN: f64 = 0.456_825_9;
 /// Of two hydrogens' charges.
 const CHARGE_SQUARED: f64 = 170.9389 * KCAL_A_MOL;
-/// The pairs of sites that act on each other: nine of charges (the centre's is minus two hydrogens'), then those of the oxygens.
+/// The pairs of sites that act on each other: nine of charges (the centre's is minus two hydrogens'), then
+/// those of the oxygens.
 const PAIRS: [(usize, usize); 14] = {
     const O: usize = MOTION + OXYGEN;
     const H: usize = MOTION;
@@ -117,7 +130,8 @@ const BETWEEN_HYDROGENS: [(f64, f64); 1] = [(666.3373 * KCAL_A_MOL, 2.760_844)];
 const OXYGENS: usize = 9;
 const BETWEEN_OXYGENS: [(f64, f64); 1] = [(1_088_213.2 * KCAL_A_MOL, 5.152_712)];
 const OXYGEN_HYDROGEN: usize = 10;
-const BETWEEN_BOTH: [(f64, f64); 2] = [(1455.427 * KCAL_A_MOL, 2.961_895), (-273.5954 * KCAL_A_MOL, 2.233_264)];
+const BETWEEN_BOTH: [(f64, f64); 2] =
+    [(1455.427 * KCAL_A_MOL, 2.961_895), (-273.5954 * KCAL_A_MOL, 2.233_264)];
 
 // Sums that all ranks add to.
 const VIRIAL: usize = 0;
@@ -149,9 +163,9 @@ fn centre(atoms: &Atoms) -> Vector {
     plus(atoms[OXYGEN], minus(middle, atoms[OXYGEN]), TOWARDS_HYDROGEN)
 }
 
-/// A molecule's shape, and how it changes with the places of the hydrogens.
+/// A molecule's shape, and its derivatives by the places of the hydrogens.
 struct Shape {
-    /// As [`WITHIN`] has them.
+    /// The three terms of [`WITHIN`].
     off: [f64; 3],
     of_first: [Vector; 3],
     of_second: [Vector; 3],
@@ -164,7 +178,10 @@ fn shape(atoms: &Atoms) -> Shape {
     let cosine = dot(units[0], units[1]);
     let sine = (1.0 - cosine * cosine).sqrt();
     // The angle grows when a hydrogen goes away from the other one, at right angles to its bond.
-    let turn = |at: usize| minus(units[at].map(|part| part * cosine), units[1 - at]).map(|part| part * BOND / (sine * lengths[at]));
+    let turn = |at: usize| {
+        minus(units[at].map(|part| part * cosine), units[1 - at])
+            .map(|part| part * BOND / (sine * lengths[at]))
+    };
     Shape {
         off: [lengths[0] - BOND, lengths[1] - BOND, (cosine.acos() - ANGLE) * BOND],
         of_first: [units[0], [0.0; 3], turn(0)],
@@ -222,14 +239,16 @@ impl Space {
 
     /// From `b` to the nearest image of `a`.
     fn between(&self, a: Vector, b: Vector) -> Vector {
-        minus(a, b).map(|part| if part.abs() > self.side / 2.0 { part - self.side.copysign(part) } else { part })
+        minus(a, b)
+            .map(|part| if part.abs() > self.side / 2.0 { part - self.side.copysign(part) } else { part })
     }
 }
 
 /// The centre and the atoms: the beginning of a record.
 type Sites = [Vector; MOTION + 3];
 
-/// What two sites do to each other: the force on the first as a multiple of the vector from the second, and the energy.
+/// What two sites do to each other: the force on the first as a multiple of the vector from the second, and
+/// the energy.
 #[derive(Clone, Copy, Default)]
 struct Effect {
     strength: f64,
@@ -248,7 +267,8 @@ impl Effect {
     }
 }
 
-/// Tells `each` what the sites of two molecules do to each other: which two, and the vector between them.
+/// Calls `each` for every pair of sites of two molecules: which two, their effect, and the vector between
+/// them.
 #[inline(always)]
 fn interact(a: &Sites, b: &Sites, space: &Space, mut each: impl FnMut((usize, usize), Vector, Effect)) {
     let mut between = [[0.0; 3]; PAIRS.len()];
@@ -271,7 +291,8 @@ fn interact(a: &Sites, b: &Sites, space: &Space, mut each: impl FnMut((usize, us
         let inverse = 1.0 / near[at].sqrt();
         let strength = charges * (inverse * inverse * inverse - space.field);
         let energy = charges * (inverse + near[at] * space.field / 2.0 - space.at_cutoff);
-        effects[at] = if near[at] <= space.cutoff_squared { Effect { strength, energy } } else { Effect::default() };
+        effects[at] =
+            if near[at] <= space.cutoff_squared { Effect { strength, energy } } else { Effect::default() };
     }
     let acting = if beyond == 0 { PAIRS.len() } else { CHARGED };
     let (between, squares) = measure(CHARGED..acting);
@@ -285,7 +306,8 @@ fn interact(a: &Sites, b: &Sites, space: &Space, mut each: impl FnMut((usize, us
     }
 }
 
-/// Adds the forces on a molecule's sites to those on its atoms: what the centre is drawn by, draws all three.
+/// Adds the forces on a molecule's sites to those on its atoms: a force on the centre acts on all three
+/// atoms.
 fn add_forces(to: &mut Atoms, on: &Sites) {
     for (atom, force) in to.iter_mut().enumerate() {
         let share = if atom == OXYGEN { 1.0 - TOWARDS_HYDROGEN } else { TOWARDS_HYDROGEN / 2.0 };
@@ -293,13 +315,15 @@ fn add_forces(to: &mut Atoms, on: &Sites) {
     }
 }
 
-/// The molecules after `i` whose pairs with it are its rank's: half of the others, and of even numbers of molecules the opposite one by the lower alone.
+/// The molecules after `i` whose pairs with it are its rank's: half of the others. With an even number of
+/// molecules, the pair with the opposite one belongs to the lower.
 fn others(i: usize, count: usize) -> impl Iterator<Item = usize> {
     let half = if count.is_multiple_of(2) && i >= count / 2 { (count - 1) / 2 } else { count / 2 };
     (i + 1..=i + half).map(move |j| j % count)
 }
 
-/// Where a molecule is at first, on a lattice, and how fast its atoms are: as hot as the temperature says, and together at rest.
+/// Where each molecule starts, on a lattice, and the speed of its atoms: at the given temperature, with no
+/// total momentum.
 fn beginning(count: usize, space: &Space) -> (Vec<Atoms>, Vec<Atoms>) {
     let edge = (1..).find(|edge: &usize| edge.pow(3) >= count).unwrap_or(1);
     let apart = space.side / edge as f64;
@@ -308,15 +332,18 @@ fn beginning(count: usize, space: &Space) -> (Vec<Atoms>, Vec<Atoms>) {
         let oxygen = [i / edge / edge, i / edge % edge, i % edge].map(|cell| (cell as f64 + 0.5) * apart);
         [plus(oxygen, [arm[0], arm[1], 0.0], 1.0), oxygen, plus(oxygen, [arm[0], -arm[1], 0.0], 1.0)]
     });
-    let mut momenta: Vec<Atoms> =
-        (0..count).map(|i| std::array::from_fn(|atom| std::array::from_fn(|axis| random(9 * i + 3 * atom + axis)))).collect();
+    let mut momenta: Vec<Atoms> = (0..count)
+        .map(|i| std::array::from_fn(|atom| std::array::from_fn(|axis| random(9 * i + 3 * atom + axis))))
+        .collect();
     for axis in 0..3 {
         let parts = || momenta.iter().flatten().map(|momentum| momentum[axis]);
         let mean = parts().sum::<f64>() / (3 * count) as f64;
         let masses = MASSES.iter().cycle();
         let twice_energy: f64 = parts().zip(masses).map(|(part, mass)| (part - mean).powi(2) / mass).sum();
         let factor = ((3 * count) as f64 * BOLTZMANN * TEMPERATURE / twice_energy).sqrt();
-        for (part, mass) in momenta.iter_mut().flatten().map(|momentum| &mut momentum[axis]).zip(MASSES.iter().cycle()) {
+        for (part, mass) in
+            momenta.iter_mut().flatten().map(|momentum| &mut momentum[axis]).zip(MASSES.iter().cycle())
+        {
             *part = (*part - mean) * factor / mass * STEP;
         }
     }
@@ -339,14 +366,14 @@ impl Water<'_> {
     }
 
     /// # Safety
-    /// Nobody writes the part meanwhile.
+    /// No rank writes the part during the call.
     unsafe fn atoms(&self, molecule: usize, part: usize) -> Atoms {
         // SAFETY: by the caller.
         std::array::from_fn(|atom| unsafe { self.records.get(molecule * RECORD + part + atom) })
     }
 
     /// # Safety
-    /// Nobody else uses the part meanwhile.
+    /// No other rank uses the part during the call.
     unsafe fn set_atoms(&self, molecule: usize, part: usize, values: &Atoms) {
         for (atom, &value) in values.iter().enumerate() {
             // SAFETY: by the caller.
@@ -366,11 +393,13 @@ impl Water<'_> {
     fn predict(&self) {
         for i in self.mine() {
             // SAFETY: this rank's molecule, which others use after the next barrier.
-            let mut motion: [Atoms; ORDER + 1] = std::array::from_fn(|order| unsafe { self.atoms(i, MOTION + 3 * order) });
+            let mut motion: [Atoms; ORDER + 1] =
+                std::array::from_fn(|order| unsafe { self.atoms(i, MOTION + 3 * order) });
             // Taylor's series for each: Pascal's triangle, summed up in place.
             for from in 0..ORDER {
                 for order in (from..ORDER).rev() {
-                    motion[order] = std::array::from_fn(|atom| plus(motion[order][atom], motion[order + 1][atom], 1.0));
+                    motion[order] =
+                        std::array::from_fn(|atom| plus(motion[order][atom], motion[order + 1][atom], 1.0));
                 }
             }
             for (order, values) in motion.iter().enumerate() {
@@ -396,14 +425,14 @@ impl Water<'_> {
         self.add(OF_VIRIAL, &[(VIRIAL, virial)])
     }
 
-    /// The beginning of a molecule's record, which all ranks read between two barriers and nobody writes.
+    /// The beginning of a molecule's record, which all ranks read and no rank writes between two barriers.
     fn sites(&self, molecule: usize) -> &Sites {
         // SAFETY: only forces are written between these barriers, which are not in it.
         let sites = unsafe { self.records.slice(molecule * RECORD..molecule * RECORD + MOTION + 3) };
         sites.try_into().expect("as many")
     }
 
-    /// Adds the forces between molecules, to all of them, and waits until the others have.
+    /// Adds the forces between molecules, to all of them, and waits until the other ranks have done so.
     fn between(&self) -> Result<(), ProgramError> {
         let (mine, count) = (self.mine(), self.count);
         let mut own: Vec<Atoms> = vec![[[0.0; 3]; 3]; count];
@@ -413,17 +442,23 @@ impl Water<'_> {
             let mut on_it: Sites = [[0.0; 3]; 4];
             for j in others(i, count) {
                 let mut on_other: Sites = [[0.0; 3]; 4];
-                interact(sites, self.sites(j), &self.space, |(first, second), between, Effect { strength, .. }| {
-                    on_it[first] = plus(on_it[first], between, strength);
-                    on_other[second] = plus(on_other[second], between, -strength);
-                    virial += strength * dot(between, between);
-                });
+                interact(
+                    sites,
+                    self.sites(j),
+                    &self.space,
+                    |(first, second), between, Effect { strength, .. }| {
+                        on_it[first] = plus(on_it[first], between, strength);
+                        on_other[second] = plus(on_other[second], between, -strength);
+                        virial += strength * dot(between, between);
+                    },
+                );
                 add_forces(&mut own[j], &on_other);
             }
             add_forces(&mut own[i], &on_it);
         }
         self.add(OF_VIRIAL, &[(VIRIAL, virial)])?;
-        // Each rank begins with its own, so that they do not all queue for the same locks; and goes as far as it has pairs.
+        // Each rank starts with its own molecules, so that the ranks do not all queue for the same locks, and
+        // stops after its last pair.
         let touched = if mine.is_empty() { 0 } else { (mine.len() + count / 2).min(count) };
         for j in (mine.start..mine.start + touched).map(|j| j % count) {
             self.team.lock(OF_MOLECULES + j)?;
@@ -437,9 +472,9 @@ impl Water<'_> {
         Ok(self.team.barrier()?)
     }
 
-    /// Forces become what they add to the second derivative.
+    /// Turns forces into corrections of the second derivative.
     fn accelerations(&self, i: usize) -> Atoms {
-        // SAFETY: this rank's molecule; nobody adds to its forces any more.
+        // SAFETY: this rank's molecule; no rank adds to its forces any more.
         let forces = unsafe { self.atoms(i, FORCES) };
         std::array::from_fn(|atom| forces[atom].map(|part| part * STEP * STEP / 2.0 / MASSES[atom]))
     }
@@ -481,7 +516,8 @@ impl Water<'_> {
             for i in self.mine() {
                 // SAFETY: this rank's molecule.
                 let speeds = unsafe { self.atoms(i, MOTION + 3 * SPEED) };
-                energy += (0..3).map(|atom| MASSES[atom] * (speeds[atom][axis] / STEP).powi(2) / 2.0).sum::<f64>();
+                energy +=
+                    (0..3).map(|atom| MASSES[atom] * (speeds[atom][axis] / STEP).powi(2) / 2.0).sum::<f64>();
             }
             self.add(OF_KINETIC, &[(KINETIC + axis, energy)])?;
         }
@@ -528,7 +564,7 @@ impl Water<'_> {
             self.potential()?;
             self.team.barrier()?;
         }
-        // SAFETY: nobody writes them between these barriers.
+        // SAFETY: no rank writes them between these barriers.
         let sums = std::array::from_fn(|sum| unsafe { self.sums.get(sum) });
         self.team.barrier()?;
         Ok(sums)
@@ -563,7 +599,7 @@ fn run(team: &Team<'_>, sizes: &[usize]) -> Result<Answer, ProgramError> {
         }
         Ok::<_, ProgramError>(())
     })?;
-    // SAFETY: nobody writes any more.
+    // SAFETY: no rank writes any more.
     let state = unsafe { records.all(team) };
     Ok(Answer { close: state.iter().flatten().copied().chain(found).collect(), took, ..Answer::default() })
 }
@@ -574,10 +610,12 @@ mod tests {
 
     fn bent(n: usize) -> Atoms {
         let (places, _) = beginning(1, &Space::of(1));
-        std::array::from_fn(|atom| std::array::from_fn(|axis| places[0][atom][axis] + 0.05 * random(100 * n + 3 * atom + axis)))
+        std::array::from_fn(|atom| {
+            std::array::from_fn(|axis| places[0][atom][axis] + 0.05 * random(100 * n + 3 * atom + axis))
+        })
     }
 
-    /// What a small move of each atom changes of an energy.
+    /// The numeric gradient of an energy.
     fn slopes(atoms: &Atoms, energy: impl Fn(&Atoms) -> f64) -> Atoms {
         std::array::from_fn(|atom| {
             std::array::from_fn(|axis| {
@@ -601,11 +639,16 @@ mod tests {
     fn forces_are_what_the_energies_fall_by() {
         for n in 0..5 {
             let atoms = bent(n);
-            same(&forces_within(&atoms), &slopes(&atoms, energy_within).map(|slope| slope.map(|part| -part)), 1e-5);
+            same(
+                &forces_within(&atoms),
+                &slopes(&atoms, energy_within).map(|slope| slope.map(|part| -part)),
+                1e-5,
+            );
         }
         let space = Space::of(64);
         let record = |atoms: &Atoms| -> Sites { [centre(atoms), atoms[0], atoms[1], atoms[2]] };
-        // Near, and so far that some charges are beyond the cutoff, but none just there; the second also through the box's side.
+        // One pair near; one so far that some charges are beyond the cutoff, but none at it; and one across
+        // the box's side.
         for away in [2.8, 5.7, space.side - 3.0] {
             let (a, b) = (bent(7), bent(8).map(|place| plus(place, [away, 0.3, -0.2], 1.0)));
             let energy = |a: &Atoms| {
@@ -614,15 +657,20 @@ mod tests {
                 sum
             };
             let (mut on_a, mut on_b): (Atoms, Atoms) = ([[0.0; 3]; 3], [[0.0; 3]; 3]);
-            interact(&record(&a), &record(&b), &space, |(first, second), between, Effect { strength, .. }| {
-                let of = |site: usize, times: f64| {
-                    let mut sites: Sites = [[0.0; 3]; 4];
-                    sites[site] = between.map(|part| part * times);
-                    sites
-                };
-                add_forces(&mut on_a, &of(first, strength));
-                add_forces(&mut on_b, &of(second, -strength));
-            });
+            interact(
+                &record(&a),
+                &record(&b),
+                &space,
+                |(first, second), between, Effect { strength, .. }| {
+                    let of = |site: usize, times: f64| {
+                        let mut sites: Sites = [[0.0; 3]; 4];
+                        sites[site] = between.map(|part| part * times);
+                        sites
+                    };
+                    add_forces(&mut on_a, &of(first, strength));
+                    add_forces(&mut on_b, &of(second, -strength));
+                },
+            );
             assert!(energy(&a) != 0.0, "{away}");
             same(&on_a, &slopes(&a, energy).map(|slope| slope.map(|part| -part)), 1e-4);
             for axis in 0..3 {
@@ -640,7 +688,9 @@ mod tests {
         let taker = |away: f64| {
             let tilt = 37_f64.to_radians();
             let axis = [tilt.cos(), -tilt.sin(), 0.0];
-            let arm = |sign: f64| plus(axis.map(|part| part * BOND * half.cos()), [0.0, 0.0, 1.0], sign * BOND * half.sin());
+            let arm = |sign: f64| {
+                plus(axis.map(|part| part * BOND * half.cos()), [0.0, 0.0, 1.0], sign * BOND * half.sin())
+            };
             [arm(1.0), [0.0; 3], arm(-1.0)].map(|place| plus(place, [away, 0.0, 0.0], 1.0))
         };
         let far = Space { side: 1e3, cutoff_squared: 1e4, field: 0.0, at_cutoff: 0.0 };
@@ -650,7 +700,11 @@ mod tests {
             interact(&record(&giver), &record(&taker(away)), &far, |_, _, effect| sum += effect.energy);
             sum / KCAL_A_MOL
         };
-        let (at, least) = (240..360).map(|n| f64::from(n) / 100.0).map(|at| (at, energy(at))).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        let (at, least) = (240..360)
+            .map(|n| f64::from(n) / 100.0)
+            .map(|at| (at, energy(at)))
+            .min_by(|a, b| a.1.total_cmp(&b.1))
+            .unwrap();
         assert!((at - 2.87).abs() < 0.03 && (least + 5.87).abs() < 0.05, "{at} {least}");
     }
 
@@ -660,15 +714,25 @@ mod tests {
             let steps = 60;
             let answer = PROGRAM.alone(&[count, steps]).unwrap();
             let (state, sums) = answer.close.split_at(3 * RECORD * count);
-            let totals: Vec<f64> = sums.chunks(SUMS).skip(2).step_by(3).map(|sums| sums[POTENTIAL_WITHIN..].iter().sum()).collect();
+            let totals: Vec<f64> = sums
+                .chunks(SUMS)
+                .skip(2)
+                .step_by(3)
+                .map(|sums| sums[POTENTIAL_WITHIN..].iter().sum())
+                .collect();
             let kinetic: f64 = sums[KINETIC..SUMS].iter().sum();
             let hot = 4.5 * count as f64 * BOLTZMANN * TEMPERATURE;
-            assert!(totals.len() == steps / 3 && kinetic > hot / 3.0 && kinetic < hot * 1.5, "{kinetic} {hot}");
+            assert!(
+                totals.len() == steps / 3 && kinetic > hot / 3.0 && kinetic < hot * 1.5,
+                "{kinetic} {hot}"
+            );
             let spread = totals.iter().fold(0.0_f64, |most, total| most.max((total - totals[0]).abs()));
             assert!(spread < 2e-2 * hot, "{count}: {spread} of {hot}: {totals:?}");
             for axis in 0..3 {
-                let speed = |i: usize, atom: usize| state[3 * (i * RECORD + MOTION + 3 * SPEED + atom) + axis];
-                let momentum: f64 = (0..count).flat_map(|i| (0..3).map(move |atom| MASSES[atom] * speed(i, atom))).sum();
+                let speed =
+                    |i: usize, atom: usize| state[3 * (i * RECORD + MOTION + 3 * SPEED + atom) + axis];
+                let momentum: f64 =
+                    (0..count).flat_map(|i| (0..3).map(move |atom| MASSES[atom] * speed(i, atom))).sum();
                 assert!(momentum.abs() < 1e-9, "{momentum}");
             }
         }
@@ -677,9 +741,13 @@ mod tests {
     #[test]
     fn each_pair_is_somebodys() {
         for count in [1, 2, 5, 8] {
-            let mut pairs: Vec<(usize, usize)> = (0..count).flat_map(|i| others(i, count).map(move |j| (i.min(j), i.max(j)))).collect();
+            let mut pairs: Vec<(usize, usize)> =
+                (0..count).flat_map(|i| others(i, count).map(move |j| (i.min(j), i.max(j)))).collect();
             pairs.sort_unstable();
-            assert_eq!(pairs, (0..count).flat_map(|i| (i + 1..count).map(move |j| (i, j))).collect::<Vec<_>>());
+            assert_eq!(
+                pairs,
+                (0..count).flat_map(|i| (i + 1..count).map(move |j| (i, j))).collect::<Vec<_>>()
+            );
         }
     }
 }

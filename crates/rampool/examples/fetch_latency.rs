@@ -1,5 +1,6 @@
-//! The price of a pool: the median time of a 4 KiB fetch through [`rampool::pool::Pool`] from a memory server on loopback, beside a raw
-//! request and reply of the same sizes over the same kind of socket, both sides spinning in both cases; rounds take turns.
+//! The price of a pool: the median time of a 4 KiB fetch through [`rampool::pool::Pool`] from a memory server
+//! on loopback, compared with a raw request and reply of the same sizes over the same kind of socket, both
+//! sides spinning in both cases; rounds take turns.
 //!
 //!     cargo run --release -p rampool --example fetch_latency [ROUNDS [SAMPLES]]
 //!
@@ -18,16 +19,20 @@ use rampool::server::{Server, ServerConfig};
 const PAGES: u64 = 4096;
 
 fn main() {
-    let number = |n: usize, default: u32| std::env::args().nth(n).and_then(|text| text.parse().ok()).unwrap_or(default);
+    let number = |n: usize, default: u32| {
+        std::env::args().nth(n).and_then(|text| text.parse().ok()).unwrap_or(default)
+    };
     let (rounds, samples) = (number(1, 5), number(2, 20_000));
     let mut config = ServerConfig::new(64 << 20, "127.0.0.1:0".parse().expect("an address"));
     config.shards = 1;
-    // Long enough never to sleep in its own turn, short enough to leave the processor to the raw server in that one's.
+    // Long enough never to sleep in its own turn, short enough to leave the processor to the raw server in
+    // that one's.
     config.spin = Duration::from_millis(2);
     config.lock_memory = false;
     let server = Server::start(config).expect("a server on loopback");
     let spec = ServerSpec { endpoint: server.addr().clone(), memory: None };
-    let mut pool = Pool::connect(&PoolConfig::new(vec![spec], ByteLen(32 << 20), "fetch_latency")).expect("a pool");
+    let mut pool =
+        Pool::connect(&PoolConfig::new(vec![spec], ByteLen(32 << 20), "fetch_latency")).expect("a pool");
     let region = pool.create_region().expect("a region");
     let content: Vec<u8> = (0..PAGES * 4096).map(|n| (n % 251 + 1).to_le_bytes()[0]).collect();
     let all = Extent::new(PageIndex(0), u32::try_from(PAGES).expect("few pages"));

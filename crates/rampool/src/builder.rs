@@ -1,28 +1,36 @@
 //! One builder with named options: from a list of servers to memory that a program can use.
 //!
-//! The same names serve everywhere: methods here, `rampool_builder_set` in C, and `--name` on the command line. A builder is a plain value; nothing
-//! happens before [`Builder::open`].
+//! The same names serve everywhere: methods here, `rampool_builder_set` in C, and `--name` on the command
+//! line. A builder is a plain value; nothing happens before [`Builder::open`].
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rampool_proto::registration::path::Wish;
-use rampool_proto::session::Encryption;
-use rampool_proto::units::ByteLen;
+use rampool_pinning::path::Wish;
+use rampool_wire::session::Encryption;
+use rampool_wire::units::ByteLen;
 
-use crate::direct::Direct;
-use crate::error::{ConnectError, PoolError};
-use crate::fault::RungChoice;
-use crate::key::{Key, KeyError};
-use crate::pool::{LeaseRequest, LeaseTicket, Pool, PoolConfig, ServerSpec};
-use crate::region::{PagedConfig, PagedError, PagedMemory};
-use crate::transport::SameHost;
-use crate::transport::zero_copy::parse_wish;
+use rampool_client::direct::Direct;
+use rampool_client::error::{ConnectError, PoolError};
+use rampool_client::pool::{LeaseRequest, LeaseTicket, Pool, PoolConfig, ServerSpec};
+use rampool_net::key::{Key, KeyError};
+use rampool_net::transport::SameHost;
+use rampool_net::transport::zero_copy::parse_wish;
+use rampool_pager::fault::RungChoice;
+use rampool_pager::region::{PagedConfig, PagedError, PagedMemory};
 
 /// Every option: its name, what it takes, and what it is for.
 pub const OPTIONS: &[(&str, &str, &str)] = &[
-    ("server", "HOST[:PORT][=AMOUNT]", "a memory server, and the memory wanted from it; several separated by commas, or set several times"),
-    ("memory", "AMOUNT", "memory wanted from the servers together; those without an amount of their own share it"),
+    (
+        "server",
+        "HOST[:PORT][=AMOUNT]",
+        "a memory server, and the memory wanted from it; several separated by commas, or set several times",
+    ),
+    (
+        "memory",
+        "AMOUNT",
+        "memory wanted from the servers together; those without an amount of their own share it",
+    ),
     ("local", "AMOUNT", "local memory all regions together may use (default 1G)"),
     ("page-size", "AMOUNT", "bytes one fault brings, a power of two from 4K to 2M (default 4K)"),
     ("prefetch", "AMOUNT", "the most that is read ahead of a stream; 0 turns it off (default 2M)"),
@@ -33,7 +41,11 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ),
     ("name", "TEXT", "what the servers show people (default: the program's name)"),
     ("key-file", "PATH", "the key shared with the servers"),
-    ("encryption", "auto|on|off", "whether page data is encrypted on its way (default auto: off this machine's own addresses)"),
+    (
+        "encryption",
+        "auto|on|off",
+        "whether page data is encrypted on its way (default auto: off this machine's own addresses)",
+    ),
     ("compression", "on|off", "whether page data is compressed on its way (default off)"),
     (
         "same-host",
@@ -48,7 +60,11 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("pinned", "AMOUNT", "the most memory that is kept pinned for sending without a copy (default 64M)"),
     ("stripe", "AMOUNT", "consecutive bytes on one server, a power of two (default 256K)"),
     ("connect-deadline-ms", "NUMBER", "how long connecting to one server may take (default 5000)"),
-    ("op-deadline-ms", "NUMBER", "how long a server may leave a request unanswered before it counts as lost (default 10000)"),
+    (
+        "op-deadline-ms",
+        "NUMBER",
+        "how long a server may leave a request unanswered before it counts as lost (default 10000)",
+    ),
 ];
 
 /// Settings for [`PagedMemory`] on a pool of memory servers.
@@ -242,7 +258,12 @@ impl Builder {
         let bad = |reason: String| OptionError::Value { name: name.to_owned(), reason };
         let amount = || value.parse::<ByteLen>().map_err(|e| bad(e.to_string()));
         let small = || u32::try_from(amount()?.0).map_err(|_| bad(format!("{value:?} is too much")));
-        let millis = || value.parse().map(Duration::from_millis).map_err(|_| bad(format!("{value:?} is no number of milliseconds")));
+        let millis = || {
+            value
+                .parse()
+                .map(Duration::from_millis)
+                .map_err(|_| bad(format!("{value:?} is no number of milliseconds")))
+        };
         match name {
             "server" => {
                 let servers: Result<Vec<ServerSpec>, _> = value.split(',').map(str::parse).collect();
@@ -259,12 +280,19 @@ impl Builder {
                     "uffd-user" => RungChoice::UserMode,
                     "segv" => RungChoice::Segv,
                     "in-thread" => RungChoice::InThread,
-                    _ => return Err(bad(format!("{value:?} is not `auto`, `uffd`, `uffd-user`, `segv` or `in-thread`"))),
+                    _ => {
+                        return Err(bad(format!(
+                            "{value:?} is not `auto`, `uffd`, `uffd-user`, `segv` or `in-thread`"
+                        )));
+                    }
                 }
             }
             "name" => value.clone_into(&mut self.name),
             "key-file" => self.key_file = Some(value.into()),
-            "encryption" => self.encryption = value.parse().map_err(|e: rampool_proto::session::EncryptionError| bad(e.to_string()))?,
+            "encryption" => {
+                self.encryption =
+                    value.parse().map_err(|e: rampool_wire::session::EncryptionError| bad(e.to_string()))?
+            }
             "compression" => {
                 self.compression = match value {
                     "on" => true,
@@ -289,7 +317,20 @@ impl Builder {
     /// [`OpenError`], which names the server or the setting.
     pub fn open(&self) -> Result<PagedMemory, OpenError> {
         self.paged.cache_config()?;
-        let mut pool = Pool::connect(&self.pool_config()?)?;
+        let pool = Pool::connect(&self.pool_config()?)?;
+        self.start(pool)
+    }
+
+    /// Paged memory of a lease that exists, whose servers the ticket names. Blocks, for each server at most the connect deadline.
+    ///
+    /// # Errors
+    /// [`OpenError`], which names the server or the setting.
+    pub fn join(&self, ticket: &LeaseTicket) -> Result<PagedMemory, OpenError> {
+        self.paged.cache_config()?;
+        self.start(Pool::connect(&self.attachment(ticket)?)?)
+    }
+
+    fn start(&self, mut pool: Pool) -> Result<PagedMemory, OpenError> {
         let region = pool.create_region()?;
         // What is local need not be at a server, so regions may be as large as both together.
         let capacity = pool.lease_bytes().0.saturating_add(self.paged.local_bytes);
@@ -297,7 +338,8 @@ impl Builder {
         Ok(PagedMemory::start(&paged, pool, region)?)
     }
 
-    /// Connects, and leases, for the direct view and its queues. Blocks, for each server at most the connect deadline. What concerns paging is of no concern here.
+    /// Connects, and leases, for the direct view and its queues. Blocks, for each server at most the connect
+    /// deadline. What concerns paging is of no concern here.
     ///
     /// # Errors
     /// [`OpenError`], which names the server or the setting.
@@ -310,9 +352,13 @@ impl Builder {
     /// # Errors
     /// [`OpenError`], which names the server or the setting.
     pub fn join_direct(&self, ticket: &LeaseTicket) -> Result<Direct, OpenError> {
+        Ok(Direct::connect(&self.attachment(ticket)?)?)
+    }
+
+    fn attachment(&self, ticket: &LeaseTicket) -> Result<PoolConfig, OpenError> {
         let mut config = self.settings()?;
         config.lease = LeaseRequest::Attach { ticket: ticket.clone(), name: self.name.clone() };
-        Ok(Direct::connect(&config)?)
+        Ok(config)
     }
 
     fn pool_config(&self) -> Result<PoolConfig, OpenError> {
@@ -379,9 +425,13 @@ mod tests {
     #[test]
     fn bad_values_name_the_option_and_change_nothing() {
         let mut builder = Builder::new();
-        for (name, value) in
-            [("server", "a:1,:2"), ("memory", "lots"), ("page-size", "8G"), ("encryption", "yes"), ("op-deadline-ms", "1s")]
-        {
+        for (name, value) in [
+            ("server", "a:1,:2"),
+            ("memory", "lots"),
+            ("page-size", "8G"),
+            ("encryption", "yes"),
+            ("op-deadline-ms", "1s"),
+        ] {
             let error = builder.set(name, value).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
@@ -390,7 +440,10 @@ mod tests {
         builder.set("server", "127.0.0.1:1").unwrap();
         assert!(matches!(builder.open(), Err(OpenError::NoMemory)));
         builder.set("memory", "1M").unwrap();
-        assert!(matches!(builder.clone().page_size(5000).open(), Err(OpenError::Paged(PagedError::PageSize(5000)))));
+        assert!(matches!(
+            builder.clone().page_size(5000).open(),
+            Err(OpenError::Paged(PagedError::PageSize(5000)))
+        ));
         for stripe in [0, 5000, 2048, 8 << 30] {
             let open = builder.clone().stripe(ByteLen(stripe)).open();
             assert!(matches!(open, Err(OpenError::Stripe(ByteLen(bytes))) if bytes == stripe));

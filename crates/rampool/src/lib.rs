@@ -1,72 +1,47 @@
-//! The runtime: reading down this list is following a page.
+//! The RAM of many machines, as one pool: what a program uses.
 //!
 //! ```text
 //!   builder    from a list of servers to memory, by named options
-//!   region     the paged view for programs that ask for it
-//!   system_calls  given absent pages of regions, where the kernel cannot wait for them
-//!   space      which page is where in this process
-//!   pager      kernel events in, kernel calls out; decisions are rampool_proto::cache's
-//!   fault      how faults are caught: the ladder of userfaultfd, its user-mode kind, SIGSEGV
-//!   direct     bytes of regions, read and changed where they lie
-//!   frames     the pager's own memory: eviction batches and fetches
-//!   backing    what stands behind a pager
-//!   pool       the client's side of many memory servers: pages fetched, stored, checked
-//!   transport  frames over TCP or a Unix socket, plain or sealed
-//!   registration  pinned memory: the pin-down cache, and who registers
-//!   key        the secret that both ends prove to have
-//!   fork       a forked child, served by its parent until it serves itself
-//!   guardian   answers a child's faults when the parent that served it is gone
-//!   server     lends this machine's memory: connections in shards, pages in a store
-//!   store      where a server keeps pages: locked frames, raw or compressed
-//!   shared     the shared view: one address range for the processes of a parallel program
-//!   blocks     checksums of what the direct view moves
-//!   settings   what `rampool run` tells the agent in the programs it starts
-//!   roll       which processes of a run live
-//!   error      what can go wrong between a program and its servers
-//!   stats      counters that others may watch
+//!      |-- region, backing, pager, fault, system_calls    the paged view                    (crate `pager`)
+//!      |-- pool, direct, error, stats                     the client of memory servers      (crate `client`)
+//!      |-- values                                           keys to bytes in the pool         (crate `client`)
+//!      |-- transport, key, registration                   how frames move                   (crate `net`)
+//!   server, store      lends this machine's memory                                          (crate `server`)
+//!   shared             one address range for the processes of a parallel program            (crate `shared`)
+//!   proto              layouts, units, elements: the values in the calls above              (crates `wire`, `pinning`)
 //! ```
+//!
+//! This crate holds [`Builder`] and nothing else of its own: it names what the inner crates offer to
+//! programs. Start at [`Builder`] for memory, at [`direct::Direct`] for bytes and queues, at
+//! [`shared::Shared`] for parallel programs.
 
-pub mod backing;
-mod blocks;
 pub mod builder;
-pub mod direct;
-pub mod error;
-pub mod fault;
-pub mod fork;
-mod frames;
-pub mod guardian;
-pub mod key;
-pub mod pager;
-mod patience;
-pub mod pool;
-pub mod region;
-pub mod registration;
-pub mod roll;
-pub mod server;
-pub mod settings;
-pub mod shared;
-pub mod space;
-pub mod stats;
-pub mod store;
-pub mod system_calls;
-pub mod transport;
-pub mod words;
 
 pub use builder::Builder;
-pub use rampool_proto as proto;
+pub use rampool_client::{direct, error, pool, stats, values};
+pub use rampool_net::{DEFAULT_PORT, key, registration, transport};
+pub use rampool_pager::{backing, fault, pager, region, system_calls};
+pub use rampool_server as server;
+pub use rampool_server::store;
+pub use rampool_shared as shared;
 
-/// The TCP port of a memory server unless another is named.
-pub const DEFAULT_PORT: u16 = 7117;
+/// The values that calls take and give.
+pub mod proto {
+    pub use rampool_pinning as registration;
+    pub use rampool_wire::{elements, layout, session, units};
+}
 
 /// The programs that the manual shows compile.
 #[cfg(doctest)]
 mod manual {
-    #[doc = include_str!("../../../docs/library.md")]
+    #[doc = include_str!("../../../docs/guide/library.md")]
     struct Library;
-    #[doc = include_str!("../../../docs/direct.md")]
+    #[doc = include_str!("../../../docs/guide/direct.md")]
     struct Direct;
-    #[doc = include_str!("../../../docs/zero-copy.md")]
+    #[doc = include_str!("../../../docs/guide/queues.md")]
+    struct Queues;
+    #[doc = include_str!("../../../docs/internals/zero-copy.md")]
     struct ZeroCopy;
-    #[doc = include_str!("../../../docs/sharing.md")]
+    #[doc = include_str!("../../../docs/guide/parallel.md")]
     struct Sharing;
 }

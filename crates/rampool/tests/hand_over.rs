@@ -13,7 +13,7 @@ use rampool::proto::layout::Layout;
 use rampool::proto::units::ByteLen;
 use rampool::region::{HandOverError, HandedOver, PagedConfig, PagedMemory, Region, RegionAdvice};
 use rampool::server::{RunningServer, Server, ServerConfig};
-use rampool_sys::probe::{Capabilities, NEEDED};
+use rampool_kernel::probe::{Capabilities, NEEDED};
 use rampool_testing::skip;
 
 const MIB: usize = 1 << 20;
@@ -32,7 +32,8 @@ fn serve(bytes: usize) -> RunningServer {
 }
 
 fn page(servers: &[&RunningServer], lease: usize, rung: RungChoice) -> PagedMemory {
-    let specs = servers.iter().map(|server| ServerSpec { endpoint: server.addr().clone(), memory: None }).collect();
+    let specs =
+        servers.iter().map(|server| ServerSpec { endpoint: server.addr().clone(), memory: None }).collect();
     let mut config = PoolConfig::new(specs, ByteLen(lease as u64), "owner");
     config.stripe_pages = 16;
     let mut pool = Pool::connect(&config).unwrap();
@@ -60,7 +61,10 @@ fn fill(region: &Region, version: u64) {
 /// In another process: reads what was handed over, and compares.
 fn read_elsewhere(handed: &HandedOver, version: u64) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "reader", "--nocapture"]).env(HANDED, handed.to_string()).env(VERSION, version.to_string());
+    command
+        .args(["--exact", "reader", "--nocapture"])
+        .env(HANDED, handed.to_string())
+        .env(VERSION, version.to_string());
     let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("every byte is right"), "{said}");
@@ -75,12 +79,18 @@ fn reader() {
     let mut direct = Direct::connect(&PoolConfig::attach(handed.lease().clone(), "reader")).unwrap();
     let region = direct.open_ticket(handed.region()).unwrap();
     assert_eq!((handed.bytes(), region.bytes()), (BYTES as u64, handed.offset() + handed.bytes()));
-    let expected = |at: usize| if version == 1 && DISCARDED.contains(&at) { 0 } else { content(at / 8, version) };
+    let expected =
+        |at: usize| if version == 1 && DISCARDED.contains(&at) { 0 } else { content(at / 8, version) };
     let mut buffer = vec![0; 3 * MIB];
     for at in (0..BYTES).step_by(buffer.len()) {
         direct.get(region, handed.offset() + at as u64, &mut buffer).unwrap();
         for (n, bytes) in buffer.chunks(8).enumerate() {
-            assert_eq!(u64::from_le_bytes(bytes.try_into().unwrap()), expected(at + n * 8), "byte {}", at + n * 8);
+            assert_eq!(
+                u64::from_le_bytes(bytes.try_into().unwrap()),
+                expected(at + n * 8),
+                "byte {}",
+                at + n * 8
+            );
         }
     }
     // And at the servers: one word of each page.
@@ -136,7 +146,7 @@ fn owner_goes_on(rung: RungChoice) {
     for n in 0..BYTES / 8 {
         assert_eq!(word(&region, n).load(Ordering::Relaxed), content(n, 8));
     }
-    // The copies outlive their owner's pager for as long as somebody is a member, and go with the last one.
+    // The copies outlive their owner's pager while the lease has a member, and go with the last one.
     let mut member = Direct::connect(&PoolConfig::attach(second.lease().clone(), "member")).unwrap();
     let opened = member.open_ticket(second.region()).unwrap();
     drop((region, _other, memory));
@@ -176,7 +186,10 @@ fn a_full_lease_says_so_and_the_owner_goes_on() {
     let region = memory.alloc(BYTES).unwrap();
     fill(&region, 1);
     let error = region.hand_over().unwrap_err();
-    assert!(matches!(&error, HandOverError::NotCopied(why) if why.contains("127.0.0.1") && why.contains("of this lease left")), "{error}");
+    assert!(
+        matches!(&error, HandOverError::NotCopied(why) if why.contains("127.0.0.1") && why.contains("of this lease left")),
+        "{error}"
+    );
     for n in 0..BYTES / 8 {
         assert_eq!(word(&region, n).load(Ordering::Relaxed), content(n, 1), "the owner has lost something");
     }
@@ -191,13 +204,14 @@ fn what_was_not_handed_over_is_refused() {
     let handed = region.hand_over().unwrap();
     let mut direct = Direct::connect(&PoolConfig::attach(handed.lease().clone(), "curious")).unwrap();
     assert_eq!(direct.open_ticket(handed.region()).unwrap().bytes(), handed.offset() + handed.bytes());
-    // The numbers of regions are no secret: the owner's own is not opened by who guesses them.
+    // The numbers of regions are no secret: guessing the number of the owner's own region does not open it.
     let text = handed.region().to_string();
     let (mark, number) = text.split_once(';').unwrap();
+    let (number, lease) = number.split_once('.').unwrap();
     let number = u64::from_str_radix(number, 16).unwrap();
     let mut refused = 0;
     for other in (0..number).chain(number + 1..number + 5) {
-        let ticket: RegionTicket = format!("{mark};{other:x}").parse().unwrap();
+        let ticket: RegionTicket = format!("{mark};{other:x}.{lease}").parse().unwrap();
         match direct.open_ticket(&ticket) {
             Err(DirectError::NoSuchRegion) => {}
             Err(error) => {

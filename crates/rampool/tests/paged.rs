@@ -1,4 +1,5 @@
-//! The paged view on the real kernel, on every rung of the ladder, with its pages in this process's own memory behind the pager.
+//! The paged view on the real kernel, in every fault mode, with its pages in this process's own memory behind
+//! the pager.
 
 mod words;
 
@@ -14,13 +15,13 @@ use rampool::fault::RungChoice;
 use rampool::pager::{InstallBy, Waiting};
 use rampool::proto::units::Extent;
 use rampool::region::{PagedConfig, PagedMemory, Region, RegionAdvice};
-use rampool_sys::probe::{Capabilities, NEEDED, Rung};
+use rampool_kernel::probe::{Capabilities, NEEDED, Rung};
 use rampool_testing::skip;
 use words::{mix, word};
 
 const MIB: usize = 1 << 20;
 
-/// A rung, and the way pages leave.
+/// A fault mode, and the way pages leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct How {
     rung: RungChoice,
@@ -28,7 +29,8 @@ struct How {
     install_by: InstallBy,
 }
 
-/// Every scenario on every rung. A rung is left out only when the kernel's own answer is that it does not have it, or does not allow it to this user.
+/// Every scenario in every fault mode. A mode is left out only when the kernel's own answer is that it does
+/// not have it, or does not allow it to this user.
 macro_rules! on_every_rung {
     ($($scenario:ident),* $(,)?) => {
         on_rung!(full, RungChoice::Full, false, InstallBy::Copy, $($scenario),*);
@@ -75,12 +77,14 @@ on_every_rung!(
     a_sigbus_of_the_programs_own_goes_to_its_own_handler,
 );
 
-/// What the kernel says about a rung, asked without the code under test.
+/// What the kernel says about a fault mode, asked without the code under test.
 fn allowed(how: How) -> bool {
     let found = Capabilities::probe();
     let answer = match how.rung {
         RungChoice::Full => found.full.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
-        RungChoice::UserMode | RungChoice::InThread => found.user_mode.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
+        RungChoice::UserMode | RungChoice::InThread => {
+            found.user_mode.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string)
+        }
         _ => found.segv.as_ref().map(|()| true).map_err(ToString::to_string),
     };
     match answer {
@@ -119,7 +123,11 @@ fn what_was_written_is_read_again_though_only_a_quarter_fits(how: How) {
             word(&region, index).store(mix(index as u64 + round), Ordering::Relaxed);
         }
         for index in 0..words {
-            assert_eq!(word(&region, index).load(Ordering::Relaxed), mix(index as u64 + round), "word {index} in round {round}");
+            assert_eq!(
+                word(&region, index).load(Ordering::Relaxed),
+                mix(index as u64 + round),
+                "word {index} in round {round}"
+            );
         }
     }
     let stats = memory.stats();
@@ -154,8 +162,8 @@ fn random_reads_and_writes_by_several_threads_keep_every_value(how: How) {
     });
 }
 
-/// A page is written by one thread as fast as it can while another makes it leave again and again: no store may fall between the copy and the moment
-/// when the page is gone.
+/// A page is written by one thread as fast as it can while another makes it leave again and again: no store
+/// may fall between the copy and the moment when the page is gone.
 fn writers_that_race_with_eviction_lose_nothing(how: How) {
     let memory = memory(MIB, how);
     let region = memory.alloc(8 * MIB).unwrap();
@@ -214,26 +222,40 @@ fn scans_that_race_with_writers_and_forks_keep_every_value(how: How) {
                         seed = mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15));
                         let page = usize::try_from(seed % pages as u64).unwrap();
                         let cell = word(region, page * 512 + writer);
-                        assert_eq!(cell.load(Ordering::Relaxed), counts[page], "page {page} of writer {writer}");
+                        assert_eq!(
+                            cell.load(Ordering::Relaxed),
+                            counts[page],
+                            "page {page} of writer {writer}"
+                        );
                         counts[page] += 1;
                         cell.store(counts[page], Ordering::Relaxed);
                     }
                     for (page, count) in counts.into_iter().enumerate() {
-                        assert_eq!(word(region, page * 512 + writer).load(Ordering::Relaxed), count, "page {page} of writer {writer}");
+                        assert_eq!(
+                            word(region, page * 512 + writer).load(Ordering::Relaxed),
+                            count,
+                            "page {page} of writer {writer}"
+                        );
                     }
                 })
             })
             .collect();
         for scan in 0..6 {
             for page in 0..pages {
-                assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), mix(page as u64), "page {page} in scan {scan}");
+                assert_eq!(
+                    word(&region, page * 512).load(Ordering::Relaxed),
+                    mix(page as u64),
+                    "page {page} in scan {scan}"
+                );
             }
             // SAFETY: the child only reads the region, where it has one, and leaves by _exit.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let followed = how.rung == RungChoice::Full && Capabilities::probe().fork_events;
-                let wrong =
-                    followed && (0..pages).step_by(7).any(|page| word(&region, page * 512).load(Ordering::Relaxed) != mix(page as u64));
+                let wrong = followed
+                    && (0..pages)
+                        .step_by(7)
+                        .any(|page| word(&region, page * 512).load(Ordering::Relaxed) != mix(page as u64));
                 // SAFETY: ends the child without running anything of the parent's.
                 unsafe { libc::_exit(i32::from(wrong)) };
             }
@@ -253,7 +275,8 @@ fn scans_that_race_with_writers_and_forks_keep_every_value(how: How) {
 
 const ALONE: &str = "RAMPOOL_TEST_ALONE";
 
-/// With one thread beside the pager, on its CPU, frames are moved in and protected: what was only read leaves without being sent.
+/// With one other thread, the pager's, on its CPU, frames are moved in and protected: what was only read
+/// leaves without being sent.
 #[test]
 fn a_thread_alone_gets_its_pages_by_moves_and_what_it_only_reads_stays_clean() {
     let how = How { rung: RungChoice::Full, evict_by_copy: false, install_by: InstallBy::Auto };
@@ -263,12 +286,14 @@ fn a_thread_alone_gets_its_pages_by_moves_and_what_it_only_reads_stays_clean() {
     if std::env::var_os(ALONE).is_none() {
         let name = std::thread::current().name().expect("tests have names").to_owned();
         let arguments = ["--exact", &name, "--nocapture"];
-        let output = Command::new(std::env::current_exe().unwrap()).args(arguments).env(ALONE, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        let output =
+            Command::new(std::env::current_exe().unwrap()).args(arguments).env(ALONE, "1").output().unwrap();
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.contains("1 passed"), "{said}");
         return;
     }
-    // A process of its own, where nobody else holds a lock; its forked child has this thread alone.
+    // A process of its own, where no other thread holds a lock; its forked child has this thread alone.
     // SAFETY: the child runs this test's body and leaves by _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -283,10 +308,11 @@ fn a_thread_alone_gets_its_pages_by_moves_and_what_it_only_reads_stays_clean() {
 }
 
 fn alone() {
-    rampool_sys::thread::pin_to_cpu(rampool_sys::thread::allowed_cpus()[0]).unwrap();
+    rampool_kernel::thread::pin_to_cpu(rampool_kernel::thread::allowed_cpus()[0]).unwrap();
     let mut backing = MemoryBacking::default();
     let backing_region = backing.create_region();
-    let config = PagedConfig { local_bytes: 8 * MIB as u64, install_by: InstallBy::Auto, ..PagedConfig::default() };
+    let config =
+        PagedConfig { local_bytes: 8 * MIB as u64, install_by: InstallBy::Auto, ..PagedConfig::default() };
     let memory = PagedMemory::start(&config, backing, backing_region).unwrap();
     let region = memory.alloc(32 * MIB).unwrap();
     let words = region.len() / 8;
@@ -298,7 +324,11 @@ fn alone() {
             let page = index / 512;
             // Every 64th page was changed in every round.
             let rounds = if page % 64 == 3 { round } else { 0 };
-            assert_eq!(word(&region, index).load(Ordering::Relaxed), mix(index as u64 + rounds), "word {index} in round {round}");
+            assert_eq!(
+                word(&region, index).load(Ordering::Relaxed),
+                mix(index as u64 + rounds),
+                "word {index} in round {round}"
+            );
         }
     };
     check(0);
@@ -351,7 +381,10 @@ fn fork_is_right_or_the_child_has_no_region(how: How) {
     if followed {
         assert_eq!(status, 0, "the child saw wrong values");
     } else {
-        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "status {status:#x}: the child must not see zeroes");
+        assert!(
+            libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV,
+            "status {status:#x}: the child must not see zeroes"
+        );
     }
     for page in 0..pages {
         assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), mix(page as u64));
@@ -396,12 +429,16 @@ fn regions_outlive_their_memory_and_count_to_the_page(how: How) {
     for page in 0..region.len() / 4096 {
         word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed);
     }
-    // What is away now has to come back, although nobody holds the memory itself any more.
+    // What is away now has to come back, although the memory itself has no other holder any more.
     drop(memory);
     for page in 0..region.len() / 4096 {
         assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), mix(page as u64), "page {page}");
     }
-    assert!(small.iter().all(|r| word(r, 511).load(Ordering::Relaxed) == 7 && word(r, 0).load(Ordering::Relaxed) == 0));
+    assert!(
+        small
+            .iter()
+            .all(|r| word(r, 511).load(Ordering::Relaxed) == 7 && word(r, 0).load(Ordering::Relaxed) == 0)
+    );
 }
 
 fn changed_mappings_are_followed_where_the_kernel_tells_of_them(how: How) {
@@ -416,14 +453,19 @@ fn changed_mappings_are_followed_where_the_kernel_tells_of_them(how: How) {
         word(&region, page * 512).store(page as u64 + 1, Ordering::Relaxed);
     }
     // SAFETY: the range is inside the region.
-    unsafe { assert_eq!(libc::madvise(region.as_ptr().add(4 * MIB).cast(), 4 * MIB, libc::MADV_DONTNEED), 0) };
+    unsafe {
+        assert_eq!(libc::madvise(region.as_ptr().add(4 * MIB).cast(), 4 * MIB, libc::MADV_DONTNEED), 0)
+    };
     for page in 0..pages {
         let gone = (1024..2048).contains(&page);
         let want = if gone { 0 } else { page as u64 + 1 };
         assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), want, "page {page}");
     }
     // SAFETY: moves the last 4 MiB of the region elsewhere; the region is not used there again.
-    let moved = unsafe { libc::mremap(region.as_ptr().add(12 * MIB).cast(), 4 * MIB, 8 * MIB, libc::MREMAP_MAYMOVE).cast::<AtomicU64>() };
+    let moved = unsafe {
+        libc::mremap(region.as_ptr().add(12 * MIB).cast(), 4 * MIB, 8 * MIB, libc::MREMAP_MAYMOVE)
+            .cast::<AtomicU64>()
+    };
     // What other tests map must not come to lie in the region's place, which is unmapped as a whole.
     // SAFETY: nothing is mapped there any more.
     unsafe {
@@ -455,7 +497,7 @@ fn system_calls_on_absent_pages_work_or_fail_but_never_lie(how: How) {
     let mut file = tempfile::tempfile().unwrap();
     let copy = memory.alloc(16 * MIB).unwrap();
     if how.rung == RungChoice::Full {
-        // SAFETY: nobody writes the region while these bytes are read.
+        // SAFETY: the region is not written while these bytes are read.
         file.write_all(unsafe { std::slice::from_raw_parts(region.as_ptr(), region.len()) }).unwrap();
         file.rewind().unwrap();
         // SAFETY: only this thread uses the second region.
@@ -484,7 +526,9 @@ fn system_calls_on_absent_pages_work_or_fail_but_never_lie(how: How) {
                 // SAFETY: as above.
                 match file.read(unsafe { std::slice::from_raw_parts_mut(copy.as_ptr().add(at), 4096) }) {
                     Ok(4096) => break,
-                    Err(error) if error.raw_os_error() == Some(libc::EFAULT) => word(&copy, at / 8).store(1, Ordering::Relaxed),
+                    Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                        word(&copy, at / 8).store(1, Ordering::Relaxed)
+                    }
                     other => panic!("{other:?}"),
                 }
             }
@@ -497,7 +541,8 @@ fn system_calls_on_absent_pages_work_or_fail_but_never_lie(how: How) {
 
 static OWN_SIGBUS: AtomicU64 = AtomicU64::new(0);
 
-/// A file that ends before its mapping does, a signal that somebody sends: both are the program's, before and after a fault of ours.
+/// A file that ends before its mapping does, a signal sent by a process: both are the program's, before and
+/// after a fault of ours.
 fn a_sigbus_of_the_programs_own_goes_to_its_own_handler(how: How) {
     const CHILD: &str = "RAMPOOL_TEST_SIGBUS";
     if std::env::var_os(CHILD).is_none() {
@@ -505,7 +550,12 @@ fn a_sigbus_of_the_programs_own_goes_to_its_own_handler(how: How) {
         let name = std::thread::current().name().expect("tests have names").to_owned();
         let mut test = Command::new(std::env::current_exe().unwrap());
         let output = test.args(["--exact", &name, "--nocapture"]).env(CHILD, "1").output().unwrap();
-        assert!(output.status.success(), "{how:?}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{how:?}: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
         return;
     }
     extern "C" fn on_sigbus(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -588,7 +638,11 @@ unsafe impl<P: FnMut(&mut MemoryBacking) -> Option<BackingEvent>> Backing for Th
     }
 }
 
-fn memory_through(local: usize, how: How, poll: impl FnMut(&mut MemoryBacking) -> Option<BackingEvent> + Send + 'static) -> PagedMemory {
+fn memory_through(
+    local: usize,
+    how: How,
+    poll: impl FnMut(&mut MemoryBacking) -> Option<BackingEvent> + Send + 'static,
+) -> PagedMemory {
     let mut inner = MemoryBacking::default();
     let region = inner.create_region();
     PagedMemory::start(&config(local, how), Through { inner, poll }, region).unwrap()
@@ -606,7 +660,8 @@ fn a_child_whose_parent_lets_its_memory_go_reads_no_zeroes(how: How) {
     (0..1024).for_each(|page| word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed));
     // The kernel poisons no range of more than one mapping, and this divides the region's.
     // SAFETY: pages in the middle of the region, whose content stays.
-    let divided = unsafe { libc::madvise(region.as_ptr().byte_add(2 * MIB).cast(), MIB, libc::MADV_DONTDUMP) };
+    let divided =
+        unsafe { libc::madvise(region.as_ptr().byte_add(2 * MIB).cast(), MIB, libc::MADV_DONTDUMP) };
     assert_eq!(divided, 0);
     let (mut go, begin) = std::os::unix::net::UnixStream::pair().unwrap();
     // SAFETY: the child only reads the region and a socket, and leaves by _exit.
@@ -638,7 +693,10 @@ fn a_child_whose_parent_lets_its_memory_go_reads_no_zeroes(how: How) {
     let mut status = 0;
     // SAFETY: waits for the child made above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{how:?}: status {status:#x}");
+    assert!(
+        libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS,
+        "{how:?}: status {status:#x}"
+    );
 }
 
 /// Ends the child of a test: without anything of the parent's.
@@ -685,7 +743,10 @@ fn a_child_that_changes_its_mappings_while_it_is_given_up_reads_no_zeroes(how: H
     std::io::Read::read_exact(&mut go, &mut [0]).expect("the child has begun");
     drop((region, memory));
     let status = status_of(child);
-    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{how:?}: status {status:#x}");
+    assert!(
+        libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS,
+        "{how:?}: status {status:#x}"
+    );
 }
 
 fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
@@ -701,8 +762,12 @@ fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
                 while !done.load(Ordering::Relaxed) {
                     let memory = memory(MIB, how);
                     let region = memory.alloc(2 * MIB).unwrap();
-                    (0..512).for_each(|page| word(&region, page * 512).store(mix(page as u64 + thread), Ordering::Relaxed));
-                    let right = |page: usize| word(&region, page * 512).load(Ordering::Relaxed) == mix(page as u64 + thread);
+                    (0..512).for_each(|page| {
+                        word(&region, page * 512).store(mix(page as u64 + thread), Ordering::Relaxed)
+                    });
+                    let right = |page: usize| {
+                        word(&region, page * 512).load(Ordering::Relaxed) == mix(page as u64 + thread)
+                    };
                     assert!((0..512).all(right));
                     // One or the other goes first.
                     if thread == 0 {
@@ -716,7 +781,8 @@ fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
             // SAFETY: the child only reads the region, and leaves by _exit.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                let wrong = |page: usize| word(&region, page * 512).load(Ordering::Relaxed) != mix(page as u64);
+                let wrong =
+                    |page: usize| word(&region, page * 512).load(Ordering::Relaxed) != mix(page as u64);
                 end_child(if inherited && (0..512).any(wrong) { 3 } else { 0 });
             }
             assert_eq!(status_of(child), 0, "{how:?}");
@@ -775,17 +841,27 @@ fn a_child_that_changes_its_mappings_at_once_has_what_had_not_been_stored(how: H
 fn lost_servers_poison_what_they_held_and_nothing_else(how: How) {
     if std::env::var_os(LOSE).is_none() {
         let name = std::thread::current().name().expect("tests have names").to_owned();
-        let output =
-            Command::new(std::env::current_exe().unwrap()).args(["--exact", &name, "--nocapture"]).env(LOSE, "1").output().unwrap();
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &name, "--nocapture"])
+            .env(LOSE, "1")
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{how:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(
+            output.status.signal(),
+            Some(libc::SIGBUS),
+            "{how:?}: {said}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         assert!(said.contains("everything local is right"), "{how:?}: {said}");
         return;
     }
     let lose = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&lose);
     let memory = memory_through(4 * MIB, how, move |inner| match inner.poll() {
-        Some(_) if told.load(Ordering::Acquire) => Some(BackingEvent::Lost { reason: "the test's server is lost".into() }),
+        Some(_) if told.load(Ordering::Acquire) => {
+            Some(BackingEvent::Lost { reason: "the test's server is lost".into() })
+        }
         answer => answer,
     });
     let region = memory.alloc(16 * MIB).unwrap();
@@ -795,13 +871,16 @@ fn lost_servers_poison_what_they_held_and_nothing_else(how: How) {
         word(&region, page * 512).store(page as u64 + 1, Ordering::Relaxed);
     }
     lose.store(true, Ordering::Release);
-    // A thread meets a page that can only come from the server; it ends the process with SIGBUS, after the main thread has looked around.
+    // A thread meets a page that can only come from the server; it ends the process with SIGBUS, after the
+    // main thread has looked around.
     let (hold, held) = std::sync::mpsc::channel::<()>();
     if how.rung == RungChoice::InThread {
-        // The thread that needs the page is the one that learns of the loss; a handler that is set now would stand before ours.
+        // The thread that needs the page is the one that learns of the loss; a handler that is set now would
+        // stand before ours.
         println!("everything local is right");
         word(&region, 0).load(Ordering::Relaxed);
-        (0..pages).for_each(|page| assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), page as u64 + 1));
+        (0..pages)
+            .for_each(|page| assert_eq!(word(&region, page * 512).load(Ordering::Relaxed), page as u64 + 1));
         panic!("a lost page was read");
     }
     let mut resident = vec![0u8; pages];
@@ -862,9 +941,14 @@ fn the_lower_rungs_need_no_privileges() {
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     rampool_testing::copy_program(&std::env::current_exe().unwrap(), &program);
     for rung in ["user_mode::", "user_mode_by_copy::what", "segv::"] {
-        let output = Command::new(&program).arg(rung).current_dir("/").uid(NOBODY).gid(NOBODY).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{rung} as nobody: {said}");
-        assert!(!said.contains("skipped:") && said.contains(" passed") && !said.contains(" 0 passed"), "{rung} as nobody: {said}");
+        let output =
+            Command::new(&program).arg(rung).current_dir("/").uid(NOBODY).gid(NOBODY).output().unwrap();
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{rung} without rights: {said}");
+        assert!(
+            !said.contains("skipped:") && said.contains(" passed") && !said.contains(" 0 passed"),
+            "{rung} without rights: {said}"
+        );
     }
 }

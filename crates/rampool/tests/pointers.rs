@@ -1,5 +1,6 @@
-//! Pages that come because others point to them. Alone in its process: what points where is searched for while nobody waits for a page, and forks of other tests,
-//! whose children the pager serves, would leave no time for that.
+//! Pages that are fetched because others point to them. Alone in its process: pointers are searched for while
+//! no thread waits for a page, and forks of other tests, whose children the pager serves, would leave no time
+//! for that.
 
 mod words;
 
@@ -10,18 +11,22 @@ use rampool::backing::memory::MemoryBacking;
 use rampool::fault::RungChoice;
 use rampool::pager::{InstallBy, Waiting};
 use rampool::region::{PagedConfig, PagedMemory};
-use rampool_sys::probe::{Capabilities, NEEDED};
+use rampool_kernel::probe::{Capabilities, NEEDED};
 use rampool_testing::skip;
 use words::{mix, word};
 
-/// Records of four words, of which the first points to an object on a page of its own, in no order; they are gone through forwards and backwards.
+/// Records of four words, of which the first points to an object on a page of its own, in no order; they are
+/// gone through forwards and backwards.
 #[test]
 fn an_array_of_pointers_brings_what_it_points_to() {
     const OBJECTS: usize = 12_288;
     const RECORD: usize = 4;
     let found = Capabilities::probe().full;
     if !found.as_ref().is_ok_and(|features| features.has(NEEDED)) {
-        return skip("uffd", &format!("the kernel does not allow faults of system calls to be caught here: {found:?}"));
+        return skip(
+            "uffd",
+            &format!("the kernel does not allow faults of system calls to be caught here: {found:?}"),
+        );
     }
     let mut backing = MemoryBacking::default();
     let region = backing.create_region();
@@ -41,7 +46,8 @@ fn an_array_of_pointers_brings_what_it_points_to() {
         word(&objects, index).store(mix(index as u64), Ordering::Relaxed);
     }
     for (record, object) in order.iter().enumerate() {
-        word(&array, record * RECORD).store(objects.as_ptr() as u64 + *object as u64 * 4096, Ordering::Relaxed);
+        word(&array, record * RECORD)
+            .store(objects.as_ptr() as u64 + *object as u64 * 4096, Ordering::Relaxed);
     }
     let go_through = |record: usize| {
         let at = usize::try_from(word(&array, record * RECORD).load(Ordering::Relaxed)).unwrap();
@@ -58,10 +64,14 @@ fn an_array_of_pointers_brings_what_it_points_to() {
         }
         passes += 1;
     };
-    // The array has to be found first, by a search that goes on while nobody waits for a page.
+    // The array has to be found first, by a search that goes on while no thread waits for a page.
     let begun = Instant::now();
     while memory.stats().pointer_used_pages == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "nothing came because of a pointer: {:?}", memory.stats());
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "nothing came because of a pointer: {:?}",
+            memory.stats()
+        );
         pass();
     }
     let before = memory.stats();

@@ -175,7 +175,8 @@ fn exercise_pages(pool: &mut Pool, seed: u64, steps: u32, pages_in_use: u64) {
                 for extent in &extents {
                     pool.discard(region, *extent);
                 }
-                // A fetch may overtake a discard, a store may not: what was discarded is stored before it is read again.
+                // A fetch may overtake a discard, a store may not: what was discarded is stored before it is
+                // read again.
                 next_version += 1;
                 let memory: Vec<u8> = pages.iter().flat_map(|p| content(*p, next_version)).collect();
                 submit_store(pool, region, token, &extents, &memory);
@@ -191,7 +192,8 @@ fn exercise_pages(pool: &mut Pool, seed: u64, steps: u32, pages_in_use: u64) {
                 pending.insert(token, Pending { fetch: false, extents, memory, expected: Vec::new() });
             }
             kind => {
-                let expected: Vec<u8> = pages.iter().flat_map(|p| content(*p, versions.get(p).copied().unwrap_or(0))).collect();
+                let expected: Vec<u8> =
+                    pages.iter().flat_map(|p| content(*p, versions.get(p).copied().unwrap_or(0))).collect();
                 let mut memory = vec![0xaa; expected.len()];
                 // SAFETY: the memory is in `pending`, unmoved, until the event.
                 unsafe { pool.fetch(region, token, &extents, memory.as_mut_ptr(), kind > 5) };
@@ -231,7 +233,10 @@ fn random_operations_over_three_servers_return_what_was_stored_last() {
         let mut pool = Pool::connect(&config).unwrap();
         exercise(&mut pool, 7 + u64::from(compression), 600);
         pool.leave();
-        assert!(servers.iter().all(|s| s.wait_until_idle(Instant::now() + WATCHDOG)), "a goodbye returns everything at once");
+        assert!(
+            servers.iter().all(|s| s.wait_until_idle(Instant::now() + WATCHDOG)),
+            "a goodbye returns everything at once"
+        );
         servers.iter().for_each(RunningServer::check);
     }
 }
@@ -266,7 +271,9 @@ fn sealed_links_unix_sockets_and_the_compressed_store_behave_the_same() {
 
     attach.key = Some(Key::generate());
     match Pool::connect(&attach).err().unwrap() {
-        ConnectError::Server { reason: ConnectReason::Link(message), .. } => assert!(message.contains("key"), "{message}"),
+        ConnectError::Server { reason: ConnectReason::Link(message), .. } => {
+            assert!(message.contains("key"), "{message}")
+        }
         other => panic!("{other}"),
     }
     exercise(&mut pool, 5, 50);
@@ -319,7 +326,9 @@ fn a_full_lease_refuses_and_takes_pages_again_once_there_is_room() {
     let memory: Vec<u8> = extent(1000, 64).pages().flat_map(|p| content(p.0, 1)).collect();
     submit_store(&mut pool, region, 9, &[extent(1000, 64)], &memory);
     match next(&mut pool) {
-        PoolEvent::Full { token: 9, free, name, .. } => assert_eq!((free, name), (ByteLen(24 * 4096), server.addr().to_string())),
+        PoolEvent::Full { token: 9, free, name, .. } => {
+            assert_eq!((free, name), (ByteLen(24 * 4096), server.addr().to_string()))
+        }
         other => panic!("{other:?}"),
     }
     // Writing again what is there needs no room; discarding makes some; so does a larger lease.
@@ -332,7 +341,9 @@ fn a_full_lease_refuses_and_takes_pages_again_once_there_is_room() {
         [content(39, 0), content(40, 2), content(1063, 1), expected(&[extent(2000, 2)], 3)].concat()
     });
     match pool.resize_lease(ByteLen(100 * MIB)).unwrap_err() {
-        PoolError::Refused { server: who, free, .. } => assert_eq!((who, free), (server.addr().to_string(), ByteLen(56 * MIB))),
+        PoolError::Refused { server: who, free, .. } => {
+            assert_eq!((who, free), (server.addr().to_string(), ByteLen(56 * MIB)))
+        }
         other => panic!("{other}"),
     }
 }
@@ -360,12 +371,21 @@ fn a_pool_that_one_server_refuses_gives_back_what_the_others_granted() {
     });
     let too_much = Pool::connect(&config(&[&servers[0], &servers[1]], 200 * MIB)).err().unwrap();
     assert!(matches!(too_much, ConnectError::TooLittle { .. }), "{too_much}");
-    let spec =
-        |server: &RunningServer, bytes| ServerSpec { endpoint: server.addr().to_string().parse().unwrap(), memory: Some(ByteLen(bytes)) };
-    let named = PoolConfig::new(vec![spec(&servers[0], 32 * MIB), spec(&servers[1], 65 * MIB)], ByteLen(97 * MIB), "test");
+    let spec = |server: &RunningServer, bytes| ServerSpec {
+        endpoint: server.addr().to_string().parse().unwrap(),
+        memory: Some(ByteLen(bytes)),
+    };
+    let named = PoolConfig::new(
+        vec![spec(&servers[0], 32 * MIB), spec(&servers[1], 65 * MIB)],
+        ByteLen(97 * MIB),
+        "test",
+    );
     let refused = Pool::connect(&named).err().unwrap().to_string();
     assert!(refused.contains("it has 64 MiB free, 65 MiB are wanted"), "{refused}");
-    assert!(servers.iter().all(|s| s.wait_until_idle(Instant::now() + WATCHDOG)), "a lease of nobody's is left");
+    assert!(
+        servers.iter().all(|s| s.wait_until_idle(Instant::now() + WATCHDOG)),
+        "a lease without an owner is left"
+    );
     Pool::connect(&config(&[&servers[0], &servers[1]], 128 * MIB)).unwrap();
 }
 
@@ -390,7 +410,12 @@ fn a_forked_childs_region_is_a_clone_that_the_child_takes_over() {
     parent.leave();
     assert_eq!(
         fetch(&mut child, mine, &[extent(0, 2000)]),
-        [expected(&[extent(0, 500)], 1), expected(&[extent(500, 1000)], 3), expected(&[extent(1500, 500)], 1)].concat()
+        [
+            expected(&[extent(0, 500)], 1),
+            expected(&[extent(500, 1000)], 3),
+            expected(&[extent(1500, 500)], 1)
+        ]
+        .concat()
     );
     child.leave();
     assert!(servers.iter().all(|s| s.wait_until_idle(Instant::now() + WATCHDOG)));
@@ -419,8 +444,8 @@ fn address_of(server: &RunningServer) -> std::net::SocketAddr {
     server.addr().to_string().parse().unwrap()
 }
 
-/// Connections that break at any byte, again and again: nothing is lost, nothing done twice that may be done once, and the regions that were
-/// made are those that the client knows.
+/// Connections that break at any byte, again and again: nothing is lost, nothing done twice that may be done
+/// once, and the regions that were made are those that the client knows.
 #[test]
 fn a_cut_link_is_made_again_and_nothing_is_lost() {
     let key = Key::generate();
@@ -432,7 +457,8 @@ fn a_cut_link_is_made_again_and_nothing_is_lost() {
         };
         let relay = Relay::start(address_of(&server), Cut::Clean, 1_000_000);
         let mut config = through(&relay, 32 * MIB);
-        (config.key, config.encryption) = (encrypted.then(|| key.clone()), if encrypted { Encryption::On } else { Encryption::Auto });
+        (config.key, config.encryption) =
+            (encrypted.then(|| key.clone()), if encrypted { Encryption::On } else { Encryption::Auto });
         let mut pool = Pool::connect(&config).unwrap();
         exercise(&mut pool, 11, 400);
         assert!(relay.cuts() >= 10, "{} cuts", relay.cuts());
@@ -455,7 +481,8 @@ fn a_cut_link_is_made_again_and_nothing_is_lost() {
     }
 }
 
-/// What a client said over a connection that it has given up reaches the server when the client has said more since: it must not undo that.
+/// What a client said over a connection that it has given up reaches the server when the client has said more
+/// since: it must not undo that.
 #[test]
 fn what_arrives_late_over_a_replaced_connection_changes_nothing() {
     let server = serve(64 * MIB);
@@ -471,7 +498,7 @@ fn what_arrives_late_over_a_replaced_connection_changes_nothing() {
     server.check();
 }
 
-/// Whoever joins a lease has memory that depends on it: a link that breaks just then is tried again.
+/// A joining process has memory that depends on the lease: a link that breaks just then is retried.
 #[test]
 fn a_link_that_is_cut_while_a_lease_is_joined_is_made_again() {
     let server = serve(64 * MIB);

@@ -1,7 +1,9 @@
-//! Queues whose senders and receivers are processes that are killed (SIGKILL) in the middle of what they do, again and again.
+//! Queues whose senders and receivers are processes that are killed (SIGKILL) in the middle of what they do,
+//! again and again.
 //!
-//! What the documentation promises is checked message by message: a send that ended well has appended its message, once; a message is there until its receiver said that it is done with it; and
-//! it comes again only if a receiver that had it was killed before it could say so.
+//! What the documentation promises is checked message by message: a send that ended well has appended its
+//! message, once; a message is there until its receiver said that it is done with it; and it comes again only
+//! if a receiver that had it was killed before it could say so.
 #![allow(clippy::cast_possible_truncation)]
 
 use std::collections::BTreeMap;
@@ -76,7 +78,9 @@ fn receive(direct: &mut Direct, queue: &Queue, mut message: Message, mut say: im
     let word = |at: usize| u64::from_le_bytes(message.head()[at..at + 8].try_into().unwrap());
     let (sender, number) = (word(0), word(8));
     match direct.body(&mut message, WATCHDOG) {
-        Ok(body) => assert!(body == body_of(sender, number), "message {number} of sender {sender} has another body"),
+        Ok(body) => {
+            assert!(body == body_of(sender, number), "message {number} of sender {sender} has another body")
+        }
         // Its sender was killed in the middle: it was never appended.
         Err(QueueError::BodyLost { .. }) => {
             say(&format!("@ torn {sender} {number}"));
@@ -150,7 +154,7 @@ impl Drop for Processes {
 #[derive(Default, Debug)]
 struct Fate {
     sent: bool,
-    /// Who took it, and whether it came as a redelivery.
+    /// Its receiver, and whether it came as a redelivery.
     taken: Vec<(usize, bool)>,
     done: Vec<usize>,
     torn: bool,
@@ -190,12 +194,16 @@ fn run(seed: u64) {
     let (mut kills, mut lines, mut next_kill) = (0, 0, 3 + mix(seed) % 12);
     let mut killed = Vec::new();
     let mut ended = Vec::new();
-    let sending = |processes: &Processes| processes.running.values().any(|(_, role)| role.starts_with("send"));
+    let sending =
+        |processes: &Processes| processes.running.values().any(|(_, role)| role.starts_with("send"));
     while sending(&processes) {
         let (process, line) = said.recv_timeout(WATCHDOG).expect("something happens before the watchdog");
         let Some(line) = line else {
             if let Some((mut child, role)) = processes.running.remove(&process) {
-                assert!(child.wait().unwrap().success() && ended.contains(&process), "{role} ended by itself");
+                assert!(
+                    child.wait().unwrap().success() && ended.contains(&process),
+                    "{role} ended by itself"
+                );
             }
             continue;
         };
@@ -205,8 +213,9 @@ fn run(seed: u64) {
         }
         note(&mut fates, process, &line);
         lines += 1;
-        // Whoever spoke last, or somebody else, who is in the middle of something.
-        let alive: Vec<usize> = processes.running.keys().copied().filter(|process| !ended.contains(process)).collect();
+        // The one that spoke last, or another one that is in the middle of a request.
+        let alive: Vec<usize> =
+            processes.running.keys().copied().filter(|process| !ended.contains(process)).collect();
         if lines >= next_kill && kills < KILLS && !alive.is_empty() {
             let draw = mix(seed << 20 | kills as u64);
             next_kill = lines + 2 + draw % 16;
@@ -234,11 +243,15 @@ fn run(seed: u64) {
         }
     }
     let until = Instant::now() + WATCHDOG;
-    let left = |direct: &mut Direct| direct.queues().unwrap().iter().find(|info| info.name == "jobs").unwrap().messages;
+    let left = |direct: &mut Direct| {
+        direct.queues().unwrap().iter().find(|info| info.name == "jobs").unwrap().messages
+    };
     while left(&mut direct) > 0 {
         assert!(Instant::now() < until, "what killed receivers held never comes back: {:?}", direct.queues());
         if let Some(message) = direct.take(&queue, Duration::from_millis(200)).unwrap() {
-            receive(&mut direct, &queue, message, |line| note(&mut fates, parent, line.trim_start_matches("@ ")));
+            receive(&mut direct, &queue, message, |line| {
+                note(&mut fates, parent, line.trim_start_matches("@ "))
+            });
         }
     }
     assert_eq!(kills, KILLS, "seed {seed}: the senders were too fast");
@@ -247,8 +260,11 @@ fn run(seed: u64) {
         let what = format!("seed {seed}: message {number} of sender {sender}: {fate:?}, killed {killed:?}");
         assert!(!fate.sent || !fate.taken.is_empty(), "lost: {what}");
         assert!(!fate.sent || !fate.torn, "a send that ended well was torn: {what}");
-        assert!(fate.done.len() <= 1, "came again after somebody was done with it: {what}");
-        assert!(fate.taken.iter().filter(|(_, again)| !again).count() <= 1, "twice for the first time: {what}");
+        assert!(fate.done.len() <= 1, "came again after it was acknowledged: {what}");
+        assert!(
+            fate.taken.iter().filter(|(_, again)| !again).count() <= 1,
+            "twice for the first time: {what}"
+        );
         let unfinished = fate.taken.iter().filter(|(taker, _)| !fate.done.contains(taker));
         for (taker, _) in unfinished {
             assert!(killed.contains(taker), "left by a receiver that lives: {what}");

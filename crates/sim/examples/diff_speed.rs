@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use rampool_proto::share::Diff;
+use rampool_sharing::Diff;
 
 const PAGE: usize = 4096;
 const ROUNDS: u32 = 20_000;

@@ -1,10 +1,10 @@
 //! What a fault costs in the cache itself: from `Fault` through `Fetch`, `Fetched` and the install, with the evictions that make room.
 //! `cargo run --release -p rampool-sim --example fault_cost`
 
-use rampool_proto::cache::{Access, Cache, EvictOutcome, FetchId, Input, Output};
-use rampool_proto::units::{Extent, PageIndex, total_pages};
+use rampool_paging::cache::{Access, Cache, EvictOutcome, FetchId, Input, Output};
 use rampool_sim::paging::policy::config;
 use rampool_sim::rng::Rng;
+use rampool_wire::units::{Extent, PageIndex, total_pages};
 
 const BUDGET_PAGES: u64 = 128 << 10;
 const PAGES: u32 = 512 << 10;
@@ -14,7 +14,7 @@ fn main() {
     for (name, sequential) in [("random", false), ("sequential", true)] {
         let mut cache = Cache::new(config(BUDGET_PAGES, true));
         let all = Extent::new(PageIndex(0), PAGES);
-        cache.handle(Input::Adopt { extent: all, resident: &[], remote: &[all] });
+        cache.handle(Input::Adopt { extent: all, resident: &[], remote: &[all], given_up: &[] });
         let mut fetches: Vec<FetchId> = Vec::new();
         let mut rng = Rng::new(1);
         let mut mapped = vec![false; PAGES as usize];
@@ -60,9 +60,9 @@ fn drain(cache: &mut Cache, fetches: &mut Vec<FetchId>, mapped: &mut [bool]) {
     loop {
         while let Some(output) = cache.poll() {
             match output {
-                Output::InstallZero { extent } | Output::InstallFetched { extent, .. } | Output::InstallStaged { extent, .. } => {
-                    set(mapped, extent, true)
-                }
+                Output::InstallZero { extent }
+                | Output::InstallFetched { extent, .. }
+                | Output::InstallStaged { extent, .. } => set(mapped, extent, true),
                 Output::Evict { batch, extents } => {
                     extents.iter().for_each(|e| set(mapped, *e, false));
                     evicted.push((batch, total_pages(&extents)));

@@ -8,7 +8,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use rampool_proto::share::ProtocolKind;
+use rampool_sharing::ProtocolKind;
 use rampool_sim::share::World;
 use rampool_sim::share::generate::{Shape, generate};
 use rampool_sim::share::network::Loss;
@@ -25,7 +25,8 @@ fn main() -> ExitCode {
             }
         },
     };
-    let number = |index: usize, default: u64| args.get(index).and_then(|arg| arg.parse().ok()).unwrap_or(default);
+    let number =
+        |index: usize, default: u64| args.get(index).and_then(|arg| arg.parse().ok()).unwrap_or(default);
     let (first, runs) = (number(1, 0), number(2, 1000));
     let mut failed = 0;
     for protocol in protocols {

@@ -4,7 +4,9 @@ use rampool_sim::paging::policy::{config, fifo_misses, lru_misses, measure, opti
 
 fn main() {
     println!("                              hits without prefetch               |            with prefetch");
-    println!("workload                      FIFO    LRU  rampool  optimum   soft |   hits   waits   soft  wasted  stored");
+    println!(
+        "workload                      FIFO    LRU  rampool  optimum   soft |   hits   waits   soft  wasted  stored"
+    );
     let budget = std::env::args().nth(1).map_or(2048, |a| a.parse().expect("a number of pages"));
     let only = std::env::args().nth(2).unwrap_or_default();
     for workload in workloads(budget).into_iter().filter(|w| w.name.contains(&only)) {

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use rampool_proto::share::ProtocolKind;
+use rampool_sharing::ProtocolKind;
 use rampool_sim::share::World;
 use rampool_sim::share::generate::{WIDE_PAGE, many_ranks};
 
@@ -20,10 +20,16 @@ fn main() {
     for protocol in ProtocolKind::ALL {
         let setup = many_ranks(protocol, ranks, pages, epochs);
         let start = Instant::now();
-        let report = World::new(setup).run().unwrap_or_else(|failure| panic!("{}: {failure:?}", protocol.name()));
+        let report =
+            World::new(setup).run().unwrap_or_else(|failure| panic!("{}: {failure:?}", protocol.name()));
         let seconds = start.elapsed().as_secs_f64();
         let messages = report.total_messages();
         let rate = messages as f64 / seconds;
-        println!("{:>8} {:>8} {messages:>11} {:>10} {seconds:>8.2} {rate:>11.0}", protocol.name(), report.events, report.total_bytes());
+        println!(
+            "{:>8} {:>8} {messages:>11} {:>10} {seconds:>8.2} {rate:>11.0}",
+            protocol.name(),
+            report.events,
+            report.total_bytes()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Owners and peers of registered memory ([`rampool_proto::registration::keys`]) in a world that loses, repeats, delays and reorders messages, and where the owner gives peers up that are
+//! Owners and peers of registered memory ([`rampool_pinning::keys`]) in a world that loses, repeats, delays and reorders messages, and where the owner gives peers up that are
 //! still at it.
 //!
 //! Memory is an object with a fate: *live* while its key is current, *detached* when its bytes were put elsewhere, *free* when the owner may use it for something else. Whatever a peer
@@ -11,10 +11,11 @@
 //!
 //! At the end the faults stop, and every memory must come free.
 
-use rampool_proto::registration::keys::{
-    Access, Grant, Key, KeyCache, KeyLimits, KeyRule, Owner, OwnerOutput, PeerNumber, PeerOutput, Rights, ToOwner, ToPeer, Use, UseRefused,
+use rampool_pinning::keys::{
+    Access, Grant, Key, KeyCache, KeyLimits, KeyRule, Owner, OwnerOutput, PeerNumber, PeerOutput, Rights,
+    ToOwner, ToPeer, Use, UseRefused,
 };
-use rampool_proto::server::Tick;
+use rampool_wire::units::Tick;
 use std::collections::BTreeMap;
 
 use crate::rng::Rng;
@@ -87,7 +88,14 @@ impl Peer {
         if let Some(rule) = omit {
             leave_out_of_cache(&mut cache, rule);
         }
-        Self { number: PeerNumber(number), cache, objects: BTreeMap::new(), working: Vec::new(), heard: Vec::new(), given_up: false }
+        Self {
+            number: PeerNumber(number),
+            cache,
+            objects: BTreeMap::new(),
+            working: Vec::new(),
+            heard: Vec::new(),
+            given_up: false,
+        }
     }
 }
 
@@ -190,7 +198,8 @@ impl World {
         self.owner.handle_timeout(Tick(self.now));
         let due: Vec<Mail> = {
             let now = self.now;
-            let (due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.mail).into_iter().partition(|(at, _)| *at <= now);
+            let (due, later): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut self.mail).into_iter().partition(|(at, _)| *at <= now);
             self.mail = later;
             due.into_iter().map(|(_, mail)| mail).collect()
         };
@@ -209,7 +218,8 @@ impl World {
     }
 
     fn expose(&mut self) {
-        let (bytes, rights) = (self.rng.between(1, 9000), [Rights::Read, Rights::Write, Rights::Both][self.rng.index(3)]);
+        let (bytes, rights) =
+            (self.rng.between(1, 9000), [Rights::Read, Rights::Write, Rights::Both][self.rng.index(3)]);
         if let Ok(key) = self.owner.expose(bytes, rights) {
             self.objects.push(Object { key, bytes, rights, fate: Fate::Live });
             self.places.insert(key.place, self.objects.len() - 1);
@@ -253,7 +263,11 @@ impl World {
         let Grant { key, bytes, .. } = self.peers[index].heard[which];
         let offset = self.rng.below(bytes + 1);
         // Too much, now and then.
-        let len = if self.rng.one_in(10) { bytes - offset + self.rng.between(1, 5000) } else { self.rng.below(bytes - offset + 1) };
+        let len = if self.rng.one_in(10) {
+            bytes - offset + self.rng.between(1, 5000)
+        } else {
+            self.rng.below(bytes - offset + 1)
+        };
         let access = if self.rng.one_in(2) { Access::Read } else { Access::Write };
         let until = self.now + self.rng.between(1, 60);
         let peer = &mut self.peers[index];
@@ -277,13 +291,26 @@ impl World {
         let peer = &mut self.peers[index];
         for working in &peer.working {
             let object = &self.objects[working.object];
-            assert!(object.fate != Fate::Free, "a late use of {} touches memory that is something else by now", object.key);
-            assert!(object.fate == Fate::Live || peer.given_up, "what is done with {} is lost: its bytes are elsewhere", object.key);
+            assert!(
+                object.fate != Fate::Free,
+                "a late use of {} touches memory that is something else by now",
+                object.key
+            );
+            assert!(
+                object.fate == Fate::Live || peer.given_up,
+                "what is done with {} is lost: its bytes are elsewhere",
+                object.key
+            );
             assert!(working.offset + working.len <= object.bytes, "a use beyond the end of {}", object.key);
-            assert!(object.rights.allow(working.access), "a use of {} that its key does not allow", object.key);
+            assert!(
+                object.rights.allow(working.access),
+                "a use of {} that its key does not allow",
+                object.key
+            );
         }
         let now = self.now;
-        let (over, on): (Vec<_>, Vec<_>) = std::mem::take(&mut peer.working).into_iter().partition(|working| working.until <= now);
+        let (over, on): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut peer.working).into_iter().partition(|working| working.until <= now);
         peer.working = on;
         for working in over {
             peer.cache.end(working.used);
@@ -316,7 +343,11 @@ impl World {
         while let Some(output) = self.owner.poll() {
             match output {
                 OwnerOutput::Send(number, message) => {
-                    let peer = self.peers.iter().position(|peer| peer.number == number).expect("a peer that there is");
+                    let peer = self
+                        .peers
+                        .iter()
+                        .position(|peer| peer.number == number)
+                        .expect("a peer that there is");
                     match message {
                         ToPeer::Grant(grant) => self.send_grant(peer, grant),
                         ToPeer::Revoke(_) => self.post(Mail::ToPeer(peer, message, None)),
@@ -351,7 +382,10 @@ impl World {
                     PeerOutput::Drop(key) => {
                         let peer = &mut self.peers[index];
                         let object = peer.objects.remove(&key).expect("what is dropped was mapped");
-                        assert!(peer.working.iter().all(|working| working.object != object), "what is in use is unmapped");
+                        assert!(
+                            peer.working.iter().all(|working| working.object != object),
+                            "what is in use is unmapped"
+                        );
                     }
                 }
             }
@@ -388,7 +422,10 @@ impl World {
         }
         assert!(self.owner.poll_timeout().is_none(), "somebody is still to answer");
         for peer in &self.peers {
-            assert!(peer.given_up || peer.working.is_empty() && peer.objects.is_empty(), "a peer keeps what was withdrawn");
+            assert!(
+                peer.given_up || peer.working.is_empty() && peer.objects.is_empty(),
+                "a peer keeps what was withdrawn"
+            );
         }
     }
 }

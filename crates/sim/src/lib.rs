@@ -5,6 +5,7 @@
 //!   relink    two ranks, and a connection that is cut again and again
 //!   rng       one u64 seed picks everything that happens
 //!   paging    a program with threads, a software MMU, the kernel's replies and the memory servers, around the page cache
+//!   session   a client's sessions with memory servers, and everything that goes wrong between them
 //!   share     ranks with threads that share memory, a network, and golden memory that judges every load
 //! ```
 //!
@@ -15,4 +16,5 @@ pub mod keys;
 pub mod paging;
 pub mod relink;
 pub mod rng;
+pub mod session;
 pub mod share;

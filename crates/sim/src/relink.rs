@@ -1,4 +1,4 @@
-//! Two ranks whose connection is cut again and again ([`rampool_proto::share::stream`], [`rampool_proto::share::relink`]), in a world that decides when each of them notices, how much of
+//! Two ranks whose connection is cut again and again ([`rampool_sharing::stream`], [`rampool_sharing::relink`]), in a world that decides when each of them notices, how much of
 //! what was on the way still comes, how long an attempt to connect takes, and who else knocks.
 //!
 //! Each end has numbered things to say. What the other end takes is judged at once: the next number, or it is wrong. At the end the cuts stop, and everything must have come, unless somebody
@@ -6,16 +6,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use rampool_proto::share::Rank;
-use rampool_proto::share::control::{Control, FrameKind, Framed, Resume, deframe, frame};
-use rampool_proto::share::relink::{Attempt, Patience, Relink, RelinkRule, Step};
-use rampool_proto::share::stream::{Limits, Stream};
+use rampool_sharing::Rank;
+use rampool_sharing::control::{Control, FrameKind, Framed, Resume, deframe, frame};
+use rampool_sharing::relink::{Attempt, Patience, Relink, RelinkRule, Step};
+use rampool_sharing::stream::{Limits, Stream};
 
 use crate::rng::Rng;
 
 const LIMITS: Limits = Limits { window: 400, answer: 100, chunk: 120 };
 /// Microseconds that nobody is given up in.
-const PATIENCE: Patience = Patience { grace_us: 1 << 40, least_pause_us: 20, most_pause_us: 200, sure_us: 1 << 39 };
+const PATIENCE: Patience =
+    Patience { grace_us: 1 << 40, least_pause_us: 20, most_pause_us: 200, sure_us: 1 << 39 };
 const RUN: &str = "this run";
 const STEPS: u64 = 3000;
 /// Of the end that connects, and of the other.
@@ -215,12 +216,19 @@ impl World {
     fn hear(&mut self, number: u64, to: usize) {
         loop {
             let Some(wire) = self.wires.get_mut(&number) else { return };
-            let Framed::Whole { kind, has, content, taken } = deframe(&wire.arrived[to]).expect("nobody sends nonsense") else { return };
-            let control = (kind == FrameKind::Control).then(|| Control::decode(content).expect("nobody sends nonsense"));
+            let Framed::Whole { kind, has, content, taken } =
+                deframe(&wire.arrived[to]).expect("nobody sends nonsense")
+            else {
+                return;
+            };
+            let control = (kind == FrameKind::Control)
+                .then(|| Control::decode(content).expect("nobody sends nonsense"));
             wire.arrived[to].drain(..taken);
             match control {
                 Some(Control::Resume { resume }) => self.asked(number, &resume),
-                Some(Control::Resumed { incarnation, received }) => self.resumed(number, incarnation, received),
+                Some(Control::Resumed { incarnation, received }) => {
+                    self.resumed(number, incarnation, received)
+                }
                 Some(Control::Refused { why }) => {
                     let wire = &self.wires[&number];
                     let is_late = why.contains("again since") && !self.ends[0].relink.awaits(wire.attempt);
@@ -326,8 +334,13 @@ impl World {
             self.close(over, at);
             self.ends[at].relink.cut(self.now, None);
         } else if at == 0 && self.ends[0].relink.is_down() {
-            let failed = self.wires.iter().find(|(_, wire)| !wire.by_stranger && self.ends[0].relink.awaits(wire.attempt));
-            if let Some((&number, _)) = failed.filter(|(_, wire)| is_cut(wire) || self.rng.one_in(if self.quiet { 60 } else { 4 })) {
+            let failed = self
+                .wires
+                .iter()
+                .find(|(_, wire)| !wire.by_stranger && self.ends[0].relink.awaits(wire.attempt));
+            if let Some((&number, _)) =
+                failed.filter(|(_, wire)| is_cut(wire) || self.rng.one_in(if self.quiet { 60 } else { 4 }))
+            {
                 // What it said may come all the same.
                 self.wires.get_mut(&number).expect("it was just found").closed[0] = true;
                 self.ends[0].relink.came_to(self.now, Attempt::Failed);
@@ -353,7 +366,14 @@ impl World {
 
     fn resume(&self, attempt: u32) -> Resume {
         let received = self.ends[0].stream.received();
-        Resume { run: RUN.into(), rank: Rank(1), incarnation: INCARNATIONS[0], of: INCARNATIONS[1], attempt, received }
+        Resume {
+            run: RUN.into(),
+            rank: Rank(1),
+            incarnation: INCARNATIONS[0],
+            of: INCARNATIONS[1],
+            attempt,
+            received,
+        }
     }
 
     fn arrive(&mut self, wire: Wire) {
@@ -368,9 +388,14 @@ impl World {
     /// Attempts whose time has come may be carried; before, their bytes wait like any others.
     fn connect(&mut self) {
         self.knocking.retain(|&(due, _)| due > self.now);
-        let dead: Vec<u64> =
-            self.wires.iter().filter(|(_, wire)| wire.closed[0] && wire.on_the_way[1].is_empty()).map(|(&number, _)| number).collect();
-        for number in dead.into_iter().filter(|&number| self.ends.iter().all(|end| end.over != Some(number))) {
+        let dead: Vec<u64> = self
+            .wires
+            .iter()
+            .filter(|(_, wire)| wire.closed[0] && wire.on_the_way[1].is_empty())
+            .map(|(&number, _)| number)
+            .collect();
+        for number in dead.into_iter().filter(|&number| self.ends.iter().all(|end| end.over != Some(number)))
+        {
             self.wires.remove(&number);
         }
     }

@@ -1,17 +1,18 @@
 //! The simulated shared view: ranks, threads, memory and network in one process, one seed a run.
 //!
 //! ```text
-//!   program   what threads do: byte accesses, locks, barriers ...      generate   legal programs from a seed
-//!   memory    a rank's pages under a software MMU                      golden     what every load must return
+//!   program   threads' operations: accesses, locks ...     generate   legal programs from a seed
+//!   memory    a rank's pages under a software MMU          golden     the expected value of every load
 //!   node      one rank: engine, memory, threads; siblings run *inside* the engine's memory operations
-//!   network   datagrams that get lost, doubled, spoiled and overtaken          cost     what faults and messages cost
-//!   world     many nodes, a network and virtual time                   explore    every order of a small world
+//!   network   lost, duplicated, reordered datagrams        cost       the costs of faults and messages
+//!   world     many nodes, a network and virtual time       explore    every order of a small world
 //! ```
 //!
-//! A thread's access is one byte. If the page's protection allows it, it happens, in the rank's memory and in the golden memory at the same
-//! instant; if not, the thread faults and waits. In a program without data races (or, for entry consistency, one that keeps its locks' data under
-//! its locks) conflicting accesses are ordered by synchronisation, hence also in simulated time, so every load must return what golden memory
-//! holds. Under sequential consistency that is so for racy programs too.
+//! A thread's access is one byte. If the page's protection allows it, it happens at the same instant in the
+//! rank's memory and in the golden memory; if not, the thread faults and waits. In a program without data
+//! races (or, for entry consistency, one that keeps its locks' data under its locks) conflicting accesses are
+//! ordered by synchronisation, hence also in simulated time, so every load must return the value in golden
+//! memory. Under sequential consistency that holds for racy programs too.
 
 pub mod cost;
 pub mod explore;

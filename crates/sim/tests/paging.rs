@@ -1,22 +1,23 @@
-//! Many seeds. What they find becomes a named scenario beside the cache.
+//! Many seeds. Their findings become named scenarios in the cache's own tests.
 
-use rampool_proto::cache::CacheStats;
+use rampool_paging::cache::CacheStats;
 use rampool_sim::paging::run;
 
 fn from_env(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |s| s.parse().unwrap_or_else(|_| panic!("{name} is not a number: {s}")))
+    std::env::var(name)
+        .map_or(otherwise, |s| s.parse().unwrap_or_else(|_| panic!("{name} is not a number: {s}")))
 }
 
-/// `RAMPOOL_SIM_FIRST_SEED` and `RAMPOOL_SIM_SEEDS` choose others than the usual ones.
+/// `RAMPOOL_SIM_FIRST_SEED` and `RAMPOOL_SIM_SEEDS` override the default seeds.
 #[test]
 fn no_seed_breaks_a_rule_and_together_they_see_everything() {
     let first = from_env("RAMPOOL_SIM_FIRST_SEED", 0);
-    let seeds = from_env("RAMPOOL_SIM_SEEDS", 2000);
+    let seeds = from_env("RAMPOOL_SIM_SEEDS", 3000);
     let all: Vec<CacheStats> = (first..first + seeds).map(run).collect();
     if seeds < 1000 {
         return;
     }
-    // A simulator that no longer gets somewhere proves nothing about it.
+    // A simulator that no longer reaches a situation proves nothing about it.
     let seen = |what: &str, count: fn(&CacheStats) -> u64| {
         let runs = all.iter().filter(|s| count(s) > 0).count();
         assert!(runs >= 20, "only {runs} of {seeds} runs saw {what}");
@@ -39,6 +40,7 @@ fn no_seed_breaks_a_rule_and_together_they_see_everything() {
     seen("pages that refused", |s| s.busy_pages);
     seen("discards", |s| s.discarded_pages);
     seen("failed installs", |s| s.failed_installs);
+    seen("pages that were there when zeroes were to be installed", |s| s.pages_there);
     seen("fetches into spare frames", |s| s.spare_pages);
     seen("a budget that could not be kept", |s| s.forced_pages);
 }

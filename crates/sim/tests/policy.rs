@@ -1,6 +1,9 @@
-//! How well the page cache chooses, as relations between counts. The whole table: `cargo run --release -p rampool-sim --example policy`.
+//! How well the page cache chooses, as relations between counts. The whole table: `cargo run --release -p
+//! rampool-sim --example policy`.
 
-use rampool_sim::paging::policy::{Score, Workload, config, fifo_misses, lru_misses, measure, optimum_misses, workloads};
+use rampool_sim::paging::policy::{
+    Score, Workload, config, fifo_misses, lru_misses, measure, optimum_misses, workloads,
+};
 
 const BUDGET: u64 = 2048;
 
@@ -30,7 +33,10 @@ fn a_cyclic_scan_over_twice_the_budget_keeps_most_of_what_can_be_kept() {
         let plain = run(&workload, false);
         assert!(plain.hit_share() >= 0.39, "{name}: {}", plain.hit_share());
         let trace = workload.trace();
-        assert!(hits(lru_misses(&trace, BUDGET), trace.len()) < 6, "least recently used keeps nothing, or the test shows nothing");
+        assert!(
+            hits(lru_misses(&trace, BUDGET), trace.len()) < 6,
+            "least recently used keeps nothing, or the test shows nothing"
+        );
         assert!(hits(optimum_misses(&trace, BUDGET), trace.len()) <= 51);
     }
 }
@@ -50,9 +56,13 @@ fn popular_pages_stay_at_least_as_well_as_with_least_recently_used() {
     for name in ["Zipf 0.8, 4x budget", "Zipf 1.0, 4x budget"] {
         let workload = named(name);
         let trace = workload.trace();
-        let (fifo, lru) = (hits(fifo_misses(&trace, BUDGET), trace.len()), hits(lru_misses(&trace, BUDGET), trace.len()));
+        let (fifo, lru) =
+            (hits(fifo_misses(&trace, BUDGET), trace.len()), hits(lru_misses(&trace, BUDGET), trace.len()));
         let ours = percent(run(&workload, true).hit_share());
-        assert!(ours >= fifo + 2 && ours + 1 >= lru, "{name}: {ours} against {fifo} (first in, first out) and {lru} (least recently used)");
+        assert!(
+            ours >= fifo + 2 && ours + 1 >= lru,
+            "{name}: {ours} against {fifo} (first in, first out) and {lru} (least recently used)"
+        );
     }
 }
 
@@ -61,7 +71,12 @@ fn random_accesses_cost_no_extra_traffic() {
     let workload = named("random, 2x budget");
     let (plain, ahead) = (run(&workload, false), run(&workload, true));
     assert!(plain.hit_share() >= 0.45, "{}", plain.hit_share());
-    assert!(ahead.hit_share() >= plain.hit_share() - 0.02, "{} with prefetch, {} without", ahead.hit_share(), plain.hit_share());
+    assert!(
+        ahead.hit_share() >= plain.hit_share() - 0.02,
+        "{} with prefetch, {} without",
+        ahead.hit_share(),
+        plain.hit_share()
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The shared view's protocols in the simulated world: litmus tests, generated programs, mutants, exhaustive search, failures.
+//! The shared view's protocols in the simulated world: litmus tests, generated programs, mutants, exhaustive
+//! search, failures.
 
 #[path = "share/counts.rs"]
 mod counts;
@@ -19,10 +20,10 @@ mod search;
 
 use std::sync::Arc;
 
-use rampool_proto::share::{BarrierId, BarrierKind, LockId, LockMode, ProtocolKind};
+use rampool_sharing::{BarrierId, BarrierKind, LockId, LockMode, ProtocolKind};
 use rampool_sim::share::{Failure, Op, Report, Script, Setup, World};
 
-/// Times as many runs as usual: `SHARE_EFFORT=20 cargo test -p rampool-sim --test share`.
+/// Multiplies the number of runs: `SHARE_EFFORT=20 cargo test -p rampool-sim --test share`.
 fn effort() -> u64 {
     std::env::var("SHARE_EFFORT").ok().and_then(|value| value.parse().ok()).unwrap_or(1)
 }

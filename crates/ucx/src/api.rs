@@ -1,9 +1,10 @@
-//! The part of `ucp.h` that is used here, of API 1.12 and later. Structures only grow: each says in a mask which of its fields are meant.
+//! The part of `ucp.h` that is used here, of API 1.12 and later. Structures only grow: each says in a mask
+//! which of its fields are meant.
 
 use crate::Status;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 
-/// The API that this is written for.
+/// The oldest API that this crate uses.
 pub const API: (c_uint, c_uint) = (1, 12);
 
 pub const FEATURE_WAKEUP: u64 = 1 << 4;
@@ -156,26 +157,30 @@ const _: () = {
     assert!(offset_of!(WorkerParams, rest) == 16);
     assert!(size_of::<AmHandlerParams>() == 32 && offset_of!(AmHandlerParams, callback) == 16);
     assert!(size_of::<AmReceived>() == 16);
-    assert!(offset_of!(EndpointParams, error_handler) == 24 && offset_of!(EndpointParams, socket_address) == 56);
     assert!(
-        offset_of!(RequestParams, callback) == 16 && offset_of!(RequestParams, user_data) == 32 && offset_of!(RequestParams, memory) == 64
+        offset_of!(EndpointParams, error_handler) == 24 && offset_of!(EndpointParams, socket_address) == 56
+    );
+    assert!(
+        offset_of!(RequestParams, callback) == 16
+            && offset_of!(RequestParams, user_data) == 32
+            && offset_of!(RequestParams, memory) == 64
     );
     assert!(offset_of!(MapParams, memory_type) == 32);
 };
 
 macro_rules! functions {
     ($($field:ident: $symbol:literal fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions of UCX, as they were found.
+        /// The functions of UCX, once found.
         pub struct Functions { $(pub $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
 
         impl Functions {
             /// Finds each by its name.
             ///
             /// # Errors
-            /// The name of one that is not there.
+            /// The name of a missing function.
             ///
             /// # Safety
-            /// What `find` finds is the function of that name of UCX.
+            /// `find` returns UCX's function of that name.
             pub unsafe fn find(mut find: impl FnMut(&std::ffi::CStr) -> *mut c_void) -> Result<Self, &'static str> {
                 $(
                     let $field = find($symbol);

@@ -1,14 +1,17 @@
-//! A connection: messages of at most [`SEGMENT_BYTES`] in order, each with a number of the sender's beside it.
+//! A connection: messages of at most [`SEGMENT_BYTES`] in order, each with a number from the sender.
 //!
-//! Between processes that believe each other a message may be longer, and stay where it is until its receiver says where it is to go ([`Channel::send_from`], [`Channel::land`]): UCX's
-//! rendezvous, which copies nothing on the way where the network reaches into memory.
+//! Between trusting processes a message may be longer, and stays in the sender's memory until the receiver
+//! says where it goes ([`Channel::send_from`], [`Channel::land`]): UCX's rendezvous, which copies nothing on
+//! the way where the network reaches into memory.
 //!
-//! Each has a worker of its own, so that whoever has the connection drives it, on any thread, and sleeps on its descriptor alone. UCX calls back only from within a call of ours.
+//! Each connection has a worker of its own, so its owner drives it, on any thread, and sleeps on its
+//! descriptor alone. UCX calls back only from within a call of ours.
 
 use crate::api::{
-    AM_CAME_AS_RENDEZVOUS, AM_CAME_IN_MEMORY_TO_KEEP, AM_EAGER, AM_HANDLER_ALL, AM_RENDEZVOUS, AM_WHOLE_MESSAGE, Address, AmHandlerParams,
-    AmReceived, CLOSE_BY_FORCE, ENDPOINT_ERROR_HANDLER, ENDPOINT_ERROR_MODE, ENDPOINT_REMOTE_ADDRESS, ERRORS_NONE, ERRORS_PEER,
-    EndpointParams, ErrorHandler, Functions, OP_CALLBACK, OP_FLAGS, OP_MEMORY, OP_USER_DATA, RawEndpoint, RawWorker, RequestParams,
+    AM_CAME_AS_RENDEZVOUS, AM_CAME_IN_MEMORY_TO_KEEP, AM_EAGER, AM_HANDLER_ALL, AM_RENDEZVOUS,
+    AM_WHOLE_MESSAGE, Address, AmHandlerParams, AmReceived, CLOSE_BY_FORCE, ENDPOINT_ERROR_HANDLER,
+    ENDPOINT_ERROR_MODE, ENDPOINT_REMOTE_ADDRESS, ERRORS_NONE, ERRORS_PEER, EndpointParams, ErrorHandler,
+    Functions, OP_CALLBACK, OP_FLAGS, OP_MEMORY, OP_USER_DATA, RawEndpoint, RawWorker, RequestParams,
     SentCallback, THREADS_SERIALIZED, WORKER_THREAD_MODE, WorkerParams,
 };
 use crate::library::{Started, loaded};
@@ -19,46 +22,47 @@ use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::time::Instant;
 
-/// The most bytes of a message: with what UCX puts before them they fit one of its buffers, over every transport of note, so that no message is put together from parts.
+/// The most bytes of a message: with UCX's header they fit one of its buffers, over every common transport,
+/// so that no message is assembled from parts.
 pub const SEGMENT_BYTES: usize = 7936;
-/// Bytes that came, and are no longer than this, are copied rather than kept where UCX has them.
+/// Received messages up to this length are copied rather than kept in UCX's memory.
 const COPY_BYTES: usize = 1024;
 /// The one kind of message.
 const MESSAGE: u32 = 0;
-/// The number that each has before its bytes.
+/// The bytes of the number in front of each message.
 const NUMBER_BYTES: usize = 8;
-/// Calls after which whatever has not closed by itself is closed with the worker.
+/// After this many calls, requests that have not ended are closed with the worker.
 const MOST_CLOSING_CALLS: u32 = 10_000;
 
-/// Whether UCX itself watches the peer. Both sides are to do it alike.
+/// Whether UCX itself watches the peer. Both sides use the same mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     Watched,
-    /// Its shared memory cannot.
+    /// Its shared memory does not support watching.
     Unwatched,
 }
 
-/// One side of a connection. Not for sharing: one thread has it at a time.
+/// One side of a connection. Not for sharing: one thread uses it at a time.
 pub struct Channel {
     context: Context,
     functions: &'static Functions,
     worker: *mut RawWorker,
     endpoint: *mut RawEndpoint,
     mode: Mode,
-    /// What UCX's calls back write to; nobody holds a reference into it during a call of UCX's.
+    /// Written by UCX's callbacks; no reference into it lives during a call to UCX.
     arrivals: *mut Arrivals,
-    /// Where messages lie until UCX has taken them.
+    /// Buffers for messages until UCX has taken them.
     free: Vec<*mut Slot>,
     busy: Vec<*mut Slot>,
     most_slots: usize,
-    /// Of the first message in line, so many bytes were taken.
+    /// Bytes taken of the first message in line.
     taken: usize,
-    /// What is read from, or written to, where it lies.
+    /// Transfers that read or write memory in place.
     transfers: BTreeMap<TransferId, Transfer>,
     next_transfer: u64,
 }
 
-/// Bytes on their way from where they lie to where they go.
+/// A transfer between two places in memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct TransferId(u64);
 
@@ -68,18 +72,19 @@ struct Transfer {
     _number: Box<[u8; NUMBER_BYTES]>,
 }
 
-// SAFETY: the worker is made for any thread, one at a time (`THREADS_SERIALIZED`), and what it points to belongs to the channel alone.
+// SAFETY: the worker is made for any thread, one at a time (`THREADS_SERIALIZED`), and what it points to
+// belongs to the channel alone.
 unsafe impl Send for Channel {}
 
 #[derive(Default)]
 struct Arrivals {
     line: VecDeque<Arrival>,
-    /// Memory of messages that were read.
+    /// Buffers of messages that were read.
     spare: Vec<Vec<u8>>,
     most: usize,
-    /// Whether messages may stay with the peer.
+    /// Whether messages may stay with the peer until they are fetched.
     believes: bool,
-    /// The number beside the message that came last.
+    /// The number of the last message that came.
     number: Option<u64>,
     spoilt: Option<&'static str>,
     failed: Option<Status>,
@@ -89,7 +94,7 @@ enum Arrival {
     /// UCX's memory, until it is given back.
     Kept(*mut u8, usize),
     Copied(Vec<u8>),
-    /// With the peer, as UCX's description of it says: so many bytes.
+    /// With the peer, described by UCX: this many bytes.
     Waiting(*mut c_void, usize),
 }
 
@@ -111,15 +116,21 @@ struct Slot {
 }
 
 impl Channel {
-    /// Half a channel: it has an address, and no peer yet. At most `most` messages may wait in it to be read; a peer that sends more spoils it. Takes some milliseconds.
+    /// Opens half a channel: it has an address, and no peer yet. At most `most` messages may wait in it to be
+    /// read; a peer that sends more breaks it. Takes some milliseconds.
     ///
     /// # Errors
     /// [`UcxError::Call`].
     pub fn open(context: &Context, most: usize) -> Result<Self, UcxError> {
         let functions = context.functions();
-        let params = WorkerParams { field_mask: WORKER_THREAD_MODE, thread_mode: THREADS_SERIALIZED, rest: [0; 23], reserve: [0; 24] };
+        let params = WorkerParams {
+            field_mask: WORKER_THREAD_MODE,
+            thread_mode: THREADS_SERIALIZED,
+            rest: [0; 23],
+            reserve: [0; 24],
+        };
         let mut worker = null_mut();
-        // SAFETY: a context, parameters that say what of them counts, and a place to write to.
+        // SAFETY: a context, parameters whose mask names the fields in use, and a place to write to.
         let status = unsafe { (functions.worker_create)(context.raw(), &raw const params, &raw mut worker) };
         if status != Status::OK {
             return Err(UcxError::Call { what: "make a worker", status });
@@ -133,7 +144,7 @@ impl Channel {
             arrivals: Box::into_raw(Box::new(Arrivals { most, ..Arrivals::default() })),
             free: Vec::new(),
             busy: Vec::new(),
-            // One for a message that only says a number.
+            // One for a message that only carries a number.
             most_slots: most + 1,
             taken: 0,
             transfers: BTreeMap::new(),
@@ -154,14 +165,15 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Where a peer reaches it: some hundred bytes for [`Channel::connect`] on the other side.
+    /// The address at which a peer reaches it: some hundred bytes for [`Channel::connect`] on the other side.
     ///
     /// # Errors
     /// [`UcxError::Call`].
     pub fn address(&self) -> Result<Vec<u8>, UcxError> {
         let (mut address, mut len) = (null_mut::<Address>(), 0);
         // SAFETY: a worker, and two places to write to.
-        let status = unsafe { (self.functions.worker_get_address)(self.worker, &raw mut address, &raw mut len) };
+        let status =
+            unsafe { (self.functions.worker_get_address)(self.worker, &raw mut address, &raw mut len) };
         if status != Status::OK {
             return Err(UcxError::Call { what: "tell its address", status });
         }
@@ -173,13 +185,14 @@ impl Channel {
         }
     }
 
-    /// Names the peer. `mode`: as the peer has chosen; `None`: chosen here. What is sent from here on reaches it once it has named this side as well.
+    /// Names the peer. `mode`: as the peer has chosen; `None`: chosen here. Messages reach the peer once it
+    /// has named this side as well.
     ///
     /// # Errors
     /// [`UcxError::Unreachable`], [`UcxError::Call`].
     ///
     /// # Safety
-    /// The address was made by [`Channel::address`]: UCX believes every byte of it.
+    /// The address was made by [`Channel::address`]: UCX trusts every byte of it.
     pub unsafe fn connect(&mut self, address: &[u8], mode: Option<Mode>) -> Result<Mode, UcxError> {
         assert!(self.endpoint.is_null(), "a channel has one peer");
         let modes = mode.map_or(vec![Mode::Watched, Mode::Unwatched], |mode| vec![mode]);
@@ -196,8 +209,11 @@ impl Channel {
                 rest: [0; 4],
                 reserve: [0; 24],
             };
-            // SAFETY: a worker, parameters that say what of them counts, an address by the caller's promise, and a place to write to.
-            status = unsafe { (self.functions.endpoint_create)(self.worker, &raw const params, &raw mut self.endpoint) };
+            // SAFETY: a worker, parameters whose mask names the fields in use, an address by the caller's
+            // promise, and a place to write to.
+            status = unsafe {
+                (self.functions.endpoint_create)(self.worker, &raw const params, &raw mut self.endpoint)
+            };
             if status == Status::OK {
                 self.mode = mode;
                 return Ok(mode);
@@ -210,7 +226,7 @@ impl Channel {
         Err(UcxError::Call { what: "make a connection", status })
     }
 
-    /// What becomes readable when there is something to do, after [`Channel::may_sleep`] has allowed to wait for it.
+    /// A descriptor that becomes readable when there is work, once [`Channel::may_sleep`] has returned true.
     ///
     /// # Errors
     /// [`UcxError::Call`].
@@ -219,19 +235,20 @@ impl Channel {
         // SAFETY: a worker, and a place to write to.
         let status = unsafe { (self.functions.worker_get_efd)(self.worker, &raw mut fd) };
         if status != Status::OK {
-            return Err(UcxError::Call { what: "wake who sleeps", status });
+            return Err(UcxError::Call { what: "wake a sleeping thread", status });
         }
         // SAFETY: the worker's own descriptor, open as long as the worker is.
         Ok(unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// Lets UCX work; whether it had anything to do.
+    /// Lets UCX work; returns whether it had anything to do.
     pub fn progress(&mut self) -> bool {
-        // SAFETY: the worker, from the one thread that has the channel; nobody holds a reference into what its calls back write.
+        // SAFETY: the worker, from the one thread that has the channel; no reference into the callbacks'
+        // memory is live.
         unsafe { (self.functions.worker_progress)(self.worker) != 0 }
     }
 
-    /// Works until nothing is left to do, and asks for the descriptor to tell of what comes next. False: there is more to do, do not sleep.
+    /// Works until nothing is left to do, and arms the descriptor. False: there is more to do, do not sleep.
     pub fn may_sleep(&mut self) -> bool {
         for _ in 0..4 {
             while self.progress() {}
@@ -239,20 +256,21 @@ impl Channel {
             match unsafe { (self.functions.worker_arm)(self.worker) } {
                 Status::OK => return true,
                 Status::BUSY => {}
-                // It will not tell. Whoever calls goes on looking.
+                // The descriptor cannot be armed. The caller goes on polling.
                 _ => return false,
             }
         }
         false
     }
 
-    /// What has come. Not to be held over a call of UCX's.
+    /// Messages that have come. Do not hold this over a call to UCX.
     fn arrivals(&mut self) -> &mut Arrivals {
-        // SAFETY: the channel's own until it is dropped; UCX writes to it in its calls only, for which this borrow is over.
+        // SAFETY: the channel's own until it is dropped; UCX writes to it in its calls only, for which this
+        // borrow is over.
         unsafe { &mut *self.arrivals }
     }
 
-    /// The number beside the message that came last, if any has come.
+    /// The number of the last message, if any has come.
     pub fn number(&mut self) -> Option<u64> {
         self.arrivals().number
     }
@@ -263,7 +281,7 @@ impl Channel {
     }
 
     /// # Errors
-    /// Why nothing comes or leaves any more.
+    /// Why the channel no longer sends or receives.
     pub fn check(&mut self) -> Result<(), UcxError> {
         let arrivals = self.arrivals();
         if let Some(rule) = arrivals.spoilt {
@@ -281,7 +299,8 @@ impl Channel {
         !self.free.is_empty() || self.busy.len() < self.most_slots
     }
 
-    /// Sends a message: this number, and what `fill` writes into the room that it is given, of which it says how much. False: no room now, and nothing was filled.
+    /// Sends a message: this number, and the bytes that `fill` writes into the given room; `fill` returns
+    /// their length. False: no room now, and `fill` was not called.
     ///
     /// # Errors
     /// [`UcxError::Call`].
@@ -306,8 +325,17 @@ impl Channel {
         assert!(len <= SEGMENT_BYTES, "a message of {len} bytes");
         let params = request(OP_CALLBACK | OP_USER_DATA | OP_FLAGS, AM_EAGER, Some(sent), slot.cast());
         // SAFETY: an endpoint; header and bytes stay as they are until UCX says that it has them.
-        let started =
-            unsafe { (self.functions.am_send)(self.endpoint, MESSAGE, header, NUMBER_BYTES, bytes.cast(), len, &raw const params) };
+        let started = unsafe {
+            (self.functions.am_send)(
+                self.endpoint,
+                MESSAGE,
+                header,
+                NUMBER_BYTES,
+                bytes.cast(),
+                len,
+                &raw const params,
+            )
+        };
         match Started::of(started) {
             Started::Done => self.free.push(slot),
             Started::Request(_) => self.busy.push(slot),
@@ -319,7 +347,8 @@ impl Channel {
         Ok(true)
     }
 
-    /// Takes up to `most` of the bytes that have come, in one piece, with `take`; how many, and whether they were the last of their message. `None`: nothing has come.
+    /// Takes up to `most` of the received bytes, in one piece, with `take`; returns how many, and whether
+    /// they end their message. `None`: nothing has come.
     pub fn take(&mut self, most: usize, take: impl FnOnce(*const u8, usize)) -> Option<(usize, bool)> {
         let (start, len) = self.arrivals().line.front()?.start()?;
         let left = len - self.taken;
@@ -331,7 +360,7 @@ impl Channel {
         }
         self.taken = 0;
         match self.arrivals().line.pop_front().expect("seen above") {
-            // SAFETY: the worker, and memory of its that was kept and is given back once.
+            // SAFETY: the worker, and its memory, which was kept and is given back once.
             Arrival::Kept(start, _) => unsafe { (self.functions.am_release)(self.worker, start.cast()) },
             Arrival::Copied(bytes) => self.arrivals().spare.push(bytes),
             Arrival::Waiting(..) => unreachable!("its bytes are not here"),
@@ -339,24 +368,34 @@ impl Channel {
         Some((step, true))
     }
 
-    /// From now on the peer's messages may be longer than others, and stay with it until they are fetched. Without this such a message spoils the channel.
+    /// From now on the peer's messages may be longer, and stay with the peer until they are fetched. Without
+    /// this call such a message breaks the channel.
     ///
     /// # Safety
-    /// The peer is a process that may do whatever this one may, and so is everybody who can pose as it: UCX fetches from where the peer says, by means that go as far as reading any
-    /// process's memory that this one is allowed to.
+    /// The peer is a process with the same rights as this one, and so is every process that can pose as it:
+    /// UCX fetches from the address that the peer gives, even by reading any process's memory that this
+    /// process is allowed to read.
     pub unsafe fn believe(&mut self) {
         self.arrivals().believes = true;
     }
 
-    /// Sends a message of any length from where it lies, registered if `memory` is. It may be written again when [`Channel::has_ended`] says so, which takes the peer to fetch it.
+    /// Sends a message of any length from where it lies, registered if `memory` is given. The bytes may be
+    /// written again once [`Channel::has_ended`] says so, which requires that the peer fetches them.
     ///
     /// # Errors
     /// [`UcxError::Call`].
     ///
     /// # Safety
-    /// The bytes are readable, and registered where that is said, until the transfer has ended or the channel is dropped. The peer is one that [`Channel::believe`] may be called for:
-    /// it may have them put where it likes instead of fetching them.
-    pub unsafe fn send_from(&mut self, number: u64, bytes: *const u8, len: usize, memory: Option<&Memory>) -> Result<TransferId, UcxError> {
+    /// The bytes are readable, and registered if `memory` is given, until the transfer has ended or the
+    /// channel is dropped. The peer is one that [`Channel::believe`] may be called for: it may have the bytes
+    /// put where it likes instead of fetching them.
+    pub unsafe fn send_from(
+        &mut self,
+        number: u64,
+        bytes: *const u8,
+        len: usize,
+        memory: Option<&Memory>,
+    ) -> Result<TransferId, UcxError> {
         assert!(!self.endpoint.is_null(), "a channel without a peer");
         let number = Box::new(number.to_le_bytes());
         let params = on_memory(AM_RENDEZVOUS, memory);
@@ -375,7 +414,7 @@ impl Channel {
         self.begun("send from memory", started, number)
     }
 
-    /// The length of the message that is next in line, if it is still with the peer.
+    /// The length of the next message in line, if it is still with the peer.
     pub fn waiting(&mut self) -> Option<usize> {
         match self.arrivals().line.front()? {
             Arrival::Waiting(_, len) => Some(*len),
@@ -383,7 +422,8 @@ impl Channel {
         }
     }
 
-    /// Fetches the message that is next in line, and still with the peer, to `place`. It is there when [`Channel::has_ended`] says so.
+    /// Fetches the next message in line, which is still with the peer, to `place`. The bytes are there once
+    /// [`Channel::has_ended`] says so.
     ///
     /// # Errors
     /// [`UcxError::Call`].
@@ -392,16 +432,26 @@ impl Channel {
     /// If there is no such message ([`Channel::waiting`]).
     ///
     /// # Safety
-    /// The place has room for the message, is registered where that is said, and is nobody else's until the transfer has ended or the channel is dropped.
+    /// The place has room for the message, is registered if `memory` is given, and is used for nothing else
+    /// until the transfer has ended or the channel is dropped.
     pub unsafe fn land(&mut self, place: *mut u8, memory: Option<&Memory>) -> Result<TransferId, UcxError> {
-        let Some(Arrival::Waiting(description, len)) = self.arrivals().line.pop_front() else { panic!("nothing waits with the peer") };
+        let Some(Arrival::Waiting(description, len)) = self.arrivals().line.pop_front() else {
+            panic!("nothing waits with the peer")
+        };
         let params = on_memory(0, memory);
-        // SAFETY: the worker, a description of its that was kept, and the place by the caller's promise.
-        let started = unsafe { (self.functions.am_receive)(self.worker, description, place.cast(), len, &raw const params) };
+        // SAFETY: the worker, its description, which was kept, and the place by the caller's promise.
+        let started = unsafe {
+            (self.functions.am_receive)(self.worker, description, place.cast(), len, &raw const params)
+        };
         self.begun("receive into memory", started, Box::default())
     }
 
-    fn begun(&mut self, what: &'static str, started: *mut c_void, number: Box<[u8; NUMBER_BYTES]>) -> Result<TransferId, UcxError> {
+    fn begun(
+        &mut self,
+        what: &'static str,
+        started: *mut c_void,
+        number: Box<[u8; NUMBER_BYTES]>,
+    ) -> Result<TransferId, UcxError> {
         let id = TransferId(self.next_transfer);
         self.next_transfer += 1;
         match Started::of(started) {
@@ -417,10 +467,12 @@ impl Channel {
     /// Whether a transfer has ended; UCX works on it in [`Channel::progress`].
     ///
     /// # Errors
-    /// [`UcxError::Call`]: it has failed. It has ended all the same.
+    /// [`UcxError::Call`]: it has failed. It has ended nevertheless.
     pub fn has_ended(&mut self, transfer: TransferId) -> Result<bool, UcxError> {
-        let Some(request) = self.transfers.get(&transfer).map(|transfer| transfer.request) else { return Ok(true) };
-        // SAFETY: the request is asked for until it is freed, below.
+        let Some(request) = self.transfers.get(&transfer).map(|transfer| transfer.request) else {
+            return Ok(true);
+        };
+        // SAFETY: the request is valid until it is freed, below.
         let status = unsafe { (self.functions.request_status)(request) };
         if status == Status::IN_PROGRESS {
             return Ok(false);
@@ -428,20 +480,27 @@ impl Channel {
         self.transfers.remove(&transfer);
         // SAFETY: a request that has ended, and is not used from here on.
         unsafe { (self.functions.request_free)(request) };
-        if status == Status::OK { Ok(true) } else { Err(UcxError::Call { what: "move bytes from memory to memory", status }) }
+        if status == Status::OK {
+            Ok(true)
+        } else {
+            Err(UcxError::Call { what: "move bytes from memory to memory", status })
+        }
     }
 
-    /// Works until UCX has handed over all that was sent, or the deadline.
+    /// Works until UCX has handed over everything sent, or until the deadline.
     pub fn flush(&mut self, deadline: Instant) {
         if self.endpoint.is_null() || self.check().is_err() {
             return;
         }
         let params = request(0, 0, None, null_mut());
-        // SAFETY: an endpoint, and parameters that say what of them counts.
+        // SAFETY: an endpoint, and parameters whose mask names the fields in use.
         let started = unsafe { (self.functions.endpoint_flush)(self.endpoint, &raw const params) };
         if let Started::Request(flush) = Started::of(started) {
-            // SAFETY: the request is asked for until it is freed, below; what it was for goes on or ends with the endpoint.
-            while unsafe { (self.functions.request_status)(flush) } == Status::IN_PROGRESS && Instant::now() < deadline {
+            // SAFETY: the request is valid until it is freed, below; the flush goes on or ends with the
+            // endpoint.
+            while unsafe { (self.functions.request_status)(flush) } == Status::IN_PROGRESS
+                && Instant::now() < deadline
+            {
                 self.progress();
             }
             // SAFETY: a request that is not used from here on.
@@ -450,7 +509,7 @@ impl Channel {
         self.reap();
     }
 
-    /// UCX has its memory back, and peers theirs, of what nobody reads any more.
+    /// Gives unread memory back to UCX and to peers.
     fn give_back(&mut self) {
         for arrival in std::mem::take(&mut self.arrivals().line) {
             let kept: *mut c_void = match arrival {
@@ -458,12 +517,12 @@ impl Channel {
                 Arrival::Waiting(description, _) => description,
                 Arrival::Copied(_) => continue,
             };
-            // SAFETY: the worker, and what it has let us keep, which is given back once.
+            // SAFETY: the worker, and its memory that we kept, which is given back once.
             unsafe { (self.functions.am_release)(self.worker, kept) };
         }
     }
 
-    /// Slots that UCX is done with are free again.
+    /// Frees slots that UCX is done with.
     fn reap(&mut self) {
         let Self { busy, free, .. } = self;
         busy.retain(|slot| {
@@ -479,7 +538,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // While there is a way to tell whoever waits for them.
+        // Before the endpoint closes, since peers cannot be told later.
         self.give_back();
         if !self.endpoint.is_null() && self.mode == Mode::Watched {
             let params = request(OP_FLAGS, CLOSE_BY_FORCE, None, null_mut());
@@ -488,7 +547,9 @@ impl Drop for Channel {
             if let Started::Request(close) = Started::of(started) {
                 let mut calls = 0;
                 // SAFETY: as in `flush`.
-                while unsafe { (self.functions.request_status)(close) } == Status::IN_PROGRESS && calls < MOST_CLOSING_CALLS {
+                while unsafe { (self.functions.request_status)(close) } == Status::IN_PROGRESS
+                    && calls < MOST_CLOSING_CALLS
+                {
                     self.progress();
                     calls += 1;
                 }
@@ -499,10 +560,12 @@ impl Drop for Channel {
         self.give_back();
         let transfers = std::mem::take(&mut self.transfers);
         for transfer in transfers.values() {
-            // SAFETY: a request that is not used from here on; UCX frees it when it has ended, at the latest with the worker.
+            // SAFETY: a request that is not used from here on; UCX frees it when it has ended, at the latest
+            // with the worker.
             unsafe { (self.functions.request_free)(transfer.request) };
         }
-        // SAFETY: the worker, not used from here on. It ends what endpoint and requests it has left, so the slots are ours again.
+        // SAFETY: the worker, not used from here on. It ends its remaining endpoint and requests, so the
+        // slots are ours again.
         unsafe {
             (self.functions.worker_destroy)(self.worker);
             drop(transfers);
@@ -530,7 +593,7 @@ fn request(mask: u32, flags: u32, callback: Option<SentCallback>, user_data: *mu
     }
 }
 
-/// Of a transfer that reads from, or writes to, memory that may be registered.
+/// Parameters of a transfer that reads or writes memory that may be registered.
 fn on_memory(flags: u32, memory: Option<&Memory>) -> RequestParams {
     let mut params = request(OP_FLAGS, flags, None, null_mut());
     if let Some(memory) = memory {
@@ -560,7 +623,8 @@ unsafe extern "C" fn came(
         return Status::OK;
     }
     // SAFETY: a header of this many bytes.
-    arrivals.number = Some(u64::from_le_bytes(unsafe { header.cast::<[u8; NUMBER_BYTES]>().read_unaligned() }));
+    arrivals.number =
+        Some(u64::from_le_bytes(unsafe { header.cast::<[u8; NUMBER_BYTES]>().read_unaligned() }));
     if len == 0 {
         return Status::OK;
     }
@@ -589,7 +653,7 @@ unsafe extern "C" fn sent(request: *mut c_void, status: Status, slot: *mut c_voi
     // SAFETY: the slot that the message lies in, which lives until the worker has ended.
     unsafe { (*slot.cast::<Slot>()).sent = Some(status) };
     let library = loaded().expect("UCX calls");
-    // SAFETY: a request that has ended, and which nobody else knows.
+    // SAFETY: a request that has ended, and has no other user.
     unsafe { (library.functions.request_free)(request) };
 }
 

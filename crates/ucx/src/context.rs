@@ -1,8 +1,8 @@
-//! What a process has of UCX: its devices and transports.
+//! UCX in a process: its devices and transports.
 
 use crate::api::{
-    API, ATTR_THREAD_MODE, Config, ContextAttributes, ContextParams, FEATURE_AM, FEATURE_WAKEUP, Functions, PARAM_FEATURES,
-    PARAM_MT_WORKERS_SHARED, RawContext, THREADS_MULTI,
+    API, ATTR_THREAD_MODE, Config, ContextAttributes, ContextParams, FEATURE_AM, FEATURE_WAKEUP, Functions,
+    PARAM_FEATURES, PARAM_MT_WORKERS_SHARED, RawContext, THREADS_MULTI,
 };
 use crate::library::{library, text};
 use crate::{Status, UcxError};
@@ -18,39 +18,48 @@ struct Inner {
     raw: *mut RawContext,
 }
 
-// SAFETY: made for workers of several threads (`mt_workers_shared`), which `open` makes sure that this UCX can.
+// SAFETY: made for workers of several threads (`mt_workers_shared`), which `open` makes sure that this UCX
+// can.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
 impl Context {
-    /// The one that the connections of this process share, with the devices and transports that UCX's own variables choose (`UCX_TLS`, `UCX_NET_DEVICES`), made when it is first
-    /// wanted. Blocks while UCX looks at the machine: mostly some tens of milliseconds.
+    /// The context that the connections of this process share, with the devices and transports that UCX's own
+    /// variables choose (`UCX_TLS`, `UCX_NET_DEVICES`). It is made on first use. Blocks while UCX looks at
+    /// the machine: mostly some tens of milliseconds.
     ///
     /// # Errors
-    /// [`UcxError`]; the same from then on.
+    /// [`UcxError`]; every later call returns the same one.
     pub fn process() -> Result<Self, UcxError> {
         static PROCESS: OnceLock<Result<Context, UcxError>> = OnceLock::new();
         library()?;
         PROCESS.get_or_init(|| Self::open(None)).clone()
     }
 
-    /// One of its own, with these transports (as `UCX_TLS` has them) or those that UCX's variables choose.
+    /// A context of its own, with these transports (in the form of `UCX_TLS`) or those that UCX's variables
+    /// choose.
     ///
     /// # Errors
     /// [`UcxError`].
     pub fn open(transports: Option<&str>) -> Result<Self, UcxError> {
         let functions = &library()?.functions;
-        let check = |what, status| if status == Status::OK { Ok(()) } else { Err(UcxError::Call { what, status }) };
+        let check =
+            |what, status| if status == Status::OK { Ok(()) } else { Err(UcxError::Call { what, status }) };
         let mut config: *mut Config = null_mut();
         // SAFETY: no prefix and no file: both may be null; a place to write to.
-        check("read its settings", unsafe { (functions.config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) })?;
+        check("read its settings", unsafe {
+            (functions.config_read)(std::ptr::null(), std::ptr::null(), &raw mut config)
+        })?;
         let mut settings = vec![
-            // What is sent is copied by us already, and registering it by the piece would cost more than copying it once more.
+            // Sent bytes are copied by us already; registering each piece would cost more than copying it
+            // once more.
             ("ZCOPY_THRESH", "inf"),
-            // To ask now and then whether a peer lives, UCX adds a way of datagrams to a reliable connection, and then makes the whole connection over that. If it is closed while that
-            // waits, for a peer that has gone before it answered, UCX before 1.14 ends the process. Without this it is made over the way that is meant for it, which can be closed at any
-            // time. Whether a peer lives is not asked of UCX: the connection beside it tells.
+            // To check now and then whether a peer lives, UCX adds a datagram transport to a reliable
+            // connection, and then makes the whole connection over that. If the connection is closed while it
+            // waits for a peer that has gone before it answered, UCX before 1.14 ends the process. Without
+            // this check the connection uses its proper transport, which can be closed at any time. UCX is
+            // not asked whether a peer lives: the TCP connection next to it tells.
             ("KEEPALIVE_INTERVAL", "inf"),
         ];
         settings.extend(transports.map(|transports| ("TLS", transports)));
@@ -59,13 +68,14 @@ impl Context {
             .into_iter()
             .try_for_each(|(name, value)| {
                 // SAFETY: settings as they were read, and two texts.
-                let status = unsafe { (functions.config_modify)(config, text(name).as_ptr(), text(value).as_ptr()) };
+                let status =
+                    unsafe { (functions.config_modify)(config, text(name).as_ptr(), text(value).as_ptr()) };
                 check("take its settings", status)
             })
             .and_then(|()| {
                 let params = ContextParams {
                     field_mask: PARAM_FEATURES | PARAM_MT_WORKERS_SHARED,
-                    // Not those of remote memory: over sockets they would let a peer write wherever it likes.
+                    // No remote memory access: over sockets it would let a peer write anywhere.
                     features: FEATURE_AM | FEATURE_WAKEUP,
                     request_size: 0,
                     request_init: std::ptr::null(),
@@ -76,25 +86,37 @@ impl Context {
                     estimated_num_ppn: 0,
                     name: std::ptr::null(),
                 };
-                // SAFETY: parameters that say what of them counts, settings as they were read, and a place to write to.
-                let status = unsafe { (functions.init_version)(API.0, API.1, &raw const params, config, &raw mut raw) };
+                // SAFETY: parameters whose mask names the fields in use, settings as they were read, and a
+                // place to write to.
+                let status = unsafe {
+                    (functions.init_version)(API.0, API.1, &raw const params, config, &raw mut raw)
+                };
                 check("find a device or transport", status)
             });
         // SAFETY: the settings, not used from here on.
         unsafe { (functions.config_release)(config) };
         result?;
         let context = Self(Arc::new(Inner { functions, raw }));
-        let mut attributes =
-            ContextAttributes { field_mask: ATTR_THREAD_MODE, request_size: 0, thread_mode: 0, rest: [0; 5], reserve: [0; 24] };
+        let mut attributes = ContextAttributes {
+            field_mask: ATTR_THREAD_MODE,
+            request_size: 0,
+            thread_mode: 0,
+            rest: [0; 5],
+            reserve: [0; 24],
+        };
         // SAFETY: a context, and a place to write to, with room to spare.
-        check("say what it can", unsafe { (functions.context_query)(raw, &raw mut attributes) })?;
+        check("report its features", unsafe { (functions.context_query)(raw, &raw mut attributes) })?;
         if attributes.thread_mode != THREADS_MULTI {
-            return Err(UcxError::Call { what: "serve several threads: it was built without --enable-mt", status: Status::UNREACHABLE });
+            return Err(UcxError::Call {
+                what: "serve several threads: it was built without --enable-mt",
+                status: Status::UNREACHABLE,
+            });
         }
         Ok(context)
     }
 
-    /// The transports and devices, as `tcp/eth0`, in UCX's order; at least what its own listing says of them.
+    /// The transports and devices, as `tcp/eth0`, in UCX's order; at least those that UCX's own listing
+    /// names.
     #[must_use]
     pub fn transports(&self) -> Vec<String> {
         let (mut bytes, mut len) = (null_mut::<libc::c_char>(), 0);
@@ -103,16 +125,19 @@ impl Context {
         if stream.is_null() {
             return Vec::new();
         }
-        // SAFETY: a context and a stream; once that is closed, the bytes are what was written, ours to free.
+        // SAFETY: a context and a stream; once that is closed, the bytes are its content, ours to free.
         let listing = unsafe {
             (self.0.functions.context_print)(self.0.raw, stream);
             libc::fclose(stream);
-            let listing = String::from_utf8_lossy(std::slice::from_raw_parts(bytes.cast::<u8>(), len)).into_owned();
+            let listing =
+                String::from_utf8_lossy(std::slice::from_raw_parts(bytes.cast::<u8>(), len)).into_owned();
             libc::free(bytes.cast());
             listing
         };
         let resources = listing.lines().filter(|line| line.contains("resource ") && line.contains(" -- "));
-        resources.filter_map(|line| line.rsplit_once(" -- ").map(|(_, name)| name.trim().to_owned())).collect()
+        resources
+            .filter_map(|line| line.rsplit_once(" -- ").map(|(_, name)| name.trim().to_owned()))
+            .collect()
     }
 
     pub(crate) fn functions(&self) -> &'static Functions {
@@ -132,7 +157,7 @@ impl std::fmt::Debug for Context {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: whatever was made of it holds it, so nothing is left.
+        // SAFETY: everything made from it holds a reference to it, so nothing is left.
         unsafe { (self.functions.cleanup)(self.raw) };
     }
 }

@@ -1,18 +1,23 @@
-//! UCX (Unified Communication X), loaded at run time, and nothing else: RDMA and other fabrics through one library that machines which have them have installed.
+//! UCX (Unified Communication X), loaded at run time: RDMA and other fabrics through one library that
+//! machines with such networks have installed.
 //!
 //! ```text
-//!   library   libucp.so.0, found and loaded when it is first wanted, and never before
-//!   context   what this process has of UCX: devices and transports, as its own variables (UCX_TLS and the like) choose them
+//!   library   libucp.so.0, found and loaded on first use
+//!   context   the process's devices and transports, chosen by UCX's own variables (UCX_TLS and the like)
 //!   channel   a connection: messages of some KiB in order, over a worker of its own
 //!   memory    memory registered with the devices
 //! ```
-//! Nothing here is linked to UCX: where it is missing, [`Context::process`] says which package has it, and everything else works.
+//! This crate does not link to UCX: where UCX is missing, [`Context::process`] says which package has it, and
+//! everything else works.
 //!
-//! **Never in a program that did not ask for it.** Left to itself UCX rewrites the first bytes of the process's `mmap` and `munmap`, catches SIGSEGV and starts threads for looking
-//! at it. The first two are turned off while it is loaded, which only works if nobody else has loaded it before; and [`forbid`] is for processes that are somebody else's.
+//! **Never in a program that did not ask for it.** By default UCX rewrites the first bytes of the process's
+//! `mmap` and `munmap`, catches SIGSEGV, and starts threads by itself. The first two are turned off while it
+//! is loaded, which only works if no other code has loaded it before. [`forbid`] is for processes that run
+//! another user's program.
 //!
-//! **UCX believes its peers.** It was made for the processes of one program: what comes for it from a network is read before anything of ours sees it. So a channel is made only with
-//! an address that came from a peer who has proved who it is, where there is a key.
+//! **UCX trusts its peers.** It was made for the processes of one program: it reads what comes from a network
+//! before any code of ours sees it. So a channel is made only with an address that came from a peer that has
+//! proved its identity, where there is a key.
 
 mod api;
 mod channel;
@@ -25,7 +30,7 @@ pub use context::Context;
 pub use library::{LoadError, Version, forbid, version};
 pub use memory::Memory;
 
-/// What UCX says of a call that failed.
+/// The status of a failed UCX call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Status(i8);
@@ -46,7 +51,7 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// Why UCX does not do what it was asked to.
+/// Why an operation of UCX failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UcxError {
@@ -55,9 +60,11 @@ pub enum UcxError {
     #[error("UCX cannot {what}: {status}")]
     Call { what: &'static str, status: Status },
     /// The text says which transports were tried.
-    #[error("no transport of UCX leads there; both sides need one in common (UCX_TLS, UCX_NET_DEVICES; here: {0})")]
+    #[error(
+        "no UCX transport reaches the peer; give both sides a common one (UCX_TLS, UCX_NET_DEVICES; here: {0})"
+    )]
     Unreachable(String),
-    /// A peer that does not keep to the rules of a channel.
+    /// The peer broke the rules of a channel.
     #[error("the peer broke the rules of the connection over UCX: {0}")]
     Peer(&'static str),
 }

@@ -1,4 +1,4 @@
-//! `libucp.so.0`: found and loaded when it is first wanted.
+//! `libucp.so.0`: found and loaded on first use.
 
 use crate::Status;
 use crate::api::{API, Functions};
@@ -7,17 +7,21 @@ use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Why there is no UCX here.
+/// Why UCX cannot be loaded.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    #[error("UCX is not installed: {0} (Debian and Ubuntu: apt-get install libucx0; elsewhere the package is mostly called ucx)")]
+    #[error(
+        "UCX is not installed: {0} (Debian and Ubuntu: apt-get install libucx0; elsewhere the package is mostly called ucx)"
+    )]
     Missing(String),
-    #[error("UCX {0} is older than {major}.{minor}, the oldest that will do", major = API.0, minor = API.1)]
+    #[error("UCX {0} is too old: install {major}.{minor} or newer", major = API.0, minor = API.1)]
     TooOld(Version),
-    #[error("the library at hand is no UCX that can be used: it has no {0}")]
+    #[error("libucp.so.0 is not a usable UCX: it lacks {0}")]
     Foreign(&'static str),
-    #[error("UCX is not loaded into programs that did not ask for it: name the server by HOST:PORT or unix:PATH")]
+    #[error(
+        "UCX is not loaded into programs that did not ask for it: name the server by HOST:PORT or unix:PATH"
+    )]
     Forbidden,
 }
 
@@ -51,12 +55,12 @@ impl Library {
 static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
-/// From now on nothing loads UCX into this process: it is a program's that did not ask for it.
+/// From now on UCX is never loaded into this process, because its program did not ask for it.
 pub fn forbid() {
     FORBIDDEN.store(true, Ordering::Relaxed);
 }
 
-/// The version of UCX, which is loaded for it if it is not yet.
+/// The version of UCX, which is loaded first if necessary.
 ///
 /// # Errors
 /// [`LoadError`].
@@ -75,7 +79,8 @@ pub(crate) fn loaded() -> Option<&'static Library> {
     LIBRARY.get().and_then(|library| library.as_ref().ok())
 }
 
-/// What UCX must not do to a process, by the variables that it reads as it is loaded, whatever they say outside.
+/// Variables that keep UCX from changing the process. UCX reads them while it is loaded; they override the
+/// environment.
 const RESTRAINTS: [&CStr; 3] = [
     // It would write jumps over the first bytes of mmap, munmap, madvise and others.
     c"UCX_MEM_EVENTS=n",
@@ -84,7 +89,7 @@ const RESTRAINTS: [&CStr; 3] = [
     // It would serve a file system that shows its objects.
     c"UCX_VFS_ENABLE=n",
 ];
-/// Its complaints go to the standard output of the process; what they are about comes back as an error as well.
+/// UCX logs to the standard output of the process; every failure is returned as an error as well.
 const QUIET: &CStr = c"UCX_LOG_LEVEL=fatal";
 
 fn load() -> Result<Library, LoadError> {
@@ -93,33 +98,38 @@ fn load() -> Result<Library, LoadError> {
         unsafe { libc::dlopen(c"libucp.so.0".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) }
     });
     if handle.is_null() {
-        // SAFETY: after a failure there is a text, until this thread's next call of its kind.
+        // SAFETY: after a failure there is a text, valid until this thread's next call of its kind.
         let text = unsafe { CStr::from_ptr(libc::dlerror()) };
         return Err(LoadError::Missing(text.to_string_lossy().into_owned()));
     }
-    // SAFETY: the handle was opened and is not closed; what it has by these names are UCX's functions.
-    let functions = unsafe { Functions::find(|name| libc::dlsym(handle, name.as_ptr())) }.map_err(LoadError::Foreign)?;
+    // SAFETY: the handle was opened and is not closed; these names are UCX's functions.
+    let functions =
+        unsafe { Functions::find(|name| libc::dlsym(handle, name.as_ptr())) }.map_err(LoadError::Foreign)?;
     let mut version = Version { major: 0, minor: 0, release: 0 };
     // SAFETY: three places to write to.
-    unsafe { (functions.get_version)(&raw mut version.major, &raw mut version.minor, &raw mut version.release) };
+    unsafe {
+        (functions.get_version)(&raw mut version.major, &raw mut version.minor, &raw mut version.release)
+    };
     if (version.major, version.minor) < API || version.major > API.0 {
         return Err(LoadError::TooOld(version));
     }
     Ok(Library { functions, version })
 }
 
-/// Runs `work` while the environment has the restraints. The variables themselves are not touched, which other threads may be reading: for as long as it takes, another list of
-/// them is in force, which is never freed.
+/// Runs `work` while the environment has the restraints. The variables themselves are not touched, since
+/// other threads may be reading them: during the call another list of them is in force, which is never freed.
 fn with_restraints<T>(work: impl FnOnce() -> T) -> T {
     unsafe extern "C" {
         static mut environ: *mut *mut c_char;
     }
-    let name_of = |variable: &CStr| variable.to_bytes().split(|byte| *byte == b'=').next().unwrap_or_default().to_vec();
+    let name_of =
+        |variable: &CStr| variable.to_bytes().split(|byte| *byte == b'=').next().unwrap_or_default().to_vec();
     let restrained: Vec<Vec<u8>> = RESTRAINTS.iter().map(|variable| name_of(variable)).collect();
     let mut list: Vec<*mut c_char> = Vec::new();
     let mut quiet = true;
-    // SAFETY: the list of the environment, whose last entry is null, and whose entries are texts that the C library does not free. Nobody is to change the environment while other
-    // threads run, which is the rule of every process that has any.
+    // SAFETY: the list of the environment, whose last entry is null, and whose entries are texts that the C
+    // library does not free. No thread may change the environment while other threads run, which is the rule
+    // of every process with threads.
     unsafe {
         let mut at = environ;
         while !at.is_null() && !(*at).is_null() {
@@ -137,10 +147,12 @@ fn with_restraints<T>(work: impl FnOnce() -> T) -> T {
     }
     list.push(std::ptr::null_mut());
     let list: &'static mut [*mut c_char] = list.leak();
-    // SAFETY: one pointer of the C library's, set to a list as it wants it; readers find the one or the other, both valid for good.
+    // SAFETY: one pointer of the C library's, set to a valid list; readers find the old or the new one, both
+    // valid for good.
     let before = unsafe { std::ptr::replace(&raw mut environ, list.as_mut_ptr()) };
     let result = work();
-    // SAFETY: as above. Whoever has changed the environment meanwhile has changed the list, and its change is lost.
+    // SAFETY: as above. If another thread has changed the environment meanwhile, it has changed the list, and
+    // its change is lost.
     unsafe { (&raw mut environ).write(before) };
     result
 }
@@ -150,7 +162,7 @@ pub(crate) fn text(text: &str) -> CString {
     CString::new(text.replace('\0', "")).expect("without zero bytes")
 }
 
-/// What a call that may go on gives back: nothing, a request, or a status.
+/// The result of a call that may go on: nothing, a request, or a status.
 pub(crate) enum Started {
     Done,
     Request(*mut c_void),

@@ -5,9 +5,11 @@ use crate::{Context, Status, UcxError};
 use std::ops::Range;
 use std::ptr::null_mut;
 
-/// A range of this process's memory, registered with every device of a context that knows registering: pinned, and known to the device by its pages. Ends with its value.
+/// A range of this process's memory, registered with every device of a context that supports registration:
+/// pinned, and known to the device by its pages. Registered until it is dropped.
 ///
-/// The pages that were there are registered, not the addresses: whatever comes to lie there later is not.
+/// The registration names the pages that were there, not the addresses: pages that are mapped there later are
+/// not registered.
 pub struct Memory {
     context: Context,
     raw: *mut RawMemory,
@@ -20,7 +22,7 @@ impl Memory {
     /// Registers a range.
     ///
     /// # Errors
-    /// [`UcxError::Call`]: nothing is there, or more than may be locked.
+    /// [`UcxError::Call`]: the range is not mapped, or more than may be locked.
     pub fn register(context: &Context, range: Range<usize>) -> Result<Self, UcxError> {
         let params = MapParams {
             field_mask: MAP_ADDRESS | MAP_LENGTH,
@@ -32,8 +34,10 @@ impl Memory {
             reserve: [0; 8],
         };
         let mut raw = null_mut();
-        // SAFETY: a context, parameters that say what of them counts, and a place to write to. Nothing is read or written in the range.
-        let status = unsafe { (context.functions().memory_map)(context.raw(), &raw const params, &raw mut raw) };
+        // SAFETY: a context, parameters whose mask names the fields in use, and a place to write to. Nothing
+        // is read or written in the range.
+        let status =
+            unsafe { (context.functions().memory_map)(context.raw(), &raw const params, &raw mut raw) };
         if status != Status::OK {
             return Err(UcxError::Call { what: "register memory", status });
         }

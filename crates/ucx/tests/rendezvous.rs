@@ -1,16 +1,17 @@
-//! Messages that stay where they are until their receiver says where they go, from registered memory to registered memory, over what UCX has everywhere.
+//! Messages that stay with the sender until the receiver says where they go, from registered memory to
+//! registered memory, over the transports that UCX has everywhere.
 
 use rampool_ucx::{Channel, Context, Memory, SEGMENT_BYTES, TransferId, UcxError};
 use std::time::{Duration, Instant};
 
-/// Over sockets, memory that the receiver reads out of the sender's process, and memory that both have mapped.
+/// Over sockets, by reading the sender's process, and over memory that both have mapped.
 const TRANSPORTS: [&str; 3] = ["tcp", "posix,cma", "sysv"];
 const LENGTHS: [usize; 5] = [1, 100, SEGMENT_BYTES + 1, 65_536, 1_000_003];
 const DEADLINE: Duration = Duration::from_secs(30);
 
 fn pair(transports: &str) -> (Context, Channel, Channel) {
-    let context =
-        Context::open(Some(transports)).unwrap_or_else(|error| panic!("the tests need UCX (scripts/setup.sh test installs it): {error}"));
+    let context = Context::open(Some(transports))
+        .unwrap_or_else(|error| panic!("the tests need UCX (scripts/setup.sh test installs it): {error}"));
     let [mut near, mut far] = [(), ()].map(|()| Channel::open(&context, 64).unwrap());
     // SAFETY: made by `address`.
     unsafe {
@@ -35,7 +36,8 @@ fn register(context: &Context, bytes: &[u8]) -> Memory {
 }
 
 fn send(from: &mut Channel, bytes: &[u8], memory: Option<&Memory>) -> TransferId {
-    // SAFETY: every test keeps the bytes, and their registration, until the transfer has ended or the channel is gone, and has both ends.
+    // SAFETY: every test keeps the bytes, and their registration, until the transfer has ended or the channel
+    // is gone, and has both ends.
     unsafe { from.send_from(7, bytes.as_ptr(), bytes.len(), memory) }.unwrap()
 }
 
@@ -46,7 +48,8 @@ fn bytes_go_from_where_they_lie_to_where_they_are_wanted() {
         // SAFETY: both are of this test.
         unsafe { far.believe() };
         for len in LENGTHS {
-            let bytes: Vec<u8> = (0..len).map(|at| u8::try_from((at * 7 + at / 251) % 256).expect("a byte")).collect();
+            let bytes: Vec<u8> =
+                (0..len).map(|at| u8::try_from((at * 7 + at / 251) % 256).expect("a byte")).collect();
             let mut place = vec![0; len];
             for registered in [false, true] {
                 place.fill(0);
@@ -55,9 +58,12 @@ fn bytes_go_from_where_they_lie_to_where_they_are_wanted() {
                 until(&mut near, &mut far, |_, far| far.waiting().is_some());
                 assert_eq!((far.waiting(), far.number()), (Some(len), Some(7)));
                 assert!(far.take(len, |_, _| ()).is_none(), "its bytes are not here yet");
-                // SAFETY: there is room, which nobody else has.
-                let landed = unsafe { far.land(place.as_mut_ptr(), memories.as_ref().map(|(_, to)| to)) }.unwrap();
-                until(&mut near, &mut far, |near, far| near.has_ended(sent).unwrap() & far.has_ended(landed).unwrap());
+                // SAFETY: there is room, used for nothing else.
+                let landed =
+                    unsafe { far.land(place.as_mut_ptr(), memories.as_ref().map(|(_, to)| to)) }.unwrap();
+                until(&mut near, &mut far, |near, far| {
+                    near.has_ended(sent).unwrap() & far.has_ended(landed).unwrap()
+                });
                 assert!(place == bytes, "{len} bytes over {transports}, registered: {registered}");
                 assert!(far.waiting().is_none() && !far.has_bytes());
             }
@@ -65,7 +71,7 @@ fn bytes_go_from_where_they_lie_to_where_they_are_wanted() {
     }
 }
 
-/// Other messages keep their places in line, and whoever goes in the middle leaves nobody waiting for it.
+/// Other messages keep their places in line, and dropping the waiting message leaves no peer waiting.
 #[test]
 fn what_waits_keeps_its_place_and_ends_with_the_channel() {
     for transports in TRANSPORTS {

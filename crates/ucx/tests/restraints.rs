@@ -1,12 +1,14 @@
-//! What UCX must leave alone in a process that loads it. One test in a process of its own: what was there before is to be known.
+//! What UCX must leave alone in a process that loads it. One test in a process of its own, since the state
+//! before loading must be known.
 
 use std::ffi::{CStr, c_void};
 use std::time::{Duration, Instant};
 
 const FUNCTIONS: [&CStr; 5] = [c"mmap", c"munmap", c"mremap", c"madvise", c"brk"];
-const SIGNALS: [i32; 7] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTERM, libc::SIGINT];
+const SIGNALS: [i32; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTERM, libc::SIGINT];
 
-/// The first bytes of the functions that hooks are written over, and who catches signals.
+/// The first bytes of the functions that hooks are written over, and the signal handlers.
 fn fingerprint() -> (Vec<[u8; 32]>, Vec<usize>) {
     let code = FUNCTIONS.map(|name| {
         // SAFETY: a function of the C library's, of more than so many bytes.
@@ -25,17 +27,18 @@ fn fingerprint() -> (Vec<[u8; 32]>, Vec<usize>) {
 
 fn is_loaded() -> bool {
     // SAFETY: looks only; nothing is loaded.
-    let handle: *mut c_void = unsafe { libc::dlopen(c"libucp.so.0".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+    let handle: *mut c_void =
+        unsafe { libc::dlopen(c"libucp.so.0".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
     !handle.is_null()
 }
 
 #[test]
 fn the_process_stays_as_it_was_but_for_what_it_asked_for() {
     let (before, environment) = (fingerprint(), std::env::vars_os().collect::<Vec<_>>());
-    assert!(!is_loaded(), "it is loaded before anybody wants it");
+    assert!(!is_loaded(), "it is loaded before its first use");
     let version = rampool_ucx::version().expect("the tests need UCX: scripts/setup.sh test installs it");
     assert!(version.major == 1 && is_loaded(), "{version}");
-    // As it is used: with everything that it finds on this machine.
+    // As in use: with everything that it finds on this machine.
     let context = rampool_ucx::Context::process().unwrap();
     assert!(context.transports().iter().any(|name| name.starts_with("tcp/")), "{:?}", context.transports());
     let [mut near, mut far] = [(), ()].map(|()| rampool_ucx::Channel::open(&context, 4).unwrap());
@@ -45,7 +48,9 @@ fn the_process_stays_as_it_was_but_for_what_it_asked_for() {
         assert_eq!(far.connect(&near.address().unwrap(), Some(mode)).unwrap(), mode);
     }
     let bytes = vec![5u8; 1 << 20];
-    let memory = rampool_ucx::Memory::register(&context, bytes.as_ptr().addr()..bytes.as_ptr().addr() + bytes.len()).unwrap();
+    let memory =
+        rampool_ucx::Memory::register(&context, bytes.as_ptr().addr()..bytes.as_ptr().addr() + bytes.len())
+            .unwrap();
     assert!(
         near.send(7, |to| {
             // SAFETY: there is room for a message.
@@ -63,7 +68,8 @@ fn the_process_stays_as_it_was_but_for_what_it_asked_for() {
     assert_eq!(far.number(), Some(7));
     let mut came = [0u8; 3000];
     // SAFETY: room for as many bytes as are taken.
-    let took = far.take(3000, |from, len| unsafe { std::ptr::copy_nonoverlapping(from, came.as_mut_ptr(), len) });
+    let took =
+        far.take(3000, |from, len| unsafe { std::ptr::copy_nonoverlapping(from, came.as_mut_ptr(), len) });
     assert!(took == Some((3000, true)) && came == [5; 3000]);
     drop(memory);
     assert_eq!(fingerprint(), before, "functions were rewritten, or signals are caught");

@@ -39,7 +39,7 @@ static void fork_isolation(void) {
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) { child_work("child"); _exit(0); }
-    verify_some("parent beside its child", 1, 2000);
+    verify_some("parent while its child runs", 1, 2000);
     fill_all(base + 2000000);
     press();
     verify_all("parent after its writes");
@@ -111,7 +111,7 @@ static void await_verdict(int fd, pid_t child) {
 static void orphan(pid_t (*make)(void), const char *who) {
     int fd[2];
     CHECK(pipe(fd) == 0);
-    /* The parent that goes is itself a child of ours, so that somebody is left to judge. */
+    /* The parent that ends is itself a child of ours, so that a process is left to judge. */
     pid_t middle = fork();
     CHECK(middle >= 0);
     if (middle == 0) {
@@ -222,7 +222,7 @@ static void vforks(void) {
 static volatile int stop;
 static void *toucher(void *arg) {
     uint64_t seed = (uintptr_t)arg;
-    while (!stop) { size_t p = next_random(&seed) % PAGES; must_be(memory + p * PAGE, base + p, "a thread beside forks"); }
+    while (!stop) { size_t p = next_random(&seed) % PAGES; must_be(memory + p * PAGE, base + p, "a thread during forks"); }
     return NULL;
 }
 static void *presser(void *arg) { (void)arg; while (!stop) press(); return NULL; }
@@ -264,7 +264,7 @@ static void close_everything(void) {
 }
 static void close_all_early(void) { close_range(3, ~0U, 0); }
 static void closes_output(void) {
-    /* Whoever reads our output must see its end when we close it, though we go on. */
+    /* A reader of our output must see its end when we close it, although we go on. */
     int fd[2];
     CHECK(pipe(fd) == 0);
     pid_t child = fork();
@@ -434,12 +434,40 @@ static void grow(void) {
     for (size_t k = 0; k < 256 * MIB; k += 509) CHECK(big[k] == 7);
 }
 
+/* As sandboxes count the threads of their process: each is a directory. */
+static int threads_seen(void) {
+    struct stat task;
+    int proc = open("/proc", O_RDONLY | O_DIRECTORY);
+    CHECK(proc >= 0 && fstatat(proc, "self/task/", &task, 0) == 0);
+    close(proc);
+    return (int)task.st_nlink - 2;
+}
+static void *waits(void *lock) { CHECK(pthread_mutex_lock(lock) == 0); CHECK(pthread_mutex_unlock(lock) == 0); return NULL; }
+/* Needs no rights and changes nothing, and only a process of one thread may. */
+static void alone(void) {
+    CHECK(threads_seen() == 1);
+    for (int i = 0; i < 20; i++) CHECK(unshare(CLONE_THREAD) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) { CHECK(threads_seen() == 1 && unshare(CLONE_THREAD) == 0); _exit(0); }
+    done(child);
+    pthread_t thread;
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    CHECK(pthread_mutex_lock(&lock) == 0 && pthread_create(&thread, NULL, waits, &lock) == 0);
+    CHECK(threads_seen() == 2 && unshare(CLONE_THREAD) == -1 && errno == EINVAL);
+    CHECK(pthread_mutex_unlock(&lock) == 0 && pthread_join(thread, NULL) == 0);
+    /* The thread may be there for a moment longer than it can be waited for. */
+    while (threads_seen() != 1) sched_yield();
+    CHECK(unshare(CLONE_THREAD) == 0);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc >= 3);
     const char *c = argv[2];
     int left = argc > 3 ? atoi(argv[3]) : 3;
     /* Before any memory is needed. */
     if (!strcmp(c, "close-all-early")) close_all_early();
+    if (!strcmp(c, "alone")) alone();
     if (!strcmp(c, "no-rights")) no_rights();
     if (!strcmp(c, "not-dumpable")) prctl(PR_SET_DUMPABLE, 0);
     if (!strcmp(c, "many-mappings-first")) many_mappings(48);
@@ -452,6 +480,7 @@ int main(int argc, char **argv) {
     verify_all("at the start");
     press();
     if (!strcmp(c, "fork-isolation")) fork_isolation();
+    else if (!strcmp(c, "alone")) { CHECK(threads_seen() == 1); fork_isolation(); }
     else if (!strcmp(c, "fork-chain")) fork_chain();
     else if (!strcmp(c, "many-children")) many_children();
     else if (!strcmp(c, "quick-children")) quick_children();

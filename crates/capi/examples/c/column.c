@@ -1,5 +1,6 @@
 /*
- * Shared memory, used directly: rank 0 fills a table, the others gather a column of it without its pages, and a process outside of the run counts along.
+ * Shared memory, used directly: rank 0 fills a table, the others gather a column of it without its pages, and
+ * a process outside the run uses it too.
  *
  *     rampool launch -n 3 ./column
  *     rampool launch -n 3 ./column wait        prints a ticket, and waits for

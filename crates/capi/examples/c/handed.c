@@ -60,7 +60,7 @@ static void owner(const char *server, const char *program)
     must(rampool_region_hand_over(region, &handed), "hand over");
     check(rampool_handed_over_text(handed, text, 10) == RAMPOOL_STATUS_NO_ROOM, "a text that fits nowhere");
     must(rampool_handed_over_text(handed, text, sizeof text), "text");
-    /* The owner goes on; nothing of that is in the copy. */
+    /* The owner goes on; its later writes are not in the copy. */
     for (i = 0; i < PAGES; i++)
         bytes[i * PAGE + 7] = 255;
     snprintf(command, sizeof command, "'%s' read", program);
@@ -136,7 +136,7 @@ static void keys(const char *server)
     check((stats.requests > 0) == exposed && (stats.bytes > 0) == exposed, "what was done by key");
     must(rampool_direct_withdraw(direct, memory), "withdraw");
     check(!rampool_direct_is_exposed(direct, memory), "withdrawn");
-    /* As any other memory from now on. */
+    /* Ordinary memory from now on. */
     memset(bytes + MEMORY / 2, 0, MEMORY / 2);
     must(rampool_direct_get_into(direct, region, 4096, half, memory, MEMORY / 2), "get, without a key");
     check(memcmp(bytes, bytes + MEMORY / 2, MEMORY / 2) == 0, "what came back without a key");

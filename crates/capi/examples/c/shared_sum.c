@@ -1,6 +1,6 @@
 /*
- * Ranks that share memory, with rampool.h: a table filled by all, sums under a lock and by atomic words, a hand-over by a condition variable and by
- * semaphores.
+ * Ranks that share memory, with rampool.h: a table filled by all, sums under a lock and by atomic words, a
+ * hand-over by a condition variable and by semaphores.
  *
  *     rampool launch -n 4 ./shared_sum
  */
@@ -80,7 +80,7 @@ int main(void)
     must(rampool_shared_semaphore_wait(shared, rank), "wait for the semaphore");
     must(rampool_shared_semaphore_post(shared, rank + 1), "post");
 
-    /* Readers together, a try, and mistakes that are told. */
+    /* Readers together, a try, and errors that are returned. */
     must(rampool_shared_lock_shared(shared, LOCK + 1), "lock shared");
     must(rampool_shared_barrier(shared, 1), "barrier");
     check(ranks == 1 || rampool_shared_try_lock(shared, LOCK + 1) != RAMPOOL_STATUS_OK, "a lock that others read is taken");

@@ -1,5 +1,6 @@
 /*
- * A table at the memory servers, row by row: its columns are changed, filtered and added up there, and copied from server to server. Every answer is checked.
+ * A table at the memory servers, row by row: its columns are changed, filtered and added up there, and copied
+ * from server to server. Every answer is checked.
  *
  *     ./table ROWS SERVER...              for example: ./table 10000 memhost1 memhost2
  */
@@ -32,7 +33,7 @@ struct row {
         }                                                                           \
     } while (0)
 
-/* What makes no sense is refused with a message, and changes nothing. */
+/* Invalid arguments are refused with a message, and change nothing. */
 #define REFUSED(call, word)                                                         \
     do {                                                                            \
         CHECK((call) == RAMPOOL_STATUS_INVALID);                                    \
@@ -86,7 +87,7 @@ int main(int argc, char **argv)
     }
     MUST(rampool_direct_put(direct, table, 0, content, rows * sizeof *content));
 
-    /* Everybody's balance grows, each by another amount: only the amounts travel. */
+    /* Every balance grows, each by another amount: only the amounts travel. */
     MUST(rampool_direct_accumulate(direct, table, balance_at, column, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, operands));
     least = INT64_MAX;
     for (n = 0; n < rows; n++) {
@@ -134,7 +135,7 @@ int main(int argc, char **argv)
     CHECK(n == count);
     for (n = 0; n < count; n++)
         CHECK(balances[n] >= 0 && balances[n] <= 100);
-    /* As many as there is room for, and how many there are. */
+    /* As many positions as there is room for, and the number of all. */
     positions[1] = 12345678;
     MUST(rampool_direct_select(direct, table, balance_at, column, RAMPOOL_KIND_I64, NULL, positions, 1, &n));
     CHECK(n == rows && positions[0] == 0 && positions[1] == 12345678);
@@ -148,9 +149,9 @@ int main(int argc, char **argv)
         CHECK(balances[n] == content[n].balance);
 
     REFUSED(rampool_direct_accumulate(direct, table, balance_at, column, 9, RAMPOOL_COMBINE_SUM, operands), "kind 9");
-    REFUSED(rampool_direct_fetch_op(direct, table, 0, RAMPOOL_KIND_I64, 8, &one, NULL), "no way 8");
+    REFUSED(rampool_direct_fetch_op(direct, table, 0, RAMPOOL_KIND_I64, 8, &one, NULL), "unknown way 8");
     REFUSED(rampool_direct_fetch_op(direct, table, rate_at, RAMPOOL_KIND_F64, RAMPOOL_COMBINE_XOR, &half, NULL), "F64");
-    REFUSED(rampool_direct_fetch_op(direct, table, 3, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, &one, NULL), "multiple");
+    REFUSED(rampool_direct_fetch_op(direct, table, 3, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, &one, NULL), "aligned");
     REFUSED(rampool_direct_compare_swap(direct, table, 0, RAMPOOL_KIND_I64, NULL, &one, NULL), "null");
     REFUSED(rampool_direct_sum(direct, table, rows * sizeof(struct row), column, RAMPOOL_KIND_I64, NULL, &total), "reaches");
     REFUSED(rampool_direct_sum(direct, table, 0, column, RAMPOOL_KIND_I64, &none, &total), "filter");

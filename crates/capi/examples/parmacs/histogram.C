@@ -60,7 +60,7 @@ void slave_start()
     me = Global->id++;
     UNLOCK(Global->idlock)
     if (me != 0) {
-        /* Only the process that created this one says when. */
+        /* The creating process says when. */
         WAITPAUSE(Global->go)
         SETPAUSE(Global->ready, me)
     }
@@ -72,7 +72,7 @@ void slave_start()
     }
     BARRIER(Global->start, P)
 
-    /* Blocks of ten bins, for whoever comes. */
+    /* Blocks of ten bins, for the next free process. */
     GETSUB(Global->blocks, block, BINS / 10 - 1, P)
     while (block >= 0) {
         for (i = block * 10; i < block * 10 + 10; i++)
@@ -88,7 +88,7 @@ void slave_start()
         from = to;
         to = swap;
     }
-    /* Memory that comes late is shared too. */
+    /* Memory that is allocated late is shared too. */
     if (me == P - 1) {
         Global->extra = (long *) G_MALLOC(3 * sizeof(long));
         Global->extra[1] = 4711;
@@ -102,7 +102,7 @@ void slave_start()
         }
         G_FREE(Global->extra);
     }
-    bound = -1; /* private again: nobody else may see that */
+    bound = -1; /* private again: no other process may see that */
 }
 
 int main(int argc, char **argv)
@@ -137,7 +137,7 @@ int main(int argc, char **argv)
     GSINIT(Global->blocks)
     SEMINIT(Global->sem, 0)
     Global->id = 0;
-    /* Each creation sees the variables as they are at that moment: the processes use the same, which is the last, only through shared memory. */
+    /* Each CREATE copies the variables as they are at that moment. */
     for (i = 1; i < P; i++) {
         CREATE(slave_start)
     }

@@ -1,26 +1,27 @@
 //! Which CPUs each rank may use.
 //!
-//! Two ranks that meet again and again sleep and wake in turns. The scheduler then sees one of them at a time in want of a CPU, and leaves both on one; so each gets CPUs of its own, as `mpirun`
-//! gives them.
+//! Two ranks that meet again and again sleep and wake in turns. The scheduler then sees only one of them
+//! runnable at a time and leaves both on one CPU. So each gets CPUs of its own, as with `mpirun`.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use rampool::shared::Binding;
-use rampool::shared::environment::variable;
+use rampool_shared::Binding;
+use rampool_shared::environment::variable;
 
-/// Who keeps ranks apart.
+/// How ranks are bound to CPUs.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Bind {
-    /// Each process may use its share of the CPUs, and no others.
+    /// Each process may use only its share of the CPUs.
     #[default]
     Rank,
     /// The scheduler alone decides.
     None,
 }
 
-/// A share for each of `ranks` processes: together all of `cpus`, of which neighbours are on one core or in one socket. `None` if there are not enough, or nothing to share.
+/// A share of `cpus` for each of `ranks` processes; CPUs of a share are on one core or in one socket. `None`
+/// if there are too few CPUs, or nothing to share.
 pub fn shares(mut cpus: Vec<Cpu>, ranks: u16) -> Option<Vec<Binding>> {
     let ranks = usize::from(ranks);
     if ranks < 2 || cpus.len() < ranks {
@@ -29,24 +30,28 @@ pub fn shares(mut cpus: Vec<Cpu>, ranks: u16) -> Option<Vec<Binding>> {
     cpus.sort_unstable();
     let all: Vec<usize> = cpus.iter().map(|cpu| cpu.number).collect();
     let at = |rank: usize| all.len() * rank / ranks;
-    Some((0..ranks).map(|rank| Binding { own: all[at(rank)..at(rank + 1)].to_vec(), all: all.clone() }).collect())
+    Some(
+        (0..ranks)
+            .map(|rank| Binding { own: all[at(rank)..at(rank + 1)].to_vec(), all: all.clone() })
+            .collect(),
+    )
 }
 
-/// The program, and all that it starts, will use its share of the CPUs only, and knows it.
+/// Restricts the program, and all that it starts, to its share of the CPUs, and tells it so.
 pub fn bind(command: &mut Command, binding: &Binding) {
     command.env(variable::BOUND, binding.to_string());
     let cpus = binding.own.clone();
     // SAFETY: between fork and exec only sched_setaffinity is called, which is async-signal-safe.
     unsafe {
         command.pre_exec(move || {
-            // They may have been taken away a moment ago; then it runs where it may.
-            let _ = rampool_sys::thread::pin_to(&cpus);
+            // The CPUs may have been taken away meanwhile; the program then runs where it may.
+            let _ = rampool_kernel::thread::pin_to(&cpus);
             Ok(())
         });
     }
 }
 
-/// Where a CPU is: those that compare near each other are near each other.
+/// Where a CPU is. CPUs that compare close are close to each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Cpu {
     socket: u32,
@@ -55,15 +60,20 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Those that this process may use.
+    /// The CPUs that this process may use.
     pub fn allowed() -> Vec<Self> {
-        rampool_sys::thread::allowed_cpus().into_iter().map(Self::find).collect()
+        rampool_kernel::thread::allowed_cpus().into_iter().map(Self::find).collect()
     }
 
-    /// A machine that does not say where its CPUs are has them side by side.
+    /// A machine that does not report its topology has its CPUs in one row.
     fn find(number: usize) -> Self {
         let dir = Path::new("/sys/devices/system/cpu").join(format!("cpu{number}/topology"));
-        let read = |name| std::fs::read_to_string(dir.join(name)).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        let read = |name| {
+            std::fs::read_to_string(dir.join(name))
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(0)
+        };
         Self { socket: read("physical_package_id"), core: read("core_id"), number }
     }
 }
@@ -72,9 +82,11 @@ impl Cpu {
 mod tests {
     use super::*;
 
-    /// A machine of `sockets` times `cores` with two threads each, numbered as Linux does: first threads first.
+    /// A machine of `sockets` times `cores` with two threads each, numbered as Linux does: first threads
+    /// first.
     fn machine(sockets: u32, cores: u32) -> Vec<Cpu> {
-        let threads = (0..2).flat_map(|_| (0..sockets).flat_map(|socket| (0..cores).map(move |core| (socket, core))));
+        let threads =
+            (0..2).flat_map(|_| (0..sockets).flat_map(|socket| (0..cores).map(move |core| (socket, core))));
         threads.zip(0..).map(|((socket, core), number)| Cpu { socket, core, number }).collect()
     }
 
@@ -86,7 +98,7 @@ mod tests {
     fn ranks_share_no_core_while_there_are_enough() {
         assert_eq!(own(machine(1, 4), 2), [[0, 4, 1, 5], [2, 6, 3, 7]]);
         assert_eq!(own(machine(2, 2), 2), [[0, 4, 1, 5], [2, 6, 3, 7]], "a socket each");
-        assert_eq!(own(machine(1, 4), 3).concat(), [0, 4, 1, 5, 2, 6, 3, 7], "all CPUs are somebody's");
+        assert_eq!(own(machine(1, 4), 3).concat(), [0, 4, 1, 5, 2, 6, 3, 7], "every CPU is in a share");
         assert_eq!(own(machine(1, 2), 4), [[0], [2], [1], [3]]);
         assert_eq!(shares(machine(1, 2), 3).unwrap()[2].all, [0, 2, 1, 3]);
     }

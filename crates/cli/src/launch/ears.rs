@@ -1,15 +1,16 @@
-//! What ranks on other machines say on standard error: passed on as it comes, but for the lines in which a rank tells the launcher why it ends the run.
+//! Standard error of ranks on other machines: passed on at once, except the lines in which a rank tells the
+//! launcher why it ends the run.
 
 use std::io::{ErrorKind, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rampool::words::pass_on;
+use rampool_kernel::words::pass_on;
 
-/// When all remote shells have ended, something that a rank left behind may still keep its standard error open.
+/// After all remote shells have ended, a process that a rank left behind may still keep standard error open.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Threads that each read what one rank says.
+/// Threads that each read the output of one rank.
 pub struct Ears {
     mark: String,
     teller: Sender<String>,
@@ -17,7 +18,7 @@ pub struct Ears {
 }
 
 impl Ears {
-    /// `mark` begins the lines that are not passed on. No program says it by chance.
+    /// `mark` begins the lines that are not passed on. A program does not print it by chance.
     pub fn new(mark: String) -> Self {
         let (teller, told) = channel();
         Self { mark, teller, told }
@@ -27,9 +28,10 @@ impl Ears {
         &self.mark
     }
 
-    /// Passes on what comes from `source`, from now until its end.
+    /// Passes on what comes from `source` until its end.
     pub fn listen(&self, mut source: impl Read + Send + 'static) {
-        let (teller, mut sieve) = (self.teller.clone(), Sieve { mark: self.mark.clone().into_bytes(), held: Vec::new() });
+        let (teller, mut sieve) =
+            (self.teller.clone(), Sieve { mark: self.mark.clone().into_bytes(), held: Vec::new() });
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             loop {
@@ -39,7 +41,7 @@ impl Ears {
                     Ok(len) => {
                         let mut taken = Vec::new();
                         pass_on(&sieve.sift(&bytes[..len], &mut taken));
-                        // Nobody is told any more when the launcher ends.
+                        // The receiver is gone when the launcher ends.
                         taken.into_iter().for_each(|line| _ = teller.send(line));
                     }
                 }
@@ -47,7 +49,7 @@ impl Ears {
         });
     }
 
-    /// The lines that were not passed on, without the mark. Waits for the ends of what is listened to, for a moment.
+    /// The lines that were not passed on, without the mark. Waits a moment for the ends of the streams.
     pub fn reports(self) -> String {
         drop(self.teller);
         let (deadline, mut reports) = (Instant::now() + PATIENCE, String::new());
@@ -60,20 +62,24 @@ impl Ears {
     }
 }
 
-/// Takes lines with a mark out of a stream. Invariant: nothing is held back but what may be, or begin, such a line.
+/// Takes lines with a mark out of a stream. Invariant: only bytes that are, or may begin, such a line are
+/// held back.
 struct Sieve {
     mark: Vec<u8>,
     held: Vec<u8>,
 }
 
 impl Sieve {
-    /// What is to be passed on after these bytes have come. Whole marked lines go to `taken`.
+    /// The bytes to pass on after these have arrived. Whole marked lines go to `taken`.
     fn sift(&mut self, bytes: &[u8], taken: &mut Vec<String>) -> Vec<u8> {
         self.held.extend_from_slice(bytes);
         let mut passed = Vec::new();
         loop {
             let Some(at) = self.held.windows(self.mark.len()).position(|window| window == self.mark) else {
-                let begun = (1..self.mark.len()).rev().find(|&len| self.held.ends_with(&self.mark[..len])).unwrap_or(0);
+                let begun = (1..self.mark.len())
+                    .rev()
+                    .find(|&len| self.held.ends_with(&self.mark[..len]))
+                    .unwrap_or(0);
                 passed.extend(self.held.drain(..self.held.len() - begun));
                 return passed;
             };

@@ -2,21 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rampool::shared::TimeReport;
+use rampool_shared::TimeReport;
 
-/// Where the ranks leave their statistics. Gone when dropped.
+/// The directory where the ranks leave their statistics. Removed when dropped.
 pub struct Inbox {
     dir: PathBuf,
 }
 
 impl Inbox {
-    /// `run` is a name that no other run has: in containers every launcher has the same process number, and one that was killed has left its directory.
+    /// `run` must be unique: in containers every launcher has the same process id, and a launcher that was
+    /// killed leaves its directory behind.
     pub fn make(run: &str) -> Result<Self> {
         let dir = std::env::temp_dir().join(format!("rampool-launch-{run}"));
-        std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
+        made.with_context(|| format!("cannot create {}", dir.display()))?;
         Ok(Self { dir })
     }
 
@@ -24,13 +27,21 @@ impl Inbox {
         self.dir.clone().into()
     }
 
-    /// What came, by rank. A rank that never joined, or did not finish, has left nothing.
+    /// A file in the directory.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The reports, by rank. A rank that never joined, or did not finish, has none.
     pub fn reports(&self, ranks: u16) -> Result<Vec<TimeReport>> {
         let mut reports = Vec::new();
         for rank in 0..ranks {
             let path = self.dir.join(format!("rank-{rank}.json"));
             if let Ok(text) = std::fs::read_to_string(&path) {
-                reports.push(serde_json::from_str(&text).with_context(|| format!("the statistics of rank {rank}"))?);
+                reports.push(
+                    serde_json::from_str(&text)
+                        .with_context(|| format!("invalid statistics of rank {rank}"))?,
+                );
             }
         }
         Ok(reports)
@@ -43,53 +54,49 @@ impl Drop for Inbox {
     }
 }
 
-/// Whether a file can be written, which is left as it is: nobody wants to learn that after the run.
+/// Checks, before the run, that a file can be written, and leaves its content unchanged.
 pub fn try_file(file: &Path) -> Result<()> {
     let opened = std::fs::File::options().create(true).append(true).open(file);
     opened.map(drop).with_context(|| not_written(file))
 }
 
-/// Writes them into a file.
+/// Writes the reports to a file.
 pub fn write(reports: &[TimeReport], file: &Path) -> Result<()> {
     let text = serde_json::to_string_pretty(reports)?;
     std::fs::write(file, text + "\n").with_context(|| not_written(file))
 }
 
-/// What is said of a file that cannot be written.
+/// The error for a file that cannot be written.
 pub fn not_written(file: &Path) -> String {
-    format!("{} cannot be written", file.display())
-}
-
-/// The seconds of a rank that one category has.
-type Seconds = fn(&TimeReport) -> f64;
-
-/// What a rank's time goes into: S4's categories, and what has none.
-pub const CATEGORIES: [(&str, Seconds); 8] = [
-    ("computing", |rank| rank.computing_s),
-    ("read fault", |rank| rank.read_fault_s),
-    ("write fault", |rank| rank.write_fault_s),
-    ("requests", |rank| rank.requests_s),
-    ("lock", |rank| rank.lock_s),
-    ("unlock", |rank| rank.unlock_s),
-    ("barrier", |rank| rank.barrier_s),
-    ("other", |rank| rank.other_s),
-];
-
-/// The seconds of all categories of a rank, which are those of all its threads.
-pub fn total(report: &TimeReport) -> f64 {
-    CATEGORIES.iter().map(|(_, seconds)| seconds(report)).sum()
+    format!("cannot write {}", file.display())
 }
 
 /// S4's categories by rank, in milliseconds, then messages and events of all ranks.
 pub fn table(reports: &[TimeReport]) -> String {
-    let mut rows = vec![["rank", "time"].into_iter().chain(CATEGORIES.map(|(name, _)| name)).map(str::to_owned).collect::<Vec<_>>()];
+    let mut rows = vec![
+        ["rank", "time"]
+            .into_iter()
+            .chain(TimeReport::CATEGORIES.map(|(name, _)| name))
+            .map(str::to_owned)
+            .collect::<Vec<_>>(),
+    ];
     for report in reports {
         let ms = |seconds: f64| format!("{:.1}", seconds * 1e3);
-        let parts = CATEGORIES.map(|(_, seconds)| ms(seconds(report)));
-        rows.push([report.rank.to_string(), ms(report.elapsed_s * f64::from(report.threads))].into_iter().chain(parts).collect());
+        let parts = TimeReport::CATEGORIES.map(|(_, seconds)| ms(seconds(report)));
+        rows.push(
+            [report.rank.to_string(), ms(report.elapsed_s * f64::from(report.threads))]
+                .into_iter()
+                .chain(parts)
+                .collect(),
+        );
     }
-    let mut text = format!("where the time went, ms ({})\n{}", reports.first().map_or("", |report| &report.protocol), aligned(&rows));
-    let (mut sent, mut counts, mut connections) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::<&str, u64>::new());
+    let mut text = format!(
+        "where the time went, ms ({})\n{}",
+        reports.first().map_or("", |report| &report.protocol),
+        aligned(&rows)
+    );
+    let (mut sent, mut counts, mut connections) =
+        (BTreeMap::new(), BTreeMap::new(), BTreeMap::<&str, u64>::new());
     for report in reports {
         for (name, kind) in &report.sent {
             let sum: &mut (u64, u64) = sent.entry(name).or_default();
@@ -102,14 +109,18 @@ pub fn table(reports: &[TimeReport]) -> String {
             *counts.entry(name).or_insert(0) += count;
         }
     }
-    // Both ends count it.
-    let connections: Vec<String> = connections.iter().map(|(name, ends)| format!("{} over {name}", ends / 2)).collect();
+    // Both ends count each connection.
+    let connections: Vec<String> =
+        connections.iter().map(|(name, ends)| format!("{} over {name}", ends / 2)).collect();
     if !connections.is_empty() {
         text += &format!("connections: {}\n", connections.join(", "));
     }
     text += &cpus(reports);
     let mut rows = vec![["messages of all ranks", "count", "bytes"].map(str::to_owned).to_vec()];
-    rows.extend(sent.iter().map(|(name, (count, bytes))| vec![name.to_string(), count.to_string(), bytes.to_string()]));
+    rows.extend(
+        sent.iter()
+            .map(|(name, (count, bytes))| vec![name.to_string(), count.to_string(), bytes.to_string()]),
+    );
     let total = sent.values().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     rows.push(vec!["all".to_owned(), total.0.to_string(), total.1.to_string()]);
     text += &aligned(&rows);
@@ -118,17 +129,20 @@ pub fn table(reports: &[TimeReport]) -> String {
     text + &aligned(&rows)
 }
 
-/// Which CPUs the ranks could use, if they said so.
+/// The CPUs that the ranks could use, if they reported them.
 fn cpus(reports: &[TimeReport]) -> String {
-    let Some(first) = reports.first().filter(|_| reports.iter().all(|report| !report.cpus.is_empty())) else { return String::new() };
+    let Some(first) = reports.first().filter(|_| reports.iter().all(|report| !report.cpus.is_empty())) else {
+        return String::new();
+    };
     if reports.iter().all(|report| report.cpus == first.cpus) {
         return format!("CPUs of all ranks: {}\n", ranges(&first.cpus));
     }
-    let shares: Vec<String> = reports.iter().map(|report| format!("{} of rank {}", ranges(&report.cpus), report.rank)).collect();
+    let shares: Vec<String> =
+        reports.iter().map(|report| format!("{} of rank {}", ranges(&report.cpus), report.rank)).collect();
     format!("CPUs: {}\n", shares.join("; "))
 }
 
-/// `0-3,8`, of ascending numbers.
+/// Formats ascending numbers as `0-3,8`.
 fn ranges(numbers: &[usize]) -> String {
     let runs = numbers.chunk_by(|one, next| one + 1 == *next);
     let words = runs.map(|run| match run {
@@ -139,7 +153,7 @@ fn ranges(numbers: &[usize]) -> String {
     words.collect::<Vec<_>>().join(",")
 }
 
-/// Columns of one width; the first to the left, the others to the right.
+/// Aligns columns; the first to the left, the others to the right.
 fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
@@ -156,7 +170,7 @@ fn aligned(rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rampool::shared::Kind;
+    use rampool_shared::Kind;
 
     #[test]
     fn a_table_sums_what_the_ranks_sent() {

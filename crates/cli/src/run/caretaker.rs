@@ -1,26 +1,42 @@
-//! Who belongs to a run, and what is left of it when its program has ended.
+//! Which processes belong to a run, and which remain when its program has ended.
 //!
-//! Pages of a process that ended go back at once, not after the grace time. When the program ends but processes that it started live on, as daemons do,
-//! a *caretaker* stays behind for them: a copy of this process without a terminal, which keeps the lease (and the private server) until the last of
-//! them has ended.
+//! The pages of an ended process are returned at once, not after the grace time. When the program ends but
+//! processes that it started live on, as daemons do, a *caretaker* stays behind for them. It is a copy of
+//! this process without a terminal, and keeps the lease (and the private server) until the last of them has
+//! ended.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rampool::guardian::Guardian;
-use rampool::pool::Pool;
-use rampool::roll::Roll;
+use rampool_client::pool::{Pool, PoolEvent};
+use rampool_kernel::words::remark;
+use rampool_run::guardian::Guardian;
+use rampool_run::roll::Roll;
 
 use super::PrivateServer;
 use crate::rundir::{self, RunDir};
 
-/// How long what the program leaves behind may take to end by itself, or to say that it is there.
+/// How long processes that the program leaves behind may take to end or to register.
 const STRAGGLERS: Duration = Duration::from_millis(150);
 const UNSIGNED: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Says goodbye for the members whose processes are gone. Returns how many processes of the run are there.
+/// How soon the memory of an ended process is returned while other processes of the run live on.
+pub const CALL_EVERY: Duration = Duration::from_millis(500);
+
+/// Serves the pool's connections, and says which servers are stopping.
+pub fn serve_pool(pool: &mut Pool) {
+    while let Some(event) = pool.poll() {
+        if let PoolEvent::Draining { name, left, .. } = &event {
+            remark(&format!(
+                "rampool: server {name} is stopping; it ends in {left:?}, and its pages are lost then"
+            ));
+        }
+    }
+}
+
+/// Removes the members whose processes are gone from the lease. Returns how many processes of the run live.
 pub fn dismiss_gone(roll: &Roll, pool: &mut Pool) -> usize {
     let call = roll.call();
     for member in &call.gone {
@@ -29,13 +45,21 @@ pub fn dismiss_gone(roll: &Roll, pool: &mut Pool) -> usize {
     call.present.len()
 }
 
-/// The program has ended: gives everything back, unless processes that it started live on. Then a caretaker does so after them.
-pub fn end(mut pool: Pool, roll: &Roll, mut guardian: Guardian, run_dir: RunDir, private: Option<PrivateServer>, later: Later) {
+/// Called when the program has ended: returns everything, unless processes that it started live on. Then a
+/// caretaker does so after them.
+pub fn end(
+    mut pool: Pool,
+    roll: &Roll,
+    mut guardian: Guardian,
+    run_dir: RunDir,
+    private: Option<PrivateServer>,
+    later: Later,
+) {
     if somebody_lives_on(roll, &mut pool, run_dir.path(), later) || is_needed(&mut guardian) {
         // SAFETY: this process has one thread, so the copy has all it needs.
         let caretaker = unsafe { libc::fork() };
         if caretaker > 0 {
-            // Both are the caretaker's now; the connections are closed here and live on there.
+            // The caretaker owns both now. The connections are closed here and live on there.
             std::mem::forget((run_dir, private));
             return;
         }
@@ -44,10 +68,10 @@ pub fn end(mut pool: Pool, roll: &Roll, mut guardian: Guardian, run_dir: RunDir,
             take_care(&mut pool, roll, &mut guardian);
             pool.leave();
             drop((private, run_dir));
-            // SAFETY: ends the copy without what the original does at its end.
+            // SAFETY: ends the copy without the exit handlers of the original.
             unsafe { libc::_exit(0) };
         }
-        // No copy can be made: the run ends for them as well.
+        // No copy can be made: the run ends for the remaining processes, too.
     }
     pool.leave();
     drop((private, run_dir));
@@ -58,15 +82,18 @@ fn somebody_lives_on(roll: &Roll, pool: &mut Pool, run_dir: &Path, mut later: La
     loop {
         let present = dismiss_gone(roll, pool) > 0;
         let waited = since.elapsed();
-        // A child that was forked a moment ago may not have signed yet.
-        if present && waited >= STRAGGLERS || waited >= UNSIGNED || !present && !is_anywhere(run_dir, &mut later) {
+        // A child that was forked a moment ago may not have registered yet.
+        if present && waited >= STRAGGLERS
+            || waited >= UNSIGNED
+            || !present && !is_anywhere(run_dir, &mut later)
+        {
             return present;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Whether any process was started as part of this run, by the environment that it was started with.
+/// Whether a process was started as part of this run, by its initial environment.
 fn is_anywhere(run_dir: &Path, later: &mut Later) -> bool {
     let of_run = |process| rundir::is_of_run(process, run_dir);
     if let Some(mut numbers) = later.numbers() {
@@ -76,16 +103,17 @@ fn is_anywhere(run_dir: &Path, later: &mut Later) -> bool {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).any(of_run)
 }
 
-/// What was started later than a program, by the numbers of processes: they are given in order, around and around.
+/// Finds processes that started later than a program by their ids, which the kernel assigns in order and
+/// wraps around.
 pub struct Later {
     program: u32,
-    /// The number given last, as of `looked`; `None` once they may have come around.
+    /// The id assigned last, as of `looked`. `None` if the ids may have wrapped around.
     latest: Option<u32>,
     looked: Instant,
 }
 
 impl Later {
-    /// The program was started just now.
+    /// For a program that has just started.
     pub fn than(program: u32) -> Self {
         Self { program, latest: Some(program), looked: Instant::now() }
     }
@@ -94,20 +122,21 @@ impl Later {
         self.program
     }
 
-    /// To be called several times a second while the program runs.
+    /// Call this several times a second while the program runs.
     pub fn look(&mut self) {
         self.see(latest_process(), self.looked.elapsed());
         self.looked = Instant::now();
     }
 
-    /// `latest`: the number given last. `since`: how long ago that was seen before.
+    /// `latest`: the id assigned last. `since`: time since the previous call.
     fn see(&mut self, latest: Option<u32>, since: Duration) {
         const MAY_COME_AROUND: Duration = Duration::from_millis(500);
         let before = self.latest.take().filter(|_| since < MAY_COME_AROUND);
         self.latest = before.and_then(|before| latest.filter(|latest| *latest >= before));
     }
 
-    /// What was started later has one of these numbers. `None` if that is not known, or there are so many that it is better to look at all processes that there are.
+    /// The range of ids of later processes. `None` if unknown, or so large that it is better to look at all
+    /// processes.
     fn numbers(&mut self) -> Option<RangeInclusive<u32>> {
         const FEW: u32 = 256;
         self.look();
@@ -115,13 +144,14 @@ impl Later {
     }
 }
 
-/// The number that was given to a process or thread last.
+/// The id that was assigned last to a process or thread.
 fn latest_process() -> Option<u32> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().nth(4)?.parse().ok()
 }
 
 fn leave_terminal() {
-    // SAFETY: no preconditions; whoever waits for the end of our standard output must not wait for the caretaker.
+    // SAFETY: no preconditions. A reader that waits for the end of our standard output must not wait for the
+    // caretaker.
     unsafe {
         libc::setsid();
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
@@ -133,7 +163,7 @@ fn leave_terminal() {
     }
 }
 
-/// Nobody reads what is said from here on.
+/// Output has no reader from here on.
 fn is_needed(guardian: &mut Guardian) -> bool {
     guardian.look(&mut |_| {});
     guardian.is_needed()
@@ -142,7 +172,7 @@ fn is_needed(guardian: &mut Guardian) -> bool {
 fn take_care(pool: &mut Pool, roll: &Roll, guardian: &mut Guardian) {
     while dismiss_gone(roll, pool) > 0 || is_needed(guardian) {
         let until = Instant::now() + LOOK_EVERY;
-        // Events are for people who are not here any more. A socket that cannot be watched is a lost server's.
+        // Messages would have no reader here. A socket that cannot be watched belongs to a lost server.
         while pool.next_event(until).is_ok_and(|event| event.is_some()) {}
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
     }
@@ -150,7 +180,7 @@ fn take_care(pool: &mut Pool, roll: &Roll, guardian: &mut Guardian) {
 
 #[cfg(test)]
 mod tests {
-    use rampool::settings::RUN_DIR_VARIABLE;
+    use rampool_run::settings::RUN_DIR_VARIABLE;
 
     use super::*;
 
@@ -163,8 +193,12 @@ mod tests {
             later.latest
         };
         assert_eq!(seen(&[(Some(100), soon)]), Some(100), "nothing was started since");
-        assert_eq!(seen(&[(Some(103), soon), (Some(110), soon), (Some(110), soon)]), Some(110), "for as long as somebody looks");
-        assert_eq!(seen(&[(Some(103), soon), (Some(110), late)]), None, "nobody has looked for long");
+        assert_eq!(
+            seen(&[(Some(103), soon), (Some(110), soon), (Some(110), soon)]),
+            Some(110),
+            "as long as it is called"
+        );
+        assert_eq!(seen(&[(Some(103), soon), (Some(110), late)]), None, "the last look was too long ago");
         assert_eq!(seen(&[(Some(99), soon)]), None, "they have come around");
         assert_eq!(seen(&[(Some(500), soon), (Some(99), soon), (Some(120), soon)]), None, "they had once");
         assert_eq!(seen(&[(None, soon), (Some(120), soon)]), None, "it cannot be seen");
@@ -174,7 +208,11 @@ mod tests {
     fn a_process_of_the_run_is_found_by_its_number_and_by_looking_at_all() {
         let run_dir = tempfile::tempdir().unwrap();
         let mut before = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let mut of_run = std::process::Command::new("sleep").arg("1000").env(RUN_DIR_VARIABLE, run_dir.path()).spawn().unwrap();
+        let mut of_run = std::process::Command::new("sleep")
+            .arg("1000")
+            .env(RUN_DIR_VARIABLE, run_dir.path())
+            .spawn()
+            .unwrap();
         let latest = latest_process().unwrap();
         let find = |by_number: bool| {
             let mut later = Later::than(before.id());
@@ -183,7 +221,7 @@ mod tests {
             }
             is_anywhere(run_dir.path(), &mut later)
         };
-        // Its environment is there a moment after `spawn` has returned.
+        // Its environment appears a moment after `spawn` has returned.
         let deadline = Instant::now() + Duration::from_secs(30);
         let found = [true, false].map(|by_number| {
             while !find(by_number) && Instant::now() < deadline {

@@ -1,5 +1,6 @@
-//! Processes of a run whose memory is not managed, because they became a program into which no agent can be loaded. What `rampool run` starts itself is
-//! refused then; what the program starts is named once.
+//! Processes of a run whose memory is not managed, because they executed a program into which no agent can be
+//! loaded. `rampool run` refuses to start such a program itself. Those that the program starts are reported
+//! once each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,28 +11,33 @@ use crate::program;
 use crate::rundir::is_of_run;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Looking takes at most one part in so many of the time, however many processes there are.
+/// Looking takes at most one part in this many of the time, however many processes there are.
 const SHARE: u32 = 50;
 
 /// Looks at the processes of a run now and then.
 pub struct Unmanaged {
     agent: String,
     next: Instant,
-    /// What each process ran when it was looked at.
+    /// What each process ran when it was last looked at.
     seen: BTreeMap<u32, PathBuf>,
     /// One line for each program.
     found: BTreeSet<String>,
 }
 
 impl Unmanaged {
-    /// `agent`: the name of the library that a managed process has loaded. What was started this very moment is not looked at: it is the program itself, which was
-    /// checked before.
+    /// `agent` is the name of the library that a managed process has loaded. Processes that exist now are not
+    /// looked at: they are the program itself, which was checked before.
     pub fn new(agent: &str) -> Self {
-        Self { agent: agent.to_owned(), next: Instant::now() + LOOK_EVERY, seen: BTreeMap::new(), found: BTreeSet::new() }
+        Self {
+            agent: agent.to_owned(),
+            next: Instant::now() + LOOK_EVERY,
+            seen: BTreeMap::new(),
+            found: BTreeSet::new(),
+        }
     }
 
-    /// Calls `tell` with a line for each program seen for the first time, among process `root`, those that have signed in `run_dir`, and all that these have
-    /// started. Returns at once if the last look was a moment ago.
+    /// Calls `tell` with a line for each program seen for the first time, among process `root`, the processes
+    /// registered in `run_dir`, and their descendants. Returns at once if the last look was a moment ago.
     pub fn look(&mut self, root: u32, run_dir: &Path, tell: &mut dyn FnMut(&str)) {
         let began = Instant::now();
         if began < self.next {
@@ -44,12 +50,14 @@ impl Unmanaged {
             if self.seen.get(&process) == Some(&program) {
                 continue;
             }
-            // One that becomes another program just now is looked at the next time.
+            // A process that executes another program right now is looked at next time.
             let Some(reason) = while_unchanged(process, || self.reason(process, &program)) else { continue };
             if let Some(reason) = reason
                 && self.found.insert(reason.clone())
             {
-                tell(&format!("rampool: process {process} runs without rampool, with all of its memory on this machine: {reason}"));
+                tell(&format!(
+                    "rampool: process {process} runs without rampool, with all of its memory on this machine: {reason}"
+                ));
             }
             self.seen.insert(process, program);
         }
@@ -66,20 +74,23 @@ impl Unmanaged {
         if let Some(reason) = program::why_not(&of("exe"), program) {
             return Some(reason);
         }
-        // Some programs write over their environment, and have the agent loaded by then. Both are empty for a process that is about to end.
-        let lacks_agent = |bytes: &[u8]| !bytes.windows(self.agent.len()).any(|part| part == self.agent.as_bytes());
+        // Some programs overwrite their environment, but have the agent loaded by then. Both are empty for a
+        // process that is about to end.
+        let lacks_agent =
+            |bytes: &[u8]| !bytes.windows(self.agent.len()).any(|part| part == self.agent.as_bytes());
         let read = |file: &str| fs::read(of(file)).ok().filter(|bytes| lacks_agent(bytes));
         (read("environ").is_some() && read("maps").is_some_and(|maps| !maps.is_empty()))
             .then(|| format!("{} was started without LD_PRELOAD, which loads the agent", program.display()))
     }
 }
 
-/// What `look` finds, if the process was one program all the while. In the middle of `execve` a process has its new name already, and neither an environment nor
-/// libraries; the end of its environment (0 until all is there, and drawn anew each time) tells.
+/// The result of `look`, if the process ran one program throughout. In the middle of `execve` a process has
+/// its new name, but neither an environment nor libraries yet. The end address of its environment shows this:
+/// it is 0 until all is there, and random each time.
 fn while_unchanged<T>(process: u32, look: impl FnOnce() -> T) -> Option<T> {
     let environment = || {
         let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // proc_pid_stat(5): env_end is the 51st field, the name (2nd) may hold spaces and parentheses.
+        // proc_pid_stat(5): env_end is the 51st field; the name (2nd) may contain spaces and parentheses.
         stat.rsplit_once(')')?.1.split_whitespace().nth(51 - 3)?.parse::<u64>().ok().filter(|end| *end != 0)
     };
     let before = environment()?;
@@ -90,10 +101,17 @@ fn while_unchanged<T>(process: u32, look: impl FnOnce() -> T) -> Option<T> {
 fn with_descendants(root: u32, run_dir: &Path) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut left: Vec<u32> = vec![root];
-    // What lives on without its parents is found by its signature; the number may be another process's by now, one that was not started by this run.
+    // Orphans are found by their registration. The id may meanwhile belong to a process that this run did not
+    // start.
     if let Ok(entries) = fs::read_dir(run_dir) {
-        let signed = |path: PathBuf| (path.extension()? == "stats").then(|| path.file_stem()?.to_str()?.parse::<u32>().ok()).flatten();
-        left.extend(entries.filter_map(|entry| signed(entry.ok()?.path())).filter(|process| is_of_run(*process, run_dir)));
+        let signed = |path: PathBuf| {
+            (path.extension()? == "stats").then(|| path.file_stem()?.to_str()?.parse::<u32>().ok()).flatten()
+        };
+        left.extend(
+            entries
+                .filter_map(|entry| signed(entry.ok()?.path()))
+                .filter(|process| is_of_run(*process, run_dir)),
+        );
     }
     while let Some(process) = left.pop() {
         if !found.insert(process) {
@@ -144,7 +162,7 @@ mod tests {
         assert_eq!(look(&mut unmanaged, without.id()), 1, "the same process again");
         assert_eq!(look(&mut unmanaged, another.id()), 1, "the same program again");
         assert_eq!(unmanaged.reasons().count(), 1);
-        // A number that once was a process of the run, and belongs to a stranger now.
+        // An id that once was a process of the run, and now belongs to an unrelated process.
         let mut stranger = Command::new("sleep").env_clear().arg("1000").spawn().unwrap();
         std::fs::write(run_dir.path().join(format!("{}.stats", stranger.id())), "").unwrap();
         assert_eq!(look(&mut unmanaged, with.id()), 1, "a stranger is not named");
@@ -168,7 +186,7 @@ mod tests {
         let mut lines = child.stdin.take().unwrap();
         let mut unmanaged = Unmanaged::new("librampool_agent.so");
         for _ in 0..2000 {
-            // It becomes itself again while it is looked at, and the next look takes it for another.
+            // It executes itself again while it is looked at, and the next look takes it for another program.
             lines.write_all(b"\n").unwrap();
             unmanaged.seen.clear();
             unmanaged.next = Instant::now();

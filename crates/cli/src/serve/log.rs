@@ -1,8 +1,9 @@
-//! The server's log, written by a thread of its own: the threads that serve wait neither for a full pipe's reader nor for a disk. Lines that come faster than they
-//! can be written for long are left out, and the log says how many and where.
+//! The server's log, written by a thread of its own, so that the threads that serve never wait for a pipe's
+//! reader or a disk. If lines come faster than they can be written for long, some are dropped, and the log
+//! says how many and where.
 
 use anyhow::{Context, Result};
-use rampool::words::say;
+use rampool_kernel::words::say;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,19 +15,19 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use super::settings::{LogFormat, Settings};
 
-/// Lines that may wait to be written.
+/// Most lines that wait to be written.
 const MOST_WAITING: usize = 1024;
-/// So long does a server that ends wait until its log is written.
+/// Longest time that a server waits at its end until its log is written.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
 enum Entry {
-    /// A line, and how many were left out before it.
+    /// A line, and how many were dropped before it.
     Line(Vec<u8>, u64),
-    /// Everything before is written, and so many lines were left out since.
+    /// Everything before is written, and this many lines were dropped since.
     End(u64, SyncSender<()>),
 }
 
-/// Where lines of the log go, from any thread. Never waits.
+/// Where log lines go, from any thread. Never blocks.
 #[derive(Clone)]
 struct Queue {
     entries: SyncSender<Entry>,
@@ -41,13 +42,18 @@ pub struct Log {
 impl Log {
     /// Starts the log on standard error.
     pub fn start(settings: &Settings) -> Result<Self> {
-        let filter = tracing_subscriber::EnvFilter::try_new(&settings.log_level)
-            .with_context(|| format!("{:?} is no log level", settings.log_level))?;
+        let filter = tracing_subscriber::EnvFilter::try_new(&settings.log_level).with_context(|| {
+            format!("invalid log level {:?}: give error, warn, info, debug or trace", settings.log_level)
+        })?;
         let (queue, entries) = queue();
         let form = settings.log;
         let writer = move || write_all(&entries, form, &mut |text| say(text));
-        std::thread::Builder::new().name("rampool-log".into()).spawn(writer).context("no thread for the log")?;
-        let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(queue.clone()).with_target(false);
+        std::thread::Builder::new()
+            .name("rampool-log".into())
+            .spawn(writer)
+            .context("cannot start the log thread")?;
+        let builder =
+            tracing_subscriber::fmt().with_env_filter(filter).with_writer(queue.clone()).with_target(false);
         match form {
             LogFormat::Text => builder.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).init(),
             LogFormat::Json => builder.json().flatten_event(true).init(),
@@ -68,8 +74,9 @@ impl Drop for Log {
             end = again;
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Where nobody reads, nobody misses it.
-        let _: Result<(), RecvTimeoutError> = is_written.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        // Without a reader the line is not missed.
+        let _: Result<(), RecvTimeoutError> =
+            is_written.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -87,7 +94,7 @@ impl<'a> MakeWriter<'a> for Queue {
 }
 
 impl io::Write for Queue {
-    /// One line: it comes in one piece.
+    /// One line, written in one piece.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let left_out = self.left_out.swap(0, Ordering::Relaxed);
         if self.entries.try_send(Entry::Line(line.to_vec(), left_out)).is_err() {
@@ -101,7 +108,7 @@ impl io::Write for Queue {
     }
 }
 
-/// Writes what comes, until nobody is left who could send anything.
+/// Writes what arrives until all senders are gone.
 fn write_all(entries: &Receiver<Entry>, form: LogFormat, write: &mut dyn FnMut(&str)) {
     while let Ok(entry) = entries.recv() {
         match entry {
@@ -111,16 +118,16 @@ fn write_all(entries: &Receiver<Entry>, form: LogFormat, write: &mut dyn FnMut(&
             }
             Entry::End(left_out, written) => {
                 gap(form, left_out).inspect(|gap| write(gap));
-                // It may wait no longer.
+                // The time to wait is over.
                 let _ = written.send(());
             }
         }
     }
 }
 
-/// The line that stands for those that were left out, if any were.
+/// The line that stands for dropped lines, if there were any.
 fn gap(form: LogFormat, lines: u64) -> Option<String> {
-    const WHAT: &str = "lines of the log are missing here: they came faster than somebody read them, or than the disk took them";
+    const WHAT: &str = "log lines are missing here: they came faster than the reader or the disk took them";
     if lines == 0 {
         return None;
     }
@@ -129,7 +136,10 @@ fn gap(form: LogFormat, lines: u64) -> Option<String> {
     let _ = SystemTime.format_time(&mut Writer::new(&mut now));
     Some(match form {
         LogFormat::Text => format!("{now}  WARN {WHAT} lines={lines}\n"),
-        LogFormat::Json => format!("{}\n", serde_json::json!({ "timestamp": now, "level": "WARN", "message": WHAT, "lines": lines })),
+        LogFormat::Json => format!(
+            "{}\n",
+            serde_json::json!({ "timestamp": now, "level": "WARN", "message": WHAT, "lines": lines })
+        ),
     })
 }
 

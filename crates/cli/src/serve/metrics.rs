@@ -1,4 +1,4 @@
-//! Metrics for Prometheus: numbers read from the server when somebody asks, over the smallest HTTP that serves.
+//! Metrics for Prometheus: numbers read from the server on request, over a minimal HTTP.
 
 use anyhow::{Context, Result};
 use prometheus_client::collector::Collector;
@@ -6,44 +6,64 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use rampool::server::{Observer, QueueStatus, ServerStatus};
+use rampool_server::block::ExportStatus;
+use rampool_server::{Observer, QueueStatus, ServerStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A client that has not asked by then is dropped.
+/// A client that has not sent its request by then is dropped.
 const CLIENT_TIME: Duration = Duration::from_secs(2);
-/// With more of them than so many the one that has taken longest to ask is dropped: nobody waits for others.
+/// With more clients than this, the one that has taken longest to ask is dropped, so that clients never wait
+/// for each other.
 const MOST_CLIENTS: usize = 16;
-/// Where not even one client can be heard for want of descriptors.
+/// How long to wait if there are too few descriptors to accept even one client.
 const WANT_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_REQUEST_BYTES: usize = 8 * 1024;
 
 type Read64 = fn(&ServerStatus) -> u64;
 
-/// Name, help, value. Counters get `_total` by the format's rule.
+/// Name, help, value. The format appends `_total` to counters.
 const GAUGES: &[(&str, &str, Read64)] = &[
-    ("rampool_memory_bytes", "Memory this server lends", |s| s.memory_bytes),
-    ("rampool_leased_bytes", "Memory that is leased", |s| s.lent_bytes),
-    ("rampool_free_bytes", "Memory that a new lease could have", |s| s.free_bytes),
-    ("rampool_held_bytes", "Memory taken from the system for pages", |s| s.held_bytes),
-    ("rampool_used_bytes", "Memory in frames that hold a page; what is held beyond it is fragmentation", |s| s.used_bytes),
+    ("rampool_memory_bytes", "Bytes of memory that this server lends", |s| s.memory_bytes),
+    ("rampool_leased_bytes", "Bytes of memory that are leased", |s| s.lent_bytes),
+    ("rampool_free_bytes", "Bytes of memory that a new lease could take", |s| s.free_bytes),
+    ("rampool_held_bytes", "Bytes of memory taken from the system for pages", |s| s.held_bytes),
+    (
+        "rampool_used_bytes",
+        "Bytes of memory in frames that hold a page; rampool_held_bytes minus this is fragmentation",
+        |s| s.used_bytes,
+    ),
     ("rampool_frames", "Frames that hold a page", |s| s.frames),
     ("rampool_leases", "Leases", |s| s.leases.len() as u64),
-    ("rampool_members", "Processes that are members of a lease", |s| s.leases.iter().map(|l| l.members.len() as u64).sum()),
+    ("rampool_members", "Processes that are members of a lease", |s| {
+        s.leases.iter().map(|l| l.members.len() as u64).sum()
+    }),
     ("rampool_connections", "Connections", |s| s.connections),
     ("rampool_queues", "Remote queues", |s| queues(s, |_| 1)),
     ("rampool_queue_messages", "Messages in queues", |s| queues(s, |q| q.messages)),
-    ("rampool_queue_held", "Of these: taken by receivers that have not acknowledged them", |s| queues(s, |q| q.held)),
+    ("rampool_queue_held", "Messages that receivers have taken and not acknowledged", |s| {
+        queues(s, |q| q.held)
+    }),
     ("rampool_queue_bytes", "Bytes of heads and bodies in queues", |s| queues(s, |q| q.bytes)),
-    ("rampool_queue_waiting_senders", "Requests that wait for room in a queue", |s| queues(s, |q| q.waiting_senders)),
-    ("rampool_queue_waiting_receivers", "Requests that wait for a message", |s| queues(s, |q| q.waiting_receivers)),
+    ("rampool_queue_waiting_senders", "Requests that wait for room in a queue", |s| {
+        queues(s, |q| q.waiting_senders)
+    }),
+    ("rampool_queue_waiting_receivers", "Requests that wait for a message", |s| {
+        queues(s, |q| q.waiting_receivers)
+    }),
+    ("rampool_exports", "Block devices", |s| s.exports.len() as u64),
+    ("rampool_export_bytes", "Size of the block devices in bytes", |s| exports(s, |e| e.bytes)),
+    ("rampool_export_used_bytes", "Bytes of memory in pages of block devices that are not zero", |s| {
+        exports(s, |e| e.used_bytes)
+    }),
+    ("rampool_export_clients", "Connections of clients to block devices", |s| exports(s, |e| e.clients)),
     ("rampool_unlocked", "1 if some memory could not be locked against swapping", |s| u64::from(s.unlocked)),
     ("rampool_draining", "1 while the server waits for its clients to leave", |s| u64::from(s.draining)),
     ("rampool_uptime_seconds", "Time since the server started", |s| s.uptime_ms / 1000),
@@ -59,22 +79,60 @@ const COUNTERS: &[(&str, &str, Read64)] = &[
     ("rampool_refused", "Requests answered with an error", |s| s.operations.refused),
     ("rampool_received_page_bytes", "Bytes of pages received", |s| s.operations.bytes_in),
     ("rampool_sent_page_bytes", "Bytes of pages sent", |s| s.operations.bytes_out),
-    ("rampool_protocol_errors", "Connections ended because the client broke the protocol", |s| s.protocol_errors),
-    ("rampool_failed_handshakes", "Connections turned away: wrong key, wrong version, not allowed", |s| s.failed_handshakes),
+    ("rampool_export_read_bytes", "Bytes read from block devices", |s| exports(s, |e| e.read_bytes)),
+    ("rampool_export_written_bytes", "Bytes written to block devices", |s| exports(s, |e| e.written_bytes)),
+    ("rampool_export_failures", "Parts of block clients' commands that failed", |s| {
+        exports(s, |e| e.failures)
+    }),
+    ("rampool_protocol_errors", "Connections ended because the client broke the protocol", |s| {
+        s.protocol_errors
+    }),
+    ("rampool_failed_handshakes", "Connections refused: wrong key, wrong version, not allowed", |s| {
+        s.failed_handshakes
+    }),
     ("rampool_sleeps", "Times a serving thread found nothing to do and slept", |s| s.sleeps),
 ];
 
-/// A number of each queue, added up.
+/// Sum of a number over block devices.
+fn exports(status: &ServerStatus, read: fn(&ExportStatus) -> u64) -> u64 {
+    status.exports.iter().map(read).sum()
+}
+
+/// Sum of a number over queues.
 fn queues(status: &ServerStatus, read: fn(&QueueStatus) -> u64) -> u64 {
     status.leases.iter().flat_map(|lease| &lease.queues).map(read).sum()
 }
 
+/// Least time between two collections of the status, however often it is requested: each one takes the lock
+/// of every lease.
+const FRESH: Duration = Duration::from_millis(200);
+
 #[derive(Debug)]
-struct Snapshot(Observer);
+struct Snapshot {
+    observer: Observer,
+    last: Mutex<Kept<ServerStatus>>,
+}
+
+/// A value that is made again when it is old.
+#[derive(Debug)]
+struct Kept<T>(Option<(Instant, T)>);
+
+impl<T: Clone> Kept<T> {
+    fn get(&mut self, now: Instant, make: impl FnOnce() -> T) -> T {
+        match &self.0 {
+            Some((made, kept)) if now.duration_since(*made) < FRESH => kept.clone(),
+            _ => self.0.insert((now, make())).1.clone(),
+        }
+    }
+}
 
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
-        let status = self.0.status();
+        let status = self
+            .last
+            .lock()
+            .expect("no thread panics holding it")
+            .get(Instant::now(), || self.observer.status());
         for (name, help, read) in GAUGES {
             let gauge = ConstGauge::new(i64::try_from(read(&status)).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
@@ -96,10 +154,11 @@ pub struct Responder {
 
 impl Responder {
     pub fn start(address: &SocketAddr, observer: Observer) -> Result<Self> {
-        let listener = TcpListener::bind(address).with_context(|| format!("cannot answer metrics on {address}"))?;
+        let listener = TcpListener::bind(address)
+            .with_context(|| format!("cannot listen for metrics clients on {address}"))?;
         let address = listener.local_addr()?;
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Snapshot(observer)));
+        registry.register_collector(Box::new(Snapshot { observer, last: Mutex::new(Kept(None)) }));
         let stop = Arc::new(AtomicBool::new(false));
         listener.set_nonblocking(true)?;
         let thread = std::thread::Builder::new().name("rampool-metrics".into()).spawn({
@@ -131,7 +190,7 @@ impl Drop for Responder {
     }
 }
 
-/// Clients that have not asked in full yet, the oldest first.
+/// Clients that have not sent their whole request yet, the oldest first.
 #[derive(Default)]
 struct Asking(VecDeque<Client>);
 
@@ -142,13 +201,19 @@ struct Client {
 }
 
 impl Asking {
-    /// Waits until something has come, and sees to it.
+    /// Waits for an event, and handles it.
     fn turn(&mut self, listener: &TcpListener, registry: &Registry) {
         let mut watched = vec![PollFd::new(listener, PollFlags::IN)];
         watched.extend(self.0.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN)));
         // The deadlines are in order.
-        let left = self.0.front().map_or(CLIENT_TIME, |oldest| oldest.deadline.saturating_duration_since(Instant::now()));
-        let left = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(1), tv_nsec: left.subsec_nanos().into() };
+        let left = self
+            .0
+            .front()
+            .map_or(CLIENT_TIME, |oldest| oldest.deadline.saturating_duration_since(Instant::now()));
+        let left = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(1),
+            tv_nsec: left.subsec_nanos().into(),
+        };
         let is_error = poll(&mut watched, Some(&left)).is_err_and(|error| error != Errno::INTR);
         drop(watched);
         match listener.accept() {
@@ -156,11 +221,15 @@ impl Asking {
                 if self.0.len() == MOST_CLIENTS {
                     self.0.pop_front();
                 }
-                self.0.push_back(Client { stream, request: Vec::new(), deadline: Instant::now() + CLIENT_TIME });
+                self.0.push_back(Client {
+                    stream,
+                    request: Vec::new(),
+                    deadline: Instant::now() + CLIENT_TIME,
+                });
             }
             Err(error) if is_error || error.kind() != std::io::ErrorKind::WouldBlock => {
-                tracing::debug!(%error, "a metrics client is not heard");
-                // It may be for want of descriptors, which somebody has to give back.
+                tracing::debug!(%error, "cannot accept a metrics client");
+                // It may be for want of descriptors, which other connections have to release.
                 if self.0.pop_front().is_none() {
                     std::thread::sleep(WANT_PAUSE);
                 }
@@ -170,7 +239,7 @@ impl Asking {
         self.0.retain_mut(|client| match client.hear(registry) {
             Ok(goes_on) => goes_on && Instant::now() < client.deadline,
             Err(error) => {
-                tracing::debug!(%error, "a metrics client went away");
+                tracing::debug!(%error, "a metrics client disconnected");
                 false
             }
         });
@@ -178,7 +247,8 @@ impl Asking {
 }
 
 impl Client {
-    /// Takes what has come, and answers once that is all. False: it is done with.
+    /// Takes what has arrived, and answers when the request is complete. Returns false when the client is
+    /// done.
     fn hear(&mut self, registry: &Registry) -> std::io::Result<bool> {
         let mut bytes = [0; 1024];
         while !self.request.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -193,8 +263,11 @@ impl Client {
             }
         }
         let (status, kind, body) = respond(&self.request, registry);
-        let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-        // A new connection has room for some times as much.
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            body.len()
+        );
+        // A new connection has room for several times as much.
         self.stream.write_all(&[head.as_bytes(), body.as_bytes()].concat())?;
         Ok(false)
     }
@@ -219,8 +292,20 @@ fn respond(request: &[u8], registry: &Registry) -> (&'static str, &'static str, 
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn what_is_fresh_is_not_made_again() {
+        let (mut kept, mut made, began) = (super::Kept(None), 0, std::time::Instant::now());
+        let get = |after: u32| {
+            kept.get(began + super::FRESH * after / 10, || {
+                made += 1;
+                made
+            })
+        };
+        assert_eq!([0, 1, 9, 10, 19, 20].map(get), [1, 1, 1, 2, 2, 3]);
+    }
+
     use super::*;
-    use rampool::server::{Server, ServerConfig};
+    use rampool_server::{Server, ServerConfig};
 
     fn ask(address: SocketAddr, request: &[u8]) -> String {
         let mut client = TcpStream::connect(address).unwrap();
@@ -233,7 +318,11 @@ mod tests {
 
     #[test]
     fn prometheus_gets_every_number_and_others_get_an_error() {
-        let config = ServerConfig { lock_memory: false, shards: 1, ..ServerConfig::new(64 << 20, "127.0.0.1:0".parse().unwrap()) };
+        let config = ServerConfig {
+            lock_memory: false,
+            shards: 1,
+            ..ServerConfig::new(64 << 20, "127.0.0.1:0".parse().unwrap())
+        };
         let server = Server::start(config).unwrap();
         let metrics = Responder::start(&"127.0.0.1:0".parse().unwrap(), server.observer()).unwrap();
         let answer = ask(metrics.address(), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -245,7 +334,8 @@ mod tests {
         assert!(ask(metrics.address(), b"GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(ask(metrics.address(), b"\x00\xff\xff\r\n\r\n").starts_with("HTTP/1.1 405"));
         drop(TcpStream::connect(metrics.address()).unwrap());
-        let _silent: Vec<TcpStream> = (0..3 * MOST_CLIENTS).map(|_| TcpStream::connect(metrics.address()).unwrap()).collect();
+        let _silent: Vec<TcpStream> =
+            (0..3 * MOST_CLIENTS).map(|_| TcpStream::connect(metrics.address()).unwrap()).collect();
         assert!(ask(metrics.address(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("rampool_gets_total 0"));
     }
 }

@@ -1,13 +1,15 @@
-//! The settings of a server: arguments, then environment, then the settings file, then defaults. All three have the same names.
+//! The settings of a server: arguments, then environment, then the settings file, then defaults, under the
+//! same names.
 
 use anyhow::{Context, Result, bail};
-use rampool::DEFAULT_PORT;
-use rampool::proto::server::QueueLimits;
-use rampool::proto::session::Encryption;
-use rampool::proto::units::ByteLen;
-use rampool::proto::wire::QueueBounds;
-use rampool::server::StoreKind;
-use rampool::transport::Endpoint;
+use rampool_lease::QueueLimits;
+use rampool_net::DEFAULT_PORT;
+use rampool_net::transport::Endpoint;
+use rampool_server::StoreKind;
+use rampool_server::block::{BlockConfig, Export};
+use rampool_wire::frame::QueueBounds;
+use rampool_wire::session::Encryption;
+use rampool_wire::units::ByteLen;
 use serde::{Deserialize, Deserializer};
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -16,112 +18,162 @@ use std::str::FromStr;
 
 /// Lend this machine's memory to programs on other machines
 ///
-/// Memory is taken from the system as pages arrive and given back as they are freed. Every option can stand in the settings file under the same
-/// name (memory = "8G"), and in the environment.
+/// The server takes memory from the system as pages arrive and returns it as they are freed. Every option can
+/// also be set in the settings file under the same name (memory = "8G"), and in the environment.
 #[derive(clap::Args, Deserialize, Debug, Default)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Args {
-    /// A settings file (TOML) with these same names
+    /// Settings file (TOML) with the names of these options
     #[arg(long, env = "RAMPOOL_SERVE_CONFIG", value_name = "FILE")]
     #[serde(skip)]
     config: Option<PathBuf>,
 
-    /// Memory to lend, such as 512M, 8G or 1.5T
+    /// Memory to lend, in bytes, such as 512M, 8G or 1.5T
     #[arg(long, env = "RAMPOOL_SERVE_MEMORY", value_name = "SIZE")]
     #[serde(deserialize_with = "from_text")]
     memory: Option<ByteLen>,
 
-    /// Where to listen: HOST:PORT, unix:PATH or ucx:HOST:PORT; port 0 lets the system choose. Repeat it, or separate by commas [default: 127.0.0.1:7117]
+    /// Address to listen on: HOST:PORT, unix:PATH or ucx:HOST:PORT; with port 0 the system chooses one.
+    /// Repeat it, or separate by commas [default: 127.0.0.1:7117]
     #[arg(long, env = "RAMPOOL_SERVE_LISTEN", value_name = "ADDR", value_delimiter = ',')]
     #[serde(deserialize_with = "from_texts")]
     listen: Vec<Endpoint>,
 
-    /// The pool's key file (see `rampool key`); needed to listen beyond this machine
+    /// Key file of the pool (see `rampool key`); required to listen on an address that other machines can
+    /// reach
     #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Encrypt what travels: auto (on beyond this machine), on or off [default: auto]
+    /// Encrypt connections: auto (those from other machines), on or off [default: auto]
     #[arg(long, env = "RAMPOOL_ENCRYPTION", value_name = "WHEN")]
     #[serde(deserialize_with = "from_text")]
     encryption: Option<Encryption>,
 
-    /// How pages are kept: raw (fastest) or compressed (more pages than memory, as far as they pack) [default: raw]
+    /// How to store pages: raw (fastest) or compressed (more pages than memory, if they compress) [default:
+    /// raw]
     #[arg(long, env = "RAMPOOL_SERVE_STORE", value_name = "KIND")]
     store: Option<Store>,
 
-    /// Threads that serve [default: one per core]
+    /// Number of threads that serve [default: one per core]
     #[arg(long, env = "RAMPOOL_SERVE_SHARDS", value_name = "N")]
     shards: Option<usize>,
 
-    /// How long an idle thread looks for work before it sleeps, while work mostly comes within this time [default: 100, on one core 0]
+    /// Microseconds that an idle thread polls before it sleeps, as long as work mostly arrives within this
+    /// time [default: 100; 0 on one core]
     #[arg(long, env = "RAMPOOL_SERVE_SPIN_US", value_name = "US")]
     spin_us: Option<u64>,
 
-    /// How long a client whose connection broke keeps its pages [default: 10000]
+    /// Milliseconds that a client with a broken connection keeps its pages [default: 10000]
     #[arg(long, env = "RAMPOOL_SERVE_GRACE_MS", value_name = "MS")]
     grace_ms: Option<u64>,
 
-    /// How often a client's machine is asked whether it is there; after three times without an answer the client is lost [default: 2000]
+    /// Milliseconds between keepalive probes to a client's machine; after three without an answer the client
+    /// is lost [default: 2000]
     #[arg(long, env = "RAMPOOL_SERVE_HEARTBEAT_MS", value_name = "MS")]
     heartbeat_ms: Option<u64>,
 
-    /// How long a client may say nothing while its machine is there: it may be stopped and go on later [default: 3600000]
+    /// Milliseconds that a client may stay silent while its machine answers: it may be stopped and go on
+    /// later [default: 3600000]
     #[arg(long, env = "RAMPOOL_SERVE_SILENCE_MS", value_name = "MS")]
     silence_ms: Option<u64>,
 
-    /// How long a stopping server waits for its clients to leave [default: 10000]
+    /// Milliseconds that a stopping server waits for its clients to leave [default: 10000]
     #[arg(long, env = "RAMPOOL_SERVE_DRAIN_MS", value_name = "MS")]
     drain_ms: Option<u64>,
 
-    /// Connections at a time [default: 1024]
+    /// Most connections at a time [default: 1024]
     #[arg(long, env = "RAMPOOL_SERVE_MAX_CONNECTIONS", value_name = "N")]
     max_connections: Option<usize>,
 
-    /// Queues of a lease [default: 1024]
+    /// Most queues in a lease [default: 1024]
     #[arg(long, env = "RAMPOOL_SERVE_QUEUES", value_name = "N")]
     queues: Option<usize>,
 
-    /// Messages that a queue may be made for [default: 1048576]
+    /// Most messages that a queue may be created for [default: 1048576]
     #[arg(long, env = "RAMPOOL_SERVE_QUEUE_MESSAGES", value_name = "N")]
     queue_messages: Option<u64>,
 
-    /// Bytes of heads and bodies that a queue may be made for [default: 1T; the lease's memory bounds them anyway]
+    /// Most bytes of heads and bodies that a queue may be created for [default: 1T; the lease's memory limits
+    /// them anyway]
     #[arg(long, env = "RAMPOOL_SERVE_QUEUE_BYTES", value_name = "SIZE")]
     #[serde(deserialize_with = "from_text")]
     queue_bytes: Option<ByteLen>,
 
-    /// Users (numbers) besides this one and root who may use the Unix sockets. Repeat it, or separate by commas
+    /// User IDs, other than this one and root, that may use the Unix sockets. Repeat it, or separate by
+    /// commas
     #[arg(long, env = "RAMPOOL_SERVE_ALLOW_UID", value_name = "UID", value_delimiter = ',')]
     allow_uid: Vec<u32>,
 
-    /// Do not lock the lent memory: the system may swap it out
+    /// Servers that clients may let this one copy to, as the clients name them. Repeat it, or separate by
+    /// commas [default: any HOST:PORT; without a key this machine's]
+    #[arg(long, env = "RAMPOOL_SERVE_COPY_TO", value_name = "ADDR", value_delimiter = ',')]
+    #[serde(deserialize_with = "from_texts")]
+    copy_to: Vec<Endpoint>,
+
+    /// Required to listen on ucx:HOST:PORT. The only WORD is `trusted`: you trust every client there, because
+    /// a malformed UCX message from one can end the server for all
+    #[arg(long, env = "RAMPOOL_SERVE_UCX_CLIENTS", value_name = "WORD")]
+    ucx_clients: Option<UcxClients>,
+    /// Address to serve block devices over NBD: unix:PATH or HOST:PORT. Repeat it, or separate by commas
+    #[arg(long, env = "RAMPOOL_SERVE_NBD", value_name = "ADDR", value_delimiter = ',')]
+    #[serde(deserialize_with = "from_texts")]
+    nbd: Vec<Endpoint>,
+
+    /// Name and size in bytes of a block device to serve over NBD (swap=4G); its memory is taken out of
+    /// --memory at once. Repeat it, or separate by commas
+    #[arg(long, env = "RAMPOOL_SERVE_EXPORT", value_name = "NAME=SIZE", value_delimiter = ',')]
+    #[serde(deserialize_with = "from_texts")]
+    export: Vec<NamedSize>,
+
+    /// Allow NBD on an address that other machines can reach, although it has no key and no encryption: every
+    /// client there can read and write [default: refuse]
+    #[arg(long, env = "RAMPOOL_SERVE_NBD_PLAIN")]
+    nbd_plain: bool,
+
+    /// Do not lock the lent memory: the system may swap it out [default: lock it]
     #[arg(long, env = "RAMPOOL_SERVE_NO_LOCK")]
     no_lock: bool,
 
-    /// Serve clients on this machine through their Unix socket only, never through shared memory
+    /// Serve clients on this machine only through their Unix socket, never through shared memory [default:
+    /// shared memory if the client can]
     #[arg(long, env = "RAMPOOL_SERVE_NO_RINGS")]
     no_rings: bool,
 
-    /// Answer Prometheus here: HOST:PORT
+    /// Address to serve Prometheus metrics on, as HOST:PORT [default: none]
     #[arg(long, env = "RAMPOOL_SERVE_METRICS", value_name = "ADDR")]
     metrics: Option<SocketAddr>,
 
-    /// Write the log as text or json [default: text]
+    /// Format of the log: text or json [default: text]
     #[arg(long, env = "RAMPOOL_SERVE_LOG", value_name = "FORM")]
     log: Option<LogFormat>,
 
-    /// What to log: error, warn, info, debug or trace [default: info]
+    /// Least severe level to log: error, warn, info, debug or trace [default: info]
     #[arg(long, env = "RAMPOOL_SERVE_LOG_LEVEL", value_name = "LEVEL")]
     log_level: Option<String>,
 
-    /// Write the addresses into this file when the server is ready
+    /// File to write the addresses to when the server is ready
     #[arg(long, env = "RAMPOOL_SERVE_READY_FILE", value_name = "FILE")]
     ready_file: Option<PathBuf>,
 
-    /// End at once when standard input closes: for whoever starts a server for itself
+    /// End at once when standard input closes: for a process that starts a server for itself
     #[arg(long, hide = true)]
     #[serde(skip)]
     until_stdin_closes: bool,
+}
+
+/// An export's name and size: `swap=4G`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct NamedSize(Export);
+
+impl FromStr for NamedSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("invalid export {text:?}: give a name and a size, such as swap=4G");
+        let (name, size) = text.split_once('=').ok_or_else(wrong)?;
+        let bytes = size.parse::<ByteLen>().map_err(|error| format!("export {name:?}: {error}"))?.0;
+        Ok(Self(Export { name: name.to_owned(), bytes }))
+    }
 }
 
 #[derive(clap::ValueEnum, Deserialize, Clone, Copy, Debug)]
@@ -133,12 +185,18 @@ pub enum Store {
 
 #[derive(clap::ValueEnum, Deserialize, Clone, Copy, Debug)]
 #[serde(rename_all = "lowercase")]
+pub enum UcxClients {
+    Trusted,
+}
+
+#[derive(clap::ValueEnum, Deserialize, Clone, Copy, Debug)]
+#[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     Text,
     Json,
 }
 
-/// What holds after all of them were heard.
+/// The effective settings.
 #[derive(Debug)]
 pub struct Settings {
     pub memory: ByteLen,
@@ -155,6 +213,9 @@ pub struct Settings {
     pub max_connections: Option<usize>,
     pub queues: QueueLimits,
     pub allow_uid: Vec<u32>,
+    pub copy_to: Vec<Endpoint>,
+    pub ucx_clients_are_trusted: bool,
+    pub block: BlockConfig,
     pub no_lock: bool,
     pub no_rings: bool,
     pub metrics: Option<SocketAddr>,
@@ -165,17 +226,21 @@ pub struct Settings {
 }
 
 impl Args {
-    /// Reads the settings file, if there is one, and settles what holds.
+    /// Reads the settings file, if there is one, and returns the effective settings.
     pub fn settle(self) -> Result<Settings> {
         let file = match &self.config {
             None => Args::default(),
             Some(path) => {
-                let text = std::fs::read_to_string(path).with_context(|| format!("the settings file {} cannot be read", path.display()))?;
-                toml::from_str(&text).with_context(|| format!("the settings file {} makes no sense", path.display()))?
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read the settings file {}", path.display()))?;
+                toml::from_str(&text).with_context(|| format!("invalid settings file {}", path.display()))?
             }
         };
-        let Some(memory) = self.memory.or(file.memory) else { bail!("how much memory shall be lent? Say --memory 8G, for instance") };
-        let several = |ours: Vec<Endpoint>, theirs: Vec<Endpoint>| if ours.is_empty() { theirs } else { ours };
+        let Some(memory) = self.memory.or(file.memory) else {
+            bail!("--memory is missing: give how much memory to lend, such as --memory 8G")
+        };
+        let several =
+            |ours: Vec<Endpoint>, theirs: Vec<Endpoint>| if ours.is_empty() { theirs } else { ours };
         let mut listen = several(self.listen, file.listen);
         if listen.is_empty() {
             listen.push(Endpoint::Tcp { host: "127.0.0.1".into(), port: DEFAULT_PORT });
@@ -201,10 +266,23 @@ impl Args {
                 queues: self.queues.or(file.queues).unwrap_or(defaults.queues),
                 bounds: QueueBounds {
                     messages: self.queue_messages.or(file.queue_messages).unwrap_or(defaults.bounds.messages),
-                    bytes: self.queue_bytes.or(file.queue_bytes).map_or(defaults.bounds.bytes, |bytes| bytes.0),
+                    bytes: self
+                        .queue_bytes
+                        .or(file.queue_bytes)
+                        .map_or(defaults.bounds.bytes, |bytes| bytes.0),
                 },
             },
             allow_uid: if self.allow_uid.is_empty() { file.allow_uid } else { self.allow_uid },
+            copy_to: several(self.copy_to, file.copy_to),
+            ucx_clients_are_trusted: self.ucx_clients.or(file.ucx_clients).is_some(),
+            block: BlockConfig {
+                listen: several(self.nbd, file.nbd),
+                exports: if self.export.is_empty() { file.export } else { self.export }
+                    .into_iter()
+                    .map(|export| export.0)
+                    .collect(),
+                plain: self.nbd_plain || file.nbd_plain,
+            },
             no_lock: self.no_lock || file.no_lock,
             no_rings: self.no_rings || file.no_rings,
             metrics: self.metrics.or(file.metrics),
@@ -216,13 +294,17 @@ impl Args {
     }
 }
 
-fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<Option<T>, D::Error> {
+fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
 /// One, or a list.
-fn from_texts<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+fn from_texts<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Texts {
@@ -257,28 +339,50 @@ mod tests {
 
     #[test]
     fn arguments_come_before_the_file_and_the_file_before_defaults() {
-        let file =
-            "memory = \"1.5G\"\nlisten = [\"127.0.0.1:1\", \"unix:/run/x\"]\nencryption = \"on\"\nstore = \"compressed\"\nspin-us = 7\n";
+        let file = "memory = \"1.5G\"\nlisten = [\"127.0.0.1:1\", \"unix:/run/x\"]\nencryption = \"on\"\nstore = \"compressed\"\nspin-us = 7\n";
         let settings = settle(file, &["--memory", "2G", "--spin-us", "9"]).unwrap();
         assert_eq!((settings.memory, settings.spin_us), (ByteLen(2 << 30), Some(9)));
-        assert_eq!(settings.listen.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:1", "unix:/run/x"]);
-        assert_eq!((settings.encryption, settings.store, settings.drain_ms), (Encryption::On, StoreKind::Compressed, 10_000));
+        assert_eq!(
+            settings.listen.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["127.0.0.1:1", "unix:/run/x"]
+        );
+        assert_eq!(
+            (settings.encryption, settings.store, settings.drain_ms),
+            (Encryption::On, StoreKind::Compressed, 10_000)
+        );
         let settings = settle("memory = \"512M\"\nlisten = \"[::1]:5\"", &[]).unwrap();
-        assert_eq!((settings.memory, settings.listen[0].to_string().as_str()), (ByteLen(512 << 20), "[::1]:5"));
+        assert_eq!(
+            (settings.memory, settings.listen[0].to_string().as_str()),
+            (ByteLen(512 << 20), "[::1]:5")
+        );
     }
 
     #[test]
     fn every_argument_may_stand_in_the_file() {
         let file = "memory = \"1G\"\nlisten = \"127.0.0.1:0\"\nkey-file = \"k\"\nencryption = \"off\"\nstore = \"raw\"\nshards = 1\nspin-us = 0\n\
-            grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\nqueue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\nno-lock = true\nno-rings = true\nmetrics = \"127.0.0.1:9\"\n\
+            grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\nqueue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\ncopy-to = \"h:1\"\nucx-clients = \"trusted\"\n\
+            nbd = \"unix:/run/n\"\nexport = [\"swap=4G\", \"a b=512M\"]\nnbd-plain = true\nno-lock = true\nno-rings = true\nmetrics = \"127.0.0.1:9\"\n\
             log = \"json\"\nlog-level = \"debug\"\nready-file = \"r\"\n";
         let settings = settle(file, &[]).unwrap();
         assert_eq!((settings.allow_uid, settings.log_level.as_str()), (vec![1, 2], "debug"));
-        assert!(settings.no_lock && settings.no_rings);
-        assert_eq!(settings.queues, QueueLimits { queues: 1, bounds: QueueBounds { messages: 2, bytes: 3072 } });
+        assert!(
+            settings.no_lock
+                && settings.no_rings
+                && settings.ucx_clients_are_trusted
+                && settings.copy_to.len() == 1
+        );
+        let export = |name: &str, bytes| Export { name: name.to_owned(), bytes };
+        assert_eq!(settings.block.exports, [export("swap", 4 << 30), export("a b", 512 << 20)]);
+        assert!(settings.block.plain && settings.block.listen[0].to_string() == "unix:/run/n");
+        assert_eq!(
+            settings.queues,
+            QueueLimits { queues: 1, bounds: QueueBounds { messages: 2, bytes: 3072 } }
+        );
         let named = file.lines().count();
-        let arguments =
-            <Line as clap::CommandFactory>::command().get_arguments().filter(|a| a.get_id() != "help" && !a.is_hide_set()).count();
+        let arguments = <Line as clap::CommandFactory>::command()
+            .get_arguments()
+            .filter(|a| a.get_id() != "help" && !a.is_hide_set())
+            .count();
         assert_eq!(named + 1, arguments, "every argument but --config is named in this test's file");
     }
 
@@ -290,5 +394,7 @@ mod tests {
         assert!(error("memory = \"lots\"", &[]).contains("lots"));
         assert!(error("memory = \"1K\"", &[]).contains("at least 1 MiB"));
         assert!(error("memory = \"1G\"\nlisten = \"nowhere\"", &[]).contains("nowhere"));
+        assert!(error("memory = \"1G\"", &["--export", "swap"]).contains("swap=4G"));
+        assert!(error("memory = \"1G\"\nexport = \"swap=much\"", &[]).contains("much"));
     }
 }

@@ -1,16 +1,16 @@
-//! One reading of everything: the counter files of this user's runs, and what servers answer.
+//! One reading of everything: the counter files of this user's runs, and the answers of servers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rampool::key::Key;
-use rampool::pool::ServerSpec;
-use rampool::server::{LeaseStatus, OperationCounts, ServerStatus, query_status};
-use rampool::settings::Settings;
-use rampool::stats::StatsSnapshot;
-use rampool::transport::{Endpoint, LocalPolicy};
-use rampool_proto::session::Encryption;
+use rampool_client::pool::ServerSpec;
+use rampool_client::stats::StatsSnapshot;
+use rampool_net::key::Key;
+use rampool_net::transport::{Endpoint, LocalPolicy};
+use rampool_run::settings::Settings;
+use rampool_server::{LeaseStatus, OperationCounts, ServerStatus, query_status};
+use rampool_wire::session::Encryption;
 
 use crate::rundir;
 
@@ -28,18 +28,19 @@ pub struct Look {
 pub struct Process {
     /// Process id of its `rampool run`.
     pub run: u32,
-    /// As `ps` shows it.
+    /// Name of the process, as in `ps`.
     pub name: String,
-    /// What the run was told to keep local at most, a process.
+    /// The most that each process may keep local, as the run was told.
     pub local_bytes: u64,
     /// When the counters were read.
     pub at: Duration,
     pub counters: StatsSnapshot,
-    /// The servers of its lease in the lease's order, as they are named here, and what the lease is called there.
+    /// The servers of its lease in the lease's order, with their addresses on this machine and the lease's
+    /// number there.
     pub servers: Vec<(String, u64)>,
 }
 
-/// A server, and what it said or why it did not.
+/// A server, and its answer or why there is none.
 #[derive(Clone, Debug)]
 pub struct Server {
     pub name: String,
@@ -48,7 +49,7 @@ pub struct Server {
     pub answer: Result<Numbers, String>,
 }
 
-/// What a server says about itself, as far as it is shown.
+/// The shown part of a server's status.
 #[derive(Clone, Debug, Default)]
 pub struct Numbers {
     /// Differs from one start of the server to the next.
@@ -75,7 +76,7 @@ pub struct Client {
     pub traffic: Traffic,
 }
 
-/// Since the start of a server or lease; only grows.
+/// Counted since the start of a server or lease; only grows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Traffic {
     pub requests: u64,
@@ -92,9 +93,9 @@ pub struct Watch {
     key: Option<Key>,
 }
 
-/// How to speak to a server.
+/// How to connect to a server.
 struct Access {
-    /// As it is shown.
+    /// The text to show.
     name: String,
     spec: ServerSpec,
     key: Option<Key>,
@@ -111,7 +112,12 @@ impl Watch {
         let mut servers: BTreeMap<String, Access> = BTreeMap::new();
         for spec in &self.named {
             let name = spec.endpoint.to_string();
-            let access = Access { name: name.clone(), spec: spec.clone(), key: self.key.clone(), encryption: Encryption::Auto };
+            let access = Access {
+                name: name.clone(),
+                spec: spec.clone(),
+                key: self.key.clone(),
+                encryption: Encryption::Auto,
+            };
             servers.insert(name, access);
         }
         let mut processes = Vec::new();
@@ -125,13 +131,21 @@ impl Watch {
                     other => other.to_string(),
                 };
                 used.push((name.clone(), lease.0));
-                let access = || Access { name, spec: spec.clone(), key: key.clone(), encryption: settings.encryption };
+                let access =
+                    || Access { name, spec: spec.clone(), key: key.clone(), encryption: settings.encryption };
                 servers.entry(spec.endpoint.to_string()).or_insert_with(access);
             }
             for counters in rundir::read_stats(&path) {
                 if let Some(name) = process_name(counters.pid).filter(|_| counters.state == 1) {
                     let (at, servers) = (self.started.elapsed(), used.clone());
-                    processes.push(Process { run, name, local_bytes: settings.local_bytes, at, counters, servers });
+                    processes.push(Process {
+                        run,
+                        name,
+                        local_bytes: settings.local_bytes,
+                        at,
+                        counters,
+                        servers,
+                    });
                 }
             }
         }
@@ -141,7 +155,10 @@ impl Watch {
     fn ask(&self, servers: &BTreeMap<String, Access>) -> Vec<Server> {
         let deadline = Instant::now() + ANSWER;
         std::thread::scope(|scope| {
-            let asked: Vec<_> = servers.values().map(|access| (&access.name, scope.spawn(move || query(access, deadline)))).collect();
+            let asked: Vec<_> = servers
+                .values()
+                .map(|access| (&access.name, scope.spawn(move || query(access, deadline))))
+                .collect();
             asked
                 .into_iter()
                 .map(|(name, answer)| Server {
@@ -155,7 +172,8 @@ impl Watch {
 }
 
 fn query(access: &Access, deadline: Instant) -> Result<Numbers, String> {
-    let policy = LocalPolicy { key: access.key.clone(), encryption: access.encryption, features: 0, ucx: None };
+    let policy =
+        LocalPolicy { key: access.key.clone(), encryption: access.encryption, features: 0, ucx: None };
     let status = query_status(&access.spec.endpoint, policy, deadline).map_err(|error| error.to_string())?;
     Ok(Numbers::from(&status))
 }

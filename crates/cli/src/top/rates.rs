@@ -1,9 +1,10 @@
-//! Two looks compared. Whatever only grows becomes a rate; a process or server that restarted, or is new, shows none at first.
+//! Compares two readings. Counters that only grow become rates. A process or server that is new, or
+//! restarted, shows none at first.
 
 use std::time::Duration;
 
-use rampool::stats::{LATENCY_BUCKETS, StatsSnapshot, Times, add_times, quantile_ns, times_since};
-use rampool_proto::units::OS_PAGE_BYTES;
+use rampool_client::stats::{LATENCY_BUCKETS, StatsSnapshot, Times, add_times, quantile_ns, times_since};
+use rampool_wire::units::OS_PAGE_BYTES;
 
 use super::look::{Look, Numbers, Process, Traffic};
 
@@ -25,7 +26,7 @@ pub struct ProcessRow {
     pub resident_bytes: u64,
     pub local_bytes: u64,
     pub faults_per_s: f64,
-    /// Share of the faults that no thread waited for a server for; `None` without faults.
+    /// Share of the faults in which no thread waited for a server; `None` without faults.
     pub hit_rate: Option<f64>,
     pub in_bytes_per_s: f64,
     pub out_bytes_per_s: f64,
@@ -43,7 +44,8 @@ pub struct ServerRow {
     pub free_bytes: u64,
     pub connections: u64,
     pub rates: TrafficRates,
-    /// Of what threads of the processes here waited for it, half and 99 % were there within this time; 0 if there was nothing.
+    /// Times within which half and 99 % of the waits of processes here for this server ended; 0 if there were
+    /// none.
     pub latency_ns: [u64; 2],
     pub clients: Vec<ClientRow>,
 }
@@ -54,7 +56,7 @@ pub enum ServerState {
     Serving,
     /// It was told to stop.
     Draining,
-    /// No numbers, and why.
+    /// Why there are no numbers.
     Silent(String),
 }
 
@@ -79,7 +81,9 @@ pub struct TrafficRates {
 
 /// The rows of `now`, with rates since `before`.
 pub fn compare(before: &Look, now: &Look) -> Rows {
-    let earlier_of = |process: &Process| before.processes.iter().find(|p| p.counters.pid == process.counters.pid && p.run == process.run);
+    let earlier_of = |process: &Process| {
+        before.processes.iter().find(|p| p.counters.pid == process.counters.pid && p.run == process.run)
+    };
     let processes = now.processes.iter().map(|process| process_row(earlier_of(process), process));
     // What each process has waited for each of its servers since.
     let mut waits: Vec<Wait<'_>> = Vec::new();
@@ -96,23 +100,29 @@ pub fn compare(before: &Look, now: &Look) -> Rows {
         let earlier = before.servers.iter().find(|s| s.name == server.name);
         match &server.answer {
             Ok(numbers) => {
-                let earlier = earlier.and_then(|s| Some((s.at, s.answer.as_ref().ok()?))).filter(|(_, e)| e.server == numbers.server);
+                let earlier = earlier
+                    .and_then(|s| Some((s.at, s.answer.as_ref().ok()?)))
+                    .filter(|(_, e)| e.server == numbers.server);
                 server_row(&server.name, earlier, server.at, numbers, &waits)
             }
-            Err(reason) => ServerRow { name: server.name.clone(), state: ServerState::Silent(reason.clone()), ..ServerRow::default() },
+            Err(reason) => ServerRow {
+                name: server.name.clone(),
+                state: ServerState::Silent(reason.clone()),
+                ..ServerRow::default()
+            },
         }
     });
     Rows { processes: processes.collect(), servers: servers.collect() }
 }
 
-/// What a process has waited for a server between two looks.
+/// What a process has waited for a server between two readings.
 struct Wait<'a> {
     server: &'a str,
     lease: u64,
     times: Times,
 }
 
-/// Half and 99 % of the waits that are wanted, all taken together.
+/// Times within which half and 99 % of the wanted waits ended, all taken together.
 fn latency(waits: &[Wait<'_>], wanted: impl Fn(&Wait<'_>) -> bool) -> [u64; 2] {
     let mut all: Times = [0; LATENCY_BUCKETS];
     for wait in waits.iter().filter(|wait| wanted(wait)) {
@@ -141,7 +151,8 @@ fn process_row(before: Option<&Process>, now: &Process) -> ProcessRow {
     }
 }
 
-/// The counters that become rates; those that shrank (another process with the same number) count as nothing.
+/// The counters that become rates. A counter that shrank (another process with the same id) counts as
+/// nothing.
 fn difference(before: &StatsSnapshot, now: &StatsSnapshot) -> StatsSnapshot {
     let mut since = StatsSnapshot {
         faults: now.faults.saturating_sub(before.faults),
@@ -155,10 +166,17 @@ fn difference(before: &StatsSnapshot, now: &StatsSnapshot) -> StatsSnapshot {
     since
 }
 
-fn server_row(name: &str, before: Option<(Duration, &Numbers)>, at: Duration, now: &Numbers, waits: &[Wait<'_>]) -> ServerRow {
+fn server_row(
+    name: &str,
+    before: Option<(Duration, &Numbers)>,
+    at: Duration,
+    now: &Numbers,
+    waits: &[Wait<'_>],
+) -> ServerRow {
     let seconds = before.map_or(Duration::ZERO, |(then, _)| at.saturating_sub(then));
     let clients = now.clients.iter().map(|client| {
-        let earlier = before.and_then(|(_, numbers)| numbers.clients.iter().find(|c| c.lease == client.lease));
+        let earlier =
+            before.and_then(|(_, numbers)| numbers.clients.iter().find(|c| c.lease == client.lease));
         ClientRow {
             name: client.name.clone(),
             host: client.host.clone(),
@@ -202,17 +220,28 @@ mod tests {
     use crate::top::look::{Client, Server};
 
     fn process(at_ms: u64, change: impl FnOnce(&mut StatsSnapshot)) -> Look {
-        let mut counters = StatsSnapshot { pid: 7, state: 1, anonymous_pages: 100, ..StatsSnapshot::default() };
+        let mut counters =
+            StatsSnapshot { pid: 7, state: 1, anonymous_pages: 100, ..StatsSnapshot::default() };
         change(&mut counters);
         let servers = vec![("b".into(), 1), ("a".into(), 9)];
-        let process = Process { run: 3, name: "sort".into(), local_bytes: 1 << 20, at: Duration::from_millis(at_ms), counters, servers };
+        let process = Process {
+            run: 3,
+            name: "sort".into(),
+            local_bytes: 1 << 20,
+            at: Duration::from_millis(at_ms),
+            counters,
+            servers,
+        };
         Look { processes: vec![process], servers: Vec::new() }
     }
 
     fn server(at_ms: u64, start: u64, traffic: Traffic) -> Look {
         let client = Client { lease: 9, name: "sort".into(), traffic, ..Client::default() };
         let numbers = Numbers { server: start, traffic, clients: vec![client], ..Numbers::default() };
-        Look { processes: Vec::new(), servers: vec![Server { name: "a".into(), at: Duration::from_millis(at_ms), answer: Ok(numbers) }] }
+        Look {
+            processes: Vec::new(),
+            servers: vec![Server { name: "a".into(), at: Duration::from_millis(at_ms), answer: Ok(numbers) }],
+        }
     }
 
     #[test]
@@ -259,7 +288,8 @@ mod tests {
         let before = server(1000, 1, Traffic { requests: 10, read_bytes: 0, written_bytes: 100 });
         let now = server(3000, 1, Traffic { requests: 30, read_bytes: 4096, written_bytes: 300 });
         let rows = compare(&before, &now);
-        let wanted = TrafficRates { requests_per_s: 10.0, read_bytes_per_s: 2048.0, written_bytes_per_s: 100.0 };
+        let wanted =
+            TrafficRates { requests_per_s: 10.0, read_bytes_per_s: 2048.0, written_bytes_per_s: 100.0 };
         assert_eq!(rows.servers[0].rates, wanted);
         assert_eq!(rows.servers[0].clients[0].rates, wanted);
     }
@@ -277,13 +307,21 @@ mod tests {
         };
         before.processes = waits(1000, [500, 500]);
         let mut now = server(2000, 1, Traffic::default());
-        now.servers[0].answer.as_mut().unwrap().clients.push(Client { lease: 10, name: "other".into(), ..Client::default() });
+        now.servers[0].answer.as_mut().unwrap().clients.push(Client {
+            lease: 10,
+            name: "other".into(),
+            ..Client::default()
+        });
         now.processes = waits(2000, [598, 502]);
         let row = &compare(&before, &now).servers[0];
         assert_eq!(row.latency_ns, [1 << 15, 1 << 21], "of the new waits for this server alone");
         assert_eq!(row.clients[0].latency_ns, row.latency_ns);
-        assert_eq!(row.clients[1].latency_ns, [0, 0], "nobody here has this lease");
-        assert_eq!(compare(&Look::default(), &now).servers[0].latency_ns, [0, 0], "a process that is new shows none");
+        assert_eq!(row.clients[1].latency_ns, [0, 0], "no process here uses this lease");
+        assert_eq!(
+            compare(&Look::default(), &now).servers[0].latency_ns,
+            [0, 0],
+            "a process that is new shows none"
+        );
     }
 
     #[test]

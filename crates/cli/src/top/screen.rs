@@ -20,7 +20,7 @@ pub enum Action {
     Nothing,
 }
 
-/// Looks kept for the curve of faults.
+/// Readings kept for the curve of faults.
 const HISTORY: usize = 400;
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl Screen {
             return;
         }
         let faults: f64 = rows.processes.iter().map(|row| row.faults_per_s).sum();
-        // Negative or endless rates do not exist, and a cast of a float saturates.
+        // Negative or infinite rates do not exist, and a cast of a float saturates.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         self.faults.push_back(faults as u64);
         if self.faults.len() > HISTORY {
@@ -66,10 +66,16 @@ impl Screen {
             KeyCode::Char('q') | KeyCode::Esc => return Action::Quit,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Action::Quit,
             KeyCode::Char('p' | ' ') => self.paused = !self.paused,
-            KeyCode::Char('s') | KeyCode::Right => self.sort = Sort { column: columns[(at + 1) % columns.len()], reverse: false },
-            KeyCode::Left => self.sort = Sort { column: columns[(at + columns.len() - 1) % columns.len()], reverse: false },
+            KeyCode::Char('s') | KeyCode::Right => {
+                self.sort = Sort { column: columns[(at + 1) % columns.len()], reverse: false }
+            }
+            KeyCode::Left => {
+                self.sort = Sort { column: columns[(at + columns.len() - 1) % columns.len()], reverse: false }
+            }
             KeyCode::Char('r') => self.sort.reverse = !self.sort.reverse,
-            KeyCode::Down | KeyCode::Char('j') => self.scroll = (self.scroll + 1).min(self.lines().saturating_sub(1)),
+            KeyCode::Down | KeyCode::Char('j') => {
+                self.scroll = (self.scroll + 1).min(self.lines().saturating_sub(1))
+            }
             KeyCode::Up | KeyCode::Char('k') => self.scroll = self.scroll.saturating_sub(1),
             KeyCode::Home => self.scroll = 0,
             _ => return Action::Nothing,
@@ -93,7 +99,8 @@ impl Screen {
     pub fn draw(&self, frame: &mut Frame) {
         let servers = self.rows.as_ref().map_or(0, server_lines);
         // The processes get what is left, but never less than a title and three lines.
-        let server_height = u16::try_from(servers).unwrap_or(u16::MAX).min(frame.area().height.saturating_sub(10)).max(2);
+        let server_height =
+            u16::try_from(servers).unwrap_or(u16::MAX).min(frame.area().height.saturating_sub(10)).max(2);
         let [head, curve, processes, servers, keys] = Layout::vertical([
             Constraint::Length(2),
             Constraint::Length(2),
@@ -119,7 +126,8 @@ impl Screen {
         let mut runs: Vec<u32> = rows.processes.iter().map(|p| p.run).collect();
         runs.sort_unstable();
         runs.dedup();
-        let amount = |count: usize, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
+        let amount =
+            |count: usize, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
         let text = format!(
             "  {}, {}, {}",
             amount(runs.len(), "run", "runs"),
@@ -162,7 +170,8 @@ impl Screen {
         });
         let rows = self.sorted().into_iter().skip(self.scroll).map(|row| {
             Row::new(Column::ALL.map(|column| {
-                let over = column == Column::Resident && row.resident_bytes > row.local_bytes + row.local_bytes / 8;
+                let over =
+                    column == Column::Resident && row.resident_bytes > row.local_bytes + row.local_bytes / 8;
                 let cell = Span::from(column.cell(row));
                 aligned(if over { cell.fg(Color::Red) } else { cell }, column.is_text())
             }))
@@ -181,7 +190,8 @@ impl Screen {
         }
         let reasons = table::reasons(rows);
         let reason_height = u16::try_from(reasons.len()).unwrap_or(u16::MAX);
-        let [table_area, reason_area] = Layout::vertical([Constraint::Min(2), Constraint::Length(reason_height)]).areas(area);
+        let [table_area, reason_area] =
+            Layout::vertical([Constraint::Min(2), Constraint::Length(reason_height)]).areas(area);
         let line = |cells: [String; 12], style: Style| {
             let mut index = 0;
             Row::new(cells.map(|cell| {
@@ -201,7 +211,9 @@ impl Screen {
             lines.extend(server.clients.iter().map(|client| line(table::client_cells(client), Style::new())));
         }
         let widths = [28, 11, 9, 9, 9, 9, 7, 10, 9, 9, 6, 6].map(Constraint::Length);
-        let table = Table::new(lines, widths).header(line(table::SERVER_TITLES.map(str::to_owned), Style::new().bold())).column_spacing(1);
+        let table = Table::new(lines, widths)
+            .header(line(table::SERVER_TITLES.map(str::to_owned), Style::new().bold()))
+            .column_spacing(1);
         frame.render_widget(table, table_area);
         frame.render_widget(Paragraph::new(Text::from_iter(reasons)).red(), reason_area);
     }
@@ -247,7 +259,11 @@ pub mod tests {
             local_bytes: 64 * MIB,
             ..ProcessRow::default()
         };
-        let rates = TrafficRates { requests_per_s: 3000.0, read_bytes_per_s: (100 * MIB) as f64, written_bytes_per_s: 1.5 * MIB as f64 };
+        let rates = TrafficRates {
+            requests_per_s: 3000.0,
+            read_bytes_per_s: (100 * MIB) as f64,
+            written_bytes_per_s: 1.5 * MIB as f64,
+        };
         let latency_ns = [1 << 15, 1 << 21];
         let client = ClientRow {
             name: "sort".into(),
@@ -282,7 +298,9 @@ pub mod tests {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| screen.draw(frame)).unwrap();
         let buffer = terminal.backend().buffer().clone();
-        let line = |y| (0..width).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>().trim_end().to_owned();
+        let line = |y| {
+            (0..width).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>().trim_end().to_owned()
+        };
         (0..height).map(line).collect()
     }
 

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::fmt::Write as _;
 
-use rampool_proto::units::ByteLen;
+use rampool_wire::units::ByteLen;
 
 use super::rates::{ClientRow, ProcessRow, Rows, ServerRow, ServerState, TrafficRates};
 
@@ -65,7 +65,9 @@ impl Column {
             Self::Resident => bytes(row.resident_bytes),
             Self::Local => bytes(row.local_bytes),
             Self::Faults => count(row.faults_per_s),
-            Self::Hits => row.hit_rate.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0)),
+            Self::Hits => {
+                row.hit_rate.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
+            }
             Self::In => byte_rate(row.in_bytes_per_s),
             Self::Out => byte_rate(row.out_bytes_per_s),
             Self::P50 => time(row.latency_ns[0]),
@@ -74,7 +76,7 @@ impl Column {
         }
     }
 
-    /// The order in which a reader wants this column: names and numbers upwards, amounts from the largest down.
+    /// The default order of this column: names and numbers upwards, amounts from the largest down.
     pub fn order(self, a: &ProcessRow, b: &ProcessRow) -> Ordering {
         match self {
             Self::Run => a.run.cmp(&b.run),
@@ -98,8 +100,20 @@ impl Column {
     }
 }
 
-pub const SERVER_TITLES: [&str; 12] =
-    ["SERVER", "STATE", "LENDS", "LEASED", "HELD", "FREE", "CLIENTS", "REQUESTS/s", "READ/s", "WRITTEN/s", "P50", "P99"];
+pub const SERVER_TITLES: [&str; 12] = [
+    "SERVER",
+    "STATE",
+    "LENDS",
+    "LEASED",
+    "HELD",
+    "FREE",
+    "CLIENTS",
+    "REQUESTS/s",
+    "READ/s",
+    "WRITTEN/s",
+    "P50",
+    "P99",
+];
 
 /// How many of [`SERVER_TITLES`] are text, not numbers.
 pub const SERVER_TEXTS: usize = 2;
@@ -108,7 +122,7 @@ pub fn server_cells(row: &ServerRow) -> [String; 12] {
     let state = match &row.state {
         ServerState::Serving => "serving",
         ServerState::Draining => "draining",
-        // Nothing is known, so nothing is shown; the reason has a line of its own.
+        // The cells are empty, because nothing is known; the reason has a line of its own.
         ServerState::Silent(_) => {
             let mut cells: [String; 12] = std::array::from_fn(|_| "-".to_owned());
             (cells[0], cells[1]) = (row.name.clone(), "SILENT".to_owned());
@@ -135,11 +149,25 @@ pub fn server_cells(row: &ServerRow) -> [String; 12] {
 /// A client stands below its server, in the same columns.
 pub fn client_cells(row: &ClientRow) -> [String; 12] {
     let [requests, read, written] = traffic(&row.rates);
-    let processes = if row.processes == 1 { "1 process".to_owned() } else { format!("{} processes", row.processes) };
+    let processes =
+        if row.processes == 1 { "1 process".to_owned() } else { format!("{} processes", row.processes) };
     let name = format!("  {} on {}", row.name, row.host);
     let empty = String::new;
     let [p50, p99] = row.latency_ns.map(time);
-    [name, processes, empty(), bytes(row.leased_bytes), bytes(row.used_bytes), empty(), empty(), requests, read, written, p50, p99]
+    [
+        name,
+        processes,
+        empty(),
+        bytes(row.leased_bytes),
+        bytes(row.used_bytes),
+        empty(),
+        empty(),
+        requests,
+        read,
+        written,
+        p50,
+        p99,
+    ]
 }
 
 fn traffic(rates: &TrafficRates) -> [String; 3] {
@@ -184,12 +212,14 @@ pub fn text(rows: &Rows) -> String {
 
 /// Texts to the left, numbers to the right.
 fn aligned<const N: usize>(out: &mut String, lines: &[[String; N]], texts: &[bool]) {
-    let widths: [usize; N] = std::array::from_fn(|i| lines.iter().map(|line| line[i].chars().count()).max().unwrap_or(0));
+    let widths: [usize; N] =
+        std::array::from_fn(|i| lines.iter().map(|line| line[i].chars().count()).max().unwrap_or(0));
     for line in lines {
         let mut text = String::new();
         for (i, cell) in line.iter().enumerate() {
             let width = widths[i];
-            let _ = if texts[i] { write!(text, "{cell:<width$}  ") } else { write!(text, "{cell:>width$}  ") };
+            let _ =
+                if texts[i] { write!(text, "{cell:<width$}  ") } else { write!(text, "{cell:>width$}  ") };
         }
         let _ = writeln!(out, "{}", text.trim_end());
     }
@@ -259,7 +289,9 @@ cannot reach memhost1:7117: connection refused
         for (rate, shown) in [(0.4, "0"), (9999.0, "9999"), (10_000.0, "10.0 k"), (12_345_678.0, "12.3 M")] {
             assert_eq!(count(rate), shown);
         }
-        for (nanos, shown) in [(0, "-"), (512, "512 ns"), (16_384, "16 us"), (2_097_152, "2 ms"), (3_000_000_000, "3 s")] {
+        for (nanos, shown) in
+            [(0, "-"), (512, "512 ns"), (16_384, "16 us"), (2_097_152, "2 ms"), (3_000_000_000, "3 s")]
+        {
             assert_eq!(time(nanos), shown);
         }
     }

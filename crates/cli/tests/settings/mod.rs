@@ -1,4 +1,4 @@
-//! Programs that the tests start take no settings from whoever runs the tests.
+//! Programs that the tests start take no settings from the environment of the tests.
 
 use std::process::Command;
 

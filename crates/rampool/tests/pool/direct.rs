@@ -2,7 +2,9 @@
 
 use super::{MIB, Relay, address_of, all_gone, config, mix, next, serve, server_config, through};
 use crate::relay::Cut;
-use rampool::direct::{Direct, DirectError, DirectRegion, Filter, Number, Pending, QueueBounds, QueueError, SendBody, Total};
+use rampool::direct::{
+    Direct, DirectError, DirectRegion, Filter, Number, Pending, QueueBounds, QueueError, SendBody, Total,
+};
 use rampool::error::{Operation, PoolError};
 use rampool::key::Key;
 use rampool::pool::{Pool, PoolConfig, PoolEvent, ServerSpec};
@@ -40,7 +42,8 @@ fn the_examples_find_what_they_expect() {
         ledger::run(&mut direct, 500, 3, 400, 64).unwrap(),
         service::run(&mut direct, 3, 4, 1 << 20).unwrap(),
     ];
-    assert!(ran.iter().all(|ran| !ran.says.is_empty() && ran.measured.iter().all(|(_, amount, took)| *amount > 0 && !took.is_zero())));
+    assert!(ran.iter().all(|ran| !ran.says.is_empty()
+        && ran.measured.iter().all(|(_, amount, took)| *amount > 0 && !took.is_zero())));
     direct.pool().leave();
     all_gone(&[&servers[0], &servers[1]]);
 }
@@ -65,7 +68,9 @@ impl Random {
             1 => {
                 let block = self.below(20) + 1;
                 let stride = (block + self.below(700)) as i64;
-                element.vector(self.below(300 * 1024 / (stride.unsigned_abs() * unit) + 1) + 1, block, stride).unwrap()
+                element
+                    .vector(self.below(300 * 1024 / (stride.unsigned_abs() * unit) + 1) + 1, block, stride)
+                    .unwrap()
             }
             2 => {
                 let sizes = [self.below(8) + 1, self.below(20) + 1, self.below(100) + 1];
@@ -76,7 +81,8 @@ impl Random {
             }
             3 => {
                 // A list in no order.
-                let mut places: Vec<i64> = (0..self.below(500) + 1).map(|_| self.below(300 * 1024 / unit) as i64).collect();
+                let mut places: Vec<i64> =
+                    (0..self.below(500) + 1).map(|_| self.below(300 * 1024 / unit) as i64).collect();
                 places.sort_unstable();
                 places.dedup();
                 for i in (1..places.len()).rev() {
@@ -96,7 +102,11 @@ impl Random {
                 element.indexed(&blocks).unwrap()
             }
             // Whole pages, and not.
-            _ => element.contiguous(4096 / unit).unwrap().hvector(self.below(9) + 1, 1, 4096 * (1 + self.below(2) as i64)).unwrap(),
+            _ => element
+                .contiguous(4096 / unit)
+                .unwrap()
+                .hvector(self.below(9) + 1, 1, 4096 * (1 + self.below(2) as i64))
+                .unwrap(),
         }
     }
 }
@@ -108,12 +118,14 @@ fn selected(layout: &Layout, offset: u64) -> impl Iterator<Item = usize> + use<>
 
 const REGION_BYTES: u64 = 700_000;
 
-/// Random operations of two clients of one region, many under way, against a model; then every page as the paged view has it.
+/// Random operations of two clients of one region, many under way, against a model; then every page as the
+/// paged view has it.
 pub fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
     let mut random = Random(seed);
     let mut one = Direct::connect(config).unwrap();
     let mut attach = PoolConfig::attach(one.pool().lease_ticket(), "second");
-    (attach.key, attach.encryption, attach.compression) = (config.key.clone(), config.encryption, config.compression);
+    (attach.key, attach.encryption, attach.compression) =
+        (config.key.clone(), config.encryption, config.compression);
     let mut two = Direct::connect(&attach).unwrap();
     let region = one.create(REGION_BYTES).unwrap();
     let ticket = one.ticket(region).unwrap();
@@ -142,12 +154,16 @@ pub fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
                 let operands = random.bytes(size);
                 let places: Vec<usize> = selected(&there, offset).collect();
                 for (places, operand) in places.chunks(unit as usize).zip(operands.chunks(unit as usize)) {
-                    let word =
-                        |bytes: &mut dyn Iterator<Item = u8>| bytes.enumerate().fold(0u64, |n, (i, byte)| n | u64::from(byte) << (8 * i));
-                    let sum = word(&mut places.iter().map(|at| model[*at])).wrapping_add(word(&mut operand.iter().copied()));
+                    let word = |bytes: &mut dyn Iterator<Item = u8>| {
+                        bytes.enumerate().fold(0u64, |n, (i, byte)| n | u64::from(byte) << (8 * i))
+                    };
+                    let sum = word(&mut places.iter().map(|at| model[*at]))
+                        .wrapping_add(word(&mut operand.iter().copied()));
                     places.iter().zip(sum.to_le_bytes()).for_each(|(at, byte)| model[*at] = byte);
                 }
-                let started = one.start_accumulate(region, offset, &there, kind, Combine::Sum, operands.clone()).unwrap();
+                let started = one
+                    .start_accumulate(region, offset, &there, kind, Combine::Sum, operands.clone())
+                    .unwrap();
                 pending.push((started, operands));
             }
             6 => {
@@ -158,12 +174,19 @@ pub fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
                 let here = Layout::bytes(size as u64).unwrap();
                 let mut room = vec![0xee; size + 10];
                 two.get_layout(same, offset, &there, &mut room, &here).unwrap();
-                assert!(room[..size].iter().copied().eq(selected(&there, offset).map(|at| model[at])), "step {step}");
+                assert!(
+                    room[..size].iter().copied().eq(selected(&there, offset).map(|at| model[at])),
+                    "step {step}"
+                );
                 assert_eq!(room[size..], [0xee; 10]);
             }
             _ => {
                 // Layouts on both sides.
-                let Some(here) = (0..20).map(|_| random.layout(unit)).find(|here| here.size() >= there.size()) else { continue };
+                let Some(here) =
+                    (0..20).map(|_| random.layout(unit)).find(|here| here.size() >= there.size())
+                else {
+                    continue;
+                };
                 let cut = random.bytes(here.program().bounds().1.unsigned_abs() as usize);
                 let from: Vec<usize> = selected(&here, 0).collect();
                 if from.len() != size {
@@ -187,7 +210,9 @@ pub fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
     let mut memory = vec![0xaa; pages as usize * OS_PAGE_BYTES];
     let pool = two.pool();
     // SAFETY: the memory lives until the fetch's event.
-    unsafe { pool.fetch(same.pool_region(), 7, &[Extent::new(PageIndex(0), pages)], memory.as_mut_ptr(), true) };
+    unsafe {
+        pool.fetch(same.pool_region(), 7, &[Extent::new(PageIndex(0), pages)], memory.as_mut_ptr(), true)
+    };
     assert!(matches!(next(pool), PoolEvent::Fetched { token: 7 }));
     assert!(memory[..model.len()] == model, "the pages are others");
     // And a copy of the region stays as it was while the region changes.
@@ -215,8 +240,8 @@ fn layouts_are_carried_out_at_one_server_and_at_three() {
     all_gone(&servers);
 }
 
-/// Runs of every length up to some hundreds of bytes, forwards, backwards and in no order, within pages and across their ends, of pages that were written and
-/// pages that never were.
+/// Runs of every length up to some hundreds of bytes, forwards, backwards and in no order, within pages and
+/// across their ends, of pages that were written and pages that never were.
 #[test]
 fn short_runs_come_from_wherever_they_lie() {
     let mut random = Random(9);
@@ -255,11 +280,15 @@ fn short_runs_come_from_wherever_they_lie() {
                 assert!(bytes == model[offset as usize..][..bytes.len()], "{len} bytes from {offset}");
             }
             // In no order, some twice; and of two lengths in turns.
-            let list: Vec<(u64, i64)> = (0..500).map(|_| (1, random.below(span.cast_unsigned()) as i64)).collect();
+            let list: Vec<(u64, i64)> =
+                (0..500).map(|_| (1, random.below(span.cast_unsigned()) as i64)).collect();
             let listed = element.hindexed(&list).unwrap();
             let other = Layout::bytes(len / 2 + 1).unwrap();
-            let turns: Vec<_> =
-                list.iter().enumerate().map(|(n, (_, at))| (1, *at, if n % 2 == 0 { element.clone() } else { other.clone() })).collect();
+            let turns: Vec<_> = list
+                .iter()
+                .enumerate()
+                .map(|(n, (_, at))| (1, *at, if n % 2 == 0 { element.clone() } else { other.clone() }))
+                .collect();
             for layout in [listed, Layout::structure(&turns).unwrap()] {
                 let want: Vec<u8> = selected(&layout, 0).map(|at| model[at]).collect();
                 let get = direct.start_get(region, 0, &layout).unwrap();
@@ -299,7 +328,18 @@ fn an_update_is_made_once_however_often_the_connection_breaks() {
             assert_eq!(direct.fetch_add(region, 64, 1u64).unwrap(), round + adds);
             relay.lose_answer();
             let updates: Vec<Pending> = (0..20)
-                .map(|_| direct.start_accumulate(region, 64, &word, Kind::U64, Combine::Sum, 1u64.to_le_bytes().to_vec()).unwrap())
+                .map(|_| {
+                    direct
+                        .start_accumulate(
+                            region,
+                            64,
+                            &word,
+                            Kind::U64,
+                            Combine::Sum,
+                            1u64.to_le_bytes().to_vec(),
+                        )
+                        .unwrap()
+                })
                 .collect();
             adds += updates.len() as u64;
             for update in updates {
@@ -322,7 +362,8 @@ fn many_clients_update_the_same_words_and_none_is_lost() {
     let lease = first.pool().lease_ticket();
     const CLIENTS: u64 = 4;
     const ROUNDS: u64 = 150;
-    // Word 0: fetch_add. Word 1: compare_swap loops. The words at 4 KiB steps: accumulate. Page 20: a run of bytes that is always written alike.
+    // Word 0: fetch_add. Word 1: compare_swap loops. The words at 4 KiB steps: accumulate. Page 20: a run of
+    // bytes that is always written alike.
     let steps = Layout::bytes(8).unwrap().hvector(40, 1, 4096).unwrap();
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
@@ -346,7 +387,10 @@ fn many_clients_update_the_same_words_and_none_is_lost() {
                     direct.put(region, 20 * 4096 + 33, &[fill; 1000]).unwrap();
                     let mut bytes = [0; 1000];
                     direct.get(region, 20 * 4096 + 33, &mut bytes).unwrap();
-                    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "what is within a page is written and read at once");
+                    assert!(
+                        bytes.iter().all(|byte| *byte == bytes[0]),
+                        "what is within a page is written and read at once"
+                    );
                 }
                 assert!(seen.windows(2).all(|pair| pair[0] < pair[1]));
                 direct.pool().leave();
@@ -363,7 +407,12 @@ fn many_clients_update_the_same_words_and_none_is_lost() {
 
 #[test]
 fn every_kind_of_element_is_updated_in_its_arithmetic() {
-    fn ops<T: Number + PartialEq + std::fmt::Debug>(direct: &mut Direct, region: DirectRegion, at: u64, values: [T; 4]) {
+    fn ops<T: Number + PartialEq + std::fmt::Debug>(
+        direct: &mut Direct,
+        region: DirectRegion,
+        at: u64,
+        values: [T; 4],
+    ) {
         let [start, add, sum, other] = values;
         direct.put_value(region, at, start).unwrap();
         assert_eq!(direct.fetch_add(region, at, add).unwrap(), start);
@@ -422,7 +471,10 @@ fn columns_are_filtered_and_added_up_at_the_servers() {
             let matching: Vec<i64> = values.iter().copied().filter(|v| counts(*v)).collect();
             let sum = matching.iter().map(|v| i128::from(*v)).sum();
             assert_eq!(direct.count(region, 16, &column, filter).unwrap(), matching.len() as u64);
-            assert_eq!(direct.sum(region, 16, &column, filter).unwrap(), (matching.len() as u64, Total::Integer(sum)));
+            assert_eq!(
+                direct.sum(region, 16, &column, filter).unwrap(),
+                (matching.len() as u64, Total::Integer(sum))
+            );
             assert_eq!(direct.min(region, 16, &column, filter).unwrap(), matching.iter().copied().min());
             assert_eq!(direct.max(region, 16, &column, filter).unwrap(), matching.iter().copied().max());
             let positions = (0..).zip(&values).filter(|(_, v)| counts(**v)).map(|(n, _)| n);
@@ -438,7 +490,10 @@ fn columns_are_filtered_and_added_up_at_the_servers() {
         let column = Layout::bytes(4).unwrap().contiguous(MIB / 4).unwrap();
         assert_eq!(direct.count(floats, 0, &column, Filter::equal(0f32)).unwrap(), MIB / 4);
         direct.put_value(floats, 12_288, 2.5f32).unwrap();
-        assert_eq!(direct.sum(floats, 0, &column, Filter::<f32>::all()).unwrap(), (MIB / 4, Total::Float(2.5)));
+        assert_eq!(
+            direct.sum(floats, 0, &column, Filter::<f32>::all()).unwrap(),
+            (MIB / 4, Total::Float(2.5))
+        );
         assert_eq!(direct.select(floats, 0, &column, Filter::greater(1f32)).unwrap(), [3072]);
         direct.pool().leave();
         all_gone(&list);
@@ -454,7 +509,13 @@ fn what_makes_no_sense_is_refused_with_a_reason_and_harms_nobody() {
     direct.put(region, 0, &[7; 10_000]).unwrap();
     let mut room = vec![0; 100];
     let outside = direct.get(region, 9_901, &mut room);
-    assert!(matches!(outside, Err(DirectError::Layout(LayoutError::OutOfBounds { high: 10_001, bytes: 10_000, .. }))), "{outside:?}");
+    assert!(
+        matches!(
+            outside,
+            Err(DirectError::Layout(LayoutError::OutOfBounds { high: 10_001, bytes: 10_000, .. }))
+        ),
+        "{outside:?}"
+    );
     let word = Layout::bytes(8).unwrap();
     let twice = word.hvector(3, 1, 4).unwrap();
     assert!(matches!(
@@ -466,19 +527,28 @@ fn what_makes_no_sense_is_refused_with_a_reason_and_harms_nobody() {
         Err(DirectError::Layout(LayoutError::Overlap))
     ));
     let backwards = word.vector(2, 1, -1).unwrap();
-    assert!(matches!(direct.start_get(region, 0, &backwards), Err(DirectError::Layout(LayoutError::OutOfBounds { low: -8, .. }))));
+    assert!(matches!(
+        direct.start_get(region, 0, &backwards),
+        Err(DirectError::Layout(LayoutError::OutOfBounds { low: -8, .. }))
+    ));
     assert!(matches!(
         direct.put_layout(region, 0, &word, &[0; 7], &Layout::bytes(7).unwrap()),
         Err(DirectError::Lengths { there: 8, here: 7 })
     ));
     assert!(matches!(direct.fetch_add(region, 4, 1u64), Err(DirectError::Layout(LayoutError::Unaligned(8)))));
-    assert!(matches!(direct.count(region, 2, &word, Filter::<i32>::all()), Err(DirectError::Layout(LayoutError::Unaligned(4)))));
+    assert!(matches!(
+        direct.count(region, 2, &word, Filter::<i32>::all()),
+        Err(DirectError::Layout(LayoutError::Unaligned(4)))
+    ));
     let longer = direct.open_or_create("a", 10_001).unwrap_err();
     assert_eq!(longer.to_string(), "region a has 10000 bytes, not the 10001 it was opened for");
     // Numbers are read anywhere, but not in part.
     assert_eq!(direct.get_values::<u64>(region, 1, &word).unwrap(), [0x0707_0707_0707_0707]);
     let one_and_a_half = direct.get_values::<u64>(region, 0, &Layout::bytes(12).unwrap());
-    assert!(matches!(one_and_a_half, Err(DirectError::Layout(LayoutError::Unaligned(8)))), "{one_and_a_half:?}");
+    assert!(
+        matches!(one_and_a_half, Err(DirectError::Layout(LayoutError::Unaligned(8)))),
+        "{one_and_a_half:?}"
+    );
     for bytes in [0, (4 << 50) + 1, u64::MAX] {
         for made in [direct.create(bytes), direct.open_or_create("none", bytes)] {
             assert!(matches!(made, Err(DirectError::RegionLength { wanted }) if wanted == bytes), "{made:?}");
@@ -499,7 +569,9 @@ fn what_makes_no_sense_is_refused_with_a_reason_and_harms_nobody() {
     let old = 9u64.to_le_bytes();
     direct.put(big, 31 * MIB, &old).unwrap();
     match direct.put(big, 0, &vec![3; 31 * MIB as usize]) {
-        Err(DirectError::Full { operation: Operation::Scatter(0), server: name, .. }) => assert_eq!(name, server.addr().to_string()),
+        Err(DirectError::Full { operation: Operation::Scatter(0), server: name, .. }) => {
+            assert_eq!(name, server.addr().to_string())
+        }
         full => panic!("{full:?}"),
     }
     assert_eq!(direct.get_value::<u64>(big, 31 * MIB).unwrap(), 9);
@@ -553,7 +625,10 @@ fn a_server_that_dies_in_the_middle_ends_what_needs_it_with_its_name() {
     let mine = (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == 0).unwrap();
     let pending = direct.start_get(region, mine * 4096, &on_the_other).unwrap();
     assert_eq!(direct.wait(pending).unwrap(), [5; 100]);
-    assert!(matches!(direct.get_value::<u64>(region, 0), Ok(_) | Err(DirectError::Pool(PoolError::Lost { .. }))));
+    assert!(matches!(
+        direct.get_value::<u64>(region, 0),
+        Ok(_) | Err(DirectError::Pool(PoolError::Lost { .. }))
+    ));
     direct.pool().leave();
     all_gone(&[&alive]);
 }
@@ -570,7 +645,8 @@ fn operations_on_the_same_bytes_happen_in_the_order_in_which_they_were_started()
         pending.push((direct.start_put(region, 0, &all, vec![round; MIB as usize]).unwrap(), None));
         pending.push((direct.start_get(region, 0, &all).unwrap(), Some(round)));
         let ones = 0x0101_0101_0101_0101u64.to_le_bytes().repeat((MIB / 64) as usize);
-        pending.push((direct.start_accumulate(region, 0, &every, Kind::U64, Combine::Sum, ones).unwrap(), None));
+        pending
+            .push((direct.start_accumulate(region, 0, &every, Kind::U64, Combine::Sum, ones).unwrap(), None));
         pending.push((direct.start_get(region, 0, &every).unwrap(), Some(round + 1)));
     }
     direct.wait_all();
@@ -600,7 +676,7 @@ fn a_region_is_handed_from_pages_to_bytes_and_back() {
     reader.get(same, 0, &mut bytes).unwrap();
     assert!(bytes == super::expected(&[super::extent(0, 8)], 1));
     reader.put(same, 4000, &[9; 200]).unwrap();
-    // Back: whoever adopts it has it alone.
+    // Back: the member that adopts it is its only user.
     let own = pager.pool().adopt_region(&ticket).unwrap();
     let page = super::fetch(pager.pool(), own, &[super::extent(0, 2)]);
     assert_eq!(page[4000..4200], [9; 200]);
@@ -621,7 +697,9 @@ fn bytes_go_from_server_to_server_without_the_client() {
         let regions = [direct.create(REGION_BYTES).unwrap(), direct.create(REGION_BYTES).unwrap()];
         let mut models = [random.bytes(REGION_BYTES as usize), vec![0; REGION_BYTES as usize]];
         direct.put(regions[0], 0, &models[0]).unwrap();
-        let place = |random: &mut Random, layout: &Layout| random.below(REGION_BYTES - layout.program().bounds().1.unsigned_abs() + 1);
+        let place = |random: &mut Random, layout: &Layout| {
+            random.below(REGION_BYTES - layout.program().bounds().1.unsigned_abs() + 1)
+        };
         for round in 0..40 {
             let (from, to) = (round % 2, 1 - round % 2);
             let unit = [1, 8][random.below(2) as usize];
@@ -630,7 +708,9 @@ fn bytes_go_from_server_to_server_without_the_client() {
             let target = match random.below(3) {
                 0 => source.clone(),
                 1 => Layout::bytes(source.size()).unwrap(),
-                _ if source.size() < 20_000 => Layout::bytes(1).unwrap().hvector(source.size(), 1, 3).unwrap(),
+                _ if source.size() < 20_000 => {
+                    Layout::bytes(1).unwrap().hvector(source.size(), 1, 3).unwrap()
+                }
                 _ => Layout::bytes(source.size()).unwrap(),
             };
             let (source_at, target_at) = (place(&mut random, &source), place(&mut random, &target));
@@ -647,7 +727,9 @@ fn bytes_go_from_server_to_server_without_the_client() {
         let (one, two) = (direct.create(8 * MIB).unwrap(), direct.create(8 * MIB).unwrap());
         let content = random.bytes(MIB as usize);
         (0..8).for_each(|n| direct.put(one, n * MIB, &content).unwrap());
-        let traffic = |direct: &mut Direct| direct.pool().stats().servers.iter().map(|s| s.sent_bytes + s.received_bytes).sum::<u64>();
+        let traffic = |direct: &mut Direct| {
+            direct.pool().stats().servers.iter().map(|s| s.sent_bytes + s.received_bytes).sum::<u64>()
+        };
         let before = traffic(&mut direct);
         let all = Layout::bytes(8 * MIB).unwrap();
         let copy = direct.start_copy((one, 0, &all), (two, 0, &all)).unwrap();
@@ -664,18 +746,21 @@ fn bytes_go_from_server_to_server_without_the_client() {
     }
 }
 
-/// A copy whose answer is lost, between the client and the source or between the servers, is carried out once: the target takes its bytes in one time, although everybody
-/// asks again.
+/// A copy whose answer is lost, between the client and the source or between the servers, is carried out
+/// once: the target takes its bytes once, although the client and the source ask again.
 #[test]
 fn a_copy_is_made_once_however_often_links_break() {
     let [source, target] = [serve(32 * MIB), serve(32 * MIB)];
     let relays = [&source, &target].map(|server| Relay::start(address_of(server), Cut::Clean, 0));
-    let specs = relays.iter().map(|relay| ServerSpec { endpoint: relay.address.to_string().parse().unwrap(), memory: None });
+    let specs = relays
+        .iter()
+        .map(|relay| ServerSpec { endpoint: relay.address.to_string().parse().unwrap(), memory: None });
     let mut config = PoolConfig::new(specs.collect(), ByteLen(32 * MIB), "test");
     config.stripe_pages = 4;
     let mut direct = Direct::connect(&config).unwrap();
     let region = direct.create(MIB).unwrap();
-    let mut page_of = |server: u16| (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == server).unwrap() * 4096;
+    let mut page_of =
+        |server: u16| (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == server).unwrap() * 4096;
     let (here, there) = (page_of(0), page_of(1));
     let page = Layout::bytes(4096).unwrap();
     for n in 0..20u8 {
@@ -705,7 +790,8 @@ fn a_copy_to_a_server_that_is_gone_ends_with_its_name_and_the_source_goes_on() {
     let [source, target] = [serve(32 * MIB), serve(32 * MIB)];
     let mut direct = Direct::connect(&config(&[&source, &target], 32 * MIB)).unwrap();
     let region = direct.create(MIB).unwrap();
-    let mut page_of = |server: u16| (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == server).unwrap() * 4096;
+    let mut page_of =
+        |server: u16| (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == server).unwrap() * 4096;
     let (here, there) = (page_of(0), page_of(1));
     direct.put(region, here, &[4; 4096]).unwrap();
     let page = Layout::bytes(4096).unwrap();
@@ -734,8 +820,11 @@ fn a_copy_that_does_not_fit_says_where_and_what_is_free() {
     let [source, target] = [serve(64 * MIB), serve(64 * MIB)];
     let mut direct = Direct::connect(&config(&[&source, &target], 4 * MIB)).unwrap();
     let region = direct.create(64 * MIB).unwrap();
-    let mut pages_of =
-        |server: u16| (0..64 * MIB / 4096).filter(|page| direct.pool().holder(PageIndex(*page)).0 == server).collect::<Vec<_>>();
+    let mut pages_of = |server: u16| {
+        (0..64 * MIB / 4096)
+            .filter(|page| direct.pool().holder(PageIndex(*page)).0 == server)
+            .collect::<Vec<_>>()
+    };
     let (from, to) = (pages_of(0)[0] * 4096, pages_of(1));
     direct.put(region, from, &[4; 4096]).unwrap();
     let page = Layout::bytes(4096).unwrap();
@@ -759,7 +848,9 @@ fn a_region_that_was_freed_is_none_for_every_operation() {
     direct.put_value(freed, 0, 1u64).unwrap();
     direct.free(freed);
     let word = Layout::bytes(8).unwrap();
-    let none = |result: Result<(), DirectError>| assert!(matches!(result, Err(DirectError::NoSuchRegion)), "{result:?}");
+    let none = |result: Result<(), DirectError>| {
+        assert!(matches!(result, Err(DirectError::NoSuchRegion)), "{result:?}")
+    };
     none(direct.get_value::<u64>(freed, 0).map(drop));
     none(direct.get(freed, 0, &mut [0; 9000]));
     none(direct.put_value(freed, 0, 1u64));
@@ -769,12 +860,22 @@ fn a_region_that_was_freed_is_none_for_every_operation() {
     none(direct.copy((freed, 0, &word), (other, 0, &word)));
     none(direct.copy((other, 0, &word), (freed, 0, &word)));
     none(direct.ticket(freed).map(drop));
-    let sent = direct.send(&queue, b"", SendBody::InPool { region: freed, offset: 0, layout: &word }, Duration::ZERO);
+    let sent = direct.send(
+        &queue,
+        b"",
+        SendBody::InPool { region: freed, offset: 0, layout: &word },
+        Duration::ZERO,
+    );
     assert!(matches!(sent, Err(QueueError::Direct { source: DirectError::NoSuchRegion, .. })), "{sent:?}");
-    direct.send(&queue, b"", SendBody::InPool { region: other, offset: 0, layout: &word }, Duration::ZERO).unwrap();
+    direct
+        .send(&queue, b"", SendBody::InPool { region: other, offset: 0, layout: &word }, Duration::ZERO)
+        .unwrap();
     let mut message = direct.take(&queue, Duration::ZERO).unwrap().unwrap();
     let landed = direct.land_body(&mut message, freed, 0, Duration::ZERO);
-    assert!(matches!(landed, Err(QueueError::Direct { source: DirectError::NoSuchRegion, .. })), "{landed:?}");
+    assert!(
+        matches!(landed, Err(QueueError::Direct { source: DirectError::NoSuchRegion, .. })),
+        "{landed:?}"
+    );
     direct.done(message);
     direct.pool().leave();
     all_gone(&[&server]);
@@ -788,25 +889,36 @@ fn a_layout_that_selects_more_than_there_is_memory_or_time_for_is_refused() {
     let region = direct.create(MIB).unwrap();
     direct.put_value(region, 8, 7u64).unwrap();
     let much = Layout::bytes(MIB).unwrap().hvector(1 << 29, 1, 0).unwrap();
-    assert!(matches!(direct.start_get(region, 0, &much), Err(DirectError::NoMemory { bytes }) if bytes == MIB << 29));
+    assert!(
+        matches!(direct.start_get(region, 0, &much), Err(DirectError::NoMemory { bytes }) if bytes == MIB << 29)
+    );
     assert!(matches!(direct.get_values::<u64>(region, 0, &much), Err(DirectError::NoMemory { .. })));
     // Nor is it looked through or copied, where not a byte of it would come here.
     let elements = (MIB / 8) << 29;
     match direct.count(region, 0, &much, Filter::<u64>::all()) {
-        Err(DirectError::TooMuch { operation: Operation::Scan(0), wanted, .. }) => assert_eq!(wanted, elements),
+        Err(DirectError::TooMuch { operation: Operation::Scan(0), wanted, .. }) => {
+            assert_eq!(wanted, elements)
+        }
         other => panic!("{other:?}"),
     }
     let sparse = direct.create(4 << 50).unwrap();
     let half = Layout::bytes(2 << 50).unwrap();
     match direct.copy((sparse, 0, &half), (sparse, 2 << 50, &half)) {
-        Err(DirectError::TooMuch { operation: Operation::Copy(0), wanted, .. }) => assert_eq!(wanted, 2 << 50),
+        Err(DirectError::TooMuch { operation: Operation::Copy(0), wanted, .. }) => {
+            assert_eq!(wanted, 2 << 50)
+        }
         other => panic!("{other:?}"),
     }
     let queue = direct.open_or_create_queue("jobs", QueueBounds { messages: 9, bytes: MIB }).unwrap();
-    direct.send(&queue, b"", SendBody::InPool { region: sparse, offset: 0, layout: &half }, Duration::ZERO).unwrap();
+    direct
+        .send(&queue, b"", SendBody::InPool { region: sparse, offset: 0, layout: &half }, Duration::ZERO)
+        .unwrap();
     let mut message = direct.take(&queue, Duration::ZERO).unwrap().unwrap();
     let landed = direct.land_body(&mut message, sparse, 2 << 50, Duration::ZERO);
-    assert!(matches!(landed, Err(QueueError::Direct { source: DirectError::TooMuch { .. }, .. })), "{landed:?}");
+    assert!(
+        matches!(landed, Err(QueueError::Direct { source: DirectError::TooMuch { .. }, .. })),
+        "{landed:?}"
+    );
     assert!(matches!(direct.body(&mut message, Duration::ZERO), Err(QueueError::Room { room: 0, .. })));
     direct.done(message);
     assert_eq!(direct.get_value::<u64>(region, 8).unwrap(), 7);
@@ -814,7 +926,7 @@ fn a_layout_that_selects_more_than_there_is_memory_or_time_for_is_refused() {
     all_gone(&[&server]);
 }
 
-/// A server that hangs takes the copies of those who use it, and of nobody else.
+/// A server that hangs delays the copies to it, and no others.
 #[test]
 fn a_copy_to_a_server_that_hangs_keeps_no_other_tenants_copies_waiting() {
     let [source, target] = [serve(64 * MIB), serve(64 * MIB)];
@@ -831,7 +943,11 @@ fn a_copy_to_a_server_that_hangs_keeps_no_other_tenants_copies_waiting() {
         let (here, there) = (on_server(&mut direct, 0), on_server(&mut direct, 1));
         direct.put(region, here, &[4; 4096]).unwrap();
         relay.mute();
-        stuck.push((direct.start_copy((region, here, &page), (region, there, &page)).unwrap(), direct, relay));
+        stuck.push((
+            direct.start_copy((region, here, &page), (region, there, &page)).unwrap(),
+            direct,
+            relay,
+        ));
     }
     let mut config = config(&[&source, &target], 16 * MIB);
     config.op_deadline = Duration::from_secs(5);
@@ -848,7 +964,9 @@ fn a_copy_to_a_server_that_hangs_keeps_no_other_tenants_copies_waiting() {
     for (pending, mut direct, relay) in stuck {
         let name = relay.address.to_string();
         match direct.wait(pending) {
-            Err(DirectError::Pool(PoolError::Denied { message, .. })) => assert!(message.contains(&name), "{message}"),
+            Err(DirectError::Pool(PoolError::Denied { message, .. })) => {
+                assert!(message.contains(&name), "{message}")
+            }
             other => panic!("{other:?}"),
         }
         direct.pool().leave();

@@ -34,7 +34,8 @@ fn mappings_of(memory: &Exposed) -> usize {
     lines.iter().filter(|line| line[4] == inode).count()
 }
 
-/// Reads and writes at random, contiguous and strided, and compares every byte with a vector that is treated alike.
+/// Reads and writes at random, contiguous and strided, and compares every byte with a vector that is treated
+/// alike.
 fn exercise_memory(direct: &mut Direct, rounds: u64, mut between: impl FnMut(&mut Direct, u64)) {
     let region_bytes = 4 * MIB;
     let region = direct.create(region_bytes).unwrap();
@@ -92,7 +93,10 @@ fn bytes_land_in_exposed_memory_and_are_taken_from_there() {
     let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
     exercise_memory(&mut direct, 30, |_, _| {});
     let stats = direct.key_stats();
-    assert!(stats.requests >= 30 && stats.bytes > 3 * MIB && stats.stale == 0 && stats.replaced == 0, "{stats:?}");
+    assert!(
+        stats.requests >= 30 && stats.bytes > 3 * MIB && stats.stale == 0 && stats.replaced == 0,
+        "{stats:?}"
+    );
 }
 
 #[test]
@@ -112,7 +116,9 @@ fn nobody_has_to_be_able_to() {
     let dir = tempfile::tempdir().unwrap();
     let socket = Server::start(ServerConfig { rings: false, ..at(dir.path(), "s") }).unwrap();
     let rings = Server::start(at(dir.path(), "r")).unwrap();
-    for (server, same_host) in [(&serve(64 * MIB), SameHost::Auto), (&socket, SameHost::Auto), (&rings, SameHost::Socket)] {
+    for (server, same_host) in
+        [(&serve(64 * MIB), SameHost::Auto), (&socket, SameHost::Auto), (&rings, SameHost::Socket)]
+    {
         let mut config = config(&[server], 32 * MIB);
         config.same_host = Some(same_host);
         let mut direct = Direct::connect(&config).unwrap();
@@ -202,7 +208,7 @@ fn a_server_that_is_lost_in_the_middle_writes_to_no_memory_that_anybody_has() {
     server.stop();
     let error = direct.get_into(region, 0, &Layout::bytes(MIB).unwrap(), &memory, 0).unwrap_err().to_string();
     assert!(error.contains("unix:"), "{error}");
-    assert_eq!((before, mappings_of(&memory)), (2, 1), "nobody else has the memory that is there now");
+    assert_eq!((before, mappings_of(&memory)), (2, 1), "the memory that is there now is not shared");
     assert!(content_of(&memory) == pattern(MIB as usize, 3));
     assert!(!direct.is_exposed(&memory));
     assert_eq!(direct.key_stats().replaced, 1);

@@ -1,15 +1,20 @@
 //! Remote queues against real memory servers.
 
-use super::{MIB, Relay, WATCHDOG, address_of, all_gone, config, mix, serve, server_config, through, wait_until};
+use super::{
+    MIB, Relay, WATCHDOG, address_of, all_gone, config, mix, serve, server_config, through, wait_until,
+};
 use crate::relay::Cut;
-use rampool::direct::{Direct, DirectError, Filter, Message, Queue, QueueBounds, QueueError, QueueListener, SendBody, Total, Verdict};
+use rampool::direct::{
+    Direct, DirectError, Filter, Message, Queue, QueueBounds, QueueError, QueueListener, SendBody, Total,
+    Verdict,
+};
 use rampool::error::{Operation, PoolError};
 use rampool::pool::PoolConfig;
 use rampool::proto::elements::Combine;
 use rampool::proto::layout::Layout;
-use rampool::proto::server::QueueLimits;
-use rampool::proto::wire::MAX_HEAD_BYTES;
 use rampool::server::{RunningServer, Server, ServerConfig};
+use rampool_lease::QueueLimits;
+use rampool_wire::frame::MAX_HEAD_BYTES;
 use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -19,7 +24,8 @@ const BOUNDS: QueueBounds = QueueBounds { messages: 1000, bytes: 64 * MIB };
 
 fn another(direct: &mut Direct, config: &PoolConfig) -> Direct {
     let mut attach = PoolConfig::attach(direct.pool().lease_ticket(), "another");
-    (attach.key, attach.encryption, attach.op_deadline) = (config.key.clone(), config.encryption, config.op_deadline);
+    (attach.key, attach.encryption, attach.op_deadline) =
+        (config.key.clone(), config.encryption, config.op_deadline);
     Direct::connect(&attach).unwrap()
 }
 
@@ -41,7 +47,9 @@ fn must_take(direct: &mut Direct, queue: &Queue) -> Message {
 /// The queue of this name as its server tells of it.
 fn status(servers: &[&RunningServer], name: &str) -> rampool::server::QueueStatus {
     let mut leases = servers.iter().flat_map(|server| server.status().leases);
-    leases.find_map(|lease| lease.queues.into_iter().find(|queue| queue.name == name)).expect("a queue of this name")
+    leases
+        .find_map(|lease| lease.queues.into_iter().find(|queue| queue.name == name))
+        .expect("a queue of this name")
 }
 
 #[test]
@@ -58,7 +66,8 @@ fn messages_arrive_in_order_with_bodies_of_any_length() {
         assert_eq!(receiver.bounds(), BOUNDS);
         let lengths = [0, 1, 100, 4095, 4096, 4097, 128 << 10, (1 << 20) + 17];
         for (n, len) in lengths.iter().enumerate() {
-            one.send(&sender, &bytes(n as u64, n * 36), SendBody::Bytes(&bytes(77 + n as u64, *len)), NOW).unwrap();
+            one.send(&sender, &bytes(n as u64, n * 36), SendBody::Bytes(&bytes(77 + n as u64, *len)), NOW)
+                .unwrap();
         }
         for (n, len) in lengths.iter().enumerate() {
             let mut message = must_take(&mut two, &receiver);
@@ -82,7 +91,10 @@ fn messages_arrive_in_order_with_bodies_of_any_length() {
     let mut listed: Vec<String> = two.queues().unwrap().into_iter().map(|queue| queue.name).collect();
     listed.sort_unstable();
     assert_eq!(listed, ["a", "a longer name", "answers", "jobs", "ä"]);
-    assert!(servers.iter().all(|s| s.status().leases[0].queues.len() < names.len()), "all queues are at one server");
+    assert!(
+        servers.iter().all(|s| s.status().leases[0].queues.len() < names.len()),
+        "all queues are at one server"
+    );
     one.pool().leave();
     two.pool().leave();
     all_gone(&list);
@@ -101,18 +113,25 @@ fn a_body_in_the_pool_stays_there_or_goes_from_server_to_server() {
     let table = one.create(4 * MIB).unwrap();
     let content = bytes(5, 4 << 20);
     one.put(table, 0, &content).unwrap();
-    let traffic = |direct: &mut Direct| direct.pool().stats().servers.iter().map(|s| s.sent_bytes + s.received_bytes).sum::<u64>();
+    let traffic = |direct: &mut Direct| {
+        direct.pool().stats().servers.iter().map(|s| s.sent_bytes + s.received_bytes).sum::<u64>()
+    };
     let before = (traffic(&mut one), traffic(&mut two));
     // A range, and a column.
     let range = Layout::bytes(2 * MIB).unwrap();
     let column = Layout::bytes(8).unwrap().hvector(4096, 1, 1024).unwrap();
-    one.send(&queue, b"range", SendBody::InPool { region: table, offset: 4096, layout: &range }, NOW).unwrap();
-    one.send(&queue, b"column", SendBody::InPool { region: table, offset: 16, layout: &column }, NOW).unwrap();
+    one.send(&queue, b"range", SendBody::InPool { region: table, offset: 4096, layout: &range }, NOW)
+        .unwrap();
+    one.send(&queue, b"column", SendBody::InPool { region: table, offset: 16, layout: &column }, NOW)
+        .unwrap();
     assert!(traffic(&mut one) - before.0 < 4096, "the bodies do not pass through the sender");
     let mut message = must_take(&mut two, &theirs);
     let landing = two.create(4 * MIB).unwrap();
     two.land_body(&mut message, landing, 100, WATCHDOG).unwrap();
-    assert!(traffic(&mut two) - before.1 < 64 * 1024, "nor through the receiver that has it landed elsewhere");
+    assert!(
+        traffic(&mut two) - before.1 < 64 * 1024,
+        "nor through the receiver that has it landed elsewhere"
+    );
     let mut landed = vec![0; 2 << 20];
     two.get(landing, 100, &mut landed).unwrap();
     assert!(landed == content[4096..4096 + (2 << 20)]);
@@ -121,11 +140,13 @@ fn a_body_in_the_pool_stays_there_or_goes_from_server_to_server() {
     two.done(message);
     let mut message = must_take(&mut two, &theirs);
     assert_eq!(message.head(), b"column");
-    let expected: Vec<u8> = (0..4096).flat_map(|row| content[row * 1024 + 16..row * 1024 + 24].to_vec()).collect();
+    let expected: Vec<u8> =
+        (0..4096).flat_map(|row| content[row * 1024 + 16..row * 1024 + 24].to_vec()).collect();
     assert!(two.body(&mut message, WATCHDOG).unwrap() == expected);
     assert!(two.body_place(&mut message, WATCHDOG).unwrap().is_none(), "not in one piece");
     two.done(message);
-    // A body that came with its message lies in the pool as well: it lands elsewhere, and is added up where it is.
+    // A body that came with its message lies in the pool as well: it lands elsewhere, and is added up where
+    // it is.
     let numbers: Vec<u8> = (0..100_000u64).flat_map(u64::to_le_bytes).collect();
     one.send(&queue, b"numbers", SendBody::Bytes(&numbers), NOW).unwrap();
     let mut message = must_take(&mut two, &theirs);
@@ -137,11 +158,11 @@ fn a_body_in_the_pool_stays_there_or_goes_from_server_to_server() {
     let words = Layout::bytes(8).unwrap().contiguous(100_000).unwrap();
     let sum = two.sum(place, at, &words, Filter::<u64>::all()).unwrap();
     assert_eq!(sum, (100_000, Total::Integer(99_999 * 100_000 / 2)));
-    // Nobody frees its region in between.
+    // Its region is not freed in between.
     two.free(place);
     assert!(two.body(&mut message, WATCHDOG).unwrap() == numbers);
     two.done(message);
-    // A body beyond its region is found by who asks for it; the head is good.
+    // A body beyond its region is found when it is asked for; the head is good.
     let beyond = Layout::bytes(MIB).unwrap();
     assert!(matches!(
         one.send(&queue, b"", SendBody::InPool { region: table, offset: 4 * MIB - 5, layout: &beyond }, NOW),
@@ -190,7 +211,9 @@ fn a_body_in_a_queue_is_read_and_never_written() {
         ];
         for result in results {
             match result {
-                Err(DirectError::Pool(PoolError::Denied { message, .. })) => assert!(message.contains("bodies of a queue"), "{message}"),
+                Err(DirectError::Pool(PoolError::Denied { message, .. })) => {
+                    assert!(message.contains("bodies of a queue"), "{message}")
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -246,7 +269,8 @@ fn what_a_lost_receiver_held_comes_again_and_says_so() {
 /// A process that is killed says nothing: its connection breaks, and after the grace time it is given up.
 #[test]
 fn a_receiver_that_is_killed_gives_back_after_the_grace_time_and_a_sender_takes_back_what_it_had_not_sent() {
-    let server = Server::start(ServerConfig { grace: Duration::from_millis(50), ..server_config(64 * MIB) }).unwrap();
+    let server =
+        Server::start(ServerConfig { grace: Duration::from_millis(50), ..server_config(64 * MIB) }).unwrap();
     let config = config(&[&server], 32 * MIB);
     let mut other = Direct::connect(&config).unwrap();
     let queue = other.open_or_create_queue("jobs", BOUNDS).unwrap();
@@ -292,10 +316,15 @@ fn a_full_queue_makes_senders_wait_or_tells_them() {
         }
         other => panic!("{other:?}"),
     }
-    assert!(matches!(sender.send(&queue, b"3", SendBody::None, Duration::from_millis(30)), Err(QueueError::Full { .. })));
+    assert!(matches!(
+        sender.send(&queue, b"3", SendBody::None, Duration::from_millis(30)),
+        Err(QueueError::Full { .. })
+    ));
     // A body that will never fit is not waited for.
     match sender.send(&queue, b"", SendBody::Bytes(&[0; 10_001]), WATCHDOG) {
-        Err(QueueError::Refused { operation: Operation::Push, message, .. }) => assert!(message.contains("10001 bytes"), "{message}"),
+        Err(QueueError::Refused { operation: Operation::Push, message, .. }) => {
+            assert!(message.contains("10001 bytes"), "{message}")
+        }
         other => panic!("{other:?}"),
     }
     let (started, waits) = mpsc::channel();
@@ -335,8 +364,10 @@ fn what_makes_no_sense_is_named() {
     for wrong in ["", "with\nnewline", &"x".repeat(256)] {
         assert!(matches!(direct.open_queue(wrong), Err(QueueError::Name)));
     }
-    match direct.open_queue("nobody's") {
-        Err(QueueError::NoSuchQueue { queue, server }) => assert_eq!((queue.as_str(), &server), ("nobody's", &name)),
+    match direct.open_queue("no such") {
+        Err(QueueError::NoSuchQueue { queue, server }) => {
+            assert_eq!((queue.as_str(), &server), ("no such", &name))
+        }
         other => panic!("{other:?}"),
     }
     for bounds in [QueueBounds { messages: 11, bytes: 5 }, QueueBounds { messages: 0, bytes: 5 }] {
@@ -351,7 +382,10 @@ fn what_makes_no_sense_is_named() {
     let queue = direct.open_or_create_queue("one", bounds).unwrap();
     direct.open_or_create_queue(&"y".repeat(255), bounds).unwrap();
     assert!(matches!(direct.open_or_create_queue("three", bounds), Err(QueueError::Refused { .. })));
-    assert!(matches!(direct.send(&queue, &[0; MAX_HEAD_BYTES + 1], SendBody::None, NOW), Err(QueueError::Head { bytes: 257, .. })));
+    assert!(matches!(
+        direct.send(&queue, &[0; MAX_HEAD_BYTES + 1], SendBody::None, NOW),
+        Err(QueueError::Head { bytes: 257, .. })
+    ));
     direct.send(&queue, &[0; MAX_HEAD_BYTES], SendBody::None, NOW).unwrap();
     // The lease is full before the queue is.
     match direct.send(&queue, b"", SendBody::Bytes(&vec![1; 5 << 20]), NOW) {
@@ -365,7 +399,7 @@ fn what_makes_no_sense_is_named() {
     let mut stranger = Direct::connect(&super::config(&[&server], 4 * MIB)).unwrap();
     assert!(matches!(stranger.open_queue("one"), Err(QueueError::NoSuchQueue { .. })));
     assert!(stranger.queues().unwrap().is_empty());
-    // Whoever waits for a queue that is given up learns of it.
+    // A request that waits for a removed queue is told.
     std::thread::scope(|scope| {
         let mut waiter = another(&mut direct, &config);
         let its = waiter.open_queue("one").unwrap();
@@ -408,14 +442,23 @@ fn a_lost_server_is_named_with_its_queue_and_nothing_hangs() {
             direct.body(&mut message, WATCHDOG).unwrap_err().to_string(),
             direct.open_queue("jobs").unwrap_err().to_string(),
         ];
-        for (error, operation) in errors.iter().zip(["out of a queue", "out of a queue", "to a queue", "the get", "opening a queue"]) {
-            assert!(error.contains("queue jobs") && error.contains(&name) && error.contains(operation), "{error}");
+        for (error, operation) in errors.iter().zip([
+            "out of a queue",
+            "out of a queue",
+            "to a queue",
+            "the get",
+            "opening a queue",
+        ]) {
+            assert!(
+                error.contains("queue jobs") && error.contains(&name) && error.contains(operation),
+                "{error}"
+            );
         }
     });
 }
 
-/// Senders and receivers whose connections break at any byte, again and again: every message whose send ended well is received, none is in the queue twice, and
-/// bodies are what they were.
+/// Senders and receivers whose connections break at any byte, again and again: every message whose send ended
+/// well is received, none is in the queue twice, and bodies are what they were.
 #[test]
 fn cut_links_lose_no_message_and_append_none_twice() {
     for cut in [Cut::Clean, Cut::Late] {
@@ -430,7 +473,13 @@ fn cut_links_lose_no_message_and_append_none_twice() {
             Direct::connect(&PoolConfig::attach(ticket.parse().unwrap(), name)).unwrap()
         };
         const EACH: u64 = 120;
-        let body_of = |id: u64| if id.is_multiple_of(2) { bytes(id, usize::try_from(id * 997 % 60_000).unwrap()) } else { Vec::new() };
+        let body_of = |id: u64| {
+            if id.is_multiple_of(2) {
+                bytes(id, usize::try_from(id * 997 % 60_000).unwrap())
+            } else {
+                Vec::new()
+            }
+        };
         let got = std::thread::scope(|scope| {
             for sender in 0..2 {
                 let (join, body_of) = (&join, &body_of);
@@ -439,7 +488,9 @@ fn cut_links_lose_no_message_and_append_none_twice() {
                     let queue = direct.open_queue("jobs").unwrap();
                     for n in 0..EACH {
                         let id = sender * EACH + n;
-                        direct.send(&queue, &id.to_le_bytes(), SendBody::Bytes(&body_of(id)), WATCHDOG).unwrap();
+                        direct
+                            .send(&queue, &id.to_le_bytes(), SendBody::Bytes(&body_of(id)), WATCHDOG)
+                            .unwrap();
                     }
                     direct.pool().leave();
                 });
@@ -463,8 +514,11 @@ fn cut_links_lose_no_message_and_append_none_twice() {
                                     }
                                 } else {
                                     let id = u64::from_le_bytes(message.head().try_into().unwrap());
-                                    assert!(direct.body(&mut message, WATCHDOG).unwrap() == body_of(id), "the body of {id}");
-                                    assert!(!message.redelivered(), "nobody left");
+                                    assert!(
+                                        direct.body(&mut message, WATCHDOG).unwrap() == body_of(id),
+                                        "the body of {id}"
+                                    );
+                                    assert!(!message.redelivered(), "no member left");
                                     got.push((id, message.number()));
                                 }
                                 direct.done(message);
@@ -485,7 +539,7 @@ fn cut_links_lose_no_message_and_append_none_twice() {
                     break;
                 }
                 if now.done >= told + 20 {
-                    // Somebody's answer does not arrive.
+                    // One receiver's reply does not arrive.
                     told = now.done;
                     relay.lose_answer();
                 }
@@ -509,15 +563,18 @@ fn cut_links_lose_no_message_and_append_none_twice() {
     }
 }
 
-/// More heads than one request takes, through a queue that holds fewer than that, from several senders: all arrive, in each sender's order, and no group is torn.
+/// More heads than one request takes, through a queue that holds fewer than that, from several senders: all
+/// arrive, in each sender's order, and no group is torn.
 #[test]
 fn many_heads_travel_in_groups_that_are_not_torn() {
     let server = Server::start(ServerConfig { shards: 2, ..server_config(64 * MIB) }).unwrap();
     let config = config(&[&server], 32 * MIB);
     let mut receiver = Direct::connect(&config).unwrap();
     let from = receiver.open_or_create_queue("many", QueueBounds { messages: 100, bytes: 12_000 }).unwrap();
-    let head =
-        |sender: u64, n: u64| [&sender.to_le_bytes()[..], &n.to_le_bytes(), &bytes(n, usize::try_from(n * 7 % 240).unwrap())].concat();
+    let head = |sender: u64, n: u64| {
+        [&sender.to_le_bytes()[..], &n.to_le_bytes(), &bytes(n, usize::try_from(n * 7 % 240).unwrap())]
+            .concat()
+    };
     const EACH: u64 = 700;
     std::thread::scope(|scope| {
         for sender in 0..2 {
@@ -528,7 +585,9 @@ fn many_heads_travel_in_groups_that_are_not_torn() {
                 let heads: Vec<&[u8]> = heads.iter().map(Vec::as_slice).collect();
                 assert_eq!(direct.send_many(&queue, &heads, WATCHDOG).unwrap(), heads.len());
                 // Many in flight, and waited for in another order.
-                let started: Vec<_> = (0..20).map(|n| direct.start_send_many(&queue, &heads[n..=n + 1], WATCHDOG).unwrap()).collect();
+                let started: Vec<_> = (0..20)
+                    .map(|n| direct.start_send_many(&queue, &heads[n..=n + 1], WATCHDOG).unwrap())
+                    .collect();
                 for (pending, count) in started.into_iter().rev() {
                     assert_eq!(count, 2);
                     direct.wait_send(pending).unwrap();
@@ -587,7 +646,10 @@ fn a_lost_answer_is_given_again() {
         direct.send(&queue, &[n], SendBody::None, NOW).unwrap();
         relay.lose_answer();
         let message = direct.take(&queue, NOW).unwrap().expect("what was sent is there");
-        assert_eq!((message.head(), message.number(), message.redelivered()), (&[n][..], u64::from(n) + 1, false));
+        assert_eq!(
+            (message.head(), message.number(), message.redelivered()),
+            (&[n][..], u64::from(n) + 1, false)
+        );
         direct.done(message);
     }
     assert!(relay.cuts() >= 60);
@@ -642,8 +704,9 @@ fn receivers_poll_or_are_called_back() {
         Verdict::Done
     })
     .unwrap();
-    let pending: Vec<_> =
-        (0..20u8).map(|n| direct.start_send(&queue, &[n], bytes(n.into(), 20_000 * usize::from(n)), WATCHDOG).unwrap()).collect();
+    let pending: Vec<_> = (0..20u8)
+        .map(|n| direct.start_send(&queue, &[n], bytes(n.into(), 20_000 * usize::from(n)), WATCHDOG).unwrap())
+        .collect();
     for send in pending {
         direct.wait_send(send).unwrap();
     }
@@ -668,7 +731,7 @@ fn receivers_poll_or_are_called_back() {
     all_gone(&list);
 }
 
-/// It leaves as it ends: nobody waits for the grace time, which is longer than this test.
+/// It leaves as it ends: no grace time, which is longer than this test, has to pass.
 #[test]
 fn a_callback_that_panics_leaves_its_message_to_the_next_receiver() {
     let server = Server::start(ServerConfig { grace: 10 * WATCHDOG, ..server_config(64 * MIB) }).unwrap();
@@ -687,7 +750,7 @@ fn a_callback_that_panics_leaves_its_message_to_the_next_receiver() {
     all_gone(&[&server]);
 }
 
-/// Whom the head tells enough does not wait for the body, and the sender does not care.
+/// A receiver that only needs the head does not wait for the body, and the sender does not notice.
 #[test]
 fn a_receiver_may_be_done_with_a_message_before_its_body_is_there() {
     let server = serve(96 * MIB);

@@ -1,4 +1,5 @@
-//! A network between clients and one server that cuts connections, as a middlebox does, and lets new ones through.
+//! A network between clients and one server that cuts connections, as a middlebox does, and lets new ones
+//! through.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant};
 pub enum Cut {
     /// Both sides learn of it at once, and what was under way is gone.
     Clean,
-    /// The client learns of it. What it said last reaches the server later, when the client has been at work over another connection for a while.
+    /// The client learns of it. What it said last reaches the server later, when the client has been at work
+    /// over another connection for a while.
     Late,
 }
 
@@ -132,7 +134,7 @@ fn serve(client: &TcpStream, shared: &Shared) {
                     continue;
                 }
                 if to.write_all(&buffer[..n]).is_err() {
-                    // Answers to what arrives late have nobody to go to.
+                    // Answers to late requests have no receiver.
                     continue;
                 }
             }
@@ -166,7 +168,8 @@ fn pass_requests(client: &TcpStream, server: &TcpStream, shared: &Shared) {
                 held.extend_from_slice(&buffer[..n]);
             }
             reset(client);
-            let (deadline, before) = (Instant::now() + Duration::from_secs(5), shared.passed.load(Ordering::SeqCst));
+            let (deadline, before) =
+                (Instant::now() + Duration::from_secs(5), shared.passed.load(Ordering::SeqCst));
             while shared.passed.load(Ordering::SeqCst) < before + (512 << 10)
                 && Instant::now() < deadline
                 && !shared.stop.load(Ordering::SeqCst)
@@ -175,7 +178,8 @@ fn pass_requests(client: &TcpStream, server: &TcpStream, shared: &Shared) {
             }
             if to.write_all(&held).is_ok() {
                 shared.late.fetch_add(held.len() as u64, Ordering::SeqCst);
-                // Time for the server to read it: it closes the connection when it has seen that it was replaced.
+                // Time for the server to read it: it closes the connection when it has seen that it was
+                // replaced.
                 let mut rest = Vec::new();
                 server.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
                 let _ = (&mut { server }).take(64 << 20).read_to_end(&mut rest);

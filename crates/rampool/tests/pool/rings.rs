@@ -17,11 +17,14 @@ fn means(pool: &Pool) -> Vec<Option<Means>> {
 fn pages_come_back_through_shared_memory_whoever_sleeps_or_spins() {
     let dir = tempfile::tempdir().unwrap();
     for (spin, seed) in [(Duration::ZERO, 1), (Duration::from_millis(1), 2)] {
-        let servers: Vec<_> = ["a", "b"].map(|name| Server::start(ServerConfig { spin, ..at(dir.path(), name) }).unwrap()).into();
+        let servers: Vec<_> = ["a", "b"]
+            .map(|name| Server::start(ServerConfig { spin, ..at(dir.path(), name) }).unwrap())
+            .into();
         let mut pool = Pool::connect(&config(&[&servers[0], &servers[1]], 48 * MIB)).unwrap();
         assert_eq!(means(&pool), [Some(Means::Rings), Some(Means::Rings)]);
         exercise(&mut pool, seed, 1500);
-        let members: Vec<_> = servers[0].status().leases[0].members.iter().map(|member| member.means.clone()).collect();
+        let members: Vec<_> =
+            servers[0].status().leases[0].members.iter().map(|member| member.means.clone()).collect();
         assert_eq!(members, ["rings"]);
         pool.leave();
         for server in servers {
@@ -101,7 +104,7 @@ fn the_way_is_the_users_choice() {
     assert_eq!(means(&connect(&serve(16 * MIB), SameHost::Rings).unwrap()), [Some(Means::Tcp)]);
 }
 
-/// Ends the socket beside the rings, as a server does that loses patience.
+/// Ends the socket next to the rings, as a server does that gives the client up.
 pub(super) fn cut(pool: &Pool) {
     let mut fds = Vec::new();
     pool.poll_fds(&mut fds);
@@ -118,11 +121,14 @@ fn a_broken_connection_is_made_again_with_new_memory() {
     for round in 1..6 {
         store(&mut pool, region, extent(0, 300), round);
         cut(&pool);
-        assert!(fetch(&mut pool, region, &[extent(0, 300)]) == expected(&[extent(0, 300)], round), "round {round}");
+        assert!(
+            fetch(&mut pool, region, &[extent(0, 300)]) == expected(&[extent(0, 300)], round),
+            "round {round}"
+        );
         // The answer may have come through the memory before either side saw the socket's end.
         let deadline = Instant::now() + WATCHDOG;
         while pool.stats().servers[0].comebacks < u64::from(round) {
-            assert!(Instant::now() < deadline, "round {round}: nobody comes back");
+            assert!(Instant::now() < deadline, "round {round}: no client reconnects");
             assert!(pool.next_event(Instant::now() + Duration::from_millis(10)).unwrap().is_none());
         }
         assert_eq!(means(&pool), [Some(Means::Rings)]);
@@ -150,7 +156,8 @@ fn a_server_that_was_started_again_is_lost_and_the_next_pool_is_well() {
     exercise_pages(&mut pool, 9, 100, 500);
 }
 
-/// This test again, in a process of its own, told by the environment what it is to be there. Ends with the test.
+/// This test again, in a process of its own, told by the environment what it is to be there. Ends with the
+/// test.
 struct Other(std::process::Child);
 
 const ROLE: &str = "TEST_OTHER_PROCESS";
@@ -163,7 +170,10 @@ impl Other {
         command.args(["--exact", test, "--nocapture"]).env(ROLE, role).stdout(std::process::Stdio::piped());
         let mut other = Self(command.spawn().unwrap());
         let said = BufReader::new(other.0.stdout.take().unwrap());
-        assert!(said.lines().map_while(Result::ok).any(|line| line.contains("ready")), "the other process has ended");
+        assert!(
+            said.lines().map_while(Result::ok).any(|line| line.contains("ready")),
+            "the other process has ended"
+        );
         other
     }
 
@@ -215,10 +225,19 @@ fn a_client_that_is_killed_in_the_middle_leaves_nothing_behind() {
         return pump(&mut pool, || println!("ready"));
     }
     let dir = tempfile::tempdir().unwrap();
-    let config = ServerConfig { grace: Duration::from_millis(50), spin: Duration::from_micros(100), ..at(dir.path(), "s") };
+    let config = ServerConfig {
+        grace: Duration::from_millis(50),
+        spin: Duration::from_micros(100),
+        ..at(dir.path(), "s")
+    };
     let server = Server::start(config).unwrap();
     let others: Vec<_> = (0..2)
-        .map(|_| Other::start("rings::a_client_that_is_killed_in_the_middle_leaves_nothing_behind", &server.addr().to_string()))
+        .map(|_| {
+            Other::start(
+                "rings::a_client_that_is_killed_in_the_middle_leaves_nothing_behind",
+                &server.addr().to_string(),
+            )
+        })
         .collect();
     others.into_iter().for_each(Other::kill);
     assert!(server.wait_until_idle(Instant::now() + WATCHDOG), "something is left: {:?}", server.status());
@@ -237,7 +256,10 @@ fn a_server_that_is_killed_in_the_middle_is_lost_at_once() {
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    let mut other = Some(Other::start("rings::a_server_that_is_killed_in_the_middle_is_lost_at_once", path.to_str().unwrap()));
+    let mut other = Some(Other::start(
+        "rings::a_server_that_is_killed_in_the_middle_is_lost_at_once",
+        path.to_str().unwrap(),
+    ));
     let spec = ServerSpec { endpoint: Endpoint::Unix(path), memory: None };
     let mut pool = Pool::connect(&PoolConfig::new(vec![spec], ByteLen(32 * MIB), "left alone")).unwrap();
     assert_eq!(means(&pool), [Some(Means::Rings)]);

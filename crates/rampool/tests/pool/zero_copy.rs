@@ -1,4 +1,5 @@
-//! The direct view sending without a copy, over connections of this machine, where the network copies after all.
+//! The direct view sending without a copy, over connections of this machine, where the network copies after
+//! all.
 
 use super::{MIB, config, serve, server_config};
 use rampool::direct::{Direct, DirectError, DirectRegion, Kept};
@@ -8,9 +9,9 @@ use rampool::proto::registration::path::{Always, BELIEVED, Wish};
 use rampool::proto::session::Encryption;
 use rampool::proto::units::{ByteLen, OS_PAGE_BYTES};
 use rampool::server::{RunningServer, Server};
-use rampool_sys::memory::{Advice, Mapping, advise};
-use rampool_sys::ring::Ring;
-use rampool_sys::uffd::{Features, Scope, Uffd};
+use rampool_kernel::memory::{Advice, Mapping, advise};
+use rampool_kernel::ring::Ring;
+use rampool_kernel::uffd::{Features, Scope, Uffd};
 use rampool_testing::skip;
 
 /// Whether this kernel lets us have a ring.
@@ -104,14 +105,23 @@ fn kept_memory_that_changes_its_pages_is_sent_right_and_nobody_needs_to_say_so()
     // Long enough for one piece of a request of its own.
     let memory = Mapping::anonymous(256 << 10).unwrap();
     assert_eq!(direct.keep(bytes_of(&memory)), Kept::Watched);
-    for (round, change) in ["nothing", "dropped", "nothing", "another", "nothing", "kept again"].into_iter().enumerate() {
+    for (round, change) in
+        ["nothing", "dropped", "nothing", "another", "nothing", "kept again"].into_iter().enumerate()
+    {
         match change {
             // SAFETY: the mapping's content is given up here.
             "dropped" => unsafe { advise(memory.start(), memory.bytes(), Advice::DontNeed) }.unwrap(),
             // SAFETY: the test's own mapping, of which no slice is in use, becomes another one.
             "another" => unsafe {
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-                libc::mmap(memory.at(0).cast(), memory.bytes(), libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+                libc::mmap(
+                    memory.at(0).cast(),
+                    memory.bytes(),
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    flags,
+                    -1,
+                    0,
+                );
             },
             "kept again" => assert_eq!(direct.keep(bytes_of(&memory)), Kept::Watched),
             _ => {}
@@ -122,7 +132,7 @@ fn kept_memory_that_changes_its_pages_is_sent_right_and_nobody_needs_to_say_so()
         assert!(got == bytes_of(&memory), "{change}");
         let now = direct.zero_copy_stats();
         assert!(now.sends > before.sends);
-        // What was mapped anew is nobody's promise: it is pinned for each send, until it is kept.
+        // Newly mapped memory is not kept: it is pinned for each send, until it is kept.
         assert_eq!(now.registered > before.registered, ![3, 4].contains(&round), "{change} ({round})");
     }
 }
@@ -133,7 +143,7 @@ fn kept_memory_that_cannot_be_watched_is_sent_right_if_it_is_forgotten_in_time()
         return;
     }
     let (_server, mut direct, region) = without_copies();
-    // Memory that somebody else watches.
+    // Memory that its owner watches.
     let memory = Mapping::anonymous(256 << 10).unwrap();
     let other = Uffd::open(Scope::UserMode, Features::WP).unwrap();
     other.watch(memory.start(), memory.bytes()).unwrap();
@@ -152,7 +162,8 @@ fn kept_memory_that_cannot_be_watched_is_sent_right_if_it_is_forgotten_in_time()
         }
         match there_and_back(&mut direct, region, bytes_of(&memory)) {
             Ok(got) => assert!(tells && got == bytes_of(&memory)),
-            // The checksums are those of what is there now, the bytes those of what was: no stale byte goes unnoticed, even so.
+            // The checksums are those of what is there now, the bytes those of what was: no stale byte goes
+            // unnoticed, even so.
             Err(error) => assert!(!tells && error.to_string().contains("127.0.0.1"), "{error}"),
         }
     }

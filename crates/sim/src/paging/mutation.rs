@@ -29,10 +29,15 @@ pub enum Mutation {
     BusyReportedMoved,
     /// Pages are filled beyond what was said.
     ExtraFrames,
+    /// The cache is not told that there was a page already where zeroes were to be installed: one that was
+    /// given up, and is still to go, counts as resident.
+    PresenceUnreported,
+    /// Memory that was read to be given up before it was adopted is adopted with that content.
+    AdoptionForgetsRemovals,
 }
 
 impl Mutation {
-    pub const ALL: [Mutation; 13] = [
+    pub const ALL: [Mutation; 15] = [
         Mutation::StoreLosesPage,
         Mutation::FetchShifted,
         Mutation::ProtectionIgnored,
@@ -46,5 +51,7 @@ impl Mutation {
         Mutation::BatchLeaked,
         Mutation::BusyReportedMoved,
         Mutation::ExtraFrames,
+        Mutation::PresenceUnreported,
+        Mutation::AdoptionForgetsRemovals,
     ];
 }

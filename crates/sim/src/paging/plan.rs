@@ -1,6 +1,6 @@
 //! What a seed decides about a run.
 
-use rampool_proto::cache::CacheConfig;
+use rampool_paging::cache::CacheConfig;
 
 use super::Mutation;
 use crate::rng::Rng;
@@ -21,6 +21,11 @@ pub struct Plan {
     pub event_odds: u64,
     /// Evictions are done and answered at once, by the thread that drives the cache.
     pub instant_evictions: bool,
+    /// One in so many steps is a changing caller's, not the pager's: the larger, the longer it is preempted.
+    pub preemption: u64,
+    /// Several threads change mappings at a time, and are preempted. Else a change is over before anything
+    /// else happens.
+    pub concurrent: bool,
     pub mutation: Option<Mutation>,
 }
 
@@ -58,6 +63,8 @@ impl Plan {
             failure_odds: odds(&mut rng),
             event_odds: odds(&mut rng),
             instant_evictions: rng.one_in(2),
+            preemption: [2, 4, 30][rng.index(3)],
+            concurrent: rng.one_in(2),
             mutation: None,
         }
     }

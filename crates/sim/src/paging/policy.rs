@@ -1,11 +1,14 @@
 //! How well the policy chooses: counts, against first in first out, least recently used and Belady's optimum.
 //!
-//! The world here is a plain one: nothing fails, a fetch takes a fixed number of accesses, everything else is instant.
+//! The world here is a plain one: nothing fails, a fetch takes a fixed number of accesses, everything else is
+//! instant.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use rampool_proto::cache::{Access, BatchId, Cache, CacheConfig, CacheStats, EvictOutcome, FetchId, Input, Output};
-use rampool_proto::units::{Extent, PageIndex, total_pages};
+use rampool_paging::cache::{
+    Access, BatchId, Cache, CacheConfig, CacheStats, EvictOutcome, FetchId, Input, Output,
+};
+use rampool_wire::units::{Extent, PageIndex, total_pages};
 
 use super::pattern::Pattern;
 use crate::rng::Rng;
@@ -78,7 +81,8 @@ fn share(part: u64, whole: u64) -> f64 {
     part as f64 / whole as f64
 }
 
-/// The configuration used for measuring, with or without prefetch: an eighth of the budget at most on its way out, and as much on its way in.
+/// The configuration used for measuring, with or without prefetch: an eighth of the budget at most on its way
+/// out, and as much on its way in.
 #[must_use]
 pub fn config(budget_pages: u64, prefetch: bool) -> CacheConfig {
     let in_flight = u32::try_from((budget_pages / 8).clamp(16, 4096)).expect("clamped");
@@ -97,7 +101,8 @@ pub fn config(budget_pages: u64, prefetch: bool) -> CacheConfig {
     }
 }
 
-/// Runs the cache over a workload: all pages are at the servers at first, except that as many as fit are resident.
+/// Runs the cache over a workload: all pages are at the servers at first, except that as many as fit are
+/// resident.
 #[must_use]
 pub fn measure(workload: &Workload, config: CacheConfig, fetch_delay: usize) -> Score {
     let mut world = Plain {
@@ -118,9 +123,16 @@ pub fn measure(workload: &Workload, config: CacheConfig, fetch_delay: usize) -> 
         extent: Extent::new(PageIndex(0), pages),
         resident: &[Extent::new(PageIndex(0), resident)],
         remote: if pages > resident { &remote } else { &[] },
+        given_up: &[],
     });
     let before = world.cache.stats();
-    let mut score = Score { accesses: workload.accesses as u64, mapped: 0, soft_faults: 0, waits: 0, stats: before.clone() };
+    let mut score = Score {
+        accesses: workload.accesses as u64,
+        mapped: 0,
+        soft_faults: 0,
+        waits: 0,
+        stats: before.clone(),
+    };
     let mut rng = Rng::new(11);
     for (at, page) in workload.trace().into_iter().enumerate() {
         let write = match workload.writes {
@@ -163,7 +175,9 @@ impl Plain {
             self.tell(&Input::Fault { page: PageIndex(page), access });
             while !self.mapped.contains_key(&page) {
                 waited = true;
-                let Some(&(at, _)) = self.arrivals.front() else { panic!("{}", self.cache.describe(PageIndex(page))) };
+                let Some(&(at, _)) = self.arrivals.front() else {
+                    panic!("{}", self.cache.describe(PageIndex(page)))
+                };
                 self.now = self.now.max(at);
                 self.arrive(self.now);
             }
@@ -190,7 +204,9 @@ impl Plain {
                 self.perform(output, &mut answers);
             }
             match answers.pop_front() {
-                Some(Answer::Evicted(batch, outcomes)) => self.cache.handle(Input::Evicted { batch, outcomes: &outcomes }),
+                Some(Answer::Evicted(batch, outcomes)) => {
+                    self.cache.handle(Input::Evicted { batch, outcomes: &outcomes })
+                }
                 Some(Answer::Stored(batch)) => self.cache.handle(Input::Stored { batch }),
                 None => return,
             }
@@ -200,7 +216,8 @@ impl Plain {
     fn perform(&mut self, output: Output, answers: &mut VecDeque<Answer>) {
         match output {
             Output::InstallZero { extent } => self.map(extent, false),
-            Output::InstallFetched { extent, writable, .. } | Output::InstallStaged { extent, writable, .. } => self.map(extent, !writable),
+            Output::InstallFetched { extent, writable, .. }
+            | Output::InstallStaged { extent, writable, .. } => self.map(extent, !writable),
             Output::Unprotect { extent } => {
                 for page in extent.pages() {
                     self.mapped.entry(page.0).and_modify(|p| *p = false);
@@ -208,7 +225,9 @@ impl Plain {
             }
             Output::Evict { batch, extents } => {
                 let pages = extents.iter().flat_map(Extent::pages);
-                let outcomes = pages.map(|p| self.mapped.remove(&p.0).map_or(EvictOutcome::Vanished, |_| EvictOutcome::Moved)).collect();
+                let outcomes = pages
+                    .map(|p| self.mapped.remove(&p.0).map_or(EvictOutcome::Vanished, |_| EvictOutcome::Moved))
+                    .collect();
                 self.batches.insert(batch.0, usize::try_from(total_pages(&extents)).expect("small"));
                 answers.push_back(Answer::Evicted(batch, outcomes));
             }
@@ -217,7 +236,11 @@ impl Plain {
                 self.batches.remove(&batch.0);
             }
             Output::Fetch { fetch, .. } => self.arrivals.push_back((self.now + self.fetch_delay, fetch)),
-            Output::Wake { .. } | Output::ReleaseFetch { .. } | Output::Discard { .. } | Output::DropSpare { .. } => {}
+            Output::Confirm { .. }
+            | Output::Wake { .. }
+            | Output::ReleaseFetch { .. }
+            | Output::Discard { .. }
+            | Output::DropSpare { .. } => {}
         }
     }
 
@@ -235,7 +258,9 @@ enum Answer {
 
 fn copy_of<'a>(input: &Input<'a>) -> Input<'a> {
     match *input {
-        Input::Adopt { extent, resident, remote } => Input::Adopt { extent, resident, remote },
+        Input::Adopt { extent, resident, remote, given_up } => {
+            Input::Adopt { extent, resident, remote, given_up }
+        }
         Input::Fault { page, access } => Input::Fault { page, access },
         Input::Fetched { fetch } => Input::Fetched { fetch },
         _ => unreachable!("the plain world has no other inputs"),
@@ -282,7 +307,8 @@ pub fn lru_misses(trace: &[u64], budget: u64) -> u64 {
     misses
 }
 
-/// Misses of the optimum: the page whose next use lies farthest ahead leaves (Belady, IBM Systems Journal '66).
+/// Misses of the optimum: the page whose next use lies farthest ahead leaves (Belady, IBM Systems Journal
+/// '66).
 #[must_use]
 pub fn optimum_misses(trace: &[u64], budget: u64) -> u64 {
     let never = trace.len();
@@ -291,7 +317,8 @@ pub fn optimum_misses(trace: &[u64], budget: u64) -> u64 {
     for (now, &page) in trace.iter().enumerate().rev() {
         next_use[now] = seen.insert(page, now).unwrap_or(never);
     }
-    let mut held: BTreeMap<u64, usize> = (0..budget).map(|p| (p, seen.get(&p).copied().unwrap_or(never))).collect();
+    let mut held: BTreeMap<u64, usize> =
+        (0..budget).map(|p| (p, seen.get(&p).copied().unwrap_or(never))).collect();
     let mut order: BTreeSet<(usize, u64)> = held.iter().map(|(&p, &n)| (n, p)).collect();
     let mut misses = 0;
     for (now, &page) in trace.iter().enumerate() {
@@ -315,9 +342,20 @@ pub fn optimum_misses(trace: &[u64], budget: u64) -> u64 {
 pub fn workloads(budget: u64) -> Vec<Workload> {
     let accesses = usize::try_from(60 * budget).expect("few accesses");
     let part = |hundredths: u64| budget * hundredths / 100;
-    let of = |name, pattern, hundredths, writes| Workload { name, pattern, pages: part(hundredths), budget, accesses, writes };
+    let of = |name, pattern, hundredths, writes| Workload {
+        name,
+        pattern,
+        pages: part(hundredths),
+        budget,
+        accesses,
+        writes,
+    };
     let cyclic = |stride| Pattern::Cyclic { at: 0, stride };
-    let phases = |hundredths| Pattern::Phases { start: 2 * budget, width: part(hundredths), left: 20 * part(hundredths) };
+    let phases = |hundredths| Pattern::Phases {
+        start: 2 * budget,
+        width: part(hundredths),
+        left: 20 * part(hundredths),
+    };
     vec![
         of("cyclic scan, 1.25x budget", cyclic(1), 125, Writes::Never),
         of("cyclic scan, 1.5x budget", cyclic(1), 150, Writes::Never),

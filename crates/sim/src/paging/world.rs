@@ -1,11 +1,14 @@
 //! One simulated run.
 
+mod changes;
 mod kernel;
 
 use std::collections::BTreeMap;
 
-use rampool_proto::cache::{Access, BatchId, Cache, CacheStats, EvictOutcome, FetchId, Input, Output};
-use rampool_proto::units::{Extent, PageIndex, push_page, total_pages};
+use rampool_paging::cache::{Access, BatchId, Cache, CacheStats, EvictOutcome, FetchId, Input, Output};
+use rampool_wire::units::{Extent, PageIndex, push_page, total_pages};
+
+use changes::{Change, Kind};
 
 use super::pattern::Pattern;
 use super::{Mutation, Plan};
@@ -23,6 +26,10 @@ pub fn run(seed: u64) -> CacheStats {
 struct Frame {
     content: u64,
     protected: bool,
+    /// Not counted by the cache: given up and not taken away yet, or made by the kernel itself.
+    hidden: bool,
+    /// The kernel may take it away.
+    lazy: bool,
 }
 
 #[derive(Clone, Copy, Default, Debug)]
@@ -31,6 +38,17 @@ struct PageModel {
     mapped: Option<Frame>,
     /// What the program stored last; 0 is a zero page.
     golden: u64,
+    /// It is being given up: zeroes are right as well.
+    may_be_zero: bool,
+    /// Written since it was given up.
+    written: bool,
+    /// Removals that are still to come, and all there ever were.
+    removals_left: u32,
+    removals: u64,
+    /// Unmapped by the program, not yet forgotten by the cache.
+    leaving: bool,
+    /// Changes of its address that the runtime has not heard of.
+    moving: u32,
 }
 
 /// Something the cache asked for.
@@ -106,8 +124,12 @@ pub struct World {
     installs_failed: Vec<Extent>,
     /// Installed open although write protection was asked for.
     opened: Vec<Extent>,
-    /// Unmapped by the program, not yet forgotten by the cache.
-    leaving: Option<Extent>,
+    /// Of zero pages and of content, where the kernel had a page.
+    already_there: Vec<Extent>,
+    /// Of `Confirm`, where the kernel had none.
+    missing: Vec<PageIndex>,
+    changes: Vec<Change>,
+    announcements: u64,
     steps_done: u64,
 }
 
@@ -151,13 +173,17 @@ impl World {
             move_in: false,
             installs_failed: Vec::new(),
             opened: Vec::new(),
-            leaving: None,
+            already_there: Vec::new(),
+            missing: Vec::new(),
+            changes: Vec::new(),
+            announcements: 0,
             steps_done: 0,
             plan,
         }
     }
 
-    /// The whole run: random steps, then everything under way comes back, every page is read, and everything is forgotten.
+    /// The whole run: random steps, then everything under way comes back, every page is read, and everything
+    /// is forgotten.
     ///
     /// # Panics
     /// When a rule is broken.
@@ -175,7 +201,18 @@ impl World {
     }
 
     fn step(&mut self) {
-        if self.rng.one_in(self.plan.event_odds) {
+        if !self.changes.is_empty() && self.rng.one_in(3) {
+            if self.rng.one_in(4) {
+                self.stale_fault_on_what_goes();
+            } else if self.rng.one_in(self.plan.preemption) {
+                self.step_change();
+            } else if self.rng.one_in(4) {
+                // Several threads change mappings at a time.
+                self.program_event();
+            } else {
+                self.read_events();
+            }
+        } else if self.rng.one_in(self.plan.event_odds) {
             self.program_event();
         } else if self.rng.one_in(self.plan.slowness) {
             let count = self.ops.len();
@@ -214,19 +251,27 @@ impl World {
             None if write => Access::Write,
             None => Access::Read,
             Some(frame) => {
+                if model.may_be_zero && frame.content == 0 {
+                    model.golden = 0;
+                }
                 assert_eq!(frame.content, model.golden, "page {page} does not hold what was stored last");
+                model.may_be_zero = model.removals_left > 0;
                 if write && frame.protected {
                     Access::WriteProtected
                 } else {
                     if write {
                         frame.content = match self.stored.get(&page) {
                             // As it was, or as it was once.
-                            Some(content) if self.plan.config.tells_unchanged && self.rng.one_in(3) => *content,
+                            Some(content) if self.plan.config.tells_unchanged && self.rng.one_in(3) => {
+                                *content
+                            }
                             _ if self.rng.one_in(6) => 0,
                             _ => self.next_content,
                         };
                         self.next_content += 1;
                         model.golden = frame.content;
+                        model.written = model.removals_left > 0;
+                        frame.lazy = false;
                     }
                     self.threads[thread].state = ThreadState::Idle;
                     return;
@@ -244,26 +289,14 @@ impl World {
         let first = self.rng.below(self.plan.pages);
         let count = self.rng.between(1, (self.plan.pages - first).min(40));
         let extent = Extent::new(PageIndex(first), u32::try_from(count).expect("few pages"));
-        match self.rng.below(10) {
-            0 => {
-                for page in extent.pages() {
-                    self.unmap(page.0);
-                    self.pages[nth(page.0)].managed = false;
-                }
-                self.leaving = Some(extent);
-                self.maybe_move_meanwhile();
-                self.leaving = None;
-                self.handle(Input::Forget { extent });
-            }
+        match self.rng.below(15) {
+            0 => self.begin(Kind::Unmap, extent),
             1 | 2 => self.adopt(extent),
-            3 | 4 => {
-                for page in extent.pages() {
-                    self.unmap(page.0);
-                    self.pages[nth(page.0)].golden = 0;
-                }
-                self.maybe_move_meanwhile();
-                self.handle(Input::Zeroed { extent });
-            }
+            3 | 4 => self.begin(Kind::Remove, extent),
+            10 => self.begin(Kind::Free, extent),
+            11 => self.begin(Kind::Remap, extent),
+            12 | 14 => self.begin(Kind::Fork, extent),
+            13 => self.reclaim(),
             5 => {
                 let budget = self.plan.config.budget_pages;
                 let pages = self.rng.between(32, 2 * budget);
@@ -279,7 +312,8 @@ impl World {
             }
             7 => {
                 // Anything may be expected, in any order, more than once, and what does not exist as well.
-                let pages: Vec<PageIndex> = (0..count).map(|_| PageIndex(self.rng.below(self.plan.pages + 8))).collect();
+                let pages: Vec<PageIndex> =
+                    (0..count).map(|_| PageIndex(self.rng.below(self.plan.pages + 8))).collect();
                 self.handle(Input::Expect { pages: &pages });
             }
             _ => {
@@ -290,29 +324,30 @@ impl World {
         }
     }
 
-    /// The kernel has taken pages away, the cache has not heard of it yet, and an eviction runs in between.
-    fn maybe_move_meanwhile(&mut self) {
-        if self.rng.one_in(2) {
-            let evicting: Vec<usize> = (0..self.ops.len()).filter(|&i| matches!(self.ops[i], Op::Evict { done: None, .. })).collect();
-            if !evicting.is_empty() {
-                let at = evicting[self.rng.index(evicting.len())];
-                self.advance(at);
-            }
-        }
-    }
-
     fn adopt(&mut self, extent: Extent) {
+        if self.refuses() {
+            // The runtime asks the kernel first.
+            return;
+        }
         // Only what is not managed, in runs.
         let mut runs = Vec::new();
         for page in extent.pages().filter(|p| !self.pages[nth(p.0)].managed) {
+            assert!(
+                !self.pages[nth(page.0)].leaving,
+                "{page} is adopted before it was read that it was unmapped"
+            );
             push_page(&mut runs, page);
         }
         for run in runs {
-            let mut resident = Vec::new();
+            let (mut resident, mut given_up) = (Vec::new(), Vec::new());
+            let odds = if self.rng.one_in(4) { 3 } else { u64::MAX };
+            let forgetful = self.mutate(Mutation::AdoptionForgetsRemovals);
             let evicting: Vec<Extent> = self
                 .ops
                 .iter()
-                .filter_map(|op| if let Op::Evict { extents, .. } = op { Some(extents.clone()) } else { None })
+                .filter_map(
+                    |op| if let Op::Evict { extents, .. } = op { Some(extents.clone()) } else { None },
+                )
                 .flatten()
                 .collect();
             let busy_at_servers: Vec<Extent> = self.ops.iter().flat_map(Op::at_servers_ever).collect();
@@ -320,16 +355,29 @@ impl World {
             let mostly = self.rng.one_in(2);
             for page in run.pages() {
                 let held = evicting.iter().any(|e| e.contains(page));
-                let is_resident = !held && self.mapped < self.plan.config.budget_pages && (mostly != self.rng.one_in(6));
+                let is_resident =
+                    !held && self.mapped < self.plan.config.budget_pages && (mostly != self.rng.one_in(6));
                 let model = &mut self.pages[nth(page.0)];
-                *model = PageModel { managed: true, mapped: None, golden: 0 };
+                *model = PageModel { managed: true, removals: model.removals, ..PageModel::default() };
                 if is_resident {
                     let content = if self.rng.one_in(6) { 0 } else { self.next_content };
                     self.next_content += 1;
                     model.golden = content;
-                    model.mapped = Some(Frame { content, protected: false });
+                    model.mapped = Some(Frame { content, protected: false, hidden: false, lazy: false });
                     self.mapped += 1;
-                    push_page(&mut resident, page);
+                    let goes = self.rng.one_in(odds);
+                    if goes {
+                        self.begin_before_adoption(Extent::page(page));
+                    }
+                    if goes && !forgetful {
+                        self.hide(page.0);
+                        push_page(&mut given_up, page);
+                    } else {
+                        push_page(&mut resident, page);
+                    }
+                } else if !held && self.rng.one_in(12) {
+                    // The kernel made it, in place of the shared zero page.
+                    model.mapped = Some(Frame { content: 0, protected: false, hidden: true, lazy: false });
                 } else if !held && self.rng.one_in(8) && !busy_at_servers.iter().any(|e| e.contains(page)) {
                     // A forked child finds pages of its parent at the servers.
                     model.golden = self.next_content;
@@ -341,13 +389,18 @@ impl World {
             for page in run.pages() {
                 self.stored.remove(&page.0);
             }
-            self.handle(Input::Adopt { extent: run, resident: &resident, remote: &remote });
+            self.handle(Input::Adopt {
+                extent: run,
+                resident: &resident,
+                remote: &remote,
+                given_up: &given_up,
+            });
         }
     }
 
     fn unmap(&mut self, page: u64) -> Option<Frame> {
         let frame = self.pages[nth(page)].mapped.take();
-        self.mapped -= u64::from(frame.is_some());
+        self.mapped -= u64::from(frame.is_some_and(|frame| !frame.hidden));
         frame
     }
 
@@ -366,7 +419,13 @@ impl World {
     fn handle(&mut self, input: Input<'_>) {
         let adopted = if let Input::Adopt { resident, .. } = &input { total_pages(resident) } else { 0 };
         self.feed(input, adopted);
-        // As the runtime may: an eviction is done and answered while an install of the same drain still waits to be reported.
+        self.report();
+    }
+
+    /// Tells the cache what the kernel said to what was just asked of it.
+    fn report(&mut self) {
+        // As the runtime may: an eviction is done and answered while an install of the same drain still waits
+        // to be reported.
         if !self.installs_failed.is_empty()
             && self.rng.one_in(3)
             && let Some(at) = self.ops.iter().position(|op| matches!(op, Op::Evict { done: Some(_), .. }))
@@ -377,8 +436,23 @@ impl World {
         while let Some(extent) = self.installs_failed.pop() {
             self.feed(Input::InstallFailed { extent }, 0);
         }
+        while let Some(extent) = self.already_there.pop() {
+            if !self.mutate(Mutation::PresenceUnreported) {
+                self.feed(Input::AlreadyThere { extent }, 0);
+            }
+            for page in extent.pages() {
+                self.count_if_resident(page);
+            }
+        }
+        while let Some(page) = self.missing.pop() {
+            self.feed(Input::WasMissing { page }, 0);
+        }
         while let Some(extent) = self.opened.pop() {
             self.feed(Input::Opened { extent }, 0);
+        }
+        // What was just told may have led to more.
+        if !(self.installs_failed.is_empty() && self.already_there.is_empty() && self.missing.is_empty()) {
+            self.report();
         }
         if self.plan.instant_evictions
             && let Some(at) = self.ops.iter().position(|op| matches!(op, Op::Evict { .. }))
@@ -399,11 +473,16 @@ impl World {
         if self.plan.pages < 512 || self.steps_done.is_multiple_of(16) {
             self.cache.check();
         }
-        let allowed = self.cache.budget_pages().max(used + adopted);
         if let Some(extent) = failed {
-            // Whoever waited there has not been answered: its fault is reported again.
+            // The thread that waited there has not been answered: its fault is reported again.
             self.wake(extent);
         }
+        self.drain(used, forced, adopted);
+    }
+
+    /// Does what the cache asks for; it used `used` pages before, `forced` of which beyond the budget.
+    fn drain(&mut self, used: u64, forced: u64, adopted: u64) {
+        let allowed = self.cache.budget_pages().max(used + adopted);
         while let Some(output) = self.cache.poll() {
             self.perform(output);
             let (frames, limit) = (self.frames(), allowed + self.cache.stats().forced_pages - forced);
@@ -441,7 +520,10 @@ impl World {
             Output::InstallFetched { extent, fetch, offset_pages, writable } => {
                 let from = offset_pages as usize;
                 let buffer = self.fetches.get(&fetch.0).expect("the fetch is there");
-                let bytes: Vec<u64> = buffer[from..from + extent.count as usize].iter().map(|c| c.expect("the fetch has landed")).collect();
+                let bytes: Vec<u64> = buffer[from..from + extent.count as usize]
+                    .iter()
+                    .map(|c| c.expect("the fetch has landed"))
+                    .collect();
                 let opened = !writable && self.move_in && self.rng.one_in(3);
                 if opened {
                     self.opened.push(extent);
@@ -451,15 +533,18 @@ impl World {
             Output::InstallStaged { extent, batch, offset_pages, writable } => {
                 let from = offset_pages as usize;
                 let buffer = self.batches.get(&batch.0).expect("the batch is there");
-                let mut bytes: Vec<u64> =
-                    buffer[from..from + extent.count as usize].iter().map(|c| c.expect("the page was moved there")).collect();
+                let mut bytes: Vec<u64> = buffer[from..from + extent.count as usize]
+                    .iter()
+                    .map(|c| c.expect("the page was moved there"))
+                    .collect();
                 if self.mutate(Mutation::StagedReturnsZero) {
                     bytes.fill(0);
                 }
                 self.install(extent, &bytes, writable);
             }
+            Output::Confirm { page } => self.confirm(page),
             Output::Unprotect { extent } => {
-                for page in extent.pages() {
+                for page in extent.pages().filter(|_| !self.refuses()).collect::<Vec<_>>() {
                     if let Some(frame) = &mut self.pages[nth(page.0)].mapped {
                         frame.protected = false;
                     }
@@ -472,7 +557,10 @@ impl World {
                 }
             }
             Output::Evict { batch, extents } => {
-                assert!(total_pages(&extents) <= u64::from(self.plan.config.batch_pages).max(2), "a batch is too large");
+                assert!(
+                    total_pages(&extents) <= u64::from(self.plan.config.batch_pages).max(2),
+                    "a batch is too large"
+                );
                 assert!(batch.0 < self.plan.config.max_batches, "too many batches");
                 self.ops.push(Op::Evict { batch, extents, done: None });
             }
@@ -491,7 +579,10 @@ impl World {
             }
             Output::ReleaseBatch { batch, keep } => {
                 for op in &self.ops {
-                    assert!(!matches!(op, Op::Store { batch: b, .. } if *b == batch), "{batch:?} is dropped before it is acknowledged");
+                    assert!(
+                        !matches!(op, Op::Store { batch: b, .. } if *b == batch),
+                        "{batch:?} is dropped before it is acknowledged"
+                    );
                 }
                 if !self.mutate(Mutation::BatchLeaked) {
                     let frames = self.batches.remove(&batch.0).expect("the batch is there");
@@ -552,8 +643,14 @@ impl World {
         assert_eq!(self.cache.used_pages(), 0, "frames leak");
         assert!(self.batches.is_empty(), "batches leak: {:?}", self.batches);
         assert!(self.fetches.is_empty(), "fetches leak: {:?}", self.fetches);
-        assert!(self.servers.is_empty(), "the servers keep what nobody wants: {:?}", self.servers);
+        assert!(self.servers.is_empty(), "the servers keep discarded pages: {:?}", self.servers);
         assert_eq!((self.mapped, self.spare), (0, 0));
+        let stats = self.cache.stats();
+        assert_eq!(
+            (stats.content_refused, stats.vanished_pages, stats.missing_pages),
+            (0, 0, 0),
+            "broken promises were counted"
+        );
     }
 
     /// Lets everything under way come back and every thread finish its access.
@@ -567,9 +664,16 @@ impl World {
                 }
             }
             let stuck = self.pool_full;
-            let ready: Vec<usize> = (0..self.ops.len()).filter(|&i| !(stuck && matches!(self.ops[i], Op::Store { .. }))).collect();
+            let ready: Vec<usize> = (0..self.ops.len())
+                .filter(|&i| !(stuck && matches!(self.ops[i], Op::Store { .. })))
+                .collect();
             if let Some(&at) = ready.get(self.rng.index(ready.len().max(1))) {
                 self.advance(at);
+                moved = true;
+            }
+            if self.changes_under_way() {
+                self.read_events();
+                self.step_change();
                 moved = true;
             }
             if !moved {
@@ -577,7 +681,7 @@ impl World {
                 if let Some(thread) = blocked {
                     let page = if let ThreadState::Blocked { page, .. } = thread.state { page } else { 0 };
                     let why = self.cache.describe(PageIndex(page));
-                    panic!("{when}: nothing is under way, and nobody answers {:?}; {why}", thread.state);
+                    panic!("{when}: nothing is under way that answers {:?}; {why}", thread.state);
                 }
                 return;
             }

@@ -1,9 +1,11 @@
-//! What faults, twins, diffs and messages cost, after S4's method (Barli, Watanabe, Sakai and Tanaka): a rank that asks waits for the latency of
-//! request and reply; a rank that answers loses the time its processor needs for both.
+//! The costs of faults, twins, diffs and messages, after S4's method (Barli, Watanabe, Sakai and Tanaka): the
+//! requesting rank waits for the latency of request and reply; the answering rank loses the processor time of
+//! both.
 //!
-//! The program is run again by the engines themselves, so a protocol's decisions may change with the network. Times are in microseconds.
+//! The program is run again by the engines themselves, so a protocol's decisions may change with the network.
+//! Times are in microseconds.
 
-use rampool_proto::share::{Body, Stats};
+use rampool_sharing::{Body, Stats};
 
 /// One processor and one network.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -25,14 +27,16 @@ pub struct Cost {
     pub wire_us_per_kib: f64,
     pub packet_bytes: u64,
     pub page_bytes: u64,
-    /// Hardware that sends each write to the page's home as it is made: no twins and diffs, and nothing left to send at a release.
+    /// Hardware that sends each write to the page's home at once: no twins and diffs, and nothing left to
+    /// send at a release.
     pub automatic_update: bool,
 }
 
 impl Cost {
-    /// S4's machines and network: processors of 75 MHz, 8 KiB pages, UDP on Ethernet of 100 Mbit/s. 4000 cycles for each packet and side, 3000 for an
-    /// interrupt. The paper measured, but does not print, what a system call, a signal and a copy cost. What is given here is this project's
-    /// estimate: a read fault then takes 4 ms, at the lower end of the "several to tens" that the paper reports.
+    /// S4's machines and network: processors of 75 MHz, 8 KiB pages, UDP on Ethernet of 100 Mbit/s. 4000
+    /// cycles for each packet and side, 3000 for an interrupt. The paper measured, but does not print, the
+    /// costs of a system call, a signal and a copy. The values here are this project's estimate: a read fault
+    /// then takes 4 ms, at the lower end of the "several to tens" that the paper reports.
     #[must_use]
     pub fn ethernet_1999() -> Self {
         Self {
@@ -51,7 +55,8 @@ impl Cost {
         }
     }
 
-    /// S5's machines: Pentiums of 166 MHz, 4 KiB pages, UDP on Ethernet of 100 Mbit/s. All of it is this project's estimate.
+    /// S5's machines: Pentiums of 166 MHz, 4 KiB pages, UDP on Ethernet of 100 Mbit/s. All values are this
+    /// project's estimate.
     #[must_use]
     pub fn pentium_1999() -> Self {
         Self {
@@ -76,13 +81,18 @@ impl Cost {
         whole(self.call_us + self.packets(bytes) * self.packet_us)
     }
 
-    /// The processor's time for receiving one, what it brings included.
+    /// The processor's time for receiving one, including the handling of its content.
     #[must_use]
     pub fn receive_us(&self, body: &Body, bytes: u64) -> u64 {
         if self.is_free(body) {
             return 0;
         }
-        whole(self.interrupt_us + self.call_us + self.packets(bytes) * self.packet_us + kib(bytes) * self.copy_us_per_kib)
+        whole(
+            self.interrupt_us
+                + self.call_us
+                + self.packets(bytes) * self.packet_us
+                + kib(bytes) * self.copy_us_per_kib,
+        )
     }
 
     /// How long the message keeps the wire busy.
@@ -97,7 +107,7 @@ impl Cost {
         whole(self.wire_us)
     }
 
-    /// The processor's time for what an engine did, by what it counted before and after.
+    /// The processor's time for an engine's work, from its counts before and after.
     #[must_use]
     pub fn engine_us(&self, before: &Stats, after: &Stats) -> u64 {
         let page = kib(self.page_bytes);
@@ -111,7 +121,7 @@ impl Cost {
         whole(us)
     }
 
-    /// With automatic update what a release would flush is at the home already.
+    /// With automatic update the changes of a release are at the home already.
     fn is_free(&self, body: &Body) -> bool {
         self.automatic_update && matches!(body, Body::Flush { .. } | Body::FlushAck { .. })
     }
@@ -129,7 +139,11 @@ fn kib(bytes: u64) -> f64 {
     number(bytes) / 1024.0
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and far below 2^53")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times are positive and far below 2^53"
+)]
 fn whole(us: f64) -> u64 {
     us.round() as u64
 }

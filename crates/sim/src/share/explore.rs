@@ -1,21 +1,23 @@
-//! Every order of a small world: depth first over all deliveries and all steps of threads, each state visited once.
+//! Every order of a small world: depth first over all deliveries and all steps of threads, each state visited
+//! once.
 //!
-//! This is possible because an engine is a value. Siblings do not run inside of memory operations here; the random worlds do that.
+//! This is possible because an engine is a value. Here siblings do not run inside memory operations; the
+//! random worlds do that.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
-use rampool_proto::share::{Action, Event, Message, Rank, ThreadId};
+use rampool_sharing::{Action, Event, Message, Rank, ThreadId};
 
-use rampool_proto::units::Extent;
+use rampool_wire::units::Extent;
 
 use super::golden::{Failure, Golden};
 use super::node::Node;
 use super::program::{State, Step};
 use super::world::Setup;
 
-/// What the search saw.
+/// The states that the search visited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Explored {
     pub states: u64,
@@ -109,10 +111,16 @@ impl Small {
                     Step::Did | Step::Computes(_) | Step::Finished => Ok(()),
                     Step::Frees(page) => {
                         let page_bytes = self.nodes[rank].memory.page_bytes();
-                        self.golden.fill_range(usize::try_from(page.0).expect("few pages") * page_bytes, page_bytes, 0);
+                        self.golden.fill_range(
+                            usize::try_from(page.0).expect("few pages") * page_bytes,
+                            page_bytes,
+                            0,
+                        );
                         self.handle(rank, Event::Freed { pages: Extent::page(page), renew: true })
                     }
-                    Step::Fault { page, write } => self.handle(rank, Event::Fault { thread: own, page, write }),
+                    Step::Fault { page, write } => {
+                        self.handle(rank, Event::Fault { thread: own, page, write })
+                    }
                     Step::Sync(op) => self.handle(rank, Event::Sync { thread: own, op }),
                     Step::Direct(op) => self.handle(rank, Event::Direct { thread: own, op, under: None }),
                 }
@@ -140,7 +148,9 @@ impl Small {
                 Action::Send { to, message } => {
                     self.channels.entry((rank, usize::from(to.0))).or_default().push_back(message);
                 }
-                Action::Done { thread, result } => self.nodes[rank].thread(thread).done(id(rank), &result, &mut self.golden)?,
+                Action::Done { thread, result } => {
+                    self.nodes[rank].thread(thread).done(id(rank), &result, &mut self.golden)?
+                }
                 Action::Retry { page } => {
                     for thread in &mut self.nodes[rank].threads {
                         thread.retry(page);

@@ -1,21 +1,23 @@
 //! Programs from a seed: free of data races, and (where asked) legal under entry consistency.
 //!
-//! Memory is cut into objects of odd sizes that share pages. In each epoch an object is guarded by a lock, belongs to one thread, or is read
-//! only; guards change at barriers. Under the release-consistent protocols an object may also be handed from thread to thread by a message in
-//! a mailbox that a lock guards, without ever being touched under that lock.
+//! Memory is cut into objects of odd sizes that share pages. In each epoch an object is guarded by a lock,
+//! belongs to one thread, or is read only; guards change at barriers. Under the release-consistent protocols
+//! an object may also be handed from thread to thread by a message in a mailbox that a lock guards, without
+//! ever being touched under that lock.
 
 use std::sync::Arc;
 
-use rampool_proto::share::{
-    AtomicOp, BarrierId, BarrierKind, CondId, Homes, LockId, LockMode, LockPath, Managers, ProtocolKind, Rank, Tuning,
+use rampool_sharing::{
+    AtomicOp, BarrierId, BarrierKind, CondId, Homes, LockId, LockMode, LockPath, Managers, ProtocolKind,
+    Rank, Tuning,
 };
-use rampool_proto::units::PageIndex;
+use rampool_wire::units::PageIndex;
 
 use super::program::{Op, Script};
 use super::world::Setup;
 use crate::rng::Rng;
 
-/// What kind of program.
+/// The kind of program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     pub ranks: (u64, u64),
@@ -25,11 +27,11 @@ pub struct Shape {
     /// Actions of a thread in an epoch.
     pub actions: (u64, u64),
     pub locks: u64,
-    /// Objects may change hands without being touched under the lock.
+    /// Objects may move between threads without being touched under the lock.
     pub hand_over: bool,
     /// Only operations whose order does not matter: the final memory is the sequential one.
     pub commutative: bool,
-    /// So many actions in a hundred are direct operations.
+    /// This many actions in a hundred are direct operations.
     pub direct: u64,
 }
 
@@ -53,7 +55,14 @@ impl Shape {
     /// Few pages, several threads a rank.
     #[must_use]
     pub fn crowded(protocol: ProtocolKind) -> Self {
-        Self { ranks: (3, 4), threads: (2, 3), pages: (1, 3), locks: 3, actions: (4, 9), ..Self::small(protocol) }
+        Self {
+            ranks: (3, 4),
+            threads: (2, 3),
+            pages: (1, 3),
+            locks: 3,
+            actions: (4, 9),
+            ..Self::small(protocol)
+        }
     }
 }
 
@@ -61,14 +70,14 @@ impl Shape {
 enum Guard {
     Lock(u64),
     Thread(usize),
-    Nobody,
-    /// Changes hands during the epoch, from one thread to another.
+    Unguarded,
+    /// Moves during the epoch, from one thread to another.
     Handed(usize, usize),
     /// A word for atomic operations.
     Word,
     /// Belongs to a thread, which only uses it directly.
     Direct(usize),
-    /// Words that everybody adds to, directly.
+    /// Words that all threads add to, directly.
     Sum,
 }
 
@@ -96,7 +105,7 @@ struct Generator<'a> {
     ranks: usize,
     threads: usize,
     objects: Vec<Object>,
-    /// Bytes of mailboxes (guarded by `MAIL_LOCK` in every epoch), each with what it holds.
+    /// Bytes of mailboxes (guarded by `MAIL_LOCK` in every epoch), each with its value.
     mailboxes: Vec<(usize, u8)>,
     scripts: Vec<Vec<Op>>,
 }
@@ -107,7 +116,16 @@ impl<'a> Generator<'a> {
         let ranks = random.between(shape.ranks.0, shape.ranks.1);
         let threads = random.between(shape.threads.0, shape.threads.1);
         let (ranks, threads) = (usize::try_from(ranks).expect("few"), usize::try_from(threads).expect("few"));
-        Self { random, shape, seed, ranks, threads, objects: Vec::new(), mailboxes: Vec::new(), scripts: vec![Vec::new(); ranks * threads] }
+        Self {
+            random,
+            shape,
+            seed,
+            ranks,
+            threads,
+            objects: Vec::new(),
+            mailboxes: Vec::new(),
+            scripts: vec![Vec::new(); ranks * threads],
+        }
     }
 
     fn generate(mut self, protocol: ProtocolKind) -> Setup {
@@ -179,7 +197,7 @@ impl<'a> Generator<'a> {
                 _ => self.random.between(8, 40),
             };
             let size = usize::try_from(size).expect("small").min(len - at);
-            self.objects.push(Object { at, len: size, guard: Guard::Nobody });
+            self.objects.push(Object { at, len: size, guard: Guard::Unguarded });
             at += size;
         }
     }
@@ -191,7 +209,7 @@ impl<'a> Generator<'a> {
             self.objects[index].guard = match self.random.below(if self.shape.hand_over { 10 } else { 8 }) {
                 0..=3 => Guard::Lock(self.random.below(self.shape.locks)),
                 4..=5 => Guard::Thread(self.random.index(all)),
-                6 => Guard::Nobody,
+                6 => Guard::Unguarded,
                 7 if word && self.random.percent(40) => Guard::Word,
                 7 => Guard::Thread(self.random.index(all)),
                 _ => Guard::Handed(self.random.index(all), self.random.index(all)),
@@ -238,7 +256,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// One to three nested locks, in ascending order, with accesses to what they guard.
+    /// One to three nested locks, in ascending order, with accesses to their objects.
     fn section(&mut self) -> Vec<Op> {
         let mut locks: Vec<u64> = (0..self.shape.locks).filter(|_| self.random.percent(40)).collect();
         locks.truncate(3);
@@ -280,24 +298,32 @@ impl<'a> Generator<'a> {
 
     /// Accesses to objects that one of `locks` guards.
     fn touch(&mut self, locks: &[u64], read: bool) -> Vec<Op> {
-        let guarded: Vec<Object> =
-            self.objects.iter().copied().filter(|object| matches!(object.guard, Guard::Lock(lock) if locks.contains(&lock))).collect();
+        let guarded: Vec<Object> = self
+            .objects
+            .iter()
+            .copied()
+            .filter(|object| matches!(object.guard, Guard::Lock(lock) if locks.contains(&lock)))
+            .collect();
         self.accesses(&guarded, 3, read)
     }
 
     fn own(&mut self, thread: usize) -> Vec<Op> {
-        let own: Vec<Object> = self.objects.iter().copied().filter(|object| object.guard == Guard::Thread(thread)).collect();
+        let own: Vec<Object> =
+            self.objects.iter().copied().filter(|object| object.guard == Guard::Thread(thread)).collect();
         self.accesses(&own, 3, false)
     }
 
     fn read_only(&mut self) -> Vec<Op> {
-        let free: Vec<Object> = self.objects.iter().copied().filter(|object| object.guard == Guard::Nobody).collect();
+        let free: Vec<Object> =
+            self.objects.iter().copied().filter(|object| object.guard == Guard::Unguarded).collect();
         self.accesses(&free, 3, true)
     }
 
-    /// Direct operations: on what is only used so, and on words.
+    /// Direct operations: on objects that are only used directly, and on words.
     fn direct(&mut self, thread: usize) -> Vec<Op> {
-        let of_it = |object: &Object| matches!(object.guard, Guard::Sum | Guard::Word) || object.guard == Guard::Direct(thread);
+        let of_it = |object: &Object| {
+            matches!(object.guard, Guard::Sum | Guard::Word) || object.guard == Guard::Direct(thread)
+        };
         let objects: Vec<Object> = self.objects.iter().copied().filter(of_it).collect();
         if objects.is_empty() {
             return self.own(thread);
@@ -307,9 +333,17 @@ impl<'a> Generator<'a> {
             let Object { at, len, guard } = objects[self.random.index(objects.len())];
             let value = if self.random.percent(30) { 0 } else { self.random.byte() };
             ops.push(match guard {
-                Guard::Sum => Op::DirectAdd { at, len: len / 4 * 4, value: u32::from(value).wrapping_mul(0x0101_0203) },
-                Guard::Word if self.random.percent(30) => Op::Atomic { at, width: 4, op: AtomicOp::Add(u64::from(value)) },
-                Guard::Word => Op::DirectFetch { at, value: u32::from(value), expect: self.random.percent(40).then_some(0) },
+                Guard::Sum => {
+                    Op::DirectAdd { at, len: len / 4 * 4, value: u32::from(value).wrapping_mul(0x0101_0203) }
+                }
+                Guard::Word if self.random.percent(30) => {
+                    Op::Atomic { at, width: 4, op: AtomicOp::Add(u64::from(value)) }
+                }
+                Guard::Word => Op::DirectFetch {
+                    at,
+                    value: u32::from(value),
+                    expect: self.random.percent(40).then_some(0),
+                },
                 _ if self.random.percent(50) => Op::DirectGet { at, len },
                 _ => Op::DirectPut { at, len, value },
             });
@@ -318,7 +352,8 @@ impl<'a> Generator<'a> {
     }
 
     fn words(&mut self) -> Vec<Op> {
-        let words: Vec<Object> = self.objects.iter().copied().filter(|object| object.guard == Guard::Word).collect();
+        let words: Vec<Object> =
+            self.objects.iter().copied().filter(|object| object.guard == Guard::Word).collect();
         if words.is_empty() {
             return Vec::new();
         }
@@ -341,7 +376,10 @@ impl<'a> Generator<'a> {
             vec![Op::SetHome { page: PageIndex(self.random.below(pages)), home: to }]
         } else {
             let lock = LockId(self.random.below(self.shape.locks));
-            vec![Op::SetLockManager { lock: if self.random.percent(20) { MAIL_LOCK } else { lock }, manager: to }]
+            vec![Op::SetLockManager {
+                lock: if self.random.percent(20) { MAIL_LOCK } else { lock },
+                manager: to,
+            }]
         }
     }
 
@@ -361,10 +399,17 @@ impl<'a> Generator<'a> {
     fn access(&mut self, Object { at, len, guard }: Object, read: bool) -> Op {
         let start = self.random.index(len);
         let (at, len) = if self.random.percent(50) { (at, len) } else { (at + start, len - start) };
-        // Few values: writes of the value that is there, and values that come back, happen.
-        let value = if self.random.percent(60) { u8::try_from(self.random.below(3)).expect("small") } else { self.random.byte() };
-        // Under entry consistency what is outside of locks changes hands at barriers, directly used or not.
-        let directly = self.shape.direct > 0 && (self.shape.hand_over || guard == Guard::Nobody) && self.random.percent(40);
+        // Few values: writes of the present value, and values that come back, happen.
+        let value = if self.random.percent(60) {
+            u8::try_from(self.random.below(3)).expect("small")
+        } else {
+            self.random.byte()
+        };
+        // Under entry consistency objects outside of locks move at barriers, whether they are used directly
+        // or not.
+        let directly = self.shape.direct > 0
+            && (self.shape.hand_over || guard == Guard::Unguarded)
+            && self.random.percent(40);
         match self.random.below(4) {
             _ if directly && read => Op::DirectGet { at, len },
             0 if directly => Op::DirectGet { at, len },
@@ -377,9 +422,10 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Mailboxes: one thread writes, counts up and signals; another waits for the count and goes on with what was handed over.
+    /// Mailboxes: one thread writes, counts up and signals; another waits for the count and continues with
+    /// the object handed over.
     fn mail(&mut self, parts: &mut [Vec<Op>]) {
-        // A thread that waits does so after all it sends, so nobody waits for one who waits.
+        // A thread waits only after all its sends, so no thread waits for one that waits.
         let mut tails: Vec<Vec<Op>> = vec![Vec::new(); parts.len()];
         let mut used: Vec<(usize, usize)> = Vec::new();
         for index in 0..self.mailboxes.len() {
@@ -392,7 +438,12 @@ impl<'a> Generator<'a> {
             }
             used.push((from, to));
             self.mailboxes[index].1 += 1;
-            let handed: Vec<Object> = self.objects.iter().copied().filter(|object| object.guard == Guard::Handed(from, to)).collect();
+            let handed: Vec<Object> = self
+                .objects
+                .iter()
+                .copied()
+                .filter(|object| object.guard == Guard::Handed(from, to))
+                .collect();
             let before = self.accesses(&handed, 2, false);
             let at = self.random.index(parts[from].len() + 1);
             let at = boundary(&parts[from], at);
@@ -407,7 +458,7 @@ impl<'a> Generator<'a> {
             if outside {
                 send.push(Op::Signal { cond: MAIL_COND, lock: MAIL_LOCK, all: true });
             }
-            // What is handed over is not touched again by the sender.
+            // The sender no longer touches an object that it handed over.
             parts[from].splice(at..at, send);
             let polls = self.random.percent(30);
             let least = count + 1;
@@ -452,7 +503,8 @@ fn boundary(ops: &[Op], at: usize) -> usize {
 /// Bytes of a page in [`many_ranks`].
 pub const WIDE_PAGE: usize = 64;
 
-/// Many ranks: each writes its own strip of pages, takes a few locks, reads its neighbour's border, and meets all others at barriers.
+/// Many ranks: each writes its own strip of pages, takes a few locks, reads its neighbour's border, and meets
+/// all others at barriers.
 ///
 /// # Panics
 /// If there are fewer pages than ranks, or more than a world can have.

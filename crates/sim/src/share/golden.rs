@@ -1,6 +1,6 @@
-//! What every load must return, and how a run can fail.
+//! The value that every load must return, and the ways in which a run can fail.
 
-use rampool_proto::share::{Rank, Reason, ThreadId};
+use rampool_sharing::{Rank, Reason, ThreadId};
 
 /// Every store, in the order in which they happen.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -48,18 +48,18 @@ impl Golden {
 pub enum Failure {
     /// A load returned another value than the last store.
     WrongValue { rank: Rank, thread: ThreadId, op: usize, at: usize, got: u64, want: u64 },
-    /// An operation ended otherwise than the program expects.
+    /// An operation ended with another result than the program expects.
     WrongResult { rank: Rank, thread: ThreadId, op: usize, what: String },
     /// An engine ended the run.
     Stopped { rank: Rank, reason: Reason },
-    /// Nothing can happen any more, but threads wait.
+    /// No event is left, but threads wait.
     Stuck { waiting: Vec<(Rank, ThreadId, usize)> },
-    /// It goes on and on.
+    /// The run does not end.
     Endless { events: u64 },
-    /// Something is under way after all threads ended.
+    /// A message is in flight after all threads ended.
     Unquiet { rank: Rank },
-    /// The engine's idea of a page's protection is not what the MMU has, or two ranks may write at once.
+    /// The engine and the MMU disagree on a page's protection, or two ranks may write at once.
     BadProtection { what: String },
-    /// A message did not survive being turned into bytes.
+    /// A message did not survive encoding and decoding.
     Codec { what: String },
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use rampool_proto::share::{Diff, Protection};
-use rampool_proto::units::{Extent, PageIndex};
+use rampool_sharing::{Diff, Protection};
+use rampool_wire::units::{Extent, PageIndex};
 
 /// A rank's copy of the shared pages, and the application's view of them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -39,7 +39,11 @@ impl Memory {
     }
 
     fn slot(&mut self, page: PageIndex) -> &mut Slot {
-        self.pages.entry(page).or_insert(Slot { bytes: Vec::new(), protection: Protection::None, unmapped: false })
+        self.pages.entry(page).or_insert(Slot {
+            bytes: Vec::new(),
+            protection: Protection::None,
+            unmapped: false,
+        })
     }
 
     #[must_use]
@@ -66,7 +70,7 @@ impl Memory {
         self.slot(page).unmapped = false;
     }
 
-    /// The kernel takes the mapping away, for its own reasons.
+    /// The kernel drops the mapping for its own reasons.
     pub fn unmap(&mut self, page: PageIndex) {
         if let Some(slot) = self.pages.get_mut(&page) {
             slot.unmapped = true;
@@ -114,11 +118,11 @@ impl Memory {
     pub fn discard(&mut self, page: PageIndex) {
         let slot = self.slot(page);
         assert_eq!(slot.protection, Protection::None, "{page} is discarded while it is mapped");
-        // A real host gives the memory back: what the engine said it does not need must not be read again.
+        // A real host frees the memory: discarded content must not be read again.
         slot.bytes.fill(0xdb);
     }
 
-    /// Whatever the protection: it is zero, and not mapped.
+    /// Whatever its protection, the page is zero and unmapped.
     pub fn clear(&mut self, page: PageIndex) {
         if let Some(slot) = self.pages.get_mut(&page) {
             slot.bytes.clear();

@@ -1,8 +1,8 @@
-//! A network that loses, doubles and reorders datagrams, with the sharing protocol's channels above it.
+//! A network that loses, duplicates and reorders datagrams, with the sharing protocol's channels above it.
 
 use std::collections::BTreeMap;
 
-use rampool_proto::share::channel::{Channel, ChannelConfig};
+use rampool_sharing::channel::{Channel, ChannelConfig};
 
 use crate::rng::{Rng, mix};
 
@@ -13,7 +13,7 @@ pub struct Loss {
     pub doubled: u64,
     /// One bit of it flips on the way.
     pub spoiled: u64,
-    /// Two ranks do not hear each other for a while (chance for each pair and while).
+    /// Two ranks do not hear each other for a while (chance for each pair and period).
     pub cut: u64,
     /// Delays vary this much: datagrams overtake each other.
     pub jitter: u64,
@@ -22,22 +22,22 @@ pub struct Loss {
 /// Two ranks that are cut off from each other stay so for this long.
 const CUT_TICKS: u64 = 4000;
 
-/// What came of a run of the network.
+/// The outcome of a run of the network.
 #[derive(Debug, Default)]
 pub struct Arrived {
     /// Messages that are whole and in order: from, to, bytes.
     pub messages: Vec<(usize, usize, Vec<u8>)>,
-    /// Ranks that gave a peer up: who, whom.
+    /// Ranks that gave a peer up: the rank, and its peer.
     pub lost: Vec<(usize, usize)>,
 }
 
-/// What the network did.
+/// Counts of the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     pub sent: u64,
     pub lost: u64,
     pub doubled: u64,
-    /// Datagrams that the receiver saw were spoiled.
+    /// Corrupt datagrams that the receiver detected.
     pub refused: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct Datagrams {
     loss: Loss,
     random: Rng,
     seed: u64,
-    /// Until when each rank does nothing.
+    /// Until when each rank is stopped.
     paused: Vec<u64>,
     /// `(at, to)`: the end at rank `at` of its connection with `to`.
     ends: BTreeMap<(usize, usize), Channel>,
@@ -62,7 +62,12 @@ pub struct Datagrams {
 impl Datagrams {
     #[must_use]
     pub fn new(ranks: usize, loss: Loss, seed: u64) -> Self {
-        let config = ChannelConfig { least_timeout_us: 500, most_timeout_us: 20_000, silence_us: 240_000, heartbeat_us: 20_000 };
+        let config = ChannelConfig {
+            least_timeout_us: 500,
+            most_timeout_us: 20_000,
+            silence_us: 240_000,
+            heartbeat_us: 20_000,
+        };
         let pairs = (0..ranks).flat_map(|at| (0..ranks).map(move |to| (at, to))).filter(|(at, to)| at != to);
         Self {
             ranks,
@@ -88,7 +93,7 @@ impl Datagrams {
         self.ends.get_mut(&(at, to)).expect("two different ranks")
     }
 
-    /// Lets one end send what it can.
+    /// Lets one end send as much as it can.
     fn pump(&mut self, now: u64, at: usize, to: usize) {
         if self.paused[at] > now {
             return;
@@ -113,18 +118,18 @@ impl Datagrams {
         }
     }
 
-    /// Whether nothing passes between two ranks now.
+    /// Whether two ranks are cut off from each other now.
     fn is_cut(&self, now: u64, at: usize, to: usize) -> bool {
         let pair = (at.min(to) * self.ranks + at.max(to)) as u64;
         mix(self.seed ^ (now / CUT_TICKS) << 20 ^ pair) % 100 < self.loss.cut
     }
 
-    /// The rank does nothing until then.
+    /// The rank is stopped until then.
     pub fn pause(&mut self, rank: usize, until: u64) {
         self.paused[rank] = until;
     }
 
-    /// Does what is due.
+    /// Handles everything that is due.
     pub fn run(&mut self, now: u64) -> Arrived {
         let mut messages = Vec::new();
         while let Some(entry) = self.flying.first_entry()
@@ -162,16 +167,20 @@ impl Datagrams {
         Arrived { messages, lost }
     }
 
-    /// When something is due next. `all_done`: only what has to be acknowledged keeps the network going.
+    /// When the next event is due. `all_done`: only unacknowledged fragments keep the network going.
     #[must_use]
     pub fn due(&self, all_done: bool) -> Option<u64> {
         let flying = self.flying.first_key_value().map(|(&(at, _), _)| at);
-        let alive = self.ends.iter().filter(|((at, to), end)| !self.dead[*at] && !(all_done && (end.is_settled() || self.dead[*to])));
-        let ends = alive.filter_map(|((at, _), end)| end.poll_timeout().map(|due| due.max(self.paused[*at]))).min();
+        let alive = self
+            .ends
+            .iter()
+            .filter(|((at, to), end)| !self.dead[*at] && !(all_done && (end.is_settled() || self.dead[*to])));
+        let ends =
+            alive.filter_map(|((at, _), end)| end.poll_timeout().map(|due| due.max(self.paused[*at]))).min();
         flying.into_iter().chain(ends).min()
     }
 
-    /// This rank says nothing and hears nothing any more.
+    /// This rank neither sends nor receives any more.
     pub fn kill(&mut self, rank: usize) {
         self.dead[rank] = true;
     }

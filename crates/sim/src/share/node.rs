@@ -1,10 +1,11 @@
 //! One rank: its engine, its memory, its threads.
 //!
-//! Threads do not stop while the engine works. So inside of every memory operation the engine performs, siblings may make accesses, as the
-//! protection *at that moment* allows. That finds twins made too late, memory that is read twice, and copies taken away without protection.
+//! Threads do not stop while the engine works. So inside every memory operation of the engine siblings may
+//! make accesses, as the protection *at that moment* allows. That finds twins made too late, memory that is
+//! read twice, and copies taken away without protection.
 
-use rampool_proto::share::{Action, Diff, Engine, Event, Mem, Protection, Rank, ThreadId};
-use rampool_proto::units::{Extent, PageIndex};
+use rampool_sharing::{Action, Diff, Engine, Event, Mem, Protection, Rank, ThreadId};
+use rampool_wire::units::{Extent, PageIndex};
 
 use super::golden::{Failure, Golden};
 use super::memory::Memory;
@@ -37,7 +38,7 @@ impl Node {
     /// Hands the engine an event. Threads may run meanwhile.
     ///
     /// # Errors
-    /// If one of them sees what it must not.
+    /// If one of them reads a wrong value.
     pub fn handle(
         &mut self,
         event: Event<'_>,
@@ -46,7 +47,14 @@ impl Node {
         out: &mut Vec<Action>,
     ) -> Result<(), Failure> {
         let rank = self.engine.rank();
-        let mut port = Port { rank, memory: &mut self.memory, threads: &mut self.threads, golden, siblings, failure: None };
+        let mut port = Port {
+            rank,
+            memory: &mut self.memory,
+            threads: &mut self.threads,
+            golden,
+            siblings,
+            failure: None,
+        };
         self.engine.handle(event, &mut port, out);
         port.failure.map_or(Ok(()), Err)
     }
@@ -54,7 +62,7 @@ impl Node {
     /// One step of a thread.
     ///
     /// # Errors
-    /// If a load returns what it must not.
+    /// If a load returns a wrong value.
     pub fn step(&mut self, thread: usize, golden: &mut Golden) -> Result<Step, Failure> {
         self.threads[thread].step(self.engine.rank(), self.parties, &mut self.memory, golden)
     }
@@ -70,7 +78,7 @@ impl Node {
         self.threads.iter().all(|thread| matches!(thread.state, State::Finished | State::Stopped(_)))
     }
 
-    /// Compares what the engine believes with what the MMU has.
+    /// Compares the engine's protections with the MMU's.
     ///
     /// # Errors
     /// If they differ.
@@ -120,7 +128,7 @@ impl Port<'_> {
                 self.failure = Some(failure);
                 return;
             }
-            // A thread whose page has just been mapped may be quicker than the word that it may go on; that word still comes.
+            // A thread whose page has just been mapped may run before it is woken; the wake-up still comes.
             if thread.state == State::Ready {
                 thread.state = before;
             }

@@ -1,12 +1,16 @@
-//! The programs that S4 (Barli, Watanabe, Sakai and Tanaka) and S5 (Midorikawa, Ohashi, Katano and Iizuka; SMS) measured, as what they do to shared
-//! pages: who writes and reads which, under which lock, between which barriers, and how long a processor of their time works in between.
+//! The programs that S4 (Barli, Watanabe, Sakai and Tanaka) and S5 (Midorikawa, Ohashi, Katano and Iizuka;
+//! SMS) measured, reduced to their use of shared pages: which rank writes and reads which page, under which
+//! lock, between which barriers, and how long a processor of their time works in between.
 //!
-//! The engines are the real ones and judged by golden memory as always; only computing is a number. What a processor does in a microsecond
-//! ([`FLOPS_PER_US`]) is this project's estimate: the papers do not print the sequential times.
+//! The engines are the real ones, checked by golden memory as always; only computing is a number. A
+//! processor's work in a microsecond ([`FLOPS_PER_US`]) is this project's estimate: the papers do not print
+//! the sequential times.
 
 use std::sync::Arc;
 
-use rampool_proto::share::{BarrierId, BarrierKind, Homes, LockId, LockMode, LockPath, Managers, ProtocolKind, Rank, Tuning};
+use rampool_sharing::{
+    BarrierId, BarrierKind, Homes, LockId, LockMode, LockPath, Managers, ProtocolKind, Rank, Tuning,
+};
 
 use super::cost::Cost;
 use super::program::{Op, Script};
@@ -35,10 +39,10 @@ pub enum Program {
 impl Program {
     pub const ALL: [Self; 4] = [Self::Fft, Self::Lu, Self::Ocean, Self::Water];
 
-    /// Runs on that many ranks; how much faster that was than one rank alone, with nobody to share with.
+    /// Runs on this many ranks; returns the speed-up over one rank alone, which shares with no other.
     ///
     /// # Panics
-    /// If a load returns what it must not.
+    /// If a load returns a wrong value.
     #[must_use]
     pub fn speed_up(self, ranks: usize, variant: Variant) -> f64 {
         let report = World::new(self.setup(ranks, variant)).run().expect("a program without races");
@@ -64,7 +68,8 @@ impl Program {
     }
 }
 
-/// S4's protocols: three that it ran, and AURC, which it reckoned from HLRC's run without twins, diffs and their messages. So it is done here.
+/// S4's protocols: three that it ran, and AURC, which it derived from HLRC's run without twins, diffs and
+/// their messages, as is done here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Variant {
     Plain(ProtocolKind),
@@ -72,8 +77,12 @@ pub enum Variant {
 }
 
 impl Variant {
-    pub const ALL: [Self; 4] =
-        [Self::Plain(ProtocolKind::Sc), Self::Plain(ProtocolKind::Lrc), Self::Plain(ProtocolKind::Hlrc), Self::AutomaticUpdate];
+    pub const ALL: [Self; 4] = [
+        Self::Plain(ProtocolKind::Sc),
+        Self::Plain(ProtocolKind::Lrc),
+        Self::Plain(ProtocolKind::Hlrc),
+        Self::AutomaticUpdate,
+    ];
 
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -89,7 +98,7 @@ fn ratio(one: u64, other: u64) -> f64 {
     number(one) / number(other)
 }
 
-/// A world without chance. Pages stay with S4's rules: no page is kept writable because it is hot.
+/// A world without random events. Pages follow S4's rules: no page stays writable because it is hot.
 fn quiet(protocol: ProtocolKind, page_bytes: usize, scripts: Vec<Vec<Op>>) -> Setup {
     let end = |op: &Op| match *op {
         Op::Block { at, len, .. } | Op::Mutate { at, len, .. } | Op::Add { at, len, .. } => at + len,
@@ -146,14 +155,16 @@ impl Writer {
     }
 }
 
-/// Two matrices of 256 pages. A transpose reads every page of the other ranks, `256 (N - 1) / N` of them, as S4 counted.
+/// Two matrices of 256 pages. A transpose reads every page of the other ranks, `256 (N - 1) / N` of them, as
+/// S4 counted.
 fn fft(rank: usize, ranks: usize) -> Vec<Op> {
     const ROWS: usize = 256;
     const POINTS: usize = 262_144;
     let mut script = Writer::new();
     let own = rank * ROWS / ranks..(rank + 1) * ROWS / ranks;
     for (turn, (from, to)) in [(0, ROWS), (ROWS, 0), (0, ROWS)].into_iter().enumerate() {
-        // Each rank begins with its own rows and goes around, as the program does so as not to ask all the same rank.
+        // Each rank begins with its own rows and goes around, as the program does to avoid asking the same
+        // rank as all others.
         for row in 0..ROWS {
             script.read(from + (own.start + row) % ROWS);
         }
@@ -205,7 +216,8 @@ fn lu(rank: usize, ranks: usize) -> Vec<Op> {
     script.ops
 }
 
-/// Sweeps over grids of three sizes. A rank's part of a grid is contiguous, so a row of the neighbour's is in one page, a column in all of them.
+/// Sweeps over grids of three sizes. A rank's part of a grid is contiguous, so a row of the neighbour's is in
+/// one page, a column in all of them.
 fn ocean(rank: usize, ranks: usize) -> Vec<Op> {
     /// Pages set aside for a rank's part of a grid.
     const PART: usize = 40;
@@ -219,8 +231,8 @@ fn ocean(rank: usize, ranks: usize) -> Vec<Op> {
         let part = |grid: usize, of: usize| (grid * ranks + of) * PART;
         let (old, new) = (sweep % 2, (sweep + 1) % 2);
         if across > 1 {
-            let beside = row * across + (column + 1) % across;
-            (0..pages).for_each(|page| script.read(part(old, beside) + page));
+            let neighbour = row * across + (column + 1) % across;
+            (0..pages).for_each(|page| script.read(part(old, neighbour) + page));
         }
         if down > 1 {
             script.read(part(old, (row + 1) % down * across + column));
@@ -233,7 +245,8 @@ fn ocean(rank: usize, ranks: usize) -> Vec<Op> {
     script.ops
 }
 
-/// Twelve molecules in a page. Each rank reads half of all others, then adds forces to them, one lock after the other.
+/// Twelve molecules in a page. Each rank reads half of all others, then adds forces to them, one lock after
+/// the other.
 fn water(rank: usize, ranks: usize) -> Vec<Op> {
     const MOLECULES: usize = 1331;
     const BYTES: usize = 672;
@@ -263,7 +276,7 @@ fn water(rank: usize, ranks: usize) -> Vec<Op> {
 /// S5, figure 1: two ranks, one lock, `times` increments each.
 ///
 /// # Panics
-/// If a load returns what it must not.
+/// If a load returns a wrong value.
 #[must_use]
 pub fn two_ranks_one_lock(path: LockPath, times: usize) -> Report {
     let mut script = Writer::new();
@@ -276,11 +289,11 @@ pub fn two_ranks_one_lock(path: LockPath, times: usize) -> Report {
     World::new(setup).run().expect("a legal program")
 }
 
-/// S5, table 3: eight ranks, eight locks, each lock shared by two ranks that count up a word of its page. `spread`: locks and pages are managed by all
-/// ranks in turn, otherwise by rank 0.
+/// S5, table 3: eight ranks, eight locks, each lock shared by two ranks that count up a word of its page.
+/// `spread`: locks and pages are managed by all ranks in turn, otherwise by rank 0.
 ///
 /// # Panics
-/// If a load returns what it must not.
+/// If a load returns a wrong value.
 #[must_use]
 pub fn eight_locks(protocol: ProtocolKind, spread: bool, rounds: usize) -> Report {
     let script = |rank: usize| {
@@ -300,7 +313,7 @@ pub fn eight_locks(protocol: ProtocolKind, spread: bool, rounds: usize) -> Repor
     World::new(setup).run().expect("a legal program")
 }
 
-/// Where the time went that was not computing, in microseconds over all ranks.
+/// Time that was not computing, in microseconds over all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Overhead {
     pub total_us: f64,
@@ -308,10 +321,11 @@ pub struct Overhead {
     pub faults_us: f64,
 }
 
-/// S5, figure 5: red-black SOR of 1024 x 1536 on eight ranks, a row in three pages, pages dealt out to homes in turn.
+/// S5, figure 5: red-black SOR of 1024 x 1536 on eight ranks, a row in three pages, pages dealt out to homes
+/// in turn.
 ///
 /// # Panics
-/// If a load returns what it must not.
+/// If a load returns a wrong value.
 #[must_use]
 pub fn sor(kind: BarrierKind, iterations: usize) -> (Report, Overhead) {
     const RANKS: usize = 8;

@@ -1,12 +1,13 @@
-//! What a simulated thread does: a list of operations, byte by byte.
+//! The operations of a simulated thread, byte by byte.
 
 use std::sync::Arc;
 
-use rampool_proto::elements::{Combine, Kind};
-use rampool_proto::share::{
-    Access, AtomicOp, BarrierId, BarrierKind, CondId, Diff, DirectOp, LockId, LockMode, OpResult, PageAccess, Rank, Spans, SyncOp, ThreadId,
+use rampool_sharing::{
+    Access, AtomicOp, BarrierId, BarrierKind, CondId, Diff, DirectOp, LockId, LockMode, OpResult, PageAccess,
+    Rank, Spans, SyncOp, ThreadId,
 };
-use rampool_proto::units::PageIndex;
+use rampool_wire::elements::{Combine, Kind};
+use rampool_wire::units::PageIndex;
 
 use super::golden::{Failure, Golden};
 use super::memory::Memory;
@@ -49,7 +50,8 @@ pub enum Op {
         at: usize,
         len: usize,
     },
-    /// As `Read` or `Write`, a page's part of it in one step: for large programs whose bytes need no interleaving.
+    /// Like `Read` or `Write`, a page's part of it in one step: for large programs whose bytes need no
+    /// interleaving.
     Block {
         at: usize,
         len: usize,
@@ -119,7 +121,7 @@ pub enum Op {
         len: usize,
         value: u32,
     },
-    /// Adds to a word of 4 bytes, or changes it if it is `expect`; it must have been what it was.
+    /// Adds to a word of 4 bytes, or changes it if it is `expect`; its value before is checked.
     DirectFetch {
         at: usize,
         value: u32,
@@ -129,7 +131,7 @@ pub enum Op {
         lock: LockId,
         manager: Rank,
     },
-    /// Frees a page. Nobody uses it before the next barrier, nor in this epoch before this.
+    /// Frees a page. No thread uses it before the next barrier, nor earlier in this epoch.
     Free {
         page: PageIndex,
     },
@@ -172,16 +174,16 @@ pub enum State {
     /// Waits for the end of an operation.
     Waiting,
     Finished,
-    /// The run ended under it.
-    Stopped(rampool_proto::share::OpError),
+    /// The run ended during it.
+    Stopped(rampool_sharing::OpError),
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Goes on.
+    /// It continues.
     Did,
-    /// Goes on after that many ticks.
+    /// It continues after this many ticks.
     Computes(u64),
     Frees(PageIndex),
     Fault {
@@ -213,7 +215,9 @@ impl Thread {
         match *self.script.get(self.at)? {
             Op::Write { at, .. } => Some((at + self.progress, true)),
             Op::Mutate { at, .. } | Op::Add { at, .. } => Some(write_after_read(at, self.progress)),
-            Op::Read { at, .. } | Op::Look { at, .. } | Op::Expect { at, .. } => Some((at + self.progress, false)),
+            Op::Read { at, .. } | Op::Look { at, .. } | Op::Expect { at, .. } => {
+                Some((at + self.progress, false))
+            }
             Op::Block { at, write, .. } => Some((at + self.progress, write.is_some())),
             Op::Await { at, .. } | Op::Unless { at, .. } if self.progress == 0 => Some((at, false)),
             _ => None,
@@ -238,8 +242,14 @@ impl Thread {
     /// One byte access, or the beginning of one operation.
     ///
     /// # Errors
-    /// If a load returns what it must not.
-    pub fn step(&mut self, rank: Rank, threads: u16, memory: &mut Memory, golden: &mut Golden) -> Result<Step, Failure> {
+    /// If a load returns a wrong value.
+    pub fn step(
+        &mut self,
+        rank: Rank,
+        threads: u16,
+        memory: &mut Memory,
+        golden: &mut Golden,
+    ) -> Result<Step, Failure> {
         let Some(&op) = self.script.get(self.at) else { return Ok(Step::Finished) };
         if let Some((at, write)) = self.next_access() {
             let (page, offset) = memory.locate(at);
@@ -293,7 +303,7 @@ impl Thread {
         Ok(Step::Sync(sync))
     }
 
-    /// What is left of a block, up to the end of its page.
+    /// The rest of a block, up to the end of its page.
     fn block(
         &mut self,
         rank: Rank,
@@ -315,7 +325,14 @@ impl Thread {
                 let (got, want) = (&got[offset..offset + count], golden.range(at, count));
                 if let Some(index) = (0..count).find(|&index| got[index] != want[index]) {
                     let (got, want) = (u64::from(got[index]), u64::from(want[index]));
-                    return Err(Failure::WrongValue { rank, thread: self.id, op: self.at, at: at + index, got, want });
+                    return Err(Failure::WrongValue {
+                        rank,
+                        thread: self.id,
+                        op: self.at,
+                        at: at + index,
+                        got,
+                        want,
+                    });
                 }
             }
         }
@@ -335,7 +352,14 @@ impl Thread {
         golden: &mut Golden,
     ) -> Result<(), Failure> {
         let value = memory.byte(page, offset);
-        let wrong = |want: u8| Failure::WrongValue { rank, thread: self.id, op: self.at, at, got: u64::from(value), want: u64::from(want) };
+        let wrong = |want: u8| Failure::WrongValue {
+            rank,
+            thread: self.id,
+            op: self.at,
+            at,
+            got: u64::from(value),
+            want: u64::from(want),
+        };
         let reads = !matches!(op, Op::Write { .. } | Op::Look { .. } | Op::Expect { .. });
         if reads && value != golden.load(at) {
             return Err(wrong(golden.load(at)));
@@ -398,7 +422,7 @@ impl Thread {
         Ok(())
     }
 
-    /// The page it waits for may be there.
+    /// The awaited page may be there.
     pub fn retry(&mut self, page: PageIndex) -> bool {
         if matches!(self.state, State::Faulting { page: waits, .. } if waits == page) {
             self.state = State::Ready;
@@ -413,7 +437,7 @@ impl Thread {
     /// If it did not end as the program expects.
     pub fn done(&mut self, rank: Rank, result: &OpResult, golden: &mut Golden) -> Result<(), Failure> {
         assert_eq!(self.state, State::Waiting, "{} is woken but does not wait", self.id);
-        if let OpResult::Failed(error @ rampool_proto::share::OpError::Stopped(_)) = result {
+        if let OpResult::Failed(error @ rampool_sharing::OpError::Stopped(_)) = result {
             self.state = State::Stopped(error.clone());
             return Ok(());
         }
@@ -428,7 +452,14 @@ impl Thread {
             (Op::Atomic { at, width, op }, OpResult::Value(before)) => {
                 let want = golden.word(at, usize::from(width));
                 if *before != want {
-                    return Err(Failure::WrongValue { rank, thread: self.id, op: self.at, at, got: *before, want });
+                    return Err(Failure::WrongValue {
+                        rank,
+                        thread: self.id,
+                        op: self.at,
+                        at,
+                        got: *before,
+                        want,
+                    });
                 }
                 golden.set_word(at, usize::from(width), op.apply(want));
                 self.advance(1);
@@ -437,7 +468,14 @@ impl Thread {
                 let want = golden.range(at, len);
                 if let Some(index) = (0..len).find(|&index| bytes[index] != want[index]) {
                     let (got, want) = (u64::from(bytes[index]), u64::from(want[index]));
-                    return Err(Failure::WrongValue { rank, thread: self.id, op: self.at, at: at + index, got, want });
+                    return Err(Failure::WrongValue {
+                        rank,
+                        thread: self.id,
+                        op: self.at,
+                        at: at + index,
+                        got,
+                        want,
+                    });
                 }
                 self.advance(1);
             }
@@ -464,7 +502,7 @@ impl Thread {
                 }
                 self.advance(1);
             }
-            // The lock is held again: look once more.
+            // The lock is held again: check once more.
             (Op::Await { .. }, OpResult::Ok) => self.progress = 0,
             (Op::Mistake { .. }, OpResult::Failed(_)) => self.advance(1),
             (Op::Mistake { .. } | Op::Atomic { .. }, _) => return Err(failure(format!("{result:?}"))),
@@ -475,10 +513,12 @@ impl Thread {
     }
 }
 
-/// The direct operation that `op` is, cut up by pages.
+/// The direct operation of `op`, cut by pages.
 fn direct(op: Op, memory: &Memory) -> Option<DirectOp> {
     let (at, len) = match op {
-        Op::DirectGet { at, len } | Op::DirectPut { at, len, .. } | Op::DirectAdd { at, len, .. } => (at, len),
+        Op::DirectGet { at, len } | Op::DirectPut { at, len, .. } | Op::DirectAdd { at, len, .. } => {
+            (at, len)
+        }
         Op::DirectFetch { at, .. } => (at, 4),
         _ => return None,
     };
@@ -501,12 +541,18 @@ fn direct(op: Op, memory: &Memory) -> Option<DirectOp> {
                 let operands = value.to_le_bytes().repeat(count / 4).into();
                 Access::Update { spans, kind: Kind::U32, how: Combine::Sum, operands }
             }
-            Op::DirectFetch { value, expect: None, .. } => {
-                Access::Fetch { offset: small(offset), kind: Kind::U32, how: Combine::Sum, operand: u64::from(value) }
-            }
-            Op::DirectFetch { value, expect: Some(expect), .. } => {
-                Access::Swap { offset: small(offset), kind: Kind::U32, expect: u64::from(expect), new: u64::from(value) }
-            }
+            Op::DirectFetch { value, expect: None, .. } => Access::Fetch {
+                offset: small(offset),
+                kind: Kind::U32,
+                how: Combine::Sum,
+                operand: u64::from(value),
+            },
+            Op::DirectFetch { value, expect: Some(expect), .. } => Access::Swap {
+                offset: small(offset),
+                kind: Kind::U32,
+                expect: u64::from(expect),
+                new: u64::from(value),
+            },
             _ => return None,
         };
         accesses.push(PageAccess { page, access });

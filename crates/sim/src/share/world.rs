@@ -1,7 +1,8 @@
 //! Many ranks, a network, virtual time. One seed decides everything.
 //!
-//! Uniformly random delays miss the deep races: some channels and some threads are slow for a while, so that a message meets a world that has
-//! moved on. Time is in ticks, which the engine's timers take for microseconds.
+//! Uniformly random delays miss the deep races: some channels and some threads are slow for a while, so that
+//! a message meets a world that has moved on. Time is in ticks, which the engine's timers take for
+//! microseconds.
 
 mod report;
 mod setup;
@@ -9,8 +10,8 @@ mod setup;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use rampool_proto::share::{Action, Body, Event, Message, OpError, ProtocolKind, Rank, Reason, ThreadId, TimerId};
-use rampool_proto::units::{Extent, PageIndex};
+use rampool_sharing::{Action, Body, Event, Message, OpError, ProtocolKind, Rank, Reason, ThreadId, TimerId};
+use rampool_wire::units::{Extent, PageIndex};
 
 use super::cost::Cost;
 use super::golden::{Failure, Golden};
@@ -31,7 +32,7 @@ enum Happening {
         page: PageIndex,
         write: bool,
     },
-    /// A thread has worked for as long as it wanted to, if messages did not take the processor away since `before`.
+    /// A thread has finished its work, if messages did not take the processor away since `before`.
     Computed {
         rank: usize,
         thread: usize,
@@ -49,17 +50,20 @@ enum Happening {
         rank: usize,
         peer: usize,
     },
-    /// The datagram network has something to do.
+    /// The datagram network has an event due.
     Network,
 }
 
 impl Happening {
-    /// Whose processor it needs.
+    /// The rank whose processor it needs.
     fn rank(self) -> Option<usize> {
         match self {
-            Self::Step { rank, .. } | Self::Fault { rank, .. } | Self::Timer { rank, .. } | Self::Lost { rank, .. } => Some(rank),
+            Self::Step { rank, .. }
+            | Self::Fault { rank, .. }
+            | Self::Timer { rank, .. }
+            | Self::Lost { rank, .. } => Some(rank),
             Self::Deliver { to, .. } => Some(to),
-            // What a thread lost to messages is added when it thinks that it is done.
+            // Time lost to messages is added when the thread's work would end.
             Self::Computed { .. } | Self::Network => None,
         }
     }
@@ -69,7 +73,7 @@ use report::add;
 pub use report::{Report, name};
 pub use setup::Setup;
 
-/// A world that runs.
+/// A running world.
 pub struct World {
     setup: Setup,
     pub nodes: Vec<Node>,
@@ -82,7 +86,8 @@ pub struct World {
     datagrams: Option<Datagrams>,
     network_due: u64,
     dead: Vec<bool>,
-    /// With costs: when each rank's processor has nothing more to do, when its wire is free, and what messages have cost it so far.
+    /// With costs: when each rank's processor is free, when its wire is free, and the cost of messages for it
+    /// so far.
     free_at: Vec<u64>,
     wire_free_at: Vec<u64>,
     interrupted_us: Vec<u64>,
@@ -135,10 +140,10 @@ impl World {
         world
     }
 
-    /// Runs until nothing more happens.
+    /// Runs until no event is left.
     ///
     /// # Errors
-    /// The first thing that went wrong.
+    /// The first failure.
     pub fn run(mut self) -> Result<Report, Failure> {
         while let Some(Reverse((at, _, happening))) = self.agenda.pop() {
             self.now = at;
@@ -213,13 +218,15 @@ impl World {
                 }
                 Ok(())
             }
-            Happening::Fault { rank, thread, page, write } => {
-                self.handle(rank, Event::Fault { thread: ThreadId(u16::try_from(thread).expect("few")), page, write })
-            }
+            Happening::Fault { rank, thread, page, write } => self.handle(
+                rank,
+                Event::Fault { thread: ThreadId(u16::try_from(thread).expect("few")), page, write },
+            ),
             Happening::Timer { rank, timer } => self.handle(rank, Event::Timer(timer)),
-            Happening::Lost { rank, peer } if !self.dead[rank] => {
-                self.handle(rank, Event::PeerLost { peer: Rank(u16::try_from(peer).expect("few")), how: "it is silent" })
-            }
+            Happening::Lost { rank, peer } if !self.dead[rank] => self.handle(
+                rank,
+                Event::PeerLost { peer: Rank(u16::try_from(peer).expect("few")), how: "it is silent" },
+            ),
             Happening::Lost { .. } => Ok(()),
             Happening::Deliver { from, to } => {
                 let channel = self.channels.get_mut(&(from, to)).expect("it was sent on");
@@ -256,7 +263,7 @@ impl World {
             Step::Frees(page) => {
                 let bytes = self.nodes[rank].memory.page_bytes();
                 self.golden.fill_range(usize::try_from(page.0).expect("few pages") * bytes, bytes, 0);
-                // Every rank hears of it, when it does.
+                // Every rank is told, each in its own time.
                 for other in 0..self.nodes.len() {
                     self.handle(other, Event::Freed { pages: Extent::page(page), renew: other == rank })?;
                 }
@@ -311,7 +318,7 @@ impl World {
         self.idle(rank)
     }
 
-    /// The rank wants room: any of its pages may go.
+    /// The rank needs room: any of its pages may go.
     fn evict(&mut self, rank: usize) -> Result<(), Failure> {
         let of_rank = self.nodes[rank].memory.pages().map(|(page, _)| page);
         let pages: Vec<PageIndex> = of_rank.filter(|_| self.random.percent(60)).collect();
@@ -323,7 +330,7 @@ impl World {
         if self.setup.check { self.check(rank) } else { Ok(()) }
     }
 
-    /// The rank may have time on its hands.
+    /// The rank may be idle.
     fn idle(&mut self, rank: usize) -> Result<(), Failure> {
         if self.setup.idle > 0 && self.random.percent(self.setup.idle) {
             let budget_bytes = u32::try_from(self.random.between(1, 200)).expect("small");
@@ -336,7 +343,7 @@ impl World {
         Ok(())
     }
 
-    /// Carries out what an engine wants done.
+    /// Carries out an engine's actions.
     fn act(&mut self, rank: usize, out: &mut Vec<Action>) -> Result<(), Failure> {
         for action in out.drain(..) {
             if self.setup.trace {
@@ -362,7 +369,10 @@ impl World {
                 Action::Renewed { .. } => {}
                 Action::Fatal(reason) => {
                     if self.setup.crash.is_none() {
-                        return Err(Failure::Stopped { rank: Rank(u16::try_from(rank).expect("few")), reason });
+                        return Err(Failure::Stopped {
+                            rank: Rank(u16::try_from(rank).expect("few")),
+                            reason,
+                        });
                     }
                     self.stop_faulting(rank, &reason);
                 }
@@ -390,7 +400,9 @@ impl World {
             if self.setup.codec {
                 match Message::decode(&self.scratch) {
                     Ok(back) if back == message => message = back,
-                    other => return Err(Failure::Codec { what: format!("{message:?} came back as {other:?}") }),
+                    other => {
+                        return Err(Failure::Codec { what: format!("{message:?} came back as {other:?}") });
+                    }
                 }
             }
         }
@@ -436,16 +448,20 @@ impl World {
         }
         for (rank, peer) in lost {
             if !self.dead[rank] {
-                self.handle(rank, Event::PeerLost { peer: Rank(u16::try_from(peer).expect("few")), how: "it is silent" })?;
+                self.handle(
+                    rank,
+                    Event::PeerLost { peer: Rank(u16::try_from(peer).expect("few")), how: "it is silent" },
+                )?;
             }
         }
         self.network_soon();
         Ok(())
     }
 
-    /// Has the datagram network run when it is due.
+    /// Makes the datagram network run when it is due.
     fn network_soon(&mut self) {
-        let all_done = self.nodes.iter().enumerate().all(|(rank, node)| self.dead[rank] || node.is_finished());
+        let all_done =
+            self.nodes.iter().enumerate().all(|(rank, node)| self.dead[rank] || node.is_finished());
         let due = self.datagrams.as_ref().and_then(|datagrams| datagrams.due(all_done));
         if let Some(due) = due
             && due < self.network_due
@@ -455,12 +471,13 @@ impl World {
         }
     }
 
-    /// The rank's processor is busy for that long, after what it is busy with already.
+    /// The rank's processor is busy for that long, after its present work.
     fn work(&mut self, rank: usize, us: u64) {
         self.free_at[rank] = self.free_at[rank].max(self.now) + us;
     }
 
-    /// When, from now, a message is at its receiver: the processor sends it, then it waits for the wire and crosses it.
+    /// When, from now, a message reaches its receiver: the processor sends it, then it waits for the wire and
+    /// crosses it.
     fn cross(&mut self, from: usize, cost: &Cost, body: &Body, bytes: u64) -> u64 {
         let us = cost.send_us(body, bytes);
         self.work(from, us);
@@ -470,10 +487,11 @@ impl World {
         leaves + cost.latency_us() - self.now
     }
 
-    /// Until when the rank can do nothing, if it cannot now.
+    /// Until when the rank is busy, if it is.
     fn busy_until(&mut self, rank: usize) -> Option<u64> {
         let phase = self.now / PHASE_TICKS;
-        let paused = self.setup.pauses > 0 && mix(self.setup.seed ^ phase << 16 ^ rank as u64 ^ 0x7a7a) % 100 < self.setup.pauses;
+        let paused = self.setup.pauses > 0
+            && mix(self.setup.seed ^ phase << 16 ^ rank as u64 ^ 0x7a7a) % 100 < self.setup.pauses;
         let paused = paused.then_some((phase + 1) * PHASE_TICKS);
         if let (Some(until), Some(datagrams)) = (paused, &mut self.datagrams) {
             datagrams.pause(rank, until);
@@ -538,11 +556,15 @@ impl World {
 
     /// Sequential consistency: one writer or many readers.
     fn check_single_writer(&self, page: PageIndex) -> Result<(), Failure> {
-        use rampool_proto::share::Protection;
-        let of = |wanted: Protection| self.nodes.iter().filter(|node| node.memory.protection(page) == wanted).count();
+        use rampool_sharing::Protection;
+        let of = |wanted: Protection| {
+            self.nodes.iter().filter(|node| node.memory.protection(page) == wanted).count()
+        };
         let (writers, readers) = (of(Protection::ReadWrite), of(Protection::Read));
         if writers > 1 || (writers == 1 && readers > 0) {
-            return Err(Failure::BadProtection { what: format!("{page} has {writers} writers and {readers} readers") });
+            return Err(Failure::BadProtection {
+                what: format!("{page} has {writers} writers and {readers} readers"),
+            });
         }
         Ok(())
     }

@@ -1,12 +1,12 @@
-//! What travels: message and fault counts are exact in the simulated world.
+//! Counts of messages and faults, which are exact in the simulated world.
 
-use rampool_proto::share::message::PageCopy;
-use rampool_proto::share::{
-    Action, BarrierId, BarrierKind, Body, Config, Diff, Engine, Event, Homes, LockPath, Managers, Mem, Message, Mode, Protection,
-    ProtocolKind, Rank, RegionConfig, ThreadId, Tuning,
+use rampool_sharing::message::PageCopy;
+use rampool_sharing::{
+    Action, BarrierId, BarrierKind, Body, Config, Diff, Engine, Event, Homes, LockPath, Managers, Mem,
+    Message, Mode, Protection, ProtocolKind, Rank, RegionConfig, ThreadId, Tuning,
 };
-use rampool_proto::units::{Extent, PageIndex};
 use rampool_sim::share::{Op, Report, Setup};
+use rampool_wire::units::{Extent, PageIndex};
 
 use crate::{barrier, lock, run, several, unlock};
 
@@ -61,7 +61,12 @@ fn a_lock_that_gives_updates_to_its_manager_sends_less_than_one_that_passes_all_
 fn entry_consistency_sends_fewer_messages_and_bytes_than_lazy_release_on_eight_locks() {
     let of = |protocol| report(quiet(protocol, counters(8, 8, 20)));
     let (entry, lazy) = (of(ProtocolKind::Ibec), of(ProtocolKind::Lrc));
-    assert!(entry.total_messages() < lazy.total_messages(), "{} {}", entry.total_messages(), lazy.total_messages());
+    assert!(
+        entry.total_messages() < lazy.total_messages(),
+        "{} {}",
+        entry.total_messages(),
+        lazy.total_messages()
+    );
     assert!(entry.total_bytes() < lazy.total_bytes(), "{} {}", entry.total_bytes(), lazy.total_bytes());
 }
 
@@ -87,7 +92,7 @@ fn pages_of_one_writer_cost_no_fault_over_barriers_that_keep_them() {
     for protocol in [ProtocolKind::Hlrc, ProtocolKind::Ibec] {
         let faults = |kind| {
             let mut setup = quiet(protocol, strips(kind));
-            // Hot pages cost no fault either; here the paper's way is compared with the paper's.
+            // Hot pages cost no fault either; here both barriers of the paper are compared without them.
             setup.tuning.hot_after = 255;
             let report = report(setup);
             (report.stats.write_faults, report.stats.twins, report.total_bytes())
@@ -107,7 +112,8 @@ fn pages_of_one_writer_that_others_read_cost_it_no_fault_once_they_are_hot() {
             setup.tuning.hot_after = hot_after;
             report(setup).stats.write_faults
         };
-        // Each of 4 ranks writes 2 pages for the first time; one of them is read by another in each of 10 rounds.
+        // Each of 4 ranks writes 2 pages for the first time; one of them is read by another in each of 10
+        // rounds.
         let (hot, never) = (faults(3), faults(255));
         assert!(hot + 4 * 5 <= never, "{}: {hot} write faults against {never}", protocol.name());
     }
@@ -118,7 +124,12 @@ fn data_that_is_only_read_is_fetched_once() {
     let reader = || vec![[lock(1), Op::Read { at: 0, len: 64 }, unlock(1)].repeat(10)];
     for protocol in ProtocolKind::ALL {
         let report = report(quiet(protocol, vec![vec![vec![]], reader(), reader()]));
-        assert!(report.stats.pages_fetched <= 3, "{}: {} fetches", protocol.name(), report.stats.pages_fetched);
+        assert!(
+            report.stats.pages_fetched <= 3,
+            "{}: {} fetches",
+            protocol.name(),
+            report.stats.pages_fetched
+        );
     }
 }
 
@@ -134,7 +145,12 @@ fn a_barrier_of_many_ranks_sends_each_of_them_two_messages() {
 #[test]
 fn streaming_leaves_less_for_the_release() {
     let writer = |at: usize| {
-        let round = [lock(1), Op::Add { at, len: 1, value: 1 }, unlock(1), Op::Write { at: at + 1, len: 40, value: 3 }];
+        let round = [
+            lock(1),
+            Op::Add { at, len: 1, value: 1 },
+            unlock(1),
+            Op::Write { at: at + 1, len: 40, value: 3 },
+        ];
         let again = [Op::Write { at: at + 1, len: 40, value: 4 }, Op::Look { at, len: 60 }];
         vec![[round.to_vec(), again.to_vec()].concat().repeat(6)]
     };
@@ -144,7 +160,7 @@ fn streaming_leaves_less_for_the_release() {
     assert!(report.stats.streamed_bytes > 0, "{:?}", report.stats);
 }
 
-/// One page, here or at a memory server, and how often it was looked at.
+/// One page, here or at a memory server, and how often it was read.
 struct Budgeted {
     bytes: [u8; 32],
     near: bool,
@@ -171,18 +187,31 @@ impl Mem for Budgeted {
     fn clear(&mut self, _: Extent) {}
 }
 
-/// With more written pages than a budget has room for, each moment of idle time brought all of them back, one after the other.
+/// With more written pages than fit a budget, each idle moment brought all of them back, one after the other.
 #[test]
 fn a_page_that_is_at_a_memory_server_is_not_brought_back_to_be_streamed() {
     let page = PageIndex(0);
-    let region = RegionConfig { pages: Extent::new(page, 1), page_bytes: 32, protocol: ProtocolKind::Aurc, homes: Homes::Cyclic };
+    let region = RegionConfig {
+        pages: Extent::new(page, 1),
+        page_bytes: 32,
+        protocol: ProtocolKind::Aurc,
+        homes: Homes::Cyclic,
+    };
     let tuning = Tuning::default();
-    let config = Config { rank: Rank(1), ranks: 2, regions: vec![region], managers: Managers::Cyclic, lock_path: None, tuning };
+    let config = Config {
+        rank: Rank(1),
+        ranks: 2,
+        regions: vec![region],
+        managers: Managers::Cyclic,
+        lock_path: None,
+        tuning,
+    };
     let mut engine = Engine::new(&config).unwrap();
     let mut mem = Budgeted { bytes: [0; 32], near: true, looks: 0 };
     let mut out = Vec::new();
     engine.handle(Event::Fault { thread: ThreadId(0), page, write: true }, &mut mem, &mut out);
-    let copy = PageCopy { page, version: 0, applied: Vec::new(), mode: Mode::Invalidate, bytes: vec![0; 32].into() };
+    let copy =
+        PageCopy { page, version: 0, applied: Vec::new(), mode: Mode::Invalidate, bytes: vec![0; 32].into() };
     let message = Message { epoch: 0, body: Body::Page { copy } };
     engine.handle(Event::Receive { from: Rank(0), message: &message }, &mut mem, &mut out);
     assert!(out.iter().any(|action| matches!(action, Action::Retry { .. })), "the thread writes: {out:?}");
@@ -211,7 +240,12 @@ fn auto_sends_readers_what_they_would_ask_for() {
     let of = |protocol| report(quiet(protocol, strips(BarrierKind::KeepReadWrite)));
     let (auto, hlrc) = (of(ProtocolKind::Auto), of(ProtocolKind::Hlrc));
     assert!(sent(&auto, &["push"]) > 0 && sent(&hlrc, &["push"]) == 0, "{:?}", auto.messages);
-    assert!(sent(&auto, REQUESTS) * 3 < sent(&hlrc, REQUESTS) * 2, "{:?} against {:?}", auto.messages, hlrc.messages);
+    assert!(
+        sent(&auto, REQUESTS) * 3 < sent(&hlrc, REQUESTS) * 2,
+        "{:?} against {:?}",
+        auto.messages,
+        hlrc.messages
+    );
 }
 
 #[test]
@@ -227,7 +261,12 @@ fn auto_gives_pages_along_with_the_lock_that_guards_them() {
     let (auto, hlrc) = (of(ProtocolKind::Auto), of(ProtocolKind::Hlrc));
     assert!(sent(&hlrc, REQUESTS) > 20, "{:?}", hlrc.messages);
     assert!(sent(&auto, REQUESTS) < 6, "{:?}", auto.messages);
-    assert!(auto.stats.write_faults + 30 < hlrc.stats.write_faults, "{:?} against {:?}", auto.stats, hlrc.stats);
+    assert!(
+        auto.stats.write_faults + 30 < hlrc.stats.write_faults,
+        "{:?} against {:?}",
+        auto.stats,
+        hlrc.stats
+    );
 }
 
 #[test]
@@ -245,7 +284,8 @@ fn auto_streams_pages_that_change_a_lot() {
         let round = |number: u32| {
             let value = u8::try_from(number + 1).expect("few rounds");
             let write = Op::Write { at: 0, len: 64, value };
-            let mut ops = if number % 2 == own { vec![write, Op::Compute { ticks: 200 }] } else { Vec::new() };
+            let mut ops =
+                if number % 2 == own { vec![write, Op::Compute { ticks: 200 }] } else { Vec::new() };
             ops.push(barrier(number));
             ops
         };
@@ -263,9 +303,13 @@ fn auto_streams_pages_that_change_a_lot() {
 
 #[test]
 fn sc_keeps_no_page_from_others_behind_a_barrier() {
-    // One reads right before each barrier what the other writes right behind it.
-    let reader = (0..20).flat_map(|round| [Op::Compute { ticks: 1000 }, Op::Read { at: 0, len: 8 }, barrier(round)]).collect::<Vec<Op>>();
-    let writer = (0..20).flat_map(|round| [barrier(round), Op::Write { at: 8, len: 8, value: 7 }]).collect::<Vec<Op>>();
+    // One reads right before each barrier the bytes that the other writes right behind it.
+    let reader = (0..20)
+        .flat_map(|round| [Op::Compute { ticks: 1000 }, Op::Read { at: 0, len: 8 }, barrier(round)])
+        .collect::<Vec<Op>>();
+    let writer = (0..20)
+        .flat_map(|round| [barrier(round), Op::Write { at: 8, len: 8, value: 7 }])
+        .collect::<Vec<Op>>();
     let ticks = |hold_us| {
         let mut setup = quiet(ProtocolKind::Sc, vec![vec![reader.clone()], vec![writer.clone()]]);
         setup.tuning.hold_us = hold_us;
@@ -274,21 +318,29 @@ fn sc_keeps_no_page_from_others_behind_a_barrier() {
         report.ticks
     };
     let (held, not_held) = (ticks(20_000), ticks(0));
-    assert!(held < not_held + 20_000, "20 rounds take {held} ticks, and {not_held} where pages are not held at all");
+    assert!(
+        held < not_held + 20_000,
+        "20 rounds take {held} ticks, and {not_held} where pages are not held at all"
+    );
 }
 
 #[test]
 fn a_former_home_can_forget_its_copy_after_the_next_barrier() {
     for protocol in [ProtocolKind::Hlrc, ProtocolKind::Aurc, ProtocolKind::Auto] {
         let rounds = 1..20;
-        // One reads what the other does not write, and earlier than that writes, so that the page changes at every barrier.
+        // One reads bytes that the other does not write, and earlier than the other writes, so that the page
+        // changes at every barrier.
         let read = Op::Read { at: 0, len: 8 };
         let mut old_home = vec![read, barrier(0)];
         old_home.extend(rounds.clone().flat_map(|round| [read, barrier(u32::from(round))]));
         let mut new_home = vec![Op::SetHome { page: PageIndex(0), home: Rank(1) }, barrier(0)];
-        new_home.extend(
-            rounds.flat_map(|round| [Op::Compute { ticks: 2000 }, Op::Write { at: 8, len: 8, value: round }, barrier(u32::from(round))]),
-        );
+        new_home.extend(rounds.flat_map(|round| {
+            [
+                Op::Compute { ticks: 2000 },
+                Op::Write { at: 8, len: 8, value: round },
+                barrier(u32::from(round)),
+            ]
+        }));
         let mut setup = quiet(protocol, vec![vec![old_home], vec![new_home]]);
         setup.evict = 1000;
         let stats = report(setup).stats;
@@ -299,13 +351,26 @@ fn a_former_home_can_forget_its_copy_after_the_next_barrier() {
 
 #[test]
 fn auto_sends_what_was_written_under_a_lock_only_when_somebody_asks_or_at_the_barrier() {
-    let sections = (0..20)
-        .flat_map(|number| [lock(number), Op::Add { at: 3 * usize::try_from(number).expect("few"), len: 3, value: 1 }, unlock(number)]);
+    let sections = (0..20).flat_map(|number| {
+        [
+            lock(number),
+            Op::Add { at: 3 * usize::try_from(number).expect("few"), len: 3, value: 1 },
+            unlock(number),
+        ]
+    });
     let writer = vec![sections.chain([barrier(0)]).collect::<Vec<Op>>()];
     let reader = |asked: u64| {
-        // Long enough for the writer to be through.
-        let section = [lock(asked), Op::Read { at: 3 * usize::try_from(asked).expect("few"), len: 3 }, unlock(asked)];
-        vec![[vec![Op::Compute { ticks: 20_000 }], section.to_vec(), vec![barrier(0), Op::Read { at: 0, len: 60 }]].concat()]
+        // Long enough for the writer to finish.
+        let section =
+            [lock(asked), Op::Read { at: 3 * usize::try_from(asked).expect("few"), len: 3 }, unlock(asked)];
+        vec![
+            [
+                vec![Op::Compute { ticks: 20_000 }],
+                section.to_vec(),
+                vec![barrier(0), Op::Read { at: 0, len: 60 }],
+            ]
+            .concat(),
+        ]
     };
     let of = |protocol, asked| {
         let mut setup = quiet(protocol, vec![reader(asked), writer.clone()]);
@@ -315,7 +380,11 @@ fn auto_sends_what_was_written_under_a_lock_only_when_somebody_asks_or_at_the_ba
         sent(&report, &["flush"])
     };
     for asked in [0, 7, 19] {
-        assert_eq!(of(ProtocolKind::Auto, asked), 1, "all sections in one message, when lock {asked} is asked for");
+        assert_eq!(
+            of(ProtocolKind::Auto, asked),
+            1,
+            "all sections in one message, when lock {asked} is asked for"
+        );
         assert_eq!(of(ProtocolKind::Hlrc, asked), 20);
     }
 }
@@ -329,9 +398,19 @@ fn every_other_page_comes_ahead_of_its_use() {
             setup.regions = vec![(200, protocol)];
             setup.homes = Homes::At(Rank(0));
             let report = report(setup);
-            assert!(sent(&report, &["get page"]) < 10, "{} by {stride}: {:?}", protocol.name(), report.messages);
+            assert!(
+                sent(&report, &["get page"]) < 10,
+                "{} by {stride}: {:?}",
+                protocol.name(),
+                report.messages
+            );
             // At most what the last request asked for beyond the end.
-            assert!(report.stats.pages_fetched < 40 + 32, "{} by {stride}: {}", protocol.name(), report.stats.pages_fetched);
+            assert!(
+                report.stats.pages_fetched < 40 + 32,
+                "{} by {stride}: {}",
+                protocol.name(),
+                report.stats.pages_fetched
+            );
         }
     }
 }

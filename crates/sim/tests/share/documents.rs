@@ -19,7 +19,7 @@ fn is_test(name: &str) -> bool {
 
 #[test]
 fn every_row_of_every_protocols_table_names_tests_that_exist() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/shared");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/internals/protocols");
     let mut rows = 0;
     for protocol in ["sc", "lrc", "hlrc", "aurc", "ibec", "auto"] {
         let text = std::fs::read_to_string(folder.join(format!("{protocol}.md"))).unwrap();

@@ -1,11 +1,11 @@
-//! Legal programs from seeds, under every protocol, judged at every load.
+//! Legal programs from seeds, under every protocol, with every load checked.
 
-use rampool_proto::share::{Managers, ProtocolKind, Rank};
-use rampool_proto::units::PageIndex;
+use rampool_sharing::{Managers, ProtocolKind, Rank};
 use rampool_sim::rng::Rng;
 use rampool_sim::share::generate::{Shape, generate, many_ranks};
 use rampool_sim::share::network::Loss;
 use rampool_sim::share::{Op, Setup};
+use rampool_wire::units::PageIndex;
 
 use crate::{effort, run, several};
 
@@ -61,8 +61,13 @@ fn direct_operations_are_true_under_every_protocol() {
                 Err(failure) => panic!("{} seed {seed}: {failure:?}", protocol.name()),
             }
         }
-        // Without homes the page comes to who asks.
-        assert_eq!(asked > 0, !matches!(protocol, ProtocolKind::Sc | ProtocolKind::Lrc), "{}: {asked} messages", protocol.name());
+        // Without homes the page moves to the requester.
+        assert_eq!(
+            asked > 0,
+            !matches!(protocol, ProtocolKind::Sc | ProtocolKind::Lrc),
+            "{}: {asked} messages",
+            protocol.name()
+        );
     }
 }
 
@@ -78,12 +83,17 @@ fn copies_that_are_forgotten_to_make_room_change_nothing() {
                 Err(failure) => panic!("{} seed {seed}: {failure:?}", protocol.name()),
             }
         }
-        // Under lrc nobody else may have what a copy holds.
-        assert_eq!(evictions > 0, protocol != ProtocolKind::Lrc, "{}: {evictions} copies were forgotten", protocol.name());
+        // Under lrc no other rank may have the changes in a copy.
+        assert_eq!(
+            evictions > 0,
+            protocol != ProtocolKind::Lrc,
+            "{}: {evictions} copies were forgotten",
+            protocol.name()
+        );
     }
 }
 
-/// Pages are written, read and freed by turns; each page is one thing in an epoch.
+/// Pages are written, read and freed by turns; each page has one use in an epoch.
 fn reuse(seed: u64, protocol: ProtocolKind) -> Setup {
     const PAGES: usize = 6;
     let mut random = Rng::new(seed);
@@ -106,7 +116,11 @@ fn reuse(seed: u64, protocol: ProtocolKind) -> Setup {
                 2 => scripts.iter_mut().for_each(|script| script.push(Op::Read { at, len: 16 })),
                 3 => {
                     for script in &mut scripts {
-                        script.extend([crate::lock(page as u64), Op::Add { at, len: 9, value: 3 }, crate::unlock(page as u64)]);
+                        script.extend([
+                            crate::lock(page as u64),
+                            Op::Add { at, len: 9, value: 3 },
+                            crate::unlock(page as u64),
+                        ]);
                     }
                 }
                 4 if random.percent(40) => {
@@ -169,7 +183,8 @@ fn racy_script(random: &mut Rng) -> Vec<Op> {
 fn regions_of_all_protocols_live_side_by_side() {
     for seed in 0..30 * effort() {
         // Locks carry payloads of all protocols; ibec's rules hold for all objects, so hand-over is left out.
-        let mut setup = generate(seed, ProtocolKind::Ibec, &Shape { pages: (6, 6), ..Shape::small(ProtocolKind::Ibec) });
+        let mut setup =
+            generate(seed, ProtocolKind::Ibec, &Shape { pages: (6, 6), ..Shape::small(ProtocolKind::Ibec) });
         setup.regions = ProtocolKind::ALL.into_iter().map(|protocol| (1, protocol)).collect();
         setup.idle = 20;
         if let Err(failure) = run(setup) {
@@ -196,7 +211,8 @@ fn a_network_that_loses_doubles_and_reorders_changes_nothing() {
 
 #[test]
 fn a_commutative_program_ends_with_the_sequential_memory() {
-    // The checker compares every load with the sequential memory; here only sums are written, so the order cannot matter.
+    // The checker compares every load with the sequential memory; here only sums are written, so the order
+    // cannot matter.
     for protocol in ProtocolKind::ALL {
         for seed in 500..500 + 10 * effort() {
             let shape = Shape { commutative: true, ..Shape::small(protocol) };
@@ -232,7 +248,8 @@ fn many_ranks_meet_in_the_barrier_tree() {
 #[test]
 fn five_hundred_and_twelve_ranks_share_65536_pages() {
     for protocol in ProtocolKind::ALL {
-        let report = run(many_ranks(protocol, 512, 65_536, 1)).unwrap_or_else(|failure| panic!("{}: {failure:?}", protocol.name()));
+        let report = run(many_ranks(protocol, 512, 65_536, 1))
+            .unwrap_or_else(|failure| panic!("{}: {failure:?}", protocol.name()));
         assert_eq!(report.stats.barriers, 2 * 512);
     }
 }

@@ -1,13 +1,17 @@
-//! The litmus tests: small programs, each with an outcome that must not be. Every load is judged by golden memory unless a test says otherwise;
-//! each program runs with its variables in one page and in several, with the home at either rank and at a third, in many orders.
+//! The litmus tests: small programs, each with a forbidden outcome. Golden memory checks every load unless a
+//! test says otherwise; each program runs with its variables in one page and in several, with the home at
+//! either rank and at a third, in many orders.
 
-use rampool_proto::share::{
-    AtomicOp, BarrierId, BarrierKind, CondId, Homes, LockId, LockMode, LockPath, OpError, ProtocolKind, Rank, ThreadId,
+use rampool_sharing::{
+    AtomicOp, BarrierId, BarrierKind, CondId, Homes, LockId, LockMode, LockPath, OpError, ProtocolKind, Rank,
+    ThreadId,
 };
-use rampool_proto::units::PageIndex;
 use rampool_sim::share::{Op, Report, Setup};
+use rampool_wire::units::PageIndex;
 
-use crate::{RELEASE_CONSISTENT, barrier, effort, keep_barrier, lock, read, run, several, share, unlock, write};
+use crate::{
+    RELEASE_CONSISTENT, barrier, effort, keep_barrier, lock, read, run, several, share, unlock, write,
+};
 
 const PAGE: usize = 16;
 
@@ -38,12 +42,15 @@ fn everywhere_judged(
                     let home = Rank(home.min(u16::try_from(scripts.len()).unwrap() - 1));
                     let mut setup = Setup::new(seed, protocol, 8, u32::try_from(PAGE).unwrap(), scripts);
                     setup.homes = Homes::At(home);
-                    setup.lock_path = [None, Some(LockPath::Forward), Some(LockPath::Central)][usize::try_from(seed % 3).unwrap()];
+                    setup.lock_path = [None, Some(LockPath::Forward), Some(LockPath::Central)]
+                        [usize::try_from(seed % 3).unwrap()];
                     setup.siblings = 60;
                     tune(&mut setup, seed);
                     match run(setup) {
                         Ok(report) => judge(&report),
-                        Err(failure) => panic!("{} apart {apart} home {home} seed {seed}: {failure:?}", protocol.name()),
+                        Err(failure) => {
+                            panic!("{} apart {apart} home {home} seed {seed}: {failure:?}", protocol.name())
+                        }
                     }
                 }
             }
@@ -84,7 +91,11 @@ fn l01_a_message_passed_by_a_lock_arrives_whole() {
     everywhere(&ProtocolKind::ALL, |place| {
         let (x, flag) = (place.var(0), place.var(1));
         let get = vec![lock(1), Op::Unless { at: flag, least: 1, skip: 1 }, read(x), unlock(1)];
-        vec![vec![vec![lock(1), write(x, 1), write(flag, 1), unlock(1)]], vec![repeat(4, &get)], vec![repeat(2, &get)]]
+        vec![
+            vec![vec![lock(1), write(x, 1), write(flag, 1), unlock(1)]],
+            vec![repeat(4, &get)],
+            vec![repeat(2, &get)],
+        ]
     });
 }
 
@@ -119,7 +130,12 @@ fn l04_two_readers_see_two_stores_in_one_order_under_sc() {
         &[ProtocolKind::Sc],
         |place| {
             let (x, y) = (place.var(0), place.var(1));
-            vec![vec![vec![write(x, 1)]], vec![vec![write(y, 1)]], vec![vec![look(x), look(y)]], vec![vec![look(y), look(x)]]]
+            vec![
+                vec![vec![write(x, 1)]],
+                vec![vec![write(y, 1)]],
+                vec![vec![look(x), look(y)]],
+                vec![vec![look(y), look(x)]],
+            ]
         },
         |_, _| {},
         |report| assert_ne!((seen(report, 2), seen(report, 3)), (&[1, 0][..], &[1, 0][..])),
@@ -131,7 +147,15 @@ fn causality(place: Place, last: Op) -> Vec<Vec<Vec<Op>>> {
     let (x, first, second) = (place.var(0), place.var(1), place.var(2));
     vec![
         vec![vec![read(x), lock(1), write(x, 1), write(first, 1), signal(1), unlock(1)]],
-        vec![vec![lock(1), wait_for(1, first, 1), unlock(1), lock(2), write(second, 1), signal(2), unlock(2)]],
+        vec![vec![
+            lock(1),
+            wait_for(1, first, 1),
+            unlock(1),
+            lock(2),
+            write(second, 1),
+            signal(2),
+            unlock(2),
+        ]],
         vec![vec![Op::Look { at: x, len: 1 }, lock(2), wait_for(2, second, 1), unlock(2), last]],
     ]
 }
@@ -189,7 +213,8 @@ fn l07_two_bytes_of_one_word_have_two_writers() {
 fn l08_nested_locks_keep_the_newest_value_of_each_byte() {
     everywhere(&ProtocolKind::ALL, |place| {
         let (a, b) = (place.var(0), place.var(1));
-        let nested = [lock(1), mutate(a, 1), lock(2), mutate(b, 2), mutate(a, 3), unlock(2), mutate(a, 4), unlock(1)];
+        let nested =
+            [lock(1), mutate(a, 1), lock(2), mutate(b, 2), mutate(a, 3), unlock(2), mutate(a, 4), unlock(1)];
         let inner = [lock(2), mutate(b, 5), unlock(2)];
         let outer = [lock(1), mutate(a, 6), unlock(1)];
         vec![
@@ -242,7 +267,8 @@ fn l11_a_notice_during_a_fetch_is_not_forgotten() {
 fn l12_the_home_writes_while_a_remote_diff_arrives() {
     everywhere(&ProtocolKind::ALL, |_| {
         let end = vec![barrier(0), read(0), read(1), read(2), barrier(1), mutate(0, 1), barrier(2), read(0)];
-        let writer = |at: usize, by: u64| [repeat(6, &[mutate(at, 1), lock(by), unlock(by)]), end.clone()].concat();
+        let writer =
+            |at: usize, by: u64| [repeat(6, &[mutate(at, 1), lock(by), unlock(by)]), end.clone()].concat();
         let mut programs = vec![vec![writer(0, 1)], vec![writer(1, 2)], vec![writer(2, 3)]];
         for program in &mut programs[1..] {
             for thread in program {
@@ -253,13 +279,19 @@ fn l12_the_home_writes_while_a_remote_diff_arrives() {
     });
 }
 
-/// A writer writes on and on; others read what it handed over, at different times.
+/// A writer writes on and on; others read the values it handed over, at different times.
 fn accumulating(_: Place) -> Vec<Vec<Vec<Op>>> {
     let (x, y, flag, other) = (0, 1, 2, 3);
-    let hand = |value: u8| vec![mutate(x, 1), mutate(y, 2), lock(1), write(flag, value), signal(1), unlock(1)];
+    let hand =
+        |value: u8| vec![mutate(x, 1), mutate(y, 2), lock(1), write(flag, value), signal(1), unlock(1)];
     let take = |value: u8| vec![lock(1), wait_for(1, flag, value), unlock(1)];
     let writer = [hand(1), vec![lock(2), wait_for(2, other, 1), unlock(2)], hand(2), hand(3)].concat();
-    let second = [take(1), vec![read(y), mutate(x, 9), lock(2), write(other, 1), signal(2), unlock(2)], take(3), vec![read(x), read(y)]];
+    let second = [
+        take(1),
+        vec![read(y), mutate(x, 9), lock(2), write(other, 1), signal(2), unlock(2)],
+        take(3),
+        vec![read(x), read(y)],
+    ];
     let third = [take(3), vec![read(x), read(y), lock(2), unlock(2), read(x)]];
     vec![vec![writer], vec![second.concat()], vec![third.concat()]]
 }
@@ -275,7 +307,16 @@ fn l14_a_page_copied_while_a_diff_accumulates_is_not_rolled_back() {
         &RELEASE_CONSISTENT,
         |place| {
             let mut ranks = accumulating(place);
-            ranks.push(vec![vec![lock(1), wait_for(1, 2, 2), unlock(1), lock(1), wait_for(1, 2, 3), unlock(1), read(0), read(1)]]);
+            ranks.push(vec![vec![
+                lock(1),
+                wait_for(1, 2, 2),
+                unlock(1),
+                lock(1),
+                wait_for(1, 2, 3),
+                unlock(1),
+                read(0),
+                read(1),
+            ]]);
             ranks
         },
         |setup, seed| setup.seed = 77 + seed,
@@ -291,7 +332,14 @@ fn l15_a_rank_that_left_the_barrier_early_asks_one_that_has_not() {
         let mut reader = Vec::new();
         for round in 0..4 {
             writer.extend([mutate(x, 1), barrier(2 * round), read(y), barrier(2 * round + 1)]);
-            reader.extend([lock(1), mutate(y, 3), unlock(1), barrier(2 * round), read(x), barrier(2 * round + 1)]);
+            reader.extend([
+                lock(1),
+                mutate(y, 3),
+                unlock(1),
+                barrier(2 * round),
+                read(x),
+                barrier(2 * round + 1),
+            ]);
         }
         vec![vec![writer], vec![reader.clone()], vec![reader]]
     });
@@ -301,9 +349,17 @@ fn l15_a_rank_that_left_the_barrier_early_asks_one_that_has_not() {
 fn l16_a_release_waits_for_the_flush_a_sibling_began() {
     everywhere(&RELEASE_CONSISTENT, |_| {
         let (x, y, first, second) = (0, 1, 2, 3);
-        let give = |own: usize, flag: usize, by: u64| vec![mutate(own, 1), lock(by), mutate(flag, 1), unlock(by)];
+        let give =
+            |own: usize, flag: usize, by: u64| vec![mutate(own, 1), lock(by), mutate(flag, 1), unlock(by)];
         let take = |own: usize, flag: usize, by: u64| {
-            vec![lock(by), Op::Unless { at: flag, least: 1, skip: 3 }, unlock(by), read(own), Op::Skip { skip: 1 }, unlock(by)]
+            vec![
+                lock(by),
+                Op::Unless { at: flag, least: 1, skip: 3 },
+                unlock(by),
+                read(own),
+                Op::Skip { skip: 1 },
+                unlock(by),
+            ]
         };
         vec![
             vec![give(x, first, 1), give(y, second, 2)],
@@ -317,7 +373,8 @@ fn l16_a_release_waits_for_the_flush_a_sibling_began() {
 fn l17_stores_of_the_value_that_is_there_and_values_that_return_are_harmless() {
     everywhere(&ProtocolKind::ALL, |place| {
         let (x, y) = (place.var(0), place.var(1));
-        let there_and_back = vec![lock(1), write(x, 1), write(x, 0), unlock(1), lock(1), write(x, 0), unlock(1)];
+        let there_and_back =
+            vec![lock(1), write(x, 1), write(x, 0), unlock(1), lock(1), write(x, 0), unlock(1)];
         let set = vec![lock(1), write(x, 5), unlock(1), lock(1), read(x), unlock(1)];
         let end = vec![write(y, 0), barrier(0), read(x), read(y)];
         let mut other = end.clone();
@@ -347,12 +404,17 @@ fn l18_readers_share_a_lock_and_tries_do_not_wait() {
 
 #[test]
 fn l18_readers_of_one_lock_hold_it_at_the_same_time() {
-    // Each reader waits inside for the other: if readers shut each other out, nobody comes on.
+    // Each reader waits inside for the other: if readers exclude each other, neither continues.
     everywhere(&RELEASE_CONSISTENT, |place| {
         let (a, b) = (place.var(0), place.var(1));
         let meet = |mine: usize, theirs: usize, own: u64, other: u64| {
             let announce = [lock(own), write(mine, 1), signal(own), unlock(own)];
-            [vec![share(9)], announce.to_vec(), vec![lock(other), wait_for(other, theirs, 1), unlock(other), unlock(9)]].concat()
+            [
+                vec![share(9)],
+                announce.to_vec(),
+                vec![lock(other), wait_for(other, theirs, 1), unlock(other), unlock(9)],
+            ]
+            .concat()
         };
         vec![vec![meet(a, b, 1, 2)], vec![meet(b, a, 2, 1)], vec![vec![]]]
     });
@@ -365,7 +427,13 @@ fn l18_a_snapshot_reader_sees_one_release_whole_and_keeps_nobody_out() {
         |place| {
             let (x, y) = (place.var(0), place.var(1));
             let writes = |value: u8| [lock(1), write(x, value), write(y, value), unlock(1)];
-            let snapshot = [Op::Lock { lock: LockId(1), mode: LockMode::Snapshot }, look(x), look(y), look(x), unlock(1)];
+            let snapshot = [
+                Op::Lock { lock: LockId(1), mode: LockMode::Snapshot },
+                look(x),
+                look(y),
+                look(x),
+                unlock(1),
+            ];
             let writer = (1..6).flat_map(writes).collect();
             vec![vec![writer], vec![repeat(5, &snapshot)], vec![repeat(5, &snapshot)]]
         },
@@ -375,7 +443,10 @@ fn l18_a_snapshot_reader_sees_one_release_whole_and_keeps_nobody_out() {
                 let sections = seen(report, rank).chunks(3);
                 let mut last = 0;
                 for section in sections {
-                    assert!(section.iter().all(|&value| value == section[0]), "one release, whole: {section:?}");
+                    assert!(
+                        section.iter().all(|&value| value == section[0]),
+                        "one release, whole: {section:?}"
+                    );
                     assert!(section[0] >= last, "time does not run backwards");
                     last = section[0];
                 }
@@ -391,7 +462,7 @@ fn l19_a_page_kept_by_its_writer_has_an_unexpected_reader() {
         let writer = (0..5).flat_map(|round| [mutate(x, 1), keep_barrier(round)]).collect();
         let mut reader: Vec<Op> = (0..5).flat_map(|round| [mutate(y, 2), keep_barrier(round)]).collect();
         let mut third: Vec<Op> = (0..5).map(keep_barrier).collect();
-        // A byte of x's page that nobody writes: read while its writer is at work.
+        // A byte of x's page that no thread writes: read while x's writer is at work.
         reader.insert(5, read(x + 8));
         third.insert(3, read(x + 8));
         let mut ranks = vec![vec![writer], vec![reader], vec![third]];
@@ -415,14 +486,24 @@ fn l20_managers_and_homes_move_while_locks_are_held_and_waited_for() {
                     Op::SetHome { page: PageIndex(1), home: Rank(to) },
                 ]
             };
-            // The holder goes through two barriers with the lock in its hands; nobody comes to a barrier before it has the lock.
+            // The holder goes through two barriers while it holds the lock; no other thread comes to a
+            // barrier before it has the lock.
             let mut holder = vec![lock(1), mutate(x, 1), lock(3), write(go, 1), signal(3), unlock(3)];
             holder.extend(moves(2));
             holder.extend([barrier(0), mutate(x, 2)]);
             holder.extend(moves(1));
             holder.extend([barrier(1), mutate(x, 3), write(flag, 1), signal(1), unlock(1)]);
             let waiter = vec![lock(1), wait_for(1, flag, 1), mutate(x, 4), unlock(1)];
-            let passer = vec![lock(3), wait_for(3, go, 1), unlock(3), barrier(0), barrier(1), lock(1), mutate(x, 5), unlock(1)];
+            let passer = vec![
+                lock(3),
+                wait_for(3, go, 1),
+                unlock(3),
+                barrier(0),
+                barrier(1),
+                lock(1),
+                mutate(x, 5),
+                unlock(1),
+            ];
             vec![vec![holder], vec![passer.clone(), waiter], vec![passer]]
         },
         // The waiting thread takes no part in the barriers.
@@ -437,8 +518,9 @@ fn l21_diffs_are_collected_while_pages_are_dirty() {
         &[ProtocolKind::Lrc],
         |place| {
             let (x, y) = (place.var(0), place.var(1));
-            let round =
-                |number: u32, at: usize| vec![mutate(at, 1), lock(1), mutate(7 * PAGE, 1), unlock(1), mutate(at, 2), barrier(number)];
+            let round = |number: u32, at: usize| {
+                vec![mutate(at, 1), lock(1), mutate(7 * PAGE, 1), unlock(1), mutate(at, 2), barrier(number)]
+            };
             let rounds = |at: usize| (0..4).flat_map(|number| round(number, at)).collect::<Vec<Op>>();
             let mut ranks = vec![vec![rounds(x)], vec![rounds(y)], vec![rounds(place.var(2))]];
             for rank in &mut ranks {
@@ -454,7 +536,12 @@ fn l21_diffs_are_collected_while_pages_are_dirty() {
 #[test]
 fn l22_mappings_that_the_kernel_drops_are_only_faults() {
     let mut spurious = 0;
-    everywhere_judged(&ProtocolKind::ALL, busy_page, |setup, _| setup.unmap = 300, |report| spurious += report.stats.spurious_faults);
+    everywhere_judged(
+        &ProtocolKind::ALL,
+        busy_page,
+        |setup, _| setup.unmap = 300,
+        |report| spurious += report.stats.spurious_faults,
+    );
     assert!(spurious > 0);
 }
 
@@ -467,7 +554,13 @@ fn l23_a_signal_that_races_with_the_wait_is_not_lost() {
         let mut consumer = Vec::new();
         for turn in 0..5 {
             producer.extend([lock(1), wait_for(1, item, turn), write(full, turn + 1), signal(1), unlock(1)]);
-            consumer.extend([lock(1), wait_for(1, full, turn + 1), write(item, turn + 1), signal(1), unlock(1)]);
+            consumer.extend([
+                lock(1),
+                wait_for(1, full, turn + 1),
+                write(item, turn + 1),
+                signal(1),
+                unlock(1),
+            ]);
         }
         vec![vec![producer], vec![consumer], vec![vec![lock(1), wait_for(1, item, 3), unlock(1)]]]
     });
@@ -479,13 +572,17 @@ fn atomic_words_order_what_is_around_them() {
         let word = place.var(0) + if place.apart { 0 } else { 4 };
         let add = Op::Atomic { at: word, width: 4, op: AtomicOp::Add(3) };
         let swap = Op::Atomic { at: word, width: 4, op: AtomicOp::CompareExchange { expect: 6, new: 1000 } };
-        vec![vec![repeat(5, &[add]), repeat(3, &[swap, add])], vec![repeat(5, &[add, swap]), vec![]], vec![repeat(4, &[add]), vec![]]]
+        vec![
+            vec![repeat(5, &[add]), repeat(3, &[swap, add])],
+            vec![repeat(5, &[add, swap]), vec![]],
+            vec![repeat(4, &[add]), vec![]],
+        ]
     });
 }
 
 #[test]
 fn a_thread_is_told_of_its_mistakes_and_goes_on() {
-    use rampool_proto::share::SyncOp;
+    use rampool_sharing::SyncOp;
     everywhere(&ProtocolKind::ALL, |place| {
         let mistakes = [
             SyncOp::Unlock { lock: LockId(5) },
@@ -511,13 +608,14 @@ fn barriers_of_both_kinds_can_be_told_apart() {
     assert!(text.contains("BarrierMismatch") && text.contains("keep read-write"), "{text}");
 }
 
-/// Each rank has a thread that takes no part in barriers. It uses memory directly, and in no other way: it may not run inside of one.
+/// Each rank has a thread that takes no part in barriers and only uses memory directly: it may not run inside
+/// a barrier.
 #[test]
 fn l24_direct_operations_of_a_thread_outside_of_barriers_are_neither_lost_nor_in_the_way() {
     const WORD: usize = 5 * PAGE;
     let program = |place: Place| {
         let cell = |rank: usize| place.var(rank);
-        // Behind everything else in its page.
+        // Behind all other bytes of its page.
         let put = |rank: usize| place.var(4) + 4 + rank;
         let helper = |rank: usize| {
             let round = |value: u8| {
@@ -533,7 +631,12 @@ fn l24_direct_operations_of_a_thread_outside_of_barriers_are_neither_lost_nor_in
         let main = |rank: usize| {
             let round = |number: u32| {
                 let value = u8::try_from(number + 1).unwrap();
-                [write(cell(rank), value), barrier(2 * number), read(cell((rank + 1) % 3)), barrier(2 * number + 1)]
+                [
+                    write(cell(rank), value),
+                    barrier(2 * number),
+                    read(cell((rank + 1) % 3)),
+                    barrier(2 * number + 1),
+                ]
             };
             (0..4).flat_map(round).collect::<Vec<Op>>()
         };
@@ -547,9 +650,32 @@ fn l25_a_direct_put_travels_with_the_locks_of_the_rank_that_made_it() {
     everywhere(&RELEASE_CONSISTENT, |place| {
         let (x, flag, second) = (place.var(0), place.var(1), place.var(2));
         vec![
-            vec![vec![read(x), Op::DirectPut { at: x, len: 1, value: 1 }, read(x), lock(1), write(flag, 1), signal(1), unlock(1)]],
-            vec![vec![lock(1), wait_for(1, flag, 1), unlock(1), lock(2), write(second, 1), signal(2), unlock(2)]],
-            vec![vec![Op::Look { at: x, len: 1 }, lock(2), wait_for(2, second, 1), unlock(2), read(x), Op::DirectGet { at: x, len: 1 }]],
+            vec![vec![
+                read(x),
+                Op::DirectPut { at: x, len: 1, value: 1 },
+                read(x),
+                lock(1),
+                write(flag, 1),
+                signal(1),
+                unlock(1),
+            ]],
+            vec![vec![
+                lock(1),
+                wait_for(1, flag, 1),
+                unlock(1),
+                lock(2),
+                write(second, 1),
+                signal(2),
+                unlock(2),
+            ]],
+            vec![vec![
+                Op::Look { at: x, len: 1 },
+                lock(2),
+                wait_for(2, second, 1),
+                unlock(2),
+                read(x),
+                Op::DirectGet { at: x, len: 1 },
+            ]],
         ]
     });
 }

@@ -2,14 +2,15 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rampool_proto::share::{Homes, ProtocolKind, Rank, Rule};
-use rampool_proto::units::PageIndex;
+use rampool_sharing::{Homes, ProtocolKind, Rank, Rule};
 use rampool_sim::share::generate::{Shape, generate};
 use rampool_sim::share::{Op, Setup};
+use rampool_wire::units::PageIndex;
 
 use crate::{barrier, effort, lock, read, run, several, unlock, write};
 
-/// Leaves `rule` out in generated programs until one fails, which does not when the rule is kept. Most are caught within a few dozen runs.
+/// Leaves `rule` out in generated programs until one fails that succeeds with the rule. Most are caught
+/// within a few dozen runs.
 fn is_caught(protocol: ProtocolKind, rule: Rule, runs: u64, shape: Shape) {
     let makes_room = matches!(rule, Rule::EvictClean | Rule::EvictTold | Rule::EvictLent);
     let outcome = |seed: u64, omit: Option<Rule>| {
@@ -22,7 +23,11 @@ fn is_caught(protocol: ProtocolKind, rule: Rule, runs: u64, shape: Shape) {
     for seed in 0..runs * effort() {
         if !matches!(outcome(seed, Some(rule)), Ok(Ok(_))) {
             let kept = outcome(seed, None);
-            assert!(matches!(kept, Ok(Ok(_))), "{} seed {seed} fails with {rule:?}, too: {kept:?}", protocol.name());
+            assert!(
+                matches!(kept, Ok(Ok(_))),
+                "{} seed {seed} fails with {rule:?}, too: {kept:?}",
+                protocol.name()
+            );
             return;
         }
     }
@@ -131,8 +136,12 @@ fn hlrc_whose_old_home_hands_out_what_is_not_released_is_caught() {
     let rank = |own: usize| {
         let epoch = |number: u32| {
             let home = Rank(u16::try_from(number % 3).unwrap());
-            // What all write before the move leaves the new home without a copy: it has to ask.
-            let mut ops = vec![Op::SetHome { page: PageIndex(0), home }, Op::Add { at: own + 4, len: 1, value: 1 }, barrier(2 * number)];
+            // The writes of all ranks before the move leave the new home without a copy: it has to ask.
+            let mut ops = vec![
+                Op::SetHome { page: PageIndex(0), home },
+                Op::Add { at: own + 4, len: 1, value: 1 },
+                barrier(2 * number),
+            ];
             ops.extend(there_and_back(own));
             ops.extend([barrier(2 * number + 1), read(0), read(1), read(2)]);
             ops
@@ -142,11 +151,12 @@ fn hlrc_whose_old_home_hands_out_what_is_not_released_is_caught() {
     is_needed(ProtocolKind::Hlrc, Rule::Released, &[rank(0), rank(1), rank(2)], 60);
 }
 
-/// A page is hot at its home: it stays writable when it is handed out. One reader gets it as it was and is in the end, another as it is for a moment, and all
-/// have it when another byte changes.
+/// A page is hot at its home: it stays writable when it is handed out. One reader gets it in its first and
+/// last state, another in between, and all have it when another byte changes.
 fn hot_at_home() -> [Vec<Vec<Op>>; 4] {
     let home = |number: u32| {
-        let mut ops = vec![Op::Compute { ticks: 100 }, Op::Add { at: 1, len: 1, value: 1 }, barrier(2 * number)];
+        let mut ops =
+            vec![Op::Compute { ticks: 100 }, Op::Add { at: 1, len: 1, value: 1 }, barrier(2 * number)];
         ops.extend(there_and_back(0));
         ops.extend([barrier(2 * number + 1), read(0)]);
         ops
@@ -180,18 +190,23 @@ fn ibec_whose_home_forgets_what_it_handed_out_is_caught() {
 fn ibec_whose_twins_keep_what_was_only_there_for_a_moment_is_caught() {
     let (x, y) = (0, 1);
     let moment = Op::Compute { ticks: 150 };
-    // Nothing is written to x in the end, so nothing of it may travel with the lock that the sibling holds.
+    // In the end x is unchanged, so no byte of it may travel with the lock that the sibling holds.
     let back = [lock(1), write(x, 5), moment, write(x, 0), unlock(1)].repeat(4);
-    let beside = [lock(2), Op::Add { at: y, len: 1, value: 1 }, moment, moment, unlock(2)].repeat(3);
+    let sibling = [lock(2), Op::Add { at: y, len: 1, value: 1 }, moment, moment, unlock(2)].repeat(3);
     let later = Op::Compute { ticks: 1200 };
-    let other = [later, lock(1), write(x, 9), unlock(1), lock(2), read(y), unlock(2), lock(1), read(x), unlock(1)].to_vec();
-    is_needed(ProtocolKind::Ibec, Rule::Transient, &[vec![back, beside], vec![other]], 300);
+    let other =
+        [later, lock(1), write(x, 9), unlock(1), lock(2), read(y), unlock(2), lock(1), read(x), unlock(1)]
+            .to_vec();
+    is_needed(ProtocolKind::Ibec, Rule::Transient, &[vec![back, sibling], vec![other]], 300);
 }
 
 #[test]
 fn every_rule_is_left_out_by_some_test() {
     let directed = [Rule::Released, Rule::Transient, Rule::HandedTwice];
     for rule in Rule::ALL {
-        assert!(CAUGHT.contains(&rule) || CAUGHT_DIRECTLY.contains(&rule) || directed.contains(&rule), "nothing leaves {rule:?} out");
+        assert!(
+            CAUGHT.contains(&rule) || CAUGHT_DIRECTLY.contains(&rule) || directed.contains(&rule),
+            "nothing leaves {rule:?} out"
+        );
     }
 }

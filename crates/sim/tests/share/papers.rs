@@ -1,12 +1,14 @@
-//! What S4 (Barli, Watanabe, Sakai and Tanaka) and S5 (Midorikawa, Ohashi, Katano and Iizuka) found, found again. Counts are exact, times follow from
-//! the prices in `cost`.
+//! The findings of S4 (Barli, Watanabe, Sakai and Tanaka) and S5 (Midorikawa, Ohashi, Katano and Iizuka),
+//! reproduced. Counts are exact, times follow from the prices in `cost`.
 
-use rampool_proto::share::{BarrierKind, LockPath, ProtocolKind};
+use rampool_sharing::{BarrierKind, LockPath, ProtocolKind};
 use rampool_sim::share::papers::{Program, Variant, eight_locks, sor, two_ranks_one_lock};
 
 /// S4, table 5: for each program the speed-ups on 2 and 4 ranks, in the order of `Variant::ALL`.
 fn table_five() -> Vec<(Program, [Vec<f64>; 2])> {
-    let of = |program: Program, ranks| Variant::ALL.iter().map(|&variant| program.speed_up(ranks, variant)).collect();
+    let of = |program: Program, ranks| {
+        Variant::ALL.iter().map(|&variant| program.speed_up(ranks, variant)).collect()
+    };
     Program::ALL.into_iter().map(|program| (program, [of(program, 2), of(program, 4)])).collect()
 }
 
@@ -17,15 +19,23 @@ fn s4_table_5_has_its_shape() {
         for row in by_ranks {
             let [sc, lrc, hlrc, aurc] = row[..] else { panic!("four protocols") };
             assert!(aurc >= hlrc, "automatic update only takes work away: {program:?} {row:?}");
-            assert!(aurc >= 0.98 * sc.max(lrc), "and is the best, or as good as the best: {program:?} {row:?}");
+            assert!(
+                aurc >= 0.98 * sc.max(lrc),
+                "and is the best, or as good as the best: {program:?} {row:?}"
+            );
             if matches!(program, Program::Fft | Program::Ocean) {
                 assert!(row.iter().all(|&up| up < 1.0), "faults eat all of the gain: {program:?} {row:?}");
             }
         }
     }
-    let row = |program: Program, ranks: usize| table.iter().find(|(of, _)| *of == program).map(|(_, rows)| &rows[ranks / 4]).unwrap();
+    let row = |program: Program, ranks: usize| {
+        table.iter().find(|(of, _)| *of == program).map(|(_, rows)| &rows[ranks / 4]).unwrap()
+    };
     let [sc, lrc, hlrc, _] = row(Program::Lu, 4)[..] else { panic!("four protocols") };
-    assert!(hlrc < lrc && hlrc < sc, "blocks are written by one rank and flushed for nobody: {hlrc} {lrc} {sc}");
+    assert!(
+        hlrc < lrc && hlrc < sc,
+        "blocks are written by one rank and their flushes are useless: {hlrc} {lrc} {sc}"
+    );
     assert!(row(Program::Lu, 4).iter().all(|&up| up > 1.0));
     assert!(row(Program::Water, 4).iter().all(|&up| up > 2.0), "{:?}", row(Program::Water, 4));
     let [sc, lrc, hlrc, aurc] = row(Program::Fft, 4)[..] else { panic!("four protocols") };
@@ -57,7 +67,7 @@ fn s5_table_3_entry_consistency_sends_less_than_lazy_release_consistency() {
 
 #[test]
 fn s5_figure_5_pages_of_one_writer_take_fault_handling_from_a_quarter_to_under_a_tenth() {
-    // The first barriers, which find out whose pages they are, are taken out.
+    // The first barriers, which determine single writers, are excluded.
     let share = |kind| {
         let ((_, before), (_, after)) = (sor(kind, 2), sor(kind, 4));
         (after.faults_us - before.faults_us) / (after.total_us - before.total_us)

@@ -1,6 +1,6 @@
 //! Every order of small worlds.
 
-use rampool_proto::share::{BarrierKind, CondId, Homes, LockId, LockPath, ProtocolKind, Rank};
+use rampool_sharing::{BarrierKind, CondId, Homes, LockId, LockPath, ProtocolKind, Rank};
 use rampool_sim::share::explore::explore;
 use rampool_sim::share::{Op, Script, Setup};
 
@@ -24,7 +24,11 @@ fn threads_hold_in_every_order(name: &str, protocol: ProtocolKind, scripts: &[Ve
             let idles = u8::from(matches!(protocol, ProtocolKind::Aurc | ProtocolKind::Auto));
             match explore(&setup, idles, MOST_STATES) {
                 Ok(explored) => {
-                    assert!(explored.complete && explored.ends > 0, "{name}, {}: not searched to the end: {explored:?}", protocol.name())
+                    assert!(
+                        explored.complete && explored.ends > 0,
+                        "{name}, {}: not searched to the end: {explored:?}",
+                        protocol.name()
+                    )
                 }
                 Err(failure) => panic!("{name}, {} {path:?} home {home}: {failure:?}", protocol.name()),
             }
@@ -34,7 +38,8 @@ fn threads_hold_in_every_order(name: &str, protocol: ProtocolKind, scripts: &[Ve
 
 #[test]
 fn a_counter_under_a_lock_in_every_order() {
-    let add = || vec![lock(1), Op::Mutate { at: 0, len: 1, value: 1 }, unlock(1), lock(1), read(0), unlock(1)];
+    let add =
+        || vec![lock(1), Op::Mutate { at: 0, len: 1, value: 1 }, unlock(1), lock(1), read(0), unlock(1)];
     for protocol in ProtocolKind::ALL {
         holds_in_every_order("counter", protocol, &[add(), add()]);
     }
@@ -80,7 +85,7 @@ fn a_signal_meets_its_waiter_in_every_order() {
 #[test]
 fn a_try_meets_a_holder_in_every_order() {
     let tries = vec![
-        Op::Try { lock: LockId(1), mode: rampool_proto::share::LockMode::Exclusive, skip: 2 },
+        Op::Try { lock: LockId(1), mode: rampool_sharing::LockMode::Exclusive, skip: 2 },
         Op::Mutate { at: 0, len: 1, value: 3 },
         unlock(1),
     ];
@@ -93,16 +98,21 @@ fn a_try_meets_a_holder_in_every_order() {
 #[test]
 fn homes_and_managers_that_move_in_every_order() {
     let moves = vec![
-        Op::SetHome { page: rampool_proto::units::PageIndex(0), home: Rank(1) },
+        Op::SetHome { page: rampool_wire::units::PageIndex(0), home: Rank(1) },
         Op::SetLockManager { lock: LockId(1), manager: Rank(0) },
         write(0, 7),
-        Op::Barrier { barrier: rampool_proto::share::BarrierId(0), kind: BarrierKind::Normal },
+        Op::Barrier { barrier: rampool_sharing::BarrierId(0), kind: BarrierKind::Normal },
         lock(1),
         write(1, 2),
         unlock(1),
     ];
-    let other =
-        vec![Op::Barrier { barrier: rampool_proto::share::BarrierId(0), kind: BarrierKind::Normal }, lock(1), read(1), unlock(1), read(0)];
+    let other = vec![
+        Op::Barrier { barrier: rampool_sharing::BarrierId(0), kind: BarrierKind::Normal },
+        lock(1),
+        read(1),
+        unlock(1),
+        read(0),
+    ];
     for protocol in ProtocolKind::ALL {
         holds_in_every_order("moves", protocol, &[moves.clone(), other.clone()]);
     }
@@ -118,7 +128,15 @@ fn three_ranks_count_up_under_a_lock_in_every_order() {
 
 #[test]
 fn nested_locks_with_bytes_of_one_page_in_every_order() {
-    let outer = vec![lock(1), write(0, 1), lock(2), Op::Mutate { at: 1, len: 1, value: 1 }, unlock(2), read(0), unlock(1)];
+    let outer = vec![
+        lock(1),
+        write(0, 1),
+        lock(2),
+        Op::Mutate { at: 1, len: 1, value: 1 },
+        unlock(2),
+        read(0),
+        unlock(1),
+    ];
     let inner = vec![lock(2), Op::Mutate { at: 1, len: 1, value: 3 }, unlock(2), lock(1), read(0), unlock(1)];
     for protocol in ProtocolKind::ALL {
         holds_in_every_order("nested", protocol, &[outer.clone(), inner.clone()]);
@@ -137,8 +155,15 @@ fn direct_puts_and_sums_beside_stores_in_every_order() {
             Op::Read { at: 4, len: 4 },
         ]
     };
-    let stores =
-        vec![read(0), write(0, 3), Op::DirectAdd { at: 4, len: 4, value: 5 }, barrier(0), read(0), read(1), Op::Read { at: 4, len: 4 }];
+    let stores = vec![
+        read(0),
+        write(0, 3),
+        Op::DirectAdd { at: 4, len: 4, value: 5 },
+        barrier(0),
+        read(0),
+        read(1),
+        Op::Read { at: 4, len: 4 },
+    ];
     for protocol in ProtocolKind::ALL {
         holds_in_every_order("direct", protocol, &[directly(1, 2), stores.clone()]);
         holds_in_every_order("direct", protocol, &[directly(0, 2), directly(1, 3)]);
@@ -148,7 +173,7 @@ fn direct_puts_and_sums_beside_stores_in_every_order() {
 #[test]
 fn words_that_are_fetched_directly_and_otherwise_in_every_order() {
     let directly = vec![Op::DirectFetch { at: 0, value: 3, expect: None }];
-    let otherwise = vec![Op::Atomic { at: 0, width: 4, op: rampool_proto::share::AtomicOp::Add(5) }];
+    let otherwise = vec![Op::Atomic { at: 0, width: 4, op: rampool_sharing::AtomicOp::Add(5) }];
     for protocol in ProtocolKind::ALL {
         holds_in_every_order("words", protocol, &[directly.clone(), otherwise.clone()]);
     }
@@ -156,7 +181,7 @@ fn words_that_are_fetched_directly_and_otherwise_in_every_order() {
 
 #[test]
 fn a_word_that_two_ranks_add_to_in_every_order() {
-    let add = Op::Atomic { at: 0, width: 4, op: rampool_proto::share::AtomicOp::Add(3) };
+    let add = Op::Atomic { at: 0, width: 4, op: rampool_sharing::AtomicOp::Add(3) };
     for protocol in ProtocolKind::ALL {
         holds_in_every_order("word", protocol, &[vec![add, add], vec![add, write(4, 1)]]);
     }
@@ -167,6 +192,10 @@ fn a_sibling_writes_beside_a_critical_section_in_every_order() {
     let section = || vec![lock(1), Op::Mutate { at: 0, len: 1, value: 1 }, unlock(1), barrier(0), read(1)];
     let sibling = vec![write(1, 1), lock(2), write(2, 1), unlock(2), barrier(0), read(0)];
     for protocol in ProtocolKind::ALL {
-        threads_hold_in_every_order("sibling", protocol, &several(vec![vec![section(), sibling.clone()], vec![section()]]));
+        threads_hold_in_every_order(
+            "sibling",
+            protocol,
+            &several(vec![vec![section(), sibling.clone()], vec![section()]]),
+        );
     }
 }

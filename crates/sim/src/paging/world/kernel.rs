@@ -1,14 +1,18 @@
 //! The kernel and the servers of a simulated run: what they do, when they do it, and when they will not.
 
-use rampool_proto::cache::{BatchId, EvictOutcome, Input};
-use rampool_proto::units::Extent;
+use rampool_paging::cache::{BatchId, EvictOutcome, Input};
+use rampool_wire::units::{Extent, PageIndex, push_page};
 
 use super::{Frame, Op, World, nth};
 use crate::paging::Mutation;
 
 impl World {
     pub(super) fn install(&mut self, extent: Extent, contents: &[u64], writable: bool) {
-        if !self.quiet && self.rng.one_in(self.plan.failure_odds) {
+        if self.refuses() {
+            if !self.mutate(Mutation::FailureUnreported) {
+                self.installs_failed.push(extent);
+            }
+        } else if !self.quiet && self.rng.one_in(self.plan.failure_odds) {
             // The kernel did a part of it.
             let done = u32::try_from(self.rng.below(u64::from(extent.count))).expect("below a u32");
             let rest = Extent::new(extent.first.offset(u64::from(done)), extent.count - done);
@@ -23,20 +27,49 @@ impl World {
         }
     }
 
+    /// Zeroes where a page is expected to be.
+    pub(super) fn confirm(&mut self, page: PageIndex) {
+        let (extent, model) = (Extent::page(page), self.pages[nth(page.0)]);
+        if self.refuses() || !model.managed {
+            self.installs_failed.push(extent);
+        } else {
+            assert_eq!(model.moving, 0, "{page} is confirmed where it is no longer");
+            if model.mapped.is_none() {
+                self.pages[nth(page.0)].mapped =
+                    Some(Frame { content: 0, protected: false, hidden: false, lazy: false });
+                self.mapped += 1;
+                self.missing.push(page);
+            }
+            self.wake(extent);
+        }
+    }
+
+    /// A page that was there already, and that the cache counts now.
+    pub(super) fn count_if_resident(&mut self, page: PageIndex) {
+        let resident = self.cache.is_resident(page);
+        if let Some(frame) = &mut self.pages[nth(page.0)].mapped
+            && resident
+            && std::mem::replace(&mut frame.hidden, false)
+        {
+            self.mapped += 1;
+        }
+    }
+
     fn map(&mut self, extent: Extent, contents: &[u64], writable: bool) {
+        let mut there = Vec::new();
         for (page, &content) in extent.pages().zip(contents) {
             let protected = !writable && !self.mutate(Mutation::ProtectionIgnored);
             let model = &mut self.pages[nth(page.0)];
-            if !model.managed {
-                // The kernel says ENOENT: unmapped meanwhile, and the cache is about to hear of it.
-                assert!(self.leaving.is_some_and(|e| e.contains(page)), "{page} is installed where nothing is");
-                continue;
-            }
+            assert!(model.managed, "{page} is installed where nothing is");
+            assert_eq!(model.moving, 0, "{page} is installed where it is no longer");
             if model.mapped.is_none() {
-                model.mapped = Some(Frame { content, protected });
+                model.mapped = Some(Frame { content, protected, hidden: false, lazy: false });
                 self.mapped += 1;
+            } else {
+                push_page(&mut there, page);
             }
         }
+        self.already_there.extend(there);
         self.wake(extent);
     }
 
@@ -83,14 +116,19 @@ impl World {
                 let buffer = self.fetches.get_mut(&fetch.0).expect("the fetch is there");
                 for (page, content) in pages.zip(buffer.iter_mut()) {
                     let kept = self.servers.get(&(page.0 + shift)).or_else(|| self.servers.get(&page.0));
-                    *content = Some(*kept.unwrap_or_else(|| panic!("{page} is asked for, but the servers do not have it")));
+                    *content =
+                        Some(*kept.unwrap_or_else(|| {
+                            panic!("{page} is asked for, but the servers do not have it")
+                        }));
                 }
                 return;
             }
             _ => {}
         }
         match self.ops.remove(at) {
-            Op::Evict { batch, done, .. } => self.handle(Input::Evicted { batch, outcomes: &done.expect("moved") }),
+            Op::Evict { batch, done, .. } => {
+                self.handle(Input::Evicted { batch, outcomes: &done.expect("moved") })
+            }
             Op::Store { batch, .. } => self.handle(Input::Stored { batch }),
             Op::Fetch { fetch, .. } => self.handle(Input::Fetched { fetch }),
             Op::Discard { extent } => {
@@ -105,8 +143,14 @@ impl World {
     fn move_out(&mut self, batch: BatchId, extents: &[Extent]) -> Vec<EvictOutcome> {
         let mut contents = Vec::new();
         let mut outcomes = Vec::new();
-        let mut later = false;
+        let mut later = self.refuses();
         for page in extents.iter().flat_map(Extent::pages) {
+            if self.refuses() {
+                contents.push(None);
+                outcomes.push(EvictOutcome::Later);
+                continue;
+            }
+            assert_eq!(self.pages[nth(page.0)].moving, 0, "{page} is moved out from where it is no longer");
             let busy = !self.quiet && self.rng.one_in(self.plan.busy_odds);
             if busy && self.pages[nth(page.0)].mapped.is_some() {
                 contents.push(None);
@@ -140,7 +184,9 @@ impl World {
                 Some(Frame { content: 0, .. }) => EvictOutcome::MovedZero,
                 Some(_) if self.mutate(Mutation::ContentReportedZero) => EvictOutcome::MovedZero,
                 Some(_) if self.mutate(Mutation::WrittenReportedUnchanged) => EvictOutcome::MovedUnchanged,
-                Some(Frame { content, .. }) if self.plan.config.tells_unchanged && self.stored.get(&page.0) == Some(&content) => {
+                Some(Frame { content, .. })
+                    if self.plan.config.tells_unchanged && self.stored.get(&page.0) == Some(&content) =>
+                {
                     EvictOutcome::MovedUnchanged
                 }
                 // Shared with a child, it had to be opened first.

@@ -1,12 +1,12 @@
-//! What a run came to.
+//! The outcome of a run.
 
 use std::collections::BTreeMap;
 
-use rampool_proto::share::{Body, OpError, Rank, Stats, ThreadId};
+use rampool_sharing::{Body, OpError, Rank, Stats, ThreadId};
 
 use crate::share::network::Counts;
 
-/// What a run came to.
+/// The outcome of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub events: u64,
@@ -38,7 +38,7 @@ impl Report {
     }
 }
 
-/// What kind of message it is.
+/// The message's kind.
 #[must_use]
 pub fn name(body: &Body) -> &'static str {
     match body {

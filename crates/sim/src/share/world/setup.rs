@@ -1,7 +1,9 @@
-//! A world to be.
+//! The description of a world.
 
-use rampool_proto::share::{Config, Engine, Homes, LockPath, Managers, ProtocolKind, Rank, RegionConfig, Rule, ThreadId, Tuning};
-use rampool_proto::units::{Extent, PageIndex};
+use rampool_sharing::{
+    Config, Engine, Homes, LockPath, Managers, ProtocolKind, Rank, RegionConfig, Rule, ThreadId, Tuning,
+};
+use rampool_wire::units::{Extent, PageIndex};
 
 use crate::share::cost::Cost;
 use crate::share::golden::Golden;
@@ -10,7 +12,7 @@ use crate::share::network::Loss;
 use crate::share::node::Node;
 use crate::share::program::{Script, Thread};
 
-/// A world to be.
+/// The description of a world.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub seed: u64,
@@ -21,7 +23,7 @@ pub struct Setup {
     pub managers: Managers,
     pub lock_path: Option<LockPath>,
     pub tuning: Tuning,
-    /// What each thread of each rank does.
+    /// The operations of each thread of each rank.
     pub scripts: Vec<Vec<Script>>,
     /// Chance, in percent, that siblings run at each point inside of a memory operation.
     pub siblings: u64,
@@ -29,17 +31,17 @@ pub struct Setup {
     pub idle: u64,
     /// Chance, in a thousand, that the kernel drops a mapping after an event.
     pub unmap: u64,
-    /// Chance, in a thousand, that a rank wants room after an event and offers some of its pages to be forgotten.
+    /// Chance, in a thousand, that a rank needs room after an event and offers some of its pages.
     pub evict: u64,
     /// Some channels and threads are slow for a while.
     pub slow_phases: bool,
-    /// Chance, in percent, that a rank does nothing at all for a while.
+    /// Chance, in percent, that a rank stops for a while.
     pub pauses: u64,
-    /// What things cost: instead of random delays.
+    /// Costs instead of random delays.
     pub cost: Option<Cost>,
     /// Every message goes through its bytes.
     pub codec: bool,
-    /// Messages travel as datagrams, which may be lost, doubled and overtaken.
+    /// Messages travel as datagrams, which may be lost, duplicated and overtaken.
     pub datagrams: Option<Loss>,
     /// This rank dies at this event.
     pub crash: Option<(Rank, u64)>,
@@ -54,9 +56,15 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A world of one region with sensible rest.
+    /// A world of one region with sensible defaults.
     #[must_use]
-    pub fn new(seed: u64, protocol: ProtocolKind, pages: u32, page_bytes: u32, scripts: Vec<Vec<Script>>) -> Self {
+    pub fn new(
+        seed: u64,
+        protocol: ProtocolKind,
+        pages: u32,
+        page_bytes: u32,
+        scripts: Vec<Vec<Script>>,
+    ) -> Self {
         Self {
             seed,
             page_bytes,
@@ -119,7 +127,9 @@ impl Setup {
                 omit(&mut engine, rule);
             }
             let threads = self.scripts[rank].iter().enumerate();
-            let threads = threads.map(|(index, script)| Thread::new(ThreadId(u16::try_from(index).expect("few threads")), script.clone()));
+            let threads = threads.map(|(index, script)| {
+                Thread::new(ThreadId(u16::try_from(index).expect("few threads")), script.clone())
+            });
             let threads: Vec<Thread> = threads.collect();
             let parties = self.parties.unwrap_or(u16::try_from(threads.len()).expect("few threads"));
             Node { engine, memory: Memory::new(self.page_bytes as usize), threads, parties }

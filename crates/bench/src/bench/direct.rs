@@ -1,0 +1,878 @@
+//! The direct view: small gets compared with raw round trips, long ones with a plain stream, layouts with one
+//! get for each element, and a column scan with the paged view.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use rampool_client::direct::{Direct, DirectRegion, Filter, Total};
+use rampool_client::pool::PoolConfig;
+use rampool_kernel::thread::allowed_cpus;
+use rampool_net::transport::SameHost;
+use rampool_pager::fault::RungChoice;
+use rampool_pager::pager::InstallBy;
+use rampool_wire::layout::{Layout, Order};
+use rampool_wire::session::Encryption;
+use rampool_wire::units::ByteLen;
+use serde_json::json;
+
+use super::Common;
+use super::peer::{self, RawMemory, RawStream, Wanted};
+use super::report::{Reach, Report};
+use super::sequential::{PLAIN_AND_UNPACED, stream_into};
+use super::server::WorkDir;
+use super::service::{Paged, Place, Service, Words};
+use super::workload::{permutation, word};
+
+/// The direct view, compared with round trips, streams, single gets and the paged view
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    /// Measure only this part [default: all]
+    #[arg(long, value_enum)]
+    only: Option<Part>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Gets of 8 B and 4 KiB, compared with raw round trips
+    Small,
+    /// Gets and puts of 1 MiB, compared with plain streams
+    Long,
+    /// Layouts, compared with one get for each element
+    Layouts,
+    /// A column, compared with the paged view
+    Column,
+    /// Gets and puts within this host
+    SameHost,
+    /// Copies from server to server
+    Copies,
+}
+
+pub const SEED: u64 = 5;
+pub const SPIN: Duration = Duration::from_millis(2);
+pub const MIB: u64 = 1 << 20;
+/// The lattice of the halo exchange: its side, in four dimensions.
+const SIDE: u64 = 32;
+
+pub fn run(args: &Args) -> Result<i32> {
+    let common = &args.common;
+    let rounds = common.rounds(7, 2);
+    // Before this thread keeps to one of them.
+    let cpus = allowed_cpus();
+    let place = Place::loopback();
+    let mut report = Report::start("direct", common.quick);
+    let wanted = |part| args.only.is_none_or(|only| only == part);
+    let carried = match args.only {
+        None => "loopback TCP; within the same host, shared memory and Unix sockets",
+        Some(Part::SameHost) => "shared memory and Unix sockets",
+        Some(_) => "loopback TCP",
+    };
+    report.note(format!("{carried}; one connection, both sides spin; {}", place.describe()));
+    report.note("content is random, and every byte of every answer is compared");
+    if [Part::Small, Part::Long, Part::Layouts, Part::Column].into_iter().any(wanted) {
+        over_tcp(&mut report, &place, rounds, common, wanted)?;
+    }
+    if wanted(Part::SameHost) {
+        same_host(&mut report, &place, rounds, common)?;
+    }
+    if wanted(Part::Copies) {
+        copies(&mut report, &cpus, rounds, common)?;
+    }
+    report.finish(common.json.as_deref())
+}
+
+/// One server, one client.
+fn over_tcp(
+    report: &mut Report,
+    place: &Place<'_>,
+    rounds: usize,
+    common: &Common,
+    wanted: impl Fn(Part) -> bool,
+) -> Result<()> {
+    let bytes = common.pick(64 * MIB, 16 * MIB);
+    let rows = common.pick(64 * 1024, 2048);
+    let server = Service::memory_server(place, 4 * bytes + rows * 2 * 4096, SPIN)?;
+    let peer = Service::raw_peer(place, SPIN)?;
+    let plain_peer = Service::plain_peer(place, SPIN)?;
+    let mut direct = connect(&server, 2 * bytes + rows * 4096)?;
+    let region = direct.create(bytes)?;
+    for at in (0..bytes).step_by(index(MIB)) {
+        direct.put(region, at, &content(at, MIB))?;
+    }
+    if wanted(Part::Small) {
+        small(report, &mut direct, region, &peer, rounds, common)?;
+    }
+    if wanted(Part::Long) {
+        long(report, &mut direct, region, [&plain_peer, &peer], rounds, common)?;
+    }
+    if wanted(Part::Layouts) {
+        layouts(report, &mut direct, region, rounds, common)?;
+    }
+    direct.free(region);
+    if wanted(Part::Column) {
+        column(report, &mut direct, &server, rows, rounds)?;
+    }
+    direct.pool().leave();
+    Ok(())
+}
+
+pub fn connect(server: &Service, bytes: u64) -> Result<Direct> {
+    let mut config = PoolConfig::new(vec![server.address.parse()?], ByteLen(bytes), "rampool bench direct");
+    config.encryption = Encryption::Off;
+    let mut direct = Direct::connect(&config)?;
+    direct.spin_for(SPIN);
+    Ok(direct)
+}
+
+fn index(n: u64) -> usize {
+    usize::try_from(n).expect("a 64-bit machine")
+}
+
+/// The content of a region from `at` on, a multiple of 8.
+pub fn content(at: u64, len: u64) -> Vec<u8> {
+    (at / 8..(at + len).div_ceil(8)).flat_map(|n| word(SEED, n).to_le_bytes()).take(index(len)).collect()
+}
+
+/// The content that a layout at byte 0 selects.
+pub fn selected(layout: &Layout) -> Vec<u8> {
+    layout.program().runs().flat_map(|run| content(run.offset.cast_unsigned(), run.len)).collect()
+}
+
+fn small(
+    report: &mut Report,
+    direct: &mut Direct,
+    region: DirectRegion,
+    peer: &Service,
+    rounds: usize,
+    common: &Common,
+) -> Result<()> {
+    let samples = common.pick(20_000, 500);
+    for (bytes, name) in [(8usize, "8 B"), (4096, "4 KiB")] {
+        let mut raw = RawStream::connect(&peer.address, SPIN)?;
+        let peer_content = peer::content();
+        let mut buffer = vec![0u8; bytes];
+        let [mut ours, mut theirs, mut theirs_of_many] = [const { Vec::new() }; 3];
+        let pages = region.bytes() / 4096;
+        let page = |n: usize| word(SEED + 1, n as u64) % pages;
+        for round in 0..=rounds {
+            let mut times = Vec::with_capacity(samples);
+            for n in 0..samples {
+                let at = page(n) * 4096;
+                let started = Instant::now();
+                direct.get(region, at, &mut buffer)?;
+                times.push(started.elapsed());
+                if buffer != content(at, bytes as u64) {
+                    bail!("WRONG CONTENT at byte {at}");
+                }
+            }
+            // The same bytes again and again, and then bytes of the same pages of as much memory.
+            let mut raw_times = [(); 2].map(|()| Vec::with_capacity(samples));
+            for (copies, times) in
+                [1, region.bytes() / peer_content.len() as u64].into_iter().zip(&mut raw_times)
+            {
+                for n in 0..samples {
+                    let from = if copies == 1 { 0 } else { page(n) * 4096 };
+                    let started = Instant::now();
+                    raw.ask(Wanted { from, copies, ..Wanted::first(bytes as u64) })?;
+                    raw.read_exactly(&mut buffer)?;
+                    times.push(started.elapsed());
+                    // The same work between two requests as above, so that the peer waits as long, and the
+                    // caches hold as much other data.
+                    std::hint::black_box(content(page(n) * 4096, bytes as u64));
+                    if buffer != peer_content[index(from) % peer_content.len()..][..bytes] {
+                        bail!("WRONG CONTENT from the raw peer");
+                    }
+                }
+            }
+            // The first round warms both up.
+            if round > 0 {
+                ours.push(p50(times));
+                for (samples, times) in [&mut theirs, &mut theirs_of_many].into_iter().zip(raw_times) {
+                    samples.push(p50(times));
+                }
+            }
+        }
+        report.series(&format!("get of {name}, p50"), "us", json!({ "what": "get", "bytes": bytes }), &ours);
+        report.series(
+            &format!("raw round trip with {name}, p50"),
+            "us",
+            json!({ "what": "raw", "bytes": bytes }),
+            &theirs,
+        );
+        report.series(
+            &format!("raw round trip with {name} of as much memory, p50"),
+            "us",
+            json!({ "what": "raw of as much memory", "bytes": bytes }),
+            &theirs_of_many,
+        );
+        report.ratio(&format!("get of {name} / raw round trip"), &ours, &theirs, Some(Reach::AtMost(1.15)));
+        report.ratio(
+            &format!("get of {name} / raw round trip, of as much memory"),
+            &ours,
+            &theirs_of_many,
+            Some(Reach::AtMost(1.15)),
+        );
+    }
+    Ok(())
+}
+
+fn p50(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e6
+}
+
+/// 1 MiB at a time, four under way.
+fn long(
+    report: &mut Report,
+    direct: &mut Direct,
+    region: DirectRegion,
+    [plain_peer, peer]: [&Service; 2],
+    rounds: usize,
+    common: &Common,
+) -> Result<()> {
+    report.note(PLAIN_AND_UNPACED);
+    let times = common.pick(512u64, 32);
+    let block = Layout::bytes(MIB)?;
+    let places = region.bytes() / MIB;
+    let [mut gets, mut puts, mut plain, mut raw, mut raw_get, mut raw_put, mut checked_put] =
+        [const { Vec::new() }; 7];
+    let contents: Vec<Vec<u8>> = (0..places).map(|n| content(n * MIB, MIB)).collect();
+    let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
+    for round in 0..=rounds {
+        let mut under_way = std::collections::VecDeque::new();
+        let started = Instant::now();
+        let mut unchecked = Duration::ZERO;
+        for n in 0..times {
+            if under_way.len() == 4 {
+                let (at, get): (u64, _) = under_way.pop_front().expect("four of them");
+                let bytes = direct.wait(get)?;
+                // Comparing is not part of a get.
+                let checking = Instant::now();
+                if n % 16 == 0 && bytes != contents[index(at)] {
+                    bail!("WRONG CONTENT in block {at}");
+                }
+                unchecked += checking.elapsed();
+                buffers.push(bytes);
+            }
+            let at = n % places;
+            let buffer = buffers.pop().unwrap_or_default();
+            under_way.push_back((at, direct.start_get_into(region, at * MIB, &block, buffer)?));
+        }
+        for (at, get) in under_way {
+            let bytes = direct.wait(get)?;
+            if bytes != contents[index(at)] {
+                bail!("WRONG CONTENT in block {at}");
+            }
+            buffers.push(bytes);
+        }
+        let got = (times * MIB) as f64 / (started.elapsed() - unchecked).as_secs_f64() / 1e9;
+        let mut under_way = std::collections::VecDeque::new();
+        let mut ready: Vec<Vec<u8>> = (0..4).map(|n| contents[n].clone()).collect();
+        let started = Instant::now();
+        for n in 0..times {
+            let bytes = if under_way.len() == 4 {
+                direct.wait(under_way.pop_front().expect("four of them"))?
+            } else {
+                ready.pop().expect("four")
+            };
+            // Each vector has the content of one block, and goes there again and again.
+            let first = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+            let at = (0..4).find(|at| word(SEED, at * MIB / 8) == first).expect("one of the four");
+            under_way.push_back(direct.start_put(region, at * MIB, &block, bytes)?);
+            let _ = n;
+        }
+        for put in under_way {
+            direct.wait(put)?;
+        }
+        let put = (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9;
+        // A plain stream repeated out of and into one megabyte, which stays in the caches, and an unpaced
+        // one; then out of as much memory as the gets read, and into as much as the puts write. And as puts,
+        // by a sender that makes the checksum of each page, as a put has to.
+        let stream = |peer: &Service, copies, buffers, checksummed| {
+            let wanted = Wanted { copies, checksummed, ..Wanted::first(times * MIB) };
+            stream_into(&peer.address, SPIN, wanted, buffers)
+        };
+        let streams = [
+            stream(plain_peer, 1, 1, false)?,
+            stream(peer, 1, 1, false)?,
+            stream(peer, places, 4, false)?,
+            stream(peer, 4, 4, false)?,
+            stream(peer, 4, 4, true)?,
+        ];
+        if round > 0 {
+            let samples =
+                [&mut gets, &mut puts, &mut plain, &mut raw, &mut raw_get, &mut raw_put, &mut checked_put];
+            for (samples, value) in samples.into_iter().zip([got, put].into_iter().chain(streams)) {
+                samples.push(value);
+            }
+        }
+    }
+    for (n, want) in contents.iter().enumerate().take(4) {
+        let mut bytes = vec![0; index(MIB)];
+        direct.get(region, n as u64 * MIB, &mut bytes)?;
+        if bytes != *want {
+            bail!("WRONG CONTENT in block {n} after it was put");
+        }
+    }
+    report.series("get of 1 MiB, four under way", "GB/s", json!({ "what": "get 1 MiB" }), &gets);
+    report.series("put of 1 MiB, four under way", "GB/s", json!({ "what": "put 1 MiB" }), &puts);
+    report.series(
+        "plain TCP stream of 1 MiB, over and over",
+        "GB/s",
+        json!({ "what": "plain stream" }),
+        &plain,
+    );
+    report.series("unpaced TCP stream of 1 MiB, over and over", "GB/s", json!({ "what": "stream" }), &raw);
+    report.series(
+        "unpaced TCP stream of as much memory as the gets",
+        "GB/s",
+        json!({ "what": "stream as gets" }),
+        &raw_get,
+    );
+    report.series(
+        "unpaced TCP stream of as much memory as the puts",
+        "GB/s",
+        json!({ "what": "stream as puts" }),
+        &raw_put,
+    );
+    report.series(
+        "the same with a checksum of each page made by the sender",
+        "GB/s",
+        json!({ "what": "checked stream as puts" }),
+        &checked_put,
+    );
+    report.ratio("get of 1 MiB / plain stream", &gets, &plain, Some(Reach::AtLeast(0.9)));
+    report.ratio("put of 1 MiB / plain stream", &puts, &plain, Some(Reach::AtLeast(0.9)));
+    report.ratio(
+        "get of 1 MiB / unpaced stream of as much memory",
+        &gets,
+        &raw_get,
+        Some(Reach::AtLeast(0.9)),
+    );
+    report.ratio(
+        "put of 1 MiB / unpaced stream of as much memory",
+        &puts,
+        &raw_put,
+        Some(Reach::AtLeast(0.9)),
+    );
+    report.ratio(
+        "stream with checksums / stream, unpaced, as much memory as the puts",
+        &checked_put,
+        &raw_put,
+        None,
+    );
+    report.ratio("put of 1 MiB / unpaced stream with checksums", &puts, &checked_put, None);
+    report.ratio("get of 1 MiB / unpaced stream of 1 MiB, over and over", &gets, &raw, None);
+    report.ratio("put of 1 MiB / unpaced stream of 1 MiB, over and over", &puts, &raw, None);
+    Ok(())
+}
+
+/// Layouts with their names: each is one get, or several at once.
+pub fn cells(bytes: u64, sparse: u64) -> Result<Vec<(String, Vec<Layout>)>> {
+    let element = Layout::bytes(8)?;
+    let dense = bytes / 64;
+    let order = permutation(SEED, index(bytes / 8));
+    let list: Vec<(u64, i64)> =
+        order.iter().take(index(dense)).map(|n| (1, i64::try_from(*n).expect("far below"))).collect();
+    let random = element.indexed(&list)?;
+    let face = |dimension: usize, start: u64| {
+        let (mut part, mut at) = ([SIDE; 4], [0; 4]);
+        (part[dimension], at[dimension]) = (1, start);
+        element.subarray(&[SIDE; 4], &part, &at, Order::C)
+    };
+    let faces = (0..4)
+        .flat_map(|dimension| [face(dimension, 0), face(dimension, SIDE - 1)])
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(vec![
+        (format!("strided get, {sparse} x 8 B, stride 4 KiB"), vec![element.hvector(sparse, 1, 4096)?]),
+        (format!("strided get, {dense} x 8 B, stride 64 B"), vec![element.hvector(dense, 1, 64)?]),
+        (format!("random gather, {dense} x 8 B"), vec![random]),
+        ("8 faces of a 32^4 lattice of 8 B".to_owned(), faces),
+    ])
+}
+
+/// Gets all of them at once into the buffers.
+pub fn get_all(
+    direct: &mut Direct,
+    region: DirectRegion,
+    layouts: &[Layout],
+    buffers: &mut [Vec<u8>],
+) -> Result<Duration> {
+    let started = Instant::now();
+    let mut gets = Vec::new();
+    for (layout, buffer) in layouts.iter().zip(&mut *buffers) {
+        gets.push(direct.start_get_into(region, 0, layout, std::mem::take(buffer))?);
+    }
+    for (get, buffer) in gets.into_iter().zip(buffers) {
+        *buffer = direct.wait(get)?;
+    }
+    Ok(started.elapsed())
+}
+
+fn layouts(
+    report: &mut Report,
+    direct: &mut Direct,
+    region: DirectRegion,
+    rounds: usize,
+    common: &Common,
+) -> Result<()> {
+    let bytes = region.bytes();
+    let cells = cells(bytes, common.pick(16_384, 4096))?;
+    for (name, layouts) in &cells {
+        let want: Vec<Vec<u8>> = layouts.iter().map(selected).collect();
+        let mut buffers = vec![Vec::new(); layouts.len()];
+        let mut took = Vec::new();
+        for round in 0..=rounds {
+            let time = get_all(direct, region, layouts, &mut buffers)?.as_secs_f64() * 1e3;
+            if buffers != want {
+                bail!("WRONG CONTENT: {name}");
+            }
+            if round > 0 {
+                took.push(time);
+            }
+        }
+        report.series(name, "ms", json!({ "what": name }), &took);
+    }
+    // One get for each element, of the first of them.
+    let (element, dense) = (Layout::bytes(8)?, bytes / 64);
+    let singles = common.pick(4096, 256);
+    let strided = element.hvector(dense, 1, 64)?;
+    let (mut one_by_one, mut at_once) = (Vec::new(), Vec::new());
+    let mut buffer = Vec::new();
+    for _ in 0..rounds {
+        let mut bytes = [0; 8];
+        let started = Instant::now();
+        for n in 0..singles {
+            direct.get(region, n * 64, &mut bytes)?;
+            if bytes != word(SEED, n * 8).to_le_bytes() {
+                bail!("WRONG CONTENT of element {n}");
+            }
+        }
+        one_by_one.push(started.elapsed().as_secs_f64() * 1e9 / singles as f64);
+        let started = Instant::now();
+        let get = direct.start_get_into(region, 0, &strided, buffer)?;
+        buffer = direct.wait(get)?;
+        at_once.push(started.elapsed().as_secs_f64() * 1e9 / dense as f64);
+    }
+    report.series("one get for each element", "ns an element", json!({ "what": "single gets" }), &one_by_one);
+    report.series("one get of all elements", "ns an element", json!({ "what": "one get" }), &at_once);
+    report.ratio("one get for each element / one of all", &one_by_one, &at_once, Some(Reach::AtLeast(100.0)));
+    // 64-byte elements compared with the same bytes in one piece.
+    let count = bytes / 256;
+    let (spread, dense) = (Layout::bytes(64)?.hvector(count, 1, 256)?, Layout::bytes(count * 64)?);
+    let want = selected(&spread);
+    let (mut gathered, mut contiguous) = (Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        for (layout, samples) in [(&spread, &mut gathered), (&dense, &mut contiguous)] {
+            let started = Instant::now();
+            let get = direct.start_get_into(region, 0, layout, buffer)?;
+            buffer = direct.wait(get)?;
+            let rate = (count * 64) as f64 / started.elapsed().as_secs_f64() / 1e9;
+            if samples.len() == round.saturating_sub(1)
+                && std::ptr::eq(layout, &raw const spread)
+                && buffer != want
+            {
+                bail!("WRONG CONTENT of 64-byte elements");
+            }
+            if round > 0 {
+                samples.push(rate);
+            }
+        }
+    }
+    report.series(
+        "gather of 64-byte elements, stride 256 B",
+        "GB/s",
+        json!({ "what": "gather 64 B" }),
+        &gathered,
+    );
+    report.series("the same bytes in one piece", "GB/s", json!({ "what": "contiguous" }), &contiguous);
+    report.ratio(
+        "gather of 64-byte elements / contiguous",
+        &gathered,
+        &contiguous,
+        Some(Reach::AtLeast(0.75)),
+    );
+    Ok(())
+}
+
+/// Shared memory compared with the same server's socket, the least that two processes need, and memcpy.
+fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Common) -> Result<()> {
+    let bytes = common.pick(64 * MIB, 16 * MIB);
+    let dir = WorkDir::create()?;
+    let listen = format!("unix:{}", dir.0.join("server").display());
+    let server = Service::memory_server_at(place, &listen, 4 * bytes, SPIN)?;
+    let open = |how| -> Result<(Direct, DirectRegion)> {
+        let mut config =
+            PoolConfig::new(vec![server.address.parse()?], ByteLen(bytes + MIB), "rampool bench direct");
+        config.same_host = Some(how);
+        let mut direct = Direct::connect(&config)?;
+        direct.spin_for(SPIN);
+        let region = direct.create(bytes)?;
+        for at in (0..bytes).step_by(index(MIB)) {
+            direct.put(region, at, &content(at, MIB))?;
+        }
+        Ok((direct, region))
+    };
+    let (mut rings, mut socket) = (open(SameHost::Rings)?, open(SameHost::Socket)?);
+    let (memory, file) = RawMemory::create()?;
+    let raw = Service::raw_memory_peer(place, file.as_fd())?;
+    let samples = common.pick(20_000, 500);
+    for (size, name) in [(8usize, "8 B"), (4096, "4 KiB")] {
+        let mut buffer = vec![0u8; size];
+        let peer_content = peer::content();
+        let (mut ours, mut plain, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..=rounds {
+            let mut medians = [0.0; 2];
+            for (median, (direct, region)) in medians.iter_mut().zip([&mut rings, &mut socket]) {
+                let mut times = Vec::with_capacity(samples);
+                for n in 0..samples as u64 {
+                    let at = word(SEED + 1, n) % (bytes / 4096) * 4096;
+                    let started = Instant::now();
+                    direct.get(*region, at, &mut buffer)?;
+                    times.push(started.elapsed());
+                    if buffer != content(at, size as u64) {
+                        bail!("WRONG CONTENT at byte {at}");
+                    }
+                }
+                *median = p50(times);
+            }
+            let mut times = Vec::with_capacity(samples);
+            for _ in 0..samples {
+                let started = Instant::now();
+                memory.get(&mut buffer)?;
+                times.push(started.elapsed());
+                if buffer != peer_content[..size] {
+                    bail!("WRONG CONTENT from the raw peer");
+                }
+            }
+            if round > 0 {
+                ours.push(medians[0]);
+                plain.push(medians[1]);
+                theirs.push(p50(times));
+            }
+        }
+        let what = |means: &str| json!({ "what": "same host get", "bytes": size, "means": means });
+        report.series(&format!("same host: get of {name}, shared memory, p50"), "us", what("rings"), &ours);
+        report.series(&format!("same host: get of {name}, Unix socket, p50"), "us", what("unix"), &plain);
+        report.series(
+            &format!("same host: raw round trip over memory, {name}, p50"),
+            "us",
+            what("raw"),
+            &theirs,
+        );
+        report.ratio(&format!("same host: get of {name}, socket / shared memory"), &plain, &ours, None);
+        report.ratio(&format!("same host: get of {name} / raw over memory"), &ours, &theirs, None);
+    }
+    drop(raw);
+    let blocks: Vec<Vec<u8>> = (0..bytes / MIB).map(|n| content(n * MIB, MIB)).collect();
+    let times = common.pick(1024u64, 32);
+    let (mut gets, mut puts, mut copies, mut socket_gets, mut socket_puts) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        let (get, put) = megabytes(&mut rings, &blocks, times)?;
+        let copy = copied(&blocks, times);
+        let (socket_get, socket_put) = megabytes(&mut socket, &blocks, times / 4)?;
+        if round > 0 {
+            for (samples, value) in [&mut gets, &mut puts, &mut copies, &mut socket_gets, &mut socket_puts]
+                .into_iter()
+                .zip([get, put, copy, socket_get, socket_put])
+            {
+                samples.push(value);
+            }
+        }
+    }
+    let what = |what: &str, means: &str| json!({ "what": what, "means": means });
+    report.series(
+        "same host: get of 1 MiB, shared memory",
+        "GB/s",
+        what("same host get 1 MiB", "rings"),
+        &gets,
+    );
+    report.series(
+        "same host: put of 1 MiB, shared memory",
+        "GB/s",
+        what("same host put 1 MiB", "rings"),
+        &puts,
+    );
+    report.series(
+        "same host: get of 1 MiB, Unix socket",
+        "GB/s",
+        what("same host get 1 MiB", "unix"),
+        &socket_gets,
+    );
+    report.series(
+        "same host: put of 1 MiB, Unix socket",
+        "GB/s",
+        what("same host put 1 MiB", "unix"),
+        &socket_puts,
+    );
+    report.series("same host: memcpy of 1 MiB", "GB/s", what("memcpy", "none"), &copies);
+    report.ratio("same host: get of 1 MiB / memcpy", &gets, &copies, Some(Reach::AtLeast(0.5)));
+    report.ratio("same host: put of 1 MiB / memcpy", &puts, &copies, Some(Reach::AtLeast(0.5)));
+    for (direct, region) in [&mut rings, &mut socket] {
+        direct.free(*region);
+        direct.pool().leave();
+    }
+    Ok(())
+}
+
+/// GB/s of gets, and of puts, of 1 MiB, four under way. All that is there afterwards is compared.
+fn megabytes(
+    (direct, region): &mut (Direct, DirectRegion),
+    blocks: &[Vec<u8>],
+    times: u64,
+) -> Result<(f64, f64)> {
+    let block = Layout::bytes(MIB)?;
+    let places = blocks.len() as u64;
+    let rate = |started: Instant| (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9;
+    let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
+    let mut under_way = VecDeque::new();
+    let started = Instant::now();
+    for n in 0..times {
+        let buffer = match buffers.pop() {
+            Some(buffer) => buffer,
+            None => direct.wait(under_way.pop_front().expect("four of them"))?,
+        };
+        under_way.push_back(direct.start_get_into(*region, n % places * MIB, &block, buffer)?);
+    }
+    for get in under_way.drain(..) {
+        buffers.push(direct.wait(get)?);
+    }
+    let got = rate(started);
+    let last = (times - 1) % places;
+    if buffers.last() != blocks.get(index(last)) {
+        bail!("WRONG CONTENT in block {last}");
+    }
+    // Each vector has the content of one block, which is put to its place again and again.
+    let mut ready: VecDeque<(u64, Vec<u8>)> =
+        (0..4.min(places)).map(|n| (n, blocks[index(n)].clone())).collect();
+    let mut under_way = VecDeque::new();
+    let started = Instant::now();
+    for _ in 0..times {
+        let (at, bytes) = match ready.pop_front() {
+            Some(one) => one,
+            None => {
+                let (at, put) = under_way.pop_front().expect("four of them");
+                (at, direct.wait(put)?)
+            }
+        };
+        under_way.push_back((at, direct.start_put(*region, at * MIB, &block, bytes)?));
+    }
+    for (_, put) in under_way {
+        direct.wait(put)?;
+    }
+    let put = rate(started);
+    for (at, want) in (0..).step_by(index(MIB)).zip(blocks) {
+        let mut bytes = vec![0; index(MIB)];
+        direct.get(*region, at, &mut bytes)?;
+        if bytes != *want {
+            bail!("WRONG CONTENT at byte {at} after it was put");
+        }
+    }
+    Ok((got, put))
+}
+
+/// GB/s of copies of these blocks to four others, in turns.
+fn copied(blocks: &[Vec<u8>], times: u64) -> f64 {
+    let mut buffers: Vec<Vec<u8>> = (0..4).map(|_| vec![0; index(MIB)]).collect();
+    let started = Instant::now();
+    for (n, block) in (0..times).zip(blocks.iter().cycle()) {
+        buffers[index(n % 4)].copy_from_slice(std::hint::black_box(block));
+        std::hint::black_box(&mut buffers);
+    }
+    (times * MIB) as f64 / started.elapsed().as_secs_f64() / 1e9
+}
+
+/// The sum of 8 bytes of every row of 4 KiB.
+fn column(
+    report: &mut Report,
+    direct: &mut Direct,
+    server: &Service,
+    rows: u64,
+    rounds: usize,
+) -> Result<()> {
+    let bytes = rows * 4096;
+    let table = direct.create(bytes)?;
+    for at in (0..bytes).step_by(index(MIB)) {
+        direct.put(table, at, &content(at, MIB.min(bytes - at)))?;
+    }
+    let want: i128 = (0..rows).map(|row| i128::from(word(SEED, row * 512 + 2).cast_signed())).sum();
+    let layout = Layout::bytes(8)?.hvector(rows, 1, 4096)?;
+    let memory = Paged {
+        server: &server.address,
+        key: None,
+        memory_bytes: bytes * 9 / 8,
+        local_bytes: bytes / 8,
+        page_bytes: 4096,
+        prefetch_bytes: 2 << 20,
+        spin: SPIN,
+        install_by: InstallBy::Auto,
+        rung: RungChoice::Auto,
+    }
+    .open()?;
+    let region = memory.alloc(index(bytes))?;
+    let words = Words::new(&region);
+    words.fill(SEED);
+    let (mut at_server, mut gathered, mut copied, mut paged) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut wire = 0;
+    let mut part = vec![0; index(MIB)];
+    for round in 0..=rounds {
+        let before = direct.pool().stats().servers[0].received_bytes;
+        let started = Instant::now();
+        let sum = direct.sum(table, 16, &layout, Filter::<i64>::all())?;
+        let summed = started.elapsed().as_secs_f64() * 1e3;
+        wire = direct.pool().stats().servers[0].received_bytes - before;
+        let started = Instant::now();
+        let column = direct.get_values::<i64>(table, 16, &layout)?;
+        let here: i128 = column.iter().map(|value| i128::from(*value)).sum();
+        let got = started.elapsed().as_secs_f64() * 1e3;
+        let started = Instant::now();
+        let mut whole = 0;
+        for at in (0..bytes).step_by(index(MIB)) {
+            let part = &mut part[..index(MIB.min(bytes - at))];
+            direct.get(table, at, part)?;
+            let column = part
+                .chunks_exact(4096)
+                .map(|row| i64::from_le_bytes(*row[16..].first_chunk().expect("a row is longer")));
+            whole += column.map(i128::from).sum::<i128>();
+        }
+        let fetched = started.elapsed().as_secs_f64() * 1e3;
+        let started = Instant::now();
+        let through_pages: i128 =
+            (0..index(rows)).map(|row| i128::from(words.read(row * 512 + 2).cast_signed())).sum();
+        let scanned = started.elapsed().as_secs_f64() * 1e3;
+        if sum != (rows, Total::Integer(want)) || here != want || whole != want || through_pages != want {
+            bail!("WRONG SUM of the column");
+        }
+        if round > 0 {
+            at_server.push(summed);
+            gathered.push(got);
+            copied.push(fetched);
+            paged.push(scanned);
+        }
+    }
+    report.note(format!(
+        "column scan: {rows} rows of 4 KiB; added up at the server {wire} bytes came back, gathered {} bytes, of {bytes}",
+        rows * 8
+    ));
+    report.series("column scan, added up at the server", "ms", json!({ "what": "sum" }), &at_server);
+    report.series("column scan, gathered and added up here", "ms", json!({ "what": "gathered" }), &gathered);
+    report.series(
+        "column scan, the whole table copied and added up here",
+        "ms",
+        json!({ "what": "copied" }),
+        &copied,
+    );
+    report.series("column scan, paged, an eighth local", "ms", json!({ "what": "paged" }), &paged);
+    report.ratio("paged scan / scan at the server", &paged, &at_server, Some(Reach::AtLeast(20.0)));
+    report.ratio("paged scan / gathered", &paged, &gathered, Some(Reach::AtLeast(20.0)));
+    report.ratio("table copied / scan at the server", &copied, &at_server, None);
+    report.ratio("table copied / gathered", &copied, &gathered, None);
+    direct.free(table);
+    Ok(())
+}
+
+/// From one server to another, by the servers themselves and through the client.
+fn copies(report: &mut Report, cpus: &[usize], rounds: usize, common: &Common) -> Result<()> {
+    let bytes = common.pick(64 * MIB, 8 * MIB);
+    let place = |cpu: Option<&usize>| Place {
+        host: "127.0.0.1",
+        server_cpu: cpu.copied(),
+        namespace: None,
+        key: None,
+    };
+    // The client has nothing to do while the servers copy, so the second server shares its CPU.
+    let servers = [
+        Service::memory_server(&place(cpus.last()), 3 * bytes, Duration::ZERO)?,
+        Service::memory_server(&place(cpus.first()), 3 * bytes, Duration::ZERO)?,
+    ];
+    if let [first, .., last] = cpus {
+        report.note(format!(
+            "copies: the source on CPU {last}, target and client on CPU {first}, nothing spins"
+        ));
+    }
+    let mut config = PoolConfig::new(
+        servers.iter().map(|server| server.address.parse()).collect::<Result<_, _>>()?,
+        ByteLen(4 * bytes),
+        "rampool bench direct",
+    );
+    config.encryption = Encryption::Off;
+    // One stripe on each server.
+    config.stripe_pages = u32::try_from(bytes / 4096)?;
+    let mut direct = Direct::connect(&config)?;
+    let region = direct.create(2 * bytes)?;
+    let block = Layout::bytes(MIB)?;
+    let whole = Layout::bytes(bytes)?;
+    let (mut by_servers, mut by_client) = (Vec::new(), Vec::new());
+    let mut buffers: Vec<Vec<u8>> = Vec::new();
+    let mut control = 0;
+    for round in 0..=rounds as u64 {
+        for at in (0..bytes).step_by(index(MIB)) {
+            direct.put(region, at, &content(round * bytes + at, MIB))?;
+        }
+        for by_the_servers in [true, false] {
+            let traffic = |direct: &mut Direct| {
+                direct.pool().stats().servers.iter().map(|s| s.sent_bytes + s.received_bytes).sum::<u64>()
+            };
+            let before = traffic(&mut direct);
+            let started = Instant::now();
+            if by_the_servers {
+                direct.copy((region, 0, &whole), (region, bytes, &whole))?;
+                control = traffic(&mut direct) - before;
+            } else {
+                let mut gets = std::collections::VecDeque::new();
+                let mut puts = std::collections::VecDeque::new();
+                for at in (0..bytes + 4 * MIB).step_by(index(MIB)) {
+                    if at < bytes {
+                        gets.push_back(direct.start_get_into(
+                            region,
+                            at,
+                            &block,
+                            buffers.pop().unwrap_or_default(),
+                        )?);
+                    }
+                    if at >= 4 * MIB {
+                        let got = direct.wait(gets.pop_front().expect("four are under way"))?;
+                        puts.push_back(direct.start_put(region, bytes + at - 4 * MIB, &block, got)?);
+                    }
+                    if puts.len() > 4 {
+                        buffers.push(direct.wait(puts.pop_front().expect("more than four"))?);
+                    }
+                }
+                for put in puts {
+                    buffers.push(direct.wait(put)?);
+                }
+            }
+            let rate = bytes as f64 / started.elapsed().as_secs_f64() / 1e9;
+            for at in (0..bytes).step_by(index(MIB)) {
+                let mut found = vec![0; index(MIB)];
+                direct.get(region, bytes + at, &mut found)?;
+                if found != content(round * bytes + at, MIB) {
+                    bail!("WRONG CONTENT {at} bytes into the copy");
+                }
+                // So that the next copy has something to do.
+                direct.put(region, bytes + at, &found[..8].iter().map(|byte| !byte).collect::<Vec<u8>>())?;
+            }
+            if round > 0 {
+                if by_the_servers { &mut by_servers } else { &mut by_client }.push(rate);
+            }
+        }
+    }
+    report
+        .note(format!("{control} bytes travelled between the client and the servers for a copy of {bytes}"));
+    report.series("copy from server to server", "GB/s", json!({ "what": "copy" }), &by_servers);
+    report.series(
+        "get and put, four of each under way",
+        "GB/s",
+        json!({ "what": "get and put" }),
+        &by_client,
+    );
+    report.ratio("copy / get and put", &by_servers, &by_client, Some(Reach::AtLeast(1.8)));
+    direct.pool().leave();
+    Ok(())
+}

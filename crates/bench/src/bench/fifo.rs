@@ -1,0 +1,259 @@
+//! Remote queues: the latency of a head compared with raw messages, heads with and without bodies after them,
+//! and the rate of eight senders compared with redis lists.
+
+mod rate;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use rampool_client::direct::{Direct, Message, Queue, QueueBounds, SendBody};
+use rampool_client::pool::PoolConfig;
+use rampool_wire::session::Encryption;
+use rampool_wire::units::ByteLen;
+use serde_json::json;
+
+use super::Common;
+use super::peer::{self, RawStream};
+use super::report::{Reach, Report};
+use super::service::{Place, Service};
+use super::workload::random_bytes;
+
+/// Messages through queues, compared with raw connections and redis lists
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    /// Number of senders in the rate
+    #[arg(long, default_value_t = 8)]
+    senders: usize,
+
+    /// Messages that each sender has unanswered
+    #[arg(long, default_value_t = 16)]
+    depth: usize,
+
+    /// The redis program to measure against
+    #[arg(long, default_value = "redis-server", value_name = "PROGRAM")]
+    redis: PathBuf,
+
+    /// Measure only one part [default: both]
+    #[arg(long)]
+    only: Option<Part>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    Latency,
+    Rate,
+}
+
+const SPIN: Duration = Duration::from_millis(2);
+const PATIENCE: Duration = Duration::from_secs(20);
+const HEAD_BYTES: usize = 64;
+const BODY_BYTES: usize = 1 << 20;
+
+pub fn run(args: &Args) -> Result<i32> {
+    if args.senders == 0 || args.depth == 0 {
+        bail!("senders and depth must be at least 1");
+    }
+    let common = &args.common;
+    let place = Place::loopback();
+    let mut report = Report::start("fifo", common.quick);
+    report.note(format!(
+        "loopback TCP, heads of {HEAD_BYTES} random bytes, every message compared; {}",
+        place.describe()
+    ));
+    report.note("one thread has the sender's and the receiver's connection, and the clock is read in it: before the send, and when the receiver has the head");
+    report.note("a queue is at a server, so a head makes two hops; a raw relay makes the same two (a process that passes on what comes), half a raw round trip is one");
+    if args.only != Some(Part::Rate) {
+        latency(&mut report, &place, common.rounds(7, 2), common)?;
+    }
+    if args.only != Some(Part::Latency) {
+        rate::run(&mut report, &place, args)?;
+    }
+    report.finish(common.json.as_deref())
+}
+
+fn connect(server: &Service) -> Result<Direct> {
+    let mut config = PoolConfig::new(vec![server.address.parse()?], ByteLen(256 << 20), "rampool bench fifo");
+    config.encryption = Encryption::Off;
+    let mut direct = Direct::connect(&config)?;
+    direct.spin_for(SPIN);
+    Ok(direct)
+}
+
+fn join(first: &mut Direct) -> Result<Direct> {
+    let mut config = PoolConfig::attach(first.pool().lease_ticket(), "rampool bench fifo");
+    config.encryption = Encryption::Off;
+    let mut direct = Direct::connect(&config)?;
+    direct.spin_for(SPIN);
+    Ok(direct)
+}
+
+fn p50(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e6
+}
+
+/// The two ends of a queue, and a third client that uses it, too.
+struct Ends {
+    sender: Direct,
+    receiver: Direct,
+    to: Queue,
+    from: Queue,
+    head: [u8; HEAD_BYTES],
+    number: u64,
+}
+
+impl Ends {
+    fn next_head(&mut self) {
+        self.number += 1;
+        self.head[..8].copy_from_slice(&self.number.to_le_bytes());
+    }
+
+    /// Polls for the next message until it arrives; the sender's connection and that of `other` make progress
+    /// meanwhile.
+    fn receive(&mut self, mut other: Option<&mut Direct>) -> Result<Message> {
+        let started = Instant::now();
+        loop {
+            if let Some(message) = self.receiver.poll_message(&self.from)? {
+                return Ok(message);
+            }
+            if let Some(other) = &mut other {
+                other.progress();
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("no message within {PATIENCE:?}");
+            }
+        }
+    }
+
+    /// One message, from before its send until its head is here.
+    fn one_way(&mut self, body: Vec<u8>, expected: Option<&[u8]>) -> Result<Duration> {
+        self.next_head();
+        // The receiver waits before the sender sends.
+        if self.receiver.poll_message(&self.from)?.is_some() {
+            bail!("a message that was never sent");
+        }
+        let started = Instant::now();
+        let send = self.sender.start_send(&self.to, &self.head, body, PATIENCE)?;
+        let mut message = self.receive(None)?;
+        let took = started.elapsed();
+        if message.head() != self.head {
+            bail!("WRONG HEAD of message {}", self.number);
+        }
+        self.sender.wait_send(send)?;
+        if let Some(expected) = expected
+            && self.receiver.body(&mut message, PATIENCE)? != expected
+        {
+            bail!("WRONG BODY of message {}", self.number);
+        }
+        self.receiver.done(message);
+        Ok(took)
+    }
+}
+
+fn latency(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Common) -> Result<()> {
+    let server = Service::memory_server(place, 512 << 20, SPIN)?;
+    let echo = Service::raw_peer(place, SPIN)?;
+    let relay = Service::raw_relay(place, SPIN)?;
+    let mut sender = connect(&server)?;
+    let mut receiver = join(&mut sender)?;
+    let mut other = join(&mut sender)?;
+    let bounds = QueueBounds { messages: 1000, bytes: 64 << 20 };
+    let to = sender.open_or_create_queue("heads", bounds)?;
+    let from = receiver.open_queue("heads")?;
+    let elsewhere = other.open_or_create_queue("bodies", bounds)?;
+    let mut head = [0; HEAD_BYTES];
+    head.copy_from_slice(&random_bytes(3, HEAD_BYTES));
+    let mut ends = Ends { sender, receiver, to, from, head, number: 0 };
+    let mut raw = RawStream::connect(&echo.address, SPIN)?;
+    let content = peer::content();
+    let mut relay_in = RawStream::connect(&relay.address, SPIN)?;
+    let mut relay_out = RawStream::connect(&relay.address, SPIN)?;
+    let body = random_bytes(4, BODY_BYTES);
+    let (samples, few) = (common.pick(10_000, 300), common.pick(400, 20));
+    let mut series: [Vec<f64>; 6] = Default::default();
+    for round in 0..=rounds {
+        let mut figures = Vec::new();
+        let times = (0..samples).map(|_| ends.one_way(Vec::new(), None)).collect::<Result<Vec<_>>>()?;
+        figures.push(p50(times));
+        let mut buffer = [0; peer::REQUEST_BYTES];
+        let mut times = Vec::with_capacity(samples);
+        for _ in 0..samples {
+            let started = Instant::now();
+            relay_in.write_exactly(&ends.head)?;
+            relay_out.read_exactly(&mut buffer)?;
+            times.push(started.elapsed());
+            if buffer != ends.head {
+                bail!("WRONG CONTENT from the raw relay");
+            }
+        }
+        figures.push(p50(times));
+        let mut times = Vec::with_capacity(samples);
+        for _ in 0..samples {
+            let started = Instant::now();
+            raw.request(HEAD_BYTES as u64)?;
+            raw.read_exactly(&mut buffer)?;
+            times.push(started.elapsed());
+            if buffer != content[..HEAD_BYTES] {
+                bail!("WRONG CONTENT from the raw peer");
+            }
+        }
+        figures.push(p50(times) / 2.0);
+        // Heads alone and heads with a megabyte after them, in turns, each after a head that is not counted:
+        // the megabyte before it has emptied the caches.
+        let (mut alone, mut followed, mut next_to) = (Vec::new(), Vec::new(), Vec::new());
+        for n in 0..few {
+            ends.one_way(Vec::new(), None)?;
+            alone.push(ends.one_way(Vec::new(), None)?);
+            let expected = (n % 8 == 0).then_some(&body[..]);
+            let own = body.clone();
+            ends.one_way(Vec::new(), None)?;
+            followed.push(ends.one_way(own, expected)?);
+            ends.one_way(Vec::new(), None)?;
+            // Another client's megabyte is on its way through the same server.
+            let send = other.start_send(&elsewhere, b"", body.clone(), PATIENCE)?;
+            while other.under_way() == 0 {
+                other.advance_sends();
+            }
+            next_to.push(ends.one_way(Vec::new(), None)?);
+            other.wait_send(send)?;
+            let Some(message) = other.take(&elsewhere, PATIENCE)? else { bail!("a message is missing") };
+            other.done(message);
+        }
+        figures.extend([p50(alone), p50(followed), p50(next_to)]);
+        // The first round warms all up.
+        if round > 0 {
+            series.iter_mut().zip(figures).for_each(|(series, figure)| series.push(figure));
+        }
+    }
+    let names = [
+        "head through a queue, one way, p50",
+        "64 B through a raw relay, one way, p50",
+        "half a raw round trip of 64 B, p50",
+        "head alone, p50",
+        "head with a body of 1 MiB behind it, p50",
+        "head while somebody else sends a body of 1 MiB, p50",
+    ];
+    for (name, samples) in names.iter().zip(&series) {
+        report.series(name, "us", json!({ "what": name }), samples);
+    }
+    report.ratio(
+        "one way through a queue / through a raw relay",
+        &series[0],
+        &series[1],
+        Some(Reach::AtMost(1.2)),
+    );
+    report.ratio(
+        "one way through a queue / half a raw round trip",
+        &series[0],
+        &series[2],
+        Some(Reach::AtMost(1.2)),
+    );
+    report.ratio("head with a body behind it / alone", &series[4], &series[3], Some(Reach::AtMost(1.3)));
+    report.ratio("head next to another sender's body / alone", &series[5], &series[3], None);
+    ends.sender.send(&ends.to, b"", SendBody::None, PATIENCE)?;
+    Ok(())
+}

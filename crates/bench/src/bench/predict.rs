@@ -1,0 +1,365 @@
+//! How accurate `rampool predict` is: programs traced over loopback, predicted for a slower link, and run on
+//! that link. Also S4's own experiment: its programs on four of its nodes, over its networks.
+//!
+//! The link adds its rate and burst, as it was made, and the additional time of the least raw round trip;
+//! everything else comes from the trace. Two ranks, one at either end.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rampool_net::transport::{SAME_HOST_VARIABLE, SameHost};
+use rampool_parallel::PROGRAMS;
+use rampool_shared::environment::variable;
+use serde_json::json;
+
+use super::Common;
+use super::link::{Link, Rate};
+use super::peer::RawStream;
+use super::ranks;
+use super::report::{Reach, Report, median};
+use super::service::{KeyFile, Place, Service, before_exec, rampool};
+use crate::predict::additive::additive;
+use crate::predict::network::{Bucket, Network};
+use crate::predict::recording::Recording;
+use crate::predict::replay::{Machine, replay};
+
+/// Parallel programs predicted for a slower link, compared with the same programs on that link; and on the
+/// papers' machines
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    /// Links to measure (needs root); repeatable [default: 100m and 1g]
+    #[arg(long, value_name = "RATE")]
+    link: Vec<Rate>,
+
+    /// Only predict for the papers' machines: four nodes of 75 MHz
+    #[arg(long, conflicts_with = "link")]
+    papers: bool,
+
+    /// Only programs whose name contains this; repeatable [default: those of the papers]
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+}
+
+/// Longer than a round trip on any of the links.
+const SPIN: Duration = Duration::from_millis(2);
+const SIZES: [u64; 4] = [64, 1024, 4096, 16384];
+/// The papers' programs.
+const DEFAULT: [&str; 5] = ["sor", "fft", "lu", "ocean", "water"];
+
+pub fn run(args: &Args) -> Result<i32> {
+    let mut report = Report::start("predict", args.common.quick);
+    report.note(
+        "two ranks; recorded over loopback, predicted for a link between two network namespaces, and run there; answers are verified",
+    );
+    report.note("a link is its rate, its token bucket's burst, packets of 1448 bytes with 66 of headers, and half of what a raw round trip of 64 B takes longer");
+    let links = if args.papers {
+        Vec::new()
+    } else if args.link.is_empty() {
+        vec![Rate::HundredMbit, Rate::OneGbit]
+    } else {
+        args.link.clone()
+    };
+    let dir = tempdir()?;
+    let done = links.into_iter().try_for_each(|rate| {
+        // A namespace of its own for each link: the thread that made it is in it.
+        std::thread::scope(|scope| {
+            scope.spawn(|| one_link(&mut report, args, rate, &dir)).join().expect("the benchmark's thread")
+        })
+    });
+    let done =
+        done.and_then(|()| if args.link.is_empty() { papers(&mut report, args, &dir) } else { Ok(()) });
+    let _ = std::fs::remove_dir_all(&dir);
+    done?;
+    report.finish(args.common.json.as_deref())
+}
+
+fn tempdir() -> Result<PathBuf> {
+    let dir = std::env::temp_dir().join(format!("rampool-bench-predict-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    Ok(dir)
+}
+
+/// One program under one protocol.
+struct Cell<'a> {
+    program: &'a str,
+    protocol: &'a str,
+    quick: bool,
+    key: &'a Path,
+}
+
+fn one_link(report: &mut Report, args: &Args, rate: Rate, dir: &Path) -> Result<()> {
+    let link = Link::make(rate)?;
+    let key = KeyFile::make()?;
+    let (loopback, there) = (round_trips("127.0.0.1", None)?, round_trips(Link::HOST, Some(&link.there))?);
+    let beyond = as_network(rate, (there[0] - loopback[0]).max(0.0) / 2.0);
+    let rounded = |times: &[f64]| times.iter().map(|us| us.round()).collect::<Vec<_>>();
+    let modelled: Vec<f64> = SIZES
+        .into_iter()
+        .zip(&loopback)
+        .map(|(bytes, &here)| again_and_again_us(&beyond, bytes, here))
+        .collect();
+    report.note(format!(
+        "{}: raw round trips of {SIZES:?} bytes take {:?} us there, {:?} us over loopback; the link so described has them take {:?} us",
+        rate.name(),
+        rounded(&there),
+        rounded(&loopback),
+        rounded(&modelled),
+    ));
+    let mut errors = Vec::new();
+    let mut additive_errors = Vec::new();
+    let mut own_errors = Vec::new();
+    let mut ranking = (0, 0);
+    for program in &PROGRAMS {
+        let wanted = if args.only.is_empty() {
+            DEFAULT.contains(&program.name)
+        } else {
+            args.only.iter().any(|part| program.name.contains(part))
+        };
+        if !wanted {
+            continue;
+        }
+        let mut found: Vec<(f64, f64)> = Vec::new();
+        for protocol in program.protocols {
+            let cell = Cell {
+                program: program.name,
+                protocol: protocol.name(),
+                quick: args.common.quick,
+                key: &key.path,
+            };
+            let (mut predicted, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..args.common.rounds(3, 1) {
+                let recording = cell.record(dir)?;
+                let recorded = Network::recorded(&recording).context("a run of two ranks sends messages")?;
+                own_errors.push(
+                    (replay(&recording, &recorded, Machine::SAME)?.elapsed_us() / recording.elapsed_us()
+                        - 1.0)
+                        .abs(),
+                );
+                let network = recorded.over(&beyond);
+                predicted.push(replay(&recording, &network, Machine::SAME)?.elapsed_us() / 1e3);
+                added.push(additive(&recording, &network, Machine::SAME) / 1e3);
+                measured.push(cell.measure(&link, dir)? * 1e3);
+            }
+            let name = format!("{}, {}, {}", rate.name(), cell.program, cell.protocol);
+            let parameters = |what: &str| json!({ "experiment": "predict", "what": what, "link": rate.name(), "program": cell.program, "protocol": cell.protocol });
+            let (p, m) = (median(&predicted), median(&measured));
+            report.series(&format!("{name}: replayed"), "ms", parameters("replayed"), &predicted);
+            report.series(&format!("{name}: additive"), "ms", parameters("additive"), &added);
+            report.series(&format!("{name}: measured"), "ms", parameters("measured"), &measured);
+            errors.push((p / m - 1.0).abs());
+            additive_errors.push((median(&added) / m - 1.0).abs());
+            found.push((p, m));
+        }
+        // Pairs of protocols whose order is clear in the measurement.
+        for (at, a) in found.iter().enumerate() {
+            for b in &found[at + 1..] {
+                if (a.1 / b.1).max(b.1 / a.1) > 1.1 {
+                    ranking.0 += 1;
+                    ranking.1 += usize::from((a.0 < b.0) == (a.1 < b.1));
+                }
+            }
+        }
+    }
+    ensure!(!errors.is_empty(), "no program has that name");
+    let cells = errors.len();
+    let within = |errors: &[f64]| errors.iter().filter(|&&error| error <= 0.15).count() as f64 / cells as f64;
+    report.series(
+        &format!("{}: error of the replay", rate.name()),
+        "",
+        json!({ "what": "errors", "method": "replay", "link": rate.name() }),
+        &errors,
+    );
+    report.series(
+        &format!("{}: error of the replay of each run over loopback, which it was fitted to", rate.name()),
+        "",
+        json!({ "what": "errors", "method": "own", "link": rate.name() }),
+        &own_errors,
+    );
+    report.series(
+        &format!("{}: error of the additive method", rate.name()),
+        "",
+        json!({ "what": "errors", "method": "additive", "link": rate.name() }),
+        &additive_errors,
+    );
+    report.ratio(
+        &format!("{}: share of cells within 15 %, replay", rate.name()),
+        &[within(&errors)],
+        &[1.0],
+        Some(Reach::AtLeast(0.9)),
+    );
+    report.ratio(
+        &format!("{}: share of cells within 15 %, additive", rate.name()),
+        &[within(&additive_errors)],
+        &[1.0],
+        None,
+    );
+    let (pairs, right) = ranking;
+    report.note(format!(
+        "{}: of {pairs} pairs of protocols that differ by more than 10 %, the replay has {right} in the right order",
+        rate.name()
+    ));
+    Ok(())
+}
+
+/// What is known of the link: TCP's packets with the headers that its token bucket counts.
+fn as_network(rate: Rate, latency_us: f64) -> Network {
+    Network {
+        packet_bytes: 1448.0,
+        header_bytes: 66.0,
+        burst_bytes: rate.burst_bytes().into(),
+        ..Network::line(rate.name(), latency_us, 1e-3 / rate.line_gb())
+    }
+}
+
+/// What a round trip with an answer of so many bytes takes on a link, one after the other, so that its burst
+/// is used up. `here_us`: without the link.
+fn again_and_again_us(link: &Network, bytes: u64, here_us: f64) -> f64 {
+    let (mut bucket, mut at_us, mut last_us) = (Bucket::default(), 0.0, 0.0);
+    for _ in 0..100 {
+        let began_us = at_us;
+        let answered_us =
+            bucket.pass(at_us + here_us / 2.0 + link.latency_us, link.cost(bytes).wire_us, link.burst_us());
+        at_us = answered_us + here_us / 2.0 + link.latency_us;
+        last_us = at_us - began_us;
+    }
+    last_us
+}
+
+/// S4's programs, each with the slowdown of computing on a node of 75 MHz. It is estimated from the speed of
+/// such a processor (about 10 million operations a second where memory is the limit, 20 where it is not),
+/// because the paper does not say how long its programs take on one node.
+const PAPERS: [(&str, f64); 4] = [("fft", 100.0), ("lu", 300.0), ("ocean", 100.0), ("water", 300.0)];
+/// The same for the protocol's software and the kernel's part of a fault, which profit little from what has
+/// made processors faster since.
+const PAPERS_SOFTWARE: f64 = 30.0;
+
+/// Four ranks of each program, recorded here and predicted for S4's nodes and networks. AURC is hlrc whose
+/// updates cost no CPU time.
+fn papers(report: &mut Report, args: &Args, dir: &Path) -> Result<()> {
+    let slower = PAPERS.map(|(program, times)| format!("{program} {times}")).join(", ");
+    report.note(format!(
+        "papers: 4 ranks recorded over loopback on this machine, undisturbed steps; computing takes as many times as long ({slower}), the protocol's software \
+         {PAPERS_SOFTWARE} times; pages of 4 KiB, the paper's have 8"
+    ));
+    for (program, slower) in PAPERS {
+        if !args.only.is_empty() && !args.only.iter().any(|part| program.contains(part.as_str())) {
+            continue;
+        }
+        let mut recordings = BTreeMap::<_, Vec<(Recording, f64)>>::new();
+        for _ in 0..args.common.rounds(3, 1) {
+            for protocol in ["sc", "lrc", "hlrc"] {
+                recordings.entry(protocol).or_default().push(four_ranks(
+                    program,
+                    protocol,
+                    args.common.quick,
+                    dir,
+                )?);
+            }
+        }
+        for network in ["eth100-1999", "loh-hb"] {
+            for (protocol, name, updates_by_hardware) in
+                [("sc", "sc", false), ("lrc", "lrc", false), ("hlrc", "hlrc", false), ("hlrc", "aurc", true)]
+            {
+                let machine = Machine { slower, software_slower: PAPERS_SOFTWARE, updates_by_hardware };
+                let mut speed_ups = Vec::new();
+                for (recording, alone_us) in &recordings[protocol] {
+                    speed_ups.push(
+                        alone_us * slower
+                            / replay(recording, &Network::named(network)?, machine)?.elapsed_us(),
+                    );
+                }
+                let parameters = json!({ "experiment": "papers", "program": program, "protocol": name, "network": network });
+                report.series(
+                    &format!("4 nodes, {network}, {program}, {name}: speed-up"),
+                    "",
+                    parameters,
+                    &speed_ups,
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The trace of four ranks on this machine, without time spent waiting for a CPU; and the CPU time of one
+/// alone in the same run, in microseconds, because computing in the trace is CPU time, too.
+fn four_ranks(program: &str, protocol: &str, quick: bool, dir: &Path) -> Result<(Recording, f64)> {
+    let (trace, times) = (dir.join("trace"), dir.join("times"));
+    let mut command = rampool()?;
+    let me = command.get_program().to_owned();
+    command
+        .args(["launch", "-n", "4", "--protocol", protocol, "--trace"])
+        .arg(&trace)
+        .arg(&me)
+        .args(["example", program]);
+    command.args(quick.then_some("--small")).arg("--json").arg(&times);
+    // What the trace is to be fitted to is a network.
+    command.env(SAME_HOST_VARIABLE, SameHost::Socket.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).env("RAMPOOL_DEADLINE_S", "60");
+    before_exec(&mut command, None, None);
+    let status = command.status()?;
+    ensure!(status.success(), "four ranks of {program} under {protocol} ended with {status}");
+    let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&times)?)?;
+    let alone_s = line["sequential_cpu_s"].as_f64().context("the program reports no time")?;
+    Ok((Recording::read(&trace)?.undisturbed(), alone_s * 1e6))
+}
+
+/// The median of raw round trips with answers of these sizes.
+fn round_trips(host: &str, namespace: Option<&File>) -> Result<Vec<f64>> {
+    let cpu = rampool_kernel::thread::allowed_cpus().last().copied();
+    let peer = Service::raw_peer(&Place { host, server_cpu: cpu, namespace, key: None }, SPIN)?;
+    let mut raw = RawStream::connect(&peer.address, SPIN)?;
+    let mut medians = Vec::new();
+    for bytes in SIZES {
+        let mut buffer = vec![0; usize::try_from(bytes)?];
+        let mut times = Vec::new();
+        for _ in 0..300 {
+            let began = Instant::now();
+            raw.request(bytes)?;
+            raw.read_exactly(&mut buffer)?;
+            times.push(began.elapsed().as_secs_f64() * 1e6);
+        }
+        medians.push(median(&times));
+    }
+    Ok(medians)
+}
+
+impl Cell<'_> {
+    /// Runs it as two ranks over loopback, and reads its trace.
+    fn record(&self, dir: &Path) -> Result<Recording> {
+        let trace = dir.join("trace");
+        if trace.exists() {
+            std::fs::remove_dir_all(&trace)?;
+        }
+        std::fs::create_dir(&trace)?;
+        self.run(None, |command| command.env(variable::TRACE_DIR, &trace))?;
+        Recording::read(&trace)
+            .with_context(|| format!("the trace of {} under {}", self.program, self.protocol))
+    }
+
+    /// Runs it as two ranks at the two ends of a link; the seconds of its parallel part. Without a trace:
+    /// writing one takes time, which is not in a prediction.
+    fn measure(&self, link: &Link, dir: &Path) -> Result<f64> {
+        let times = dir.join("times");
+        self.run(Some(link), |command| command.arg("--json").arg(&times))?;
+        let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&times)?)?;
+        line["parallel_s"].as_f64().context("the program reports no time")
+    }
+
+    fn run(&self, link: Option<&Link>, more: impl Fn(&mut Command) -> &mut Command) -> Result<()> {
+        ranks::two(link, self.protocol, self.key, self.program, || {
+            let mut command = rampool()?;
+            command.args(["example", self.program]).args(self.quick.then_some("--small"));
+            more(&mut command);
+            Ok(command)
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,676 @@
+//! Shared memory between processes: pages, barriers, locks and a stream, compared with raw requests and
+//! replies in the same run, and with ArgoDSM's figures.
+//!
+//! Each experiment is one `rampool launch` of this binary; its rank 0 measures both sides in turns, checks
+//! what it reads, and prints its samples.
+
+pub mod rank;
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rampool_net::transport::{SAME_HOST_VARIABLE, SameHost};
+use rampool_parallel::{PROGRAMS, Program};
+use rampool_shared::TimeReport;
+use rampool_sharing::{Diff, ProtocolKind};
+use serde_json::{Value, json};
+
+use super::Common;
+use super::link::{Link, Rate};
+use super::ranks;
+use super::report::{Reach, Report};
+use super::service::{KeyFile, Place, Service, before_exec, rampool};
+use super::workload::random_bytes;
+
+/// Shared memory between processes: remote pages, barriers, locks, a stream, SOR
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+
+    /// Only experiments whose name contains this: page, barrier, dirty, lock, stream, sor, diff; repeatable
+    /// [default: all of these]. On request only: `time` (where the time of every program goes, under every
+    /// protocol), `s5` (the lock schemes and the barrier of that paper; needs root for a link), and `auto`,
+    /// or `auto-` and a program's name (every program under every protocol, in turns)
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+}
+
+/// Longer than any wait of a round, shorter than a round: a side without a round sleeps.
+const SPIN: Duration = Duration::from_millis(2);
+/// ArgoDSM's barriers, by ranks, in us: measured on a machine of two CPUs like this project's, but not in
+/// these runs.
+const ARGO_BARRIER_US: [(u16, f64); 3] = [(2, 2.3), (4, 7.7), (8, 28.0)];
+/// ArgoDSM's barriers of 4 ranks, by dirty pages, in us.
+const ARGO_DIRTY_US: [(usize, f64); 4] = [(1, 3500.0), (16, 3600.0), (256, 8200.0), (1024, 13_400.0)];
+/// ArgoDSM's streaming read of remote memory.
+const ARGO_STREAM_GB: f64 = 0.5;
+
+/// How the ranks of a run, which are all on this machine, reach each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Tcp,
+    SharedMemory,
+}
+
+impl Way {
+    const BOTH: [Way; 2] = [Way::Tcp, Way::SharedMemory];
+
+    /// Added to the names of figures.
+    fn words(self) -> &'static str {
+        match self {
+            Way::Tcp => "",
+            Way::SharedMemory => ", shared memory",
+        }
+    }
+
+    fn same_host(self) -> SameHost {
+        match self {
+            Way::Tcp => SameHost::Socket,
+            Way::SharedMemory => SameHost::Rings,
+        }
+    }
+}
+
+/// One run of ranks.
+struct Run<'a> {
+    ranks: u16,
+    protocol: &'a str,
+    spin: Duration,
+    way: Way,
+    experiment: &'a str,
+    arguments: Vec<String>,
+}
+
+pub fn run(args: &Args) -> Result<i32> {
+    let common = &args.common;
+    let mut report = Report::start("shared", common.quick);
+    let rounds = common.rounds(9, 2);
+    report.note("every process on this machine; messages over loopback TCP, or through shared memory where a figure says so; what is read is checked; ArgoDSM's figures are of an earlier measurement");
+    report
+        .note("but for SOR and `time`, each rank's threads run on one CPU, the next rank's on the next, and the raw other end on the last");
+    let wanted =
+        |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part.as_str()));
+    if wanted("page") {
+        pages(&mut report, common, rounds)?;
+    }
+    if wanted("barrier") {
+        barriers(&mut report, common, rounds)?;
+    }
+    if wanted("dirty") {
+        dirty(&mut report, common, rounds)?;
+    }
+    if wanted("lock") {
+        locks(&mut report, common, rounds)?;
+    }
+    if wanted("stream") {
+        stream(&mut report, common, rounds)?;
+    }
+    if wanted("sor") {
+        sor(&mut report, common, rounds)?;
+    }
+    if wanted("diff") {
+        diff(&mut report, rounds);
+    }
+    if args.only.iter().any(|part| part == "time") {
+        time(&mut report, common)?;
+    }
+    if args.only.iter().any(|part| part == "s5") {
+        s5(&mut report, common, rounds)?;
+    }
+    for program in &PROGRAMS {
+        if args.only.iter().any(|part| part == "auto" || part.strip_prefix("auto-") == Some(program.name)) {
+            auto(&mut report, common, rounds, program)?;
+        }
+    }
+    report.finish(common.json.as_deref())
+}
+
+fn pages(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    let count = common.pick(4000, 100).to_string();
+    // Two ranks have a CPU each to spin on; three have not.
+    let ways = [
+        ("hlrc, spinning", 2, "hlrc", SPIN, 1, Some(2.2)),
+        ("hlrc, blocking", 2, "hlrc", Duration::ZERO, 1, Some(2.2)),
+        ("sc, spinning", 2, "sc", SPIN, 1, None),
+        ("sc over a third rank, blocking", 3, "sc", Duration::ZERO, 2, Some(3.2)),
+    ];
+    for ((name, ranks, protocol, spin, home, reach), way) in
+        ways.into_iter().flat_map(|one| Way::BOTH.map(|way| (one, way)))
+    {
+        let arguments = vec![count.clone(), rounds.to_string(), home.to_string()];
+        let samples = Run { ranks, protocol, spin, way, experiment: "page", arguments }.measure()?;
+        let name = &format!("{name}{}", way.words());
+        report.series(
+            &format!("remote page, {name}: p50"),
+            "us",
+            json!({ "what": "page", "way": name }),
+            get(&samples, "page")?,
+        );
+        report.series(
+            &format!("raw request and reply of 4 KiB, {name}: p50"),
+            "us",
+            json!({ "what": "raw", "way": name }),
+            get(&samples, "raw")?,
+        );
+        report.ratio(
+            &format!("remote page / raw, {name}"),
+            get(&samples, "page")?,
+            get(&samples, "raw")?,
+            reach.map(Reach::AtMost),
+        );
+        if let Some(floor) = samples.get("floor") {
+            report.series(
+                &format!("floor of a remote page, {name}: p50"),
+                "us",
+                json!({ "what": "floor", "way": name }),
+                floor,
+            );
+            report.ratio(
+                &format!("floor of a remote page / raw, {name}"),
+                floor,
+                get(&samples, "raw")?,
+                None,
+            );
+            report.ratio(&format!("remote page / floor, {name}"), get(&samples, "page")?, floor, None);
+        }
+        raw_memory(report, &samples, "page", &format!("of 4 KiB, {name}"), "remote page")?;
+    }
+    report.note("floor of a remote page: a thread that reads one event, asks the raw other end for 4 KiB and copies them in, page by page, and does nothing else");
+    Ok(())
+}
+
+fn barriers(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    for ((ranks, argo), way) in ARGO_BARRIER_US.into_iter().flat_map(|one| Way::BOTH.map(|way| (one, way))) {
+        // Over TCP more ranks than CPUs cannot spin; through memory they look, and let the others run in
+        // between.
+        let spin = if ranks == 2 || way == Way::SharedMemory { SPIN } else { Duration::ZERO };
+        let arguments = vec![common.pick(500, 20).to_string(), rounds.to_string()];
+        let samples =
+            Run { ranks, protocol: "hlrc", spin, way, experiment: "barrier", arguments }.measure()?;
+        let barrier = get(&samples, "barrier")?;
+        let name = format!("{ranks}{}", way.words());
+        report.series(
+            &format!("barrier of {name}: p50"),
+            "us",
+            json!({ "what": "barrier", "ranks": name }),
+            barrier,
+        );
+        report.series(
+            &format!("raw round trip over TCP next to {name}: p50"),
+            "us",
+            json!({ "what": "raw trip", "ranks": name }),
+            get(&samples, "raw")?,
+        );
+        // Within a machine ArgoDSM's is the reference, between machines the round trip.
+        let (trips, times) = match way {
+            Way::Tcp => (Some(Reach::AtMost(1.5)), None),
+            Way::SharedMemory => (None, Some(Reach::AtMost(1.0))),
+        };
+        report.ratio(
+            &format!("barrier of {name} / raw round trip over TCP"),
+            barrier,
+            get(&samples, "raw")?,
+            trips,
+        );
+        if let Some(plain) = samples.get("plain") {
+            // The least that so many processes need on so many CPUs.
+            report.series(
+                &format!("plain messages for a barrier of {name}: p50"),
+                "us",
+                json!({ "what": "plain", "ranks": name }),
+                plain,
+            );
+            report.ratio(&format!("barrier of {name} / plain messages for one"), barrier, plain, None);
+        }
+        raw_memory(report, &samples, "barrier", &format!("next to {name}"), "barrier")?;
+        report.ratio(
+            &format!("barrier of {name} / ArgoDSM's {argo} us"),
+            barrier,
+            &vec![argo; barrier.len()],
+            times,
+        );
+    }
+    Ok(())
+}
+
+fn dirty(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    report.note("dirty pages: a word of each is written away from its home, by one rank or by each of four; the homes' copies are checked after the barrier; through shared memory");
+    for (count, argo) in ARGO_DIRTY_US {
+        let arguments = vec![count.to_string(), common.pick(20, 3).to_string(), rounds.to_string()];
+        let way = Way::SharedMemory;
+        let samples =
+            Run { ranks: 4, protocol: "hlrc", spin: Duration::ZERO, way, experiment: "dirty", arguments }
+                .measure()?;
+        for (way, by) in [("one", "by one rank"), ("each", "by each rank")] {
+            let barrier = get(&samples, way)?;
+            report.series(
+                &format!("barrier after {count} dirty pages {by}"),
+                "us",
+                json!({ "what": "dirty", "by": way, "pages": count }),
+                barrier,
+            );
+            let name = format!("ArgoDSM's {argo} us / barrier after {count} dirty pages {by}");
+            report.ratio(&name, &vec![argo; barrier.len()], barrier, Some(Reach::AtLeast(5.0)));
+        }
+    }
+    Ok(())
+}
+
+fn locks(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    for ((path, protocol), way) in
+        [("forward", "hlrc"), ("central", "ibec")].into_iter().flat_map(|one| Way::BOTH.map(|way| (one, way)))
+    {
+        let arguments = vec![common.pick(1000, 50).to_string(), rounds.to_string()];
+        let samples = Run { ranks: 2, protocol, spin: SPIN, way, experiment: "lock", arguments }.measure()?;
+        let is_forward = path == "forward";
+        let path = &format!("{path}{}", way.words());
+        let lock = get(&samples, "lock")?;
+        report.series(
+            &format!("remote lock, {path}: p50"),
+            "us",
+            json!({ "what": "lock", "path": path }),
+            lock,
+        );
+        report.series(
+            &format!("raw round trip over TCP next to it, {path}: p50"),
+            "us",
+            json!({ "what": "raw trip", "path": path }),
+            get(&samples, "raw")?,
+        );
+        report.ratio(
+            &format!("remote lock, {path} / raw round trip over TCP"),
+            lock,
+            get(&samples, "raw")?,
+            Some(Reach::AtMost(1.2)),
+        );
+        raw_memory(report, &samples, "lock", &format!("next to it, {path}"), "remote lock")?;
+        let again = get(&samples, "again")?;
+        report.series(
+            &format!("the same lock again, {path}: p50"),
+            "us",
+            json!({ "what": "again", "path": path }),
+            again,
+        );
+        let messages = get(&samples, "messages")?;
+        // Central locks belong to their manager; only forwarded ones stay with their last holder.
+        let reach = is_forward.then_some(Reach::AtMost(0.0));
+        report.ratio(
+            &format!("messages for the same lock again, {path}"),
+            messages,
+            &vec![1.0; messages.len()],
+            reach,
+        );
+    }
+    Ok(())
+}
+
+fn stream(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    for (page_bytes, way) in [4096, 65536].into_iter().flat_map(|one| Way::BOTH.map(|way| (one, way))) {
+        let arguments =
+            vec![common.pick(256, 8).to_string(), rounds.min(3).to_string(), page_bytes.to_string()];
+        let samples =
+            Run { ranks: 2, protocol: "hlrc", spin: SPIN, way, experiment: "stream", arguments }.measure()?;
+        let (ours, raw) = (get(&samples, "stream")?, get(&samples, "raw")?);
+        let name = format!("{} KiB pages{}", page_bytes >> 10, way.words());
+        report.series(
+            &format!("256 MiB read in order, {name}"),
+            "GB/s",
+            json!({ "what": "stream", "page_bytes": page_bytes, "way": name }),
+            ours,
+        );
+        report.series(
+            &format!("plain TCP stream next to it, {name}"),
+            "GB/s",
+            json!({ "what": "raw stream", "page_bytes": page_bytes, "way": name }),
+            raw,
+        );
+        report.ratio(
+            &format!("read in order / ArgoDSM's {ARGO_STREAM_GB} GB/s, {name}"),
+            ours,
+            &vec![ARGO_STREAM_GB; ours.len()],
+            Some(Reach::AtLeast(4.0)),
+        );
+        report.ratio(&format!("read in order / plain TCP stream, {name}"), ours, raw, None);
+    }
+    Ok(())
+}
+
+fn sor(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    let sizes = common.pick(["1024", "1536", "200"], ["64", "256", "10"]);
+    for protocol in ["hlrc", "sc"] {
+        let (mut parallel, mut sequential) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let file = std::env::temp_dir().join(format!("rampool-bench-{}.sor", std::process::id()));
+            let mut command = rampool()?;
+            let me = command.get_program().to_owned();
+            command
+                .args(["launch", "-n", "2", "--protocol", protocol])
+                .arg(me)
+                .args(["example", "sor"])
+                .args(sizes);
+            command.arg("--json").arg(&file);
+            output(command)?;
+            let line: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+            std::fs::remove_file(&file)?;
+            let seconds = |name: &str| line[name].as_f64().context("the program reports no time");
+            parallel.push(seconds("parallel_s")?);
+            sequential.push(seconds("sequential_s")?);
+        }
+        let name = format!("SOR {}, {protocol}", sizes.join(" "));
+        report.series(
+            &format!("{name}: sequentially"),
+            "s",
+            json!({ "what": "sor alone", "protocol": protocol }),
+            &sequential,
+        );
+        report.series(
+            &format!("{name}: by two ranks"),
+            "s",
+            json!({ "what": "sor", "protocol": protocol }),
+            &parallel,
+        );
+        // ArgoDSM: 1.19.
+        report.ratio(
+            &format!("{name}: sequentially / by two ranks (ArgoDSM: 1.19)"),
+            &sequential,
+            &parallel,
+            Some(Reach::AtLeast(1.6)),
+        );
+    }
+    Ok(())
+}
+
+/// A program under each protocol in turns; `auto` against the best of the others.
+fn auto(report: &mut Report, common: &Common, rounds: usize, program: &Program) -> Result<()> {
+    let mut times: BTreeMap<ProtocolKind, Vec<f64>> = BTreeMap::new();
+    let file = std::env::temp_dir().join(format!("rampool-bench-{}.auto", std::process::id()));
+    for _ in 0..rounds {
+        for &protocol in program.protocols {
+            let mut command = rampool()?;
+            let me = command.get_program().to_owned();
+            command.args(["launch", "-n", "2", "--protocol", protocol.name()]).arg(me);
+            command
+                .args(["example", program.name])
+                .args(common.quick.then_some("--small"))
+                .arg("--json")
+                .arg(&file);
+            output(command)?;
+            let line: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+            std::fs::remove_file(&file)?;
+            times
+                .entry(protocol)
+                .or_default()
+                .push(line["parallel_s"].as_f64().context("the program reports no time")? * 1e3);
+        }
+    }
+    let mut best: Option<(ProtocolKind, f64)> = None;
+    for (&protocol, samples) in &times {
+        let parameters =
+            json!({ "experiment": "auto", "program": program.name, "protocol": protocol.name() });
+        let median =
+            report.series(&format!("{}, {}", program.name, protocol.name()), "ms", parameters, samples);
+        if protocol != ProtocolKind::Auto && best.is_none_or(|(_, least)| median < least) {
+            best = Some((protocol, median));
+        }
+    }
+    let (best, _) = best.context("no protocol but auto")?;
+    let name = format!("{}: auto / {}, the best of the others", program.name, best.name());
+    report.ratio(&name, &times[&ProtocolKind::Auto], &times[&best], Some(Reach::AtMost(1.05)));
+    Ok(())
+}
+
+/// The experiments of S5 that compare its protocol with lazy release consistency, its new locks with the old,
+/// and barriers that keep pages with others.
+///
+/// Its nodes had a processor each and took 0.1 ms and more for what takes 1 us here. So a rank of this
+/// machine finishes all its critical sections before another wakes: no rank ever waits, and a lock stays with
+/// its last holder. With a pause after each section ranks meet at locks as the paper's did.
+fn s5(report: &mut Report, common: &Common, rounds: usize) -> Result<()> {
+    report.note(format!(
+        "ranks that take turns: {} ms behind each critical section, in which others have theirs; not counted",
+        APART_US / 1000
+    ));
+    let turns = common.pick(17, 3).to_string();
+    for (apart, way) in [(0, "one rank after the other"), (APART_US, "ranks take turns")] {
+        for spread in ["one manager", "managers spread"] {
+            eight_locks(report, &turns, apart, way, spread)?;
+        }
+    }
+    s5_by_two(report, common, rounds, None)?;
+    // A namespace of its own: the thread that makes the link is in it.
+    let over_link =
+        || -> Result<()> { s5_by_two(report, common, rounds, Some(&Link::make(Rate::HundredMbit)?)) };
+    std::thread::scope(|scope| scope.spawn(over_link).join().expect("the benchmark's thread"))
+}
+
+/// Between the critical sections of ranks that take turns: longer than a section of each of eight ranks takes
+/// on two CPUs.
+const APART_US: usize = 2000;
+
+fn eight_locks(report: &mut Report, turns: &str, apart: usize, way: &str, spread: &str) -> Result<()> {
+    let mut counts = Vec::new();
+    for protocol in ["ibec", "lrc"] {
+        let arguments =
+            vec![turns.to_owned(), usize::from(spread == "managers spread").to_string(), apart.to_string()];
+        let samples = Run {
+            ranks: 8,
+            protocol,
+            spin: Duration::ZERO,
+            way: Way::Tcp,
+            experiment: "eight-locks",
+            arguments,
+        }
+        .measure()?;
+        for what in ["messages", "bytes"] {
+            let parameters = json!({ "experiment": "s5", "what": what, "protocol": protocol, "managers": spread, "way": way });
+            report.series(
+                &format!("8 locks, {way}, {spread}, {protocol}: {what}"),
+                "",
+                parameters,
+                get(&samples, what)?,
+            );
+        }
+        counts.push(samples);
+    }
+    for what in ["messages", "bytes"] {
+        let name = format!("8 locks, {way}, {spread}: {what} of ibec / lrc");
+        let reach = (apart > 0).then_some(Reach::AtMost(1.0));
+        report.ratio(&name, get(&counts[0], what)?, get(&counts[1], what)?, reach);
+    }
+    Ok(())
+}
+
+/// The lock schemes and the barriers, over loopback or a link as fast as the paper's network.
+fn s5_by_two(report: &mut Report, common: &Common, rounds: usize, link: Option<&Link>) -> Result<()> {
+    let key = KeyFile::make()?;
+    let over = link.map_or("loopback", |link| link.rate.name());
+    let measure = |experiment: &str, arguments: Vec<String>| -> Result<Samples> {
+        let printed = ranks::two(link, "ibec", &key.path, experiment, || {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["bench", "shared-rank", experiment]).args(&arguments);
+            command.env("RAMPOOL_SPIN_US", SPIN.as_micros().to_string());
+            Ok(command)
+        })?;
+        serde_json::from_str(printed.trim())
+            .with_context(|| format!("rank 0 of `{experiment}` printed {printed:?}"))
+    };
+    let sections = common.pick(1000, 50).to_string();
+    let ways = [(0, "back to back"), (APART_US, "ranks take turns")];
+    for (apart, way) in ways.into_iter().filter(|&(apart, _)| apart > 0 || link.is_none()) {
+        let (mut old, mut new, mut local) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..rounds.min(3) {
+            for (path, times) in [("0", &mut old), ("1", &mut new)] {
+                let samples =
+                    measure("one-lock", vec![sections.clone(), path.to_owned(), apart.to_string()])?;
+                times.extend_from_slice(get(&samples, "section")?);
+                if path == "0" {
+                    local.extend_from_slice(get(&samples, "local")?);
+                }
+            }
+        }
+        let name = format!("one lock by 2 ranks over {over}, {way}");
+        let of = |what: &str| json!({ "experiment": "s5", "what": what, "over": over, "way": way });
+        report.series(&format!("{name}: old scheme (forward)"), "us", of("old"), &old);
+        report.series(&format!("{name}: new scheme (central)"), "us", of("new"), &new);
+        report.series(&format!("{name}: taken again without a message, old scheme"), "", of("local"), &local);
+        report.ratio(
+            &format!("{name}: old / new scheme (S5: 1.6 to 2.2)"),
+            &old,
+            &new,
+            (apart > 0).then_some(Reach::AtLeast(1.6)),
+        );
+    }
+    for (kind, name, reach) in
+        [("0", "plain barriers", None), ("1", "barriers that keep pages", Some(Reach::AtMost(0.1)))]
+    {
+        let samples =
+            measure("strips", vec![common.pick(50, 5).to_string(), rounds.to_string(), kind.to_owned()])?;
+        let (faults, overhead) = (get(&samples, "faults")?, get(&samples, "overhead")?);
+        let name = format!("rows of SOR over {over}, {name}");
+        let of = |what: &str| json!({ "experiment": "s5", "what": what, "of": name });
+        report.series(&format!("{name}: write faults"), "ms", of("faults"), faults);
+        report.series(&format!("{name}: all waiting"), "ms", of("waiting"), overhead);
+        report.ratio(&format!("{name}: write faults / all waiting"), faults, overhead, reach);
+    }
+    Ok(())
+}
+
+fn diff(report: &mut Report, rounds: usize) {
+    const CALLS: u32 = 20_000;
+    let old = random_bytes(3, 4096);
+    let mut one = old.clone();
+    one[2000..2008].iter_mut().for_each(|byte| *byte ^= 0xff);
+    for (name, new, bytes) in [("identical", &old, 0), ("one word", &one, 8)] {
+        assert_eq!(Diff::between(new, &old).len(), bytes);
+        let samples: Vec<f64> = (0..rounds)
+            .map(|_| {
+                let began = Instant::now();
+                for _ in 0..CALLS {
+                    black_box(Diff::between(black_box(new), black_box(&old)));
+                }
+                began.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS)
+            })
+            .collect();
+        report.series(
+            &format!("diff of 4 KiB, {name}"),
+            "ns",
+            json!({ "what": "diff", "of": name }),
+            &samples,
+        );
+        report.ratio(
+            &format!("diff of 4 KiB, {name}, in units of 0.1 us"),
+            &samples,
+            &vec![100.0; samples.len()],
+            Some(Reach::AtMost(1.0)),
+        );
+    }
+}
+
+/// S4's categories of each program under each protocol: seconds, as the mean of two ranks.
+fn time(report: &mut Report, common: &Common) -> Result<()> {
+    report
+        .note("seconds of a rank, as the mean of two; computing holds what was lost to other processes, too");
+    let file = std::env::temp_dir().join(format!("rampool-bench-{}.time", std::process::id()));
+    for program in &PROGRAMS {
+        for protocol in program.protocols {
+            let mut command = rampool()?;
+            let me = command.get_program().to_owned();
+            command
+                .args(["launch", "-n", "2", "--protocol", protocol.name()])
+                .arg(format!("--stats={}", file.display()));
+            command.arg(&me).args(["example", program.name]).args(common.quick.then_some("--small"));
+            output(command)?;
+            let ranks: Vec<TimeReport> = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+            std::fs::remove_file(&file)?;
+            ensure!(ranks.len() == 2, "{} ranks of two say where their time went", ranks.len());
+            let mean = |of: fn(&TimeReport) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;
+            let sent = ranks
+                .iter()
+                .flat_map(|rank| rank.sent.values())
+                .fold((0, 0), |sum, kind| (sum.0 + kind.messages, sum.1 + kind.bytes));
+            let categories: [(&str, f64); 8] = [
+                ("computing", mean(|rank| rank.computing_s)),
+                ("read fault", mean(|rank| rank.read_fault_s)),
+                ("write fault", mean(|rank| rank.write_fault_s)),
+                ("requests", mean(|rank| rank.requests_s)),
+                ("lock", mean(|rank| rank.lock_s)),
+                ("unlock", mean(|rank| rank.unlock_s)),
+                ("barrier", mean(|rank| rank.barrier_s)),
+                ("other", mean(|rank| rank.other_s)),
+            ];
+            for (category, seconds) in categories {
+                let parameters = json!({
+                    "experiment": "time", "program": program.name, "protocol": protocol.name(), "category": category,
+                    "messages": sent.0, "bytes": sent.1,
+                });
+                report.series(
+                    &format!("{}, {}: {category}", program.name, protocol.name()),
+                    "s",
+                    parameters,
+                    &[seconds],
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A request and reply over memory that two processes share, where that was measured: the least that two
+/// processes need.
+fn raw_memory(report: &mut Report, samples: &Samples, what: &str, next_to: &str, name: &str) -> Result<()> {
+    let Some(raw) = samples.get("raw memory") else { return Ok(()) };
+    report.series(
+        &format!("raw request and reply over memory {next_to}: p50"),
+        "us",
+        json!({ "what": "raw memory", "of": what, "next_to": next_to }),
+        raw,
+    );
+    report.ratio(&format!("{name} / raw over memory, {next_to}"), get(samples, what)?, raw, None);
+    Ok(())
+}
+
+type Samples = BTreeMap<String, Vec<f64>>;
+
+fn get<'a>(samples: &'a Samples, name: &str) -> Result<&'a [f64]> {
+    samples.get(name).map(Vec::as_slice).with_context(|| format!("rank 0 reports no `{name}`"))
+}
+
+impl Run<'_> {
+    fn measure(&self) -> Result<Samples> {
+        let place = Place {
+            host: "127.0.0.1",
+            server_cpu: rampool_kernel::thread::allowed_cpus().last().copied(),
+            namespace: None,
+            key: None,
+        };
+        let peer = Service::raw_peer(&place, self.spin)?;
+        let me = std::env::current_exe()?;
+        let mut command = rampool()?;
+        // Each rank looks for its CPU itself, and for the one of the raw other end.
+        command
+            .args(["launch", "-n", &self.ranks.to_string(), "--bind", "none", "--protocol", self.protocol])
+            .arg(&me);
+        command.args(["bench", "shared-rank", "--raw", &peer.address, self.experiment]).args(&self.arguments);
+        command
+            .env("RAMPOOL_SPIN_US", self.spin.as_micros().to_string())
+            .env(SAME_HOST_VARIABLE, self.way.same_host().to_string());
+        let text = output(command)?;
+        serde_json::from_str(text.trim())
+            .with_context(|| format!("rank 0 of `{}` printed {text:?}", self.experiment))
+    }
+}
+
+/// What a command that must end well prints.
+fn output(mut command: Command) -> Result<String> {
+    command.stdin(Stdio::null()).stderr(Stdio::inherit()).env("RAMPOOL_DEADLINE_S", "60");
+    before_exec(&mut command, None, None);
+    let done = command.output()?;
+    if !done.status.success() {
+        bail!("a run of ranks ended with {}", done.status);
+    }
+    Ok(String::from_utf8(done.stdout)?)
+}

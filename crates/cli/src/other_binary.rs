@@ -1,0 +1,34 @@
+//! `rampool bench`, `rampool predict`, `rampool plot`: they run the binary `rampool-bench` from the directory
+//! of this one.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use rampool_run::libraries;
+
+/// Arguments of the other binary, `--help` included.
+#[derive(clap::Args, Debug)]
+#[command(disable_help_flag = true)]
+pub struct Args {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
+}
+
+/// A command of the other binary.
+///
+/// # Errors
+/// If it does not exist.
+pub fn command(name: &str) -> Result<Command> {
+    let mut command = Command::new(libraries::program("rampool-bench")?);
+    command.arg(name);
+    Ok(command)
+}
+
+/// Replaces this process by the other binary.
+pub fn become_it(name: &str, args: &Args) -> Result<i32> {
+    let mut command = command(name)?;
+    let error = command.args(&args.arguments).exec();
+    Err(error).with_context(|| format!("cannot start {}", command.get_program().display()))
+}

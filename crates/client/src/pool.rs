@@ -1,0 +1,1059 @@
+//! The client's side of a pool: pages of regions fetched from, and stored on, many memory servers.
+//!
+//! A [`Pool`] belongs to one thread, usually a pager's. It never blocks in its data operations, starts no thread and touches only its own memory
+//! and the buffers it is handed: the thread submits ([`Pool::fetch`], [`Pool::store`], [`Pool::discard`]), sleeps on the pool's sockets and whatever else
+//! it watches ([`Pool::poll_fds`], [`Pool::next_deadline`]), and drains [`Pool::poll`]. Operations on regions and leases are rare and block, within
+//! a deadline.
+//!
+//! Which server holds a page is computed ([`rampool_paging::placement`]); an operation that crosses servers is cut up and completes as one. Every
+//! page's checksum is made when it is stored, kept by the server beside the page, and checked when it is back.
+//!
+//! Every operation ends in exactly one event. A broken connection is made again within the grace time that the server has for its clients, and what
+//! had no answer is asked again. A server that stops answering within the deadline, breaks the protocol, or cannot be reached in that time is
+//! *lost*: one [`PoolEvent::Lost`], a [`PoolEvent::Failed`] for each operation that needed it, and the same for each later one. The pool never
+//! returns zeroes for a page it could not get, and never waits for ever.
+
+mod body;
+mod config;
+mod direct;
+mod keyed;
+mod queue;
+mod reconnect;
+mod server;
+mod shell;
+mod stats;
+mod ticket;
+
+pub use config::{LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
+pub(crate) use direct::{Job, MOST_COPIED_BYTES, MOST_SCANNED, ScanPart};
+pub use keyed::KeyStats;
+pub(crate) use queue::QueueReply;
+pub use stats::{Histogram, PoolStats, ServerStats};
+pub use ticket::{LeaseTicket, Membership, RegionTicket, TicketError};
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use rampool_paging::placement::{Placement, ServerIndex, Shortage, Want, apportion, share_lease};
+use rampool_wire::frame::{
+    AttachLease, Granted, MAX_NAME_BYTES, MAX_PAGE_INDEX, MemberId, Opcode, OpenLease, RegionId, Status,
+    parse_message,
+};
+use rampool_wire::session::features;
+use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
+
+use crate::error::{ConnectError, ConnectReason, LostReason, Operation, PoolError};
+use crate::stats::PagerStats;
+use body::{Reply, lost};
+use rampool_net::transport::{
+    Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, SameHost, Way, connect,
+};
+use rampool_session::{Ask, Class, Grant, Input, Pages};
+use reconnect::Place;
+use server::Server;
+use shell::{Shell, fresh};
+use ticket::LeasePart;
+
+/// Pages one request for pages asks for at most.
+const GET_PAGES: u32 = 64;
+/// Pages one store carries at most: a demand request may have to wait until one has left.
+const PUT_PAGES: u32 = 32;
+/// The pause between two attempts to join a lease.
+const PAUSE: Duration = rampool_session::PAUSE;
+/// How long [`Pool::leave`] waits for servers to say goodbye.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// A region of a pool: a sparse array of pages, zero where never stored.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PoolRegion(u32);
+
+/// What a region is called at each server.
+struct Names {
+    ids: Vec<RegionId>,
+    /// All of it lies at this one.
+    only: Option<ServerIndex>,
+}
+
+/// Something that happened in a pool.
+#[derive(Clone, Debug)]
+pub enum PoolEvent {
+    /// All pages of the fetch with this token are in their place, and are what was stored.
+    Fetched { token: u64 },
+    /// All pages of the store with this token are at their servers.
+    Stored { token: u64 },
+    /// A server had no room: not all pages of this store are at their servers. The rest may be; to store again is harmless. `free`: bytes
+    /// of the lease that are left there.
+    Full { token: u64, server: ServerIndex, name: String, free: ByteLen },
+    /// Twice in a row, the bytes a server sent for this page were not those that were stored.
+    Corrupt { token: u64, server: ServerIndex, name: String, page: PageIndex },
+    /// The operation with this token did not succeed; its memory is not touched any more. Its [`PoolEvent::Lost`], if that is the reason, came before.
+    Failed { token: u64, error: PoolError },
+    /// A server is gone, with every page it held. Comes once for each server.
+    Lost { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
+    /// A server was told to stop and does so after `left`.
+    Draining { server: ServerIndex, name: String, left: Duration },
+}
+
+/// A client's connections to all servers of a pool, and its lease there.
+pub struct Pool {
+    shell: Shell,
+    placement: Placement,
+    /// `None` once it was freed.
+    regions: Vec<Option<Names>>,
+    ticket: LeaseTicket,
+    leased: Vec<u64>,
+}
+
+// SAFETY: what keeps `Pool` from being `Send` by itself are the addresses in `shell`, which are as valid on one thread as on another (the
+// contracts of `fetch` and `store` name no thread), and an `Rc` that each server shares only with the link inside it: all owners move together.
+unsafe impl Send for Pool {}
+
+/// How a pool reaches its servers.
+struct Reach {
+    /// Those on this machine.
+    same_host: SameHost,
+    policy: LocalPolicy,
+}
+
+impl Reach {
+    fn of(config: &PoolConfig) -> Result<Self, ConnectError> {
+        let same_host =
+            config.same_host.map_or_else(SameHost::from_environment, Ok).map_err(ConnectError::SameHost)?;
+        let compression = if config.compression { features::LZ4 } else { 0 };
+        let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS | features::KEYS };
+        let features = compression | rings | features::PIECES;
+        let policy =
+            LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx: None };
+        Ok(Self { same_host, policy })
+    }
+
+    /// How a server with this address is to be talked to.
+    fn policy(&self, endpoint: &Endpoint) -> Result<LocalPolicy, String> {
+        let ucx = match endpoint {
+            Endpoint::Ucx { .. } => Some(rampool_ucx::Context::process().map_err(|error| error.to_string())?),
+            Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
+        };
+        Ok(LocalPolicy { ucx, ..self.policy.clone() })
+    }
+}
+
+impl Pool {
+    /// Connects to every server and opens, or joins, the lease. Blocks, for each server at most `connect_deadline` and a name's resolution.
+    ///
+    /// Who joins a lease has memory that depends on it: where a connection breaks meanwhile, it is tried again for as long as a server may leave a
+    /// request unanswered (`op_deadline`).
+    ///
+    /// A new lease is shared by the servers as their specifications say; what one without a named amount cannot give, the others are asked for.
+    ///
+    /// # Errors
+    /// [`ConnectError`], which names the server and what was wrong. Leases already opened return to their servers.
+    pub fn connect(config: &PoolConfig) -> Result<Self, ConnectError> {
+        let reach = Reach::of(config)?;
+        match &config.lease {
+            LeaseRequest::Open { servers, bytes, name } => Self::open(config, &reach, servers, *bytes, name),
+            LeaseRequest::Attach { ticket, name } => {
+                let until = Instant::now() + config.op_deadline;
+                loop {
+                    match Self::attach(config, &reach, ticket, name) {
+                        Err(error) if error.may_pass() && Instant::now() < until => std::thread::sleep(PAUSE),
+                        done => return done,
+                    }
+                }
+            }
+        }
+    }
+
+    fn open(
+        config: &PoolConfig,
+        reach: &Reach,
+        servers: &[ServerSpec],
+        bytes: ByteLen,
+        name: &str,
+    ) -> Result<Self, ConnectError> {
+        if servers.is_empty() {
+            return Err(ConnectError::NoServers);
+        }
+        let mut pool = Self::unleased(config)?;
+        for server in servers {
+            pool.add_server(config, reach, &server.endpoint)?;
+        }
+        let mut granted: Vec<Option<Granted>> = vec![None; servers.len()];
+        match pool.lease_shares(config, reach, servers, bytes, name, &mut granted) {
+            Ok(()) => pool.settle(config, servers, granted),
+            Err(error) => {
+                // What others have granted would lie idle for the grace time.
+                for server in (0..granted.len()).filter(|server| granted[*server].is_some()) {
+                    let _ = pool.ask_one(config, server, Opcode::Goodbye, 0, &[]);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Leases from each server its share, of `bytes` in all.
+    fn lease_shares(
+        &mut self,
+        config: &PoolConfig,
+        reach: &Reach,
+        servers: &[ServerSpec],
+        bytes: ByteLen,
+        name: &str,
+        granted: &mut [Option<Granted>],
+    ) -> Result<(), ConnectError> {
+        let mut wants: Vec<Want> =
+            servers.iter().map(|s| Want { named: s.memory.map(ByteLen::pages), free: None }).collect();
+        // Each round but the last learns of one server's limit.
+        'shares: loop {
+            let shares = share_lease(bytes.pages(), &wants)
+                .map_err(|shortage| too_little(servers, &wants, bytes, shortage))?;
+            for (i, share) in shares.iter().enumerate() {
+                let share = ByteLen::from_pages(*share).0;
+                let refused = match &mut granted[i] {
+                    Some(grant) if grant.lease_bytes == share => None,
+                    Some(grant) => {
+                        let reply = self.ask_one(config, i, Opcode::ResizeLease, share, &[])?;
+                        let refused = refusal(&self.shell.servers[i].name, &reply, Operation::ResizeLease)?;
+                        if refused.is_none() {
+                            grant.lease_bytes = share;
+                        }
+                        // What is free there comes on top of what this pool has already.
+                        refused.map(|free| free.saturating_add(grant.lease_bytes))
+                    }
+                    None if share == 0 => None,
+                    None => {
+                        let table = OpenLease {
+                            bytes: share,
+                            pid: std::process::id(),
+                            name: cut(name),
+                            host: host_name(),
+                        }
+                        .encode();
+                        let reply = self.ask_one(config, i, Opcode::OpenLease, 0, &table)?;
+                        let refused = refusal(&self.shell.servers[i].name, &reply, Operation::OpenLease)?;
+                        if refused.is_none() {
+                            granted[i] = Some(self.grant(
+                                reach,
+                                i,
+                                &servers[i].endpoint,
+                                name,
+                                &reply,
+                                Operation::OpenLease,
+                            )?);
+                        }
+                        refused
+                    }
+                };
+                if let Some(free) = refused {
+                    if wants[i].named.is_some() || wants[i].free.is_some_and(|known| free >= known) {
+                        let server = self.shell.servers[i].name.clone();
+                        return Err(ConnectError::Server {
+                            server,
+                            reason: ConnectReason::Refused { wanted: ByteLen(share), free: ByteLen(free) },
+                        });
+                    }
+                    wants[i].free = Some(free / OS_PAGE_BYTES as u64);
+                    continue 'shares;
+                }
+            }
+            return Ok(());
+        }
+    }
+
+    fn attach(
+        config: &PoolConfig,
+        reach: &Reach,
+        ticket: &LeaseTicket,
+        name: &str,
+    ) -> Result<Self, ConnectError> {
+        let mut pool = Self::unleased(config)?;
+        for (i, part) in ticket.parts.iter().enumerate() {
+            pool.add_server(config, reach, &part.server.endpoint)?;
+            let attach = AttachLease {
+                lease: part.lease,
+                token: part.token,
+                member: MemberId(0),
+                pid: std::process::id(),
+                name: cut(name),
+                host: host_name(),
+            };
+            let reply = pool.ask_one(config, i, Opcode::AttachLease, 0, &attach.encode())?;
+            if let Some(free) = refusal(&pool.shell.servers[i].name, &reply, Operation::AttachLease)? {
+                let server = pool.shell.servers[i].name.clone();
+                let reason = ConnectReason::Refused {
+                    wanted: part.server.memory.unwrap_or_default(),
+                    free: ByteLen(free),
+                };
+                return Err(ConnectError::Server { server, reason });
+            }
+            let grant = pool.grant(reach, i, &part.server.endpoint, name, &reply, Operation::AttachLease)?;
+            pool.leased.push(grant.lease_bytes);
+        }
+        pool.placement = Placement::new(&ticket.weights(), ticket.stripe_pages)?;
+        pool.ticket = ticket.clone();
+        Ok(pool)
+    }
+
+    /// A pool without servers, to be filled.
+    fn unleased(config: &PoolConfig) -> Result<Self, ConnectError> {
+        Ok(Self {
+            shell: Shell::new(Instant::now()),
+            placement: Placement::new(&[1], config.stripe_pages)?,
+            regions: Vec::new(),
+            ticket: LeaseTicket { stripe_pages: config.stripe_pages, parts: Vec::new() },
+            leased: Vec::new(),
+        })
+    }
+
+    fn add_server(
+        &mut self,
+        config: &PoolConfig,
+        reach: &Reach,
+        endpoint: &Endpoint,
+    ) -> Result<(), ConnectError> {
+        let name = endpoint.to_string();
+        let refuse = |reason| ConnectError::Server {
+            server: endpoint.to_string(),
+            reason: ConnectReason::Link(reason),
+        };
+        let local = reach.policy(endpoint).map_err(refuse)?;
+        let fail = |error| {
+            let reason = match error {
+                HandshakeError::TimedOut => ConnectReason::Deadline {
+                    operation: Operation::Connect,
+                    deadline: config.connect_deadline,
+                },
+                broken if broken.may_pass() => ConnectReason::Broken(broken.to_string()),
+                other => ConnectReason::Link(other.to_string()),
+            };
+            ConnectError::Server { server: name.clone(), reason }
+        };
+        let link = connect(endpoint, local, Instant::now() + config.connect_deadline).map_err(fail)?;
+        if reach.same_host == SameHost::Rings && link.means() == Means::UnixSocket {
+            return Err(refuse(
+                "it shares no memory with its clients, and nothing else is wanted (same-host is `rings`); was it started with --no-rings?"
+                    .into(),
+            ));
+        }
+        if self.shell.servers.len() > usize::from(u16::MAX) {
+            return Err(
+                rampool_paging::placement::PlacementError::TooManyServers(self.shell.servers.len()).into()
+            );
+        }
+        let now = self.shell.time(Instant::now());
+        let server = self.shell.client.add_server(config.op_deadline, now);
+        self.shell.servers.push(Server::new(server, name, link));
+        Ok(())
+    }
+
+    /// The session may do what its server's reply says, and reconnect.
+    fn grant(
+        &mut self,
+        reach: &Reach,
+        index: usize,
+        endpoint: &Endpoint,
+        name: &str,
+        reply: &Reply,
+        operation: Operation,
+    ) -> Result<Granted, ConnectError> {
+        let server = &mut self.shell.servers[index];
+        let odd = |reason| ConnectError::Server {
+            server: server.name.clone(),
+            reason: ConnectReason::Lost { operation, reason },
+        };
+        let granted = Granted::parse(&reply.table).map_err(|e| odd(LostReason::Wire(e)))?;
+        let grant = Grant::from(&granted);
+        if !grant.is_usable() {
+            return Err(odd(LostReason::Protocol("it grants not even one page at a time".into())));
+        }
+        let local = reach.policy(endpoint).map_err(|error| odd(LostReason::Protocol(error)))?;
+        let way = match (server.link.as_ref().map(Link::peer), endpoint) {
+            (Some(Peer::Tcp(address)), _) => Some(Way::Tcp(*address)),
+            (_, Endpoint::Unix(path)) => Some(Way::Unix(path.clone())),
+            (_, Endpoint::Tcp { .. } | Endpoint::Ucx { .. }) => None,
+        };
+        let attach = AttachLease {
+            lease: granted.lease,
+            token: granted.token,
+            member: granted.member,
+            pid: std::process::id(),
+            name: cut(name),
+            host: host_name(),
+        };
+        server.place = way.map(|way| Box::new(Place { way, local, attach }));
+        let (server, reconnects) = (server.index, server.place.is_some());
+        self.shell.hear(Instant::now(), Input::Granted { server, grant, reconnects });
+        Ok(granted)
+    }
+
+    /// Drops servers that were not needed and fixes the placement.
+    fn settle(
+        mut self,
+        config: &PoolConfig,
+        servers: &[ServerSpec],
+        granted: Vec<Option<Granted>>,
+    ) -> Result<Self, ConnectError> {
+        let is_needed =
+            |granted: &Option<Granted>| granted.as_ref().is_some_and(|granted| granted.lease_bytes > 0);
+        self.shell.client.retain(|server| is_needed(&granted[server.as_usize()]));
+        let all = std::mem::take(&mut self.shell.servers);
+        for ((mut server, granted), spec) in all.into_iter().zip(granted).zip(servers) {
+            let Some(granted) = granted.filter(|granted| granted.lease_bytes > 0) else { continue };
+            server.index =
+                ServerIndex(u16::try_from(self.shell.servers.len()).expect("no more than were named"));
+            let endpoint = match (server.link.as_ref().map(Link::peer), &spec.endpoint) {
+                (Some(Peer::Tcp(address)), Endpoint::Ucx { .. }) => {
+                    Endpoint::Ucx { host: address.ip().to_string(), port: address.port() }
+                }
+                (Some(Peer::Tcp(address)), _) => {
+                    Endpoint::Tcp { host: address.ip().to_string(), port: address.port() }
+                }
+                _ => spec.endpoint.clone(),
+            };
+            let lent = ServerSpec { endpoint, memory: Some(ByteLen(granted.lease_bytes)) };
+            self.ticket.parts.push(LeasePart { server: lent, lease: granted.lease, token: granted.token });
+            self.leased.push(granted.lease_bytes);
+            self.shell.servers.push(server);
+        }
+        self.placement = Placement::new(&self.ticket.weights(), config.stripe_pages)?;
+        Ok(self)
+    }
+
+    /// What another process needs to become a member of this pool's lease ([`PoolConfig::attach`]).
+    #[must_use]
+    pub fn lease_ticket(&self) -> LeaseTicket {
+        self.ticket.clone()
+    }
+
+    /// Who this pool is at its servers.
+    #[must_use]
+    pub fn membership(&self) -> Membership {
+        Membership { members: self.shell.client.sessions().map(rampool_session::Session::member).collect() }
+    }
+
+    /// Says goodbye for another member of the lease, whose process is gone: its regions are freed at once instead of after the grace time. A member
+    /// that has left, or never was, is no error. Does not block, and brings no event.
+    pub fn dismiss(&mut self, member: &Membership) {
+        let now = Instant::now();
+        for (index, member) in member.members.iter().enumerate().take(self.shell.servers.len()) {
+            let server = self.shell.servers[index].index;
+            let ask = Ask { class: Class::Demand, ..Ask::control(server, Opcode::Goodbye, RegionId(0)) };
+            self.shell.control(ask, member.0, &[], now);
+        }
+        self.shell.send(now);
+    }
+
+    /// What another member of the lease needs to take this region over ([`Pool::adopt_region`]).
+    ///
+    /// # Errors
+    /// [`PoolError::NoSuchRegion`].
+    pub fn region_ticket(&self, region: PoolRegion) -> Result<RegionTicket, PoolError> {
+        let leases = self.ticket.parts.iter().map(|part| part.lease).collect();
+        Ok(RegionTicket { regions: self.names(region)?.to_vec(), leases })
+    }
+
+    /// Makes an empty region, on every server. Blocks until all have answered.
+    ///
+    /// # Errors
+    /// [`PoolError`]; parts made on some servers are given back.
+    pub fn create_region(&mut self) -> Result<PoolRegion, PoolError> {
+        let nothing = vec![RegionId(0); self.server_count()];
+        self.new_region(Opcode::CreateRegion, &nothing)
+    }
+
+    /// Makes a region that holds what `region` holds now; both change independently from here on. Costs the servers time by the number of
+    /// 2 MiB chunks in use, not by bytes. What was stored or discarded before is so in the copy, too. Blocks until all servers have answered that, and this.
+    ///
+    /// # Errors
+    /// [`PoolError`]; parts made on some servers are given back.
+    pub fn clone_region(&mut self, region: PoolRegion) -> Result<PoolRegion, PoolError> {
+        let names = self.names(region)?.to_vec();
+        self.finish_write_backs(Operation::CloneRegion)?;
+        self.new_region(Opcode::CloneRegion, &names)
+    }
+
+    /// Takes over a region of another member of the same lease, which must not use it any more. Blocks until all servers have answered.
+    ///
+    /// # Errors
+    /// [`PoolError`]; the region may then belong to either member in parts.
+    pub fn adopt_region(&mut self, ticket: &RegionTicket) -> Result<PoolRegion, PoolError> {
+        if !ticket.is_of(&self.ticket.parts) {
+            return Err(PoolError::NoSuchRegion);
+        }
+        let replies =
+            self.ask_all(Opcode::AdoptRegion, &ticket.regions, &vec![0; self.server_count()], &[])?;
+        self.each_ok(&replies, Operation::AdoptRegion)?;
+        Ok(self.remember(ticket.regions.clone()))
+    }
+
+    /// Gives a region back with all its pages. Does not block and always succeeds here; fetches and stores of it that are still under way fail.
+    pub fn free_region(&mut self, region: PoolRegion) {
+        // That of a queue's bodies goes with the queue.
+        let freed = self
+            .regions
+            .get_mut(region.0 as usize)
+            .and_then(|names| names.take_if(|names| names.only.is_none()));
+        let Some(names) = freed else { return };
+        let now = Instant::now();
+        self.give_back(names.ids.iter().map(|name| Some(*name)), now);
+    }
+
+    fn give_back(&mut self, names: impl Iterator<Item = Option<RegionId>>, now: Instant) {
+        for (index, name) in names.enumerate() {
+            let Some(name) = name else { continue };
+            // Behind the stores and discards that were made before.
+            let server = self.shell.servers[index].index;
+            let ask = Ask { class: Class::WriteBack, ..Ask::control(server, Opcode::FreeRegion, name) };
+            self.shell.control(ask, 0, &[], now);
+        }
+        self.shell.send(now);
+    }
+
+    /// Changes the lease to `bytes` over all servers, in the proportions in which pages are placed. Blocks until all servers have answered.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where a server lacks the room; the lease is then as before.
+    pub fn resize_lease(&mut self, bytes: ByteLen) -> Result<(), PoolError> {
+        let shares: Vec<u64> = apportion(bytes.pages(), &self.ticket.weights())
+            .into_iter()
+            .map(|pages| ByteLen::from_pages(pages).0)
+            .collect();
+        let nothing = vec![RegionId(0); self.server_count()];
+        let replies = self.ask_all(Opcode::ResizeLease, &nothing, &shares, &[])?;
+        let Err(error) = self.each_ok(&replies, Operation::ResizeLease) else {
+            self.leased = shares;
+            return Ok(());
+        };
+        // Whoever agreed goes back; that is always possible for a server that grew, and was possible a moment ago for one that shrank.
+        let before = self.leased.clone();
+        let replies = self.ask_all(Opcode::ResizeLease, &nothing, &before, &[])?;
+        self.each_ok(&replies, Operation::ResizeLease)?;
+        Err(match error {
+            PoolError::Refused { server, free, .. } => PoolError::Refused { server, wanted: bytes, free },
+            other => other,
+        })
+    }
+
+    /// The bytes leased on one server.
+    #[must_use]
+    pub fn leased(&self, server: ServerIndex) -> Option<ByteLen> {
+        self.leased.get(server.as_usize()).copied().map(ByteLen)
+    }
+
+    /// The bytes leased on all servers together.
+    #[must_use]
+    pub fn lease_bytes(&self) -> ByteLen {
+        ByteLen(self.leased.iter().sum())
+    }
+
+    /// Asks for the pages of `extents`, in that order, into `dst`: ends in [`PoolEvent::Fetched`] with `token`, or in an event that says why not.
+    /// Does not block. `demand`: a thread waits; goes before everything else and leaves at once if credits last. Pages that were never stored, or
+    /// were discarded, come as zeroes. A page whose store has not ended must not be asked for.
+    ///
+    /// # Safety
+    /// `dst` is writable memory of 4096 bytes for each page, used by nobody else until the operation's event has been returned by
+    /// [`Pool::poll`] or the pool was dropped.
+    ///
+    /// # Panics
+    /// If the region was freed or never existed, or a page is beyond the end of a region (2^40 pages).
+    pub unsafe fn fetch(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        extents: &[Extent],
+        dst: *mut u8,
+        demand: bool,
+    ) {
+        let class = if demand { Class::Demand } else { Class::Prefetch };
+        let mut memory = dst;
+        let pieces = extents.iter().map(|extent| {
+            let of_extent = memory;
+            memory = memory.wrapping_add(extent.count as usize * OS_PAGE_BYTES);
+            (*extent, of_extent)
+        });
+        self.submit(region, token, Opcode::Get, class, GET_PAGES, pieces);
+    }
+
+    /// Sends pages to their servers: each extent with the memory its pages lie in. Ends in [`PoolEvent::Stored`] with `token`, or in an event that says why
+    /// not. Does not block; leaves with the next [`Pool::poll`]. Stores and discards of a page take effect in the order in which they were made.
+    ///
+    /// # Safety
+    /// The memory is readable, 4096 bytes for each page, and its bytes do not change until the operation's event has been returned by
+    /// [`Pool::poll`] or the pool was dropped.
+    ///
+    /// # Panics
+    /// As [`Pool::fetch`].
+    pub unsafe fn store(&mut self, region: PoolRegion, token: u64, pages: &[(Extent, *const u8)]) {
+        let pieces = pages.iter().map(|(extent, memory)| (*extent, memory.cast_mut()));
+        self.submit(region, token, Opcode::Put, Class::WriteBack, PUT_PAGES, pieces);
+    }
+
+    /// Tells the servers that they may forget these pages; they read as zero from then on. Does not block, and brings no event.
+    ///
+    /// # Panics
+    /// As [`Pool::fetch`].
+    pub fn discard(&mut self, region: PoolRegion, extent: Extent) {
+        let names = names(&self.regions, region);
+        if extent.count == 0 {
+            return;
+        }
+        check_range(extent);
+        let (now, servers) = (Instant::now(), self.shell.servers.len());
+        let whole = u64::from(extent.count) <= u64::from(self.placement.stripe_pages());
+        let mut add = |server: ServerIndex, extent: Extent| {
+            let (id, body) = self.shell.reserve();
+            body.extents.push(extent);
+            let ask = Ask::control(server, Opcode::Discard, names[server.as_usize()]);
+            self.shell.submit(id, Ask { class: Class::WriteBack, at: extent.first.0, ..ask }, now);
+        };
+        if whole {
+            for (server, piece) in self.placement.split(extent) {
+                add(server, piece);
+            }
+        } else {
+            // One request for each server instead of one for each stripe: pages it does not hold are nothing to it.
+            for server in 0..servers {
+                add(ServerIndex(u16::try_from(server).expect("fewer than 65536 servers")), extent);
+            }
+        }
+    }
+
+    /// Does what input and output is possible without blocking and returns the next event; `None` when there is nothing more for now.
+    pub fn poll(&mut self) -> Option<PoolEvent> {
+        self.ready().or_else(|| self.look(Instant::now()))
+    }
+
+    /// The next event that is known already.
+    pub(crate) fn ready(&mut self) -> Option<PoolEvent> {
+        self.shell.events.pop_front()
+    }
+
+    /// As [`Pool::poll`], for who has just read the clock, and has been given the events that were known.
+    pub(crate) fn look(&mut self, now: Instant) -> Option<PoolEvent> {
+        self.step(now);
+        self.shell.events.pop_front()
+    }
+
+    /// Appends the sockets to sleep on once [`Pool::poll`] has returned `None`. To be called anew before each sleep, and the sleep to follow at once: what shall
+    /// wake this thread is agreed on here.
+    pub fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
+        for server in &self.shell.servers {
+            if let Some((fd, write)) = server.watched() {
+                let events = if write { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+                out.push(libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 });
+            }
+        }
+    }
+
+    /// When [`Pool::poll`] must be called again at the latest, whatever the sockets do; perhaps in the past.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.shell.next_deadline()
+    }
+
+    /// Waits for the next event, at most until `deadline`. Blocks; for threads that have nothing else to watch.
+    ///
+    /// # Errors
+    /// As `poll(2)`.
+    pub fn next_event(&mut self, deadline: Instant) -> io::Result<Option<PoolEvent>> {
+        loop {
+            if let Some(event) = self.poll() {
+                return Ok(Some(event));
+            }
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            self.sleep(deadline)?;
+        }
+    }
+
+    /// The servers, by [`ServerIndex`].
+    pub fn servers(&self) -> impl Iterator<Item = &str> {
+        self.shell.servers.iter().map(|server| server.name.as_str())
+    }
+
+    /// The server that holds a page.
+    #[must_use]
+    pub fn holder(&self, page: PageIndex) -> ServerIndex {
+        self.placement.holder(page)
+    }
+
+    /// Fetches and stores that have not ended.
+    #[must_use]
+    pub fn operations_under_way(&self) -> usize {
+        self.shell.client.ops_under_way()
+    }
+
+    /// What a pager cannot count itself.
+    pub fn report(&self, to: &PagerStats) {
+        let servers = || self.shell.servers.iter().map(|server| &server.stats);
+        let bytes = |of: fn(&stats::LinkStats) -> u64| servers().map(of).sum();
+        to.pool(
+            bytes(|link| link.received_bytes),
+            bytes(|link| link.sent_bytes),
+            servers().map(|link| link.latency.by_powers()),
+        );
+    }
+
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let sessions = self.shell.client.sessions();
+        let servers = self.shell.servers.iter().zip(sessions).zip(&self.leased).map(
+            |((server, session), lease_bytes)| {
+                let (queued, outstanding, outstanding_bytes) = session.load();
+                let (link, counts) = (server.stats.clone(), session.counts());
+                ServerStats {
+                    name: server.name.clone(),
+                    alive: server.lost.is_none(),
+                    means: server.link.as_ref().map(Link::means),
+                    lease_bytes: *lease_bytes,
+                    requests: link.requests,
+                    fetched_pages: link.fetched_pages,
+                    stored_pages: link.stored_pages,
+                    sent_bytes: link.sent_bytes,
+                    received_bytes: link.received_bytes,
+                    refused: counts.refused,
+                    damaged: counts.damaged,
+                    comebacks: counts.reconnects,
+                    queued,
+                    outstanding,
+                    outstanding_bytes,
+                    latency: link.latency,
+                }
+            },
+        );
+        PoolStats { servers: servers.collect() }
+    }
+
+    /// Leaves the servers: this member's regions are freed at once instead of after the grace time. Use the pool for nothing after that. Blocks
+    /// a second at most. A pool that is merely dropped closes its connections and nothing else, as befits a copy of it in a forked child.
+    pub fn leave(&mut self) {
+        let deadline = Instant::now() + LEAVE_DEADLINE;
+        self.shell.hear(Instant::now(), Input::StayAway);
+        let nothing = vec![RegionId(0); self.server_count()];
+        let ids = self.start(Opcode::Goodbye, &nothing, &vec![0; self.server_count()], &[]);
+        while Instant::now() < deadline && ids.iter().flatten().any(|id| self.shell.client.is_under_way(*id))
+        {
+            self.step(Instant::now());
+            // A socket that cannot be watched ends the courtesy, no more.
+            if self.sleep(deadline).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn step(&mut self, now: Instant) {
+        self.shell.step(now);
+    }
+
+    fn sleep(&self, deadline: Instant) -> io::Result<()> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let until = self.next_deadline().map_or(deadline, |due| due.min(deadline));
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(self.server_count());
+        for server in &self.shell.servers {
+            if let Some((fd, write)) = server.watched() {
+                let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+                fds.push(PollFd::from_borrowed_fd(fd, flags));
+            }
+        }
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Cuts an operation into requests and queues them.
+    fn submit(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        opcode: Opcode,
+        class: Class,
+        limit: u32,
+        pieces: impl Iterator<Item = (Extent, *mut u8)>,
+    ) {
+        let names = names(&self.regions, region);
+        let now = Instant::now();
+        let op = self.shell.begin(token, opcode == Opcode::Put);
+        let (time, pages) = (self.shell.time(now), Pages { op, opcode, class, limit });
+        let (client, bodies) = self.shell.parts();
+        for (extent, memory) in pieces.filter(|(extent, _)| extent.count > 0) {
+            check_range(extent);
+            client.submit_pages(
+                time,
+                &self.placement,
+                names,
+                pages,
+                extent,
+                |request, new, piece, before| {
+                    let body = if new { fresh(bodies, request) } else { &mut bodies[request.0 as usize] };
+                    body.extents.push(piece);
+                    body.memory.push(memory.wrapping_add(before as usize * OS_PAGE_BYTES));
+                },
+            );
+        }
+        client.close_pages(names, pages);
+        self.shell.sealed(op, now);
+        if class == Class::Demand {
+            self.shell.send(now);
+        }
+    }
+
+    fn names(&self, region: PoolRegion) -> Result<&[RegionId], PoolError> {
+        self.regions
+            .get(region.0 as usize)
+            .and_then(Option::as_ref)
+            .map(|names| &names.ids[..])
+            .ok_or(PoolError::NoSuchRegion)
+    }
+
+    fn remember(&mut self, ids: Vec<RegionId>) -> PoolRegion {
+        self.remember_names(Names { ids, only: None })
+    }
+
+    fn remember_names(&mut self, names: Names) -> PoolRegion {
+        self.regions.push(Some(names));
+        PoolRegion(
+            u32::try_from(self.regions.len() - 1)
+                .expect("fewer than four billion regions in a process's life"),
+        )
+    }
+
+    fn new_region(&mut self, opcode: Opcode, from: &[RegionId]) -> Result<PoolRegion, PoolError> {
+        let operation =
+            if opcode == Opcode::CloneRegion { Operation::CloneRegion } else { Operation::CreateRegion };
+        let replies = self.ask_all(opcode, from, &vec![0; self.server_count()], &[])?;
+        if let Err(error) = self.each_ok(&replies, operation) {
+            let made: Vec<_> = replies
+                .iter()
+                .map(|r| r.as_ref().ok().filter(|r| r.status == Status::Ok).map(|r| r.region))
+                .collect();
+            self.give_back(made.into_iter(), Instant::now());
+            return Err(error);
+        }
+        let names = replies.into_iter().filter_map(|r| Some(r.ok()?.region)).collect();
+        Ok(self.remember(names))
+    }
+
+    /// Queues one control request to every server; the numbers of those whose answers can be waited for.
+    fn start(
+        &mut self,
+        opcode: Opcode,
+        regions: &[RegionId],
+        args: &[u64],
+        table: &[u8],
+    ) -> Vec<Option<u64>> {
+        let now = Instant::now();
+        // A goodbye overtakes nothing that was asked for before; the copy of a region holds what was changed before.
+        let class = if matches!(opcode, Opcode::Goodbye | Opcode::CloneRegion) {
+            Class::Demand
+        } else {
+            Class::Control
+        };
+        let mut ids = Vec::with_capacity(self.server_count());
+        for (index, (region, arg)) in regions.iter().zip(args).enumerate() {
+            let server = &self.shell.servers[index];
+            if server.lost.is_some() {
+                ids.push(None);
+                continue;
+            }
+            let ask = Ask { class, wanted: true, ..Ask::control(server.index, opcode, *region) };
+            ids.push(Some(self.shell.control(ask, *arg, table, now)));
+        }
+        ids
+    }
+
+    /// One control request to every server; returns when each has answered or is lost, which takes one deadline at most (a server that sends other
+    /// things meanwhile: a few).
+    fn ask_all(
+        &mut self,
+        opcode: Opcode,
+        regions: &[RegionId],
+        args: &[u64],
+        table: &[u8],
+    ) -> Result<Vec<Result<Reply, PoolError>>, PoolError> {
+        let ids = self.start(opcode, regions, args, table);
+        let mut replies: Vec<Option<Result<Reply, PoolError>>> = ids.iter().map(|_| None).collect();
+        loop {
+            self.step(Instant::now());
+            for (index, (id, reply)) in ids.iter().zip(&mut replies).enumerate() {
+                if reply.is_some() {
+                    continue;
+                }
+                if let Some(answer) = id.and_then(|id| self.shell.take_reply(id)) {
+                    *reply = Some(Ok(answer));
+                } else if let Server { name, lost: Some(reason), .. } = &self.shell.servers[index] {
+                    *reply = Some(Err(lost(name, operation_of(opcode), reason)));
+                }
+            }
+            if replies.iter().all(Option::is_some) {
+                return Ok(replies.into_iter().flatten().collect());
+            }
+            self.sleep_or_fail(operation_of(opcode))?;
+        }
+    }
+
+    /// Waits until the servers that live have answered all stores and discards, which control requests overtake.
+    fn finish_write_backs(&mut self, operation: Operation) -> Result<(), PoolError> {
+        loop {
+            self.step(Instant::now());
+            if !self.shell.client.sessions().any(rampool_session::Session::has_write_backs) {
+                return Ok(());
+            }
+            self.sleep_or_fail(operation)?;
+        }
+    }
+
+    fn sleep_or_fail(&self, operation: Operation) -> Result<(), PoolError> {
+        self.sleep(Instant::now() + Duration::from_secs(1)).map_err(|error| {
+            // Sockets that cannot be watched are of no use; what is wrong with them is the same for all.
+            lost(&self.shell.servers[0].name, operation, &LostReason::Io(error.to_string()))
+        })
+    }
+
+    /// One control request to one server, while the pool is being made.
+    fn ask_one(
+        &mut self,
+        config: &PoolConfig,
+        index: usize,
+        opcode: Opcode,
+        arg: u64,
+        table: &[u8],
+    ) -> Result<Reply, ConnectError> {
+        let deadline = Instant::now() + config.connect_deadline;
+        let operation = operation_of(opcode);
+        let ask = Ask { wanted: true, ..Ask::control(self.shell.servers[index].index, opcode, RegionId(0)) };
+        let id = self.shell.control(ask, arg, table, Instant::now());
+        loop {
+            let now = Instant::now();
+            self.step(now);
+            if let Some(reply) = self.shell.take_reply(id) {
+                return Ok(reply);
+            }
+            let Server { name, lost, .. } = &self.shell.servers[index];
+            let fail = |reason| Err(ConnectError::Server { server: name.clone(), reason });
+            if let Some(reason) = lost {
+                return fail(ConnectReason::Lost { operation, reason: reason.clone() });
+            }
+            if now >= deadline {
+                return fail(ConnectReason::Deadline { operation, deadline: config.connect_deadline });
+            }
+            if let Err(error) = self.sleep(deadline) {
+                return fail(ConnectReason::Lost { operation, reason: LostReason::Io(error.to_string()) });
+            }
+        }
+    }
+
+    /// The first error among the replies of all servers.
+    fn each_ok(&self, replies: &[Result<Reply, PoolError>], operation: Operation) -> Result<(), PoolError> {
+        for (server, reply) in self.shell.servers.iter().zip(replies) {
+            let reply = reply.as_ref().map_err(Clone::clone)?;
+            let server = server.name.clone();
+            match reply.status {
+                Status::Ok => {}
+                Status::LeaseRefused => {
+                    return Err(PoolError::Refused { server, wanted: ByteLen(0), free: ByteLen(reply.arg) });
+                }
+                Status::MemberGone | Status::NoSuchLease => {
+                    return Err(lost(&server, operation, &LostReason::GivenUp));
+                }
+                _ => return Err(PoolError::Denied { server, operation, message: message_of(reply) }),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The region's name on every server. Panics for a region that is not there: whoever submits pages keeps track of regions.
+fn names(regions: &[Option<Names>], region: PoolRegion) -> &[RegionId] {
+    &entry(regions, region).ids
+}
+
+fn entry(regions: &[Option<Names>], region: PoolRegion) -> &Names {
+    regions
+        .get(region.0 as usize)
+        .and_then(Option::as_ref)
+        .expect("pages of a region that was freed or never existed")
+}
+
+fn check_range(extent: Extent) {
+    assert!(
+        extent.first.0 < MAX_PAGE_INDEX && extent.end().0 <= MAX_PAGE_INDEX,
+        "{} is beyond the end of a region",
+        extent.first
+    );
+}
+
+pub(crate) fn operation_of(opcode: Opcode) -> Operation {
+    match opcode {
+        Opcode::OpenLease => Operation::OpenLease,
+        Opcode::AttachLease => Operation::AttachLease,
+        Opcode::ResizeLease => Operation::ResizeLease,
+        Opcode::CreateRegion => Operation::CreateRegion,
+        Opcode::CloneRegion => Operation::CloneRegion,
+        Opcode::AdoptRegion => Operation::AdoptRegion,
+        Opcode::FreeRegion => Operation::FreeRegion,
+        Opcode::OpenRegion => Operation::OpenRegion,
+        Opcode::OpenQueue => Operation::OpenQueue,
+        Opcode::FreeQueue => Operation::FreeQueue,
+        Opcode::ListQueues => Operation::ListQueues,
+        Opcode::Push | Opcode::PushHeads => Operation::Push,
+        Opcode::Take => Operation::Take,
+        Opcode::Settle => Operation::Settle,
+        Opcode::AwaitBody => Operation::AwaitBody,
+        Opcode::Heartbeat => Operation::Heartbeat,
+        Opcode::Goodbye => Operation::Leave,
+        _ => Operation::Idle,
+    }
+}
+
+fn message_of(reply: &Reply) -> String {
+    let message = parse_message(&reply.table);
+    if message.is_empty() { format!("{:?}", reply.status) } else { message }
+}
+
+/// What a refused lease leaves free; `None` if it was not refused.
+fn refusal(server: &str, reply: &Reply, operation: Operation) -> Result<Option<u64>, ConnectError> {
+    match reply.status {
+        Status::Ok => Ok(None),
+        Status::LeaseRefused => Ok(Some(reply.arg)),
+        _ => Err(ConnectError::Server {
+            server: server.to_owned(),
+            reason: ConnectReason::Denied { operation, message: message_of(reply) },
+        }),
+    }
+}
+
+fn too_little(servers: &[ServerSpec], wants: &[Want], wanted: ByteLen, shortage: Shortage) -> ConnectError {
+    let free: Vec<String> = servers
+        .iter()
+        .zip(wants)
+        .filter_map(|(server, want)| {
+            Some(format!("{} has {} free", server.endpoint, ByteLen::from_pages(want.free?)))
+        })
+        .collect();
+    let free =
+        if free.is_empty() { "each was asked for the amount named with it".into() } else { free.join(", ") };
+    ConnectError::TooLittle { wanted, missing: ByteLen::from_pages(shortage.missing), free }
+}
+
+fn cut(name: &str) -> String {
+    let mut end = name.len().min(MAX_NAME_BYTES);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name[..end].to_owned()
+}
+
+/// This machine's name, for people who look at a server.
+fn host_name() -> String {
+    cut(&rustix::system::uname().nodename().to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,606 @@
+//! The direct view's part of a pool: layouts cut into requests to the servers that hold their bytes.
+//!
+//! Where one server holds all of it and its program is short, the program travels whole, and each request is a window of it. Otherwise the runs are dealt out to
+//! their servers, and each request carries a program of its own.
+
+use super::body::{Body, Reply};
+use super::server::ZeroCopyWish;
+use super::{Names, Pool, PoolRegion, entry};
+use crate::error::{LostReason, PoolError};
+use rampool_net::transport::zero_copy::{SharedZeroCopy, ZeroCopy, measured_crossover};
+use rampool_net::transport::{Link, PieceMut};
+use rampool_paging::placement::{Placement, ServerIndex};
+use rampool_pinning::path::{Always, Wish};
+use rampool_session::{Ask, Class, SENT_TOGETHER_BYTES};
+use rampool_wire::elements::{Combine, Kind, Test, Want};
+use rampool_wire::frame::{
+    Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, Opcode, Piece, RegionId, ScanRequest, Status, Window,
+    accumulate_arg,
+};
+use rampool_wire::layout::{Collector, Program, Run, Runs};
+use rampool_wire::session::Security;
+use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::RegionTicket;
+use crate::error::Operation;
+
+/// Bytes one request moves at most: as pages do.
+const REQUEST_BYTES: u64 = 256 << 10;
+/// The same of copies: they pass by this client, and nothing waits behind the bytes of one.
+const COPY_REQUEST_BYTES: u64 = 1 << 20;
+/// Elements that one request looks at at most.
+const SCAN_REQUEST_ELEMENTS: u64 = REQUEST_BYTES / 8;
+/// The same of bodies: heads of other messages leave between two of these.
+const BODY_REQUEST_BYTES: u64 = 128 << 10;
+/// Requests of one operation whose bytes do not pass by here; so many take about a gigabyte to remember. What moves bytes is bounded by this process's memory.
+const MOST_REQUESTS: u64 = 1 << 20;
+/// Bytes that one copy moves at most.
+pub(crate) const MOST_COPIED_BYTES: u64 = MOST_REQUESTS * COPY_REQUEST_BYTES;
+/// Elements that one scan looks at at most.
+pub(crate) const MOST_SCANNED: u64 = MOST_REQUESTS * SCAN_REQUEST_ELEMENTS;
+/// Runs of one request, so that its pieces stay below the wire's limit however they lie.
+const REQUEST_RUNS: u64 = 30_000;
+
+/// Bytes for the offsets of a list in one request.
+const LIST_BYTES: usize = MAX_PROGRAM_BYTES - 128;
+
+/// What becomes of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Job {
+    Gather,
+    Scatter,
+    /// Scatter that nothing else waits behind: the body of a message.
+    SendBody,
+    Accumulate(Kind, Combine),
+}
+
+/// One request of a scan: its number, who answers it, and which of the selected bytes it is about, as (first, count).
+pub(crate) struct ScanPart {
+    pub request: u64,
+    pub server: ServerIndex,
+    pub spans: Vec<(u64, u64)>,
+}
+
+/// A request in the making.
+struct Open {
+    collector: Collector,
+    runs: u64,
+    places: Vec<PieceMut>,
+    spans: Vec<(u64, u64)>,
+}
+
+/// Which server holds what of a region.
+#[derive(Clone, Copy)]
+struct Spread<'a> {
+    placement: &'a Placement,
+    names: &'a Names,
+}
+
+impl Spread<'_> {
+    fn holder(&self, offset: u64) -> ServerIndex {
+        self.names.only.unwrap_or_else(|| self.placement.holder(PageIndex(offset / OS_PAGE_BYTES as u64)))
+    }
+
+    /// What follows each other at one server; longer than any region where that holds all of it.
+    fn stripe_bytes(&self) -> u64 {
+        if self.names.only.is_some() {
+            1 << 60
+        } else {
+            u64::from(self.placement.stripe_pages()) * OS_PAGE_BYTES as u64
+        }
+    }
+
+    fn name(&self, server: ServerIndex) -> RegionId {
+        self.names.ids[server.as_usize()]
+    }
+}
+
+/// What a request is made of.
+struct Chunk {
+    server: ServerIndex,
+    window: Window,
+    places: Vec<PieceMut>,
+    spans: Vec<(u64, u64)>,
+}
+
+impl Job {
+    fn opcode(self) -> Opcode {
+        match self {
+            Self::Gather => Opcode::Gather,
+            Self::Scatter | Self::SendBody => Opcode::Scatter,
+            Self::Accumulate(..) => Opcode::Accumulate,
+        }
+    }
+
+    fn class(self) -> Class {
+        if self == Self::SendBody { Class::WriteBack } else { Class::Demand }
+    }
+
+    fn request_bytes(self) -> u64 {
+        if self == Self::SendBody { BODY_REQUEST_BYTES } else { REQUEST_BYTES }
+    }
+}
+
+impl Pool {
+    /// Opens a region for every member of the lease: by name, or by its ticket. Blocks until all servers have answered. Returns its length.
+    pub fn open_region(
+        &mut self,
+        door: Result<&str, &RegionTicket>,
+        bytes: u64,
+    ) -> Result<(PoolRegion, u64), PoolError> {
+        let nothing = vec![RegionId(0); self.server_count()];
+        let (regions, name) = match door {
+            Ok(name) => (&nothing[..], name),
+            Err(ticket) if ticket.is_of(&self.ticket.parts) => (&ticket.regions[..], ""),
+            Err(_) => return Err(PoolError::NoSuchRegion),
+        };
+        let replies =
+            self.ask_all(Opcode::OpenRegion, regions, &vec![bytes; self.server_count()], name.as_bytes())?;
+        if replies.iter().flatten().any(|reply| reply.status == Status::NoSuchRegion) {
+            return Err(PoolError::NoSuchRegion);
+        }
+        self.each_ok(&replies, Operation::OpenRegion)?;
+        let replies: Vec<Reply> = replies.into_iter().flatten().collect();
+        let length = replies[0].arg;
+        if let Some(odd) = replies.iter().position(|reply| reply.arg != length) {
+            let message = format!(
+                "its part of the region is of {} bytes, another server's of {length}",
+                replies[odd].arg
+            );
+            let server = self.shell.servers[odd].name.clone();
+            return Err(PoolError::Denied { server, operation: Operation::OpenRegion, message });
+        }
+        Ok((self.remember(replies.iter().map(|reply| reply.region).collect()), length))
+    }
+
+    /// Moves the bytes that `remote` selects in the region to or from those that `local` selects from `memory` on, in order. Ends in an event with `token`. Does not
+    /// block. Requests to one server leave, and are carried out, in the order in which they were made.
+    ///
+    /// # Safety
+    /// What `local` selects is memory (writable, for `Gather`, and used by nobody else; else readable and unchanged) until the operation's event was returned by
+    /// [`Pool::poll`] or the pool was dropped.
+    pub(crate) unsafe fn move_bytes(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        job: Job,
+        remote: &Program,
+        local: &Program,
+        memory: *mut u8,
+    ) {
+        assert_eq!(remote.bytes(), local.bytes(), "both sides select as many bytes");
+        let Self { shell, regions, placement, .. } = self;
+        let spread = Spread { placement, names: entry(regions, region) };
+        let op = shell.begin(token, job != Job::Gather);
+        let now = Instant::now();
+        let servers = shell.servers.len();
+        let mut unsent = 0;
+        let mut add = |server: ServerIndex, window: Window, places: &[PieceMut]| {
+            let (id, body) = shell.reserve();
+            let span = fill(body, window, places);
+            if let Job::Accumulate(kind, how) = job {
+                body.arg = accumulate_arg(kind, how);
+                body.blocks.clear();
+                body.blocks.push(Block { len: body.bytes, whole: false });
+            }
+            let bytes = body.bytes;
+            unsent += if job == Job::Gather { SENT_TOGETHER_BYTES } else { bytes as usize };
+            let ask = Ask::control(server, job.opcode(), spread.name(server));
+            let ask = Ask { class: job.class(), op: Some(op), bytes: bytes.into(), at: span.0, span, ..ask };
+            shell.submit(id, ask, now);
+            if unsent >= SENT_TOGETHER_BYTES {
+                // The server works on it while the next ones are made.
+                unsent = 0;
+                shell.send(now);
+            }
+        };
+        match (remote.as_run(), local.as_run(), only_holder(spread, servers, remote)) {
+            // Consecutive bytes for one request: nothing to cut up.
+            (Some(there), Some(here), Some(server)) if there.len <= job.request_bytes() => {
+                let ptr = memory
+                    .wrapping_add(usize::try_from(here.offset.cast_unsigned()).expect("a 64-bit machine"));
+                let len = usize::try_from(there.len).expect("at most REQUEST_BYTES");
+                let window = Window {
+                    program: remote.clone(),
+                    from: 0,
+                    len: u32::try_from(there.len).expect("at most REQUEST_BYTES"),
+                };
+                add(server, window, &[PieceMut { ptr, len }]);
+            }
+            _ => {
+                cut_up(spread, servers, remote, Some((local.runs(), memory)), job.request_bytes(), |chunk| {
+                    add(chunk.server, chunk.window, &chunk.places);
+                })
+            }
+        }
+        shell.sealed(op, now);
+        shell.send(now);
+    }
+
+    /// As [`Pool::move_bytes`] of consecutive bytes, where they are a part of one page and its server takes such requests. False, and nothing done, where not.
+    ///
+    /// # Safety
+    /// As [`Pool::move_bytes`], of as many bytes.
+    pub(crate) unsafe fn read_piece(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        offset: u64,
+        place: PieceMut,
+    ) -> bool {
+        let Some(piece) = Piece::at(offset, place.len) else { return false };
+        let spread = Spread { placement: &self.placement, names: entry(&self.regions, region) };
+        let server = spread.holder(offset);
+        if !self.shell.servers[server.as_usize()].takes_pieces {
+            return false;
+        }
+        let (op, now) = (self.shell.begin(token, false), Instant::now());
+        let (id, body) = self.shell.reserve();
+        body.arg = piece.encode();
+        body.bytes = u32::try_from(piece.len).expect("at most a page");
+        body.blocks.push(Block { len: body.bytes, whole: piece.is_whole() });
+        body.places.push(place);
+        let span = (offset, offset + piece.len as u64);
+        let ask = Ask::control(server, Opcode::ReadPiece, spread.name(server));
+        let ask =
+            Ask { class: Class::Demand, op: Some(op), bytes: piece.len as u64, at: offset, span, ..ask };
+        self.shell.submit(id, ask, now);
+        self.shell.sealed(op, now);
+        self.shell.send(now);
+        true
+    }
+
+    /// Updates one element; the reply with the number that is returned has its bits before.
+    pub(crate) fn fetch_op(&mut self, region: PoolRegion, token: u64, update: &FetchOp) -> u64 {
+        let spread = Spread { placement: &self.placement, names: entry(&self.regions, region) };
+        let server = spread.holder(update.offset);
+        let (op, now) = (self.shell.begin(token, false), Instant::now());
+        let (id, body) = self.shell.reserve();
+        (body.arg, body.table) = update.encode();
+        let number = self.shell.client.number(id);
+        let span = (update.offset, update.offset + update.kind.bytes() as u64);
+        let ask = Ask::control(server, Opcode::FetchOp, spread.name(server));
+        let ask = Ask { class: Class::Demand, op: Some(op), at: update.offset, span, wanted: true, ..ask };
+        self.shell.submit(id, ask, now);
+        self.shell.sealed(op, now);
+        self.shell.send(now);
+        number
+    }
+
+    /// Filters and reduces a column, at the servers.
+    pub(crate) fn scan(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        (kind, test, want): (Kind, Test, Want),
+        (low, high): ([u8; 8], [u8; 8]),
+        column: &Program,
+    ) -> Vec<ScanPart> {
+        let Self { shell, regions, placement, .. } = self;
+        let spread = Spread { placement, names: entry(regions, region) };
+        let (op, now) = (shell.begin(token, false), Instant::now());
+        let mut parts = Vec::new();
+        let servers = shell.servers.len();
+        cut_up(spread, servers, column, None, SCAN_REQUEST_ELEMENTS * kind.bytes() as u64, |chunk| {
+            let (id, body) = shell.reserve();
+            let elements = chunk.window.len / u32::try_from(kind.bytes()).expect("4 or 8");
+            body.bytes = match want {
+                Want::Positions => elements * 4,
+                Want::Values => chunk.window.len,
+                _ => 0,
+            };
+            body.arg = ScanRequest::arg(kind, test, want);
+            ScanRequest::encode_table(&chunk.window, low, high, &mut body.table);
+            let bytes = body.bytes.into();
+            let span = bounds(&chunk.window.program);
+            let ask = Ask::control(chunk.server, Opcode::Scan, spread.name(chunk.server));
+            let ask =
+                Ask { class: Class::Demand, op: Some(op), bytes, at: span.0, span, wanted: true, ..ask };
+            parts.push(ScanPart {
+                request: shell.client.number(id),
+                server: chunk.server,
+                spans: chunk.spans,
+            });
+            shell.submit(id, ask, now);
+            shell.send(now);
+        });
+        shell.sealed(op, now);
+        parts
+    }
+
+    /// Copies what `source` selects in one region to what `target` selects in another, in order, from server to server. Ends in an event with `token`. Does not block.
+    pub(crate) fn copy_bytes(
+        &mut self,
+        token: u64,
+        (from, source): (PoolRegion, &Program),
+        (to, target): (PoolRegion, &Program),
+    ) {
+        assert_eq!(source.bytes(), target.bytes(), "both sides select as many bytes");
+        let Self { shell, regions, placement, ticket, .. } = self;
+        let spread = |region| Spread { placement, names: entry(regions, region) };
+        let (from, to) = (spread(from), spread(to));
+        let (op, now, servers) = (shell.begin(token, true), Instant::now(), shell.servers.len());
+        let mut order = |here: ServerIndex, there: ServerIndex, source: Window, target: Window| {
+            let part = &ticket.parts[there.as_usize()];
+            let span = bounds(&source.program);
+            let (id, body) = shell.reserve();
+            let endpoint = part.server.endpoint.to_string();
+            CopyRequest {
+                source,
+                target,
+                endpoint,
+                lease: part.lease,
+                token: part.token,
+                region: to.name(there),
+            }
+            .encode(&mut body.table);
+            let ask = Ask::control(here, Opcode::Copy, from.name(here));
+            let ask =
+                Ask { class: Class::Demand, op: Some(op), at: span.0, span, copy_to: Some(there), ..ask };
+            shell.submit(id, ask, now);
+            shell.send(now);
+        };
+        let window = |program: Program, from: u64, len: u64| Window {
+            program,
+            from,
+            len: u32::try_from(len).expect("at most COPY_REQUEST_BYTES"),
+        };
+        let whole = only_holder(from, servers, source).zip(only_holder(to, servers, target));
+        let short = |program: &Program| program.coded_bytes() <= CopyRequest::MAX_PROGRAM_BYTES;
+        if source.bytes() > 0
+            && let Some((here, there)) = whole
+            && short(source)
+            && short(target)
+        {
+            let most = COPY_REQUEST_BYTES
+                .min(REQUEST_RUNS.saturating_mul(source.shortest_run().min(target.shortest_run())));
+            for from in
+                (0..source.bytes()).step_by(usize::try_from(most).expect("at most COPY_REQUEST_BYTES"))
+            {
+                let len = most.min(source.bytes() - from);
+                order(here, there, window(source.clone(), from, len), window(target.clone(), from, len));
+            }
+            shell.sealed(op, now);
+            return;
+        }
+        let mut open: BTreeMap<(ServerIndex, ServerIndex), [Collector; 2]> = BTreeMap::new();
+        let collectors = || [(); 2].map(|()| Collector::new(CopyRequest::MAX_PROGRAM_BYTES));
+        let mut finish = |(here, there): (ServerIndex, ServerIndex),
+                          [mut source, mut target]: [Collector; 2]| {
+            let len = source.bytes();
+            let programs =
+                [&mut source, &mut target].map(|side| side.finish().expect("the runs come out of a program"));
+            let [source, target] = programs.map(|program| window(program, 0, len));
+            order(here, there, source, target);
+        };
+        let in_stripe = |side: Spread<'_>, offset: i64| {
+            side.stripe_bytes() - offset.cast_unsigned() % side.stripe_bytes()
+        };
+        let mut targets = target.runs();
+        let mut there_run = Run { offset: 0, len: 0 };
+        for mut here_run in source.runs() {
+            while here_run.len > 0 {
+                if there_run.len == 0 {
+                    there_run = targets.next().expect("both sides select as many bytes");
+                }
+                let pair = (
+                    from.holder(here_run.offset.cast_unsigned()),
+                    to.holder(there_run.offset.cast_unsigned()),
+                );
+                let sides = open.entry(pair).or_insert_with(collectors);
+                let room = COPY_REQUEST_BYTES - sides[0].bytes();
+                let stripes = in_stripe(from, here_run.offset).min(in_stripe(to, there_run.offset));
+                let len = here_run.len.min(there_run.len).min(stripes).min(room);
+                let [here, there] = sides;
+                let part = |run: Run| Run { offset: run.offset, len };
+                let fits = len > 0 && here.may_push(part(here_run)) && there.may_push(part(there_run));
+                if !fits {
+                    let sides = open.remove(&pair).expect("it was there a moment ago");
+                    finish(pair, sides);
+                    continue;
+                }
+                assert!(here.push(part(here_run)) && there.push(part(there_run)), "they fit");
+                let rest = |run: Run| Run { offset: run.offset + len.cast_signed(), len: run.len - len };
+                (here_run, there_run) = (rest(here_run), rest(there_run));
+            }
+        }
+        for (pair, sides) in open {
+            finish(pair, sides);
+        }
+        shell.sealed(op, now);
+    }
+
+    /// The reply of this number, if it has come: argument, table, bulk.
+    pub(crate) fn reply(&mut self, request: u64) -> Option<(u64, Vec<u8>, Vec<u8>)> {
+        self.shell.take_reply(request).map(|reply| (reply.arg, reply.table, reply.bulk))
+    }
+
+    /// From now on large pieces leave without a copy where that pays. Their memory stays as it is until the operation has ended. None where nothing leaves that way, or cannot.
+    pub(crate) fn send_without_copies(&mut self, wish: Wish, allowance_bytes: u64) -> Option<SharedZeroCopy> {
+        let worth = |link: &Link<_>| match wish {
+            Wish::Never => false,
+            Wish::Auto => link.security() != Security::Sealed && !link.is_local(),
+            Wish::From(_) => link.security() != Security::Sealed,
+        };
+        let any = self.shell.servers.iter().any(|server| server.link.as_ref().is_some_and(worth));
+        let engine = if any {
+            ZeroCopy::open(allowance_bytes).ok().map(|engine| Arc::new(Mutex::new(engine)))
+        } else {
+            None
+        };
+        let measured = if wish == Wish::Auto && engine.is_some() { measured_crossover() } else { None };
+        for server in &mut self.shell.servers {
+            server.send_without_copies(ZeroCopyWish { engine: engine.clone(), wish, measured });
+        }
+        engine
+    }
+
+    /// For each server, from how many bytes on pieces leave without a copy, or why they never do.
+    pub(crate) fn zero_copy_from(&self) -> Vec<Result<u64, Always>> {
+        self.shell
+            .servers
+            .iter()
+            .map(|server| server.link.as_ref().map_or(Err(Always::Off), Link::zero_copy_from))
+            .collect()
+    }
+
+    /// Gives every server up: everything under way ends.
+    pub(crate) fn give_up(&mut self, reason: &LostReason) {
+        self.shell.give_up(reason, Instant::now());
+    }
+}
+
+/// Cuts what a program selects into requests of at most `most` bytes to the servers that hold it.
+fn cut_up(
+    spread: Spread<'_>,
+    servers: usize,
+    remote: &Program,
+    local: Option<(Runs<'_>, *mut u8)>,
+    most: u64,
+    mut emit: impl FnMut(Chunk),
+) {
+    let mut local = Local::new(local);
+    if remote.bytes() == 0 {
+        return;
+    }
+    if let Some(server) = only_holder(spread, servers, remote) {
+        let mut window = |program: Program, from: u64, len: u64, at: u64| {
+            let mut places = Vec::new();
+            local.take(len, &mut places);
+            let window = Window { program, from, len: u32::try_from(len).expect("at most REQUEST_BYTES") };
+            // A move needs none.
+            let spans = if local.runs.is_none() { vec![(at, len)] } else { Vec::new() };
+            emit(Chunk { server, window, places, spans });
+        };
+        if remote.coded_bytes() <= MAX_PROGRAM_BYTES {
+            let most = most.min(REQUEST_RUNS.saturating_mul(remote.shortest_run()));
+            let mut from = 0;
+            while from < remote.bytes() {
+                let len = most.min(remote.bytes() - from);
+                window(remote.clone(), from, len, from);
+                from += len;
+            }
+            return;
+        }
+        let (low, high) = remote.bounds();
+        let width = if high - low <= i64::from(u32::MAX) { 4 } else { 8 };
+        let fit = LIST_BYTES / width;
+        if let Some((each, members)) = remote.as_list()
+            && each * fit as u64 <= most
+            && remote.shortest_run() == each
+        {
+            for first in (0..members).step_by(fit) {
+                let end = members.min(first + fit);
+                let part = remote.members(first..end).expect("a part of a list is shorter");
+                let len = part.bytes();
+                window(part, 0, len, first as u64 * each);
+            }
+            return;
+        }
+    }
+    let mut open: Vec<Option<Open>> = (0..servers).map(|_| None).collect();
+    let stripe_bytes = spread.stripe_bytes();
+    let mut at = 0;
+    for mut run in remote.runs() {
+        while run.len > 0 {
+            let start = run.offset.cast_unsigned();
+            let server = spread.holder(start);
+            let slot = &mut open[server.as_usize()];
+            let chunk = slot.get_or_insert_with(Open::new);
+            let room = most - chunk.collector.bytes();
+            let len = run.len.min(stripe_bytes - start % stripe_bytes).min(room);
+            let fits = len > 0
+                && chunk.runs < REQUEST_RUNS / 2
+                && chunk.collector.push(Run { offset: run.offset, len });
+            if !fits {
+                if let Some(chunk) = slot.take() {
+                    emit(chunk.finish(server));
+                }
+                continue;
+            }
+            chunk.runs += 1;
+            local.take(len, &mut chunk.places);
+            match chunk.spans.last_mut() {
+                Some((first, count)) if *first + *count == at => *count += len,
+                _ => chunk.spans.push((at, len)),
+            }
+            at += len;
+            run = Run { offset: run.offset + len.cast_signed(), len: run.len - len };
+        }
+    }
+    for (server, chunk) in (0..).zip(open) {
+        if let Some(chunk) = chunk {
+            emit(chunk.finish(ServerIndex(server)));
+        }
+    }
+}
+
+/// The server that holds all of these bytes, where that is plain to see.
+fn only_holder(spread: Spread<'_>, servers: usize, program: &Program) -> Option<ServerIndex> {
+    let (low, high) = program.bounds();
+    let stripe_bytes = spread.stripe_bytes().cast_signed();
+    let holder = spread.holder(low.cast_unsigned());
+    (servers == 1 || low / stripe_bytes == (high - 1) / stripe_bytes).then_some(holder)
+}
+
+impl Open {
+    fn new() -> Self {
+        Self { collector: Collector::new(MAX_PROGRAM_BYTES), runs: 0, places: Vec::new(), spans: Vec::new() }
+    }
+
+    fn finish(mut self, server: ServerIndex) -> Chunk {
+        let len = u32::try_from(self.collector.bytes()).expect("at most REQUEST_BYTES");
+        let program = self.collector.finish().expect("the runs come out of a program");
+        Chunk { server, window: Window { program, from: 0, len }, places: self.places, spans: self.spans }
+    }
+}
+
+/// This side's bytes, taken from the front.
+struct Local<'a> {
+    runs: Option<(Runs<'a>, *mut u8)>,
+    rest: Run,
+}
+
+impl<'a> Local<'a> {
+    fn new(runs: Option<(Runs<'a>, *mut u8)>) -> Self {
+        Self { runs, rest: Run { offset: 0, len: 0 } }
+    }
+
+    /// Appends the places of the next `len` bytes.
+    fn take(&mut self, mut len: u64, places: &mut Vec<PieceMut>) {
+        let Some((runs, memory)) = &mut self.runs else { return };
+        while len > 0 {
+            if self.rest.len == 0 {
+                self.rest = runs.next().expect("both sides select as many bytes");
+            }
+            let part = len.min(self.rest.len);
+            let in_memory = |n: u64| usize::try_from(n).expect("a 64-bit machine");
+            let ptr = memory.wrapping_add(in_memory(self.rest.offset.cast_unsigned()));
+            match places.last_mut() {
+                Some(last) if last.ptr.wrapping_add(last.len) == ptr => last.len += in_memory(part),
+                _ => places.push(PieceMut { ptr, len: in_memory(part) }),
+            }
+            self.rest = Run { offset: self.rest.offset + part.cast_signed(), len: self.rest.len - part };
+            len -= part;
+        }
+    }
+}
+
+/// Fills the body of a request that moves bytes, and gives the span of those.
+fn fill(body: &mut Body, window: Window, places: &[PieceMut]) -> (u64, u64) {
+    body.bytes = window.len;
+    let span = bounds(&window.program);
+    window.append_blocks(&mut body.blocks);
+    body.places.extend_from_slice(places);
+    body.window = Some(window);
+    span
+}
+
+/// The bytes of a region that a program reaches.
+fn bounds(program: &Program) -> (u64, u64) {
+    let (low, high) = program.bounds();
+    (low.cast_unsigned(), high.cast_unsigned())
+}

@@ -1,0 +1,349 @@
+//! Memory of this client that a server on the same machine reaches by key: what is read lands in it, and what is written is taken from it, with one copy instead of two.
+//!
+//! The exposed memories of a server are the shell of [`Owner`]: it hands memory files over, says in requests where the bytes are instead of sending them, and takes keys back. It belongs to one
+//! server: where that is lost, or the connection to it breaks, the memory is replaced before anything else is done with it, so that whatever a server does which nobody hears of any more, it
+//! does to a file that nobody looks at.
+//!
+//! What cannot be reached by key, for whatever reason, travels as any other bytes do.
+
+use super::body::{Body, lost};
+use super::server::Server;
+use super::shell::Shell;
+use super::{Pool, operation_of};
+use crate::error::{LostReason, PoolError};
+use rampool_kernel::exposed::ExposedMemory;
+use rampool_net::transport::PieceMut;
+use rampool_paging::placement::ServerIndex;
+use rampool_pinning::keys::{Key, Owner, OwnerOutput, PeerNumber, Rights, ToOwner, ToPeer};
+use rampool_session::{Ask, Request};
+use rampool_wire::frame::{ByKey, MAX_TABLE_BYTES, Opcode, RegionId, encode_grant, encode_revocation};
+use rampool_wire::units::Tick;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Memories of one client that a server has keys to.
+const MAX_EXPOSED: u32 = 64;
+/// Fewer bytes than this travel: saying where they are to go costs as much as the copy that it saves.
+const BY_KEY_BYTES: u32 = 16 << 10;
+
+/// What was done by key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct KeyStats {
+    /// Memories that a server has a key to now.
+    pub exposed: usize,
+    /// Requests whose bytes did not travel.
+    pub requests: u64,
+    pub bytes: u64,
+    /// Requests that the server refused because it did not know the key any more; they were made again.
+    pub stale: u64,
+    /// Memories that were replaced because a server with a key was lost, or its connection broke.
+    pub replaced: u64,
+}
+
+struct Slot {
+    memory: Arc<ExposedMemory>,
+    /// None after a replacement without a file.
+    file: Option<OwnedFd>,
+}
+
+/// The keys that one server has.
+pub(super) struct ExposedMemories {
+    owner: Owner,
+    slots: BTreeMap<u32, Slot>,
+    /// The connection: the next one is another peer.
+    peer: PeerNumber,
+    /// What the server has confirmed that it knows.
+    known: BTreeMap<u32, Key>,
+    stats: KeyStats,
+}
+
+/// The owner's messages travel as requests, which are repeated by whoever makes the connection again: nothing is due here.
+const NOW: Tick = Tick(0);
+
+impl ExposedMemories {
+    fn new() -> Self {
+        Self {
+            owner: Owner::new(MAX_EXPOSED, u64::MAX),
+            slots: BTreeMap::new(),
+            peer: PeerNumber(0),
+            known: BTreeMap::new(),
+            stats: KeyStats::default(),
+        }
+    }
+
+    /// Where a request's bytes are, if the server can reach them by key.
+    pub fn find(&mut self, of: &Request, body: &Body) -> Option<ByKey> {
+        let [PieceMut { ptr, len }] = body.places[..] else { return None };
+        let moves = matches!(of.ask.opcode, Opcode::Gather | Opcode::Scatter);
+        if !moves || body.bytes < BY_KEY_BYTES || self.known.is_empty() {
+            return None;
+        }
+        let (place, offset) = self.slots.iter().find_map(|(place, slot)| {
+            let offset = ptr.addr().checked_sub(slot.memory.start().addr())?;
+            (offset + len <= slot.memory.bytes()).then_some((*place, offset))
+        })?;
+        let key = self.owner.current(place).filter(|key| self.known.get(&place) == Some(key))?;
+        self.stats.requests += 1;
+        self.stats.bytes += len as u64;
+        Some(ByKey { key, offset: offset as u64 })
+    }
+
+    /// The table of an `Expose`, its generation, and what to hand over with it. None where the memory is not to be exposed any more.
+    pub fn announce(&mut self, place: u32, table: &mut Vec<u8>) -> Option<(u64, BorrowedFd<'_>)> {
+        let file = self.slots.get(&place)?.file.as_ref()?;
+        let grant = self.owner.grant(self.peer, place)?;
+        encode_grant(&grant, table);
+        Some((grant.key.generation, file.as_fd()))
+    }
+
+    /// The server knows this key.
+    pub fn confirmed(&mut self, key: Key) {
+        if self.owner.current(key.place) == Some(key) {
+            self.known.insert(key.place, key);
+        }
+    }
+
+    /// The server does not know the key to this place.
+    fn stale(&mut self, place: u32) {
+        self.stats.stale += 1;
+        self.known.remove(&place);
+    }
+
+    /// The server touches nothing of this key any more.
+    pub fn revoked(&mut self, key: Key) {
+        self.owner.handle(NOW, self.peer, ToOwner::Revoked(key));
+        self.drain();
+    }
+
+    /// The connection is over: what the server had a key to is replaced.
+    pub fn link_ended(&mut self) {
+        self.owner.lost(NOW, self.peer);
+        self.peer.0 += 1;
+        self.known.clear();
+        self.drain();
+    }
+
+    /// The key to ask back.
+    fn withdraw(&mut self, place: u32) -> Option<Key> {
+        self.known.remove(&place);
+        self.owner.withdraw(NOW, place);
+        self.drain()
+    }
+
+    /// Does what the owner orders; gives the revocation to be sent, if there is one.
+    fn drain(&mut self) -> Option<Key> {
+        let mut revocation = None;
+        while let Some(output) = self.owner.poll() {
+            match output {
+                OwnerOutput::Send(_, ToPeer::Revoke(key)) => revocation = Some(key),
+                OwnerOutput::Send(_, ToPeer::Grant(_)) => {
+                    unreachable!("this server asks for keys by refusing requests")
+                }
+                OwnerOutput::Replace(key) => {
+                    let slot = self.slots.get_mut(&key.place).expect("what is exposed has a slot");
+                    // Nobody else has it: it goes with its last owner.
+                    if Arc::strong_count(&slot.memory) > 1 {
+                        self.stats.replaced += 1;
+                        slot.file = slot
+                            .memory
+                            .replace()
+                            .expect("memory that a lost server may still write to has to be replaced, and there is no memory");
+                    }
+                    self.owner.replaced(key);
+                }
+                OwnerOutput::Free(key) => {
+                    self.slots.remove(&key.place);
+                }
+            }
+        }
+        revocation
+    }
+}
+
+impl Drop for ExposedMemories {
+    fn drop(&mut self) {
+        // Whoever still has the memory may use it for anything, and the server may be at it.
+        self.link_ended();
+    }
+}
+
+impl Server {
+    /// Whether this server can be given keys.
+    fn takes_keys(&self) -> bool {
+        self.link.as_ref().is_some_and(rampool_net::transport::Link::takes_keys)
+    }
+
+    /// Says in a request's table where its bytes are, where the server can reach them by key.
+    pub(super) fn by_key(&mut self, of: &Request, body: &mut Body) -> bool {
+        body.by_key = None;
+        let Some(exposed) = &mut self.exposed else { return false };
+        let Some(place) = exposed.find(of, body) else { return false };
+        let mut table = Vec::with_capacity(ByKey::BYTES + body.table.len());
+        place.encode(&mut table);
+        table.append(&mut body.table);
+        if table.len() > MAX_TABLE_BYTES {
+            body.table = table.split_off(ByKey::BYTES);
+            return false;
+        }
+        body.table = table;
+        body.by_key = Some(place.key);
+        true
+    }
+
+    /// Makes the table of an `Expose` and hands the memory over. False: it is not to be exposed any more.
+    pub(super) fn grant_key(&mut self, body: &mut Body) -> bool {
+        body.table.clear();
+        let place = u32::try_from(body.arg).expect("a place");
+        let announced = self.exposed.as_mut().and_then(|exposed| exposed.announce(place, &mut body.table));
+        let Some((generation, file)) = announced else { return false };
+        // Without its memory the server refuses the key.
+        let handed = self.link.as_ref().is_some_and(|link| link.hand_over(file).is_ok_and(|handed| handed));
+        body.by_key = handed.then_some(Key { place, generation });
+        true
+    }
+
+    /// A request came back because its key is not known any more. True: the server has to hear of the memory again.
+    pub(super) fn key_was_stale(&mut self, key: Key) -> bool {
+        let exposed = self.exposed.as_mut().expect("there was a key");
+        let newly = exposed.known.contains_key(&key.place);
+        exposed.stale(key.place);
+        newly
+    }
+
+    /// The server has answered a request about a key.
+    pub(super) fn key_answered(&mut self, opcode: Opcode, key: Key) {
+        let Some(exposed) = &mut self.exposed else { return };
+        match opcode {
+            Opcode::Expose => exposed.confirmed(key),
+            Opcode::Revoke => exposed.revoked(key),
+            _ => {}
+        }
+    }
+}
+
+impl Shell {
+    /// Sends the key to a memory, and gives the number of that request.
+    pub(super) fn announce(&mut self, server: ServerIndex, place: u32, now: Instant) -> u64 {
+        self.control(Ask::control(server, Opcode::Expose, RegionId(0)), place.into(), &[], now)
+    }
+
+    /// After a connection was made again.
+    pub(super) fn announce_all(&mut self, server: ServerIndex, now: Instant) {
+        let of = &self.servers[server.as_usize()];
+        if !of.takes_keys() {
+            return;
+        }
+        let places: Vec<u32> = of.exposed.iter().flat_map(|exposed| exposed.slots.keys().copied()).collect();
+        for place in places {
+            self.announce(server, place, now);
+        }
+    }
+}
+
+impl Pool {
+    /// Makes memory that the first server reached through shared memory can put bytes into, and take bytes from, by key. Where there is none, the memory is as any other. Blocks until the
+    /// server has answered.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub(crate) fn expose(
+        &mut self,
+        bytes: usize,
+    ) -> Result<Arc<ExposedMemory>, rampool_kernel::sealed::SealedError> {
+        self.withdraw_unused();
+        let (memory, file) = ExposedMemory::create(bytes)?;
+        let memory = Arc::new(memory);
+        let now = Instant::now();
+        if let Some(server) = self.shell.servers.iter_mut().find(|server| server.takes_keys()) {
+            let exposed = server.exposed.get_or_insert_with(|| Box::new(ExposedMemories::new()));
+            if let Ok(key) = exposed.owner.expose(bytes as u64, Rights::Both) {
+                exposed.slots.insert(key.place, Slot { memory: memory.clone(), file: Some(file) });
+                let server = server.index;
+                let request = self.shell.announce(server, key.place, now);
+                self.shell.send(now);
+                while self.shell.client.is_under_way(request) {
+                    self.step(Instant::now());
+                    let waits = self.shell.client.is_under_way(request);
+                    if waits && self.sleep(Instant::now() + Duration::from_secs(1)).is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(memory)
+    }
+
+    /// Takes the key to this memory back. Blocks until the server has answered, or is lost and the memory replaced: then nobody else touches it.
+    pub(crate) fn withdraw(&mut self, memory: &Arc<ExposedMemory>) -> Result<(), PoolError> {
+        let of = |server: &Server| {
+            let slots = server.exposed.iter().flat_map(|exposed| &exposed.slots);
+            slots.into_iter().find(|(_, slot)| Arc::ptr_eq(&slot.memory, memory)).map(|(place, _)| *place)
+        };
+        let servers = self.shell.servers.iter().enumerate();
+        let Some((index, place)) = { servers }.find_map(|(index, server)| Some((index, of(server)?))) else {
+            return Ok(());
+        };
+        self.ask_back(index, place);
+        while of(&self.shell.servers[index]).is_some() {
+            self.step(Instant::now());
+            if of(&self.shell.servers[index]).is_none() {
+                break;
+            }
+            if let Err(error) = self.sleep(Instant::now() + Duration::from_secs(1)) {
+                let reason = LostReason::Io(error.to_string());
+                return Err(lost(&self.shell.servers[index].name, operation_of(Opcode::Revoke), &reason));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn key_stats(&self) -> KeyStats {
+        let mut all = KeyStats::default();
+        for exposed in self.shell.servers.iter().filter_map(|server| server.exposed.as_ref()) {
+            all.exposed += exposed.known.len();
+            all.requests += exposed.stats.requests;
+            all.bytes += exposed.stats.bytes;
+            all.stale += exposed.stats.stale;
+            all.replaced += exposed.stats.replaced;
+        }
+        all
+    }
+
+    /// Whether the server has a key to this memory now.
+    pub(crate) fn is_exposed(&self, memory: &Arc<ExposedMemory>) -> bool {
+        let held = |(place, slot): (&u32, &Slot), exposed: &ExposedMemories| {
+            Arc::ptr_eq(&slot.memory, memory) && exposed.known.contains_key(place)
+        };
+        let mut all = self.shell.servers.iter().filter_map(|server| server.exposed.as_ref());
+        all.any(|exposed| exposed.slots.iter().any(|slot| held(slot, exposed)))
+    }
+
+    /// Withdraws memory that the program has dropped. Does not block.
+    fn withdraw_unused(&mut self) {
+        for index in 0..self.shell.servers.len() {
+            let slots = self.shell.servers[index].exposed.iter().flat_map(|exposed| &exposed.slots);
+            let unused: Vec<u32> = slots
+                .filter(|(_, slot)| Arc::strong_count(&slot.memory) == 1)
+                .map(|(place, _)| *place)
+                .collect();
+            for place in unused {
+                self.ask_back(index, place);
+            }
+        }
+    }
+
+    fn ask_back(&mut self, index: usize, place: u32) {
+        let server = &mut self.shell.servers[index];
+        let Some(key) = server.exposed.as_mut().and_then(|exposed| exposed.withdraw(place)) else { return };
+        let (now, server) = (Instant::now(), server.index);
+        let (id, body) = self.shell.reserve();
+        body.arg = place.into();
+        encode_revocation(key, &mut body.table);
+        body.by_key = Some(key);
+        self.shell.submit(id, Ask::control(server, Opcode::Revoke, RegionId(0)), now);
+        self.shell.send(now);
+    }
+}

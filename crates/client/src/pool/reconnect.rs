@@ -1,0 +1,151 @@
+//! One attempt to reach a server again: connect, shake hands, ask to be the member that this client was. Nothing here
+//! blocks, and nothing is decided: what comes of each step, the session hears.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rampool_net::transport::{
+    Connecting, Handshake, HandshakeError, Link, LinkError, LocalPolicy, Received, Stream, Urgency, Wants,
+    Way,
+};
+use rampool_session::{ATTACH_NUMBER, Grant, LinkId};
+use rampool_wire::frame::{self, AttachLease, Granted, Header, Opcode};
+
+use super::server::{Departure, watched};
+use crate::error::LostReason;
+
+/// Where a server is and who the client is there.
+pub(super) struct Place {
+    pub way: Way,
+    pub local: LocalPolicy,
+    pub attach: AttachLease,
+}
+
+/// An attempt under way.
+pub(super) struct Attempt {
+    pub link: LinkId,
+    step: Step,
+}
+
+enum Step {
+    Connecting(Connecting),
+    Shaking(Box<Handshake>),
+    /// Until the session wants to attach.
+    Connected(Box<Link<Option<Departure>>>),
+    Attaching(Box<Link<Option<Departure>>>),
+    /// Attached, or over.
+    Taken,
+}
+
+/// How far an attempt got.
+pub(super) enum Reached {
+    /// Wait for [`Attempt::watched`].
+    NotYet,
+    Connected,
+    Answer(Header, Option<Grant>),
+}
+
+/// Why it got no further.
+pub(super) enum Trouble {
+    MayPass,
+    /// With a better reason than the connection's, where there is one.
+    ForGood(Option<LostReason>),
+}
+
+impl Attempt {
+    pub fn begin(link: LinkId, place: &Place) -> Result<Self, Trouble> {
+        let connecting =
+            Stream::begin(&place.way).map_err(|error| trouble(&HandshakeError::Connect(error)))?;
+        Ok(Self { link, step: Step::Connecting(connecting) })
+    }
+
+    /// What to sleep on, and whether for room to write.
+    pub fn watched(&self) -> Option<(BorrowedFd<'_>, bool)> {
+        match &self.step {
+            Step::Connecting(connecting) => Some((connecting.as_fd(), true)),
+            Step::Shaking(handshake) => Some((handshake.as_fd(), handshake.wants() == Wants::Write)),
+            Step::Attaching(link) | Step::Connected(link) => Some(watched(link)),
+            Step::Taken => None,
+        }
+    }
+
+    /// Asks to be the member again that this client was.
+    pub fn attach(&mut self, place: &Place) {
+        let Step::Connected(mut link) = std::mem::replace(&mut self.step, Step::Taken) else { return };
+        let mut head = Vec::new();
+        let header = Header::request(Opcode::AttachLease, ATTACH_NUMBER);
+        frame::encode_frame(&mut head, header, &place.attach.encode(), 0);
+        link.send_head(Urgency::Demand, &head, None);
+        self.step = Step::Attaching(link);
+    }
+
+    /// The connection, once it is attached.
+    pub fn into_link(self) -> Option<Box<Link<Option<Departure>>>> {
+        if let Step::Attaching(link) = self.step { Some(link) } else { None }
+    }
+
+    /// Goes on as far as possible without blocking.
+    pub fn go_on(&mut self, place: &Place) -> Result<Reached, Trouble> {
+        loop {
+            self.step = match std::mem::replace(&mut self.step, Step::Taken) {
+                Step::Connecting(mut connecting) => match connecting
+                    .finish()
+                    .map_err(|error| trouble(&HandshakeError::Connect(error)))?
+                {
+                    Some(stream) => Step::Shaking(Box::new(Handshake::client(stream, place.local.clone()))),
+                    None => {
+                        self.step = Step::Connecting(connecting);
+                        return Ok(Reached::NotYet);
+                    }
+                },
+                Step::Shaking(mut handshake) => match handshake.advance().map_err(|error| trouble(&error))? {
+                    Some(link) => {
+                        self.step = Step::Connected(Box::new(link));
+                        return Ok(Reached::Connected);
+                    }
+                    None => {
+                        self.step = Step::Shaking(handshake);
+                        return Ok(Reached::NotYet);
+                    }
+                },
+                Step::Attaching(mut link) => {
+                    let may_pass = |_: LinkError| Trouble::MayPass;
+                    link.flush().map_err(may_pass)?;
+                    let received = link.receive().map_err(may_pass)?;
+                    let table = match received {
+                        Received::Head(header) if header.is_reply() => {
+                            Some((header, Granted::parse(link.table())))
+                        }
+                        _ => None,
+                    };
+                    self.step = Step::Attaching(link);
+                    match (received, table) {
+                        (_, Some((header, granted))) => {
+                            let grant = granted.ok().map(|granted| Grant::from(&granted));
+                            return Ok(Reached::Answer(header, grant));
+                        }
+                        (Received::Blocked, None) => return Ok(Reached::NotYet),
+                        (Received::Head(header), None) if header.opcode == Opcode::Draining => continue,
+                        _ => {
+                            let odd = LostReason::Protocol("frames that were not asked for".into());
+                            return Err(Trouble::ForGood(Some(odd)));
+                        }
+                    }
+                }
+                step @ (Step::Connected(_) | Step::Taken) => {
+                    self.step = step;
+                    return Ok(Reached::NotYet);
+                }
+            }
+        }
+    }
+}
+
+/// What cannot pass ends the server for this client: it has ended, with its pages, or another one is there, with
+/// another key.
+fn trouble(error: &HandshakeError) -> Trouble {
+    match error {
+        error if error.may_pass() => Trouble::MayPass,
+        HandshakeError::Connect(_) => Trouble::ForGood(None),
+        other => Trouble::ForGood(Some(LostReason::Protocol(other.to_string()))),
+    }
+}

@@ -1,0 +1,533 @@
+//! The shell's side of one server: the link, and the bytes of frames that leave and arrive.
+//!
+//! Pages are sent from and received into the caller's memory, without a copy in between.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+
+use rampool_net::blocks::block_crcs;
+use rampool_net::transport::zero_copy::SharedZeroCopy;
+use rampool_net::transport::{Link, LinkError, Piece, PieceMut, Urgency};
+use rampool_paging::placement::ServerIndex;
+use rampool_pinning::path::Wish;
+use rampool_session::{Class, LinkId, Lost, Request, RequestId};
+use rampool_wire::checksum;
+use rampool_wire::frame::{self, Block, Header, Opcode, PageEntry};
+use rampool_wire::session::features;
+use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
+
+use super::body::Body;
+use super::keyed::ExposedMemories;
+use super::reconnect::{Attempt, Place};
+use super::stats::LinkStats;
+use crate::error::LostReason;
+
+/// Tells that a frame has left this process (or its link is gone): the pages of a store are not read any more.
+pub(super) struct Departure {
+    request: u64,
+    departed: Rc<RefCell<Vec<u64>>>,
+}
+
+impl Drop for Departure {
+    fn drop(&mut self) {
+        self.departed.borrow_mut().push(self.request);
+    }
+}
+
+/// How large pieces leave: from how many bytes on it was measured to pay.
+#[derive(Clone, Debug)]
+pub(super) struct ZeroCopyWish {
+    /// None where no server is reached that way, or the kernel cannot.
+    pub engine: Option<SharedZeroCopy>,
+    pub wish: Wish,
+    pub measured: Option<u64>,
+}
+
+pub(super) struct Server {
+    pub index: ServerIndex,
+    pub name: String,
+    pub link: Option<Link<Option<Departure>>>,
+    /// The number of the connection.
+    connection: u32,
+    /// While the connection is broken and the server not lost.
+    pub attempt: Option<Attempt>,
+    /// What it takes to reconnect; known once the lease is granted.
+    pub place: Option<Box<Place>>,
+    /// Why the connection broke, in words.
+    pub why: Option<LostReason>,
+    pub lost: Option<LostReason>,
+    /// Stores whose frame has left since the last look.
+    pub departed: Rc<RefCell<Vec<u64>>>,
+    /// The head that came last, and the request whose bytes follow it.
+    pub head: Option<Header>,
+    pub receiving: Option<RequestId>,
+    pub drained: bool,
+    compressed: bool,
+    /// A part of a page may be asked for without a layout.
+    pub takes_pieces: bool,
+    zero_copy: Option<ZeroCopyWish>,
+    /// Memory that the server reaches by key.
+    pub(super) exposed: Option<Box<ExposedMemories>>,
+    pub stats: LinkStats,
+    // Scratch, kept for its capacity.
+    frame: Vec<u8>,
+    pieces: Vec<Piece>,
+    places: Vec<PieceMut>,
+    out_entries: Vec<PageEntry>,
+    // The answer that is arriving: its entries, and its compressed pages.
+    entries: Vec<PageEntry>,
+    packed: Vec<u8>,
+    // Or its checksums; and the table of a scan's.
+    crcs: Vec<u32>,
+    scan_table: Vec<u8>,
+}
+
+/// What came of a request that was to leave.
+pub(super) enum Handed {
+    /// So many bytes wait in the link now.
+    Queued { waiting: usize, by_key: bool },
+    /// There is nothing to say any more.
+    Pointless,
+}
+
+/// Where the bytes of an answer are.
+pub(super) enum Placed {
+    Coming,
+    Here,
+}
+
+impl Server {
+    pub fn new(index: ServerIndex, name: String, link: Link<Option<Departure>>) -> Self {
+        let mut server = Self {
+            index,
+            name,
+            link: None,
+            connection: 0,
+            attempt: None,
+            place: None,
+            why: None,
+            lost: None,
+            departed: Rc::default(),
+            head: None,
+            receiving: None,
+            drained: true,
+            compressed: false,
+            takes_pieces: false,
+            zero_copy: None,
+            exposed: None,
+            stats: LinkStats::default(),
+            frame: Vec::new(),
+            pieces: Vec::new(),
+            places: Vec::new(),
+            out_entries: Vec::new(),
+            entries: Vec::new(),
+            packed: Vec::new(),
+            crcs: Vec::new(),
+            scan_table: Vec::new(),
+        };
+        server.use_link(link);
+        server
+    }
+
+    fn use_link(&mut self, link: Link<Option<Departure>>) {
+        self.compressed = link.features() & features::LZ4 != 0;
+        self.takes_pieces = link.features() & features::PIECES != 0;
+        self.link = Some(link);
+    }
+
+    /// The connection, as the machine calls it.
+    pub fn id(&self) -> LinkId {
+        LinkId { server: self.index, connection: self.connection }
+    }
+
+    /// The table of the head that came last.
+    pub fn table(&self) -> &[u8] {
+        self.link.as_ref().map_or(&[], Link::table)
+    }
+
+    /// From now on large pieces leave without a copy, over this connection and those that take its place. What they
+    /// are read from stays as it is until the server has answered.
+    pub fn send_without_copies(&mut self, zero_copy: ZeroCopyWish) {
+        if let Some(link) = &mut self.link {
+            link.send_without_copies(zero_copy.engine.as_ref(), zero_copy.wish, zero_copy.measured);
+        }
+        self.zero_copy = Some(zero_copy);
+    }
+
+    /// What to sleep on, and whether for room to write as well. To be asked anew before each sleep.
+    pub fn watched(&self) -> Option<(BorrowedFd<'_>, bool)> {
+        match (&self.link, &self.attempt) {
+            (Some(link), _) => Some(watched(link)),
+            (None, Some(attempt)) => attempt.watched(),
+            (None, None) => None,
+        }
+    }
+
+    /// Drops the connection, or the attempt to make one.
+    pub fn close(&mut self) {
+        self.attempt = None;
+        self.receiving = None;
+        self.drained = true;
+        if self.link.take().is_some()
+            && let Some(exposed) = &mut self.exposed
+        {
+            // Before another thing is done with that memory.
+            exposed.link_ended();
+        }
+        // What never left with the broken link has not left.
+        self.departed.borrow_mut().clear();
+    }
+
+    /// The attempt succeeded.
+    pub fn back(&mut self, link: LinkId) {
+        let made = self.attempt.take().and_then(Attempt::into_link).expect("an attempt attached");
+        self.connection = link.connection;
+        self.use_link(*made);
+        if let Some(zero_copy) = self.zero_copy.take() {
+            self.send_without_copies(zero_copy);
+        }
+    }
+
+    /// Why the server is lost, in words.
+    pub fn reason(&self, lost: Lost) -> LostReason {
+        match lost {
+            Lost::Connection => self.why.clone().unwrap_or(LostReason::Closed),
+            Lost::Deadline(deadline) => LostReason::Deadline(deadline),
+            Lost::GivenUp => LostReason::GivenUp,
+            Lost::Breach(breach) => LostReason::Protocol(breach.to_string()),
+        }
+    }
+
+    /// Makes the frame of a request and gives it to the link.
+    pub fn hand_over(&mut self, of: &Request, body: &mut Body, number: u64) -> Handed {
+        let ask = &of.ask;
+        let header =
+            Header { region: ask.region.0, ..Header::request(ask.opcode, number).with_arg(body.arg) };
+        let mut departure = None;
+        let mut by_key = false;
+        self.frame.clear();
+        self.pieces.clear();
+        match ask.opcode {
+            Opcode::Get | Opcode::Discard => frame::encode_extents(&mut self.frame, header, &body.extents),
+            Opcode::Put => {
+                self.out_entries.clear();
+                for (extent, memory) in body.extents.iter().zip(&body.memory) {
+                    for n in 0..extent.count as usize {
+                        let page = memory.wrapping_add(n * OS_PAGE_BYTES);
+                        // SAFETY: the caller of `Pool::store` promised that these pages are readable and do not change until the operation
+                        // ends, and this request is one of its parts.
+                        let entry = entry_of(unsafe { std::slice::from_raw_parts(page, OS_PAGE_BYTES) });
+                        if !entry.is_zero() {
+                            push_piece(&mut self.pieces, page);
+                        }
+                        self.out_entries.push(entry);
+                    }
+                }
+                frame::encode_put(&mut self.frame, header, &body.extents, &self.out_entries);
+                departure = Some(Departure { request: number, departed: self.departed.clone() });
+                self.stats.stored_pages += u64::from(body.pages());
+            }
+            Opcode::Gather => {
+                body.table.clear();
+                body.window.as_ref().expect("a gather has a window").encode(&mut body.table);
+                by_key = self.by_key(of, body);
+                let header = if by_key { header.by_key() } else { header };
+                frame::encode_frame(&mut self.frame, header, &body.table, 0);
+            }
+            Opcode::Scatter | Opcode::Accumulate => {
+                // SAFETY: the places are memory of a put, readable and unchanged until its operation ends.
+                unsafe { outgoing(body, &mut self.pieces, &mut self.crcs) };
+                body.table.clear();
+                body.window
+                    .as_ref()
+                    .expect("a scatter has a window")
+                    .encode_with(&self.crcs, &mut body.table);
+                by_key = self.by_key(of, body);
+                if by_key {
+                    self.pieces.clear();
+                    frame::encode_frame(&mut self.frame, header.by_key(), &body.table, 0);
+                } else {
+                    frame::encode_frame(&mut self.frame, header, &body.table, body.bytes as usize);
+                }
+                departure = Some(Departure { request: number, departed: self.departed.clone() });
+            }
+            Opcode::Expose => {
+                if !self.grant_key(body) {
+                    return Handed::Pointless;
+                }
+                frame::encode_frame(&mut self.frame, header, &body.table, 0);
+            }
+            _ => frame::encode_frame(&mut self.frame, header, &body.table, 0),
+        }
+        let urgency = match ask.class {
+            Class::Control | Class::Demand => Urgency::Demand,
+            Class::Prefetch => Urgency::Prefetch,
+            Class::WriteBack => Urgency::WriteBack,
+        };
+        let link = self.link.as_mut().expect("the machine sends only while there is a link");
+        // SAFETY: the pieces are pages of a store, readable until its operation ends; that is not before `departure` was dropped (the machine sees
+        // to it), or the link was.
+        unsafe { link.send(urgency, &self.frame, &self.pieces, departure) };
+        self.stats.requests += 1;
+        self.stats.sent_bytes += (self.frame.len() + self.pieces.iter().map(|p| p.len).sum::<usize>()) as u64;
+        Handed::Queued { waiting: link.queued_bytes(), by_key }
+    }
+
+    /// A head with its table has come, and bytes follow it: says where they go.
+    pub fn place(&mut self, of: &Request, body: &mut Body, header: &Header) -> Result<Placed, LostReason> {
+        let link = self.link.as_mut().expect("a head came from it");
+        let wrong_length = || Err(LostReason::Wire(frame::WireError::BulkLength));
+        match header.opcode {
+            Opcode::Get => {
+                let pages = body.pages() as usize;
+                frame::parse_get_reply(header, link.table(), pages, self.compressed, &mut self.entries)?;
+                self.lay_out(body);
+                if header.bulk_len == 0 {
+                    return Ok(Placed::Here);
+                }
+            }
+            Opcode::Gather => {
+                frame::parse_crcs(link.table(), body.blocks.len(), &mut self.crcs)?;
+                if header.is_by_key() && of.by_key && header.bulk_len == 0 {
+                    return Ok(Placed::Here);
+                }
+                if header.bulk_len != body.bytes {
+                    return wrong_length();
+                }
+                self.places.clear();
+                if body.is_staged() {
+                    body.staging.resize(body.bytes as usize, 0);
+                    self.places.push(PieceMut { ptr: body.staging.as_mut_ptr(), len: body.staging.len() });
+                } else {
+                    self.places.extend_from_slice(&body.places);
+                }
+            }
+            Opcode::ReadPiece => {
+                if header.bulk_len != body.bytes || header.table_len > 0 {
+                    return wrong_length();
+                }
+                self.crcs.clear();
+                self.crcs.push(frame::parse_piece_crc(header)?);
+                self.places.clear();
+                self.places.extend_from_slice(&body.places);
+            }
+            Opcode::Scan => {
+                if header.bulk_len > body.bytes {
+                    return wrong_length();
+                }
+                self.scan_table.clear();
+                self.scan_table.extend_from_slice(link.table());
+                body.staging.resize(header.bulk_len as usize, 0);
+                self.places.clear();
+                self.places.push(PieceMut { ptr: body.staging.as_mut_ptr(), len: body.staging.len() });
+            }
+            other => unreachable!("the machine lets no bytes of {other:?} come"),
+        }
+        let link = self.link.as_mut().expect("a head came from it");
+        // SAFETY: the places are memory of a fetch or a get, writable and no other operation's until that operation ends, which it does not before the bulk is in or
+        // the link is dropped; or they are in `packed` or the body's staging, which are not touched meanwhile.
+        unsafe { link.place(&self.places) };
+        Ok(Placed::Coming)
+    }
+
+    /// All bytes of an answer are in their places: unpacks and checks them. The first page of what is damaged.
+    pub fn check(&mut self, of: &Request, body: &mut Body) -> Option<PageIndex> {
+        match of.ask.opcode {
+            Opcode::Get => self.check_pages(body),
+            Opcode::Scan => {
+                let header = self.head.expect("a head came before its bytes");
+                let whole = u64::from(checksum::crc32c(&body.staging)) == header.arg;
+                (!whole).then_some(PageIndex(of.ask.at / OS_PAGE_BYTES as u64))
+            }
+            _ => {
+                let whole = self.check_bytes(body);
+                (!whole).then_some(PageIndex(of.ask.at / OS_PAGE_BYTES as u64))
+            }
+        }
+    }
+
+    /// The table and the bytes of a reply that is waited for.
+    pub fn take_reply(&self, header: &Header, body: &mut Body) -> (Vec<u8>, Vec<u8>) {
+        if header.opcode == Opcode::Scan && header.bulk_len > 0 {
+            (self.scan_table.clone(), std::mem::take(&mut body.staging))
+        } else {
+            (self.table().to_vec(), Vec::new())
+        }
+    }
+
+    /// Lays out where the pages of an answer go; zero pages are there at once.
+    fn lay_out(&mut self, body: &Body) {
+        self.places.clear();
+        let packed_bytes: usize =
+            self.entries.iter().map(|e| e.len as usize).filter(|len| *len < OS_PAGE_BYTES).sum();
+        self.packed.resize(packed_bytes.max(self.packed.len()), 0);
+        let packed = self.packed.as_mut_ptr();
+        let mut packed_at = 0;
+        let mut entries = self.entries.iter();
+        for (extent, memory) in body.extents.iter().zip(&body.memory) {
+            for n in 0..extent.count as usize {
+                let entry = entries.next().expect("one entry per page");
+                let page = memory.wrapping_add(n * OS_PAGE_BYTES);
+                match entry.len as usize {
+                    // SAFETY: the caller of `Pool::fetch` promised a page of writable memory here that is no other operation's until this one ends.
+                    0 => unsafe { page.write_bytes(0, OS_PAGE_BYTES) },
+                    OS_PAGE_BYTES => push_place(&mut self.places, page),
+                    len => {
+                        self.places.push(PieceMut { ptr: packed.wrapping_add(packed_at), len });
+                        packed_at += len;
+                    }
+                }
+            }
+        }
+    }
+
+    fn check_pages(&mut self, body: &Body) -> Option<PageIndex> {
+        let mut packed_at = 0;
+        let mut damaged: Option<PageIndex> = None;
+        let mut entries = self.entries.iter();
+        for (extent, memory) in body.extents.iter().zip(&body.memory) {
+            for n in 0..extent.count as usize {
+                let entry = entries.next().expect("one entry per page");
+                if entry.is_zero() {
+                    continue;
+                }
+                let page = memory.wrapping_add(n * OS_PAGE_BYTES);
+                // SAFETY: the caller of `Pool::fetch` promised a page of writable memory here that is no other operation's until this one ends.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(page, OS_PAGE_BYTES) };
+                let len = entry.len as usize;
+                let mut whole = true;
+                if len < OS_PAGE_BYTES {
+                    let packed = &self.packed[packed_at..packed_at + len];
+                    whole = lz4_flex::block::decompress_into(packed, bytes).is_ok_and(|n| n == OS_PAGE_BYTES);
+                    packed_at += len;
+                }
+                if !whole || frame::page_crc(bytes) != entry.crc {
+                    damaged = damaged.or(Some(extent.first.offset(n as u64)));
+                }
+            }
+        }
+        damaged
+    }
+
+    /// Checks the bytes of a gather, and takes them to their places.
+    fn check_bytes(&mut self, body: &Body) -> bool {
+        // SAFETY: the places are memory of a get, writable and no other operation's until its operation ends.
+        unsafe {
+            if body.is_staged() {
+                let staged = [Piece { ptr: body.staging.as_ptr(), len: body.staging.len() }];
+                let whole = are_whole(&body.blocks, &self.crcs, &staged);
+                let mut at = body.staging.as_ptr();
+                for place in &body.places {
+                    copy(at, place.ptr, place.len);
+                    at = at.add(place.len);
+                }
+                whole
+            } else {
+                self.pieces.clear();
+                self.pieces.extend(body.places.iter().map(|place| Piece { ptr: place.ptr, len: place.len }));
+                are_whole(&body.blocks, &self.crcs, &self.pieces)
+            }
+        }
+    }
+}
+
+/// What to sleep on for a link's sake, and whether for room to write as well.
+pub(super) fn watched(link: &Link<Option<Departure>>) -> (BorrowedFd<'_>, bool) {
+    // A socket that carries nothing but doorbells has room to write: a thread that waits for that does not sleep.
+    let stays_awake = !link.may_sleep(true);
+    if stays_awake { (link.socket(), true) } else { (link.as_fd(), link.waits_for_room()) }
+}
+
+/// The pieces to send a window from, and its checksums.
+///
+/// # Safety
+/// The request's places are readable memory that does not change.
+unsafe fn outgoing(request: &mut Body, pieces: &mut Vec<Piece>, crcs: &mut Vec<u32>) {
+    if request.is_staged() {
+        if request.staging.is_empty() {
+            request.staging.reserve_exact(request.bytes as usize);
+            for place in &request.places {
+                let end = request.staging.len();
+                // SAFETY: the caller's promise; there is room for all places, and the length covers what was written.
+                unsafe {
+                    copy(place.ptr, request.staging.as_mut_ptr().add(end), place.len);
+                    request.staging.set_len(end + place.len);
+                }
+            }
+        }
+        pieces.push(Piece { ptr: request.staging.as_ptr(), len: request.staging.len() });
+    } else {
+        pieces.extend(request.places.iter().map(|place| Piece { ptr: place.ptr, len: place.len }));
+    }
+    crcs.clear();
+    // SAFETY: the caller's promise, or the request's own staging.
+    unsafe { block_crcs(&request.blocks, pieces, |crc| crcs.push(crc)) };
+}
+
+/// Whether the bytes of all blocks have these checksums.
+///
+/// # Safety
+/// The pieces are readable memory that does not change, as long as the blocks.
+unsafe fn are_whole(blocks: &[Block], crcs: &[u32], pieces: &[Piece]) -> bool {
+    let (mut crcs, mut whole) = (crcs.iter(), true);
+    // SAFETY: the caller's promise.
+    unsafe { block_crcs(blocks, pieces, |crc| whole &= crcs.next() == Some(&crc)) };
+    whole
+}
+
+/// Copies without a call for the usual lengths.
+///
+/// # Safety
+/// As `copy_nonoverlapping`.
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match len {
+            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
+            4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
+            _ => std::ptr::copy_nonoverlapping(from, to, len),
+        }
+    }
+}
+
+/// The table entry of a page to store.
+fn entry_of(page: &[u8]) -> PageEntry {
+    let crc = frame::page_crc(page);
+    if crc == frame::ZERO_PAGE_CRC && page.iter().all(|b| *b == 0) {
+        return PageEntry::ZERO;
+    }
+    const LEN: u32 = {
+        assert!(OS_PAGE_BYTES <= u32::MAX as usize);
+        #[allow(clippy::cast_possible_truncation)]
+        let len = OS_PAGE_BYTES as u32;
+        len
+    };
+    PageEntry { crc, len: LEN }
+}
+
+/// Adds a page to send, as part of the last piece where it follows that in memory.
+fn push_piece(pieces: &mut Vec<Piece>, page: *const u8) {
+    match pieces.last_mut() {
+        Some(last) if last.ptr.wrapping_add(last.len) == page => last.len += OS_PAGE_BYTES,
+        _ => pieces.push(Piece { ptr: page, len: OS_PAGE_BYTES }),
+    }
+}
+
+/// Adds a page to receive, as part of the last piece where it follows that in memory.
+fn push_place(places: &mut Vec<PieceMut>, page: *mut u8) {
+    match places.last_mut() {
+        Some(last) if last.ptr.wrapping_add(last.len) == page => last.len += OS_PAGE_BYTES,
+        _ => places.push(PieceMut { ptr: page, len: OS_PAGE_BYTES }),
+    }
+}
+
+pub(super) fn link_lost(error: LinkError) -> LostReason {
+    match error {
+        LinkError::Closed => LostReason::Closed,
+        LinkError::Wire(error) => LostReason::Wire(error),
+        LinkError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionReset => LostReason::Closed,
+        LinkError::Io(error) => LostReason::Io(error.to_string()),
+        other => LostReason::Protocol(other.to_string()),
+    }
+}

@@ -1,0 +1,254 @@
+//! What a process hands to another so that it can become a member of the same lease, and take over regions.
+//!
+//! Both tickets have a text form for environment variables and files. A lease ticket carries the lease's tokens: whoever has it may use the
+//! lease, so it is for one's own children only, and its `Debug` form does not show the tokens.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rampool_wire::frame::{LeaseId, LeaseToken, MemberId, RegionId};
+use rampool_wire::units::ByteLen;
+
+use super::config::{ServerSpec, ServerSpecError};
+
+const LEASE_MARK: &str = "rampool-lease-1";
+const REGION_MARK: &str = "rampool-region-1";
+const MEMBER_MARK: &str = "rampool-member-1";
+
+/// The way into a lease, on every server of the pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeaseTicket {
+    pub(super) stripe_pages: u32,
+    pub(super) parts: Vec<LeasePart>,
+}
+
+/// The part of a lease on one server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct LeasePart {
+    /// The endpoint in numbers, so that attaching asks no name service, and the bytes that were leased there at first, by which pages are placed.
+    pub server: ServerSpec,
+    pub lease: LeaseId,
+    pub token: LeaseToken,
+}
+
+/// The names of a region on every server of the pool, in the pool's order. Of use only to members of the same lease.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RegionTicket {
+    pub(super) regions: Vec<RegionId>,
+    /// The lease on each server: elsewhere the same numbers are other regions. 0: the ticket does not say.
+    pub(super) leases: Vec<LeaseId>,
+}
+
+impl RegionTicket {
+    /// Whether it is of these leases, as far as it says.
+    pub(super) fn is_of(&self, parts: &[LeasePart]) -> bool {
+        self.leases.len() == parts.len()
+            && self.leases.iter().zip(parts).all(|(lease, part)| lease.0 == 0 || *lease == part.lease)
+    }
+}
+
+/// Who a pool is at its servers, in the pool's order; of use to other members of the same lease ([`super::Pool::dismiss`]).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Membership {
+    pub(super) members: Vec<MemberId>,
+}
+
+/// Why a text is no ticket.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TicketError {
+    #[error("the text is no ticket of this version of rampool")]
+    Mark,
+    #[error("the ticket is cut or damaged")]
+    Malformed,
+    #[error("the ticket is damaged: {0}")]
+    Server(#[from] ServerSpecError),
+}
+
+impl fmt::Display for LeaseTicket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{LEASE_MARK};{}", self.stripe_pages)?;
+        for part in &self.parts {
+            write!(f, ";{:x},", part.lease.0)?;
+            for byte in part.token.0 {
+                write!(f, "{byte:02x}")?;
+            }
+            // Separators inside a path are written as %3b.
+            write!(f, ",{}", part.server.to_string().replace('%', "%25").replace(';', "%3b"))?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for LeaseTicket {
+    type Err = TicketError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut fields = text.trim().split(';');
+        if fields.next() != Some(LEASE_MARK) {
+            return Err(TicketError::Mark);
+        }
+        let stripe_pages = fields.next().and_then(|f| f.parse().ok()).ok_or(TicketError::Malformed)?;
+        let mut parts = Vec::new();
+        for field in fields {
+            let mut words = field.splitn(3, ',');
+            let mut word = || words.next().ok_or(TicketError::Malformed);
+            let lease = u64::from_str_radix(word()?, 16).map_err(|_| TicketError::Malformed)?;
+            let token = parse_token(word()?).ok_or(TicketError::Malformed)?;
+            let server: ServerSpec = word()?.replace("%3b", ";").replace("%25", "%").parse()?;
+            if server.memory.is_none() {
+                return Err(TicketError::Malformed);
+            }
+            parts.push(LeasePart { server, lease: LeaseId(lease), token });
+        }
+        if parts.is_empty() {
+            return Err(TicketError::Malformed);
+        }
+        Ok(Self { stripe_pages, parts })
+    }
+}
+
+impl LeaseTicket {
+    /// The servers that the lease lies on, in the pool's order.
+    pub fn servers(&self) -> impl Iterator<Item = &ServerSpec> {
+        self.parts.iter().map(|part| &part.server)
+    }
+
+    /// What the lease is called there, in the same order.
+    pub fn leases(&self) -> impl Iterator<Item = LeaseId> {
+        self.parts.iter().map(|part| part.lease)
+    }
+
+    /// The weights by which pages are placed.
+    pub(super) fn weights(&self) -> Vec<u64> {
+        self.parts.iter().map(|p| p.server.memory.map_or(0, ByteLen::pages)).collect()
+    }
+}
+
+impl fmt::Display for RegionTicket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(REGION_MARK)?;
+        for (region, lease) in self.regions.iter().zip(&self.leases) {
+            write!(f, ";{:x}", region.0)?;
+            if lease.0 != 0 {
+                write!(f, ".{:x}", lease.0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for RegionTicket {
+    type Err = TicketError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut fields = text.trim().split(';');
+        if fields.next() != Some(REGION_MARK) {
+            return Err(TicketError::Mark);
+        }
+        let number = |text| u64::from_str_radix(text, 16).map_err(|_| TicketError::Malformed);
+        let mut ticket = Self { regions: Vec::new(), leases: Vec::new() };
+        for field in fields {
+            let (region, lease) = field.split_once('.').unwrap_or((field, "0"));
+            ticket.regions.push(RegionId(number(region)?));
+            ticket.leases.push(LeaseId(number(lease)?));
+        }
+        if ticket.regions.is_empty() { Err(TicketError::Malformed) } else { Ok(ticket) }
+    }
+}
+
+impl fmt::Display for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(MEMBER_MARK)?;
+        for member in &self.members {
+            write!(f, ";{:x}", member.0)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Membership {
+    type Err = TicketError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self { members: numbers(text, MEMBER_MARK)?.into_iter().map(MemberId).collect() })
+    }
+}
+
+/// At least one hexadecimal number, after a mark.
+fn numbers(text: &str, mark: &str) -> Result<Vec<u64>, TicketError> {
+    let mut fields = text.trim().split(';');
+    if fields.next() != Some(mark) {
+        return Err(TicketError::Mark);
+    }
+    let numbers: Vec<u64> = fields
+        .map(|f| u64::from_str_radix(f, 16))
+        .collect::<Result<_, _>>()
+        .map_err(|_| TicketError::Malformed)?;
+    if numbers.is_empty() { Err(TicketError::Malformed) } else { Ok(numbers) }
+}
+
+fn parse_token(text: &str) -> Option<LeaseToken> {
+    if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut token = [0; 16];
+    for (byte, n) in token.iter_mut().zip((0..32).step_by(2)) {
+        *byte = u8::from_str_radix(text.get(n..n + 2)?, 16).ok()?;
+    }
+    Some(LeaseToken(token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn tickets_come_back_as_they_were() {
+        let ticket = LeaseTicket {
+            stripe_pages: 64,
+            parts: vec![
+                LeasePart {
+                    server: "127.0.0.1:7000=1048576".parse().unwrap(),
+                    lease: LeaseId(1),
+                    token: LeaseToken([0xab; 16]),
+                },
+                LeasePart {
+                    server: "unix:/run/a,b;c%3b%=4096".parse().unwrap(),
+                    lease: LeaseId(u64::MAX),
+                    token: LeaseToken([1; 16]),
+                },
+            ],
+        };
+        assert_eq!(ticket.to_string().parse::<LeaseTicket>(), Ok(ticket.clone()));
+        assert_eq!(ticket.weights(), [256, 1]);
+        assert!(!format!("{ticket:?}").contains("ab, ab"), "tokens stay out of logs");
+        let region = RegionTicket {
+            regions: vec![RegionId(7), RegionId(1 << 60)],
+            leases: vec![LeaseId(0x2a), LeaseId(0)],
+        };
+        assert_eq!(region.to_string(), "rampool-region-1;7.2a;1000000000000000");
+        assert_eq!(region.to_string().parse::<RegionTicket>(), Ok(region));
+        let member = Membership { members: vec![MemberId(3), MemberId(0x1f)] };
+        assert_eq!(member.to_string(), "rampool-member-1;3;1f");
+        assert_eq!(member.to_string().parse::<Membership>(), Ok(member));
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        assert_eq!("".parse::<LeaseTicket>(), Err(TicketError::Mark));
+        assert_eq!("rampool-lease-1;64".parse::<LeaseTicket>(), Err(TicketError::Malformed));
+        assert_eq!("rampool-lease-1;64;1,zz,h:1=1".parse::<LeaseTicket>(), Err(TicketError::Malformed));
+        assert_eq!("rampool-region-1".parse::<RegionTicket>(), Err(TicketError::Malformed));
+        assert_eq!("rampool-region-1;x".parse::<RegionTicket>(), Err(TicketError::Malformed));
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_tickets_never_panic(text in "rampool-(lease|region)-1(;[0-9a-f,:=.]{0,60}){0,4}") {
+            let _ = text.parse::<LeaseTicket>();
+            let _ = text.parse::<RegionTicket>();
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! A store: from keys to bytes in the pool, for what a program would otherwise spill to its disk.
+//!
+//! A value lies in a slot of the next size class (four to each power of two, so at most a fifth of a slot is
+//! empty), slots lie in extents, and an extent is a region of the direct view. The index is in this process:
+//! a [`Store`] is its own alone, and with its lease everything is gone.
+//!
+//! ```text
+//!   put    takes a slot, writes all buffers there in one operation, and then lets go of what the key had before
+//!   get    one operation
+//!   remove gives the slot back; the last of an extent frees the region, unless it is small and the only one of its
+//!          class that has room
+//! ```
+//!
+//! **At once.** A put that fails leaves the key as it was. Nothing is cached: bytes that were never written
+//! take no room at the servers.
+
+mod slots;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use rampool_wire::layout::{Layout, LayoutError};
+
+use crate::direct::{Direct, DirectError, DirectRegion, Pending};
+use slots::{Place, Slots};
+
+/// Why an operation of a store failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    #[error(transparent)]
+    Direct(#[from] DirectError),
+    #[error("the value has {bytes} bytes, there is room for {room}")]
+    Room { bytes: u64, room: u64 },
+}
+
+impl From<LayoutError> for StoreError {
+    fn from(error: LayoutError) -> Self {
+        Self::Direct(error.into())
+    }
+}
+
+/// A mapping from keys to bytes, which lie at the memory servers of a lease.
+///
+/// Invariant: each value's slot is taken in `slots`, and each extent of `slots` has a region.
+pub struct Store {
+    direct: Direct,
+    slots: Slots,
+    regions: BTreeMap<u64, DirectRegion>,
+    index: BTreeMap<Vec<u8>, Value>,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Value {
+    /// None of no bytes.
+    place: Option<Place>,
+    bytes: u64,
+}
+
+impl Store {
+    /// A store in the lease that `direct` has opened, or joined.
+    #[must_use]
+    pub fn new(direct: Direct) -> Self {
+        Self { direct, slots: Slots::default(), regions: BTreeMap::new(), index: BTreeMap::new(), bytes: 0 }
+    }
+
+    /// Values.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// Bytes of all values together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The keys, in order.
+    pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.index.keys().map(Vec::as_slice)
+    }
+
+    /// Bytes of the value of this key.
+    #[must_use]
+    pub fn value_bytes(&self, key: &[u8]) -> Option<u64> {
+        self.index.get(key).map(|value| value.bytes)
+    }
+
+    /// Makes `parts`, one after the other, the value of a key. They are not joined here. Blocks until they
+    /// are at the servers.
+    ///
+    /// # Errors
+    /// [`DirectError::Full`] and others; the key then has the value that it had before.
+    pub fn put(&mut self, key: &[u8], parts: &[&[u8]]) -> Result<(), StoreError> {
+        let parts: Vec<(*const u8, usize)> = parts.iter().map(|part| (part.as_ptr(), part.len())).collect();
+        // SAFETY: the parts are borrowed during the call.
+        unsafe { self.put_at(key, &parts) }
+    }
+
+    /// As [`Store::put`], of parts at addresses.
+    ///
+    /// # Safety
+    /// Each is memory that can be read during the call and does not change meanwhile.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub unsafe fn put_at(&mut self, key: &[u8], parts: &[(*const u8, usize)]) -> Result<(), StoreError> {
+        let parts: Vec<(*const u8, usize)> = parts.iter().copied().filter(|(_, len)| *len > 0).collect();
+        let bytes = parts.iter().map(|(_, len)| *len as u64).sum();
+        let value = if parts.is_empty() {
+            Value { place: None, bytes }
+        } else {
+            let (place, region) = self.take(bytes)?;
+            // SAFETY: the caller's promise.
+            if let Err(error) = unsafe { self.write(region, place.offset, &parts, bytes) } {
+                self.give_back(place);
+                return Err(error);
+            }
+            Value { place: Some(place), bytes }
+        };
+        self.bytes += bytes;
+        if let Some(before) = self.index.insert(key.to_vec(), value) {
+            self.let_go(before);
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Store::put_at`]; there is a part.
+    unsafe fn write(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        parts: &[(*const u8, usize)],
+        bytes: u64,
+    ) -> Result<(), StoreError> {
+        let first = parts[0].0;
+        let far =
+            |start: *const u8| start.addr().cast_signed().wrapping_sub(first.addr().cast_signed()) as i64;
+        let blocks: Vec<(u64, i64)> = parts.iter().map(|(start, len)| (*len as u64, far(*start))).collect();
+        let (there, here) = (Layout::bytes(bytes)?, Layout::bytes(1)?.hindexed(&blocks)?);
+        // SAFETY: the layout selects the parts and nothing else; for them the caller has promised it.
+        Ok(unsafe { self.direct.put_layout_at(region, offset, &there, first, &here) }?)
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// [`StoreError::Direct`].
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        let Some(pending) = self.start_get(key)? else { return Ok(None) };
+        Ok(Some(self.wait(pending)?))
+    }
+
+    /// Reads the value of a key into the first bytes of a buffer; gives its length.
+    ///
+    /// # Errors
+    /// [`StoreError::Room`] if the buffer is too short.
+    pub fn get_into(&mut self, key: &[u8], buffer: &mut [u8]) -> Result<Option<usize>, StoreError> {
+        let Some(value) = self.index.get(key).copied() else { return Ok(None) };
+        let room = buffer.len() as u64;
+        let fits = usize::try_from(value.bytes).ok().and_then(|bytes| buffer.get_mut(..bytes));
+        let Some(buffer) = fits else { return Err(StoreError::Room { bytes: value.bytes, room }) };
+        if let Some(place) = value.place {
+            self.direct.get(self.regions[&place.extent], place.offset, buffer)?;
+        }
+        Ok(Some(buffer.len()))
+    }
+
+    /// Begins to read the value of a key, as it is now. [`Store::wait`] gives it.
+    ///
+    /// # Errors
+    /// [`DirectError::NoMemory`] where this process has none for it.
+    pub fn start_get(&mut self, key: &[u8]) -> Result<Option<PendingValue>, StoreError> {
+        let Some(value) = self.index.get(key).copied() else { return Ok(None) };
+        let Some(place) = value.place else { return Ok(Some(PendingValue { pending: None })) };
+        let pending =
+            self.direct.start_get(self.regions[&place.extent], place.offset, &Layout::bytes(value.bytes)?)?;
+        Ok(Some(PendingValue { pending: Some(pending) }))
+    }
+
+    /// Waits until a value is here, but not beyond `deadline`; whether it is.
+    pub fn wait_until(&mut self, value: &PendingValue, deadline: Instant) -> bool {
+        value.pending.as_ref().is_none_or(|pending| self.direct.wait_until(pending, deadline))
+    }
+
+    /// Waits for a value.
+    ///
+    /// # Errors
+    /// [`StoreError::Direct`].
+    pub fn wait(&mut self, value: PendingValue) -> Result<Vec<u8>, StoreError> {
+        Ok(value.pending.map_or_else(|| Ok(Vec::new()), |pending| self.direct.wait(pending))?)
+    }
+
+    /// Removes a key with its value; whether it had one. Does not block.
+    pub fn remove(&mut self, key: &[u8]) -> bool {
+        let Some(value) = self.index.remove(key) else { return false };
+        self.let_go(value);
+        true
+    }
+
+    /// Leaves the lease.
+    pub fn close(&mut self) {
+        self.direct.wait_all();
+        self.direct.pool().leave();
+    }
+
+    fn let_go(&mut self, value: Value) {
+        self.bytes -= value.bytes;
+        if let Some(place) = value.place {
+            self.give_back(place);
+        }
+    }
+
+    /// A slot for so many bytes, and the region that it is in.
+    fn take(&mut self, bytes: u64) -> Result<(Place, DirectRegion), StoreError> {
+        let taken = self.slots.take(bytes);
+        let extent = taken.place.extent;
+        if let Some(bytes) = taken.extent_bytes {
+            match self.direct.create(bytes) {
+                Ok(region) => drop(self.regions.insert(extent, region)),
+                Err(error) => {
+                    self.slots.forget(extent);
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok((taken.place, self.regions[&extent]))
+    }
+
+    fn give_back(&mut self, place: Place) {
+        if let Some(extent) = self.slots.give_back(place)
+            && let Some(region) = self.regions.remove(&extent)
+        {
+            // What is still read there has been asked for before, and comes.
+            self.direct.wait_all();
+            self.direct.free(region);
+        }
+    }
+}
+
+/// A value on its way here.
+#[must_use]
+#[derive(Debug)]
+pub struct PendingValue {
+    pending: Option<Pending>,
+}

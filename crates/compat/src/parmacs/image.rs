@@ -1,0 +1,143 @@
+//! What a created process takes over from its creator besides shared memory: the program's variables and its
+//! `malloc` memory, byte by byte.
+//!
+//! That is sound only if every process has the program and its libraries at the same addresses. So address
+//! randomisation is turned off, and [`Fingerprint`] tells whether that worked. Libraries' own variables are
+//! not carried.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::ffi::OsStringExt;
+
+/// Where `malloc` memory of the program lies, in every process, and its limit.
+pub(super) const HEAP_BASE: usize = 0x1800_0000_0000;
+pub(super) const HEAP_BYTES: usize = 64 << 30;
+
+unsafe extern "C" {
+    static mut environ: *mut *mut c_char;
+    static mut program_invocation_name: *mut c_char;
+    static mut program_invocation_short_name: *mut c_char;
+}
+
+/// What must be equal for the image to mean the same in two processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fingerprint {
+    /// Of the addresses of the program and its libraries.
+    pub layout: u64,
+    /// Of the program's file.
+    pub file: u64,
+}
+
+impl Fingerprint {
+    pub fn here(data: &Data) -> std::io::Result<Self> {
+        let mut layout = DefaultHasher::new();
+        (data.start, data.bytes).hash(&mut layout);
+        // SAFETY: the callback is called before this returns, with the pointer that it expects.
+        unsafe { libc::dl_iterate_phdr(Some(add_object), (&raw mut layout).cast()) };
+        let mut file = DefaultHasher::new();
+        std::fs::read("/proc/self/exe")?.hash(&mut file);
+        Ok(Self { layout: layout.finish(), file: file.finish() })
+    }
+}
+
+unsafe extern "C" fn add_object(info: *mut libc::dl_phdr_info, _: usize, hasher: *mut c_void) -> c_int {
+    // SAFETY: the loader gives a valid object; the pointer is that of `Fingerprint::here`.
+    let (info, hasher) = unsafe { (&*info, &mut *hasher.cast::<DefaultHasher>()) };
+    (info.dlpi_addr, info.dlpi_phnum).hash(hasher);
+    0
+}
+
+/// Starts this program again without address randomisation, unless it is off. Returns if it is off, or with
+/// the reason if it cannot be turned off.
+pub(super) fn fix_addresses(argv: *const *const c_char) -> Result<(), String> {
+    const ASK: libc::c_ulong = 0xffff_ffff;
+    // SAFETY: asks only.
+    let now = unsafe { libc::personality(ASK) };
+    if now & libc::ADDR_NO_RANDOMIZE != 0 {
+        return Ok(());
+    }
+    // SAFETY: concerns only programs that this process starts.
+    if now < 0
+        // SAFETY: as above.
+        || unsafe { libc::personality(libc::c_ulong::from((now | libc::ADDR_NO_RANDOMIZE).cast_unsigned())) }
+            < 0
+    {
+        return Err(format!("personality: {}", std::io::Error::last_os_error()));
+    }
+    let path = std::env::current_exe().map_err(|error| error.to_string())?;
+    let path = CString::new(path.into_os_string().into_vec()).map_err(|error| error.to_string())?;
+    // SAFETY: the arguments that this program was started with, as its first instructions got them.
+    unsafe { libc::execv(path.as_ptr(), argv) };
+    Err(format!("cannot start the program again: {}", std::io::Error::last_os_error()))
+}
+
+/// The program's variables: initialised data and what follows.
+#[derive(Clone, Copy)]
+pub(super) struct Data {
+    pub start: usize,
+    pub bytes: usize,
+}
+
+impl Data {
+    /// Writes them to `to`.
+    ///
+    /// # Safety
+    /// `to` has room for `bytes` bytes.
+    pub unsafe fn save(self, to: *mut u8) {
+        // SAFETY: the program's own data, which is always readable; `to` as the caller promises.
+        unsafe {
+            std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(self.start), to, self.bytes)
+        };
+    }
+
+    /// Addresses of variables that point into this thread's stack, which the image does not have. The C
+    /// library's own do not count.
+    pub fn pointers_to_stack(self) -> Vec<usize> {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let range = maps
+            .lines()
+            .find(|line| line.ends_with("[stack]"))
+            .and_then(|line| line.split_once(' '))
+            .and_then(|(range, _)| {
+                let (start, end) = range.split_once('-')?;
+                Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+            });
+        let Some(stack) = range else { return Vec::new() };
+        let own = [
+            (&raw const environ).addr(),
+            (&raw const program_invocation_name).addr(),
+            (&raw const program_invocation_short_name).addr(),
+        ];
+        let words = (self.start.next_multiple_of(8)..self.start + self.bytes - 7).step_by(8);
+        // SAFETY: aligned words of the program's data, which is always readable.
+        let value = |&at: &usize| unsafe { std::ptr::with_exposed_provenance::<usize>(at).read_volatile() };
+        words.filter(|at| stack.contains(&value(at)) && !own.contains(at)).collect()
+    }
+
+    /// Replaces the variables by what is at `from`. Pointers to this process's own environment stay.
+    ///
+    /// # Safety
+    /// `from` has `bytes` bytes that [`Data::save`] wrote in a process of the same [`Fingerprint`]; nothing
+    /// of this program runs.
+    pub unsafe fn load(self, from: *const u8) {
+        // SAFETY: the C library's own variables, which may lie in the program's data; as the caller promises.
+        unsafe {
+            let own = (environ, program_invocation_name, program_invocation_short_name);
+            std::ptr::copy_nonoverlapping(
+                from,
+                std::ptr::with_exposed_provenance_mut::<u8>(self.start),
+                self.bytes,
+            );
+            (environ, program_invocation_name, program_invocation_short_name) = own;
+        }
+    }
+}
+
+/// Maps the range for `malloc` memory: addresses only.
+pub(super) fn map_heap() -> std::io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    let at = std::ptr::with_exposed_provenance_mut(HEAP_BASE);
+    // SAFETY: a new mapping that replaces none.
+    let got = unsafe { libc::mmap(at, HEAP_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if got == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,115 @@
+//! A log limiter for what unauthenticated peers cause again and again: the first event in full, then a count.
+//!
+//! Any peer that reaches a server's port can cause log lines as often as it likes. In each period an event is
+//! logged when it is seen for the first time, and once more, with a count, when the period is over. Only a
+//! bounded number of different events are kept apart; those beyond count together. So a period costs a
+//! bounded number of lines and bytes.
+
+use std::collections::BTreeMap;
+
+use super::Tick;
+
+/// Events of one source and one kind, or `None` for all beyond those that are kept apart.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Repeated<K> {
+    pub what: Option<K>,
+    pub times: u64,
+}
+
+/// Decides which events are logged, and counts the others.
+///
+/// Invariant: the events logged in full, and those that [`Complaints::tell`] has counted or will count, are
+/// all events.
+#[derive(Debug)]
+pub struct Complaints<K> {
+    period_ms: u64,
+    most: usize,
+    began: Option<Tick>,
+    /// How many of each were not logged.
+    known: BTreeMap<K, u64>,
+    others: u64,
+}
+
+impl<K: Ord + Clone> Complaints<K> {
+    /// In each period of so many milliseconds, so many different ones are kept apart.
+    #[must_use]
+    pub fn new(period_ms: u64, most: usize) -> Self {
+        Self { period_ms, most, began: None, known: BTreeMap::new(), others: 0 }
+    }
+
+    /// Takes an event. True: log it now; false: it is counted.
+    pub fn hear(&mut self, now: Tick, what: K) -> bool {
+        self.began.get_or_insert(now);
+        if let Some(unsaid) = self.known.get_mut(&what) {
+            *unsaid += 1;
+            return false;
+        }
+        let is_kept = self.known.len() < self.most;
+        if is_kept {
+            self.known.insert(what, 0);
+        } else {
+            self.others += 1;
+        }
+        is_kept
+    }
+
+    /// The count of a period that is over, if there is one. The next period begins with the next event.
+    pub fn tell(&mut self, now: Tick) -> Vec<Repeated<K>> {
+        match self.began {
+            Some(began) if now.0 >= began.0.saturating_add(self.period_ms) => self.tell_all(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The events that were not logged so far, before the end.
+    pub fn tell_all(&mut self) -> Vec<Repeated<K>> {
+        self.began = None;
+        let known = std::mem::take(&mut self.known)
+            .into_iter()
+            .map(|(what, times)| Repeated { what: Some(what), times });
+        let others = Repeated { what: None, times: std::mem::take(&mut self.others) };
+        known.chain([others]).filter(|repeated| repeated.times > 0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_first_is_said_and_the_rest_is_counted_until_the_minute_is_over() {
+        let mut complaints = Complaints::new(60_000, 2);
+        assert!(complaints.hear(Tick(5), "a"));
+        assert!(!complaints.hear(Tick(6), "a") && !complaints.hear(Tick(60_004), "a"));
+        assert!(complaints.hear(Tick(7), "b"));
+        assert!(!complaints.hear(Tick(8), "c") && !complaints.hear(Tick(9), "d"), "two are kept apart");
+        assert_eq!(complaints.tell(Tick(60_004)), []);
+        assert_eq!(
+            complaints.tell(Tick(60_005)),
+            [Repeated { what: Some("a"), times: 2 }, Repeated { what: None, times: 2 }]
+        );
+        assert_eq!(complaints.tell(Tick(600_000)), []);
+        assert!(complaints.hear(Tick(600_000), "a"), "another period");
+        assert_eq!(complaints.tell_all(), []);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_was_heard_is_forgotten_and_few_lines_say_it(heard in proptest::collection::vec((0u64..50, 0u32..12), 0..400)) {
+            let (mut complaints, mut now, mut told, mut lines) = (Complaints::new(100, 4), 0, 0, 0);
+            for (pause, what) in &heard {
+                now += pause;
+                let repeated = complaints.tell(Tick(now));
+                told += repeated.iter().map(|repeated| repeated.times).sum::<u64>();
+                lines += repeated.len() as u64;
+                let said = u64::from(complaints.hear(Tick(now), *what));
+                (told, lines) = (told + said, lines + said);
+                prop_assert!(complaints.known.len() <= 4);
+            }
+            told += complaints.tell_all().iter().map(|repeated| repeated.times).sum::<u64>();
+            prop_assert_eq!(told, heard.len() as u64);
+            prop_assert!(lines <= 9 * (now / 100 + 1));
+        }
+    }
+}

@@ -1,0 +1,236 @@
+use super::*;
+use proptest::prelude::*;
+use rampool_wire::frame::RegionId;
+
+fn limits() -> Limits {
+    Limits { memory_bytes: 1000, grace_ms: 50, max_leases: 5, max_members: 3 }
+}
+
+fn open(bytes: u64) -> OpenLease {
+    OpenLease { bytes, pid: 1, name: "n".into(), host: "h".into() }
+}
+
+fn attach(lease: LeaseId, token: LeaseToken, member: MemberId) -> AttachLease {
+    AttachLease { lease, token, member, pid: 2, name: "n".into(), host: "h".into() }
+}
+
+const TOKEN: LeaseToken = LeaseToken([7; 16]);
+
+#[test]
+fn what_closing_leases_are_about_to_give_back_is_told_apart_from_what_is_not_there() {
+    let mut directory =
+        Directory::new(Limits { memory_bytes: 10 * 4096, grace_ms: 50, max_leases: 2, max_members: 3 });
+    let (big, member) = directory.open(&open(8 * 4096), TOKEN).unwrap();
+    let (small, _) = directory.open(&open(4096), TOKEN).unwrap();
+    assert_eq!(directory.open(&open(4096), TOKEN), Err(OpenError::TooMany));
+    assert!(directory.leave(big, member).unwrap().lease_closes);
+    let waits = OpenError::Closing { free: 4096, closing: 8 * 4096 };
+    assert_eq!(directory.open(&open(9 * 4096), TOKEN), Err(waits));
+    assert_eq!(
+        directory.open(&open(4096), TOKEN),
+        Err(waits),
+        "a place among the leases is about to be free as well"
+    );
+    assert_eq!(directory.open(&open(9 * 4096 + 1), TOKEN), Err(OpenError::TooLarge { free: 9 * 4096 }));
+    let mut space = LeaseSpace::new(4096);
+    let mut resize =
+        |directory: &mut Directory, pages: u64| resize_lease(directory, &mut space, small, pages * 4096);
+    assert_eq!(resize(&mut directory, 3), Err(ResizeError::Closing { free: 4096, closing: 8 * 4096 }));
+    assert_eq!(resize(&mut directory, 11), Err(ResizeError::TooLarge { free: 9 * 4096 }));
+    directory.closed(big);
+    assert_eq!(resize(&mut directory, 3), Ok(()));
+    assert_eq!(directory.open(&open(7 * 4096), TOKEN).map(drop), Ok(()));
+    directory.check();
+}
+
+#[test]
+fn a_lease_that_does_not_fit_is_told_what_is_free() {
+    let mut directory = Directory::new(limits());
+    directory.open(&open(700), TOKEN).unwrap();
+    assert_eq!(directory.open(&open(301), TOKEN), Err(OpenError::TooLarge { free: 300 }));
+    assert_eq!(directory.open(&open(u64::MAX), TOKEN), Err(OpenError::TooLarge { free: 300 }));
+    assert_eq!(directory.open(&open(0), TOKEN), Err(OpenError::Empty));
+    directory.open(&open(300), TOKEN).unwrap();
+    directory.check();
+}
+
+#[test]
+fn a_lost_member_that_comes_back_in_time_keeps_its_place() {
+    let mut directory = Directory::new(limits());
+    let (lease, member) = directory.open(&open(10), TOKEN).unwrap();
+    let first = ConnectionNumber::FIRST;
+    directory.disconnected(Tick(100), lease, member, first);
+    assert_eq!(directory.next_expiry(), Some(Tick(150)));
+    assert_eq!(directory.expire(Tick(149)), []);
+    let (_, second, _) = directory.attach(&attach(lease, TOKEN, member)).unwrap();
+    assert_eq!(directory.expire(Tick(1000)), []);
+    // It may come back before its old connection is seen to be broken.
+    let (_, third, _) = directory.attach(&attach(lease, TOKEN, member)).unwrap();
+    assert!(directory.is_current(lease, member, third) && !directory.is_current(lease, member, second));
+    directory.disconnected(Tick(500), lease, member, second);
+    assert_eq!(directory.next_expiry(), None, "that one does not count any more");
+    directory.disconnected(Tick(1000), lease, member, third);
+    assert_eq!(directory.expire(Tick(1050)), [Departed { lease, member, lease_closes: true }]);
+    assert_eq!(
+        directory.attach(&attach(lease, TOKEN, member)),
+        Err(AttachError::NoSuchLease),
+        "it is closing"
+    );
+    assert_eq!(directory.free_bytes(), 990, "its memory is not free yet");
+    directory.closed(lease);
+    assert_eq!(directory.free_bytes(), 1000);
+    directory.check();
+}
+
+#[test]
+fn a_lease_lives_as_long_as_its_last_member() {
+    let mut directory = Directory::new(limits());
+    let (lease, first) = directory.open(&open(10), TOKEN).unwrap();
+    let (second, ..) = directory.attach(&attach(lease, TOKEN, MemberId(0))).unwrap();
+    assert_ne!(first, second);
+    assert_eq!(directory.leave(lease, first), Some(Departed { lease, member: first, lease_closes: false }));
+    assert_eq!(directory.leave(lease, first), None);
+    assert_eq!(directory.attach(&attach(lease, TOKEN, first)), Err(AttachError::MemberGone));
+    assert_eq!(directory.leave(lease, second), Some(Departed { lease, member: second, lease_closes: true }));
+}
+
+#[test]
+fn a_token_is_needed_to_join() {
+    let mut directory = Directory::new(limits());
+    let (lease, member) = directory.open(&open(10), TOKEN).unwrap();
+    assert_eq!(directory.attach(&attach(lease, LeaseToken([8; 16]), member)), Err(AttachError::NoSuchLease));
+    assert_eq!(directory.attach(&attach(LeaseId(99), TOKEN, member)), Err(AttachError::NoSuchLease));
+}
+
+#[test]
+fn a_lease_grows_into_what_is_free_and_shrinks_to_what_is_used() {
+    let mut directory = Directory::new(Limits { memory_bytes: 100 * 4096, ..limits() });
+    let (lease, member) = directory.open(&open(4096), TOKEN).unwrap();
+    directory.open(&open(50 * 4096), TOKEN).unwrap();
+    let mut space = LeaseSpace::new(4096);
+    let mut resize =
+        |directory: &mut Directory, pages: u64| resize_lease(directory, &mut space, lease, pages * 4096);
+    assert_eq!(resize(&mut directory, 51), Err(ResizeError::TooLarge { free: 49 * 4096 }));
+    assert_eq!(resize(&mut directory, 50), Ok(()));
+    assert_eq!(directory.free_bytes(), 0);
+    assert_eq!(resize(&mut directory, 0), Err(ResizeError::Empty));
+    space.member_joined(member, ConnectionNumber::FIRST);
+    let region: RegionId = space.create_region(member).unwrap();
+    let page = |frame| {
+        Some(super::super::StoredPage {
+            frame: super::super::FrameIndex(frame),
+            crc: 0,
+            len: 4096,
+            charge: 4096,
+        })
+    };
+    let extent = [rampool_wire::units::Extent::new(rampool_wire::units::PageIndex(0), 3)];
+    space.put(member, region, &extent, &[page(1), page(2), page(3)], &mut Vec::new()).unwrap();
+    let in_use = resize_lease(&mut directory, &mut space, lease, 2 * 4096);
+    assert_eq!(in_use, Err(ResizeError::InUse { used: 3 * 4096 }));
+    assert_eq!(resize_lease(&mut directory, &mut space, lease, 3 * 4096), Ok(()));
+    assert_eq!(directory.free_bytes(), 47 * 4096);
+    directory.check();
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Open(u64),
+    Join(usize),
+    Return(usize),
+    Disconnect(usize),
+    Leave(usize),
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..600u64).prop_map(Step::Open),
+        (0..20usize).prop_map(Step::Join),
+        (0..20usize).prop_map(Step::Return),
+        (0..20usize).prop_map(Step::Disconnect),
+        (0..20usize).prop_map(Step::Leave),
+        (0..60u64).prop_map(Step::Wait),
+    ]
+}
+
+struct Known {
+    lease: LeaseId,
+    member: MemberId,
+    connection: ConnectionNumber,
+    lost_at: Option<u64>,
+}
+
+proptest! {
+    /// The directory against a plain list of members.
+    #[test]
+    fn members_come_and_go_as_a_plain_list_says(steps in prop::collection::vec(step(), 0..120)) {
+        let mut directory = Directory::new(limits());
+        let mut known: Vec<Known> = Vec::new();
+        let mut sizes: BTreeMap<LeaseId, u64> = BTreeMap::new();
+        let mut now = 0;
+        for step in steps {
+            let count = known.len();
+            let mut departed = Vec::new();
+            match step {
+                Step::Open(bytes) => {
+                    let lent: u64 = sizes.values().sum();
+                    let result = directory.open(&open(bytes), TOKEN);
+                    prop_assert_eq!(result.is_ok(), bytes > 0 && bytes <= 1000 - lent && sizes.len() < 5);
+                    if let Ok((lease, member)) = result {
+                        prop_assert!(sizes.insert(lease, bytes).is_none());
+                        known.push(Known { lease, member, connection: ConnectionNumber::FIRST, lost_at: None });
+                    }
+                }
+                Step::Join(i) if count > 0 => {
+                    let lease = known[i % count].lease;
+                    let result = directory.attach(&attach(lease, TOKEN, MemberId(0)));
+                    prop_assert_eq!(result.is_ok(), known.iter().filter(|k| k.lease == lease).count() < 3);
+                    if let Ok((member, connection, bytes)) = result {
+                        prop_assert_eq!(bytes, sizes[&lease]);
+                        prop_assert!(known.iter().all(|k| k.member != member));
+                        known.push(Known { lease, member, connection, lost_at: None });
+                    }
+                }
+                Step::Return(i) if count > 0 => {
+                    let k = &mut known[i % count];
+                    let (_, connection, _) = directory.attach(&attach(k.lease, TOKEN, k.member)).unwrap();
+                    prop_assert!(connection > k.connection);
+                    // The state of the one before does not matter any more.
+                    directory.disconnected(Tick(now), k.lease, k.member, k.connection);
+                    (k.connection, k.lost_at) = (connection, None);
+                }
+                Step::Disconnect(i) if count > 0 && known[i % count].lost_at.is_none() => {
+                    let k = &mut known[i % count];
+                    directory.disconnected(Tick(now), k.lease, k.member, k.connection);
+                    k.lost_at = Some(now);
+                }
+                Step::Leave(i) if count > 0 => {
+                    let k = &known[i % count];
+                    departed.extend(directory.leave(k.lease, k.member));
+                    prop_assert_eq!(departed.len(), 1);
+                }
+                Step::Wait(ms) => {
+                    now += ms;
+                    departed = directory.expire(Tick(now));
+                    let over = |k: &Known| k.lost_at.is_some_and(|lost| now - lost >= 50);
+                    prop_assert_eq!(departed.len(), known.iter().filter(|k| over(k)).count());
+                }
+                _ => {}
+            }
+            for gone in departed {
+                known.retain(|k| k.member != gone.member);
+                let last = known.iter().all(|k| k.lease != gone.lease);
+                prop_assert_eq!(gone.lease_closes, last);
+                if last {
+                    directory.closed(gone.lease);
+                    sizes.remove(&gone.lease);
+                }
+            }
+            directory.check();
+            prop_assert_eq!(directory.lent_bytes(), sizes.values().sum::<u64>());
+            let expiry = known.iter().filter_map(|k| k.lost_at).map(|lost| Tick(lost + 50)).min();
+            prop_assert_eq!(directory.next_expiry(), expiry);
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! Page tables: a region is a sparse map from chunk numbers to chunks of 512 pages. A copy-on-write clone
+//! copies the map and shares the chunks; a chunk is copied when one of its owners writes, and then its frames
+//! are shared.
+//!
+//! Invariants: `chunk.owners` = roots that name it; a frame is in `1 + shares[frame]` slots of all chunks;
+//! `used_bytes` counts every frame once.
+
+use super::FrameIndex;
+use super::space::PageState;
+use rampool_wire::units::{Extent, PageIndex};
+use std::collections::BTreeMap;
+
+/// Pages of a chunk.
+pub(super) const CHUNK_PAGES: u64 = 512;
+/// What a chunk costs the server besides the pages.
+pub(super) const CHUNK_BYTES: u64 = 16 * CHUNK_PAGES;
+/// What one entry of a region's root costs.
+pub(super) const ROOT_ENTRY_BYTES: u64 = 32;
+
+/// What a page is when it is not zero.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoredPage {
+    pub frame: FrameIndex,
+    /// The checksum as the client sent it; the client gets it back.
+    pub crc: u32,
+    /// Bytes in the frame, 1..=4096: 4096 plain, less for LZ4.
+    pub len: u16,
+    /// Bytes of the lease this page uses: the size of its frame.
+    pub charge: u16,
+}
+
+/// A slot of a chunk: `len == 0` means no page.
+type Slot = StoredPage;
+const EMPTY: Slot = StoredPage { frame: FrameIndex(0), crc: 0, len: 0, charge: 0 };
+const _: () = assert!(size_of::<Slot>() as u64 * CHUNK_PAGES == CHUNK_BYTES);
+
+#[derive(Debug)]
+pub(super) struct Chunk {
+    slots: Box<[Slot]>,
+    live: u32,
+    owners: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ChunkId(usize);
+
+/// One region's page table.
+#[derive(Debug, Default)]
+pub(super) struct Root {
+    chunks: BTreeMap<u64, ChunkId>,
+}
+
+/// All chunks of a lease.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    chunks: Vec<Option<Chunk>>,
+    free: Vec<usize>,
+    live_chunks: u64,
+    /// Extra slots that name a frame, where there are any.
+    shares: BTreeMap<FrameIndex, u32>,
+    used_bytes: u64,
+    pages: u64,
+    root_entries: u64,
+}
+
+impl Chunk {
+    #[inline]
+    pub(super) fn page(&self, slot: usize) -> Option<StoredPage> {
+        let page = self.slots[slot];
+        (page.len != 0).then_some(page)
+    }
+}
+
+#[inline]
+pub(super) fn chunk_of(page: PageIndex) -> u64 {
+    page.0 / CHUNK_PAGES
+}
+
+#[inline]
+pub(super) fn slot_of(page: PageIndex) -> usize {
+    usize::try_from(page.0 % CHUNK_PAGES).expect("below CHUNK_PAGES")
+}
+
+impl Tables {
+    /// Bytes of all frames, each counted once.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
+    /// Pages that are not zero; a page that two regions share counts once per chunk that names it.
+    pub(super) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    pub(super) fn shared_frames(&self) -> u64 {
+        self.shares.len() as u64
+    }
+
+    pub(super) fn metadata_bytes(&self) -> u64 {
+        self.live_chunks * CHUNK_BYTES + self.root_entries * ROOT_ENTRY_BYTES
+    }
+
+    /// Appends what each page of the extent is.
+    pub(super) fn look_up(&self, root: &Root, extent: Extent, out: &mut Vec<Option<StoredPage>>) {
+        let mut page = extent.first;
+        while page < extent.end() {
+            let in_chunk = (CHUNK_PAGES - page.0 % CHUNK_PAGES).min(extent.end().0 - page.0);
+            let end = out.len() + usize::try_from(in_chunk).expect("at most CHUNK_PAGES");
+            match root.chunks.get(&chunk_of(page)) {
+                None => out.resize(end, None),
+                Some(id) => {
+                    let start = slot_of(page);
+                    let slots = &self.chunk(*id).slots[start..start + (end - out.len())];
+                    out.extend(slots.iter().map(|slot| (slot.len != 0).then_some(*slot)));
+                }
+            }
+            page = page.offset(in_chunk);
+        }
+    }
+
+    /// The chunk of this number.
+    pub(super) fn chunk_at(&self, root: &Root, number: u64) -> Option<&Chunk> {
+        root.chunks.get(&number).map(|id| self.chunk(*id))
+    }
+
+    /// Whether the page's frame is named here alone.
+    pub(super) fn state(&self, root: &Root, page: PageIndex) -> PageState {
+        let Some(chunk) = self.chunk_at(root, chunk_of(page)) else { return PageState::Zero };
+        match chunk.page(slot_of(page)) {
+            None => PageState::Zero,
+            Some(page) if chunk.owners > 1 || self.shares.contains_key(&page.frame) => {
+                PageState::Shared(page)
+            }
+            Some(page) => PageState::Own(page),
+        }
+    }
+
+    /// The page has another checksum.
+    ///
+    /// # Panics
+    /// If another root sees the page as well.
+    pub(super) fn set_crc(&mut self, root: &Root, page: PageIndex, crc: u32) {
+        let id = root.chunks.get(&chunk_of(page)).expect("the page is stored");
+        let chunk = self.chunks[id.0].as_mut().expect("a named chunk exists");
+        let slot = &mut chunk.slots[slot_of(page)];
+        assert!(
+            chunk.owners == 1 && slot.len != 0 && !self.shares.contains_key(&slot.frame),
+            "only what is a region's own changes"
+        );
+        slot.crc = crc;
+    }
+
+    /// The most that writing `charge` bytes here (0: making it zero) can add to frames and metadata.
+    pub(super) fn growth(&self, root: &Root, page: PageIndex, charge: u16) -> (u64, u64) {
+        let Some(id) = root.chunks.get(&chunk_of(page)) else {
+            return if charge == 0 { (0, 0) } else { (charge.into(), CHUNK_BYTES + ROOT_ENTRY_BYTES) };
+        };
+        let chunk = self.chunk(*id);
+        let old = chunk.slots[slot_of(page)];
+        if charge == 0 && old.len == 0 {
+            return (0, 0);
+        }
+        let metadata = if chunk.owners > 1 { CHUNK_BYTES } else { 0 };
+        let given_back = if old.len == 0 || chunk.owners > 1 || self.shares.contains_key(&old.frame) {
+            0
+        } else {
+            old.charge
+        };
+        (u64::from(charge.saturating_sub(given_back)), metadata)
+    }
+
+    /// Replaces what the page is. A frame without references is appended to `released`.
+    pub(super) fn set(
+        &mut self,
+        root: &mut Root,
+        page: PageIndex,
+        new: Option<StoredPage>,
+        released: &mut Vec<FrameIndex>,
+    ) {
+        let number = chunk_of(page);
+        let id = match (root.chunks.get(&number), new) {
+            (None, None) => return,
+            (Some(id), None) if self.chunk(*id).slots[slot_of(page)].len == 0 => return,
+            (Some(id), _) => self.own(root, number, *id),
+            (None, Some(_)) => {
+                let id = self
+                    .add_chunk(vec![EMPTY; usize::try_from(CHUNK_PAGES).expect("512")].into_boxed_slice(), 0);
+                root.chunks.insert(number, id);
+                self.root_entries += 1;
+                id
+            }
+        };
+        if let Some(page) = new {
+            assert!(page.len > 0 && page.charge > 0, "a stored page has bytes");
+            self.used_bytes += u64::from(page.charge);
+            self.pages += 1;
+        }
+        let chunk = self.chunks[id.0].as_mut().expect("a named chunk exists");
+        let old = std::mem::replace(&mut chunk.slots[slot_of(page)], new.unwrap_or(EMPTY));
+        chunk.live = chunk.live + u32::from(new.is_some()) - u32::from(old.len != 0);
+        let empty = chunk.live == 0;
+        if old.len != 0 {
+            self.pages -= 1;
+            self.drop_frame(old, released);
+        }
+        if empty {
+            root.chunks.remove(&number);
+            self.root_entries -= 1;
+            self.drop_chunk(id, released);
+        }
+    }
+
+    /// The chunks that must be copied before this extent is made zero, because other regions share them and
+    /// they keep other pages.
+    pub(super) fn copies_to_discard(&self, root: &Root, extent: Extent) -> u64 {
+        let edges = [chunk_of(extent.first), chunk_of(PageIndex(extent.end().0 - 1))];
+        let partial = |number: u64| {
+            let whole =
+                extent.first.0 <= number * CHUNK_PAGES && (number + 1) * CHUNK_PAGES <= extent.end().0;
+            !whole && root.chunks.get(&number).is_some_and(|id| self.chunk(*id).owners > 1)
+        };
+        u64::from(partial(edges[0])) + u64::from(edges[1] != edges[0] && partial(edges[1]))
+    }
+
+    /// Makes every page of the extent zero; the cost grows with the chunks in it, not with its length.
+    pub(super) fn discard(&mut self, root: &mut Root, extent: Extent, released: &mut Vec<FrameIndex>) {
+        let last = chunk_of(PageIndex(extent.end().0 - 1));
+        let numbers: Vec<u64> =
+            root.chunks.range(chunk_of(extent.first)..=last).map(|(number, _)| *number).collect();
+        for number in numbers {
+            let first = extent.first.0.max(number * CHUNK_PAGES);
+            let end = extent.end().0.min((number + 1) * CHUNK_PAGES);
+            if end - first == CHUNK_PAGES {
+                let id = root.chunks.remove(&number).expect("in the range");
+                self.root_entries -= 1;
+                self.drop_chunk(id, released);
+            } else {
+                for page in first..end {
+                    self.set(root, PageIndex(page), None, released);
+                }
+            }
+        }
+    }
+
+    /// A copy-on-write copy: costs one entry per chunk.
+    pub(super) fn clone_root(&mut self, root: &Root) -> Root {
+        for id in root.chunks.values() {
+            self.chunks[id.0].as_mut().expect("a named chunk exists").owners += 1;
+        }
+        self.root_entries += root.chunks.len() as u64;
+        Root { chunks: root.chunks.clone() }
+    }
+
+    pub(super) fn clone_cost(&self, root: &Root) -> u64 {
+        root.chunks.len() as u64 * ROOT_ENTRY_BYTES
+    }
+
+    pub(super) fn drop_root(&mut self, root: Root, released: &mut Vec<FrameIndex>) {
+        self.root_entries -= root.chunks.len() as u64;
+        for id in root.chunks.into_values() {
+            self.drop_chunk(id, released);
+        }
+    }
+
+    /// # Panics
+    /// If an invariant is broken.
+    pub(super) fn check<'a>(&self, roots: impl Iterator<Item = &'a Root>) {
+        let mut owners: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut entries = 0;
+        for root in roots {
+            entries += root.chunks.len() as u64;
+            for id in root.chunks.values() {
+                *owners.entry(id.0).or_default() += 1;
+            }
+        }
+        assert_eq!(entries, self.root_entries);
+        let mut named: BTreeMap<FrameIndex, (u32, u16)> = BTreeMap::new();
+        let (mut live_chunks, mut pages) = (0, 0);
+        for (index, chunk) in self.chunks.iter().enumerate() {
+            let Some(chunk) = chunk else {
+                assert!(self.free.contains(&index));
+                continue;
+            };
+            live_chunks += 1;
+            assert_eq!(Some(&chunk.owners), owners.get(&index), "owners of chunk {index}");
+            let live = chunk.slots.iter().filter(|s| s.len != 0);
+            assert_eq!(chunk.live as usize, live.clone().count());
+            assert!(chunk.live > 0, "an empty chunk is kept");
+            pages += u64::from(chunk.live);
+            for slot in live {
+                let entry = named.entry(slot.frame).or_insert((0, slot.charge));
+                entry.0 += 1;
+                assert_eq!(entry.1, slot.charge);
+            }
+        }
+        assert_eq!((live_chunks, pages), (self.live_chunks, self.pages));
+        assert_eq!(self.free.len() + owners.len(), self.chunks.len());
+        assert_eq!(self.used_bytes, named.values().map(|(_, charge)| u64::from(*charge)).sum::<u64>());
+        let shares: BTreeMap<_, _> =
+            named.into_iter().filter(|(_, (n, _))| *n > 1).map(|(frame, (n, _))| (frame, n - 1)).collect();
+        assert_eq!(shares, self.shares);
+    }
+
+    fn chunk(&self, id: ChunkId) -> &Chunk {
+        self.chunks[id.0].as_ref().expect("a named chunk exists")
+    }
+
+    /// The chunk itself if this root is its only owner, else a copy that is.
+    fn own(&mut self, root: &mut Root, number: u64, id: ChunkId) -> ChunkId {
+        let chunk = self.chunks[id.0].as_mut().expect("a named chunk exists");
+        if chunk.owners == 1 {
+            return id;
+        }
+        chunk.owners -= 1;
+        let (slots, live) = (chunk.slots.clone(), chunk.live);
+        for slot in slots.iter().filter(|s| s.len != 0) {
+            *self.shares.entry(slot.frame).or_default() += 1;
+        }
+        self.pages += u64::from(live);
+        let copy = self.add_chunk(slots, live);
+        root.chunks.insert(number, copy);
+        copy
+    }
+
+    fn add_chunk(&mut self, slots: Box<[Slot]>, live: u32) -> ChunkId {
+        let chunk = Some(Chunk { slots, live, owners: 1 });
+        self.live_chunks += 1;
+        match self.free.pop() {
+            Some(index) => {
+                self.chunks[index] = chunk;
+                ChunkId(index)
+            }
+            None => {
+                self.chunks.push(chunk);
+                ChunkId(self.chunks.len() - 1)
+            }
+        }
+    }
+
+    fn drop_chunk(&mut self, id: ChunkId, released: &mut Vec<FrameIndex>) {
+        let chunk = self.chunks[id.0].as_mut().expect("a named chunk exists");
+        chunk.owners -= 1;
+        if chunk.owners > 0 {
+            return;
+        }
+        let chunk = self.chunks[id.0].take().expect("seen above");
+        self.free.push(id.0);
+        self.live_chunks -= 1;
+        for slot in chunk.slots.iter().filter(|s| s.len != 0) {
+            self.pages -= 1;
+            self.drop_frame(*slot, released);
+        }
+    }
+
+    fn drop_frame(&mut self, page: StoredPage, released: &mut Vec<FrameIndex>) {
+        match self.shares.get_mut(&page.frame) {
+            Some(1) => {
+                self.shares.remove(&page.frame);
+            }
+            Some(extra) => *extra -= 1,
+            None => {
+                self.used_bytes -= u64::from(page.charge);
+                released.push(page.frame);
+            }
+        }
+    }
+}

@@ -1,0 +1,630 @@
+//! From a connected socket to a [`Link`]: prefaces, then the proof of the key, then perhaps shared memory.
+//! The decisions are `rampool_wire::session`'s and `rampool_wire::rings`'.
+
+use super::carrier::{Beside, Carrier};
+use super::fabric::{Fabric, FabricError, Opening};
+use super::link::Link;
+use super::rings::{RING_BYTES, Rings};
+use super::seal::{MAX_PLAIN_BYTES, Proof, Seal, TAG_BYTES};
+use super::tcp::{Endpoint, Peer, Stream};
+use crate::key::{Key, random_bytes};
+use rampool_ucx::Context;
+use rampool_wire::fabric;
+use rampool_wire::frame::WIRE_VERSION;
+use rampool_wire::rings::{OFFER_BYTES, Offer, OfferError};
+use rampool_wire::session::{
+    AcceptError, Encryption, PREFACE_BYTES, Preface, PrefaceError, Refusal, Security, ServerPolicy, Verdict,
+    accept, agree, features,
+};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+/// What this side brings to a handshake.
+#[derive(Clone, Debug)]
+pub struct LocalPolicy {
+    pub key: Option<Key>,
+    pub encryption: Encryption,
+    /// Bits of `session::features`, but for that of UCX. Those of rings and keys count for Unix sockets only.
+    pub features: u32,
+    /// With it, a client only connects over UCX, and a server accepts UCX from clients that ask for it; the
+    /// handshake goes over TCP.
+    pub ucx: Option<Context>,
+}
+
+impl LocalPolicy {
+    fn features_over(&self, stream: &Stream) -> u32 {
+        let unix = matches!(stream.peer(), Peer::Unix { .. });
+        let ucx = if self.ucx.is_some() && !unix { features::UCX } else { 0 };
+        (if unix { self.features } else { self.features & !(features::RINGS | features::KEYS) }) | ucx
+    }
+}
+
+/// Why a handshake ended without a link. The connection is closed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    #[error("cannot connect: {0}{hint}", hint = nobody_there(.0))]
+    Connect(io::Error),
+    #[error("no answer within the time allowed")]
+    TimedOut,
+    #[error("the peer closed the connection during the handshake")]
+    Closed,
+    #[error("the connection failed: {0}")]
+    Io(io::Error),
+    #[error(transparent)]
+    Preface(#[from] PrefaceError),
+    /// The server does not want this client, or chose what the client does not accept.
+    #[error(transparent)]
+    NotAccepted(#[from] AcceptError),
+    /// This server does not want the client.
+    #[error("refused: {0}")]
+    Refused(Refusal),
+    /// As well; there is no version that both speak.
+    #[error("the client speaks protocol versions {lowest} to {highest}, this server speaks {WIRE_VERSION}")]
+    ClientVersion { lowest: u8, highest: u8 },
+    #[error("the two sides have different keys (or someone altered the handshake)")]
+    WrongKey,
+    /// What came does not set shared memory up, and is nothing else either.
+    #[error(transparent)]
+    Rings(#[from] OfferError),
+    /// What came does not set a connection over UCX up.
+    #[error(transparent)]
+    FabricOffer(#[from] fabric::OfferError),
+    #[error("no connection over UCX: {0}")]
+    Fabric(#[from] FabricError),
+}
+
+impl HandshakeError {
+    /// Whether a retry makes sense: the peer exists, and the connection broke or was refused a place. A
+    /// machine that answers that no process listens there is not retried.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Connect(error) => {
+                !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+            }
+            Self::TimedOut | Self::Closed | Self::Io(_) => true,
+            Self::NotAccepted(AcceptError::Refused(refusal)) => *refusal == Refusal::TooManyConnections,
+            Self::NotAccepted(_)
+            | Self::Preface(_)
+            | Self::Refused(_)
+            | Self::ClientVersion { .. }
+            | Self::WrongKey
+            | Self::Rings(_) => false,
+            Self::FabricOffer(_) | Self::Fabric(_) => false,
+        }
+    }
+}
+
+fn nobody_there(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => "; is `rampool serve` running there?",
+        _ => "",
+    }
+}
+
+/// What a handshake waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wants {
+    Read,
+    Write,
+}
+
+/// A handshake under way. Drive it with [`Handshake::advance`] whenever the socket is ready; give up on it at
+/// a deadline of your own.
+pub struct Handshake {
+    /// Taken when the handshake makes its link.
+    stream: Option<Stream>,
+    local: LocalPolicy,
+    asked: Option<Preface>,
+    refuse: Option<Refusal>,
+    incoming: Vec<u8>,
+    have: usize,
+    outgoing: Vec<u8>,
+    /// Leaves with the first byte of `outgoing`.
+    hand_over: Option<OwnedFd>,
+    sent: usize,
+    /// Came with what is incoming.
+    handed: Vec<OwnedFd>,
+    rings: Option<Box<Rings>>,
+    /// Bytes of each ring that a server offers.
+    ring_bytes: u32,
+    fabric: Option<Box<Fabric>>,
+    state: State,
+}
+
+enum State {
+    /// Server: the client's preface. Client: the server's.
+    AwaitPreface,
+    AwaitLength(Box<Keyed>),
+    AwaitMessage(Box<Keyed>),
+    /// Client: the server's offer of shared memory.
+    AwaitOffer(Option<Seal>, Agreed),
+    /// Server: the client's answer to this offer.
+    AwaitTaken(Offer, Option<Seal>, Agreed),
+    /// Either side: the length of the peer's UCX offer, then the offer. The server has opened its half by
+    /// then.
+    AwaitFabricLength(Option<Opening>, Option<Seal>, Agreed),
+    AwaitFabric(Option<Opening>, Option<Seal>, Agreed),
+    /// Everything was read; what is left to send leads to this outcome.
+    Finishing(Outcome),
+    Over,
+}
+
+enum Keyed {
+    Proof(Proof, Agreed),
+    /// Server: waits for the client's sealed, empty message.
+    Confirm(Seal, Agreed),
+}
+
+#[derive(Clone, Copy)]
+struct Agreed {
+    security: Security,
+    features: u32,
+}
+
+enum Outcome {
+    /// What is left to agree on is shared memory, where both have it.
+    Secured(Option<Seal>, Agreed),
+    Link(Option<Seal>, Agreed),
+    Failed(HandshakeError),
+}
+
+impl Handshake {
+    /// Starts as the client: it speaks first.
+    #[must_use]
+    pub fn client(stream: Stream, local: LocalPolicy) -> Self {
+        let features = local.features_over(&stream);
+        let nonce = u64::from_le_bytes(random_bytes());
+        let preface = Preface::ask(local.encryption, local.key.is_some(), features, nonce)
+            .to_local_peer(stream.is_local());
+        Self::start(stream, local, Some(preface), None, preface.encode().to_vec())
+    }
+
+    /// Starts as the server: it listens first. `refuse`: a reason of the server's own not to talk to this
+    /// peer.
+    #[must_use]
+    pub fn server(stream: Stream, local: LocalPolicy, refuse: Option<Refusal>) -> Self {
+        Self::start(stream, local, None, refuse, Vec::new())
+    }
+
+    fn start(
+        stream: Stream,
+        local: LocalPolicy,
+        asked: Option<Preface>,
+        refuse: Option<Refusal>,
+        outgoing: Vec<u8>,
+    ) -> Self {
+        let incoming = vec![0; PREFACE_BYTES];
+        Self {
+            stream: Some(stream),
+            local,
+            asked,
+            refuse,
+            incoming,
+            have: 0,
+            outgoing,
+            hand_over: None,
+            sent: 0,
+            handed: Vec::new(),
+            rings: None,
+            ring_bytes: RING_BYTES,
+            fabric: None,
+            state: State::AwaitPreface,
+        }
+    }
+
+    /// As a server: offers rings of so many bytes each, a power of two, where shared memory is agreed on.
+    #[must_use]
+    pub fn with_rings_of(mut self, ring_bytes: u32) -> Self {
+        self.ring_bytes = ring_bytes;
+        self
+    }
+
+    /// As a server, before any bytes have arrived: refuses this peer for a reason of the server's own.
+    pub fn refuse(&mut self, refusal: Refusal) {
+        self.refuse = Some(refusal);
+    }
+
+    fn stream(&self) -> &Stream {
+        self.stream.as_ref().expect("a finished handshake is not used any more")
+    }
+
+    #[must_use]
+    pub fn peer(&self) -> &Peer {
+        self.stream().peer()
+    }
+
+    /// The socket, until it is a link's.
+    pub fn socket(&self) -> Option<&Stream> {
+        self.stream.as_ref()
+    }
+
+    /// Blocks until the socket is ready for the next [`Handshake::advance`]. False at the deadline.
+    pub fn wait(&self, write: bool, deadline: Instant) -> Result<bool, HandshakeError> {
+        self.stream().wait(write, deadline).map_err(HandshakeError::Io)
+    }
+
+    /// What to wait for before the next [`Handshake::advance`].
+    #[must_use]
+    pub fn wants(&self) -> Wants {
+        if self.sent < self.outgoing.len() { Wants::Write } else { Wants::Read }
+    }
+
+    /// Goes on as far as possible without blocking. `Ok(None)`: wait for [`Handshake::wants`].
+    ///
+    /// # Errors
+    /// [`HandshakeError`]; do not call again.
+    ///
+    /// # Panics
+    /// If called after it returned a link or an error.
+    pub fn advance<G>(&mut self) -> Result<Option<Link<G>>, HandshakeError> {
+        loop {
+            while self.sent < self.outgoing.len() {
+                let rest = &self.outgoing[self.sent..];
+                let sent = match &self.hand_over {
+                    Some(fd) => self.stream().send_with(rest, fd.as_fd()),
+                    None => self.stream().send_from(rest),
+                };
+                match sent.map_err(HandshakeError::Io)? {
+                    Some(n) => self.sent += n,
+                    None => return Ok(None),
+                }
+                self.hand_over = None;
+            }
+            if let State::Finishing(Outcome::Secured(..)) = self.state {
+                self.go_beside()?;
+                continue;
+            }
+            if let State::Finishing(_) = self.state {
+                return self.finish();
+            }
+            while self.have < self.incoming.len() {
+                let stream = self.stream.as_ref().expect("a finished handshake is not used any more");
+                let room = &mut self.incoming[self.have..];
+                let received = match self.state {
+                    State::AwaitOffer(..) => stream.receive_with(room, &mut self.handed),
+                    _ => stream.receive_into(room),
+                };
+                match received.map_err(HandshakeError::Io)? {
+                    Some(0) => return Err(HandshakeError::Closed),
+                    Some(n) => self.have += n,
+                    None => return Ok(None),
+                }
+            }
+            self.step()?;
+        }
+    }
+
+    /// Both ends have authenticated. Goes on to shared memory or UCX where both have that.
+    fn go_beside(&mut self) -> Result<(), HandshakeError> {
+        let State::Finishing(Outcome::Secured(seal, agreed)) =
+            std::mem::replace(&mut self.state, State::Over)
+        else {
+            unreachable!("called only when secured");
+        };
+        if agreed.features & features::UCX != 0 {
+            let mut seal = seal;
+            let mut opening = None;
+            if self.asked.is_none() {
+                let (offer, opened) = self.open_fabric();
+                self.say_offer(&offer, &mut seal);
+                opening = opened;
+                if opening.is_none() {
+                    self.state = State::Finishing(Outcome::Failed(FabricError::Refused.into()));
+                    return Ok(());
+                }
+            }
+            self.expect(2, State::AwaitFabricLength(opening, seal, agreed));
+        } else if agreed.features & features::RINGS == 0 {
+            self.state = State::Finishing(Outcome::Link(seal, agreed));
+        } else if self.asked.is_some() {
+            self.expect(OFFER_BYTES, State::AwaitOffer(seal, agreed));
+        } else {
+            let offer = match Rings::offer(self.ring_bytes) {
+                Ok((rings, offer, fd)) => {
+                    self.rings = Some(Box::new(rings));
+                    self.hand_over = Some(fd);
+                    offer
+                }
+                Err(error) => {
+                    tracing::warn!(peer = %self.peer(), %error, "no shared memory with a client on this machine; it is served through its socket");
+                    Offer::NONE
+                }
+            };
+            self.say(offer.encode().to_vec());
+            self.expect(OFFER_BYTES, State::AwaitTaken(offer, seal, agreed));
+        }
+        Ok(())
+    }
+
+    /// Server: its half of a connection over UCX, and what to tell the client. Takes some milliseconds.
+    fn open_fabric(&self) -> (fabric::Offer, Option<Opening>) {
+        let context = self.local.ucx.as_ref().expect("it was agreed on only where this side has it");
+        let opened = Opening::new(context).and_then(|opening| Ok((opening.offer(0)?, Some(opening))));
+        opened.unwrap_or_else(|error| {
+            tracing::warn!(peer = %self.peer(), %error, "a client cannot be served over UCX");
+            (fabric::Offer::NONE, None)
+        })
+    }
+
+    fn say_offer(&mut self, offer: &fabric::Offer, seal: &mut Option<Seal>) {
+        let plain = offer.encode();
+        let mut message = Vec::new();
+        match seal {
+            Some(seal) => seal.seal(&plain, &mut message),
+            None => {
+                message.extend_from_slice(
+                    &u16::try_from(plain.len()).expect("some hundred bytes").to_le_bytes(),
+                );
+                message.extend_from_slice(&plain);
+            }
+        }
+        self.say(message);
+    }
+
+    /// The other side's UCX offer has arrived.
+    fn meet_over_fabric(
+        &mut self,
+        opening: Option<Opening>,
+        mut seal: Option<Seal>,
+        agreed: Agreed,
+    ) -> Result<(), HandshakeError> {
+        let mut plain = vec![0; self.incoming.len()];
+        let len = match &mut seal {
+            Some(seal) => seal.open(&self.incoming, &mut plain).map_err(|_| HandshakeError::WrongKey)?,
+            None => {
+                plain.copy_from_slice(&self.incoming);
+                plain.len()
+            }
+        };
+        let offer = fabric::Offer::parse(&plain[..len])?;
+        if offer == fabric::Offer::NONE {
+            return Err(FabricError::Refused.into());
+        }
+        let context = self.local.ucx.as_ref().expect("it was agreed on only where this side has it");
+        let is_client = opening.is_none();
+        let opening = opening.map_or_else(|| Opening::new(context), Ok).map_err(FabricError::from)?;
+        let mut answer = if is_client { Some(opening.offer(0).map_err(FabricError::from)?) } else { None };
+        let (fabric, watch) = opening.connect(&offer, self.stream())?;
+        self.fabric = Some(Box::new(fabric));
+        if let Some(answer) = &mut answer {
+            answer.watch = watch;
+            self.say_offer(answer, &mut seal);
+        }
+        self.state = State::Finishing(Outcome::Link(seal, agreed));
+        Ok(())
+    }
+
+    /// Client: maps what the server offers.
+    fn take(&mut self, offer: Offer) -> Offer {
+        let (Some(geometry), Some(fd)) = (offer.geometry(), self.handed.pop()) else { return Offer::NONE };
+        match Rings::take(geometry, fd.as_fd()) {
+            Ok(rings) => {
+                self.rings = Some(Box::new(rings));
+                offer
+            }
+            Err(error) => {
+                tracing::warn!(peer = %self.peer(), %error, "no shared memory with a server on this machine; it is reached through its socket");
+                Offer::NONE
+            }
+        }
+    }
+
+    fn finish<G>(&mut self) -> Result<Option<Link<G>>, HandshakeError> {
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Finishing(Outcome::Failed(error)) => Err(error),
+            State::Finishing(Outcome::Link(seal, agreed)) => {
+                let stream = self.stream.take().expect("a handshake finishes once");
+                let seal = if agreed.security == Security::Sealed { seal } else { None };
+                let beside = match (self.rings.take(), self.fabric.take()) {
+                    (_, Some(fabric)) => Beside::Fabric(fabric),
+                    (Some(rings), None) => Beside::Rings(rings),
+                    (None, None) => Beside::Nothing,
+                };
+                let carrier = Carrier { stream, beside };
+                Ok(Some(Link::new(carrier, seal, agreed.security, agreed.features)))
+            }
+            _ => unreachable!("called only when finishing"),
+        }
+    }
+
+    fn say(&mut self, bytes: Vec<u8>) {
+        self.outgoing = bytes;
+        self.sent = 0;
+    }
+
+    fn expect(&mut self, len: usize, state: State) {
+        self.incoming = vec![0; len];
+        self.have = 0;
+        self.state = state;
+    }
+
+    /// Everything awaited is in `incoming`.
+    fn step(&mut self) -> Result<(), HandshakeError> {
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::AwaitPreface => {
+                let bytes: [u8; PREFACE_BYTES] = self.incoming[..].try_into().expect("a preface was awaited");
+                let preface = Preface::parse(&bytes)?;
+                match self.asked {
+                    Some(asked) => self.read_answer(&asked, &preface)?,
+                    None => self.answer(&preface),
+                }
+            }
+            State::AwaitLength(keyed) => {
+                let len = usize::from(u16::from_le_bytes([self.incoming[0], self.incoming[1]]));
+                if len < TAG_BYTES || len > MAX_PLAIN_BYTES.min(1024) {
+                    // Length 0 is how the server reports that the proof failed; any other odd length is no
+                    // better.
+                    return Err(HandshakeError::WrongKey);
+                }
+                self.expect(len, State::AwaitMessage(keyed));
+            }
+            State::AwaitMessage(keyed) => self.read_proof(*keyed),
+            State::AwaitOffer(seal, agreed) => {
+                let offer = Offer::parse(self.offer_bytes())?;
+                let taken = self.take(offer);
+                self.say(taken.encode().to_vec());
+                self.state = State::Finishing(Outcome::Link(seal, agreed));
+            }
+            State::AwaitTaken(offer, seal, agreed) => {
+                let taken = Offer::parse(self.offer_bytes())?;
+                if taken == Offer::NONE {
+                    self.rings = None;
+                } else if taken != offer {
+                    return Err(OfferError.into());
+                }
+                self.state = State::Finishing(Outcome::Link(seal, agreed));
+            }
+            State::AwaitFabricLength(opening, seal, agreed) => {
+                let len = usize::from(u16::from_le_bytes([self.incoming[0], self.incoming[1]]));
+                if !(fabric::OFFER_BYTES..=fabric::OFFER_BYTES + fabric::MAX_ADDRESS_BYTES + TAG_BYTES)
+                    .contains(&len)
+                {
+                    return Err(fabric::OfferError.into());
+                }
+                self.expect(len, State::AwaitFabric(opening, seal, agreed));
+            }
+            State::AwaitFabric(opening, seal, agreed) => self.meet_over_fabric(opening, seal, agreed)?,
+            State::Finishing(_) | State::Over => unreachable!("nothing is awaited in these states"),
+        }
+        Ok(())
+    }
+
+    fn offer_bytes(&self) -> &[u8; OFFER_BYTES] {
+        self.incoming.first_chunk().expect("an offer, or the answer to one, was awaited")
+    }
+
+    /// Client: the server's preface has arrived.
+    fn read_answer(&mut self, asked: &Preface, answer: &Preface) -> Result<(), HandshakeError> {
+        let (security, agreed_features) = accept(asked, answer)?;
+        if self.local.ucx.is_some() && agreed_features & features::UCX == 0 {
+            return Err(FabricError::NotOffered.into());
+        }
+        let agreed = Agreed { security, features: agreed_features };
+        match (&self.local.key, security) {
+            (_, Security::Open) => self.state = State::Finishing(Outcome::Secured(None, agreed)),
+            (None, _) => unreachable!("`accept` allows a proof only where this side has a key"),
+            (Some(key), _) => {
+                let mut proof = Proof::new(key, &prologue(asked, answer), true);
+                let message = proof.write();
+                self.say(message);
+                self.expect(2, State::AwaitLength(Box::new(Keyed::Proof(proof, agreed))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Server: the client's preface has arrived.
+    fn answer(&mut self, asked: &Preface) {
+        let policy = ServerPolicy {
+            encryption: self.local.encryption,
+            has_key: self.local.key.is_some(),
+            features: self.local.features_over(self.stream()),
+            local_peer: self.stream().is_local(),
+            refuse: self.refuse,
+        };
+        let answer = agree(asked, &policy, u64::from_le_bytes(random_bytes()));
+        self.say(answer.encode().to_vec());
+        match (answer.verdict, &self.local.key) {
+            (Verdict::Refused(Refusal::Version), _) => {
+                let error =
+                    HandshakeError::ClientVersion { lowest: asked.min_version, highest: asked.max_version };
+                self.state = State::Finishing(Outcome::Failed(error));
+            }
+            (Verdict::Refused(reason), _) => {
+                self.state = State::Finishing(Outcome::Failed(HandshakeError::Refused(reason)))
+            }
+            (Verdict::Agreed(security @ Security::Open), _) => {
+                self.state =
+                    State::Finishing(Outcome::Secured(None, Agreed { security, features: answer.features }));
+            }
+            (Verdict::Agreed(security), Some(key)) => {
+                let proof = Proof::new(key, &prologue(asked, &answer), false);
+                let agreed = Agreed { security, features: answer.features };
+                self.expect(2, State::AwaitLength(Box::new(Keyed::Proof(proof, agreed))));
+            }
+            (Verdict::Agreed(_), None) | (Verdict::Ask, _) => {
+                unreachable!("`agree` asks for a proof only where this side has a key")
+            }
+        }
+    }
+
+    fn read_proof(&mut self, keyed: Keyed) {
+        let is_client = self.asked.is_some();
+        let done = match keyed {
+            Keyed::Proof(mut proof, agreed) => proof.read(&self.incoming).map(|()| (proof, agreed)),
+            Keyed::Confirm(mut seal, agreed) => {
+                let mut plain = [0; 1024];
+                match seal.open(&self.incoming, &mut plain) {
+                    Ok(0) => {
+                        self.state = State::Finishing(Outcome::Secured(Some(seal), agreed));
+                        return;
+                    }
+                    Ok(_) | Err(_) => Err(super::seal::NotAuthentic),
+                }
+            }
+        };
+        let Ok((mut proof, agreed)) = done else {
+            if !is_client {
+                self.say(vec![0, 0]);
+            }
+            self.state = State::Finishing(Outcome::Failed(HandshakeError::WrongKey));
+            return;
+        };
+        if is_client {
+            let mut seal = proof.finish();
+            let mut confirm = Vec::new();
+            seal.seal(&[], &mut confirm);
+            self.say(confirm);
+            self.state = State::Finishing(Outcome::Secured(Some(seal), agreed));
+        } else {
+            let message = proof.write();
+            self.say(message);
+            self.expect(2, State::AwaitLength(Box::new(Keyed::Confirm(proof.finish(), agreed))));
+        }
+    }
+}
+
+impl AsFd for Handshake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream().as_fd()
+    }
+}
+
+/// Connects and shakes hands. Blocks until done or `deadline`.
+///
+/// # Errors
+/// [`HandshakeError`]; `TimedOut` at the deadline.
+pub fn connect<G>(
+    endpoint: &Endpoint,
+    local: LocalPolicy,
+    deadline: Instant,
+) -> Result<Link<G>, HandshakeError> {
+    let stream = Stream::connect(endpoint, deadline).map_err(|e| {
+        if e.kind() == io::ErrorKind::TimedOut {
+            HandshakeError::TimedOut
+        } else {
+            HandshakeError::Connect(e)
+        }
+    })?;
+    let mut handshake = Handshake::client(stream, local);
+    loop {
+        if let Some(link) = handshake.advance()? {
+            return Ok(link);
+        }
+        let write = handshake.wants() == Wants::Write;
+        if !handshake.wait(write, deadline)? {
+            return Err(HandshakeError::TimedOut);
+        }
+    }
+}
+
+/// Both prefaces: altering either makes the proof fail.
+fn prologue(asked: &Preface, answer: &Preface) -> [u8; 2 * PREFACE_BYTES] {
+    let mut prologue = [0; 2 * PREFACE_BYTES];
+    prologue[..PREFACE_BYTES].copy_from_slice(&asked.encode());
+    prologue[PREFACE_BYTES..].copy_from_slice(&answer.encode());
+    prologue
+}

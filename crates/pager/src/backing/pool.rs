@@ -1,0 +1,97 @@
+//! The pool of memory servers behind a pager.
+
+use rampool_wire::units::{ByteLen, Extent};
+
+use super::{Backing, BackingEvent};
+use rampool_client::pool::{LeaseTicket, Pool, PoolEvent, PoolRegion, RegionTicket};
+use rampool_client::stats::PagerStats;
+
+// SAFETY: the pool reads and writes the memory of an operation only until its event, as `Pool::fetch` and
+// `Pool::store` say; after a server was lost, operations that need it end in `Failed`, and until then their
+// other parts may still be written.
+unsafe impl Backing for Pool {
+    type Region = PoolRegion;
+
+    unsafe fn fetch(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        extents: &[Extent],
+        to: *mut u8,
+        demand: bool,
+    ) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Pool::fetch(self, region, token, extents, to, demand) };
+    }
+
+    unsafe fn store(&mut self, region: PoolRegion, token: u64, pages: &[(Extent, *const u8)]) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Pool::store(self, region, token, pages) };
+    }
+
+    fn discard(&mut self, region: PoolRegion, extent: Extent) {
+        Pool::discard(self, region, extent);
+    }
+
+    fn poll(&mut self) -> Option<BackingEvent> {
+        loop {
+            return Some(match Pool::poll(self)? {
+                PoolEvent::Fetched { token } => BackingEvent::Fetched { token },
+                PoolEvent::Stored { token } => BackingEvent::Stored { token },
+                PoolEvent::Full { token, name, free, .. } => BackingEvent::Full {
+                    token,
+                    reason: format!("memory server {name} has {free} of this lease left"),
+                },
+                PoolEvent::Corrupt { name, page, .. } => BackingEvent::Lost {
+                    reason: format!(
+                        "memory server {name} returned other bytes than were stored for {page}, twice"
+                    ),
+                },
+                PoolEvent::Failed { error, .. } => BackingEvent::Lost { reason: error.to_string() },
+                PoolEvent::Lost { server, name, operation, reason } => {
+                    let held = self.leased(server).unwrap_or(ByteLen(0));
+                    let reason = format!(
+                        "memory server {name} is lost (while waiting for {operation}): {reason}; the pages it held, up to {held}, are gone"
+                    );
+                    BackingEvent::Lost { reason }
+                }
+                // The server says good-bye in time; it is lost when it goes.
+                PoolEvent::Draining { .. } => continue,
+            });
+        }
+    }
+
+    fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
+        Pool::poll_fds(self, out);
+    }
+
+    fn next_deadline(&self) -> Option<std::time::Instant> {
+        Pool::next_deadline(self)
+    }
+
+    fn clone_region(&mut self, region: PoolRegion) -> Result<PoolRegion, String> {
+        Pool::clone_region(self, region).map_err(|e| e.to_string())
+    }
+
+    fn open_for_all(
+        &mut self,
+        region: PoolRegion,
+        bytes: u64,
+    ) -> Result<(LeaseTicket, RegionTicket), String> {
+        let ticket = self.region_ticket(region).map_err(|error| error.to_string())?;
+        self.open_region(Err(&ticket), bytes).map_err(|error| error.to_string())?;
+        Ok((self.lease_ticket(), ticket))
+    }
+
+    fn free_region(&mut self, region: PoolRegion) {
+        Pool::free_region(self, region);
+    }
+
+    fn report(&self, to: &PagerStats) {
+        Pool::report(self, to);
+    }
+
+    fn close(&mut self) {
+        self.leave();
+    }
+}

@@ -1,0 +1,467 @@
+//! A forked child, served by its parent until it can serve itself.
+//!
+//! The kernel copies the child's resident pages on write; what is absent is absent in both. The event about
+//! the fork brings a context of the child's own, and nothing was installed or moved in the parent between the
+//! copy and that event. So, at that moment:
+//!
+//! * pages whose only content is in an unacknowledged eviction batch are copied into the child at once, or
+//!   kept for it where its mappings change already;
+//! * everything else that is absent is at the servers, and the child's view of it is a copy-on-write copy of
+//!   the region;
+//! * a fork fault server ([`Foster`]) answers the child's faults from there. A child that was made by
+//!   `fork(3)` soon takes over with a pager of its own ([`Foster::hand_over`]); one made by a bare `clone`
+//!   system call is served to its end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rampool_kernel::uffd::{Event, Reply, Uffd};
+use rampool_wire::frame::MAX_PAGE_INDEX;
+use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
+
+use crate::space::{AddressSpace, Span};
+
+/// No program has memory from here on.
+const HIGHEST: usize = 1 << 56;
+
+/// What a child needs to know to serve itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChildMemory {
+    pub spans: Vec<Span>,
+    /// Pages whose content is at the servers, sorted.
+    pub absent: Vec<Extent>,
+}
+
+/// A set of pages as merged runs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PageSet {
+    /// First page of a run -> pages in it; runs neither overlap nor touch.
+    runs: BTreeMap<u64, u64>,
+}
+
+impl PageSet {
+    pub(crate) fn insert(&mut self, extent: Extent) {
+        self.remove(extent);
+        let (mut first, mut end) = (extent.first.0, extent.end().0);
+        if let Some((&left, &count)) = self.runs.range(..first).next_back()
+            && left + count == first
+        {
+            self.runs.remove(&left);
+            first = left;
+        }
+        if let Some(count) = self.runs.remove(&end) {
+            end += count;
+        }
+        self.runs.insert(first, end - first);
+    }
+
+    pub(crate) fn remove(&mut self, extent: Extent) {
+        let (first, end) = (extent.first.0, extent.end().0);
+        while let Some((&from, &count)) = self.runs.range(..end).next_back() {
+            let to = from + count;
+            if to <= first {
+                break;
+            }
+            self.runs.remove(&from);
+            if to > end {
+                self.runs.insert(end, to - end);
+            }
+            if from < first {
+                self.runs.insert(from, first - from);
+                break;
+            }
+        }
+    }
+
+    /// Pages from `page` on that are in the set, at most `most`.
+    pub(crate) fn run_at(&self, page: PageIndex, most: u32) -> u32 {
+        self.runs.range(..=page.0).next_back().map_or(0, |(&first, &count)| {
+            let left = (first + count).saturating_sub(page.0).min(u64::from(most));
+            u32::try_from(left).expect("at most `most`")
+        })
+    }
+
+    /// The first pages of the set, at most `most`.
+    fn first(&self, most: u32) -> Option<Extent> {
+        let (&first, &count) = self.runs.first_key_value()?;
+        Some(Extent::new(PageIndex(first), u32::try_from(count).map_or(most, |count| count.min(most))))
+    }
+
+    pub(crate) fn extents(&self) -> Vec<Extent> {
+        let mut out = Vec::new();
+        for (&first, &count) in &self.runs {
+            let (mut at, mut left) = (first, count);
+            while left > 0 {
+                let part = u32::try_from(left).unwrap_or(u32::MAX);
+                out.push(Extent::new(PageIndex(at), part));
+                at += u64::from(part);
+                left -= u64::from(part);
+            }
+        }
+        out
+    }
+}
+
+/// Asks the pager that runs a fork fault server for the bytes of `extent` of `region`, at an address valid
+/// until the next call.
+pub(crate) type FetchNow<'a, R> = &'a mut dyn FnMut(R, Extent) -> Result<usize, String>;
+
+/// The content of a page that no server has.
+type Kept = Arc<[u8; OS_PAGE_BYTES]>;
+
+/// A child that is served by its parent.
+#[derive(Debug)]
+pub struct Foster<R> {
+    uffd: Uffd,
+    space: AddressSpace,
+    /// Pages whose content is at the servers.
+    absent: PageSet,
+    /// Pages whose content is here alone, because the child's mappings changed just when it was to be copied.
+    kept: BTreeMap<PageIndex, Kept>,
+    region: R,
+}
+
+/// Pages fetched by one fault of a child.
+pub(crate) const FOSTER_FETCH_PAGES: u32 = 16;
+/// How long a child that changes its mappings is followed, until there is a moment in which it does not.
+const CHANGES_DEADLINE: Duration = Duration::from_secs(10);
+/// Pages that are poisoned at once: so many are looked at again when mappings change meanwhile.
+const POISONED_AT_ONCE: u32 = 1024;
+
+impl<R: Copy> Foster<R> {
+    pub(crate) fn new(uffd: Uffd, space: AddressSpace, absent: PageSet, region: R) -> Self {
+        Self { uffd, space, absent, kept: BTreeMap::new(), region }
+    }
+
+    #[must_use]
+    pub fn raw_fd(&self) -> std::os::fd::RawFd {
+        self.uffd.raw_fd()
+    }
+    #[must_use]
+    pub fn region(&self) -> R {
+        self.region
+    }
+    pub(crate) fn context(&self) -> &Uffd {
+        &self.uffd
+    }
+    pub(crate) fn set_region(&mut self, region: R) {
+        self.region = region;
+    }
+
+    /// Gives the child a page that no server has: at once, or when it asks.
+    ///
+    /// # Safety
+    /// `content` has an OS page of bytes that do not change meanwhile.
+    pub(crate) unsafe fn supply(&mut self, page: PageIndex, content: *const u8) {
+        let uffd = &self.uffd;
+        let mut given = true;
+        self.space.pieces(Extent::page(page), |piece| {
+            // A child that is gone needs nothing. One whose mappings change is not waited for: its events
+            // must be read first.
+            given &=
+                matches!(uffd.copy(piece.start, content, piece.bytes, false), Reply::Done | Reply::Exiting);
+        });
+        if !given {
+            let mut bytes = [0; OS_PAGE_BYTES];
+            // SAFETY: the caller's promise.
+            unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(content, OS_PAGE_BYTES) };
+            self.kept.insert(page, Arc::new(bytes));
+        }
+    }
+
+    /// This child is not served any more: what it has not got yet is lost to it, and an access to it is a
+    /// SIGBUS from now on. Without this, the kernel would answer with zeroes as soon as the context is
+    /// closed. Blocks, within limits, until a moment in which the child changes no mapping.
+    pub fn give_up(&mut self) {
+        let deadline = Instant::now() + CHANGES_DEADLINE;
+        for page in std::mem::take(&mut self.kept).into_keys() {
+            self.absent.insert(Extent::page(page));
+        }
+        while let Some(extent) = self.absent.first(POISONED_AT_ONCE) {
+            let (uffd, mut still) = (&self.uffd, true);
+            self.space.pieces(extent, |piece| still = still && uffd.poison_absent(piece.start, piece.bytes));
+            if still {
+                self.absent.remove(extent);
+            } else if Instant::now() < deadline {
+                // A thread that changes mappings goes on once the event has been read, and everything can be
+                // poisoned when it has.
+                self.follow();
+                std::thread::yield_now();
+            } else {
+                break;
+            }
+        }
+        // Faults that were read are reported again, and answered by the poison.
+        self.uffd.wake_all();
+    }
+
+    /// Reads the child's changes of mappings, and gives up children that it forks. Faults are read with them,
+    /// and wait.
+    fn follow(&mut self) {
+        let mut events = Vec::new();
+        while self.uffd.read_events::<16>(&mut events) > 0 {}
+        // Children last: giving one up may take a while, and meanwhile this one's mappings are what has been
+        // read of them.
+        let born: Vec<Self> = events.into_iter().filter_map(|event| self.change(event)).collect();
+        born.into_iter().for_each(|mut child| child.give_up());
+    }
+
+    /// Follows a change of the child's mappings; a fork yields another child with the same region.
+    fn change(&mut self, event: Event) -> Option<Self> {
+        match event {
+            Event::Fault { .. } => {}
+            Event::Remove { start, end } => self.drop_content(start, end),
+            Event::Unmap { start, end } => {
+                self.drop_content(start, end);
+                self.space.remove(start, end, |_| {});
+            }
+            Event::Remap { from, to, bytes } => self.space.remap(from, to, bytes),
+            Event::Fork { child } => {
+                let (space, absent, kept) = (self.space.clone(), self.absent.clone(), self.kept.clone());
+                return Some(Self { uffd: child, space, absent, kept, region: self.region });
+            }
+        }
+        None
+    }
+
+    /// Reads and answers the events in the child's context. A child that forks again is given to `forked`,
+    /// with the same region.
+    ///
+    /// # Errors
+    /// Why a page could not be brought.
+    pub(crate) fn serve(
+        &mut self,
+        zeroes: usize,
+        fetch: FetchNow<'_, R>,
+        forked: &mut dyn FnMut(Self),
+    ) -> Result<(), String> {
+        let mut events = Vec::new();
+        self.uffd.read_events::<16>(&mut events);
+        events.sort_by_key(|event| matches!(event, Event::Fault { .. }));
+        for event in events {
+            match event {
+                Event::Fault { address, write_protected: true, .. } => {
+                    if self.uffd.write_protect(address, OS_PAGE_BYTES, false) != Reply::Done {
+                        self.uffd.wake(address, OS_PAGE_BYTES);
+                    }
+                }
+                Event::Fault { address, .. } => self.serve_fault(address, zeroes, fetch)?,
+                change => self.change(change).into_iter().for_each(&mut *forked),
+            }
+        }
+        Ok(())
+    }
+
+    fn serve_fault(&mut self, address: usize, zeroes: usize, fetch: FetchNow<'_, R>) -> Result<(), String> {
+        let Some(page) = self.space.page_at(address) else {
+            // Memory that grew in place: registered, never filled.
+            let _ = self.uffd.copy(address, std::ptr::with_exposed_provenance(zeroes), OS_PAGE_BYTES, false);
+            self.uffd.wake(address, OS_PAGE_BYTES);
+            return Ok(());
+        };
+        let kept = self.kept.get(&page).cloned();
+        let count = self.absent.run_at(page, FOSTER_FETCH_PAGES);
+        let (extent, from) = if let Some(content) = &kept {
+            (Extent::page(page), content.as_ptr().expose_provenance())
+        } else if count == 0 {
+            (Extent::page(page), zeroes)
+        } else {
+            let extent = Extent::new(page, count);
+            (extent, fetch(self.region, extent)?)
+        };
+        let (uffd, absent, still_kept) = (&self.uffd, &mut self.absent, &mut self.kept);
+        let mut refused = None;
+        self.space.pieces(extent, |piece| {
+            let mut done = 0;
+            let mut single = false;
+            while done < piece.bytes {
+                let source = from + piece.offset_pages as usize * OS_PAGE_BYTES + done;
+                let wanted = if single { OS_PAGE_BYTES } else { piece.bytes - done };
+                let bytes = match uffd.copy(
+                    piece.start + done,
+                    std::ptr::with_exposed_provenance(source),
+                    wanted,
+                    false,
+                ) {
+                    Reply::Done => wanted,
+                    Reply::Partial(part) => part,
+                    // The child changes its mappings: the thread asks again.
+                    Reply::MapChanging | Reply::NoMemory => {
+                        uffd.wake(piece.start + done, piece.bytes - done);
+                        return;
+                    }
+                    Reply::AlreadyMapped => {
+                        uffd.wake(piece.start + done, OS_PAGE_BYTES);
+                        OS_PAGE_BYTES
+                    }
+                    // Unmapped meanwhile, or divided: the page alone, or the thread asks again once that has
+                    // been read.
+                    Reply::Gone if piece.bytes - done > OS_PAGE_BYTES && !single => {
+                        single = true;
+                        continue;
+                    }
+                    Reply::Gone | Reply::Exiting => {
+                        uffd.wake(piece.start + done, piece.bytes - done);
+                        return;
+                    }
+                    reply @ (Reply::Busy | Reply::Unexpected(_)) => {
+                        refused = Some(format!(
+                            "the kernel does not install its page at {:#x}: {reply:?}",
+                            piece.start + done
+                        ));
+                        return;
+                    }
+                };
+                let first =
+                    extent.first.offset(u64::from(piece.offset_pages) + (done / OS_PAGE_BYTES) as u64);
+                absent.remove(Extent::new(first, u32::try_from(bytes / OS_PAGE_BYTES).expect("a few pages")));
+                if kept.is_some() {
+                    still_kept.remove(&page);
+                }
+                done += bytes;
+            }
+        });
+        refused.map_or(Ok(()), Err)
+    }
+
+    fn drop_content(&mut self, start: usize, end: usize) {
+        let (absent, kept) = (&mut self.absent, &mut self.kept);
+        self.space.extents_in(start, end, |_, extent| {
+            absent.remove(extent);
+            kept.retain(|page, _| !extent.contains(*page));
+        });
+    }
+
+    /// Ends the service of this child: the child gets its context and its state.
+    ///
+    /// # Errors
+    /// When pages kept for the child cannot be given to it, because its mappings change without end.
+    pub fn hand_over(mut self) -> Result<(Uffd, ChildMemory, R), String> {
+        let deadline = Instant::now() + CHANGES_DEADLINE;
+        while let Some((page, content)) = self.kept.pop_first() {
+            // SAFETY: a page of bytes that is never written.
+            unsafe { self.supply(page, content.as_ptr()) };
+            if self.kept.contains_key(&page) {
+                if Instant::now() > deadline {
+                    return Err(format!(
+                        "its mappings have changed all the time for {} s",
+                        CHANGES_DEADLINE.as_secs()
+                    ));
+                }
+                self.follow();
+                self.uffd.wake_all();
+                std::thread::yield_now();
+            }
+        }
+        let memory = ChildMemory { spans: self.space.spans().to_vec(), absent: self.absent.extents() };
+        Ok((self.uffd, memory, self.region))
+    }
+}
+
+impl ChildMemory {
+    /// As 64-bit little-endian words: number of spans, (start, pages, first index) each; number of runs,
+    /// (first, pages) each.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut words = vec![self.spans.len() as u64];
+        words.extend(self.spans.iter().flat_map(|s| [s.start as u64, u64::from(s.pages), s.first.0]));
+        words.push(self.absent.len() as u64);
+        words.extend(self.absent.iter().flat_map(|e| [e.first.0, u64::from(e.count)]));
+        words.iter().flat_map(|w| w.to_le_bytes()).collect()
+    }
+
+    /// `None` for anything that `encode` did not make of memory as a process can have it.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+        let mut next = || words.next();
+        let mut memory = Self::default();
+        for _ in 0..next()? {
+            let (start, pages, first) = (next()?, next()?, next()?);
+            memory.spans.push(Span {
+                start: usize::try_from(start).ok()?,
+                pages: u32::try_from(pages).ok()?,
+                first: PageIndex(first),
+            });
+        }
+        for _ in 0..next()? {
+            let (first, count) = (next()?, next()?);
+            memory.absent.push(Extent::new(PageIndex(first), u32::try_from(count).ok()?));
+        }
+        (next().is_none() && rest.is_empty() && memory.is_possible()).then_some(memory)
+    }
+
+    /// Spans are as [`AddressSpace`] has them, and pages sorted.
+    fn is_possible(&self) -> bool {
+        let in_bounds = |extent: &Extent| {
+            extent.count > 0 && extent.first.0 <= MAX_PAGE_INDEX && extent.end().0 <= MAX_PAGE_INDEX
+        };
+        let apart = |extents: &[Extent]| {
+            extents.iter().all(in_bounds) && extents.windows(2).all(|two| two[0].end() <= two[1].first)
+        };
+        let mut indices: Vec<Extent> =
+            self.spans.iter().map(|span| Extent::new(span.first, span.pages)).collect();
+        indices.sort_unstable_by_key(|extent| extent.first);
+        let placed = |span: &Span| span.start.is_multiple_of(OS_PAGE_BYTES) && span.start < HIGHEST;
+        self.spans.iter().all(placed)
+            && self.spans.windows(2).all(|two| two[0].end() <= two[1].start)
+            && apart(&indices)
+            && apart(&self.absent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn e(first: u64, count: u32) -> Extent {
+        Extent::new(PageIndex(first), count)
+    }
+
+    #[test]
+    fn a_page_set_merges_splits_and_finds_runs() {
+        let mut set = PageSet::default();
+        set.insert(e(10, 5));
+        set.insert(e(20, 5));
+        set.insert(e(15, 5));
+        assert_eq!(set.extents(), [e(10, 15)]);
+        set.remove(e(12, 2));
+        assert_eq!(set.extents(), [e(10, 2), e(14, 11)]);
+        assert_eq!(set.run_at(PageIndex(14), 4), 4);
+        assert_eq!(set.run_at(PageIndex(24), 4), 1);
+        assert_eq!(set.run_at(PageIndex(12), 4), 0);
+        set.insert(e(11, 6));
+        assert_eq!(set.extents(), [e(10, 15)]);
+        set.remove(e(0, 100));
+        assert_eq!(set.extents(), []);
+    }
+
+    #[test]
+    fn child_memory_survives_the_journey_and_nothing_else_does() {
+        let memory = ChildMemory {
+            spans: vec![Span { start: 0x7000_0000, pages: 7, first: PageIndex(3) }],
+            absent: vec![e(3, 2), e(6, 1)],
+        };
+        let bytes = memory.encode();
+        assert_eq!(ChildMemory::decode(&bytes), Some(memory));
+        assert_eq!(ChildMemory::decode(&bytes[..bytes.len() - 8]), None);
+        assert_eq!(ChildMemory::decode(&[0xff; 64]), None);
+        assert_eq!(ChildMemory::decode(&[&bytes[..], &[0]].concat()), None, "a part of a word");
+        let span = |start, first| Span { start, pages: 2, first: PageIndex(first) };
+        let impossible = [
+            ChildMemory { spans: vec![span(0x1000, 0), span(0x2000, 2)], absent: vec![] },
+            ChildMemory { spans: vec![span(0x1000, 0), span(0x8000, 1)], absent: vec![] },
+            ChildMemory { spans: vec![span(0x1001, 0)], absent: vec![] },
+            ChildMemory { spans: vec![span(usize::MAX - 4095, 0)], absent: vec![] },
+            ChildMemory { spans: vec![span(0x1000, MAX_PAGE_INDEX - 1)], absent: vec![] },
+            ChildMemory { spans: vec![], absent: vec![e(4, 2), e(5, 2)] },
+            ChildMemory { spans: vec![], absent: vec![e(4, 0)] },
+            ChildMemory { spans: vec![], absent: vec![e(u64::MAX, 1)] },
+        ];
+        impossible
+            .iter()
+            .for_each(|memory| assert_eq!(ChildMemory::decode(&memory.encode()), None, "{memory:?}"));
+    }
+}

@@ -1,0 +1,1392 @@
+//! The pager: kernel events and network completions in, kernel calls and network requests out.
+//!
+//! One thread runs one [`Pager`]. It takes no decision about pages: those are
+//! [`rampool_paging::cache::Cache`]'s. What it adds is where things are (addresses, frames, tokens), the
+//! order of work (faults first), and what to do when the kernel says "not now".
+//!
+//! What everything here rests on: from before the program changes its mappings (fork, munmap, mremap), or
+//! from before the pages go (madvise), until the pager has *read* the event about it, the kernel refuses
+//! every install and every move of this context. So a page is never moved out of, or installed into, memory
+//! that has become something else meanwhile. Two things follow for the pager, and are not done by the kernel:
+//!
+//! * What is read is known to the pager, as far as the kernel is concerned. So all that was read is told to
+//!   the cache before anything is installed or moved.
+//! * `madvise` takes the pages away *after* the event was read, and its caller may be preempted before it
+//!   does, for as long as the machine likes: until then the old pages are mapped, and installs and moves
+//!   work. The cache knows which pages have been given up, and lets none leave that it did not install since.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use rampool_kernel::maps::{NotInherited, Pagemap};
+use rampool_kernel::memory::{MapError, Mapping};
+use rampool_kernel::uffd::{Event, Reply, Uffd};
+use rampool_paging::cache::{Access, BatchId, Cache, CacheConfig, EvictOutcome, FetchId, Input, Output};
+use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, push_page, total_pages};
+
+use crate::backing::{Backing, BackingEvent};
+use crate::fault::{Departure, FaultCatcher};
+use crate::fork::{ChildMemory, FOSTER_FETCH_PAGES, Foster, PageSet};
+use crate::frames::{Frames, is_zero_page};
+use crate::space::AddressSpace;
+use rampool_client::stats::PagerStats;
+use rampool_net::patience::Patience;
+
+mod adopt;
+mod foresight;
+mod hand_over;
+pub(crate) mod in_thread;
+mod lost;
+mod movein;
+mod spare;
+mod unchanged;
+mod verify;
+
+use foresight::Foresight;
+use lost::Lost;
+pub use movein::InstallBy;
+use movein::MoveIn;
+use spare::Spare;
+use unchanged::Unchanged;
+use verify::Verify;
+
+const FETCH_TOKEN: u64 = 1 << 32;
+/// Events read by one call, and how many are kept during a fork: threads that wait cause no more than one
+/// each.
+const EVENTS_READ_AT_ONCE: usize = 16;
+const EVENTS_KEPT: usize = 1024;
+/// Memory for fetches that was not used for so long goes back: it is part of the budget that the program
+/// gets.
+const TRIM_EVERY: Duration = Duration::from_secs(1);
+const ZERO_BYTES: usize = 256 << 10;
+/// The longest time that a thread waits for a page because the kernel has no memory for one.
+const NO_MEMORY_DEADLINE: Duration = Duration::from_secs(5);
+/// Likewise where the kernel reports that there is no mapping around a page.
+const NO_MAPPING_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What a pager needs from its runtime.
+pub trait Supervisor<B: Backing> {
+    /// Called at start and then when the returned time has passed: adopt memory, set the budget, publish
+    /// statistics.
+    fn tick(&mut self, pager: &mut Pager<B>) -> Duration;
+
+    /// The process forked. The event is read, nothing has been installed or moved since the child's memory
+    /// was copied.
+    fn forked(&mut self, pager: &mut Pager<B>, child: Uffd);
+
+    /// Pages are lost: end the program, or poison them.
+    fn lost(&mut self, pager: &mut Pager<B>, reason: String);
+
+    /// Called when a promise is broken on which the content of pages rests: ends the program, before it sees
+    /// wrong bytes.
+    fn broken(&mut self, reason: String) {
+        rampool_kernel::words::last_words(&format!("rampool: {}", broken_text(&reason)));
+        std::process::abort();
+    }
+
+    /// More descriptors to sleep on.
+    fn poll_fds(&self, out: &mut Vec<libc::pollfd>);
+
+    /// While this is true the process is about to fork: the pager only reads events and touches nothing else.
+    /// A pager whose memory comes from the program's allocator needs it, because a fork holds the allocator's
+    /// lock until the event about it was read.
+    fn fork_pending(&mut self) -> bool {
+        false
+    }
+
+    /// Called after every sleep and every tick; false ends the pager.
+    fn wake_up(&mut self, pager: &mut Pager<B>) -> bool;
+}
+
+/// How a pager waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    /// Spin this long for an answer, or for the next fault, before sleeping: as long as most of them come
+    /// within this time, and while yielding the CPU to other threads. Zero: never.
+    pub spin: Duration,
+    /// Run on the CPU where the faults happen, if they are one thread's and the answers come while the pager
+    /// spins.
+    pub follow_faults: bool,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self { spin: Duration::from_micros(100), follow_faults: true }
+    }
+}
+
+/// The last message of a program that ends because of `reason`.
+#[must_use]
+pub fn broken_text(reason: &str) -> String {
+    format!(
+        "{reason}. Ending the program rather than letting it go on with wrong data; this is a fault of rampool or of the kernel, please report it."
+    )
+}
+
+pub struct Pager<B: Backing> {
+    pub(crate) faults: FaultCatcher,
+    pub(crate) space: AddressSpace,
+    pub(crate) cache: Cache,
+    pub(crate) backing: B,
+    region: B::Region,
+    batches: Frames,
+    fetches: Frames,
+    zeroes: Mapping,
+    pagemap: Pagemap,
+    events: Vec<Event>,
+    /// What is never taken over.
+    left_out: Vec<(usize, usize)>,
+    /// Inputs for the cache once its outputs are drained.
+    follow_ups: VecDeque<FollowUp>,
+    failed_installs: Vec<Extent>,
+    /// Pages that were present when they were to be installed.
+    already_there: Vec<Extent>,
+    /// Pages that were absent though they count as resident.
+    were_missing: Vec<PageIndex>,
+    /// The page that the kernel last reported as not mapped, and since when it has reported it.
+    unmapped: Option<(usize, Instant)>,
+    /// Changes of mappings are being passed to the cache: its outputs wait for the last of them.
+    changing: bool,
+    /// Given up before it was taken over: page numbers of addresses. Pages mapped there may still vanish.
+    given_up_before: PageSet,
+    verify: Option<Verify>,
+    /// Why the program must end.
+    broken: Option<String>,
+    /// Since when the kernel has had no memory, or no mapping, for any page.
+    refused_since: Option<Instant>,
+    demands_in_flight: u32,
+    waiting: Waiting,
+    /// With answers that threads wait for.
+    answers: Patience,
+    /// With what comes while no such answer is due.
+    events_to_come: Patience,
+    stats: PagerStats,
+    place: Place,
+    /// Stores that were refused for lack of room, to be sent again.
+    refused: Vec<BatchId>,
+    stored_pages: Vec<Vec<(Extent, u32)>>,
+    fault_started: Option<Instant>,
+    /// Events that arrived while the pager waited for another one.
+    deferred: VecDeque<BackingEvent>,
+    /// Where pages for a fostered child arrive.
+    foster_frames: Mapping,
+    /// A fork is under way that the kernel will not report: no page leaves.
+    frozen: bool,
+    /// The kernel cannot keep more pages apart.
+    most_pages: u64,
+    /// Why nothing comes from the servers any more.
+    lost: Option<Lost>,
+    /// `None`: nothing is fetched ahead, or the program's memory cannot be read without waiting.
+    foresight: Option<Foresight>,
+    /// The frames that each batch has, as runs of `(offset, pages)`.
+    present: Vec<Vec<(u32, u32)>>,
+    spare: Spare,
+    unchanged: Unchanged,
+    move_in: MoveIn,
+}
+
+enum FollowUp {
+    Evicted { batch: BatchId, outcomes: Vec<EvictOutcome> },
+    Opened { extent: Extent },
+}
+
+/// Slots for frames that wait to be, or are, buffers of fetches.
+const SPARE_SLOTS: u32 = 8;
+
+/// On which CPU the pager runs.
+#[derive(Default)]
+struct Place {
+    cpu: Option<usize>,
+    faults: u32,
+    thread: u32,
+    other_threads: u32,
+}
+
+/// Why a pager could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PagerError {
+    #[error(transparent)]
+    Memory(#[from] MapError),
+    #[error("the pager's own frames cannot be registered with userfaultfd (errno {errno})")]
+    Register { errno: i32 },
+}
+
+impl<B: Backing> Drop for Pager<B> {
+    fn drop(&mut self) {
+        self.faults.release_frames();
+    }
+}
+
+impl<B: Backing> Pager<B> {
+    /// # Errors
+    /// When its own memory cannot be allocated.
+    pub fn new(
+        mut faults: FaultCatcher,
+        pagemap: Pagemap,
+        backing: B,
+        region: B::Region,
+        config: CacheConfig,
+        waiting: Waiting,
+        stats: PagerStats,
+    ) -> Result<Self, PagerError> {
+        let spare_slots = if faults.can_move_in() { SPARE_SLOTS + config.max_fetches } else { 0 };
+        let batches = Frames::new(config.max_batches + spare_slots, config.batch_pages)?;
+        let fetches = Frames::new(config.max_fetches, config.fetch_pages)?;
+        let zeroes = Mapping::huge_aligned(ZERO_BYTES)?;
+        let config_batches = config.max_batches as usize;
+        let unchanged = Unchanged::new(config.max_batches, config.batch_pages);
+        let foresight =
+            (config.max_prefetch_pages > 1 && faults.tells_exact_addresses()).then(Foresight::default);
+        faults
+            .prepare_frames(batches.memory().start(), batches.memory().bytes())
+            .map_err(|errno| PagerError::Register { errno })?;
+        Ok(Self {
+            faults,
+            space: AddressSpace::default(),
+            left_out: Vec::new(),
+            stored_pages: vec![Vec::new(); config.max_batches as usize],
+            cache: Cache::new(config),
+            backing,
+            region,
+            batches,
+            fetches,
+            zeroes,
+            pagemap,
+            events: Vec::with_capacity(EVENTS_KEPT),
+            follow_ups: VecDeque::new(),
+            failed_installs: Vec::new(),
+            already_there: Vec::new(),
+            were_missing: Vec::new(),
+            unmapped: None,
+            changing: false,
+            given_up_before: PageSet::default(),
+            verify: None,
+            broken: None,
+            refused_since: None,
+            demands_in_flight: 0,
+            waiting,
+            answers: Patience::new(waiting.spin),
+            events_to_come: Patience::new(waiting.spin),
+            stats,
+            place: Place::default(),
+            refused: Vec::new(),
+            fault_started: None,
+            deferred: VecDeque::new(),
+            foster_frames: Mapping::anonymous(FOSTER_FETCH_PAGES as usize * OS_PAGE_BYTES)?,
+            frozen: false,
+            most_pages: u64::MAX,
+            lost: None,
+            present: vec![Vec::new(); config_batches],
+            spare: Spare::default(),
+            unchanged,
+            move_in: MoveIn::default(),
+            foresight,
+        })
+    }
+
+    /// Goes on in a forked child, with the managed memory that its parent handed over. Resident pages count
+    /// as dirty. What lies in `stays` is present, and is managed no longer: forgotten only afterwards, it
+    /// could have left by then, and its content would be gone.
+    pub fn take_over(&mut self, memory: &ChildMemory, stays: Option<(usize, usize)>) {
+        self.space = AddressSpace::from_spans(&memory.spans);
+        if let Some((start, end)) = stays {
+            self.space.extents_in(start, end, |at, extent| {
+                let bytes = extent.count as usize * OS_PAGE_BYTES;
+                self.faults.inheritable(at, bytes, true);
+                self.faults.unmanage(at, bytes);
+            });
+            self.space.remove(start, end, |_| {});
+        }
+        for span in self.space.spans().to_vec() {
+            let extent = Extent::new(span.first, span.pages);
+            let resident = self.resident_extents(span.start, extent);
+            let remote: Vec<Extent> = memory.absent.iter().filter_map(|e| intersect(*e, extent)).collect();
+            self.stats.adopted(u64::from(extent.count));
+            self.tell(Input::Adopt { extent, resident: &resident, remote: &remote, given_up: &[] });
+        }
+    }
+
+    /// From now on every page that leaves is compared with the bytes that return; the program ends when they
+    /// differ.
+    pub fn verify(&mut self) {
+        self.verify = Some(Verify::new());
+    }
+
+    /// Local memory that the cache may use from now on.
+    pub fn set_budget(&mut self, pages: u64) {
+        self.tell(Input::SetBudget { pages: pages.min(self.most_pages) });
+    }
+
+    /// The kernel keeps no more mappings apart: fewer pages can be resident.
+    fn relieve(&mut self) {
+        const LEAST_PAGES: u64 = 64;
+        if !self.faults.take_crowded() || self.cache.used_pages() > self.most_pages {
+            return;
+        }
+        self.most_pages = (self.cache.used_pages() * 3 / 4).max(LEAST_PAGES);
+        let pages = self.cache.budget_pages().min(self.most_pages);
+        self.tell(Input::SetBudget { pages });
+    }
+
+    #[must_use]
+    pub fn space(&self) -> &AddressSpace {
+        &self.space
+    }
+    #[must_use]
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+    #[must_use]
+    pub fn stats(&self) -> &PagerStats {
+        &self.stats
+    }
+    pub fn backing(&mut self) -> &mut B {
+        &mut self.backing
+    }
+    #[must_use]
+    pub fn faults(&self) -> &FaultCatcher {
+        &self.faults
+    }
+
+    /// Publishes the cache's levels and counts.
+    pub fn publish(&self) {
+        let pointer_used_pages = self.foresight.as_ref().map_or(0, Foresight::used_pages);
+        self.stats.publish(
+            &self.cache.stats(),
+            pointer_used_pages,
+            self.cache.used_pages(),
+            self.space.managed_pages(),
+        );
+        self.backing.report(&self.stats);
+    }
+
+    /// Serves until the supervisor says stop.
+    pub fn run(&mut self, supervisor: &mut impl Supervisor<B>) {
+        let mut fds = Vec::new();
+        let mut next_tick = Instant::now();
+        let mut next_trim = next_tick + TRIM_EVERY;
+        let mut idle_since: Option<Instant> = None;
+        rampool_kernel::thread::ask_for_short_slices();
+        loop {
+            if supervisor.fork_pending() {
+                self.sit_out_fork(supervisor);
+            }
+            let due = self.demands_in_flight > 0;
+            let mut busy = self.serve_events(supervisor);
+            busy |= self.serve_answers(supervisor) || self.faults.has_events();
+            let now = Instant::now();
+            if now >= next_tick {
+                next_tick = now + supervisor.tick(self);
+                if !supervisor.wake_up(self) {
+                    return;
+                }
+                if now >= next_trim {
+                    next_trim = now + TRIM_EVERY;
+                    self.fetches.trim();
+                }
+            }
+            if !busy && self.search() {
+                continue;
+            }
+            let patience = if due { &mut self.answers } else { &mut self.events_to_come };
+            if busy {
+                if let Some(since) = idle_since.take() {
+                    patience.waited(now.duration_since(since));
+                }
+                if due && self.demands_in_flight == 0 && !self.events_to_come.time().is_zero() {
+                    // Mostly the woken thread runs first, and has met its next fault by now. Otherwise it
+                    // waits for this very CPU.
+                    if !supervisor.fork_pending() && self.serve_events(supervisor) {
+                        self.events_to_come.waited(Duration::ZERO);
+                    } else {
+                        idle_since = Some(now);
+                        self.events_to_come.look_again(Duration::ZERO, true);
+                    }
+                }
+                continue;
+            }
+            let waited = now.duration_since(*idle_since.get_or_insert(now));
+            if waited < patience.time() {
+                // While no answer is due, the thread that was served last may wait for this very CPU.
+                patience.look_again(waited, !due);
+                continue;
+            }
+            patience.sleeps();
+            fds.clear();
+            fds.push(libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 });
+            self.backing.poll_fds(&mut fds);
+            supervisor.poll_fds(&mut fds);
+            let until = self.backing.next_deadline().map_or(next_tick, |deadline| deadline.min(next_tick));
+            sleep_on(&mut fds, until.saturating_duration_since(now));
+            if !supervisor.wake_up(self) {
+                return;
+            }
+        }
+    }
+
+    /// Reads events, as many as there is room for without allocating, until the fork is over. They are
+    /// handled after.
+    fn sit_out_fork(&mut self, supervisor: &mut impl Supervisor<B>) {
+        let mut fds = [libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 }];
+        while supervisor.fork_pending() {
+            if self.events.capacity() - self.events.len() >= EVENTS_READ_AT_ONCE {
+                self.faults.read_events(&mut self.events);
+            }
+            sleep_on(&mut fds, Duration::from_micros(200));
+        }
+    }
+
+    /// Reads and handles the kernel's events; returns whether there were any.
+    pub fn serve_events(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let mut events = std::mem::take(&mut self.events);
+        self.faults.read_events(&mut events);
+        let any = !events.is_empty();
+        // Changes of mappings first, all of them: now that they are read, the kernel installs and moves
+        // again, so the picture must be right before anything makes the cache do either. What follows from
+        // one change could undo what the next has to be told of.
+        let none = || Event::Unmap { start: 0, end: 0 };
+        self.changing = true;
+        let mut changed = false;
+        for event in events.iter_mut().filter(|event| !matches!(event, Event::Fault { .. })) {
+            changed = true;
+            self.serve_event(std::mem::replace(event, none()), supervisor);
+        }
+        self.changing = false;
+        if changed {
+            self.unmapped = None;
+            self.follow_through();
+        }
+        for event in &mut events {
+            self.serve_event(std::mem::replace(event, none()), supervisor);
+        }
+        events.clear();
+        self.events = events;
+        self.relieve();
+        self.end_if_broken(supervisor);
+        if self.refused_since.is_some_and(|since| since.elapsed() > NO_MEMORY_DEADLINE) {
+            self.refused_since = None;
+            let reason = format!(
+                "the kernel has had no room for a page for {} s: it is out of memory, or this process has all the mappings that it may have (sysctl vm.max_map_count)",
+                NO_MEMORY_DEADLINE.as_secs()
+            );
+            supervisor.lost(self, reason);
+        }
+        any
+    }
+
+    fn serve_event(&mut self, event: Event, supervisor: &mut impl Supervisor<B>) {
+        match event {
+            Event::Fault { address, offset, write, write_protected, thread } => {
+                self.fault_started = Some(Instant::now());
+                let access = match (write, write_protected) {
+                    (_, true) => Access::WriteProtected,
+                    (true, false) => Access::Write,
+                    (false, false) => Access::Read,
+                };
+                self.follow(thread);
+                self.choose_install(thread);
+                let mut page = self.space.page_at(address);
+                if page.is_none() && self.faults.let_frames_be_filled(address) {
+                    return;
+                }
+                if page.is_none() {
+                    self.adopt_around(address);
+                    page = self.space.page_at(address);
+                }
+                match page {
+                    Some(page) if self.lost.is_some() => self.serve_without_servers(page, address, access),
+                    Some(page) => {
+                        self.stats.fault(access);
+                        let absent = self.foresight.is_some() && self.cache.is_absent(page);
+                        self.tell(Input::Fault { page, access });
+                        if absent {
+                            self.look_ahead(address + offset);
+                        }
+                    }
+                    // Nothing of ours is there: the mapping is gone, and its event follows.
+                    None => self.faults.wake(address, OS_PAGE_BYTES),
+                }
+            }
+            Event::Remove { start, end } => self.discard(start, end),
+            Event::Unmap { start, end } => self.forget(start, end),
+            Event::Remap { from, to, bytes } => self.moved(from, to, bytes),
+            Event::Fork { child } => supervisor.forked(self, child),
+        }
+    }
+
+    /// A thread waits for the page at `address`: this may tell which pages are wanted next.
+    fn look_ahead(&mut self, address: usize) {
+        let Some(mut foresight) = self.foresight.take() else { return };
+        let pages = foresight.fault(address, &self.space, &self.cache);
+        if !pages.is_empty() {
+            self.tell(Input::Expect { pages });
+        }
+        self.foresight = Some(foresight);
+    }
+
+    /// Idle time: takes one step of a search for arrays of pointers, if there is one; returns whether there
+    /// was.
+    fn search(&mut self) -> bool {
+        let Some(foresight) = self.foresight.as_mut().filter(|f| f.is_searching()) else { return false };
+        foresight.search(&self.space, &self.cache);
+        true
+    }
+
+    /// Ends the program where it must end.
+    fn end_if_broken(&mut self, supervisor: &mut impl Supervisor<B>) {
+        if let Some(reason) = self.broken.take() {
+            supervisor.broken(reason);
+        }
+    }
+
+    fn breaks(&mut self, reason: impl FnOnce() -> String) {
+        self.broken.get_or_insert_with(reason);
+    }
+
+    /// The program gave the content of a range up. The kernel has yet to take the pages away, except where
+    /// changes of mappings are told before they are made.
+    pub fn discard(&mut self, start: usize, end: usize) {
+        if self.faults.follows_mappings() {
+            // Registered, and about to be taken over.
+            let given_up_before = &mut self.given_up_before;
+            self.space.gaps(start, end, |from, to| given_up_before.insert(pages_at(from, to)));
+        }
+        let mut extents = Vec::new();
+        self.space.extents_in(start, end, |at, extent| {
+            self.faults.discarded(at, extent.count as usize * OS_PAGE_BYTES);
+            extents.push(extent);
+        });
+        for extent in extents {
+            self.give_up(extent);
+            self.tell(Input::Zeroed { extent });
+        }
+    }
+
+    /// The program moved a mapping.
+    pub fn moved(&mut self, from: usize, to: usize, bytes: usize) {
+        let (old, new) = (pages_at(from, from + bytes), pages_at(to, to + bytes));
+        let parts: Vec<Extent> =
+            self.given_up_before.extents().into_iter().filter_map(|part| intersect(part, old)).collect();
+        self.given_up_before.remove(old);
+        for part in parts {
+            self.given_up_before
+                .insert(Extent::new(new.first.offset(part.first.0 - old.first.0), part.count));
+        }
+        self.space.extents_in(from, from + bytes, |at, extent| {
+            self.faults.moved(at, at - from + to, extent.count as usize * OS_PAGE_BYTES);
+        });
+        self.space.remap(from, to, bytes);
+    }
+
+    /// Ends management of a range.
+    pub fn forget(&mut self, start: usize, end: usize) {
+        self.given_up_before.remove(pages_at(start, end));
+        let mut gone = Vec::new();
+        self.space.extents_in(start, end, |at, extent| {
+            self.faults.unmanage(at, extent.count as usize * OS_PAGE_BYTES)
+        });
+        self.space.remove(start, end, |extent| gone.push(extent));
+        for extent in gone {
+            self.give_up(extent);
+            self.tell(Input::Forget { extent });
+        }
+    }
+
+    /// Ends management of a range whose pages are all present, and leaves them to the program. Does nothing
+    /// while one is absent. For rungs that are not told of changed mappings.
+    pub fn give_back(&mut self, start: usize, end: usize) {
+        if rampool_kernel::segv::all_present(start, end) {
+            // Open first: between the two, a writing thread would otherwise meet a protection without an
+            // owner.
+            self.space.extents_in(start, end, |at, extent| {
+                let bytes = extent.count as usize * OS_PAGE_BYTES;
+                let _ = rampool_kernel::selfmem::protect(
+                    at,
+                    bytes,
+                    rampool_kernel::selfmem::Protection::ReadWrite,
+                );
+                // A child inherits it as any memory of the program's own.
+                self.faults.inheritable(at, bytes, true);
+            });
+            self.forget(start, end);
+        }
+    }
+
+    /// Handles the servers' events; returns whether there were any.
+    pub fn serve_backing(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let mut any = false;
+        while self.serve_backing_event(supervisor) {
+            any = true;
+        }
+        any
+    }
+
+    /// As [`serve_backing`](Self::serve_backing), up to the last answer that a thread waits for: the thread
+    /// goes first.
+    fn serve_answers(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let due = self.demands_in_flight > 0;
+        let mut any = false;
+        while self.serve_backing_event(supervisor) {
+            any = true;
+            if due && self.demands_in_flight == 0 {
+                break;
+            }
+        }
+        any
+    }
+
+    /// As [`serve_backing`](Self::serve_backing), for one thing.
+    fn serve_backing_event(&mut self, supervisor: &mut impl Supervisor<B>) -> bool {
+        let Some(event) = self.deferred.pop_front().or_else(|| self.backing.poll()) else { return false };
+        match event {
+            BackingEvent::Fetched { token } => {
+                let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
+                if token & DEMAND_TOKEN != 0 {
+                    self.demands_in_flight -= 1;
+                }
+                self.tell(Input::Fetched { fetch });
+            }
+            BackingEvent::Stored { token } => {
+                let batch = BatchId(id_of(token));
+                self.tell(Input::Stored { batch });
+                if !self.refused.is_empty() {
+                    self.retry_refused();
+                }
+            }
+            BackingEvent::Full { token, reason } => {
+                if self.refused.is_empty() {
+                    let _ = reason;
+                    self.stats.pool_full();
+                    self.tell(Input::PoolFull(true));
+                }
+                self.refused.push(BatchId(id_of(token)));
+            }
+            BackingEvent::Lost { reason } => supervisor.lost(self, reason),
+        }
+        self.end_if_broken(supervisor);
+        true
+    }
+
+    /// Creates a fork fault server for a child whose fork event was just read. Nothing was installed or moved
+    /// since its memory was copied. The child runs by now, and may have begun to change its mappings.
+    ///
+    /// # Errors
+    /// Why the child cannot be served: a server failed, or the kernel does not say what it has not inherited.
+    /// Where the kernel can poison pages, what the child lacks is poisoned then.
+    pub fn fork_child(&mut self, child: Uffd) -> Result<Foster<B::Region>, String> {
+        self.stats.forked();
+        let mut absent = PageSet::default();
+        let mut unsent = Vec::new();
+        self.cache.absent_content(|extent, staged| match staged {
+            Some((batch, offset_pages)) => unsent.extend(
+                extent.pages().zip(offset_pages..).map(|(page, offset_pages)| (page, batch, offset_pages)),
+            ),
+            None => absent.insert(extent),
+        });
+        let result = if self.lost.is_some() {
+            Err("memory servers were lost before".into())
+        } else {
+            self.copy_for_child()
+        };
+        let (region, lacks) = match result {
+            Ok(copied) => copied,
+            Err(reason) => {
+                // Its context stays with it, without a server.
+                if self.faults.can_poison() {
+                    unsent.iter().for_each(|(page, ..)| absent.insert(Extent::page(*page)));
+                    Foster::new(child, self.space.clone(), absent, self.region).give_up();
+                }
+                return Err(reason);
+            }
+        };
+        let mut space = self.space.clone();
+        for range in lacks {
+            let (NotInherited::Missing { start, end, .. } | NotInherited::Wiped { start, end }) = range;
+            self.space.extents_in(start, end, |_, extent| {
+                absent.remove(extent);
+                unsent.retain(|(page, ..)| !extent.contains(*page));
+            });
+            if matches!(range, NotInherited::Missing { .. }) {
+                space.remove(start, end, |_| {});
+            }
+        }
+        let mut foster = Foster::new(child, space, absent, region);
+        for (page, batch, offset_pages) in unsent {
+            let content = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
+            // SAFETY: the page lies in a batch, which is not written.
+            unsafe { foster.supply(page, std::ptr::with_exposed_provenance(content)) };
+        }
+        Ok(foster)
+    }
+
+    /// The child's copy of the region, and the memory that it has not inherited.
+    fn copy_for_child(&mut self) -> Result<(B::Region, Vec<NotInherited>), String> {
+        let lacks = rampool_kernel::maps::not_inherited()
+            .map_err(|error| format!("/proc/self/smaps cannot be read: {error}"))?;
+        Ok((self.backing.clone_region(self.region)?, lacks))
+    }
+
+    /// Before a fork that the kernel will not tell of: from now on no page leaves, everything that left is at
+    /// the servers, and managed memory may be inherited. Returns what a child must know, which stays true
+    /// until [`thaw`](Self::thaw): what it finds present goes before what is named absent.
+    ///
+    /// # Errors
+    /// When the servers do not take what left before, or cannot copy the region.
+    pub fn prepare_fork(
+        &mut self,
+        supervisor: &mut impl Supervisor<B>,
+        deadline: Instant,
+    ) -> Result<(ChildMemory, B::Region), String> {
+        self.stats.forked();
+        let mut absent = PageSet::default();
+        self.freeze(supervisor, deadline)
+            .map_err(|unsent| format!("{unsent} pages could not be stored before the fork"))?;
+        self.cache.absent_content(|extent, _| absent.insert(extent));
+        let mut watched = Vec::new();
+        for range in rampool_kernel::maps::not_inherited()
+            .map_err(|error| format!("/proc/self/smaps cannot be read: {error}"))?
+        {
+            match range {
+                NotInherited::Wiped { start, end } => {
+                    self.space.extents_in(start, end, |_, extent| absent.remove(extent))
+                }
+                NotInherited::Missing { start, end, watched: true } => watched.push((start, end)),
+                // What else does not come along is known after the fork: there, the child looks at what it
+                // has.
+                NotInherited::Missing { .. } => {}
+            }
+        }
+        self.pass_on_what_is_not_managed(&watched);
+        let region = self.backing.clone_region(self.region)?;
+        for span in self.space.spans() {
+            self.faults.inheritable(span.start, span.end() - span.start, true);
+        }
+        Ok((ChildMemory { spans: self.space.spans().to_vec(), absent: absent.extents() }, region))
+    }
+
+    /// What `mremap` left behind or added is registered as its mapping was, and no page of it is managed
+    /// before it is touched: nothing of it ever left, so a child inherits it. `watched`: what is registered
+    /// and would not be inherited. Our own frames are.
+    fn pass_on_what_is_not_managed(&self, watched: &[(usize, usize)]) {
+        let mut others: Vec<(usize, usize)> =
+            self.space.spans().iter().map(|span| (span.start, span.end())).collect();
+        rampool_kernel::memory::own_mappings(|from, to| others.push((from, to)));
+        others.sort_unstable();
+        for &(start, end) in watched {
+            let mut at = start;
+            for &(from, to) in others.iter().filter(|(from, to)| *to > start && *from < end) {
+                if at < from {
+                    self.faults.inheritable(at, from - at, true);
+                }
+                at = at.max(to);
+            }
+            if at < end {
+                self.faults.inheritable(at, end - at, true);
+            }
+        }
+    }
+
+    /// From now on no page leaves; returns when everything that left is at the servers, or how many pages are
+    /// not.
+    fn freeze(&mut self, supervisor: &mut impl Supervisor<B>, deadline: Instant) -> Result<(), u32> {
+        self.frozen = true;
+        loop {
+            let mut unsent = 0;
+            self.cache.absent_content(|extent, staged| unsent += staged.map_or(0, |_| extent.count));
+            if unsent == 0 {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(unsent);
+            }
+            if !self.serve_backing(supervisor) {
+                let mut fds = Vec::new();
+                self.backing.poll_fds(&mut fds);
+                sleep_on(&mut fds, Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// The fork is over.
+    pub fn thaw(&mut self) {
+        for span in self.space.spans() {
+            self.faults.inheritable(span.start, span.end() - span.start, false);
+        }
+        self.unfreeze();
+    }
+
+    /// Pages leave again.
+    fn unfreeze(&mut self) {
+        self.frozen = false;
+        let pages = self.cache.budget_pages();
+        self.tell(Input::SetBudget { pages });
+    }
+
+    /// Answers the faults of a child that is served here; returns children that it forked itself. `born` gets
+    /// their contexts at once.
+    ///
+    /// # Errors
+    /// Why a page could not be brought.
+    pub fn serve_foster(
+        &mut self,
+        foster: &mut Foster<B::Region>,
+        born: &mut dyn FnMut(&Uffd),
+    ) -> Result<Vec<Foster<B::Region>>, String> {
+        let zeroes = self.zeroes.start();
+        let mut forked = Vec::new();
+        foster.serve(zeroes, &mut |region, extent| self.fetch_now(region, extent), &mut |child| {
+            born(child.context());
+            forked.push(child);
+        })?;
+        let mut served = Vec::new();
+        let mut failed = None;
+        for mut child in forked {
+            match self.backing.clone_region(child.region()) {
+                Ok(region) => {
+                    child.set_region(region);
+                    served.push(child);
+                }
+                Err(reason) => {
+                    child.give_up();
+                    failed = Some(reason);
+                }
+            }
+        }
+        match failed {
+            None => Ok(served),
+            Some(reason) => {
+                served.iter_mut().for_each(Foster::give_up);
+                Err(reason)
+            }
+        }
+    }
+
+    /// Fetches a few pages and waits for them; everything else that arrives meanwhile is kept for later.
+    fn fetch_now(&mut self, region: B::Region, extent: Extent) -> Result<usize, String> {
+        let start = self.foster_frames.start();
+        // SAFETY: the frames belong to this call, which waits for the answer.
+        unsafe { self.backing.fetch(region, FOSTER_TOKEN, &[extent], self.foster_frames.at(0), true) };
+        let mut fds = Vec::new();
+        loop {
+            match self.backing.poll() {
+                Some(BackingEvent::Fetched { token: FOSTER_TOKEN }) => return Ok(start),
+                Some(BackingEvent::Lost { reason }) => return Err(reason),
+                Some(other) => self.deferred.push_back(other),
+                None => {
+                    fds.clear();
+                    self.backing.poll_fds(&mut fds);
+                    let now = Instant::now();
+                    let until = self.backing.next_deadline().unwrap_or(now + Duration::from_millis(10));
+                    sleep_on(&mut fds, until.saturating_duration_since(now));
+                }
+            }
+        }
+    }
+
+    /// Whether stores wait that the servers had no room for.
+    #[must_use]
+    pub fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Sends again what the servers had no room for.
+    pub fn retry_refused(&mut self) {
+        if self.refused.is_empty() {
+            return;
+        }
+        let refused = std::mem::take(&mut self.refused);
+        for batch in refused {
+            self.store(batch);
+        }
+        self.tell(Input::PoolFull(false));
+    }
+
+    /// Hands one input to the cache and carries out everything that follows from it.
+    fn tell(&mut self, input: Input<'_>) {
+        if self.lost.is_some() {
+            return;
+        }
+        if let Input::Adopt { extent, .. } = input {
+            self.unchanged.forget(extent);
+        }
+        if let Input::Adopt { extent, .. } | Input::Zeroed { extent } | Input::Forget { extent } = input
+            && let Some(verify) = &mut self.verify
+        {
+            verify.forget(extent);
+        }
+        self.cache.handle(input);
+        if !self.changing {
+            self.follow_through();
+        }
+    }
+
+    /// Carries out what the cache wants, and everything that follows from it.
+    fn follow_through(&mut self) {
+        self.carry_out();
+        while self.report_failed_installs() {}
+        while let Some(follow_up) = self.follow_ups.pop_front() {
+            match follow_up {
+                FollowUp::Evicted { batch, outcomes } => {
+                    self.cache.handle(Input::Evicted { batch, outcomes: &outcomes })
+                }
+                FollowUp::Opened { extent } => self.cache.handle(Input::Opened { extent }),
+            }
+            self.carry_out();
+            while self.report_failed_installs() {}
+        }
+        if cfg!(debug_assertions) || self.verify.is_some() {
+            let stats = self.cache.stats();
+            if stats.vanished_pages + stats.missing_pages + stats.content_refused > 0 {
+                self.breaks(|| {
+                    format!(
+                        "{} pages were gone when they were to leave and {} when they were touched though the program had not given them up, and {} were mapped when their content was to be put there",
+                        stats.vanished_pages, stats.missing_pages, stats.content_refused
+                    )
+                });
+            }
+        }
+    }
+
+    /// Tells the cache which installs the kernel refused because an event waits to be read, and where it had
+    /// a page, or none, unlike what the cache knows. The threads that wait for refused pages are woken: they
+    /// fault again, and by then the main loop has read the event. Returns whether there were any.
+    fn report_failed_installs(&mut self) -> bool {
+        if self.failed_installs.is_empty() && self.already_there.is_empty() && self.were_missing.is_empty() {
+            return false;
+        }
+        for extent in std::mem::take(&mut self.already_there) {
+            self.cache.handle(Input::AlreadyThere { extent });
+        }
+        for page in std::mem::take(&mut self.were_missing) {
+            self.cache.handle(Input::WasMissing { page });
+        }
+        let failed = std::mem::take(&mut self.failed_installs);
+        for extent in &failed {
+            self.stats.install_deferred();
+            self.cache.handle(Input::InstallFailed { extent: *extent });
+        }
+        self.carry_out();
+        for extent in failed {
+            let faults = &self.faults;
+            self.space.pieces(extent, |piece| faults.wake(piece.start, piece.bytes));
+        }
+        true
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(output) = self.cache.poll() {
+            if !matches!(output, Output::InstallFetched { .. } | Output::ReleaseFetch { .. }) {
+                self.install_arriving();
+            }
+            match output {
+                Output::InstallZero { extent } => {
+                    self.stats.zero_filled(u64::from(extent.count));
+                    let checked =
+                        self.verify.as_mut().map_or(Ok(()), |verify| verify.comes_as_zeroes(extent));
+                    self.install_checked(extent, None, true, checked);
+                }
+                Output::Confirm { page } => self.confirm(page),
+                Output::InstallFetched { extent, fetch, offset_pages, writable } => {
+                    let offset = offset_pages as usize * OS_PAGE_BYTES;
+                    match self.spare.start_of(fetch.0) {
+                        Some(start) => match self.come(extent, start + offset, "a server") {
+                            Ok(()) => self.arrive(extent, fetch, start + offset, writable),
+                            bad => self.install_checked(extent, Some(start + offset), writable, bad),
+                        },
+                        None => {
+                            let from = self.fetches.start_of(fetch.0) + offset;
+                            let checked = self.come(extent, from, "a server");
+                            self.install_checked(extent, Some(from), writable, checked);
+                        }
+                    }
+                }
+                Output::InstallStaged { extent, batch, offset_pages, writable } => {
+                    self.stats.second_chance(u64::from(extent.count));
+                    let from = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
+                    let checked = self.come(extent, from, "the eviction batch that it was in");
+                    self.install_checked(extent, Some(from), writable, checked);
+                }
+                Output::Unprotect { extent } => self.unprotect(extent),
+                Output::Wake { page } => {
+                    if let Some(address) = self.space.address_of(page) {
+                        self.faults.wake(address, OS_PAGE_BYTES);
+                    }
+                }
+                Output::Evict { batch, extents } => self.evict(batch, &extents),
+                Output::Store { batch, pages } => {
+                    self.stats.written_back(pages.iter().map(|(e, _)| u64::from(e.count)).sum());
+                    self.unchanged.store(batch.0, &pages);
+                    self.stored_pages[batch.0 as usize] = pages;
+                    self.store(batch);
+                }
+                Output::ReleaseBatch { batch, keep: true } => {
+                    let reserve = self.cache.config().max_batches as usize;
+                    self.spare.keep(
+                        batch.0,
+                        &self.present[batch.0 as usize],
+                        reserve,
+                        &mut self.batches,
+                        &self.faults,
+                    );
+                }
+                Output::ReleaseBatch { batch, keep: false } => {
+                    let start = self.batches.release(batch.0);
+                    self.empty_batch(start);
+                }
+                Output::DropSpare { pages } => self.spare.give_back(pages, &mut self.batches, &self.faults),
+                Output::Fetch { fetch, extents, demand, spare } => {
+                    let pages = total_pages(&extents);
+                    self.stats.fetched(pages, demand);
+                    let count = u32::try_from(pages).expect("a fetch is small");
+                    let lent = if spare {
+                        self.spare.lend(fetch.0, count, &mut self.batches, &self.faults)
+                    } else {
+                        None
+                    };
+                    let to = std::ptr::with_exposed_provenance_mut(
+                        lent.unwrap_or_else(|| self.fetches.take(fetch.0)),
+                    );
+                    let mut token = FETCH_TOKEN | u64::from(fetch.0);
+                    if demand {
+                        self.demands_in_flight += 1;
+                        token |= DEMAND_TOKEN;
+                    }
+                    // SAFETY: the slot belongs to this fetch until ReleaseFetch, which follows Fetched.
+                    unsafe { self.backing.fetch(self.region, token, &extents, to, demand) };
+                }
+                Output::ReleaseFetch { fetch } => self.release_fetch(fetch),
+                Output::Discard { extent } => self.backing.discard(self.region, extent),
+            }
+        }
+        self.install_arriving();
+    }
+
+    /// Pages at `from` are about to return: with `--verify`, checks that they are the bytes that left.
+    fn come(&mut self, extent: Extent, from: usize, whence: &str) -> Result<(), String> {
+        let Some(verify) = &mut self.verify else { return Ok(()) };
+        for (page, at) in extent.pages().zip((from..).step_by(OS_PAGE_BYTES)) {
+            // SAFETY: frames of ours, whole pages, which are not written while they wait to be installed.
+            let bytes: &[u8; OS_PAGE_BYTES] = unsafe { &*std::ptr::with_exposed_provenance(at) };
+            verify.comes(page, bytes, whence)?;
+        }
+        Ok(())
+    }
+
+    /// As [`install`](Self::install), unless the content is wrong: then the program ends.
+    fn install_checked(
+        &mut self,
+        extent: Extent,
+        from: Option<usize>,
+        writable: bool,
+        checked: Result<(), String>,
+    ) {
+        match checked {
+            Ok(()) => self.install(extent, from, writable),
+            Err(reason) => {
+                self.breaks(|| reason);
+                self.failed_installs.push(extent);
+            }
+        }
+    }
+
+    /// A fault on a page that counts as resident: zeroes if there is none, which the kernel refuses if there
+    /// is.
+    fn confirm(&mut self, page: PageIndex) {
+        let Some(address) = self.space.address_of(page) else { return };
+        match self.faults.install(address, self.zeroes.start(), OS_PAGE_BYTES, false, true) {
+            Reply::Done => self.were_missing.push(page),
+            Reply::AlreadyMapped => self.faults.wake(address, OS_PAGE_BYTES),
+            reply => self.refused(page, address, reply),
+        }
+        if let Some(started) = self.fault_started.take() {
+            self.stats.served(started.elapsed());
+        }
+    }
+
+    /// The kernel did not install this page, for any reason except that it has one. Waiting threads fault
+    /// again.
+    fn refused(&mut self, page: PageIndex, address: usize, reply: Reply) {
+        match reply {
+            Reply::NoMemory => {
+                self.refused_since.get_or_insert_with(Instant::now);
+            }
+            // Unmapped meanwhile, or mapped as something else: the event follows.
+            Reply::Gone => match self.unmapped {
+                Some((before, since)) if before == address => {
+                    if since.elapsed() > NO_MAPPING_DEADLINE {
+                        let s = NO_MAPPING_DEADLINE.as_secs();
+                        self.breaks(|| {
+                            format!("the kernel has said for {s} s that {address:#x} is not managed, and not what has become of it")
+                        });
+                    }
+                }
+                _ => self.unmapped = Some((address, Instant::now())),
+            },
+            Reply::MapChanging | Reply::Exiting => {}
+            reply => {
+                self.breaks(|| format!("the kernel does not install the page at {address:#x}: {reply:?}"))
+            }
+        }
+        self.failed_installs.push(Extent::page(page));
+    }
+
+    /// Maps `extent` with the bytes at `from` (zeroes without), page by page where the kernel stops half-way.
+    fn install(&mut self, extent: Extent, from: Option<usize>, writable: bool) {
+        let mut refused = Vec::new();
+        let mut there = Vec::new();
+        let mut rest = Vec::new();
+        let (faults, zeroes, refused_since, unmapped) =
+            (&mut self.faults, self.zeroes.start(), &mut self.refused_since, &mut self.unmapped);
+        self.space.pieces(extent, |piece| {
+            let mut done = 0;
+            // The kernel takes a range of one mapping only, and advice or protection may have divided ours:
+            // then smaller steps find the border.
+            let mut most = piece.bytes;
+            while done < piece.bytes {
+                let (source, bytes) = match from {
+                    Some(from) => (
+                        from + piece.offset_pages as usize * OS_PAGE_BYTES + done,
+                        (piece.bytes - done).min(most),
+                    ),
+                    None => (zeroes, (piece.bytes - done).min(ZERO_BYTES).min(most)),
+                };
+                match faults.install(piece.start + done, source, bytes, !writable, from.is_none()) {
+                    Reply::Done => {
+                        *refused_since = None;
+                        *unmapped = None;
+                        done += bytes;
+                    }
+                    Reply::Partial(part) => done += part,
+                    // The program's own: waiting threads may go on.
+                    Reply::AlreadyMapped => {
+                        faults.wake(piece.start + done, OS_PAGE_BYTES);
+                        push_page(&mut there, page_of(extent, &piece, done));
+                        done += OS_PAGE_BYTES;
+                    }
+                    Reply::Gone if bytes > OS_PAGE_BYTES => most = half(bytes),
+                    reply @ Reply::Gone => {
+                        refused.push((page_of(extent, &piece, done), piece.start + done, reply));
+                        done += OS_PAGE_BYTES;
+                        most = piece.bytes;
+                    }
+                    reply => {
+                        refused.push((page_of(extent, &piece, done), piece.start + done, reply));
+                        if piece.bytes - done > OS_PAGE_BYTES {
+                            let next = page_of(extent, &piece, done + OS_PAGE_BYTES);
+                            rest.push(Extent::new(next, page_count(piece.bytes - done - OS_PAGE_BYTES)));
+                        }
+                        break;
+                    }
+                }
+            }
+        });
+        self.already_there.append(&mut there);
+        if refused.is_empty() {
+            if let Some(started) = self.fault_started.take() {
+                self.stats.served(started.elapsed());
+            }
+            return;
+        }
+        for (page, address, reply) in refused {
+            self.refused(page, address, reply);
+        }
+        self.failed_installs.append(&mut rest);
+    }
+
+    fn unprotect(&mut self, extent: Extent) {
+        let faults = &mut self.faults;
+        let mut unexpected = None;
+        self.space.pieces(extent, |piece| match faults.unprotect(piece.start, piece.bytes) {
+            Reply::Done => {}
+            // An event waits to be read, or there is no memory to divide a mapping: the thread meets the
+            // protection again.
+            Reply::MapChanging | Reply::Gone | Reply::NoMemory | Reply::Exiting => {
+                faults.wake(piece.start, piece.bytes)
+            }
+            reply => unexpected = Some((piece.start, reply)),
+        });
+        if let Some((address, reply)) = unexpected {
+            self.breaks(|| format!("the kernel does not open the page at {address:#x} to writes: {reply:?}"));
+        }
+        if let Some(started) = self.fault_started.take() {
+            self.stats.served(started.elapsed());
+        }
+    }
+
+    /// Moves the pages of a batch out of the program.
+    fn evict(&mut self, batch: BatchId, extents: &[Extent]) {
+        let to = self.batches.take(batch.0);
+        // Pages without content left management: there is nothing of them.
+        let mut outcomes =
+            vec![EvictOutcome::Vanished; usize::try_from(total_pages(extents)).expect("a batch is small")];
+        let mut departures = Vec::with_capacity(extents.len());
+        let mut slot = to;
+        for extent in extents {
+            self.space.pieces(*extent, |piece| {
+                let to = slot + piece.offset_pages as usize * OS_PAGE_BYTES;
+                departures.push(Departure { from: piece.start, to, bytes: piece.bytes });
+            });
+            slot += extent.count as usize * OS_PAGE_BYTES;
+        }
+        if self.frozen {
+            outcomes.fill(EvictOutcome::Later);
+        } else {
+            self.faults.evict(&departures, to, &mut outcomes);
+            if let Some(errno) = self.faults.take_unexpected() {
+                self.breaks(|| {
+                    format!("the kernel does not move pages out of the program, nor say what has become of them (errno {errno})")
+                });
+            }
+            self.keep_what_may_be_reclaimed(extents, &outcomes, to);
+        }
+        let mut moved = 0;
+        let present = &mut self.present[batch.0 as usize];
+        present.clear();
+        self.unchanged.begin(batch.0, outcomes.len());
+        let pages = extents.iter().flat_map(Extent::pages);
+        for (index, (page, outcome)) in pages.zip(&mut outcomes).enumerate() {
+            if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened) {
+                moved += 1;
+                let at = u32::try_from(index).expect("a batch is small");
+                match present.last_mut() {
+                    Some((first, pages)) if *first + *pages == at => *pages += 1,
+                    _ => present.push((at, 1)),
+                }
+                let frame = to + index * OS_PAGE_BYTES;
+                let written = *outcome == EvictOutcome::MovedOpened || self.cache.needs_store(page);
+                if let Some(verify) = &mut self.verify {
+                    // SAFETY: the page was just moved into the batch, which only this thread touches.
+                    let bytes: &[u8; OS_PAGE_BYTES] = unsafe { &*std::ptr::with_exposed_provenance(frame) };
+                    if let Err(reason) = verify.leaves(page, bytes, written) {
+                        self.broken.get_or_insert(reason);
+                    }
+                }
+                if !written {
+                    // The servers hold the same bytes. Reading it would bring it into the CPU's cache for
+                    // nothing.
+                    continue;
+                }
+                // SAFETY: the page was just moved into the batch, which only this thread touches.
+                let bytes: &[u8; OS_PAGE_BYTES] = unsafe { &*std::ptr::with_exposed_provenance(frame) };
+                // SAFETY: as above.
+                if unsafe { is_zero_page(frame) } {
+                    *outcome = EvictOutcome::MovedZero;
+                } else if self.unchanged.leaves(batch.0, index, page, bytes) {
+                    *outcome = EvictOutcome::MovedUnchanged;
+                }
+            }
+            if matches!(outcome, EvictOutcome::MovedZero | EvictOutcome::Vanished)
+                && let Some(verify) = &mut self.verify
+            {
+                verify.forget(Extent::page(page));
+            }
+        }
+        self.stats.evicted(moved);
+        self.follow_ups.push_back(FollowUp::Evicted { batch, outcomes });
+    }
+
+    /// Frames that the program may have let the kernel take (MADV_FREE) become ours for good.
+    fn keep_what_may_be_reclaimed(&mut self, extents: &[Extent], outcomes: &[EvictOutcome], to: usize) {
+        let moved =
+            |outcome: &EvictOutcome| matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened);
+        let pages = extents.iter().flat_map(Extent::pages).zip(outcomes).enumerate();
+        let frames: Vec<usize> = pages
+            .filter(|(_, (page, outcome))| moved(outcome) && self.cache.may_be_reclaimed(*page))
+            .map(|(index, _)| to + index * OS_PAGE_BYTES)
+            .collect();
+        // SAFETY: pages that were just moved into the batch, which only this thread touches.
+        unsafe { self.faults.keep_frames(&frames) };
+    }
+
+    fn store(&mut self, batch: BatchId) {
+        let start = self.batches.start_of(batch.0);
+        let pages: Vec<(Extent, *const u8)> = self.stored_pages[batch.0 as usize]
+            .iter()
+            .map(|(extent, offset)| {
+                (*extent, std::ptr::with_exposed_provenance(start + *offset as usize * OS_PAGE_BYTES))
+            })
+            .collect();
+        // SAFETY: the batch's frames stay until ReleaseBatch, which follows Stored; they are not written.
+        unsafe { self.backing.store(self.region, u64::from(batch.0), &pages) };
+    }
+
+    /// Gives a batch's frames back to the kernel.
+    fn empty_batch(&mut self, start: usize) {
+        // SAFETY: the cache released the batch: its content is not needed.
+        unsafe { self.faults.empty_frames(start, self.batches.slot_bytes()) };
+    }
+
+    /// Keeps the pager on the CPU where the program takes its faults: waking a sleeping CPU costs more than
+    /// everything else in a fault.
+    fn follow(&mut self, thread: u32) {
+        const SAMPLE: u32 = 256;
+        if !self.waiting.follow_faults || thread == 0 {
+            return;
+        }
+        let place = &mut self.place;
+        if thread != place.thread {
+            place.other_threads += 1;
+            place.thread = thread;
+        }
+        place.faults += 1;
+        if place.faults % SAMPLE != 1 {
+            return;
+        }
+        let single = place.other_threads <= SAMPLE / 16;
+        place.other_threads = 0;
+        let alone = self.waiting.spin.is_zero() || self.answers.is_worth_it();
+        let cpu = if single && alone { rampool_kernel::thread::cpu_of(thread) } else { None };
+        if cpu != place.cpu {
+            let pinned = match cpu {
+                Some(cpu) => rampool_kernel::thread::pin_to_cpu(cpu),
+                None => rampool_kernel::thread::unpin(),
+            };
+            if pinned.is_ok() {
+                place.cpu = cpu;
+            }
+        }
+    }
+}
+
+const DEMAND_TOKEN: u64 = 1 << 33;
+const FOSTER_TOKEN: u64 = 1 << 34;
+const HAND_OVER_TOKEN: u64 = 1 << 35;
+
+/// Half of a number of bytes, in whole pages, at least one.
+pub(crate) fn half(bytes: usize) -> usize {
+    (bytes / 2 / OS_PAGE_BYTES).max(1) * OS_PAGE_BYTES
+}
+
+fn intersect(a: Extent, b: Extent) -> Option<Extent> {
+    let (first, end) = (a.first.max(b.first), a.end().min(b.end()));
+    (first < end).then(|| Extent::new(first, u32::try_from(end.0 - first.0).expect("shorter than either")))
+}
+
+/// The numbers of the pages of `[start, end)`.
+fn pages_at(start: usize, end: usize) -> Extent {
+    let pages = u32::try_from((end - start) / OS_PAGE_BYTES).unwrap_or(u32::MAX);
+    Extent::new(PageIndex((start / OS_PAGE_BYTES) as u64), pages)
+}
+
+/// The page of `extent` that lies `done` bytes behind the start of `piece`.
+fn page_of(extent: Extent, piece: &crate::space::Piece, done: usize) -> PageIndex {
+    extent.first.offset(u64::from(piece.offset_pages) + (done / OS_PAGE_BYTES) as u64)
+}
+
+fn id_of(token: u64) -> u32 {
+    u32::try_from(token & 0xffff_ffff).expect("masked")
+}
+
+fn page_count(bytes: usize) -> u32 {
+    u32::try_from(bytes / OS_PAGE_BYTES).expect("a span has fewer than 2^32 pages")
+}
+
+pub(crate) fn sleep_on(fds: &mut [libc::pollfd], time: Duration) {
+    let timeout = libc::timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    // SAFETY: the descriptors and the timeout live across the call, with their true count.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &raw const timeout, std::ptr::null()) };
+}

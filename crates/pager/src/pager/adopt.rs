@@ -1,0 +1,204 @@
+//! Taking over memory: which memory, and without missing a change meanwhile.
+
+use rampool_kernel::maps::{Maps, Vma};
+use rampool_kernel::memory::own_mappings;
+use rampool_paging::cache::Input;
+use rampool_wire::units::{Extent, OS_PAGE_BYTES};
+
+use super::{Pager, intersect, page_count, pages_at};
+use crate::backing::Backing;
+
+impl<B: Backing> Pager<B> {
+    /// Takes `[start, start + bytes)` over: registers it and tells the cache which of its pages are present.
+    ///
+    /// # Errors
+    /// The errno of a range that cannot be registered. EAGAIN: mappings are changing, and the event about it
+    /// was not read yet. What the caller saw may be memory that is managed already and has just been moved
+    /// there, or memory in a place that counts as managed until its unmapping is known. The range stays
+    /// registered, so that its faults come here; look again, and ask again, once events have been served. Or
+    /// a fork is under way whose child was promised the memory as it was: nothing has happened then, and it
+    /// is to be asked again after the fork.
+    pub fn adopt(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
+        if self.frozen {
+            return Err(libc::EAGAIN);
+        }
+        self.faults.manage(start, bytes)?;
+        self.take_in(start, start + bytes)
+    }
+
+    /// Takes over the part of `[start, end)` that is mapped memory of the program's now, which it may be
+    /// changing meanwhile. Memory that is managed already, our own, or left out does not change.
+    ///
+    /// # Errors
+    /// As [`Self::adopt`]; a mapping that the kernel refuses is passed over.
+    pub fn adopt_mapped(&mut self, start: usize, end: usize) -> Result<(), i32> {
+        if self.frozen {
+            return Err(libc::EAGAIN);
+        }
+        let Ok(maps) = Maps::open() else { return Err(libc::EAGAIN) };
+        let mut at = start;
+        while let Some(vma) = maps.from(at).filter(|vma| vma.start < end) {
+            let parts = if vma.is_private_memory() { self.unmanaged(vma.start, vma.end) } else { Vec::new() };
+            for (from, to) in parts.into_iter().filter(|&(from, to)| from < end && to > at) {
+                if self.adopt_whole(&maps, from, to) == Err(libc::EAGAIN) {
+                    return Err(libc::EAGAIN);
+                }
+            }
+            at = vma.end;
+        }
+        Ok(())
+    }
+
+    /// Takes `[start, end)` over, which was one mapping, or a part of one, when it was last looked at.
+    ///
+    /// The mapping may have grown since. Registering a part of it would split it, and the kernel refuses an
+    /// `mremap` of two mappings as one (EFAULT). Or there may be a hole in it now, which is not registered,
+    /// and whatever is mapped there next is not either. So it is checked again once it is registered: events
+    /// report all later changes.
+    fn adopt_whole(&mut self, maps: &Maps, mut start: usize, mut end: usize) -> Result<(), i32> {
+        if !self.faults.follows_mappings() {
+            self.faults.manage(start, end - start)?;
+            return self.take_in(start, end);
+        }
+        let came = |pager: &Self, address| {
+            let vma = maps.at(address).filter(Vma::is_private_memory)?;
+            pager.unmanaged_around(address, &vma)
+        };
+        /// Mappings that change faster than that are left to the next scan.
+        const MOST_LOOKS: usize = 8;
+        for _ in 0..MOST_LOOKS {
+            let free_below = maps.at(start - 1).is_none();
+            let free_above = maps.at(end).is_none();
+            match maps.at(start).and_then(|vma| self.unmanaged_around(start, &vma)) {
+                None => break,
+                Some(now) if now != (start, end) => {
+                    (start, end) = now;
+                    continue;
+                }
+                Some(_) => self.faults.manage(start, end - start)?,
+            }
+            if maps.at(start).is_none_or(|vma| vma.end < end) {
+                break;
+            }
+            // Registering separates registered memory from memory that was mapped meanwhile.
+            let below = if free_below { came(self, start - 1) } else { None };
+            let above = if free_above { came(self, end) } else { None };
+            if below.is_none() && above.is_none() {
+                return self.take_in(start, end);
+            }
+            start = below.map_or(start, |(from, _)| from);
+            end = above.map_or(end, |(_, to)| to);
+        }
+        Err(libc::EAGAIN)
+    }
+
+    /// The parts of `[start, end)` that are not managed and may be, in address order.
+    fn unmanaged(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
+        let mut holes = self.left_out.clone();
+        own_mappings(|from, to| holes.push((from, to)));
+        holes.retain(|&(from, to)| from < end && to > start);
+        holes.sort_unstable();
+        let mut parts = Vec::new();
+        self.space.gaps(start, end, |from, to| subtract((from, to), &holes, &mut parts));
+        parts
+    }
+
+    /// The one of these parts that has `address`.
+    fn unmanaged_around(&self, address: usize, vma: &Vma) -> Option<(usize, usize)> {
+        self.unmanaged(vma.start, vma.end).into_iter().find(|&(from, to)| from <= address && address < to)
+    }
+
+    /// Pages that the driver of this pager depends on: [`Self::adopt_mapped`] passes them over.
+    pub fn leave_out(&mut self, start: usize, end: usize) {
+        self.left_out.push((start, end));
+    }
+
+    /// Counts `[start, end)`, which is registered, as managed.
+    fn take_in(&mut self, start: usize, end: usize) -> Result<(), i32> {
+        if self.faults.mappings_change(start) {
+            return Err(libc::EAGAIN);
+        }
+        if self.frozen {
+            // The child of the fork under way inherits it: nothing of it has left.
+            self.faults.inheritable(start, end - start, true);
+        }
+        // A span holds fewer than 2^31 pages; larger mappings become several.
+        const MOST: usize = (1 << 30) * OS_PAGE_BYTES;
+        let mut at = start;
+        while at < end {
+            let part = (end - at).min(MOST);
+            let extent = self.space.insert(at, page_count(part));
+            let resident = self.resident_extents(at, extent);
+            let given_up = self.given_up_before(at, extent);
+            self.stats.adopted(u64::from(extent.count));
+            self.tell(Input::Adopt { extent, resident: &resident, remote: &[], given_up: &given_up });
+            at += part;
+        }
+        Ok(())
+    }
+
+    /// Pages of a span that was just taken over that the program gave up since the span was registered: those
+    /// still present will vanish.
+    fn given_up_before(&mut self, start: usize, extent: Extent) -> Vec<Extent> {
+        let here = pages_at(start, start + extent.count as usize * OS_PAGE_BYTES);
+        let parts = self.given_up_before.extents().into_iter().filter_map(|part| intersect(part, here));
+        let given_up = parts
+            .map(|part| Extent::new(extent.first.offset(part.first.0 - here.first.0), part.count))
+            .collect();
+        self.given_up_before.remove(here);
+        given_up
+    }
+
+    /// Which pages of a span that was just taken over are present.
+    pub(super) fn resident_extents(&self, start: usize, extent: Extent) -> Vec<Extent> {
+        let mut runs = Vec::new();
+        self.pagemap.present_runs(start, start + extent.count as usize * OS_PAGE_BYTES, &mut runs);
+        let page = |address: usize| extent.first.offset(((address - start) / OS_PAGE_BYTES) as u64);
+        runs.iter()
+            .map(|run| {
+                self.faults.present(run.start, run.bytes);
+                Extent::new(page(run.start), page_count(run.bytes))
+            })
+            .collect()
+    }
+
+    /// A mapping grew in place (`mremap`, the heap): its new part is registered like the old one, but no span
+    /// covers it yet.
+    pub(super) fn adopt_around(&mut self, address: usize) {
+        let Ok(maps) = Maps::open() else { return };
+        let Some(vma) = maps.at(address) else { return };
+        let Some((start, end)) = self.unmanaged_around(address, &vma) else { return };
+        // A mapping that cannot be registered again is not ours to serve; the thread is woken and meets the
+        // kernel's own answer.
+        let _ = self.adopt_whole(&maps, start, end);
+    }
+}
+
+/// Appends the parts of `range` that none of `holes` (sorted) covers.
+fn subtract(range: (usize, usize), holes: &[(usize, usize)], parts: &mut Vec<(usize, usize)>) {
+    let mut at = range.0;
+    for &(start, end) in holes {
+        if end <= at || start >= range.1 {
+            continue;
+        }
+        if start > at {
+            parts.push((at, start));
+        }
+        at = at.max(end);
+    }
+    if at < range.1 {
+        parts.push((at, range.1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::subtract;
+
+    #[test]
+    fn holes_are_cut_out() {
+        let mut parts = Vec::new();
+        subtract((100, 200), &[(50, 110), (120, 130), (125, 140), (190, 300)], &mut parts);
+        assert_eq!(parts, [(110, 120), (140, 190)]);
+    }
+}

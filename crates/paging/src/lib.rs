@@ -1,0 +1,23 @@
+//! The paged view, as a state machine: which page leaves, which comes early, where it lies.
+//!
+//! ```text
+//!   a fault ---> cache ---> outputs: install, fetch, evict, store
+//!                  |-- table        an entry for each page; untouched pages take no memory
+//!                  `-- pointers     which pages an array of pointers foretells
+//!   fingerprint    whether a page that leaves holds what it held when it came
+//!   placement      which server holds which page
+//! ```
+//!
+//! Read `cache` from its first page: the states of a page, then `fault`, `fetch`, `writeback`, `budget`.
+//! `policy`, `prefetch` and `pointers` choose; they can be skipped at first. `placement` stands alone: the
+//! client of memory servers computes with it where a page lies.
+//!
+//! The cache is driven from outside: `handle(input)`, then `poll()` until `None`. It sees no address, byte,
+//! socket or clock.
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod fingerprint;
+pub mod placement;
+pub mod pointers;
+pub mod table;

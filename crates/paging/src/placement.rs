@@ -1,0 +1,389 @@
+//! Which memory server holds which page.
+//!
+//! The idea: a page's place is *computed*, never stored. Pages are cut into *stripes* of a fixed number of
+//! pages; a short table of slots, filled once from the servers' weights (the memory each one lends), says
+//! which server holds stripe `s`: slot `s mod slots`. The servers' slots are interleaved as evenly as their
+//! weights allow, so that a sequential scan keeps all servers busy at once and each one fills in proportion
+//! to what it lends. Every process that knows the servers, their weights and the stripe length computes the
+//! same places; a forked child or a second member of a lease needs nothing else.
+//!
+//! Room for copies: copy `k` of a stripe would live on the `k`-th *distinct* server met when walking the
+//! table from the stripe's slot. That rule needs no further state, keeps the first copy where it is today,
+//! and spreads a lost server's stripes over all others.
+//!
+//! It never knows whether a server is alive, never moves a page, and never looks at bytes.
+
+use rampool_wire::units::{Extent, PageIndex};
+
+/// A server's position in the pool's list of servers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ServerIndex(pub u16);
+
+impl ServerIndex {
+    /// For indexing the list itself.
+    #[must_use]
+    pub fn as_usize(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// Pages in a stripe unless the user says otherwise: 256 KiB, so that a prefetch window of a megabyte asks
+/// four servers at once.
+pub const DEFAULT_STRIPE_PAGES: u32 = 64;
+
+/// Slots of the table for each server; weights are honoured to about one part in this many times the number
+/// of servers.
+const SLOTS_PER_SERVER: usize = 64;
+
+/// The most servers a pool can have.
+pub const MAX_SERVERS: usize = 4096;
+
+/// Why a placement cannot be made of these numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlacementError {
+    #[error("a pool needs at least one memory server")]
+    NoServers,
+    #[error("{0} memory servers are more than the {MAX_SERVERS} a pool can have")]
+    TooManyServers(usize),
+    #[error("no memory server lends anything: every weight is zero")]
+    NothingLent,
+    #[error("a stripe of {0} pages is not a power of two between 1 and 2^20")]
+    BadStripe(u32),
+}
+
+/// The map from pages to servers.
+///
+/// Invariant: `slots` is not empty, names only servers with a weight above zero, and each of those at least
+/// once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Placement {
+    slots: Vec<ServerIndex>,
+    stripe_shift: u32,
+}
+
+impl Placement {
+    /// Server `i` receives stripes in proportion to `weights[i]` (any unit: usually the pages it lends); a
+    /// weight of zero receives none. `stripe_pages` is a power of two.
+    pub fn new(weights: &[u64], stripe_pages: u32) -> Result<Self, PlacementError> {
+        if weights.is_empty() {
+            return Err(PlacementError::NoServers);
+        }
+        if weights.len() > MAX_SERVERS {
+            return Err(PlacementError::TooManyServers(weights.len()));
+        }
+        if !stripe_pages.is_power_of_two() || stripe_pages > 1 << 20 {
+            return Err(PlacementError::BadStripe(stripe_pages));
+        }
+        let lenders = weights.iter().filter(|w| **w > 0).count();
+        if lenders == 0 {
+            return Err(PlacementError::NothingLent);
+        }
+        let slots = interleave(&slot_counts(weights, lenders));
+        Ok(Self { slots, stripe_shift: stripe_pages.trailing_zeros() })
+    }
+
+    /// The server that holds `page`.
+    #[must_use]
+    pub fn holder(&self, page: PageIndex) -> ServerIndex {
+        let stripe = page.0 >> self.stripe_shift;
+        let slots = self.slots.len() as u64;
+        let slot = if slots == 1 { 0 } else { stripe % slots };
+        // The remainder is below `slots.len()`, a usize, so the cast loses nothing.
+        #[allow(clippy::cast_possible_truncation)]
+        self.slots[slot as usize]
+    }
+
+    /// Cuts an extent where its holder changes: the pieces in order, neighbours on one server joined.
+    #[must_use]
+    pub fn split(&self, extent: Extent) -> Pieces<'_> {
+        Pieces { placement: self, next: extent.first, end: extent.end() }
+    }
+
+    #[must_use]
+    pub fn stripe_pages(&self) -> u32 {
+        1 << self.stripe_shift
+    }
+}
+
+/// The pieces of an extent, from [`Placement::split`].
+pub struct Pieces<'a> {
+    placement: &'a Placement,
+    next: PageIndex,
+    end: PageIndex,
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = (ServerIndex, Extent);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next >= self.end {
+            return None;
+        }
+        let first = self.next;
+        let holder = self.placement.holder(first);
+        if self.placement.slots.len() == 1 {
+            self.next = self.end;
+        } else {
+            let stripe = u64::from(self.placement.stripe_pages());
+            let mut cut = PageIndex((first.0 | (stripe - 1)).saturating_add(1));
+            while cut < self.end && self.placement.holder(cut) == holder {
+                cut = PageIndex(cut.0.saturating_add(stripe));
+            }
+            self.next = cut.min(self.end);
+        }
+        // An extent's count is a u32, and a piece is never longer than the extent.
+        #[allow(clippy::cast_possible_truncation)]
+        let count = (self.next.0 - first.0) as u32;
+        Some((holder, Extent::new(first, count)))
+    }
+}
+
+/// How many slots each server gets: in proportion to its weight, at least one for every weight above zero.
+fn slot_counts(weights: &[u64], lenders: usize) -> Vec<u64> {
+    if lenders == 1 {
+        return weights.iter().map(|w| u64::from(*w > 0)).collect();
+    }
+    let positive = weights.iter().copied().filter(|w| *w > 0);
+    let first = positive.clone().next().unwrap_or(0);
+    if positive.clone().all(|w| w == first) {
+        return weights.iter().map(|w| u64::from(*w > 0)).collect();
+    }
+    let total = (lenders * SLOTS_PER_SERVER) as u64;
+    let mut counts = apportion(total, weights);
+    for (count, weight) in counts.iter_mut().zip(weights) {
+        if *weight > 0 {
+            *count = (*count).max(1);
+        }
+    }
+    counts
+}
+
+/// Spreads the servers' slots over the table as evenly as can be (smooth weighted round robin): at each step
+/// every server earns its count, the richest takes the slot and pays the total.
+fn interleave(counts: &[u64]) -> Vec<ServerIndex> {
+    let total: u64 = counts.iter().sum();
+    let mut credit: Vec<i128> = vec![0; counts.len()];
+    let mut slots = Vec::new();
+    for _ in 0..total {
+        let mut richest = 0;
+        for server in 0..counts.len() {
+            credit[server] += i128::from(counts[server]);
+            if credit[server] > credit[richest] {
+                richest = server;
+            }
+        }
+        credit[richest] -= i128::from(total);
+        // At most MAX_SERVERS servers, which fits.
+        #[allow(clippy::cast_possible_truncation)]
+        slots.push(ServerIndex(richest as u16));
+    }
+    slots
+}
+
+/// Divides `total` in proportion to `weights` without remainder: the parts sum to `total` exactly (to zero
+/// when every weight is zero). Largest remainders win the left-over units, the lower index on a tie.
+#[must_use]
+pub fn apportion(total: u64, weights: &[u64]) -> Vec<u64> {
+    let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
+    if sum == 0 {
+        return vec![0; weights.len()];
+    }
+    let mut parts = Vec::with_capacity(weights.len());
+    let mut remainders: Vec<(u128, usize)> = Vec::with_capacity(weights.len());
+    for (i, weight) in weights.iter().enumerate() {
+        // u64 * u64 fits a u128; the quotient is at most `total`.
+        let product = u128::from(total) * u128::from(*weight);
+        parts.push(u64::try_from(product / sum).unwrap_or(total));
+        remainders.push((product % sum, i));
+    }
+    let left = total - parts.iter().sum::<u64>();
+    remainders.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+    let left = usize::try_from(left).unwrap_or(usize::MAX);
+    for (_, i) in remainders.iter().take(left) {
+        parts[*i] += 1;
+    }
+    parts
+}
+
+/// What one server is asked for, before a lease is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Want {
+    /// Asked from this very server by the user; `None`: an equal part of what the named amounts leave.
+    pub named: Option<u64>,
+    /// The most it can give, once it said so.
+    pub free: Option<u64>,
+}
+
+/// The servers together cannot give what is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{missing} bytes of the wanted memory are not free on the servers")]
+pub struct Shortage {
+    pub missing: u64,
+}
+
+/// Shares a lease of `total` over the servers (all in one unit): servers with a named amount give that, the
+/// others share the rest equally, and what one of them cannot give the others take over.
+pub fn share_lease(total: u64, wants: &[Want]) -> Result<Vec<u64>, Shortage> {
+    let named: u64 = wants.iter().filter_map(|w| w.named).fold(0, u64::saturating_add);
+    let short: u64 =
+        wants.iter().filter_map(|w| Some(w.named?.saturating_sub(w.free?))).fold(0, u64::saturating_add);
+    if short > 0 {
+        return Err(Shortage { missing: short });
+    }
+    let mut shares: Vec<u64> = wants.iter().map(|w| w.named.unwrap_or(0)).collect();
+    let mut rest = total.saturating_sub(named);
+    let mut open: Vec<usize> = (0..wants.len()).filter(|i| wants[*i].named.is_none()).collect();
+    while rest > 0 {
+        if open.is_empty() {
+            return Err(Shortage { missing: rest });
+        }
+        let parts = apportion(rest, &vec![1; open.len()]);
+        let mut still_open = Vec::new();
+        for (i, part) in open.iter().zip(parts) {
+            let room = wants[*i].free.map_or(u64::MAX, |free| free.saturating_sub(shares[*i]));
+            let take = part.min(room);
+            shares[*i] += take;
+            rest -= take;
+            if take < room {
+                still_open.push(*i);
+            }
+        }
+        open = still_open;
+    }
+    Ok(shares)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn page(n: u64) -> PageIndex {
+        PageIndex(n)
+    }
+
+    #[test]
+    fn equal_servers_take_turns() {
+        let p = Placement::new(&[5, 5, 5], 4).unwrap();
+        let holders: Vec<u16> = (0..24).map(|n| p.holder(page(n)).0).collect();
+        assert_eq!(holders[..12], [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
+        assert_eq!(holders[..12], holders[12..]);
+    }
+
+    #[test]
+    fn a_server_that_lends_nothing_holds_nothing() {
+        let p = Placement::new(&[0, 7, 0, 7], 1).unwrap();
+        assert_eq!((0..4).map(|n| p.holder(page(n)).0).collect::<Vec<_>>(), [1, 3, 1, 3]);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert_eq!(Placement::new(&[], 4), Err(PlacementError::NoServers));
+        assert_eq!(Placement::new(&[0, 0], 4), Err(PlacementError::NothingLent));
+        assert_eq!(Placement::new(&[1], 3), Err(PlacementError::BadStripe(3)));
+        assert_eq!(Placement::new(&[1], 0), Err(PlacementError::BadStripe(0)));
+        assert_eq!(Placement::new(&[1; 5000], 4), Err(PlacementError::TooManyServers(5000)));
+    }
+
+    #[test]
+    fn the_last_pages_of_the_index_space_have_a_holder() {
+        let p = Placement::new(&[1, 2], 64).unwrap();
+        let extent = Extent::new(page((1 << 40) - 10), 10);
+        assert_eq!(p.split(extent).map(|(_, e)| e.count).sum::<u32>(), 10);
+    }
+
+    #[test]
+    fn a_server_that_is_short_is_relieved_by_the_others() {
+        let wants =
+            [Want { named: None, free: Some(2) }, Want::default(), Want { named: Some(3), free: Some(3) }];
+        assert_eq!(share_lease(13, &wants), Ok(vec![2, 8, 3]));
+        let wants = [Want { named: None, free: Some(2) }, Want { named: Some(3), free: None }];
+        assert_eq!(share_lease(13, &wants), Err(Shortage { missing: 8 }));
+        let wants = [Want { named: Some(4), free: Some(3) }];
+        assert_eq!(share_lease(4, &wants), Err(Shortage { missing: 1 }));
+    }
+
+    proptest! {
+        #[test]
+        fn every_page_has_one_holder_and_split_agrees(
+            weights in prop::collection::vec(0u64..1 << 40, 1..9),
+            stripe_shift in 0u32..10,
+            first in 0u64..1 << 40,
+            count in 1u32..3000,
+        ) {
+            prop_assume!(weights.iter().any(|w| *w > 0));
+            let p = Placement::new(&weights, 1 << stripe_shift).unwrap();
+            let extent = Extent::new(page(first), count);
+            let mut next = extent.first;
+            let mut last = None;
+            for (server, piece) in p.split(extent) {
+                prop_assert_eq!(piece.first, next);
+                prop_assert!(piece.count > 0);
+                prop_assert!(last != Some(server), "neighbours on one server are joined");
+                for page in piece.pages() {
+                    prop_assert_eq!(p.holder(page), server);
+                }
+                prop_assert!(weights[server.as_usize()] > 0);
+                next = piece.end();
+                last = Some(server);
+            }
+            prop_assert_eq!(next, extent.end());
+        }
+
+        #[test]
+        fn servers_fill_in_proportion_to_what_they_lend(weights in prop::collection::vec(1u64..1000, 1..7)) {
+            let p = Placement::new(&weights, 1).unwrap();
+            let n = p.slots.len() as u64;
+            let total: u64 = weights.iter().sum();
+            for (i, weight) in weights.iter().enumerate() {
+                let held = p.slots.iter().filter(|s| s.as_usize() == i).count() as f64;
+                let fair = n as f64 * *weight as f64 / total as f64;
+                // A slot of rounding, and one for each server so small that it got its only slot as a gift.
+                prop_assert!((held - fair).abs() <= 1.0 + weights.len() as f64, "server {} holds {} of {}, fair is {}", i, held, n, fair);
+            }
+        }
+
+        #[test]
+        fn a_window_of_stripes_reaches_every_equal_server(servers in 1usize..9, first in 0u64..10_000) {
+            let p = Placement::new(&vec![3; servers], 1).unwrap();
+            let window: std::collections::BTreeSet<_> = (first..first + servers as u64).map(|n| p.holder(page(n))).collect();
+            prop_assert_eq!(window.len(), servers);
+        }
+
+        #[test]
+        fn apportioned_parts_sum_to_the_total(total: u64, weights in prop::collection::vec(any::<u64>(), 1..9)) {
+            let parts = apportion(total, &weights);
+            let sum: u128 = parts.iter().map(|p| u128::from(*p)).sum();
+            let expected = if weights.iter().all(|w| *w == 0) { 0 } else { u128::from(total) };
+            prop_assert_eq!(sum, expected);
+            for (part, weight) in parts.iter().zip(&weights) {
+                prop_assert!(*weight > 0 || *part == 0);
+            }
+        }
+
+        #[test]
+        fn a_shared_lease_is_whole_and_within_what_is_free(
+            total in 0u64..10_000,
+            wants in prop::collection::vec((prop::option::of(0u64..4000), prop::option::of(0u64..4000)), 1..7),
+        ) {
+            let wants: Vec<Want> = wants.into_iter().map(|(named, free)| Want { named, free }).collect();
+            let named: u64 = wants.iter().filter_map(|w| w.named).sum();
+            match share_lease(total, &wants) {
+                Ok(shares) => {
+                    prop_assert_eq!(shares.iter().sum::<u64>(), total.max(named));
+                    for (share, want) in shares.iter().zip(&wants) {
+                        prop_assert!(want.free.is_none_or(|free| *share <= free));
+                        prop_assert!(want.named.is_none_or(|named| *share == named));
+                    }
+                }
+                Err(Shortage { missing }) => {
+                    prop_assert!(missing > 0);
+                    let named_fits = wants.iter().all(|w| w.named.is_none_or(|n| w.free.is_none_or(|f| n <= f)));
+                    let room: u64 = wants.iter().map(|w| if w.named.is_some() { 0 } else { w.free.unwrap_or(1 << 40) }).sum();
+                    prop_assert!(!named_fits || room < total.saturating_sub(named));
+                }
+            }
+        }
+    }
+}

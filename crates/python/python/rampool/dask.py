@@ -1,0 +1,115 @@
+"""Dask workers that spill to the pool instead of their disk: ``Worker(data=...)``.
+
+    cluster = LocalCluster(n_workers=4, memory_limit="2GiB", data=rampool.dask.spill("memhost1", memory="64G",
+    target="1200MiB"))
+
+Needs ``rampool[dask]``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
+from typing import Any, cast
+
+import zict
+from dask.utils import parse_bytes
+from distributed.protocol.serialize import deserialize_bytes, serialize_bytelist
+from distributed.sizeof import safe_sizeof
+from distributed.spill import Slow, SpillBuffer, SpilledSize
+
+from rampool._errors import NoRoom
+from rampool._pool import Pool, connect
+from rampool._store import Store
+
+__all__ = ["Spill", "spill"]
+
+
+def spill(
+    servers: str | None = None, *, memory: str | int, target: str | int, **options: str | int
+) -> tuple[Any, dict[str, Any]]:
+    """What a worker's ``data=`` takes; each worker leases ``memory`` of its own.
+
+    Args:
+        servers: as :func:`rampool.connect` takes them.
+        memory: how much each worker leases.
+        target: how many bytes of values stay in a worker, such as 60 % of its memory limit, which is what
+            Dask does with a disk.
+        options: those of :func:`rampool.connect`.
+    """
+    return Spill, {"servers": servers, "memory": memory, "target": target, **options}
+
+
+class Spill(SpillBuffer):
+    """Dask's own buffer, with the pool where it has a directory: a value that does not fit is in the pool
+    until it is asked for."""
+
+    def __init__(
+        self,
+        servers: str | None = None,
+        *,
+        memory: str | int,
+        target: str | int,
+        pool: Pool | None = None,
+        **options: str | int,
+    ) -> None:
+        self._pool = pool if pool is not None else connect(servers, memory=memory, **options)
+        slow = _Slow(self._pool.store())
+        zict.Buffer.__init__(
+            self,
+            fast={},
+            slow=zict.Cache(slow, zict.WeakValueMapping()),
+            n=parse_bytes(target),
+            weight=lambda _, value: _weight(value),
+        )
+        self.logged_pickle_errors: set[Any] = set()
+        self.cumulative_metrics: defaultdict[tuple[str, str], float] = defaultdict(float)
+
+    def close(self) -> None:
+        """Gives the lease back."""
+        self._pool.close()
+
+
+def _weight(value: object) -> int:
+    return safe_sizeof(value)
+
+
+class _Bytes(MutableMapping[Any, Any]):
+    """What zict.File is for a directory."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __setitem__(self, key: Any, frames: list[Any]) -> None:
+        try:
+            self._store.put(str(key), frames)
+        except NoRoom as error:
+            # As a full disk: the value stays in memory, and the worker says so.
+            raise OSError(str(error)) from error
+
+    def __getitem__(self, key: Any) -> memoryview:
+        return self._store[str(key)]
+
+    def __delitem__(self, key: Any) -> None:
+        del self._store[str(key)]
+
+    def __contains__(self, key: object) -> bool:
+        return str(key) in self._store
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key.decode() for key in self._store)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+
+class _Slow(Slow):
+    def __init__(self, store: Store) -> None:
+        dump = cast(
+            Callable[[object], bytes], partial(serialize_bytelist, compression=None, on_error="raise")
+        )
+        zict.Func.__init__(self, dump, deserialize_bytes, _Bytes(store))
+        self.max_weight = False
+        self.weight_by_key = {}
+        self.total_weight = SpilledSize(0, 0)

@@ -1,0 +1,62 @@
+//! What holds for every call: not in a forked child, and signals are looked for while it waits.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+
+use crate::errors::own;
+
+/// Ctrl-C is noticed this soon.
+pub const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+
+/// What a process opened, which its forked children have not: the connections are shared with the parent, and
+/// the threads are gone.
+pub struct Own<T> {
+    value: Option<Mutex<T>>,
+    process: u32,
+}
+
+impl<T> Own<T> {
+    pub fn new(value: T) -> Self {
+        Self { value: Some(Mutex::new(value)), process: std::process::id() }
+    }
+
+    /// # Errors
+    /// `ForkError` in a forked child.
+    pub fn check(&self) -> PyResult<()> {
+        if std::process::id() == self.process {
+            return Ok(());
+        }
+        let text = "this process is a forked child, and the pool belongs to its parent: call rampool.connect here, or use the start method \"spawn\" or \"forkserver\"";
+        Err(own("ForkError", text.to_owned()))
+    }
+
+    /// Blocks while another thread of this process uses it: call it without the interpreter.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let value = self.value.as_ref().expect("there until it is dropped");
+        value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        if std::process::id() != self.process {
+            std::mem::forget(self.value.take());
+        }
+    }
+}
+
+/// Calls `step` without the interpreter, with a moment to return by, until it gives something. Between the
+/// calls signals are looked for.
+///
+/// # Errors
+/// What a signal handler raises, such as `KeyboardInterrupt`.
+pub fn wait<T: Send>(py: Python<'_>, mut step: impl FnMut(Instant) -> Option<T> + Send) -> PyResult<T> {
+    loop {
+        if let Some(value) = py.detach(|| step(Instant::now() + SIGNALS_EVERY)) {
+            return Ok(value);
+        }
+        py.check_signals()?;
+    }
+}

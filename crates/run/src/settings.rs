@@ -1,0 +1,156 @@
+//! What `rampool run` tells the agent inside the programs that it starts.
+//!
+//! One file, `settings`, in a directory that only its owner can read; the environment variable
+//! [`RUN_DIR_VARIABLE`] names the directory. The text is `name = value`, a line each. Every process of the
+//! run publishes its counters there as `PID.stats`, and its last words as `PID.lost`.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rampool_kernel::probe::Rung;
+use rampool_wire::session::Encryption;
+
+use rampool_client::pool::{LeaseTicket, TicketError};
+use rampool_net::transport::SameHost;
+
+/// Names the run's directory to the agent.
+pub const RUN_DIR_VARIABLE: &str = "RAMPOOL_RUN_DIR";
+
+/// The exit code of a program that was ended because pages of it are lost.
+pub const LOST_EXIT_CODE: i32 = 74;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Where this file lies.
+    pub run_dir: PathBuf,
+    /// The lease that every process of the run shares.
+    pub ticket: LeaseTicket,
+    pub key_file: Option<PathBuf>,
+    pub encryption: Encryption,
+    pub same_host: SameHost,
+    /// Local memory of each process, in bytes.
+    pub local_bytes: u64,
+    pub page_bytes: u32,
+    pub prefetch_bytes: u32,
+    pub rung: Rung,
+    /// Evict by copying even where the kernel can move pages.
+    pub evict_by_copy: bool,
+    /// Compare every page that returns with the bytes that left.
+    pub verify: bool,
+    pub op_deadline_ms: u64,
+    pub compression: bool,
+    /// Spin this long for an answer or a fault.
+    pub spin_us: u64,
+    /// Keep the pager on the CPU where faults happen.
+    pub follow_faults: bool,
+}
+
+/// Why settings could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingsError {
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{}: `{name}` is missing or invalid", path.display())]
+    Field { path: PathBuf, name: &'static str },
+    #[error("{}: {source}", path.display())]
+    Ticket { path: PathBuf, source: TicketError },
+}
+
+impl Settings {
+    fn path(run_dir: &Path) -> PathBuf {
+        run_dir.join("settings")
+    }
+
+    /// Writes the file, readable by its owner only.
+    ///
+    /// # Errors
+    /// [`SettingsError::Io`].
+    pub fn write(&self) -> Result<(), SettingsError> {
+        let path = Self::path(&self.run_dir);
+        let io = |source| SettingsError::Io { path: path.clone(), source };
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
+        let mut text = format!(
+            "ticket = {}\nencryption = {}\nsame_host = {}\nlocal_bytes = {}\npage_bytes = {}\nprefetch_bytes = {}\nrung = {}\nevict_by_copy = {}\nverify = {}\nop_deadline_ms = {}\n\
+             compression = {}\nspin_us = {}\nfollow_faults = {}\n",
+            self.ticket,
+            self.encryption,
+            self.same_host,
+            self.local_bytes,
+            self.page_bytes,
+            self.prefetch_bytes,
+            self.rung.name(),
+            self.evict_by_copy,
+            self.verify,
+            self.op_deadline_ms,
+            self.compression,
+            self.spin_us,
+            self.follow_faults,
+        );
+        if let Some(key) = &self.key_file {
+            text.push_str(&format!("key_file = {}\n", key.display()));
+        }
+        file.write_all(text.as_bytes()).map_err(io)
+    }
+
+    /// Reads what [`Settings::write`] wrote.
+    ///
+    /// # Errors
+    /// [`SettingsError`] names the file and the field.
+    pub fn read(run_dir: &Path) -> Result<Self, SettingsError> {
+        let path = Self::path(run_dir);
+        let text = std::fs::read_to_string(&path)
+            .map_err(|source| SettingsError::Io { path: path.clone(), source })?;
+        let find = |name: &str| {
+            text.lines().find_map(|line| {
+                let (found, value) = line.split_once('=')?;
+                (found.trim() == name).then(|| value.trim())
+            })
+        };
+        fn field<T: FromStr>(
+            path: &Path,
+            name: &'static str,
+            value: Option<&str>,
+        ) -> Result<T, SettingsError> {
+            value
+                .and_then(|v| v.parse().ok())
+                .ok_or_else(|| SettingsError::Field { path: path.to_owned(), name })
+        }
+        let missing = |name| SettingsError::Field { path: path.clone(), name };
+        Ok(Self {
+            run_dir: run_dir.to_owned(),
+            ticket: find("ticket")
+                .ok_or_else(|| missing("ticket"))?
+                .parse()
+                .map_err(|source| SettingsError::Ticket { path: path.clone(), source })?,
+            key_file: find("key_file").map(PathBuf::from),
+            encryption: field(&path, "encryption", find("encryption"))?,
+            same_host: field(&path, "same_host", find("same_host"))?,
+            local_bytes: field(&path, "local_bytes", find("local_bytes"))?,
+            page_bytes: field(&path, "page_bytes", find("page_bytes"))?,
+            prefetch_bytes: field(&path, "prefetch_bytes", find("prefetch_bytes"))?,
+            rung: find("rung").and_then(Rung::parse).ok_or_else(|| missing("rung"))?,
+            evict_by_copy: field(&path, "evict_by_copy", find("evict_by_copy"))?,
+            verify: field(&path, "verify", find("verify"))?,
+            op_deadline_ms: field(&path, "op_deadline_ms", find("op_deadline_ms"))?,
+            compression: field(&path, "compression", find("compression"))?,
+            spin_us: field(&path, "spin_us", find("spin_us"))?,
+            follow_faults: field(&path, "follow_faults", find("follow_faults"))?,
+        })
+    }
+
+    /// Where process `pid` of the run publishes its counters.
+    #[must_use]
+    pub fn stats_path(&self, pid: u32) -> PathBuf {
+        self.run_dir.join(format!("{pid}.stats"))
+    }
+
+    /// Where process `pid` of the run says why it was ended.
+    #[must_use]
+    pub fn lost_path(&self, pid: u32) -> PathBuf {
+        self.run_dir.join(format!("{pid}.lost"))
+    }
+}

@@ -1,0 +1,325 @@
+//! One thread that serves block clients: it polls them, and gives each a turn.
+
+use super::Mailbox;
+use super::client::{Bench, Client, Gone, Turn};
+use crate::shared::{Shared, lock};
+use rampool_nbd::End;
+use rampool_net::patience::Patience;
+use rampool_net::transport::{Listener, Peer, Stream};
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A client must choose an export within this time, and take the last answers within it.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// Connections that are accepted in one turn: those that are here already are served between.
+const MOST_ACCEPTED: usize = 64;
+/// The longest time between two looks at the clients.
+const SWEEP_EVERY: Duration = Duration::from_millis(500);
+/// What a client that reads long stretches may have on its way within this machine, where the kernel allows
+/// it.
+const SOCKET_BYTES: usize = 1 << 20;
+const DOORBELL: u64 = u64::MAX;
+const FIRST_LISTENER: u64 = u64::MAX - 1024;
+
+pub(crate) struct Worker {
+    index: usize,
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    listeners: Vec<Listener>,
+    /// No descriptor is left for one more connection: the listeners are not polled until the next sweep.
+    is_deaf: bool,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// Clients with more to do than one turn.
+    again: Vec<u64>,
+    draining: bool,
+    next: usize,
+    bench: Bench,
+}
+
+struct Slot {
+    /// Tells a new client of this slot from an event for its predecessor.
+    generation: u32,
+    client: Option<Box<Client>>,
+    interest: epoll::EventFlags,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        index: usize,
+        shared: Arc<Shared>,
+        listeners: Vec<Listener>,
+    ) -> Result<Self, rustix::io::Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let mailbox = &shared.blocks().threads[index];
+        epoll::add(&epoll, &mailbox.doorbell, epoll::EventData::new_u64(DOORBELL), epoll::EventFlags::IN)?;
+        for (token, listener) in (FIRST_LISTENER..).zip(&listeners) {
+            epoll::add(&epoll, listener, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
+        }
+        let (slots, free, again) = (Vec::new(), Vec::new(), Vec::new());
+        let (is_deaf, draining, next) = (false, false, 0);
+        Ok(Self {
+            index,
+            shared,
+            epoll,
+            listeners,
+            is_deaf,
+            slots,
+            free,
+            again,
+            draining,
+            next,
+            bench: Bench::default(),
+        })
+    }
+
+    /// Works until the server stops.
+    pub(crate) fn run(mut self) {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
+        let mut patience = Patience::new(self.shared.config.spin);
+        rampool_kernel::thread::ask_for_short_slices();
+        let mut next_sweep = Instant::now() + SWEEP_EVERY;
+        let mut idle_since: Option<Instant> = None;
+        while !self.shared.stopping() {
+            let now = Instant::now();
+            if now >= next_sweep {
+                self.sweep(now);
+                next_sweep = now + SWEEP_EVERY;
+            }
+            let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < patience.time();
+            let timeout = if spinning { Duration::ZERO } else { next_sweep.saturating_duration_since(now) };
+            if !spinning {
+                patience.sleeps();
+                self.shared.blocks().sleeps.fetch_add(1, Ordering::Relaxed);
+            }
+            let timeout = Timespec {
+                tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(1),
+                tv_nsec: timeout.subsec_nanos().into(),
+            };
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => panic!("polling failed: {error}"),
+            }
+            if events.is_empty() && self.again.is_empty() {
+                idle_since = idle_since.or(Some(now));
+                if spinning {
+                    patience.look_again(waited, false);
+                }
+                continue;
+            }
+            if let Some(since) = idle_since.take() {
+                patience.waited(since.elapsed());
+            }
+            let now = Instant::now();
+            for token in std::mem::take(&mut self.again) {
+                self.ready(token, now);
+            }
+            for event in &events {
+                match event.data.u64() {
+                    DOORBELL => self.answer_doorbell(now),
+                    token if token >= FIRST_LISTENER => {
+                        self.accept(usize::try_from(token - FIRST_LISTENER).expect("few listeners"))
+                    }
+                    token => self.ready(token, now),
+                }
+            }
+        }
+        for index in 0..self.slots.len() {
+            self.close(index, &Gone::Stopping);
+        }
+    }
+
+    fn mailbox(&self) -> &Mailbox {
+        &self.shared.blocks().threads[self.index]
+    }
+
+    fn accept(&mut self, listener: usize) {
+        for _ in 0..MOST_ACCEPTED {
+            let stream = match self.listeners[listener].accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(error) => {
+                    self.shared.complain("could not accept a block client", None, &error);
+                    if crate::shard::is_want(&error) {
+                        // The connection waits in the kernel, which would report it again and again.
+                        self.listen(false);
+                        return;
+                    }
+                    continue;
+                }
+            };
+            if !self.shared.allows(stream.peer()) {
+                self.turn_away(&stream, "this user may not use the server's Unix sockets (--allow-uid)");
+                continue;
+            }
+            if !self.shared.blocks().take_place(&self.shared) {
+                self.turn_away(
+                    &stream,
+                    "the server has as many block clients as it allows (a quarter of --max-connections)",
+                );
+                continue;
+            }
+            prepare(&stream, self.shared.config.heartbeat);
+            let blocks = self.shared.blocks();
+            let target = self.next % blocks.threads();
+            self.next = self.next.wrapping_add(1);
+            if target == self.index {
+                self.add(stream, Instant::now());
+            } else {
+                blocks.threads[target].send(stream);
+            }
+        }
+    }
+
+    fn turn_away(&self, stream: &Stream, why: &str) {
+        self.shared.blocks().failed_handshakes.fetch_add(1, Ordering::Relaxed);
+        self.shared.complain("a block client was turned away", Some(stream.peer()), &why);
+    }
+
+    /// Connections are accepted from now on, or stay in the kernel until the next sweep.
+    fn listen(&mut self, listens: bool) {
+        if self.is_deaf != listens {
+            return;
+        }
+        self.is_deaf = !listens;
+        let flags = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        for (token, listener) in (FIRST_LISTENER..).zip(&self.listeners) {
+            epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(token), flags)
+                .expect("a polled descriptor can be polled otherwise");
+        }
+    }
+
+    fn answer_doorbell(&mut self, now: Instant) {
+        let mut rung = [0; 8];
+        // Whether the doorbell was rung more than once makes no difference.
+        let _ = rustix::io::read(&self.mailbox().doorbell, &mut rung);
+        let arrivals = std::mem::take(&mut *lock(&self.mailbox().arrivals));
+        for stream in arrivals {
+            self.add(stream, now);
+        }
+        if self.shared.draining() && !std::mem::replace(&mut self.draining, true) {
+            for slot in &mut self.slots {
+                if let Some(client) = &mut slot.client {
+                    client.say_draining(&self.shared, self.shared.blocks(), &mut self.bench);
+                }
+            }
+        }
+    }
+
+    /// A client has connected, and has a place.
+    fn add(&mut self, stream: Stream, now: Instant) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, client: None, interest: epoll::EventFlags::IN });
+            self.slots.len() - 1
+        });
+        let slot = &mut self.slots[index];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.interest = epoll::EventFlags::IN;
+        let token = token(index, slot.generation);
+        if let Err(error) = epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(token), slot.interest)
+        {
+            self.shared.complain("cannot poll a block client", Some(stream.peer()), &error);
+            self.free.push(index);
+            self.shared.blocks().give_place_back(&self.shared);
+            return;
+        }
+        let client =
+            Client::new(stream, &self.shared, self.shared.blocks(), self.index, &mut self.bench, now);
+        slot.client = Some(Box::new(client));
+        self.ready(token, now);
+    }
+
+    /// A client's turn.
+    fn ready(&mut self, token: u64, now: Instant) {
+        let index = slot_of(token);
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        let (true, Some(client)) = (u64::from(slot.generation) == token >> 32, &mut slot.client) else {
+            return;
+        };
+        let turn = match client.turn(&self.shared, self.shared.blocks(), &mut self.bench, now) {
+            Ok(turn) => turn,
+            Err(gone) => return self.close(index, &gone),
+        };
+        let mut flags = epoll::EventFlags::empty();
+        if turn != Turn::Full {
+            flags |= epoll::EventFlags::IN;
+        }
+        if client.has_queued() {
+            flags |= epoll::EventFlags::OUT;
+        }
+        if turn == Turn::More {
+            self.again.push(token);
+        }
+        if flags != slot.interest {
+            slot.interest = flags;
+            epoll::modify(&self.epoll, client.as_ref(), epoll::EventData::new_u64(token), flags)
+                .expect("a polled descriptor can be polled otherwise");
+        }
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        self.listen(true);
+        for index in 0..self.slots.len() {
+            let Some(client) = &self.slots[index].client else { continue };
+            if client.is_shaking() && now.duration_since(client.since) >= HANDSHAKE_TIME {
+                self.close(index, &Gone::Slow);
+            } else if client.has_queued() && now.duration_since(client.took) >= self.longest_wait_of(client) {
+                self.close(index, &Gone::Stuck);
+            }
+        }
+    }
+
+    /// How long a client may take nothing of what is queued for it.
+    fn longest_wait_of(&self, client: &Client) -> Duration {
+        if client.is_over() { HANDSHAKE_TIME } else { self.shared.config.silence }
+    }
+
+    fn close(&mut self, index: usize, gone: &Gone) {
+        let Some(client) = self.slots[index].client.take() else { return };
+        let blocks = self.shared.blocks();
+        let (peer, export) = (client.peer(), client.export());
+        match (gone, export) {
+            (Gone::Session(End::Violation(_)) | Gone::Slow, None) => {
+                blocks.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                self.shared.complain("the handshake of a block client failed", Some(peer), gone);
+            }
+            (Gone::Session(End::Violation(_)), Some(export)) => {
+                blocks.protocol_errors.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%peer, export, "block client disconnected: {gone}");
+            }
+            (Gone::Stuck | Gone::Session(End::ReadFailed(_)), _) => {
+                tracing::warn!(%peer, ?export, "block client disconnected: {gone}")
+            }
+            (_, None) => tracing::debug!(%peer, "block client disconnected: {gone}"),
+            (_, Some(export)) => tracing::info!(%peer, export, "block client disconnected: {gone}"),
+        }
+        drop(client);
+        self.free.push(index);
+        self.shared.blocks().give_place_back(&self.shared);
+    }
+}
+
+/// Detects a machine that is gone, and sends long replies in few calls.
+fn prepare(stream: &Stream, heartbeat: Duration) {
+    if let Err(error) = stream.keep_alive(heartbeat) {
+        tracing::debug!(%error, peer = %stream.peer(), "a block client went as it came");
+    }
+    if let Peer::Unix { .. } = stream.peer() {
+        // The kernel may allow less, which is enough.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SOCKET_BYTES);
+    }
+}
+
+fn slot_of(token: u64) -> usize {
+    usize::try_from(token & u64::from(u32::MAX)).expect("32 bits")
+}
+
+fn token(index: usize, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::try_from(index).expect("fewer than 2^32 clients")
+}

@@ -1,0 +1,1142 @@
+//! One client's connection: requests in, replies out.
+
+pub(super) mod direct;
+mod keyed;
+pub(super) mod queue;
+mod rows;
+
+use super::shared::{Counts, Lease, OWN_REPLY_BYTES, Posts, Replies, Shared};
+use crate::store::{PageStore, Scratch};
+use rampool_lease::{
+    AttachError, ConnectionNumber, FrameIndex, LeaseSpace, OpenError, ResizeError, SpaceError, StoredPage,
+    resize_lease,
+};
+use rampool_net::key::random_bytes;
+use rampool_net::transport::{Flush, Link, LinkError, Means, Piece, PieceMut, Received, Urgency};
+use rampool_wire::frame::{
+    AttachLease, Granted, Header, LeaseId, LeaseToken, MAX_BULK_BYTES, MemberId, Opcode, OpenLease,
+    PageEntry, RegionId, Status, WireError, encode_error, encode_frame, encode_get_reply, parse_extents,
+    parse_put,
+};
+use rampool_wire::session::features;
+use rampool_wire::units::{Extent, OS_PAGE_BYTES};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a request waits for memory that closing leases are about to give back: less than clients wait for
+/// the reply.
+const LEASE_WAIT: Duration = Duration::from_secs(4);
+/// Frames answered before another connection has its turn.
+const FRAMES_A_TURN: usize = 64;
+/// A request of the direct view counts as so many frames: it may move a megabyte, and touch many pages.
+const DIRECT_COUNTS_FOR: usize = 8;
+/// The longest turn in time, checked after so many frames: a longer one delays the other connections.
+const TURN: Duration = Duration::from_millis(1);
+const LOOK_AT_CLOCK_AFTER: usize = 8;
+/// After a request of the direct view, this much of a collected reply is sent at once, before the end of the
+/// turn: while the next request is worked on, and while it is in the cache. Through shared memory the client
+/// takes it from there; for a socket the kernel copies it, and each call to send costs more than the cache
+/// gives. in the cache. Through shared memory the client takes it from there; for a socket the kernel copies
+/// it, and each call to send costs more than the cache gives.
+const FLUSH_COLLECTED_BYTES: usize = 32 * 1024;
+const FLUSH_COLLECTED_INTO_SOCKET_BYTES: usize = 512 << 10;
+/// Likewise for replies that are sent from where they lie: one call for several is faster than one for each.
+const FLUSH_BYTES: usize = 1536 << 10;
+/// Where the bytes of a refused `Put` go.
+const SINK_BYTES: usize = 64 * 1024;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum End {
+    #[error("the client said goodbye")]
+    Goodbye,
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error("the client broke the protocol: {0}")]
+    Protocol(String),
+    #[error("the client sent nothing for too long")]
+    Silent,
+    #[error("it had no lease, and its place was given to another client")]
+    MadeRoom,
+    #[error("the client does not read its replies")]
+    Stuck,
+    #[error("the client has reconnected on another connection")]
+    Replaced,
+    #[error("the server stops")]
+    Stopping,
+}
+
+impl From<WireError> for End {
+    fn from(error: WireError) -> Self {
+        End::Protocol(error.to_string())
+    }
+}
+
+/// What a turn left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Turn {
+    /// All received requests are answered.
+    Idle,
+    /// There is more; the connection wants another turn.
+    More,
+    /// The client must read replies before more of its requests are read.
+    Full,
+}
+
+/// Keeps the frames of a queued reply.
+pub(super) struct Held {
+    store: Option<Arc<dyn PageStore>>,
+    one: [FrameIndex; 1],
+    many: Vec<FrameIndex>,
+    /// Other memory of a reply.
+    bytes: Vec<u8>,
+    /// The pool that it returns to.
+    shelf: Option<Arc<Shelf>>,
+}
+
+/// Buffers of sent replies, for the next ones: memory that is in the cache, and that the kernel need not
+/// supply.
+#[derive(Default, Debug)]
+pub(super) struct Shelf(Mutex<Vec<Vec<u8>>>);
+
+/// Buffers in the pool, and bytes of each.
+const MOST_SHELVED: usize = 4;
+const LARGEST_SHELVED: usize = 1 << 20;
+
+impl Shelf {
+    /// An empty buffer with room for `bytes`: the one that was used last, if it has it.
+    fn take(&self, bytes: usize) -> Vec<u8> {
+        let found = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut buffer = found.filter(|buffer| buffer.capacity() >= bytes).unwrap_or_default();
+        buffer.reserve_exact(bytes);
+        buffer
+    }
+
+    fn put_back(&self, mut buffer: Vec<u8>) {
+        if buffer.capacity() == 0 || buffer.capacity() > LARGEST_SHELVED {
+            return;
+        }
+        buffer.clear();
+        let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() < MOST_SHELVED {
+            buffers.push(buffer);
+        }
+    }
+}
+
+impl Held {
+    pub(super) fn nothing() -> Self {
+        Self::bytes(Vec::new())
+    }
+
+    fn bytes(bytes: Vec<u8>) -> Self {
+        Self { store: None, one: [FrameIndex(0)], many: Vec::new(), bytes, shelf: None }
+    }
+
+    /// Its bytes return to the pool when the reply has been sent.
+    fn back_to(self, shelf: &Arc<Shelf>) -> Self {
+        let mut held = self;
+        held.shelf = Some(Arc::clone(shelf));
+        held
+    }
+
+    fn frames(store: &Arc<dyn PageStore>, frames: &[FrameIndex]) -> Self {
+        Self::frames_and_bytes(store, frames, Vec::new())
+    }
+
+    pub(super) fn frames_and_bytes(
+        store: &Arc<dyn PageStore>,
+        frames: &[FrameIndex],
+        bytes: Vec<u8>,
+    ) -> Self {
+        match frames {
+            [] => Self::bytes(bytes),
+            // The usual reply, one page, allocates nothing.
+            [one] => {
+                Self { store: Some(Arc::clone(store)), one: [*one], many: Vec::new(), bytes, shelf: None }
+            }
+            many => Self {
+                store: Some(Arc::clone(store)),
+                one: [FrameIndex(0)],
+                many: many.to_vec(),
+                bytes,
+                shelf: None,
+            },
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(store) = &self.store {
+            store.release(if self.many.is_empty() { &self.one } else { &self.many });
+        }
+        if let Some(shelf) = &self.shelf {
+            shelf.put_back(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+/// Buffers of a shard, reused from request to request.
+#[derive(Default)]
+pub(super) struct Workbench {
+    extents: Vec<Extent>,
+    pages: Vec<Option<StoredPage>>,
+    entries: Vec<PageEntry>,
+    frames: Vec<FrameIndex>,
+    lens: Vec<u32>,
+    pieces: Vec<Piece>,
+    places: Vec<PieceMut>,
+    head: Vec<u8>,
+    released: Vec<FrameIndex>,
+    scratch: Scratch,
+    sink: Vec<u8>,
+    shelf: Arc<Shelf>,
+    /// The bytes, checksums and table of a gather that the link copies.
+    gathered: Vec<u8>,
+    crcs: Vec<u32>,
+    table: Vec<u8>,
+    /// Answers of queues for other connections.
+    pub(super) posts: Posts,
+    /// When the first request that waits in a queue times out.
+    pub(super) alarm: Option<Instant>,
+}
+
+impl Workbench {
+    fn set_alarm(&mut self, at: Instant) {
+        self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
+    }
+
+    /// Targets for bytes to discard: all of them are the same memory.
+    fn lay_out_sink(&mut self, bytes: usize) {
+        self.sink.resize(SINK_BYTES, 0);
+        let mut left = bytes;
+        while left > 0 {
+            let len = left.min(SINK_BYTES);
+            self.places.push(PieceMut { ptr: self.sink.as_mut_ptr(), len });
+            left -= len;
+        }
+    }
+}
+
+/// The lease of a connection, and its member.
+struct Seat {
+    lease: Arc<Lease>,
+    member: MemberId,
+    connection: ConnectionNumber,
+}
+
+impl Seat {
+    /// The lease's pages, if this connection still speaks for its member.
+    fn space(&self) -> Result<MutexGuard<'_, LeaseSpace>, SpaceError> {
+        let space = self.lease.space();
+        space.admit(self.member, self.connection)?;
+        Ok(space)
+    }
+}
+
+/// The `Put`, `Scatter` or `Accumulate` whose bytes are still arriving.
+#[derive(Default)]
+struct Arriving {
+    extents: Vec<Extent>,
+    entries: Vec<PageEntry>,
+    frames: Vec<FrameIndex>,
+    part: Option<direct::Part>,
+    /// The reply is known already: the pages go to the sink.
+    refused: Option<(Status, u64, String)>,
+}
+
+/// A request for memory that is free as soon as closing leases have been freed.
+struct Parked {
+    header: Header,
+    ask: Ask,
+    until: Instant,
+}
+
+enum Ask {
+    Open(OpenLease),
+    Resize(u64),
+}
+
+/// The result of asking for memory.
+enum Asked {
+    Granted(Box<Granted>),
+    Resized,
+    Refused(Refused),
+    /// The memory is about to be free.
+    Later(Refused),
+}
+
+pub(super) struct Connection {
+    link: Link<Held>,
+    seat: Option<Seat>,
+    parked: Option<Parked>,
+    arriving: Arriving,
+    /// Bytes that were collected for answers since the last flush.
+    collected: usize,
+    replies: Arc<Replies>,
+    /// The part of its replies that counts among those of all connections.
+    counted: usize,
+    arena: usize,
+    /// Its slot in its shard.
+    token: u64,
+    /// Copies that the copy worker has.
+    copies: usize,
+    /// Requests that wait in queues.
+    waiting: BTreeMap<u64, Header>,
+    /// Memory of the client that requests address by key.
+    exposures: keyed::Exposures,
+    since: Instant,
+    /// When the last bytes of the client arrived.
+    pub(super) heard: Instant,
+    /// When it last read something of its queued replies, or nothing was queued.
+    pub(super) took: Instant,
+    said_draining: bool,
+}
+
+/// A refused request: what to tell the client.
+pub(super) struct Refused {
+    pub(super) status: Status,
+    pub(super) arg: u64,
+    pub(super) message: String,
+}
+
+impl Refused {
+    pub(super) fn new(status: Status, message: impl ToString) -> Self {
+        Self { status, arg: 0, message: message.to_string() }
+    }
+}
+
+impl From<SpaceError> for Refused {
+    fn from(error: SpaceError) -> Self {
+        let (status, arg) = match error {
+            SpaceError::Full { free } => (Status::PoolFull, free),
+            SpaceError::NoSuchRegion => (Status::NoSuchRegion, 0),
+            SpaceError::NotOwner | SpaceError::OfQueue => (Status::NotAllowed, 0),
+            SpaceError::MemberGone | SpaceError::Replaced => (Status::MemberGone, 0),
+            SpaceError::BeyondRegion { .. } | SpaceError::RegionLength => (Status::BadRequest, 0),
+            _ => (Status::LimitReached, 0),
+        };
+        Self { status, arg, message: error.to_string() }
+    }
+}
+
+fn count(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+/// As [`count`], for a counter with one writer: it is the shard's, or the lease is locked.
+fn count_alone(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
+impl Connection {
+    pub(super) fn new(
+        link: Link<Held>,
+        replies: Arc<Replies>,
+        arena: usize,
+        token: u64,
+        now: Instant,
+    ) -> Self {
+        let arriving = Arriving::default();
+        let waiting = BTreeMap::new();
+        let exposures = keyed::Exposures::default();
+        Self {
+            link,
+            seat: None,
+            parked: None,
+            arriving,
+            collected: 0,
+            replies,
+            counted: 0,
+            arena,
+            token,
+            copies: 0,
+            waiting,
+            exposures,
+            since: now,
+            heard: now,
+            took: now,
+            said_draining: false,
+        }
+    }
+
+    pub(super) fn link(&self) -> &Link<Held> {
+        &self.link
+    }
+
+    /// Sends what is queued.
+    pub(super) fn flush(&mut self, now: Instant) -> Result<Flush, End> {
+        let before = self.link.queued_bytes();
+        self.collected = 0;
+        let flushed = self.link.flush();
+        self.count_replies();
+        let flushed = flushed?;
+        if flushed == Flush::Empty || self.link.queued_bytes() < before {
+            self.took = now;
+        }
+        Ok(flushed)
+    }
+
+    /// For so long the shard did not listen to the client.
+    pub(super) fn excuse(&mut self, away: Duration, now: Instant) {
+        self.heard = (self.heard + away).min(now);
+        self.took = (self.took + away).min(now);
+    }
+
+    fn flush_collected_bytes(&self) -> usize {
+        match self.link.means() {
+            Means::Rings => FLUSH_COLLECTED_BYTES,
+            Means::Tcp | Means::UnixSocket | Means::Ucx => FLUSH_COLLECTED_INTO_SOCKET_BYTES,
+        }
+    }
+
+    /// Whether so many replies are queued for the client, or for all together, that no more requests are read
+    /// before it takes some.
+    pub(super) fn is_full(&self, shared: &Shared) -> bool {
+        let waiting = self.link.queued_bytes();
+        waiting > shared.config.max_bytes as usize || (waiting > OWN_REPLY_BYTES && self.replies.are_many())
+    }
+
+    fn count_replies(&mut self) {
+        let now = self.link.queued_bytes().saturating_sub(OWN_REPLY_BYTES);
+        self.replies.change(self.counted, now);
+        self.counted = now;
+    }
+
+    /// Call before the shard sleeps. False: there is something to do.
+    pub(super) fn may_sleep(&self, shared: &Shared) -> bool {
+        self.link.may_sleep(!self.is_full(shared))
+    }
+
+    /// Answers received requests; the replies are sent with [`Connection::flush`]. Ends early where the
+    /// scratch buffers hold replies for other connections: they have waited longer.
+    pub(super) fn receive(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        now: Instant,
+    ) -> Result<Turn, End> {
+        let (mut frames, mut look_at, mut began) = (0, LOOK_AT_CLOCK_AFTER, None);
+        while frames < FRAMES_A_TURN && bench.posts.is_empty() {
+            if frames >= look_at {
+                look_at = frames + LOOK_AT_CLOCK_AFTER;
+                // `now` may be old: other connections had their turn since.
+                if began.get_or_insert_with(Instant::now).elapsed() >= TURN {
+                    break;
+                }
+            }
+            self.count_replies();
+            if self.is_full(shared) {
+                return Ok(Turn::Full);
+            }
+            let seat = self.seat.as_ref();
+            match self.link.receive_glimpsing(|frame| direct::look_ahead(shared, seat, frame))? {
+                Received::Blocked => return Ok(Turn::Idle),
+                Received::Head(header) => {
+                    self.heard = now;
+                    if header.is_reply() || header.status != Status::Ok {
+                        return Err(End::Protocol("a reply where a request was expected".to_owned()));
+                    }
+                    if self.link.queued_frames() + self.copies + self.waiting.len()
+                        > shared.config.max_requests as usize
+                    {
+                        self.refuse(
+                            bench,
+                            header,
+                            &Refused::new(Status::OverCredit, "more requests outstanding than were granted"),
+                            shared,
+                        );
+                        return Err(End::Protocol("more requests outstanding than were granted".to_owned()));
+                    }
+                    let direct = is_direct(header.opcode);
+                    frames += if direct || header.opcode == Opcode::Copy { DIRECT_COUNTS_FOR } else { 1 };
+                    if header.opcode == Opcode::ReadPiece && !header.is_by_key() {
+                        self.read_piece(shared, bench, header)?;
+                    } else {
+                        self.request(shared, bench, header, now)?;
+                    }
+                    if direct
+                        && (self.collected >= self.flush_collected_bytes()
+                            || self.link.queued_bytes() >= FLUSH_BYTES)
+                    {
+                        self.flush(now)?;
+                    }
+                }
+                Received::Bulk(header) => {
+                    self.heard = now;
+                    if self.arriving.part.is_some() {
+                        self.finish_part(shared, bench, header);
+                    } else {
+                        self.finish_put(shared, bench, header);
+                    }
+                }
+            }
+        }
+        Ok(Turn::More)
+    }
+
+    fn request(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+        now: Instant,
+    ) -> Result<(), End> {
+        let counts = &shared.shards[self.arena].counts;
+        if header.is_by_key() && !matches!(header.opcode, Opcode::Gather | Opcode::Scatter) {
+            let error = End::Protocol("a key where none belongs".to_owned());
+            return Err(self.protocol_error(shared, bench, header, error));
+        }
+        if self.seat.is_none() && is_laborious(header.opcode) {
+            return self.refuse_unread(shared, bench, header);
+        }
+        match header.opcode {
+            Opcode::Get => {
+                let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
+                match pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
+                    Ok(()) => self.get(shared, bench, header),
+                    Err(error) => return Err(self.protocol_error(shared, bench, header, error)),
+                }
+            }
+            Opcode::Put => return self.begin_put(shared, bench, header),
+            Opcode::Scatter | Opcode::Accumulate => return self.begin_part(shared, bench, header),
+            Opcode::Discard => {
+                let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
+                if let Err(error) = pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
+                    return Err(self.protocol_error(shared, bench, header, error));
+                }
+                count(&counts.discards, 1);
+                let result = self.seat().and_then(|seat| {
+                    count(&seat.lease.counts.discards, 1);
+                    bench.released.clear();
+                    let extents = &bench.extents;
+                    let mut space = seat.space()?;
+                    space.is_ordinary(RegionId(header.region))?;
+                    Ok(space.discard(seat.member, RegionId(header.region), extents, &mut bench.released)?)
+                });
+                shared.store.release(&bench.released);
+                bench.released.clear();
+                self.answer(shared, bench, header, result.map(|()| 0));
+            }
+            _ => {
+                if let Err(error) = no_bulk(&header) {
+                    return Err(self.protocol_error(shared, bench, header, error));
+                }
+                count_alone(&counts.control, 1);
+                if let Some(seat) = &self.seat {
+                    count(&seat.lease.counts.control, 1);
+                }
+                return match header.opcode {
+                    Opcode::Gather => self.gather(shared, bench, header),
+                    Opcode::FetchOp => self.fetch_op(shared, bench, header),
+                    Opcode::Scan => self.scan(shared, bench, header),
+                    Opcode::Copy => self.copy(shared, bench, header),
+                    Opcode::Expose => self.expose(shared, bench, header),
+                    Opcode::Revoke => self.revoke(shared, bench, header),
+                    Opcode::OpenQueue
+                    | Opcode::FreeQueue
+                    | Opcode::ListQueues
+                    | Opcode::Push
+                    | Opcode::Take
+                    | Opcode::Settle
+                    | Opcode::AwaitBody
+                    | Opcode::PushHeads => self.queue(shared, bench, header, now),
+                    _ => self.control(shared, bench, header),
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// A connection without a lease is told so before any work on its request.
+    fn refuse_unread(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let carries = matches!(header.opcode, Opcode::Scatter | Opcode::Accumulate);
+        if !carries && let Err(error) = no_bulk(&header) {
+            return Err(self.protocol_error(shared, bench, header, error));
+        }
+        if header.bulk_len == 0 {
+            self.refuse(bench, header, &no_lease(), shared);
+            return Ok(());
+        }
+        self.arriving.refused = Some((Status::NotAllowed, 0, NO_LEASE.to_owned()));
+        bench.places.clear();
+        bench.lay_out_sink(header.bulk_len as usize);
+        // SAFETY: the sink belongs to the shard, is never read, and outlives its connections.
+        unsafe { self.link.place(&bench.places) };
+        Ok(())
+    }
+
+    fn get(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        let compressed = self.link.features() & features::LZ4 != 0;
+        bench.pages.clear();
+        bench.entries.clear();
+        bench.frames.clear();
+        bench.pieces.clear();
+        let counts = &shared.shards[self.arena].counts;
+        let mut bytes = 0;
+        let (link, mut locked) = (&mut self.link, None);
+        let result = self.seat.as_ref().ok_or_else(no_lease).and_then(|seat| {
+            let space = seat.space()?;
+            space.look_up(seat.member, RegionId(header.region), &bench.extents, &mut bench.pages)?;
+            let copied = bench.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
+            // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame
+            // that stays. What the link copies is copied before.
+            for page in &bench.pages {
+                let Some(page) = page else {
+                    bench.entries.push(PageEntry::ZERO);
+                    continue;
+                };
+                if copied && usize::from(page.len) == OS_PAGE_BYTES {
+                    bench.entries.push(PageEntry { crc: page.crc, len: page.len.into() });
+                    bench.pieces.push(Piece { ptr: shared.store.memory(page.frame), len: OS_PAGE_BYTES });
+                    bytes += u64::from(page.len);
+                    continue;
+                }
+                let presented = shared
+                    .store
+                    .present(self.arena, page, compressed)
+                    .map_err(|e| Refused::new(Status::BadRequest, e))?;
+                let (frame, len) =
+                    presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
+                bench.frames.push(frame);
+                bench.entries.push(PageEntry { crc: page.crc, len });
+                bench.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
+                bytes += u64::from(len);
+            }
+            for counts in [counts, &seat.lease.counts] {
+                count_alone(&counts.gets, 1);
+                count_alone(&counts.got_pages, bench.pages.len() as u64);
+                count_alone(&counts.bytes_out, bytes);
+            }
+            locked = copied.then_some(space);
+            Ok(())
+        });
+        let held = Held::frames(&shared.store, &bench.frames);
+        match result {
+            Ok(()) => {
+                bench.head.clear();
+                encode_get_reply(&mut bench.head, header.reply(Status::Ok), &bench.entries);
+                // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link
+                // copies the page at once, and then the page is the table's for as long as the lease is
+                // locked; settled frames are not written.
+                unsafe { link.send(Urgency::Demand, &bench.head, &bench.pieces, held) };
+                drop(locked);
+            }
+            Err(refused) => {
+                drop(locked);
+                self.refuse(bench, header, &refused, shared);
+            }
+        }
+    }
+
+    /// Table of a `Put`: takes frames for the pages and lets them come.
+    fn begin_put(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let compressed = self.link.features() & features::LZ4 != 0;
+        let arriving = &mut self.arriving;
+        let parsed =
+            parse_put(&header, self.link.table(), compressed, &mut arriving.extents, &mut arriving.entries);
+        if let Err(error) = parsed {
+            return Err(self.protocol_error(shared, bench, header, error.into()));
+        }
+        assert!(arriving.frames.is_empty(), "one put arrives at a time");
+        arriving.refused = None;
+        if self.seat.is_none() {
+            arriving.refused = Some((Status::NotAllowed, 0, NO_LEASE.to_owned()));
+        } else {
+            bench.lens.clear();
+            bench.lens.extend(arriving.entries.iter().map(|e| e.len).filter(|len| *len > 0));
+            if !shared.store.take(self.arena, &bench.lens, &mut arriving.frames) {
+                arriving.refused = Some((
+                    Status::PoolFull,
+                    0,
+                    "the server's memory is full of pages on their way".to_owned(),
+                ));
+            }
+        }
+        bench.places.clear();
+        if self.arriving.refused.is_some() {
+            bench.lay_out_sink(header.bulk_len as usize);
+        } else {
+            let lens = self.arriving.entries.iter().map(|e| e.len as usize).filter(|len| *len > 0);
+            for (frame, len) in self.arriving.frames.iter().zip(lens) {
+                bench.places.push(PieceMut { ptr: shared.store.memory(*frame), len });
+            }
+        }
+        if header.bulk_len == 0 {
+            self.finish_put(shared, bench, header);
+        } else {
+            // SAFETY: frames just taken belong to `arriving` until `Bulk`, and are released only with or
+            // after the link; the sink belongs to the shard, is never read, and outlives its connections.
+            unsafe { self.link.place(&bench.places) };
+        }
+        Ok(())
+    }
+
+    /// All pages of a `Put` are in their frames: enters them.
+    fn finish_put(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        let counts = &shared.shards[self.arena].counts;
+        let mut arriving = std::mem::take(&mut self.arriving);
+        if let Some((status, arg, message)) = arriving.refused.take() {
+            self.arriving = arriving;
+            self.refuse(bench, header, &Refused { status, arg, message }, shared);
+            return;
+        }
+        bench.pages.clear();
+        let mut frames = arriving.frames.drain(..);
+        for entry in &arriving.entries {
+            let page = (!entry.is_zero()).then(|| {
+                let frame = frames.next().expect("one frame for each page that is not zero");
+                shared.store.settle(self.arena, frame, *entry, &mut bench.scratch)
+            });
+            bench.pages.push(page);
+        }
+        drop(frames);
+        bench.released.clear();
+        let result = self.seat().and_then(|seat| {
+            let mut space = seat.space()?;
+            space.is_ordinary(RegionId(header.region))?;
+            space.put(
+                seat.member,
+                RegionId(header.region),
+                &arriving.extents,
+                &bench.pages,
+                &mut bench.released,
+            )?;
+            drop(space);
+            for counts in [counts, &seat.lease.counts] {
+                count(&counts.puts, 1);
+                count(&counts.put_pages, bench.pages.len() as u64);
+                count(&counts.bytes_in, header.bulk_len.into());
+            }
+            Ok(0)
+        });
+        if result.is_err() {
+            bench.released.clear();
+            bench.released.extend(bench.pages.iter().flatten().map(|page| page.frame));
+        }
+        shared.store.release(&bench.released);
+        bench.released.clear();
+        self.arriving = arriving;
+        self.answer(shared, bench, header, result);
+    }
+
+    fn control(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let region = RegionId(header.region);
+        let result = match header.opcode {
+            Opcode::OpenLease => {
+                match OpenLease::parse(self.link.table()) {
+                    Ok(request) => self.ask(shared, bench, header, Ask::Open(request), None),
+                    Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+                }
+                return Ok(());
+            }
+            Opcode::ResizeLease => {
+                self.ask(shared, bench, header, Ask::Resize(header.arg), None);
+                return Ok(());
+            }
+            Opcode::AttachLease => {
+                match self.attach(shared) {
+                    Ok(Ok(granted)) => self.grant(bench, header, &granted),
+                    Ok(Err(refused)) => self.refuse(bench, header, &refused, shared),
+                    Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+                }
+                return Ok(());
+            }
+            Opcode::CreateRegion => self.seat().and_then(|seat| {
+                let made = seat
+                    .space()?
+                    .make_once(seat.member, header.request, |space| space.create_region(seat.member));
+                Ok(made?.0)
+            }),
+            Opcode::CloneRegion => self.seat().and_then(|seat| {
+                let made = seat
+                    .space()?
+                    .make_once(seat.member, header.request, |space| space.clone_region(seat.member, region));
+                Ok(made?.0)
+            }),
+            Opcode::AdoptRegion => self
+                .seat()
+                .and_then(|seat| Ok(seat.space()?.adopt_region(seat.member, region).map(|()| region.0)?)),
+            Opcode::OpenRegion => {
+                let opened = self.open_region(header);
+                match opened {
+                    Ok((region, bytes)) => {
+                        self.answer(shared, bench, Header { region: region.0, ..header }, Ok(bytes))
+                    }
+                    Err(refused) => self.refuse(bench, header, &refused, shared),
+                }
+                return Ok(());
+            }
+            Opcode::FreeRegion => {
+                bench.released.clear();
+                let result = self.seat().and_then(|seat| {
+                    let result = seat.space()?.free_region(seat.member, region, &mut bench.released);
+                    Ok(result.map(|()| 0)?)
+                });
+                shared.store.release(&bench.released);
+                bench.released.clear();
+                result
+            }
+            Opcode::Heartbeat => Ok(0),
+            Opcode::Status => {
+                self.send_status(shared, bench, header);
+                return Ok(());
+            }
+            // For another member of the lease, whose process is gone.
+            Opcode::Goodbye
+                if header.arg != 0 && self.seat.as_ref().is_none_or(|seat| seat.member.0 != header.arg) =>
+            {
+                self.seat().map(|seat| {
+                    let departed = shared.directory().leave(seat.lease.id, MemberId(header.arg));
+                    if let Some(departed) = departed {
+                        tracing::debug!(lease = seat.lease.id.0, member = header.arg, "dismissed");
+                        shared.depart(departed);
+                    }
+                    0
+                })
+            }
+            Opcode::Goodbye => {
+                if let Some(seat) = self.seat.take() {
+                    seat.lease.disconnected(seat.member, seat.connection);
+                    let mut directory = shared.directory();
+                    let current = directory.is_current(seat.lease.id, seat.member, seat.connection);
+                    let departed = if current { directory.leave(seat.lease.id, seat.member) } else { None };
+                    drop(directory);
+                    if let Some(departed) = departed {
+                        shared.depart(departed);
+                    }
+                }
+                self.answer(shared, bench, header, Ok(0));
+                return Err(End::Goodbye);
+            }
+            _ => Err(Refused::new(Status::BadRequest, "not a request of a client")),
+        };
+        // For regions the reply's region names the new one.
+        let reply = match (&result, header.opcode) {
+            (Ok(new), Opcode::CreateRegion | Opcode::CloneRegion) => Header { region: *new, ..header },
+            _ => header,
+        };
+        self.answer(shared, bench, reply, result.map(|_| 0));
+        Ok(())
+    }
+
+    /// Asks for memory, and replies, unless the memory is about to be given back: then the request waits
+    /// until `until` at the latest.
+    fn ask(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+        ask: Ask,
+        until: Option<Instant>,
+    ) {
+        let asked = if self.parked.is_some() {
+            Asked::Refused(Refused::new(
+                Status::BadRequest,
+                "another request for memory of this connection waits",
+            ))
+        } else {
+            match &ask {
+                Ask::Open(request) => self.open(shared, request),
+                Ask::Resize(bytes) => self.resize(shared, *bytes),
+            }
+        };
+        match asked {
+            Asked::Granted(granted) => self.grant(bench, header, &granted),
+            Asked::Resized => self.answer(shared, bench, header, Ok(0)),
+            Asked::Refused(refused) => self.refuse(bench, header, &refused, shared),
+            Asked::Later(refused) => {
+                let now = Instant::now();
+                let until = until.unwrap_or(now + LEASE_WAIT);
+                if now < until {
+                    self.parked = Some(Parked { header, ask, until });
+                } else {
+                    self.refuse(bench, header, &refused, shared);
+                }
+            }
+        }
+    }
+
+    /// Retries what had to wait; called when a lease has closed, and now and then for the deadline.
+    pub(super) fn ask_again(&mut self, shared: &Shared, bench: &mut Workbench) {
+        if let Some(Parked { header, ask, until }) = self.parked.take() {
+            self.ask(shared, bench, header, ask, Some(until));
+        }
+    }
+
+    pub(super) fn is_parked(&self) -> bool {
+        self.parked.is_some()
+    }
+
+    fn grant(&mut self, bench: &mut Workbench, header: Header, granted: &Granted) {
+        bench.head.clear();
+        encode_frame(&mut bench.head, header.reply(Status::Ok), &granted.encode(), 0);
+        self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+    }
+
+    fn open(&mut self, shared: &Shared, request: &OpenLease) -> Asked {
+        if let Some(refused) = self.sits_already() {
+            return Asked::Refused(refused);
+        }
+        if shared.draining() {
+            return Asked::Refused(Refused::new(Status::Draining, "the server is stopping"));
+        }
+        let token = LeaseToken(random_bytes());
+        let opened = shared.directory().open(request, token);
+        match opened {
+            Ok((id, member)) => {
+                let lease = Arc::new(Lease::new(id, request.bytes, shared.config.queues));
+                lease.space().member_joined(member, ConnectionNumber::FIRST);
+                shared.add_lease(Arc::clone(&lease));
+                tracing::info!(lease = id.0, bytes = request.bytes, name = request.name, host = request.host, pid = request.pid,
+                    peer = %self.link.peer(), "lease granted");
+                Asked::Granted(Box::new(self.sit(
+                    shared,
+                    lease,
+                    (member, ConnectionNumber::FIRST),
+                    token,
+                    request.bytes,
+                )))
+            }
+            Err(error) => {
+                let (status, arg) = match error {
+                    OpenError::TooLarge { free } | OpenError::Closing { free, .. } => {
+                        (Status::LeaseRefused, free)
+                    }
+                    OpenError::Empty => (Status::BadRequest, 0),
+                    _ => (Status::LimitReached, 0),
+                };
+                let refused = Refused {
+                    status,
+                    arg,
+                    message: format!("a lease of {} bytes does not fit: {error}", request.bytes),
+                };
+                if matches!(error, OpenError::Closing { .. }) {
+                    tracing::debug!(bytes = request.bytes, name = request.name, peer = %self.link.peer(), %error, "lease waits");
+                    return Asked::Later(refused);
+                }
+                shared.complain("lease refused", Some(self.link.peer()), &error);
+                Asked::Refused(refused)
+            }
+        }
+    }
+
+    fn resize(&self, shared: &Shared, bytes: u64) -> Asked {
+        let seat = match self.seat() {
+            Ok(seat) => seat,
+            Err(refused) => return Asked::Refused(refused),
+        };
+        let mut space = match seat.space() {
+            Ok(space) => space,
+            Err(error) => return Asked::Refused(error.into()),
+        };
+        let mut directory = shared.directory();
+        let Err(error) = resize_lease(&mut directory, &mut space, seat.lease.id, bytes) else {
+            return Asked::Resized;
+        };
+        let (status, arg) = match error {
+            ResizeError::TooLarge { free } | ResizeError::Closing { free, .. } => {
+                (Status::LeaseRefused, free)
+            }
+            ResizeError::InUse { used } => (Status::PoolFull, used),
+            ResizeError::Empty => (Status::BadRequest, 0),
+            _ => (Status::NoSuchLease, 0),
+        };
+        let refused = Refused { status, arg, message: error.to_string() };
+        if matches!(error, ResizeError::Closing { .. }) {
+            Asked::Later(refused)
+        } else {
+            Asked::Refused(refused)
+        }
+    }
+
+    fn attach(&mut self, shared: &Shared) -> Result<Result<Granted, Refused>, WireError> {
+        let request = AttachLease::parse(self.link.table())?;
+        if let Some(refused) = self.sits_already() {
+            return Ok(Err(refused));
+        }
+        // Only for this: the lease may be busy for long, and others need the directory.
+        let attached = shared.directory().attach(&request);
+        Ok(match attached {
+            Ok((member, connection, bytes)) => {
+                let lease = shared.lease(request.lease);
+                let Some(lease) = lease.filter(|lease| shared.seat(lease, member, connection)) else {
+                    return Ok(Err(Refused::new(Status::MemberGone, AttachError::MemberGone)));
+                };
+                if connection != ConnectionNumber::FIRST {
+                    tracing::info!(lease = request.lease.0, member = member.0, peer = %self.link.peer(), "member reconnected");
+                }
+                Ok(self.sit(shared, lease, (member, connection), request.token, bytes))
+            }
+            Err(error) => {
+                shared.complain("could not join a lease", Some(self.link.peer()), &error);
+                let status = match error {
+                    AttachError::NoSuchLease => Status::NoSuchLease,
+                    AttachError::MemberGone => Status::MemberGone,
+                    _ => Status::LimitReached,
+                };
+                Err(Refused::new(status, error))
+            }
+        })
+    }
+
+    /// Whether it works with a lease, or did.
+    pub(super) fn has_lease(&self) -> bool {
+        self.seat.is_some()
+    }
+
+    /// When it connected, if it has no lease and waits for none.
+    pub(super) fn leaseless_since(&self) -> Option<Instant> {
+        (!self.has_lease() && !self.is_parked()).then_some(self.since)
+    }
+
+    fn sits_already(&self) -> Option<Refused> {
+        self.has_lease().then(|| Refused::new(Status::BadRequest, "this connection has its lease already"))
+    }
+
+    fn sit(
+        &mut self,
+        shared: &Shared,
+        lease: Arc<Lease>,
+        (member, connection): (MemberId, ConnectionNumber),
+        token: LeaseToken,
+        lease_bytes: u64,
+    ) -> Granted {
+        let ms = |duration: std::time::Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+        let granted = Granted {
+            lease: lease.id,
+            token,
+            member,
+            server: shared.server,
+            lease_bytes,
+            max_requests: shared.config.max_requests,
+            max_bytes: shared.config.max_bytes,
+            grace_ms: ms(shared.config.grace),
+            heartbeat_ms: ms(shared.config.heartbeat),
+        };
+        lease.connected(member, connection, self.link.means());
+        self.seat = Some(Seat { lease, member, connection });
+        granted
+    }
+
+    /// The connection is over: frees what it holds, and starts the grace time of its member.
+    pub(super) fn close(mut self, shared: &Shared) {
+        self.replies.change(self.counted, 0);
+        self.link.take_handed().into_iter().for_each(|fd| shared.close_elsewhere(fd));
+        shared.store.release(&self.arriving.frames);
+        if let Some(Seat { lease, member, connection }) = self.seat.take() {
+            let id: LeaseId = lease.id;
+            lease.disconnected(member, connection);
+            if !self.waiting.is_empty() {
+                shared.stop_waiting(&lease, member, connection);
+            }
+            shared.directory().disconnected(shared.now(), id, member, connection);
+        }
+    }
+
+    /// Whether its member has reconnected on another connection, as far as that can be seen without waiting for
+    /// the lease.
+    pub(super) fn is_replaced(&self) -> bool {
+        let is_replaced = |seat: &Seat| {
+            Some(seat.lease.idle_space()?.admit(seat.member, seat.connection) == Err(SpaceError::Replaced))
+        };
+        self.seat.as_ref().and_then(is_replaced).unwrap_or(false)
+    }
+
+    /// Tells the client, once, that the server stops.
+    pub(super) fn say_draining(&mut self, shared: &Shared) {
+        if !self.said_draining {
+            self.said_draining = true;
+            let header = Header::request(Opcode::Draining, 0).with_arg(shared.drain_left_ms());
+            self.link.send_head(Urgency::Demand, &header.encode(), Held::nothing());
+        }
+    }
+
+    fn seat(&self) -> Result<&Seat, Refused> {
+        self.seat.as_ref().ok_or_else(no_lease)
+    }
+
+    fn send_status(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        let mut status = shared.status();
+        let json = loop {
+            let json = serde_json::to_vec(&status).expect("numbers and strings");
+            if json.len() <= MAX_BULK_BYTES {
+                break json;
+            }
+            // More leases than fit one reply: the newest are left out.
+            let keep = status.leases.len() / 2;
+            status.leases.truncate(keep);
+        };
+        bench.head.clear();
+        encode_frame(&mut bench.head, header.reply(Status::Ok), &[], json.len());
+        let piece = [Piece { ptr: json.as_ptr(), len: json.len() }];
+        // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
+        unsafe { self.link.send(Urgency::Demand, &bench.head, &piece, Held::bytes(json)) };
+    }
+
+    /// Queues a reply without pages.
+    fn answer(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+        result: Result<u64, Refused>,
+    ) {
+        match result {
+            Ok(arg) => self.link.send_head(
+                Urgency::Demand,
+                &header.reply(Status::Ok).with_arg(arg).encode(),
+                Held::nothing(),
+            ),
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+    }
+
+    fn refuse(&mut self, bench: &mut Workbench, header: Header, refused: &Refused, shared: &Shared) {
+        let lease: Option<&Counts> = self.seat.as_ref().map(|seat| &seat.lease.counts);
+        for counts in [Some(&shared.shards[self.arena].counts), lease].into_iter().flatten() {
+            count(&counts.refused, 1);
+        }
+        bench.head.clear();
+        encode_error(&mut bench.head, header.reply(refused.status).with_arg(refused.arg), &refused.message);
+        self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+    }
+
+    /// Reports the error to the client, if it still reads; the connection ends with `error`.
+    fn protocol_error(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, error: End) -> End {
+        self.refuse(bench, header, &Refused::new(Status::BadRequest, &error), shared);
+        error
+    }
+}
+
+const NO_LEASE: &str = "this connection has no lease";
+
+fn no_lease() -> Refused {
+    Refused::new(Status::NotAllowed, NO_LEASE)
+}
+
+fn is_direct(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::Gather | Opcode::ReadPiece | Opcode::Scatter | Opcode::Accumulate | Opcode::Scan)
+}
+
+/// Whether a request's table takes more work than reading a few numbers.
+fn is_laborious(opcode: Opcode) -> bool {
+    matches!(
+        opcode,
+        Opcode::Gather
+            | Opcode::Scatter
+            | Opcode::Accumulate
+            | Opcode::Scan
+            | Opcode::Copy
+            | Opcode::PushHeads
+    )
+}
+
+fn no_bulk(header: &Header) -> Result<(), End> {
+    if header.bulk_len == 0 { Ok(()) } else { Err(End::Protocol("pages where none belong".to_owned())) }
+}
+
+const _: () = assert!(SINK_BYTES >= OS_PAGE_BYTES);

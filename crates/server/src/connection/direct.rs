@@ -1,0 +1,1015 @@
+//! The direct view: bytes of layouts, gathered and changed where they lie.
+//!
+//! A request works on a region while its lease is locked, so it happens at once for every other request of
+//! the lease. Small pieces are copied, large ones leave from their frames as pages do. Bytes are changed in
+//! place where only the page table refers to the frame; otherwise in a copy that replaces the page, so that
+//! bytes being sent do not change.
+
+use super::{
+    Connection, End, Held, Refused, Seat, Workbench, count, count_alone, keyed, no_lease, queue, rows,
+};
+use crate::courier::{Delivered, Order};
+use crate::shared::Shared;
+use rampool_kernel::memory::prefetch;
+use rampool_lease::{Door, FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage, View};
+use rampool_net::transport::{Piece as Place, PieceMut, Urgency};
+use rampool_wire::checksum;
+use rampool_wire::elements::{Combine, Kind, Scan, Want, combine};
+use rampool_wire::frame::{
+    ByKey, CopyRequest, FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest,
+    Status, Window, WireError, ZERO_PAGE_CRC, encode_frame, encode_reduced, glimpse, parse_accumulate_arg,
+    patched_crc,
+};
+use rampool_wire::layout::Program;
+use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
+
+use std::sync::Arc;
+
+/// A piece at least this long leaves from its frame.
+const FROM_FRAME_BYTES: usize = 1024;
+/// Bytes of a page that are asked for before they are wanted; what follows comes by itself.
+const FETCHED_AHEAD: usize = 1024;
+const LINE_BYTES: usize = 64;
+/// So few runs are not worth the preparations for many.
+const FEW_RUNS: u64 = 8;
+pub(super) static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
+
+/// A `Scatter` or `Accumulate` whose bytes are on their way: whole pages into frames, the rest into
+/// `staging`.
+pub(super) struct Part {
+    window: Window,
+    crcs: Vec<u32>,
+    staging: Vec<u8>,
+    whole: Vec<PageIndex>,
+    update: Option<(Kind, Combine)>,
+}
+
+/// The checksums of what is gathered, block by block.
+#[derive(Default)]
+struct Blocks {
+    crcs: Vec<u32>,
+    /// The part of the block between two pages, as far as it is counted.
+    crc: u32,
+    /// Bytes at the end of the buffer that are not.
+    uncounted: usize,
+    between: bool,
+}
+
+/// Packed pages that one request has unpacked, which it may go to and fro between.
+struct Unpacked<'a> {
+    shared: &'a Shared,
+    arena: usize,
+    /// By the lowest bits of their numbers. Each has a reference of its own.
+    pages: Vec<Option<(PageIndex, FrameIndex)>>,
+}
+
+/// So many are kept at a time (a MiB), if they do not share a slot.
+const UNPACKED: usize = 256;
+
+impl<'a> Unpacked<'a> {
+    fn new(shared: &'a Shared, arena: usize) -> Self {
+        Self { shared, arena, pages: Vec::new() }
+    }
+
+    /// The page's bytes, valid until another page is asked for. `before` is called before the bytes of an
+    /// earlier page are overwritten.
+    fn page(
+        &mut self,
+        number: PageIndex,
+        page: &StoredPage,
+        before: impl FnOnce(),
+    ) -> Result<*const u8, Refused> {
+        let store = &self.shared.store;
+        self.pages.resize(UNPACKED, None);
+        let place = &mut self.pages[usize::try_from(number.0 % UNPACKED as u64).expect("below UNPACKED")];
+        if let Some((kept, frame)) = place
+            && *kept == number
+        {
+            return Ok(store.memory(*frame).cast_const());
+        }
+        let presented =
+            store.present(self.arena, page, false).map_err(|e| Refused::new(Status::BadRequest, e))?;
+        let (frame, _) =
+            presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
+        if let Some((_, old)) = place.replace((number, frame)) {
+            before();
+            store.release(&[old]);
+        }
+        Ok(store.memory(frame).cast_const())
+    }
+}
+
+impl Drop for Unpacked<'_> {
+    fn drop(&mut self) {
+        let frames: Vec<FrameIndex> = self.pages.iter().flatten().map(|(_, frame)| *frame).collect();
+        self.shared.store.release(&frames);
+    }
+}
+
+impl Blocks {
+    fn catch_up(&mut self, buffer: &[u8]) {
+        if self.uncounted > 0 {
+            self.crc = checksum::crc32c_append(self.crc, &buffer[buffer.len() - self.uncounted..]);
+            self.uncounted = 0;
+        }
+    }
+
+    fn end_block(&mut self, buffer: &[u8]) {
+        if std::mem::take(&mut self.between) {
+            self.catch_up(buffer);
+            self.crcs.push(std::mem::take(&mut self.crc));
+        }
+    }
+}
+
+impl Connection {
+    pub(super) fn gather(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+    ) -> Result<(), End> {
+        let parsed = keyed::split(&header, self.link.table())
+            .and_then(|(place, table)| Ok((place, Window::parse(table)?)));
+        match parsed {
+            Ok((place, window)) => self.gather_window(shared, bench, header, place, &window),
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        }
+        Ok(())
+    }
+
+    fn gather_window(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+        place: Option<ByKey>,
+        window: &Window,
+    ) {
+        let mut gathered = Gathered {
+            frames: std::mem::take(&mut bench.frames),
+            pieces: std::mem::take(&mut bench.pieces),
+            ..Gathered::default()
+        };
+        // What is copied here does not have to stay until it has been sent.
+        let copied = place.is_none() && self.link.copies(window.len as usize);
+        gathered.buffer =
+            if copied { std::mem::take(&mut bench.gathered) } else { bench.shelf.take(window.len as usize) };
+        gathered.crcs = std::mem::take(&mut bench.crcs);
+        gathered.frames.clear();
+        gathered.pieces.clear();
+        gathered.buffer.clear();
+        gathered.crcs.clear();
+        let mut urgency = Urgency::Demand;
+        let mut locked = None;
+        let result = self.seat.as_ref().ok_or_else(no_lease).and_then(|seat| {
+            let space = seat.space()?;
+            let mut view = space.view(seat.member, RegionId(header.region))?;
+            if space.is_ordinary(RegionId(header.region)).is_err() {
+                // The body of a message: heads go first.
+                urgency = Urgency::Prefetch;
+            }
+            gathered.collect(shared, self.arena, &mut view, window, copied)?;
+            for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+                count_alone(&counts.gets, 1);
+                count_alone(&counts.bytes_out, window.len.into());
+            }
+            locked = copied.then_some(space);
+            Ok(())
+        });
+        let Gathered { frames, pieces, buffer, crcs } = gathered;
+        self.collected += buffer.len();
+        (bench.frames, bench.pieces, bench.crcs) = (frames, pieces, crcs);
+        let held = if copied {
+            bench.gathered = buffer;
+            Held::frames(&shared.store, &bench.frames)
+        } else {
+            Held::frames_and_bytes(&shared.store, &bench.frames, buffer).back_to(&bench.shelf)
+        };
+        match result {
+            Ok(()) => {
+                bench.head.clear();
+                let mut table = std::mem::take(&mut bench.table);
+                table.clear();
+                let mut reply = header.reply(Status::Ok);
+                if header.opcode == Opcode::ReadPiece {
+                    reply.arg = bench.crcs[0].into();
+                } else {
+                    table.extend(bench.crcs.iter().flat_map(|crc| crc.to_le_bytes()));
+                }
+                if let Some(place) = place {
+                    drop(locked);
+                    self.deliver(shared, bench, header, place, &table);
+                    drop(held);
+                    bench.table = table;
+                    return;
+                }
+                encode_frame(&mut bench.head, reply, &table, window.len as usize);
+                bench.table = table;
+                // SAFETY: `held` keeps a reference to every frame until the reply is sent, and the buffer.
+                // Where the link copies this much at once, the page tables keep the frames while the lease is
+                // locked. A frame is only written while its page table holds the only reference.
+                unsafe { self.link.send(urgency, &bench.head, &bench.pieces, held) };
+                drop(locked);
+            }
+            Err(refused) => {
+                drop(locked);
+                self.refuse(bench, header, &refused, shared);
+            }
+        }
+    }
+
+    /// A part of one page: where the link copies it, straight from the page into what leaves.
+    pub(super) fn read_piece(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+    ) -> Result<(), End> {
+        let piece = match Piece::parse(&header) {
+            Ok(piece) => piece,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        if self.link.copies(piece.len) {
+            match self.send_plain_piece(shared, header, piece) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(refused) => {
+                    self.refuse(bench, header, &refused, shared);
+                    return Ok(());
+                }
+            }
+        }
+        let run = Program::run(piece.offset().cast_signed(), piece.len as u64)
+            .expect("a part of a page of a region");
+        let window = Window { program: run, from: 0, len: u32::try_from(piece.len).expect("at most a page") };
+        self.gather_window(shared, bench, header, None, &window);
+        Ok(())
+    }
+
+    /// False, with no effect, if the page is packed.
+    fn send_plain_piece(&mut self, shared: &Shared, header: Header, piece: Piece) -> Result<bool, Refused> {
+        let seat = self.seat.as_ref().ok_or_else(no_lease)?;
+        let region = RegionId(header.region);
+        let space = seat.space()?;
+        let mut view = space.view(seat.member, region)?;
+        view.reaches(piece.offset() + piece.len as u64)?;
+        let Some((place, crc)) = lies_plain(shared, view.page(piece.page), piece) else { return Ok(false) };
+        // The body of a message: heads go first.
+        let urgency = if space.is_ordinary(region).is_ok() { Urgency::Demand } else { Urgency::Prefetch };
+        for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+            count_alone(&counts.gets, 1);
+            count_alone(&counts.bytes_out, piece.len as u64);
+        }
+        let bulk_len = u32::try_from(piece.len).expect("at most a page");
+        let head = Header { bulk_len, ..header.reply(Status::Ok).with_arg(crc.into()) }.encode();
+        // SAFETY: the link copies this much at once, and the page is the table's, unchanged, while the lease
+        // is locked.
+        unsafe { self.link.send(urgency, &head, &[place], Held::nothing()) };
+        drop(space);
+        Ok(true)
+    }
+
+    /// The table of a `Scatter` or `Accumulate`: says where the bytes go.
+    pub(super) fn begin_part(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+    ) -> Result<(), End> {
+        let parsed = keyed::split(&header, self.link.table())
+            .and_then(|(place, table)| Ok((place, parse_part(&header, table)?)));
+        let (place, mut part) = match parsed {
+            Ok(parsed) => parsed,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        let header = Header { bulk_len: part.window.len, ..header };
+        assert!(self.arriving.frames.is_empty() && self.arriving.part.is_none(), "one put arrives at a time");
+        self.arriving.refused = None;
+        bench.lens.clear();
+        bench.lens.resize(part.whole.len(), u32::try_from(OS_PAGE_BYTES).expect("4096"));
+        if !shared.store.take(self.arena, &bench.lens, &mut self.arriving.frames) {
+            self.arriving.refused =
+                Some((Status::PoolFull, 0, "the server's memory is full of pages on their way".to_owned()));
+        }
+        bench.places.clear();
+        if self.arriving.refused.is_some() {
+            bench.lay_out_sink(header.bulk_len as usize);
+        } else {
+            let staging = part.staging.as_mut_ptr();
+            let (mut at, mut frames) = (0, self.arriving.frames.iter());
+            let mut places = Vec::with_capacity(2 * part.whole.len() + 1);
+            for piece in part.pieces() {
+                let ptr = if part.update.is_none() && piece.is_whole() {
+                    shared.store.memory(*frames.next().expect("a frame for each whole page"))
+                } else {
+                    at += piece.len;
+                    staging.wrapping_add(at - piece.len)
+                };
+                match places.last_mut() {
+                    Some(PieceMut { ptr: last, len }) if last.wrapping_add(*len) == ptr => *len += piece.len,
+                    _ => places.push(PieceMut { ptr, len: piece.len }),
+                }
+            }
+            bench.places = places;
+        }
+        self.arriving.part = Some(part);
+        if let Some(place) = place {
+            self.pick_up(bench, place, header.bulk_len);
+            self.finish_part(shared, bench, header);
+            return Ok(());
+        }
+        // SAFETY: frames just taken and the staging belong to `arriving` until `Bulk`, and are released only
+        // with or after the link; the sink belongs to the shard, is never read, and outlives its connections.
+        unsafe { self.link.place(&bench.places) };
+        Ok(())
+    }
+
+    /// All bytes of a `Scatter` or `Accumulate` are here: enters them, all or none.
+    pub(super) fn finish_part(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        let part = self.arriving.part.take().expect("its bytes were arriving");
+        let mut frames = std::mem::take(&mut self.arriving.frames);
+        if let Some((status, arg, message)) = self.arriving.refused.take() {
+            return self.refuse(bench, header, &Refused { status, arg, message }, shared);
+        }
+        let whole_pages = part.whole.len();
+        bench.released.clear();
+        let result = self.seat().and_then(|seat| {
+            part.check_bytes()?;
+            let mut space = seat.space()?;
+            if space.answered(seat.member, header.request).is_some() {
+                return Ok(0);
+            }
+            let region = RegionId(header.region);
+            let (low, high) = part.window.program.bounds();
+            let (low, high) = (low.cast_unsigned(), high.cast_unsigned());
+            space.view(seat.member, region)?.reaches(high)?;
+            space.may_change(seat.member, region, low, high)?;
+            let mut edit = Edit { shared, arena: self.arena, seat, region, space: &mut space };
+            edit.own(
+                part.pieces().filter(|piece| part.in_place(piece)).map(|piece| piece.page),
+                &part,
+                &mut frames,
+                &mut bench.released,
+            )?;
+            edit.change(&part);
+            space.remember(seat.member, header.request, 0);
+            if part.update.is_none() {
+                queue::bytes_came(
+                    shared,
+                    &mut space,
+                    &mut bench.posts,
+                    (region, low, part.window.len.into()),
+                );
+            }
+            drop(space);
+            for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+                count(&counts.puts, 1);
+                count(&counts.put_pages, whole_pages as u64);
+                count(&counts.bytes_in, header.bulk_len.into());
+            }
+            Ok(0)
+        });
+        // Frames that no page table has taken.
+        shared.store.release(&frames);
+        shared.store.release(&bench.released);
+        bench.released.clear();
+        frames.clear();
+        self.arriving.frames = frames;
+        self.answer(shared, bench, header, result);
+    }
+
+    pub(super) fn fetch_op(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+    ) -> Result<(), End> {
+        let op = match FetchOp::parse(&header, self.link.table()) {
+            Ok(op) => op,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        let result = self.seat().and_then(|seat| {
+            let mut space = seat.space()?;
+            if let Some(answer) = space.answered(seat.member, header.request) {
+                return Ok(answer);
+            }
+            let region = RegionId(header.region);
+            let bytes = op.kind.bytes();
+            space.is_ordinary(region)?;
+            space.view(seat.member, region)?.reaches(op.offset + bytes as u64)?;
+            let within = usize::try_from(op.offset % OS_PAGE_BYTES as u64).expect("within a page");
+            let page = PageIndex(op.offset / OS_PAGE_BYTES as u64);
+            let mut edit = Edit { shared, arena: self.arena, seat, region, space: &mut space };
+            let mut frames = Vec::new();
+            if let Err(refused) = edit.own_pages(vec![page], &mut frames, &mut bench.released) {
+                shared.store.release(&frames);
+                return Err(refused);
+            }
+            let mut old = [0; 8];
+            edit.patch(Piece { page, within, len: bytes }, |bytes| {
+                old[..bytes.len()].copy_from_slice(bytes);
+                let new = op.apply(u64::from_le_bytes(old)).to_le_bytes();
+                bytes.copy_from_slice(&new[..bytes.len()]);
+            });
+            let old = u64::from_le_bytes(old);
+            space.remember(seat.member, header.request, old);
+            Ok(old)
+        });
+        shared.store.release(&bench.released);
+        bench.released.clear();
+        self.answer(shared, bench, header, result);
+        Ok(())
+    }
+
+    pub(super) fn scan(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let request = match ScanRequest::parse(&header, self.link.table()) {
+            Ok(request) => request,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        let mut scan = Scan::new(request.kind, request.test, request.want, request.low, request.high);
+        let mut found = Vec::new();
+        let result = self.seat().and_then(|seat| {
+            let space = seat.space()?;
+            let mut view = space.view(seat.member, RegionId(header.region))?;
+            view.reaches(request.window.program.bounds().1.cast_unsigned())?;
+            // Small runs lie anywhere, and copying them in a row takes far less time than one by one.
+            let mut together = Vec::new();
+            let all_together = copy_small_runs(shared, &mut view, &request.window, &mut together);
+            scan.feed(&together, &mut found);
+            let one_by_one = (!all_together).then(|| request.window.pieces());
+            let mut unpacked = Unpacked::new(shared, self.arena);
+            for piece in one_by_one.into_iter().flatten() {
+                let Some(page) = view.page(piece.page) else {
+                    scan.feed(&ZEROES[..piece.len], &mut found);
+                    continue;
+                };
+                let memory = if usize::from(page.len) == OS_PAGE_BYTES {
+                    shared.store.memory(page.frame).cast_const()
+                } else {
+                    unpacked.page(piece.page, &page, || {})?
+                };
+                // SAFETY: the piece is within the page, which is not written while the lease is locked, or
+                // within the unpacked one, which is kept.
+                let bytes = unsafe { std::slice::from_raw_parts(memory.add(piece.within), piece.len) };
+                scan.feed(bytes, &mut found);
+            }
+            for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+                count_alone(&counts.gets, 1);
+                count_alone(&counts.bytes_out, found.len() as u64);
+            }
+            Ok(())
+        });
+        match result {
+            Ok(()) => {
+                bench.head.clear();
+                let mut table = Vec::with_capacity(24);
+                encode_reduced(&scan.reduced(), &mut table);
+                let crc = if matches!(request.want, Want::Positions | Want::Values) {
+                    checksum::crc32c(&found)
+                } else {
+                    0
+                };
+                encode_frame(
+                    &mut bench.head,
+                    header.reply(Status::Ok).with_arg(crc.into()),
+                    &table,
+                    found.len(),
+                );
+                let piece = [Place { ptr: found.as_ptr(), len: found.len() }];
+                // SAFETY: the guard owns the bytes, whose address does not change with the move of the
+                // vector.
+                unsafe { self.link.send(Urgency::Demand, &bench.head, &piece, Held::bytes(found)) };
+            }
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+        Ok(())
+    }
+
+    /// Orders a copy to another server; the answer comes when it has arrived there.
+    pub(super) fn copy(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+        let copy = match CopyRequest::parse(self.link.table()) {
+            Ok(copy) => copy,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        match self.seat() {
+            Ok(Seat { lease, member, connection }) => {
+                let (lease, member, connection) = (Arc::clone(lease), *member, *connection);
+                shared.order(Order {
+                    shard: self.arena,
+                    token: self.token,
+                    header,
+                    lease,
+                    member,
+                    connection,
+                    copy,
+                });
+                self.copies += 1;
+            }
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+        Ok(())
+    }
+
+    /// A copy has ended.
+    pub(crate) fn delivered(&mut self, shared: &Shared, bench: &mut Workbench, done: Delivered) {
+        self.copies -= 1;
+        self.answer(shared, bench, done.header, done.result);
+    }
+
+    pub(super) fn open_region(&mut self, header: Header) -> Result<(RegionId, u64), Refused> {
+        let table = self.link.table();
+        let seat = self.seat()?;
+        let door = if header.region != 0 {
+            if !table.is_empty() {
+                return Err(Refused::new(
+                    Status::BadRequest,
+                    "a region is opened by its name or by its number",
+                ));
+            }
+            Door::Region(RegionId(header.region))
+        } else {
+            let name = std::str::from_utf8(table)
+                .ok()
+                .filter(|name| !name.is_empty() && name.len() <= MAX_NAME_BYTES);
+            Door::Name(name.ok_or_else(|| {
+                Refused::new(Status::BadRequest, "a region's name has 1 to 255 bytes of UTF-8")
+            })?)
+        };
+        Ok(seat.space()?.open_region(seat.member, door, header.arg)?)
+    }
+}
+
+/// Changes pages of one region while its lease is locked.
+struct Edit<'a> {
+    shared: &'a Shared,
+    arena: usize,
+    seat: &'a Seat,
+    region: RegionId,
+    space: &'a mut LeaseSpace,
+}
+
+impl Edit<'_> {
+    /// Makes pages ready to be changed in part, and stores the whole pages of `part`, whose `frames` they
+    /// take: all or nothing.
+    fn own(
+        &mut self,
+        in_part: impl Iterator<Item = PageIndex>,
+        part: &Part,
+        frames: &mut Vec<FrameIndex>,
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), Refused> {
+        let mut pages = Vec::new();
+        for page in in_part {
+            if pages.last() != Some(&page) && !self.is_ready(page)? {
+                pages.push(page);
+            }
+        }
+        if part.whole.is_empty() {
+            return self.own_pages(pages, frames, released);
+        }
+        let mut made = Vec::new();
+        let mut list = self.copies(pages, &mut made)?;
+        let whole = part.whole.iter().zip(frames.iter()).zip(part.whole_crcs());
+        list.extend(whole.map(|((page, frame), crc)| {
+            let entry = PageEntry { crc, len: u32::try_from(OS_PAGE_BYTES).expect("4096") };
+            (
+                *page,
+                self.shared.store.settle(self.arena, *frame, entry, &mut crate::store::Scratch::default()),
+            )
+        }));
+        // From here on the frames are those of `list`: packing may have put others in their place.
+        frames.clear();
+        self.enter(&list, frames, released)
+    }
+
+    /// Makes pages ready to be changed in part.
+    fn own_pages(
+        &mut self,
+        pages: Vec<PageIndex>,
+        frames: &mut Vec<FrameIndex>,
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), Refused> {
+        let mut wanting = Vec::new();
+        for page in pages {
+            if !self.is_ready(page)? {
+                wanting.push(page);
+            }
+        }
+        if wanting.is_empty() {
+            return Ok(());
+        }
+        let list = self.copies(wanting, &mut Vec::new())?;
+        self.enter(&list, frames, released)
+    }
+
+    fn is_ready(&self, page: PageIndex) -> Result<bool, SpaceError> {
+        let state = self.space.page_state(self.seat.member, self.region, page)?;
+        Ok(matches!(state, PageState::Own(page) if self.shared.store.is_writable(&page)))
+    }
+
+    /// A copy of each page, in a frame with no other reference.
+    fn copies(
+        &self,
+        mut pages: Vec<PageIndex>,
+        frames: &mut Vec<FrameIndex>,
+    ) -> Result<Vec<(PageIndex, StoredPage)>, Refused> {
+        pages.sort_unstable();
+        pages.dedup();
+        let lens = vec![u32::try_from(OS_PAGE_BYTES).expect("4096"); pages.len()];
+        let full = || Refused::new(Status::PoolFull, "the server's memory is full of pages on their way");
+        if !self.shared.store.take(self.arena, &lens, frames) {
+            return Err(full());
+        }
+        let store = &self.shared.store;
+        let mut list = Vec::with_capacity(pages.len());
+        for (page, frame) in pages.iter().zip(frames.iter()) {
+            let target = store.memory(*frame);
+            let fill = |from: *const u8| {
+                // SAFETY: a frame that was just taken, of 4096 bytes; the source is another page, which is
+                // not written while the lease is locked.
+                unsafe { std::ptr::copy_nonoverlapping(from, target, OS_PAGE_BYTES) };
+            };
+            let state = self
+                .space
+                .page_state(self.seat.member, self.region, *page)
+                .expect("the region was there a moment ago");
+            let (PageState::Own(old) | PageState::Shared(old)) = state else {
+                fill(ZEROES.as_ptr());
+                list.push((*page, store.settle_plain(*frame, ZERO_PAGE_CRC)));
+                continue;
+            };
+            let presented = match store.present(self.arena, &old, false) {
+                Ok(Some((source, _))) => source,
+                other => {
+                    store.release(frames);
+                    return Err(other
+                        .err()
+                        .map_or_else(full, |error| Refused::new(Status::BadRequest, error)));
+                }
+            };
+            fill(store.memory(presented));
+            store.release(&[presented]);
+            list.push((*page, store.settle_plain(*frame, old.crc)));
+        }
+        Ok(list)
+    }
+
+    /// Enters pages into the tables; with an error none, and then their frames are appended to `frames`.
+    fn enter(
+        &mut self,
+        list: &[(PageIndex, StoredPage)],
+        frames: &mut Vec<FrameIndex>,
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<(), Refused> {
+        let extents: Vec<Extent> = list.iter().map(|(page, _)| Extent::page(*page)).collect();
+        let pages: Vec<Option<StoredPage>> = list.iter().map(|(_, page)| Some(*page)).collect();
+        self.space.put(self.seat.member, self.region, &extents, &pages, released).map_err(|error| {
+            frames.extend(list.iter().map(|(_, page)| page.frame));
+            error.into()
+        })
+    }
+
+    /// Carries out the staged operation.
+    fn change(&mut self, part: &Part) {
+        let mut at = 0;
+        for piece in part.pieces().filter(|piece| part.in_place(piece)) {
+            let bytes = &part.staging[at..at + piece.len];
+            at += piece.len;
+            self.patch(piece, |target| match part.update {
+                None => target.copy_from_slice(bytes),
+                Some((kind, how)) => combine(kind, how, target, bytes),
+            });
+        }
+    }
+
+    /// Changes a part of a page that is ready for it.
+    fn patch(&mut self, piece: Piece, change: impl FnOnce(&mut [u8])) {
+        let state = self
+            .space
+            .page_state(self.seat.member, self.region, piece.page)
+            .expect("the region was there a moment ago");
+        let PageState::Own(page) = state else { panic!("a page that is to be changed is its region's own") };
+        assert!(self.shared.store.is_writable(&page), "a page that is changed has one reference");
+        let mut room = [0; OS_PAGE_BYTES];
+        let (old, new) = (&mut [0; OS_PAGE_BYTES][..piece.len], &mut room[..piece.len]);
+        // SAFETY: the piece is within the page; only its page table refers to the frame, and that is locked:
+        // no other thread reads or writes it.
+        let target = unsafe {
+            std::slice::from_raw_parts_mut(self.shared.store.memory(page.frame).add(piece.within), piece.len)
+        };
+        old.copy_from_slice(target);
+        new.copy_from_slice(target);
+        change(new);
+        target.copy_from_slice(new);
+        let crc = patched_crc(page.crc, old, new, OS_PAGE_BYTES - piece.within - piece.len);
+        self.space
+            .page_changed(self.seat.member, self.region, piece.page, crc)
+            .expect("the region was there a moment ago");
+    }
+}
+
+impl Part {
+    fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.window.pieces()
+    }
+
+    /// Whether a piece changes its page rather than replacing it.
+    fn in_place(&self, piece: &Piece) -> bool {
+        self.update.is_some() || !piece.is_whole()
+    }
+
+    /// The checksums of the whole pages.
+    fn whole_crcs(&self) -> impl Iterator<Item = u32> {
+        self.window
+            .blocks()
+            .into_iter()
+            .zip(self.crcs.clone())
+            .filter(|(block, _)| block.whole)
+            .map(|(_, crc)| crc)
+    }
+
+    /// Compares the staged bytes with their checksums. Whole pages keep their checksums for later readers.
+    fn check_bytes(&self) -> Result<(), Refused> {
+        let damaged = || Refused::new(Status::BadRequest, "the bytes came damaged (checksum differs)");
+        if self.update.is_some() {
+            return if checksum::crc32c(&self.staging) == self.crcs[0] { Ok(()) } else { Err(damaged()) };
+        }
+        let mut rest = &self.staging[..];
+        for (block, crc) in self.window.blocks().into_iter().zip(&self.crcs).filter(|(block, _)| !block.whole)
+        {
+            let (bytes, tail) = rest.split_at(block.len as usize);
+            rest = tail;
+            if checksum::crc32c(bytes) != *crc {
+                return Err(damaged());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
+    let mut crcs = Vec::new();
+    let window = Window::parse_with(table, &mut crcs)?;
+    let on_the_wire = if header.is_by_key() { 0 } else { window.len };
+    if on_the_wire != header.bulk_len {
+        return Err(WireError::BulkLength);
+    }
+    let mut part = Part { window, crcs, staging: Vec::new(), whole: Vec::new(), update: None };
+    let mut staged = part.window.len as usize;
+    if header.opcode == Opcode::Accumulate {
+        let (kind, how) = parse_accumulate_arg(header.arg)?;
+        let bytes = kind.bytes() as u64;
+        let whole_elements = part.window.program.is_aligned(bytes)
+            && part.window.from.is_multiple_of(bytes)
+            && u64::from(part.window.len).is_multiple_of(bytes);
+        if !whole_elements || part.crcs.len() != 1 {
+            return Err(WireError::WindowRange);
+        }
+        part.update = Some((kind, how));
+    } else {
+        if part.window.blocks().len() != part.crcs.len() {
+            return Err(WireError::TableLength);
+        }
+        part.whole = part.window.pieces().filter(Piece::is_whole).map(|piece| piece.page).collect();
+        staged -= part.whole.len() * OS_PAGE_BYTES;
+        if staged > 0 && !part.whole.is_empty() {
+            // A correct client never writes a page as a whole and in part in one request.
+            let mut whole = part.whole.clone();
+            whole.sort_unstable();
+            if part.window.pieces().any(|piece| !piece.is_whole() && whole.binary_search(&piece.page).is_ok())
+            {
+                return Err(WireError::BadLayout);
+            }
+        }
+    }
+    part.staging = vec![0; staged];
+    Ok(part)
+}
+
+/// The bytes of a window, ready to be sent: in frames that are held, and in a buffer.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    pub(crate) frames: Vec<FrameIndex>,
+    pub(crate) pieces: Vec<Place>,
+    pub(crate) buffer: Vec<u8>,
+    /// Of each block.
+    pub(crate) crcs: Vec<u32>,
+}
+
+impl Gathered {
+    /// Collects a window while the lease is locked. With an error, the frames so far are held. `copied`: it
+    /// is copied before the lock goes, and plain pages are not held.
+    pub(crate) fn collect(
+        &mut self,
+        shared: &Shared,
+        arena: usize,
+        view: &mut View<'_>,
+        window: &Window,
+        copied: bool,
+    ) -> Result<(), Refused> {
+        view.reaches(window.program.bounds().1.cast_unsigned())?;
+        if copied
+            && let Some(piece) = window.only_piece()
+            && self.point_at(shared, view.page(piece.page), piece)
+        {
+            return Ok(());
+        }
+        // It never grows after this: pieces point into it.
+        self.buffer.reserve_exact(window.len as usize);
+        if copy_small_runs(shared, view, window, &mut self.buffer) {
+            self.pieces.push(Place { ptr: self.buffer.as_ptr(), len: self.buffer.len() });
+            self.crcs.push(checksum::crc32c(&self.buffer));
+            return Ok(());
+        }
+        let mut blocks = Blocks { crcs: std::mem::take(&mut self.crcs), ..Blocks::default() };
+        let mut ahead = Ahead::default();
+        let mut unpacked = Unpacked::new(shared, arena);
+        // Most pieces lie in the page of the one before.
+        let mut near: Option<(PageIndex, *const u8)> = None;
+        for piece in window.pieces() {
+            let from_frame = piece.len >= FROM_FRAME_BYTES;
+            if !from_frame
+                && let Some((page, memory)) = near
+                && page == piece.page
+            {
+                if ahead.is_full() {
+                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                }
+                ahead.push(memory.wrapping_add(piece.within), piece.len);
+                continue;
+            }
+            let page = view.page(piece.page);
+            let (frame, memory) = match page {
+                None => (None, ZEROES.as_ptr()),
+                // It does not change under the lock.
+                Some(page) if (copied || !from_frame) && usize::from(page.len) == OS_PAGE_BYTES => {
+                    (None, shared.store.memory(page.frame).cast_const())
+                }
+                Some(page) if !from_frame => {
+                    let before = || ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                    (None, unpacked.page(piece.page, &page, before)?)
+                }
+                Some(page) => {
+                    let presented = shared
+                        .store
+                        .present(arena, &page, false)
+                        .map_err(|e| Refused::new(Status::BadRequest, e))?;
+                    let (frame, _) = presented
+                        .ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
+                    (Some(frame), shared.store.memory(frame).cast_const())
+                }
+            };
+            let from = memory.wrapping_add(piece.within);
+            if !from_frame {
+                if ahead.is_full() {
+                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                }
+                ahead.push(from, piece.len);
+                near = Some((piece.page, memory));
+                continue;
+            }
+            ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+            self.frames.extend(frame);
+            if piece.is_whole() {
+                blocks.end_block(&self.buffer);
+                blocks.crcs.push(page.map_or(ZERO_PAGE_CRC, |page| page.crc));
+            } else {
+                blocks.catch_up(&self.buffer);
+                blocks.between = true;
+                // SAFETY: the piece is within its page; the frame is held, and is not written while it is.
+                blocks.crc = checksum::crc32c_append(blocks.crc, unsafe {
+                    std::slice::from_raw_parts(from, piece.len)
+                });
+            }
+            match self.pieces.last_mut() {
+                Some(last) if last.ptr.wrapping_add(last.len) == from => last.len += piece.len,
+                _ => self.pieces.push(Place { ptr: from, len: piece.len }),
+            }
+        }
+        ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+        blocks.end_block(&self.buffer);
+        self.crcs = blocks.crcs;
+        Ok(())
+    }
+
+    /// The usual small window, a part of one page, is sent from where it lies. False, with no effect, if the
+    /// page is packed.
+    fn point_at(&mut self, shared: &Shared, page: Option<StoredPage>, piece: Piece) -> bool {
+        let Some((place, crc)) = lies_plain(shared, page, piece) else { return false };
+        self.pieces.push(place);
+        self.crcs.push(crc);
+        true
+    }
+}
+
+/// Copies a window of many small runs behind the bytes in `buffer`. False, with no effect, where it is none,
+/// or a page is packed. As [`rows::copy`].
+fn copy_small_runs(shared: &Shared, view: &mut View<'_>, window: &Window, buffer: &mut Vec<u8>) -> bool {
+    let short = |longest| longest < FROM_FRAME_BYTES as u64;
+    if window.program.run_count() <= FEW_RUNS || !window.program.longest_run().is_some_and(short) {
+        return false;
+    }
+    buffer.reserve_exact(window.len as usize);
+    rows::copy(shared.store.slabs(), view, window, buffer)
+}
+
+/// Prefetches memory for a frame that begins like this: if it asks for bytes of a page, they are brought into
+/// the cache while the frame is checked and its reply begun. A hostile frame can only bring lines of pages
+/// into the cache that its peer may read. Does not block.
+pub(super) fn look_ahead(shared: &Shared, seat: Option<&Seat>, frame: &[u8]) {
+    let Some((region, piece)) = glimpse(frame) else { return };
+    let Some((seat, space)) = seat.and_then(|seat| Some((seat, seat.lease.idle_space()?))) else { return };
+    if let Ok(mut view) = space.view(seat.member, region)
+        && let Some(page) = view.page(piece.page)
+        && usize::from(page.len) == OS_PAGE_BYTES
+    {
+        let from = shared.store.memory(page.frame).wrapping_add(piece.within).cast_const();
+        (0..piece.len.min(FETCHED_AHEAD)).step_by(LINE_BYTES).for_each(|at| prefetch(from.wrapping_add(at)));
+    }
+}
+
+/// Where a part of a page lies, and its checksum. None if the page is packed. The lease is locked.
+fn lies_plain(shared: &Shared, page: Option<StoredPage>, piece: Piece) -> Option<(Place, u32)> {
+    let (memory, page_crc) = match page {
+        None => (ZEROES.as_ptr(), ZERO_PAGE_CRC),
+        Some(page) if usize::from(page.len) == OS_PAGE_BYTES => {
+            (shared.store.memory(page.frame).cast_const(), page.crc)
+        }
+        Some(_) => return None,
+    };
+    let ptr = memory.wrapping_add(piece.within);
+    let crc = if piece.is_whole() {
+        page_crc
+    } else {
+        // SAFETY: the piece is within its page, which is not written while the lease is locked.
+        checksum::crc32c(unsafe { std::slice::from_raw_parts(ptr, piece.len) })
+    };
+    Some((Place { ptr, len: piece.len }, crc))
+}
+
+/// Small pieces to copy, whose memory is on its way into the cache: pieces lie anywhere, and waiting for one
+/// after the other takes most of the time.
+///
+/// Invariant: every piece is readable memory, which is not written until it is copied.
+struct Ahead {
+    pieces: [(*const u8, usize); AHEAD],
+    count: usize,
+}
+
+const AHEAD: usize = 32;
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self { pieces: [(std::ptr::null(), 0); AHEAD], count: 0 }
+    }
+}
+
+impl Ahead {
+    fn is_full(&self) -> bool {
+        self.count == AHEAD
+    }
+
+    fn push(&mut self, from: *const u8, len: usize) {
+        prefetch(from);
+        self.pieces[self.count] = (from, len);
+        self.count += 1;
+    }
+
+    /// Copies them behind what is in the buffer, which has room for the whole window they are a part of.
+    fn copy(&mut self, buffer: &mut Vec<u8>, places: &mut Vec<Place>, blocks: &mut Blocks) {
+        if self.count == 0 {
+            return;
+        }
+        let start = buffer.len();
+        for (from, len) in &self.pieces[..self.count] {
+            // SAFETY: the invariant; there is room.
+            unsafe { append(buffer, *from, *len) };
+        }
+        self.count = 0;
+        let at = buffer.as_ptr().wrapping_add(start);
+        let bytes = buffer.len() - start;
+        match places.last_mut() {
+            Some(last) if last.ptr.wrapping_add(last.len) == at => last.len += bytes,
+            _ => places.push(Place { ptr: at, len: bytes }),
+        }
+        blocks.uncounted += bytes;
+        blocks.between = true;
+    }
+}
+
+/// Appends bytes without a call for the usual lengths.
+///
+/// # Safety
+/// `from` is readable for `len` bytes that are not written meanwhile, outside of `buffer`, which has room for
+/// as many more.
+unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, len: usize) {
+    let end = buffer.len();
+    debug_assert!(buffer.capacity() - end >= len);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let to = buffer.as_mut_ptr().add(end);
+        rows::copy_one(from, to, len);
+        buffer.set_len(end + len);
+    }
+}

@@ -1,0 +1,251 @@
+//! Remote queues: requests in, answers out, some of them later and by way of others.
+//!
+//! [`rampool_lease::Queues`] decides what a queue does. A request that has to wait is kept here by its
+//! number; its reply comes as a [`Post`] from another request, perhaps of another shard.
+
+use super::{Connection, End, Refused, Workbench};
+use crate::shared::{Post, Posts, Shared};
+use rampool_lease::{Asker, LeaseSpace, QueueError, QueueId, QueueOutput, QueueSpaceError};
+use rampool_wire::frame::{
+    AwaitBody, Header, Opcode, Push, PushHeads, QueueBounds, RegionId, Settlement, Status, Take, WireError,
+    encode_frame,
+};
+use std::time::{Duration, Instant};
+
+/// The immediate result of a request to a queue.
+enum Now {
+    /// It waits, or its answer is among the posts.
+    Asked,
+    Answer {
+        arg: u64,
+        region: u64,
+        table: Vec<u8>,
+    },
+}
+
+impl From<QueueError> for Refused {
+    fn from(error: QueueError) -> Self {
+        let (status, arg) = match error {
+            QueueError::NoSuchQueue => (Status::NoSuchQueue, 0),
+            QueueError::TooManyQueues(_) => (Status::LimitReached, 0),
+            QueueError::Full { messages } => (Status::QueueFull, messages),
+            QueueError::NoSuchMessage | QueueError::BodyLost => (Status::NoSuchMessage, 0),
+            _ => (Status::BadRequest, 0),
+        };
+        Self { status, arg, message: error.to_string() }
+    }
+}
+
+impl From<QueueSpaceError> for Refused {
+    fn from(error: QueueSpaceError) -> Self {
+        match error {
+            QueueSpaceError::Queue(error) => error.into(),
+            QueueSpaceError::Space(error) => error.into(),
+            other => Self::new(Status::BadRequest, other),
+        }
+    }
+}
+
+/// Fetches the replies of a lease's queues while the lease is locked. Frames of released bodies go back to
+/// the store.
+pub(crate) fn collect(shared: &Shared, space: &mut LeaseSpace, posts: &mut Posts) {
+    let mut released = Vec::new();
+    while let Some(output) = space.poll_queues(&mut released) {
+        let (to, result) = match output {
+            QueueOutput::Pushed { to, number, body_at } => {
+                (to, Ok((number, body_at.map_or_else(Vec::new, |at| at.to_le_bytes().to_vec()))))
+            }
+            QueueOutput::Taken { to, queue, numbers } => {
+                let mut table = Vec::with_capacity(numbers.len() * 128);
+                numbers.iter().for_each(|number| space.queues().delivery(queue, *number).encode(&mut table));
+                (to, Ok((numbers.len() as u64, table)))
+            }
+            QueueOutput::Body { to, there } => (to, Ok((u64::from(there), Vec::new()))),
+            QueueOutput::Failed { to, error } => (to, Err(Refused::from(error))),
+            _ => continue,
+        };
+        posts.push(Post { shard: to.origin.0, token: to.origin.1, request: to.request, result });
+    }
+    shared.store.release(&released);
+}
+
+impl Connection {
+    /// Handles a request to a queue. Replies to other requests are in the scratch buffers' posts afterwards.
+    pub(super) fn queue(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+        now: Instant,
+    ) -> Result<(), End> {
+        let asked = match self.ask_queue(shared, bench, &header, now) {
+            Ok(asked) => asked,
+            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+        };
+        match asked {
+            Ok(Now::Asked) => {
+                let (own, number) = ((self.arena, self.token), header.request);
+                let is_own = |post: &Post| (post.shard, post.token) == own;
+                // Most requests have one answer, their own: it is not collected first.
+                match bench.posts.iter().position(|post| is_own(post) && post.request == number) {
+                    Some(at) => {
+                        let post = bench.posts.remove(at);
+                        self.pass_on(shared, bench, header, post);
+                    }
+                    None => _ = self.waiting.insert(number, header),
+                }
+                // The connection's own answers are queued here; the others' leave with the end of this turn.
+                while let Some(at) = bench.posts.iter().position(is_own) {
+                    let post = bench.posts.remove(at);
+                    self.told(shared, bench, post);
+                }
+            }
+            Ok(Now::Answer { arg, region, table }) => {
+                self.tell(bench, Header { region, ..header }, arg, &table)
+            }
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+        Ok(())
+    }
+
+    fn ask_queue(
+        &self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: &Header,
+        now: Instant,
+    ) -> Result<Result<Now, Refused>, WireError> {
+        let table = self.link.table();
+        let Ok(seat) = self.seat() else { return Ok(Err(Refused::new(Status::NotAllowed, super::NO_LEASE))) };
+        let (queue, tick) = (QueueId(header.arg), shared.now());
+        let asker = Asker { member: seat.member, request: header.request, origin: (self.arena, self.token) };
+        let mut patience_ms = 0;
+        let mut act = |command: &mut dyn FnMut(&mut LeaseSpace) -> Result<Now, QueueSpaceError>| {
+            let mut space = seat.space()?;
+            let done = command(&mut space);
+            collect(shared, &mut space, &mut bench.posts);
+            Ok(done?)
+        };
+        let answer = |arg| Ok(Now::Answer { arg, region: 0, table: Vec::new() });
+        let result = match header.opcode {
+            Opcode::OpenQueue => {
+                let (bounds, name) = QueueBounds::parse(table)?;
+                if name.is_empty() || header.arg > 1 {
+                    return Err(WireError::BadName);
+                }
+                act(&mut |space| {
+                    let (queue, region, bounds) =
+                        space.open_queue(seat.member, name, (header.arg == 1).then_some(bounds))?;
+                    let mut table = Vec::new();
+                    bounds.encode("", &mut table);
+                    Ok(Now::Answer { arg: queue.0, region: region.0, table })
+                })
+            }
+            Opcode::FreeQueue => {
+                let mut released = Vec::new();
+                let result = act(&mut |space| {
+                    space.free_queue(queue, &mut released)?;
+                    answer(0)
+                });
+                shared.store.release(&released);
+                result
+            }
+            Opcode::ListQueues => act(&mut |space| {
+                let (mut table, mut last) = (Vec::new(), 0);
+                for (listed, _) in space.queues().list(queue) {
+                    if !listed.encode(&mut table) {
+                        return Ok(Now::Answer { arg: last, region: 0, table });
+                    }
+                    last = listed.queue;
+                }
+                Ok(Now::Answer { arg: 0, region: 0, table })
+            }),
+            Opcode::Push => {
+                let push = Push::parse(table)?;
+                patience_ms = push.patience_ms;
+                act(&mut |space| {
+                    space.push(tick, asker, queue, &push)?;
+                    Ok(Now::Asked)
+                })
+            }
+            Opcode::PushHeads => {
+                let heads = PushHeads::parse(table)?;
+                patience_ms = heads.patience_ms;
+                act(&mut |space| {
+                    space.push_heads(tick, asker, queue, &heads)?;
+                    Ok(Now::Asked)
+                })
+            }
+            Opcode::Take => {
+                let take = Take::parse(table)?;
+                patience_ms = take.patience_ms;
+                act(&mut |space| {
+                    space.take(tick, asker, queue, &take);
+                    Ok(Now::Asked)
+                })
+            }
+            Opcode::Settle => {
+                let (how, numbers) = Settlement::parse(table)?;
+                act(&mut |space| answer(space.settle(seat.member, queue, &numbers, how)?))
+            }
+            _ => {
+                let wait = AwaitBody::parse(table)?;
+                patience_ms = wait.patience_ms;
+                act(&mut |space| {
+                    space.await_body(tick, asker, queue, wait.number, wait.patience_ms);
+                    Ok(Now::Asked)
+                })
+            }
+        };
+        if patience_ms > 0 {
+            // A millisecond more: the machine counts whole ones.
+            bench.set_alarm(now + Duration::from_millis(u64::from(patience_ms) + 1));
+        }
+        Ok(result)
+    }
+
+    /// The answer to a request that waited, if it still does.
+    pub(crate) fn told(&mut self, shared: &Shared, bench: &mut Workbench, post: Post) {
+        if let Some(header) = self.waiting.remove(&post.request) {
+            self.pass_on(shared, bench, header, post);
+        }
+    }
+
+    fn pass_on(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, post: Post) {
+        match post.result {
+            Ok((arg, table)) => self.tell(bench, header, arg, &table),
+            Err(refused) => self.refuse(bench, header, &refused, shared),
+        }
+    }
+
+    fn tell(&mut self, bench: &mut Workbench, header: Header, arg: u64, table: &[u8]) {
+        bench.head.clear();
+        encode_frame(&mut bench.head, header.reply(Status::Ok).with_arg(arg), table, 0);
+        self.link.send_head(rampool_net::transport::Urgency::Demand, &bench.head, super::Held::nothing());
+    }
+
+    /// Answers the requests of its lease that have timed out.
+    pub(crate) fn queue_alarm(&self, shared: &Shared, bench: &mut Workbench) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let Ok(seat) = self.seat() else { return };
+        let Ok(mut space) = seat.space() else { return };
+        space.queue_timeout(shared.now());
+        collect(shared, &mut space, &mut bench.posts);
+        if let Some(next) = space.queues().poll_timeout() {
+            bench.set_alarm(shared.started + Duration::from_millis(next.0.saturating_add(1)));
+        }
+    }
+}
+
+/// Bytes of a region were stored: this may complete a body that a receiver waits for.
+pub(super) fn bytes_came(
+    shared: &Shared,
+    space: &mut LeaseSpace,
+    posts: &mut Posts,
+    (region, from, bytes): (RegionId, u64, u64),
+) {
+    space.bytes_came(region, from, bytes);
+    collect(shared, space, posts);
+}

@@ -1,0 +1,72 @@
+//! Asking a server for its status, from outside.
+
+use super::ServerStatus;
+use rampool_net::transport::{
+    Endpoint, HandshakeError, Link, LinkError, LocalPolicy, PieceMut, Received, Urgency, connect,
+};
+use rampool_wire::frame::{Header, Opcode, Status, parse_message};
+use std::time::Instant;
+
+/// Why the status could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueryError {
+    #[error("cannot reach {endpoint}: {source}")]
+    Handshake { endpoint: Endpoint, source: HandshakeError },
+    #[error("lost {endpoint} while it told its status: {source}")]
+    Link { endpoint: Endpoint, source: LinkError },
+    #[error("{endpoint} did not tell its status in time")]
+    TimedOut { endpoint: Endpoint },
+    #[error("{endpoint} did not tell its status: {message}")]
+    Refused { endpoint: Endpoint, message: String },
+    #[error("{endpoint} told its status in a form this tool does not understand: {source}")]
+    Malformed { endpoint: Endpoint, source: serde_json::Error },
+}
+
+/// Connects, asks, and disconnects. Blocks until the answer or the deadline.
+///
+/// # Errors
+/// [`QueryError`], which names the server.
+pub fn query_status(
+    endpoint: &Endpoint,
+    policy: LocalPolicy,
+    deadline: Instant,
+) -> Result<ServerStatus, QueryError> {
+    let link = connect::<()>(endpoint, policy, deadline);
+    let mut link = link.map_err(|source| QueryError::Handshake { endpoint: endpoint.clone(), source })?;
+    let link_error = |source| QueryError::Link { endpoint: endpoint.clone(), source };
+    link.send_head(Urgency::Demand, &Header::request(Opcode::Status, 1).encode(), ());
+    let (header, bytes) = reply(&mut link, deadline)
+        .map_err(link_error)?
+        .ok_or_else(|| QueryError::TimedOut { endpoint: endpoint.clone() })?;
+    if header.status != Status::Ok {
+        return Err(QueryError::Refused { endpoint: endpoint.clone(), message: parse_message(&bytes) });
+    }
+    serde_json::from_slice(&bytes)
+        .map_err(|source| QueryError::Malformed { endpoint: endpoint.clone(), source })
+}
+
+/// The next reply: its bulk, or without one its table. `Ok(None)`: the deadline came first.
+fn reply(link: &mut Link, deadline: Instant) -> Result<Option<(Header, Vec<u8>)>, LinkError> {
+    let mut bulk = Vec::new();
+    loop {
+        link.flush()?;
+        match link.receive()? {
+            Received::Blocked => {
+                if !link.wait(deadline)? {
+                    return Ok(None);
+                }
+            }
+            Received::Head(header) if header.bulk_len > 0 => {
+                bulk = vec![0; header.bulk_len as usize];
+                // SAFETY: `bulk` is not touched before `Bulk`, and outlives the link's use of it: on an error
+                // the caller drops the link.
+                unsafe { link.place(&[PieceMut { ptr: bulk.as_mut_ptr(), len: bulk.len() }]) };
+            }
+            Received::Head(header) if header.is_reply() => return Ok(Some((header, link.table().to_vec()))),
+            Received::Head(_) => {}
+            Received::Bulk(header) if header.is_reply() => return Ok(Some((header, bulk))),
+            Received::Bulk(_) => {}
+        }
+    }
+}

@@ -1,0 +1,871 @@
+//! One thread of a server: it polls its connections and answers them.
+//!
+//! After work it looks for more for a short while before it sleeps, because a wake-up costs more than a
+//! request. What came for several requests or connections by then is answered in one go.
+
+use super::connection::{Connection, End, Held, Turn, Workbench};
+use super::shared::{Arrival, Shared, lock};
+use super::strangers::Newcomers;
+use rampool_net::patience::Patience;
+use rampool_net::transport::{
+    Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Means, Peer, Stream, Wants,
+};
+use rampool_wire::session::{Refusal, features};
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A client must finish its handshake within this time.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// A client asks for its lease within this time, or sends another request.
+const LEASELESS_SILENCE: Duration = Duration::from_secs(5);
+/// A connection that has had no lease for so long gives up its place where all places are taken.
+const LEASELESS_PLACE: Duration = Duration::from_secs(2);
+/// Connections that are accepted in one turn: those that are here already are served between.
+const MOST_ACCEPTED: usize = 64;
+/// Refused connections that are told the reason at a time; a peer that is slow to read it is closed without.
+const MOST_TURNED_AWAY: usize = 64;
+/// Poll tokens beyond those of connections.
+const DOORBELL: u64 = u64::MAX;
+const FIRST_LISTENER: u64 = u64::MAX - 1024;
+/// While it looks for more work, a shard reads the sockets that had data last, if they are this few, instead
+/// of polling the poll set: one call less for each.
+const MOST_WARM: usize = 4;
+/// How many empty reads of the warm sockets it makes before it polls everything.
+const WARM_LOOKS: u32 = 16;
+/// The same where all connections are over shared memory.
+const RING_LOOKS: u32 = 256;
+/// A warm socket that had data so often without this shard falling asleep in between leaves the poll set.
+/// Within a machine the sender pays for each event of the poll set, and a socket that is polled anyway needs
+/// none.
+const LEAVES_AFTER: u32 = 64;
+/// It is back in the poll set after so many empty reads: for a millisecond or so.
+const BACK_AFTER: u32 = 4096;
+/// Connections over shared memory that are polled without asking their clients to ring.
+const MOST_AWAKE: usize = 16;
+/// How often they are asked to ring at all: the busy ones must not starve the others.
+const WARM_TURNS: u32 = 64;
+const RING_TURNS: u32 = 1024;
+
+pub(super) struct Shard {
+    index: usize,
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    listeners: Vec<Listener>,
+    /// No descriptor is left for one more connection: the listeners are not polled for now.
+    is_deaf: bool,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// Connections with more to do than one turn.
+    again: Vec<u64>,
+    /// Connections of the last events, but for those over shared memory.
+    warm: Vec<u64>,
+    /// Connections over shared memory whose client does not ring for its writes; no more than `MOST_AWAKE`,
+    /// the latest last.
+    awake: VecDeque<u64>,
+    /// Handshakes that go on, of those that have a place, and of those that have none.
+    newcomers: Newcomers,
+    turned_away: Newcomers,
+    turning_away: usize,
+    next_shard: usize,
+    bench: Workbench,
+}
+
+struct Slot {
+    /// Tells a new connection of this slot from an event for its predecessor.
+    generation: u32,
+    state: State,
+    interest: epoll::EventFlags,
+    /// It is among those that are awake.
+    awake: bool,
+    /// It is in the poll set. Invariant: what is not is warm, and asked before this shard sleeps or forgets
+    /// that it is.
+    polled: bool,
+    /// How often a read had data, since it came into the poll set; and how often it was empty, since the last
+    /// data.
+    found: u32,
+    missed: u32,
+}
+
+enum State {
+    Free,
+    /// `has_place`: it counts as a connection; otherwise it is told that it cannot be one.
+    Shaking {
+        handshake: Box<Handshake>,
+        deadline: Instant,
+        has_place: bool,
+    },
+    Connected(Box<Connection>),
+}
+
+impl Slot {
+    /// Whether this token is of the connection that it has now.
+    fn has(&self, token: u64) -> bool {
+        u64::from(self.generation) == token >> 32
+    }
+
+    /// The kernel does not report its bytes: it must be polled, or asked to ring.
+    fn is_beside_kernel(&self) -> bool {
+        matches!(&self.state, State::Connected(connection) if matches!(connection.link().means(), Means::Rings | Means::Ucx))
+    }
+}
+
+impl Shard {
+    pub(super) fn new(
+        index: usize,
+        shared: Arc<Shared>,
+        listeners: Vec<Listener>,
+    ) -> Result<Self, rustix::io::Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(
+            &epoll,
+            &shared.shards[index].doorbell,
+            epoll::EventData::new_u64(DOORBELL),
+            epoll::EventFlags::IN,
+        )?;
+        for (token, listener) in (FIRST_LISTENER..).zip(&listeners) {
+            epoll::add(&epoll, listener, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
+        }
+        let (slots, free, again, warm) = (Vec::new(), Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
+        let awake = VecDeque::with_capacity(MOST_AWAKE + 1);
+        let (newcomers, turned_away, bench) =
+            (Newcomers::default(), Newcomers::default(), Workbench::default());
+        let (is_deaf, turning_away, next_shard) = (false, 0, 0);
+        Ok(Self {
+            index,
+            shared,
+            epoll,
+            listeners,
+            is_deaf,
+            slots,
+            free,
+            again,
+            warm,
+            awake,
+            newcomers,
+            turned_away,
+            turning_away,
+            next_shard,
+            bench,
+        })
+    }
+
+    /// Works until the server stops.
+    pub(super) fn run(mut self) {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
+        let (spin, sweep_every) = (self.shared.config.spin, self.sweep_interval());
+        let mut patience = Patience::new(spin);
+        rampool_kernel::thread::ask_for_short_slices();
+        let mut next_sweep = Instant::now() + sweep_every;
+        let mut idle_since: Option<Instant> = None;
+        let (mut looks, mut turns) = (0, 0);
+        let mut looked = Instant::now();
+        while !self.shared.stopping() {
+            let now = Instant::now();
+            let away = now.duration_since(std::mem::replace(&mut looked, now));
+            if away > 2 * sweep_every {
+                self.excuse(away, now);
+            }
+            if self.bench.alarm.is_some_and(|alarm| now >= alarm) {
+                self.sound_alarm(now);
+            }
+            if now >= next_sweep {
+                self.sweep(now);
+                next_sweep = now + sweep_every;
+            }
+            let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < patience.time();
+            let (most_looks, most_turns) =
+                if self.warm.is_empty() { (RING_LOOKS, RING_TURNS) } else { (WARM_LOOKS, WARM_TURNS) };
+            let any = !(self.warm.is_empty() && self.awake.is_empty());
+            if spinning && self.again.is_empty() && looks < most_looks && turns < most_turns && any {
+                looks += 1;
+                turns += 1;
+                if self.look_at_warm(now) {
+                    if idle_since.take().is_some() {
+                        patience.waited(waited);
+                    }
+                    looks = 0;
+                } else {
+                    idle_since = idle_since.or(Some(now));
+                    patience.look_again(waited, false);
+                }
+                continue;
+            }
+            (looks, turns) = (0, 0);
+            if !spinning {
+                if !self.let_all_ring() {
+                    continue;
+                }
+                self.poll_all();
+            }
+            let due = self.bench.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
+            let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
+            if !spinning {
+                patience.sleeps();
+                self.shared.shards[self.index].sleeps.fetch_add(1, Ordering::Relaxed);
+            }
+            let timeout = Timespec {
+                tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(1),
+                tv_nsec: timeout.subsec_nanos().into(),
+            };
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => panic!("polling failed: {error}"),
+            }
+            if events.is_empty() && self.again.is_empty() {
+                idle_since = idle_since.or(Some(now));
+                if spinning {
+                    patience.look_again(waited, false);
+                }
+                continue;
+            }
+            if let Some(since) = idle_since.take() {
+                patience.waited(since.elapsed());
+            }
+            self.warm_up(&events);
+            let now = Instant::now();
+            for token in std::mem::take(&mut self.again) {
+                self.ready(token, now);
+            }
+            for event in &events {
+                match event.data.u64() {
+                    DOORBELL => self.answer_doorbell(now),
+                    token if token >= FIRST_LISTENER => {
+                        self.accept(usize::try_from(token - FIRST_LISTENER).expect("few listeners"))
+                    }
+                    token => self.ready(token, now),
+                }
+            }
+        }
+        for index in 0..self.slots.len() {
+            self.close(index, &End::Stopping);
+        }
+        if self.index == 0 {
+            self.shared.complain_of_repetitions(true);
+        }
+    }
+
+    /// Connections with data now probably have more soon. Of those that were warm, the ones outside of the
+    /// poll set stay.
+    fn warm_up(&mut self, events: &[epoll::Event]) {
+        self.warm.retain(|token| {
+            self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.polled && slot.has(*token))
+        });
+        if self.shared.config.spin.is_zero() || self.warm.len() + events.len() > MOST_WARM {
+            return self.poll_all();
+        }
+        let tokens = events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER);
+        self.warm
+            .extend(tokens.filter(|token| {
+                self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.is_beside_kernel())
+            }));
+    }
+
+    /// Nothing is warm, and everything is in the poll set.
+    fn poll_all(&mut self) {
+        while let Some(token) = self.warm.pop() {
+            let slot = &mut self.slots[slot_of(token)];
+            if slot.has(token) {
+                slot.found = 0;
+                self.poll_again(slot_of(token));
+            }
+        }
+    }
+
+    /// Puts a connection back into the poll set, which reports at once what has arrived meanwhile.
+    fn poll_again(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        let State::Connected(connection) = &slot.state else { return };
+        if std::mem::replace(&mut slot.polled, true) {
+            return;
+        }
+        (slot.found, slot.missed) = (0, 0);
+        let data = epoll::EventData::new_u64(token(index, slot.generation));
+        if let Err(error) = epoll::add(&self.epoll, connection.link(), data, slot.interest) {
+            // Others have taken what the kernel has for this.
+            self.close(index, &End::Link(LinkError::Io(error.into())));
+        }
+    }
+
+    /// A warm connection was read. False: it is not warm any more.
+    fn count_look(&mut self, token: u64, found: bool) -> bool {
+        let index = slot_of(token);
+        let slot = &mut self.slots[index];
+        if slot.is_beside_kernel() || !slot.has(token) {
+            return true;
+        }
+        if found {
+            slot.missed = 0;
+            slot.found = slot.found.saturating_add(1);
+            if slot.found >= LEAVES_AFTER
+                && slot.interest == epoll::EventFlags::IN
+                && let State::Connected(connection) = &slot.state
+                && std::mem::take(&mut slot.polled)
+            {
+                epoll::delete(&self.epoll, connection.link()).expect("it is in the poll set");
+            }
+            return true;
+        }
+        slot.missed += 1;
+        let goes_on = slot.missed < BACK_AFTER;
+        if !goes_on {
+            slot.missed = 0;
+            self.poll_again(index);
+        }
+        goes_on
+    }
+
+    /// Reads the warm and the awake connections; returns whether any had data.
+    fn look_at_warm(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        let mut tokens = [0; MOST_WARM + MOST_AWAKE];
+        let mut count = 0;
+        for (place, token) in tokens.iter_mut().zip(self.warm.iter().chain(&self.awake)) {
+            *place = *token;
+            count += 1;
+        }
+        for token in &tokens[..count] {
+            self.ready(*token, now);
+            let slot = &self.slots[slot_of(*token)];
+            let found = matches!(&slot.state, State::Connected(connection) if connection.heard == now);
+            any |= found;
+            if !self.count_look(*token, found) {
+                self.warm.retain(|warm| warm != token);
+            }
+        }
+        any
+    }
+
+    /// A connection over shared memory has had its turn: it is polled while this shard is awake, instead of
+    /// being asked to ring.
+    fn keep_awake(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if std::mem::replace(&mut slot.awake, true) {
+            return;
+        }
+        self.awake.push_back(token(index, slot.generation));
+        if self.awake.len() > MOST_AWAKE {
+            self.let_one_ring();
+        }
+    }
+
+    /// The connection that has been awake for longest is asked to ring from now on. What it has written
+    /// already is read now.
+    fn let_one_ring(&mut self) {
+        let Some(token) = self.awake.pop_front() else { return };
+        let Some(slot) = self.slots.get_mut(slot_of(token)) else { return };
+        if !slot.has(token) {
+            return;
+        }
+        slot.awake = false;
+        let State::Connected(connection) = &slot.state else { return };
+        if !connection.may_sleep(&self.shared) {
+            self.again.push(token);
+        }
+    }
+
+    /// Before this shard sleeps. False: do not sleep, there is something to do.
+    fn let_all_ring(&mut self) -> bool {
+        while !self.awake.is_empty() {
+            self.let_one_ring();
+        }
+        self.again.is_empty()
+    }
+
+    fn sweep_interval(&self) -> Duration {
+        let config = &self.shared.config;
+        (config.silence.min(config.grace) / 2).clamp(Duration::from_millis(5), Duration::from_millis(500))
+    }
+
+    fn accept(&mut self, listener: usize) {
+        for _ in 0..MOST_ACCEPTED {
+            let stream = match self.listeners[listener].accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(error) => {
+                    self.shared.complain("could not accept a connection", None, &error);
+                    if is_want(&error) && !self.make_room(Instant::now()) {
+                        // The connection waits in the kernel, which would report it again and again.
+                        self.listen(false);
+                        return;
+                    }
+                    continue;
+                }
+            };
+            if let Err(error) = stream.keep_alive(self.shared.config.heartbeat) {
+                tracing::debug!(%error, peer = %stream.peer(), "a connection went as it came");
+                continue;
+            }
+            let refusal = self.judge(&stream);
+            let may_stay = refusal.is_none();
+            let config = &self.shared.config;
+            let rings = if config.rings { features::RINGS | features::KEYS } else { 0 };
+            let ucx = match self.listeners[listener].endpoint() {
+                // Made when the server began to listen.
+                Endpoint::Ucx { .. } => rampool_ucx::Context::process().ok(),
+                Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
+            };
+            let features = self.shared.store.features() | rings | features::PIECES;
+            let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx };
+            let handshake = Handshake::server(stream, local, refusal);
+            let target = self.next_shard % self.shared.shards.len();
+            self.next_shard = self.next_shard.wrapping_add(1);
+            if target == self.index {
+                self.add(Arrival { handshake, may_stay }, Instant::now());
+            } else {
+                let mailbox = &self.shared.shards[target];
+                lock(&mailbox.arrivals).push(Arrival { handshake, may_stay });
+                mailbox.ring();
+            }
+        }
+    }
+
+    /// Connections are accepted from now on, or stay in the kernel until the next sweep.
+    fn listen(&mut self, listens: bool) {
+        if self.is_deaf != listens {
+            return;
+        }
+        self.is_deaf = !listens;
+        let flags = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        for (token, listener) in (FIRST_LISTENER..).zip(&self.listeners) {
+            epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(token), flags)
+                .expect("a polled descriptor can be polled otherwise");
+        }
+    }
+
+    /// Whether this peer may not be a client, even if there is room.
+    fn judge(&self, stream: &Stream) -> Option<Refusal> {
+        (!self.shared.allows(stream.peer())).then_some(Refusal::User)
+    }
+
+    fn answer_doorbell(&mut self, now: Instant) {
+        let mut rung = [0; 8];
+        // Whether the doorbell was rung more than once makes no difference.
+        let _ = rustix::io::read(&self.shared.shards[self.index].doorbell, &mut rung);
+        let arrivals = std::mem::take(&mut *lock(&self.shared.shards[self.index].arrivals));
+        for arrival in arrivals {
+            self.add(arrival, now);
+        }
+        let delivered = std::mem::take(&mut *lock(&self.shared.shards[self.index].delivered));
+        for done in delivered {
+            let index = slot_of(done.token);
+            let Some(slot) = self.slots.get_mut(index) else { continue };
+            let State::Connected(connection) = &mut slot.state else { continue };
+            if u64::from(slot.generation) == done.token >> 32 {
+                connection.delivered(&self.shared, &mut self.bench, done);
+                let flushed = connection.flush(now);
+                self.after(index, flushed.map(|_| Turn::Idle));
+            }
+        }
+        self.bench.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
+        self.hand_out(now);
+        let draining = self.shared.draining();
+        for index in 0..self.slots.len() {
+            let State::Connected(connection) = &mut self.slots[index].state else { continue };
+            if draining {
+                connection.say_draining(&self.shared);
+            }
+            if connection.is_parked() {
+                connection.ask_again(&self.shared, &mut self.bench);
+            } else if !draining {
+                continue;
+            }
+            let flushed = connection.flush(now);
+            self.after(index, flushed.map(|_| Turn::Idle));
+        }
+    }
+
+    /// Starts the handshake of a new connection. Where no place is free, it takes the place of the connection
+    /// that has been in its handshake for longest, if there is one.
+    fn add(&mut self, arrival: Arrival, now: Instant) {
+        let Arrival { mut handshake, may_stay } = arrival;
+        let has_place =
+            may_stay && (self.shared.take_place() || self.make_room(now) && self.shared.take_place());
+        if may_stay && !has_place {
+            handshake.refuse(Refusal::TooManyConnections);
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            let interest = epoll::EventFlags::IN;
+            self.slots.push(Slot {
+                generation: 0,
+                state: State::Free,
+                interest,
+                awake: false,
+                polled: true,
+                found: 0,
+                missed: 0,
+            });
+            self.slots.len() - 1
+        });
+        let slot = &mut self.slots[index];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.interest = epoll::EventFlags::IN;
+        (slot.awake, slot.polled) = (false, true);
+        (slot.found, slot.missed) = (0, 0);
+        let token = token(index, slot.generation);
+        if let Err(error) =
+            epoll::add(&self.epoll, &handshake, epoll::EventData::new_u64(token), slot.interest)
+        {
+            self.shared.complain("cannot poll a new connection", Some(handshake.peer()), &error);
+            self.free.push(index);
+            if has_place {
+                self.shared.give_place_back();
+            }
+            return;
+        }
+        slot.state =
+            State::Shaking { handshake: Box::new(handshake), deadline: now + HANDSHAKE_TIME, has_place };
+        let slots = &self.slots;
+        if has_place {
+            self.newcomers.add(token, |token| shakes(slots, token));
+        } else {
+            self.turned_away.add(token, |token| shakes(slots, token));
+            self.turning_away += 1;
+            if self.turning_away > MOST_TURNED_AWAY
+                && let Some(oldest) = self.turned_away.take_oldest(|token| shakes(slots, token))
+            {
+                self.forget(slot_of(oldest));
+            }
+        }
+        self.ready(token, now);
+    }
+
+    /// Makes room: the connection of this shard whose handshake goes on for longest ends, or the one that has
+    /// had no lease for longest. False: there is none.
+    fn make_room(&mut self, now: Instant) -> bool {
+        let slots = &self.slots;
+        if let Some(oldest) = self.newcomers.take_oldest(|token| shakes(slots, token)) {
+            self.fail(slot_of(oldest), "it did not finish before its place was given to another client");
+            return true;
+        }
+        let since = |slot: &Slot| match &slot.state {
+            State::Connected(connection) => connection
+                .leaseless_since()
+                .filter(|since| now.saturating_duration_since(*since) >= LEASELESS_PLACE),
+            State::Free | State::Shaking { .. } => None,
+        };
+        let leaseless = self.slots.iter().enumerate().filter_map(|(index, slot)| Some((since(slot)?, index)));
+        let Some((_, index)) = leaseless.min() else { return false };
+        self.close(index, &End::MadeRoom);
+        true
+    }
+
+    /// A handshake has failed.
+    fn fail(&mut self, index: usize, error: impl std::fmt::Display) {
+        let State::Shaking { handshake, .. } = &self.slots[index].state else { return };
+        self.shared.complain("handshake failed", Some(handshake.peer()), &error);
+        self.shared.shards[self.index].failed_handshakes.fetch_add(1, Ordering::Relaxed);
+        self.forget(index);
+    }
+
+    /// Something happened on this connection, or it has more to do.
+    fn ready(&mut self, token: u64, now: Instant) {
+        let index = slot_of(token);
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        if !slot.has(token) {
+            return;
+        }
+        match &mut slot.state {
+            State::Free => {}
+            State::Shaking { handshake, has_place, .. } => match handshake.advance::<Held>() {
+                Ok(None) => {
+                    let flags = match handshake.wants() {
+                        Wants::Read => epoll::EventFlags::IN,
+                        Wants::Write => epoll::EventFlags::OUT,
+                    };
+                    self.watch(index, flags);
+                }
+                Ok(Some(link)) => {
+                    assert!(*has_place, "a connection without a place is refused");
+                    if link.as_fd().as_raw_fd() != link.socket().as_raw_fd()
+                        && !self.watch_instead(index, &link)
+                    {
+                        return self.forget(index);
+                    }
+                    let slot = &mut self.slots[index];
+                    tracing::debug!(peer = %link.peer(), security = ?link.security(), means = %link.means(), "connected");
+                    let mut connection =
+                        Connection::new(link, Arc::clone(&self.shared.replies), self.index, token, now);
+                    // A process of a program that is still served, or a status query: only a new lease is
+                    // refused.
+                    if self.shared.draining() {
+                        connection.say_draining(&self.shared);
+                    }
+                    slot.state = State::Connected(Box::new(connection));
+                    self.ready(token, now);
+                }
+                Err(error) => self.fail(index, error),
+            },
+            State::Connected(connection) => {
+                let received = connection.receive(&self.shared, &mut self.bench, now);
+                if !self.bench.posts.is_empty() {
+                    // Others have waited for these: they leave before the connection's own answers.
+                    self.hand_out(now);
+                }
+                let slot = &mut self.slots[index];
+                let quiet = matches!(received, Ok(Turn::Idle))
+                    && slot.interest == epoll::EventFlags::IN
+                    && !slot.is_beside_kernel();
+                let State::Connected(connection) = &mut slot.state else { return };
+                if quiet && connection.heard != now && connection.link().queued_bytes() == 0 {
+                    // An empty read.
+                    connection.took = now;
+                    return;
+                }
+                // Replies before an error are still sent: the client learns why.
+                let flushed = connection.flush(now);
+                self.after(index, received.and_then(|turn| flushed.map(|_| turn)));
+            }
+        }
+    }
+
+    /// Brings the queue replies in the scratch buffers to their connections and sends them, those of one
+    /// connection in one go.
+    fn hand_out(&mut self, now: Instant) {
+        let (mut others, mut told) = (Vec::new(), Vec::new());
+        for post in std::mem::take(&mut self.bench.posts) {
+            if post.shard != self.index {
+                others.push(post);
+                continue;
+            }
+            let index = slot_of(post.token);
+            let Some(slot) = self.slots.get_mut(index) else { continue };
+            let State::Connected(connection) = &mut slot.state else { continue };
+            if u64::from(slot.generation) == post.token >> 32 {
+                connection.told(&self.shared, &mut self.bench, post);
+                if !told.contains(&index) {
+                    told.push(index);
+                }
+            }
+        }
+        for index in told {
+            let State::Connected(connection) = &mut self.slots[index].state else { continue };
+            let flushed = connection.flush(now);
+            self.after(index, flushed.map(|_| Turn::Idle));
+        }
+        self.shared.post(others);
+    }
+
+    /// A request has waited in a queue for long enough.
+    fn sound_alarm(&mut self, now: Instant) {
+        self.bench.alarm = None;
+        for index in 0..self.slots.len() {
+            if let State::Connected(connection) = &self.slots[index].state {
+                connection.queue_alarm(&self.shared, &mut self.bench);
+            }
+        }
+        self.hand_out(now);
+    }
+
+    /// What follows a turn.
+    fn after(&mut self, index: usize, turn: Result<Turn, End>) {
+        let turn = match turn {
+            Ok(turn) => turn,
+            Err(end) => return self.close(index, &end),
+        };
+        let slot = &self.slots[index];
+        let State::Connected(connection) = &slot.state else { return };
+        // A connection that was full and has room again after sending may have requests in its buffer that no
+        // event will tell of.
+        if turn == Turn::More || (turn == Turn::Full && !connection.is_full(&self.shared)) {
+            self.again.push(token(index, slot.generation));
+        }
+        if slot.is_beside_kernel() {
+            // Whatever happens there, the doorbell rings or the socket ends.
+            self.keep_awake(index);
+            return self.watch(index, epoll::EventFlags::IN);
+        }
+        let mut flags = epoll::EventFlags::empty();
+        if turn != Turn::Full {
+            flags |= epoll::EventFlags::IN;
+        }
+        if connection.link().queued_bytes() > 0 {
+            flags |= epoll::EventFlags::OUT;
+        }
+        self.watch(index, flags);
+    }
+
+    /// A connection is watched by a descriptor other than the socket that it was made over. False: that
+    /// failed.
+    fn watch_instead(&mut self, index: usize, link: &Link<Held>) -> bool {
+        let slot = &mut self.slots[index];
+        slot.interest = epoll::EventFlags::IN;
+        let data = epoll::EventData::new_u64(token(index, slot.generation));
+        let watched = epoll::delete(&self.epoll, link.socket())
+            .and_then(|()| epoll::add(&self.epoll, link, data, slot.interest));
+        if let Err(error) = &watched {
+            tracing::warn!(%error, peer = %link.peer(), "cannot poll a new connection");
+        }
+        watched.is_ok()
+    }
+
+    fn watch(&mut self, index: usize, flags: epoll::EventFlags) {
+        let slot = &mut self.slots[index];
+        if slot.interest == flags {
+            return;
+        }
+        slot.interest = flags;
+        if !slot.polled {
+            return self.poll_again(index);
+        }
+        let fd: BorrowedFd<'_> = match &slot.state {
+            State::Free => return,
+            State::Shaking { handshake, .. } => handshake.as_fd(),
+            State::Connected(connection) => connection.link().as_fd(),
+        };
+        let data = epoll::EventData::new_u64(token(index, slot.generation));
+        epoll::modify(&self.epoll, fd, data, flags).expect("a polled descriptor can be polled otherwise");
+    }
+
+    /// This shard did not run for so long, for want of a CPU, say. It has not yet read what came meanwhile,
+    /// so no deadline advances by that time.
+    fn excuse(&mut self, away: Duration, now: Instant) {
+        for slot in &mut self.slots {
+            match &mut slot.state {
+                State::Free => {}
+                State::Shaking { deadline, .. } => *deadline += away,
+                State::Connected(connection) => connection.excuse(away, now),
+            }
+        }
+    }
+
+    /// Ends what has been silent, stuck or unfinished for too long.
+    fn sweep(&mut self, now: Instant) {
+        self.listen(true);
+        if self.index == 0 {
+            self.shared.complain_of_repetitions(false);
+        }
+        let silence = self.shared.config.silence;
+        let draining_over = self.shared.draining() && self.shared.drain_left_ms() == 0;
+        for index in 0..self.slots.len() {
+            let end = match &mut self.slots[index].state {
+                State::Free => None,
+                State::Shaking { deadline, .. } => {
+                    if now >= *deadline {
+                        self.fail(index, "it was not finished in time");
+                    }
+                    None
+                }
+                State::Connected(_) if draining_over => Some(End::Stopping),
+                State::Connected(connection) => {
+                    if connection.is_parked() {
+                        connection.ask_again(&self.shared, &mut self.bench);
+                        let flushed = connection.flush(now);
+                        self.after(index, flushed.map(|_| Turn::Idle));
+                        continue;
+                    }
+                    let (unread, unheard) =
+                        (connection.link().queued_bytes() > 0, now.duration_since(connection.heard));
+                    let leaseless = connection.leaseless_since().is_some();
+                    if unread && now.duration_since(connection.took) >= silence {
+                        Some(End::Stuck)
+                    } else if (!unread && unheard >= silence) || (leaseless && unheard >= LEASELESS_SILENCE) {
+                        Some(End::Silent)
+                    } else if connection.is_replaced() {
+                        Some(End::Replaced)
+                    } else {
+                        None
+                    }
+                }
+            };
+            if let Some(end) = end {
+                self.close(index, &end);
+            }
+        }
+    }
+
+    fn close(&mut self, index: usize, end: &End) {
+        if !matches!(self.slots[index].state, State::Connected(_)) {
+            return self.forget(index);
+        }
+        let State::Connected(mut connection) = std::mem::replace(&mut self.slots[index].state, State::Free)
+        else {
+            unreachable!()
+        };
+        let peer = connection.link().peer().clone();
+        match end {
+            End::Goodbye | End::Replaced | End::Stopping => tracing::debug!(%peer, "disconnected: {end}"),
+            End::MadeRoom => self.shared.complain("disconnected", Some(&peer), end),
+            // Status queries come and go, every second perhaps.
+            End::Link(LinkError::Closed | LinkError::Io(_)) if !connection.has_lease() => {
+                tracing::debug!(%peer, "disconnected: {end}")
+            }
+            End::Link(LinkError::Closed | LinkError::Io(_)) => tracing::info!(%peer, "disconnected: {end}"),
+            End::Link(_) | End::Protocol(_) => {
+                self.shared.shards[self.index].protocol_errors.fetch_add(1, Ordering::Relaxed);
+                self.shared.complain("disconnected", Some(&peer), end);
+            }
+            End::Silent | End::Stuck => self.shared.complain("disconnected", Some(&peer), end),
+        }
+        // What is queued, perhaps the reason, leaves if the socket takes it.
+        let _ = connection.flush(Instant::now());
+        self.let_go(connection.link().peer(), connection.link().socket());
+        connection.close(&self.shared);
+        self.release_slot(index);
+    }
+
+    /// A Unix socket is about to be closed, and with it untaken descriptors in it, so another thread closes
+    /// it.
+    fn let_go(&self, peer: &Peer, socket: BorrowedFd<'_>) {
+        if !matches!(peer, Peer::Unix { .. }) {
+            return;
+        }
+        // It stays open for a while. It may not be watched now.
+        let _ = epoll::delete(&self.epoll, socket);
+        if let Ok(socket) = socket.try_clone_to_owned() {
+            // The client learns of it now, however long others keep the thread that closes.
+            let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+            self.shared.close_elsewhere(socket);
+        }
+    }
+
+    /// A handshake is over without a connection.
+    fn forget(&mut self, index: usize) {
+        if let State::Shaking { handshake, .. } = &self.slots[index].state
+            && let Some(stream) = handshake.socket()
+        {
+            self.let_go(stream.peer(), stream.as_fd());
+        }
+        match std::mem::replace(&mut self.slots[index].state, State::Free) {
+            State::Free => {}
+            State::Shaking { has_place: false, .. } => {
+                self.turning_away -= 1;
+                self.free.push(index);
+            }
+            State::Shaking { has_place: true, .. } | State::Connected(_) => self.release_slot(index),
+        }
+    }
+
+    /// The descriptor is closed, and with it out of the poll set.
+    fn release_slot(&mut self, index: usize) {
+        self.free.push(index);
+        self.shared.give_place_back();
+    }
+}
+
+/// Whether the handshake of this token's connection goes on.
+fn shakes(slots: &[Slot], token: u64) -> bool {
+    slots
+        .get(slot_of(token))
+        .is_some_and(|slot| slot.has(token) && matches!(slot.state, State::Shaking { .. }))
+}
+
+/// Whether a connection could not be accepted for lack of a resource, so that it waits in the kernel. After
+/// other errors it is gone.
+pub(super) fn is_want(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
+fn slot_of(token: u64) -> usize {
+    usize::try_from(token & u64::from(u32::MAX)).expect("32 bits")
+}
+
+fn token(index: usize, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::try_from(index).expect("fewer than 2^32 connections")
+}

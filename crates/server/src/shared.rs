@@ -1,0 +1,411 @@
+//! What all threads of a server share.
+
+use super::closer::Closer;
+use super::connection::Refused;
+use super::courier::{self, Delivered, Desk, Order};
+use super::strangers::Grumbler;
+use super::{ServerConfig, ServerStatus};
+use crate::block::Blocks;
+use crate::store::PageStore;
+use rampool_lease::{ConnectionNumber, Departed, Directory, LeaseSpace, Limits, QueueLimits, Tick};
+use rampool_net::key::random_bytes;
+use rampool_net::transport::{Handshake, Means, Peer};
+use rampool_wire::frame::{LeaseId, MemberId};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+pub(super) struct Shared {
+    pub(super) config: ServerConfig,
+    pub(super) store: Arc<dyn PageStore>,
+    /// Names this run of the server.
+    pub(super) server: u64,
+    pub(super) started: Instant,
+    pub(super) stopping: AtomicBool,
+    /// Milliseconds since `started` at which a draining server stops; 0 while it does not drain.
+    pub(super) drain_until_ms: AtomicU64,
+    /// Places taken, by connections and by handshakes under way.
+    pub(super) connections: AtomicUsize,
+    pub(super) grumbler: Grumbler,
+    pub(super) replies: Arc<Replies>,
+    closer: Closer,
+    pub(super) shards: Vec<Mailbox>,
+    directory: Mutex<Directory>,
+    leases: RwLock<BTreeMap<LeaseId, Arc<Lease>>>,
+    steward: Mutex<Sender<Departed>>,
+    /// A thread that copies to other servers has panicked.
+    pub(super) courier_died: AtomicBool,
+    couriers: Mutex<Sender<courier::Duty>>,
+    blocks: OnceLock<Blocks>,
+}
+
+/// One lease as connections see it. Locked before the directory where both are needed: work on a lease takes
+/// long, and the directory is for all.
+pub(super) struct Lease {
+    pub(super) id: LeaseId,
+    space: Mutex<LeaseSpace>,
+    pub(super) counts: Counts,
+    /// The copy table: orders of copies to other servers.
+    pub(super) desk: Desk,
+    /// The transports of its members' connections, for the status.
+    means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
+}
+
+/// Bytes of replies that wait to leave, of all connections together: what a connection has beyond
+/// [`OWN_REPLY_BYTES`].
+pub(super) struct Replies {
+    waiting: AtomicU64,
+    most: u64,
+}
+
+/// Bytes of replies that one connection may queue regardless of the others; and, where nothing else may be
+/// queued, one reply more.
+pub(super) const OWN_REPLY_BYTES: usize = 64 << 10;
+
+impl Replies {
+    fn new(config: &ServerConfig) -> Self {
+        Self { waiting: AtomicU64::new(0), most: config.reply_bytes() }
+    }
+
+    /// A connection's queued bytes are `now` instead of `before`, both beyond its own.
+    pub(super) fn change(&self, before: usize, now: usize) {
+        match now.checked_sub(before) {
+            Some(0) => {}
+            Some(more) => _ = self.waiting.fetch_add(more as u64, Ordering::Relaxed),
+            None => _ = self.waiting.fetch_sub((before - now) as u64, Ordering::Relaxed),
+        }
+    }
+
+    /// Whether connections with queued replies must take them before more of their requests are read.
+    pub(super) fn are_many(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) >= self.most
+    }
+
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+/// Operation counters, written by the requests of one lease or one shard, read by any thread.
+#[derive(Default)]
+#[repr(align(128))]
+pub(super) struct Counts {
+    pub(super) gets: AtomicU64,
+    pub(super) got_pages: AtomicU64,
+    pub(super) puts: AtomicU64,
+    pub(super) put_pages: AtomicU64,
+    pub(super) discards: AtomicU64,
+    pub(super) control: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) bytes_in: AtomicU64,
+    pub(super) bytes_out: AtomicU64,
+}
+
+/// The answer to a request that waits in a queue, for its connection: argument and table.
+pub(super) struct Post {
+    pub(super) shard: usize,
+    pub(super) token: u64,
+    pub(super) request: u64,
+    pub(super) result: Result<(u64, Vec<u8>), Refused>,
+}
+
+pub(super) type Posts = Vec<Post>;
+
+/// A connection that was accepted.
+pub(super) struct Arrival {
+    pub(super) handshake: Handshake,
+    pub(super) may_stay: bool,
+}
+
+/// A handle to a shard, for other threads.
+pub(super) struct Mailbox {
+    pub(super) arrivals: Mutex<Vec<Arrival>>,
+    /// Copies that have ended.
+    pub(super) delivered: Mutex<Vec<Delivered>>,
+    /// Answers of queues.
+    pub(super) posts: Mutex<Posts>,
+    pub(super) doorbell: OwnedFd,
+    pub(super) counts: Counts,
+    pub(super) protocol_errors: AtomicU64,
+    pub(super) failed_handshakes: AtomicU64,
+    pub(super) sleeps: AtomicU64,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic of another thread is reported where it happened; what it left is checked by assertions.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Lease {
+    pub(super) fn new(id: LeaseId, bytes: u64, limits: QueueLimits) -> Self {
+        let space = Mutex::new(LeaseSpace::new(bytes).with_queue_limits(limits));
+        Self { id, space, counts: Counts::default(), desk: Desk::default(), means: Mutex::default() }
+    }
+
+    pub(super) fn space(&self) -> MutexGuard<'_, LeaseSpace> {
+        lock(&self.space)
+    }
+
+    /// As [`Lease::space`], unless another thread holds the lock.
+    pub(super) fn idle_space(&self) -> Option<MutexGuard<'_, LeaseSpace>> {
+        self.space.try_lock().ok()
+    }
+
+    /// A member's connection travels by these means.
+    pub(super) fn connected(&self, member: MemberId, connection: ConnectionNumber, means: Means) {
+        lock(&self.means).insert(member, (connection, means));
+    }
+
+    /// It has ended; the member may have another one by now.
+    pub(super) fn disconnected(&self, member: MemberId, connection: ConnectionNumber) {
+        let mut means = lock(&self.means);
+        if means.get(&member).is_some_and(|(of, _)| *of == connection) {
+            means.remove(&member);
+        }
+    }
+
+    pub(super) fn means_of(&self, member: MemberId) -> Option<Means> {
+        lock(&self.means).get(&member).map(|(_, means)| *means)
+    }
+}
+
+impl Mailbox {
+    pub(super) fn ring(&self) {
+        // A full counter rings as well.
+        let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+    }
+}
+
+impl Shared {
+    pub(super) fn new(
+        config: ServerConfig,
+        store: Arc<dyn PageStore>,
+    ) -> io::Result<(Self, Receiver<Departed>, Receiver<courier::Duty>)> {
+        let limits = Limits {
+            memory_bytes: config.memory_bytes,
+            grace_ms: u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX),
+            max_leases: config.max_connections.saturating_mul(4),
+            max_members: config.max_connections.saturating_mul(4),
+        };
+        let mailbox = || -> io::Result<Mailbox> {
+            Ok(Mailbox {
+                arrivals: Mutex::default(),
+                delivered: Mutex::default(),
+                posts: Mutex::default(),
+                doorbell: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+                counts: Counts::default(),
+                protocol_errors: AtomicU64::new(0),
+                failed_handshakes: AtomicU64::new(0),
+                sleeps: AtomicU64::new(0),
+            })
+        };
+        let shards = (0..config.shards).map(|_| mailbox()).collect::<io::Result<_>>()?;
+        let (steward, orders) = channel();
+        let (couriers, duties) = channel();
+        let replies = Arc::new(Replies::new(&config));
+        let shared = Self {
+            config,
+            store,
+            replies,
+            server: u64::from_le_bytes(random_bytes()),
+            started: Instant::now(),
+            stopping: AtomicBool::new(false),
+            drain_until_ms: AtomicU64::new(0),
+            connections: AtomicUsize::new(0),
+            grumbler: Grumbler::default(),
+            closer: Closer::default(),
+            shards,
+            directory: Mutex::new(Directory::new(limits)),
+            leases: RwLock::default(),
+            steward: Mutex::new(steward),
+            courier_died: AtomicBool::new(false),
+            couriers: Mutex::new(couriers),
+            blocks: OnceLock::new(),
+        };
+        Ok((shared, orders, duties))
+    }
+
+    pub(super) fn directory(&self) -> MutexGuard<'_, Directory> {
+        lock(&self.directory)
+    }
+
+    pub(super) fn now(&self) -> Tick {
+        Tick(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn lease(&self, id: LeaseId) -> Option<Arc<Lease>> {
+        self.leases.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+
+    pub(super) fn leases(&self) -> Vec<Arc<Lease>> {
+        self.leases.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(super) fn add_lease(&self, lease: Arc<Lease>) {
+        self.leases.write().unwrap_or_else(PoisonError::into_inner).insert(lease.id, lease);
+    }
+
+    pub(super) fn remove_lease(&self, id: LeaseId) {
+        self.leases.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+
+    /// Hands a departure to the reaper.
+    pub(super) fn depart(&self, departed: Departed) {
+        if lock(&self.steward).send(departed).is_err() {
+            // The reaper only ends with the server, and then all memory is freed.
+            tracing::debug!("a member left while the server stopped");
+        }
+    }
+
+    /// Hands a copy to its lease's copy worker.
+    pub(super) fn order(&self, order: Order) {
+        let lease = Arc::clone(&order.lease);
+        if let Some(duty) = lease.desk.hand_over(order)
+            && lock(&self.couriers).send(duty).is_err()
+        {
+            // Couriers are started until the server ends.
+            tracing::debug!("a copy was ordered while the server stopped");
+        }
+    }
+
+    /// The member uses this connection of its lease from now on. False: it has left by now.
+    pub(super) fn seat(&self, lease: &Lease, member: MemberId, connection: ConnectionNumber) -> bool {
+        let (mut stays, mut released) = (true, Vec::new());
+        self.answer_queues(lease, |space| {
+            space.member_joined(member, connection);
+            // It may have been dismissed since the directory was asked, and its departure settled.
+            stays = self.directory().has(lease.id, member);
+            if !stays {
+                space.member_gone(member, &mut released);
+            }
+        });
+        self.store.release(&released);
+        stays
+    }
+
+    /// The member's connection has ended: what waits in queues is asked for again over the next one.
+    pub(super) fn stop_waiting(&self, lease: &Lease, member: MemberId, connection: ConnectionNumber) {
+        self.answer_queues(lease, |space| {
+            if space.admit(member, connection).is_ok() {
+                space.queue_member_disconnected(member);
+            }
+        });
+    }
+
+    /// Changes a lease, and brings the answers of queues that follow from it to their shards.
+    pub(super) fn answer_queues(&self, lease: &Lease, change: impl FnOnce(&mut LeaseSpace)) {
+        let mut posts = Posts::new();
+        {
+            let mut space = lease.space();
+            change(&mut space);
+            super::connection::queue::collect(self, &mut space, &mut posts);
+        }
+        self.post(posts);
+    }
+
+    /// Brings answers of queues to their shards.
+    pub(super) fn post(&self, posts: Posts) {
+        let mut rung = vec![false; if posts.is_empty() { 0 } else { self.shards.len() }];
+        for post in posts {
+            let shard = post.shard;
+            lock(&self.shards[shard].posts).push(post);
+            rung[shard] = true;
+        }
+        for (shard, _) in self.shards.iter().zip(rung).filter(|(_, rung)| *rung) {
+            shard.ring();
+        }
+    }
+
+    /// Closes an unused descriptor on another thread, because that may take long.
+    pub(super) fn close_elsewhere(&self, fd: OwnedFd) {
+        self.closer.close(fd);
+    }
+
+    /// The server has these block devices.
+    pub(super) fn offer(&self, blocks: Blocks) {
+        assert!(self.blocks.set(blocks).is_ok(), "block devices are offered once");
+    }
+
+    pub(super) fn blocks(&self) -> &Blocks {
+        self.blocks.get().expect("offered before any thread starts")
+    }
+
+    /// Whether this peer may be a client, as far as its user decides that.
+    pub(super) fn allows(&self, peer: &Peer) -> bool {
+        match peer {
+            Peer::Unix { uid, .. } => {
+                let own = rustix::process::geteuid().as_raw();
+                *uid == own || *uid == 0 || self.config.allow_uids.contains(uid)
+            }
+            Peer::Tcp(_) => true,
+        }
+    }
+
+    /// A place for one more connection. False: all are taken.
+    pub(super) fn take_place(&self) -> bool {
+        let one_more = |taken: usize| (taken < self.config.max_connections).then_some(taken + 1);
+        self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    }
+
+    pub(super) fn give_place_back(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn draining(&self) -> bool {
+        self.drain_until_ms.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn start_draining(&self, patience: Duration) {
+        let until =
+            self.now().0.saturating_add(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX)).max(1);
+        self.drain_until_ms.store(until, Ordering::SeqCst);
+        self.wake_all();
+    }
+
+    /// Milliseconds a draining server has left.
+    pub(super) fn drain_left_ms(&self) -> u64 {
+        self.drain_until_ms.load(Ordering::Relaxed).saturating_sub(self.now().0)
+    }
+
+    /// A member whose connection broke counts for as long as it may come back.
+    pub(super) fn has_members(&self) -> bool {
+        // The member of an export's lease is the server itself.
+        let is_client = |lease: &rampool_lease::LeaseSummary| {
+            !lease.members.is_empty() && !self.blocks().holds(lease.lease)
+        };
+        self.blocks().has_clients() || self.directory().summary().iter().any(is_client)
+    }
+
+    pub(super) fn wake_all(&self) {
+        for shard in &self.shards {
+            shard.ring();
+        }
+        if let Some(blocks) = self.blocks.get() {
+            blocks.wake_all();
+        }
+    }
+
+    pub(super) fn status(&self) -> ServerStatus {
+        super::status::collect(self)
+    }
+
+    pub(super) fn check(&self) {
+        self.directory().check();
+        for lease in self.leases() {
+            lease.space().check();
+        }
+        if self.connections.load(Ordering::Relaxed) == 0 {
+            self.store.check();
+            assert_eq!(self.replies.waiting_bytes(), 0, "no reply waits without a connection");
+        }
+    }
+}

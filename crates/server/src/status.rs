@@ -1,0 +1,239 @@
+//! What a server says about itself: the reply to `Status`, as JSON, and what `rampool status` and the metrics
+//! show.
+
+use super::shared::{Counts, Shared};
+use crate::block::ExportStatus;
+use rampool_lease::{LeaseSpace, QueueCounts, QueueId, SpaceUsage};
+use rampool_wire::frame::Listed;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+/// A server at one moment. Unknown fields are ignored, missing ones are zero: servers and tools of different
+/// ages understand each other.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct ServerStatus {
+    /// Names this run of the server.
+    pub server: u64,
+    pub version: String,
+    pub pid: u32,
+    pub uptime_ms: u64,
+    pub draining: bool,
+    pub compressed: bool,
+    pub memory_bytes: u64,
+    /// Leased.
+    pub lent_bytes: u64,
+    /// Could be leased.
+    pub free_bytes: u64,
+    /// Taken from the kernel for frames.
+    pub held_bytes: u64,
+    /// Of that, in frames in use. The rest is free space between frames.
+    pub used_bytes: u64,
+    pub frames: u64,
+    /// Some frames could not be locked in memory.
+    pub unlocked: bool,
+    /// Of replies that wait for their clients to take them, but for 64 KiB of each connection.
+    pub reply_bytes: u64,
+    pub shards: u64,
+    pub connections: u64,
+    pub protocol_errors: u64,
+    pub failed_handshakes: u64,
+    /// Times a shard went to sleep.
+    pub sleeps: u64,
+    pub operations: OperationCounts,
+    pub leases: Vec<LeaseStatus>,
+    /// Block devices.
+    pub exports: Vec<ExportStatus>,
+}
+
+/// Since the start of the server, or of the lease.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct OperationCounts {
+    pub gets: u64,
+    pub got_pages: u64,
+    pub puts: u64,
+    pub put_pages: u64,
+    pub discards: u64,
+    /// Everything that is neither get, put nor discard.
+    pub control: u64,
+    /// Requests answered with an error.
+    pub refused: u64,
+    /// Page bytes from and to clients.
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+}
+
+/// One lease.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct LeaseStatus {
+    pub lease: u64,
+    pub name: String,
+    pub host: String,
+    pub bytes: u64,
+    pub used_bytes: u64,
+    pub metadata_bytes: u64,
+    /// Pages that are not zero.
+    pub pages: u64,
+    /// Frames that several regions share after a fork.
+    pub shared_frames: u64,
+    pub regions: u64,
+    pub operations: OperationCounts,
+    pub members: Vec<MemberStatus>,
+    pub queues: Vec<QueueStatus>,
+}
+
+/// One remote queue.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct QueueStatus {
+    pub name: String,
+    /// In it now.
+    pub messages: u64,
+    /// Of these: taken by receivers that have not acknowledged them.
+    pub held: u64,
+    /// Of heads and bodies.
+    pub bytes: u64,
+    /// Requests that wait for room, and for messages.
+    pub waiting_senders: u64,
+    pub waiting_receivers: u64,
+    /// Since it was made: appended, acknowledged, given back by lost receivers, taken back by lost senders,
+    /// and senders told that it is full.
+    pub pushed: u64,
+    pub done: u64,
+    pub redelivered: u64,
+    pub withdrawn: u64,
+    pub full: u64,
+}
+
+/// One process of a lease.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct MemberStatus {
+    pub member: u64,
+    pub pid: u32,
+    pub name: String,
+    pub host: String,
+    /// 0: it was lost and its grace time runs.
+    pub connections: u32,
+    /// By what means it is connected: `tcp`, `unix` or `rings`; empty while it is not.
+    pub means: String,
+}
+
+impl OperationCounts {
+    fn add(&mut self, counts: &Counts) {
+        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        self.gets += read(&counts.gets);
+        self.got_pages += read(&counts.got_pages);
+        self.puts += read(&counts.puts);
+        self.put_pages += read(&counts.put_pages);
+        self.discards += read(&counts.discards);
+        self.control += read(&counts.control);
+        self.refused += read(&counts.refused);
+        self.bytes_in += read(&counts.bytes_in);
+        self.bytes_out += read(&counts.bytes_out);
+    }
+}
+
+pub(super) fn collect(shared: &Shared) -> ServerStatus {
+    let (summaries, lent_bytes, free_bytes) = {
+        let directory = shared.directory();
+        (directory.summary(), directory.lent_bytes(), directory.free_bytes())
+    };
+    let spaces: BTreeMap<_, _> = shared.leases().into_iter().map(|lease| (lease.id, lease)).collect();
+    let leases = summaries.into_iter().map(|summary| {
+        let space = spaces.get(&summary.lease);
+        let (usage, queues) = space.map(|lease| look(&lease.space())).unwrap_or_default();
+        let mut operations = OperationCounts::default();
+        if let Some(lease) = space {
+            operations.add(&lease.counts);
+        }
+        let member = |m: rampool_lease::MemberSummary| MemberStatus {
+            member: m.member.0,
+            pid: m.pid,
+            name: m.name,
+            host: m.host,
+            connections: m.connections,
+            means: space
+                .and_then(|lease| lease.means_of(m.member))
+                .map_or_else(String::new, |means| means.name().to_owned()),
+        };
+        LeaseStatus {
+            lease: summary.lease.0,
+            name: summary.name,
+            host: summary.host,
+            bytes: summary.bytes,
+            used_bytes: usage.used_bytes,
+            metadata_bytes: usage.metadata_bytes,
+            pages: usage.pages,
+            shared_frames: usage.shared_frames,
+            regions: usage.regions,
+            operations,
+            members: summary.members.into_iter().map(member).collect(),
+            queues,
+        }
+    });
+    let mut operations = OperationCounts::default();
+    let (mut protocol_errors, mut failed_handshakes, mut sleeps) = (0, 0, 0);
+    for shard in &shared.shards {
+        operations.add(&shard.counts);
+        protocol_errors += shard.protocol_errors.load(Ordering::Relaxed);
+        failed_handshakes += shard.failed_handshakes.load(Ordering::Relaxed);
+        sleeps += shard.sleeps.load(Ordering::Relaxed);
+    }
+    let blocks = shared.blocks();
+    operations.add(blocks.counts());
+    let [block_errors, block_handshakes, block_sleeps] = blocks.events();
+    protocol_errors += block_errors;
+    failed_handshakes += block_handshakes;
+    sleeps += block_sleeps;
+    let store = shared.store.usage();
+    ServerStatus {
+        server: shared.server,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_ms: shared.now().0,
+        draining: shared.draining(),
+        compressed: shared.config.store == super::StoreKind::Compressed,
+        memory_bytes: shared.config.memory_bytes,
+        lent_bytes,
+        free_bytes,
+        held_bytes: store.held_bytes,
+        used_bytes: store.used_bytes,
+        frames: store.frames,
+        reply_bytes: shared.replies.waiting_bytes(),
+        unlocked: store.unlocked,
+        shards: shared.shards.len() as u64,
+        connections: shared.connections.load(Ordering::Relaxed) as u64,
+        protocol_errors,
+        failed_handshakes,
+        sleeps,
+        operations,
+        leases: leases.collect(),
+        exports: blocks.status(),
+    }
+}
+
+fn look(space: &LeaseSpace) -> (SpaceUsage, Vec<QueueStatus>) {
+    let queue = |(listed, counts): (Listed, QueueCounts)| QueueStatus {
+        name: listed.name,
+        messages: listed.messages,
+        held: listed.held,
+        bytes: listed.bytes,
+        waiting_senders: listed.waiting_senders,
+        waiting_receivers: listed.waiting_receivers,
+        pushed: counts.pushed,
+        done: counts.done,
+        redelivered: counts.redelivered,
+        withdrawn: counts.withdrawn,
+        full: counts.refused,
+    };
+    (space.usage(), space.queues().list(QueueId(0)).map(queue).collect())
+}

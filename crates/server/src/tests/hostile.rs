@@ -1,0 +1,269 @@
+//! Tenants that know the whole protocol and mean no good: requests that are well-formed, in the worst order, whose answers are not read. The server lives, serves the others, and has
+//! everything back when they are gone.
+
+use super::*;
+use rampool_net::transport::PieceMut;
+use rampool_wire::frame::{
+    AttachLease, AwaitBody, Body, Change, CopyRequest, FetchOp, LeaseId, LeaseToken, OpenLease, Push,
+    PushHeads, QueueBounds, Settlement, Take,
+};
+
+/// Bulk of requests, and the place of what replies bring, is this memory.
+const BULK: usize = 2 << 20;
+/// What no client asks for unless it means no good, `Draining` among it, ends the connection: half of what is left of an order of requests would not be reached.
+const RARELY: u64 = 200;
+
+struct Hostile {
+    client: Client,
+    bulk: Vec<u8>,
+    /// Of all hostile clients: they attach to each other's leases.
+    granted: Vec<rampool_wire::frame::Granted>,
+}
+
+impl Hostile {
+    fn new(server: &RunningServer) -> Self {
+        Self { client: Client::new(server.addr(), open_policy()), bulk: vec![0; BULK], granted: Vec::new() }
+    }
+
+    /// Sends one request, without waiting for its answer. False: the connection is over.
+    fn say(&mut self, rng: &mut TestRng) -> bool {
+        let (header, table, bulk) = self.request(rng);
+        let mut head = Vec::new();
+        encode_frame(&mut head, header, &table, bulk);
+        // SAFETY: the memory is as old as the client, and goes after it.
+        unsafe {
+            self.client.link.send(Urgency::Demand, &head, &[Piece { ptr: self.bulk.as_ptr(), len: bulk }], ())
+        };
+        self.client.link.flush().is_ok()
+    }
+
+    /// Takes what has been answered. False: the connection is over.
+    fn hear(&mut self) -> bool {
+        loop {
+            match self.client.link.receive() {
+                Ok(rampool_net::transport::Received::Blocked) => return true,
+                Ok(rampool_net::transport::Received::Head(header)) => {
+                    if let Ok(granted) = rampool_wire::frame::Granted::parse(self.client.link.table())
+                        && matches!(header.opcode, Opcode::OpenLease | Opcode::AttachLease)
+                        && header.status == Status::Ok
+                    {
+                        self.granted.push(granted);
+                    }
+                    if header.bulk_len > 0 {
+                        let place = PieceMut { ptr: self.bulk.as_mut_ptr(), len: header.bulk_len as usize };
+                        // SAFETY: it is long enough, and what is in it does not matter.
+                        unsafe { self.client.link.place(&[place]) };
+                    }
+                }
+                Ok(rampool_net::transport::Received::Bulk(_)) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn request(&mut self, rng: &mut TestRng) -> (Header, Vec<u8>, usize) {
+        let pick = |rng: &mut TestRng, of: &[u64]| of[usize::try_from(below(rng, of.len() as u64)).unwrap()];
+        let mut opcode = Opcode::ALL[usize::try_from(below(rng, Opcode::ALL.len() as u64)).unwrap()];
+        let number = if below(rng, 8) == 0 { self.client.number() / 2 } else { self.client.number() };
+        let region = RegionId(below(rng, 7));
+        let (arg, mut table) = (pick(rng, &[0, 1, 2, 4096, MIB, 40 * MIB, u64::MAX]), Vec::new());
+        let extents = [Extent::new(
+            PageIndex(pick(rng, &[0, 1, 511, 1 << 30])),
+            u32::try_from(below(rng, 64) + 1).unwrap(),
+        )];
+        let window = |rng: &mut TestRng| {
+            let layout = match below(rng, 4) {
+                0 => Layout::bytes(8).unwrap().hvector(3000, 1, 4096).unwrap(),
+                1 => Layout::bytes(8).unwrap().hvector(below(rng, 20_000) + 1, 1, 16).unwrap(),
+                2 => Layout::bytes(64 << 10).unwrap(),
+                _ => Layout::bytes(8).unwrap().hindexed(&[(1, 4000), (2, 80), (1, 0), (1, 8000)]).unwrap(),
+            };
+            let len = u32::try_from(layout.size()).unwrap();
+            Window { program: layout.program().clone(), from: 0, len }
+        };
+        if matches!(opcode, Opcode::Draining) && below(rng, RARELY) != 0 {
+            opcode = Opcode::Heartbeat;
+        }
+        let mut header = Header::request(opcode, number).with_region(region).with_arg(arg);
+        let some_member = |granted: &[rampool_wire::frame::Granted], rng: &mut TestRng| {
+            let one = usize::try_from(below(rng, granted.len().max(1) as u64)).unwrap();
+            granted.get(one).cloned()
+        };
+        let queue = below(rng, 4);
+        let mut bulk = 0;
+        match opcode {
+            Opcode::OpenLease => {
+                let bytes = pick(rng, &[1, 4096, MIB, 8 * MIB, 1 << 40]);
+                table = OpenLease { bytes, pid: 1, name: "hostile".into(), host: "\u{7f}\n".into() }.encode();
+            }
+            Opcode::AttachLease => {
+                let known = some_member(&self.granted, rng);
+                let (lease, token, member) = known
+                    .map_or((LeaseId(1), LeaseToken([7; 16]), MemberId(0)), |granted| {
+                        (granted.lease, granted.token, granted.member)
+                    });
+                let member = if below(rng, 2) == 0 { MemberId(0) } else { member };
+                table = AttachLease {
+                    lease,
+                    token,
+                    member,
+                    pid: 2,
+                    name: "hostile".into(),
+                    host: "there".into(),
+                }
+                .encode();
+            }
+            Opcode::Get | Opcode::Discard | Opcode::Put => {
+                let mut coded = Vec::new();
+                if opcode == Opcode::Put {
+                    let zero = below(rng, 3) == 0;
+                    let entries = vec![
+                        if zero { PageEntry::ZERO } else { PageEntry { crc: 1, len: 4096 } };
+                        extents[0].count as usize
+                    ];
+                    bulk = if zero { 0 } else { 4096 * entries.len() };
+                    encode_put(&mut coded, header, &extents, &entries);
+                } else {
+                    encode_extents(&mut coded, header, &extents);
+                }
+                header.arg = 1;
+                table = coded[rampool_wire::frame::HEADER_BYTES..].to_vec();
+            }
+            Opcode::OpenRegion if below(rng, 2) == 0 => {
+                header.region = 0;
+                table = vec![b'a' + u8::try_from(below(rng, 4)).unwrap()];
+            }
+            Opcode::Gather => window(rng).encode(&mut table),
+            Opcode::Scatter | Opcode::Accumulate => {
+                let window = window(rng);
+                bulk = window.len as usize;
+                let crcs = if opcode == Opcode::Accumulate { 1 } else { window.blocks().len() };
+                let crc = if below(rng, 2) == 0 { checksum::crc32c(&self.bulk[..bulk]) } else { 3 };
+                window.encode_with(&vec![crc; crcs], &mut table);
+                header.arg = 0x604;
+            }
+            Opcode::FetchOp => {
+                let op = FetchOp {
+                    kind: rampool_wire::elements::Kind::U64,
+                    change: Change::IfEqual(0),
+                    offset: 8 * below(rng, 10_000),
+                    operand: 9,
+                };
+                (header.arg, table) = op.encode();
+            }
+            Opcode::Scan => {
+                ScanRequest::encode_table(&window(rng), [0; 8], [9; 8], &mut table);
+                header.arg = 0x07_0504;
+            }
+            Opcode::Copy => {
+                let window = window(rng);
+                let (lease, token) = some_member(&self.granted, rng)
+                    .map_or((LeaseId(9), LeaseToken([0; 16])), |g| (g.lease, g.token));
+                let endpoint = ["127.0.0.1:1", "unix:/dev/null", "ucx:127.0.0.1:1", "nowhere.invalid:1"];
+                let endpoint = endpoint[usize::try_from(below(rng, 3)).unwrap()].to_owned();
+                CopyRequest { source: window.clone(), target: window, endpoint, lease, token, region }
+                    .encode(&mut table);
+            }
+            Opcode::Goodbye => {
+                let dismiss = below(rng, 4) > 0;
+                header.arg =
+                    some_member(&self.granted, rng).filter(|_| dismiss).map_or(0, |granted| granted.member.0);
+            }
+            Opcode::OpenQueue => {
+                header.arg = 1;
+                QueueBounds { messages: below(rng, 20) + 1, bytes: 1 << 16 }
+                    .encode(["jobs", "more"][usize::try_from(queue % 2).unwrap()], &mut table);
+            }
+            Opcode::Push => {
+                header.arg = queue;
+                let body = if below(rng, 2) == 0 { Body::Bytes(5000) } else { Body::Bytes(0) };
+                Push { patience_ms: u32::try_from(pick(rng, &[0, 60_000])).unwrap(), head: b"head", body }
+                    .encode(&mut table);
+            }
+            Opcode::PushHeads => {
+                header.arg = queue;
+                PushHeads::encode(0, &[b"one", b"two"], &mut table);
+            }
+            Opcode::Take => {
+                header.arg = queue;
+                let patience_ms = u32::try_from(pick(rng, &[0, 60_000])).unwrap();
+                Take { patience_ms, most: 3, acknowledged: vec![below(rng, 5)] }.encode(&mut table);
+            }
+            Opcode::Settle => {
+                header.arg = queue;
+                [Settlement::Done, Settlement::Withdraw][usize::try_from(below(rng, 2)).unwrap()]
+                    .encode(&[1, below(rng, 9)], &mut table);
+            }
+            Opcode::AwaitBody => {
+                header.arg = queue;
+                AwaitBody { number: below(rng, 9), patience_ms: 10 }.encode(&mut table);
+            }
+            _ => {}
+        }
+        if matches!(opcode, Opcode::OpenRegion | Opcode::ResizeLease | Opcode::FetchOp)
+            && header.arg == u64::MAX
+        {
+            header.arg = MIB;
+        }
+        (header, table, bulk)
+    }
+}
+
+#[test]
+fn well_formed_requests_in_the_worst_order_hurt_their_sender_only() {
+    for store in [StoreKind::Raw, StoreKind::Compressed] {
+        let server = Server::start(ServerConfig {
+            store,
+            max_connections: 12,
+            grace: Duration::from_millis(5),
+            ..config(64 * MIB)
+        })
+        .unwrap();
+        let mut victim = Client::with_lease(server.addr(), open_policy(), 24 * MIB);
+        let mut rng = TestRunner::deterministic().new_rng();
+        let mut hostile: Vec<Hostile> = (0..4).map(|_| Hostile::new(&server)).collect();
+        let mut ended = 0;
+        for round in 0..6000 {
+            let who = usize::try_from(below(&mut rng, hostile.len() as u64)).unwrap();
+            let goes_on = match below(&mut rng, 40) {
+                0 => false,
+                1..10 => hostile[who].hear(),
+                _ => hostile[who].say(&mut rng),
+            };
+            if !goes_on {
+                // It is cut off, or cuts itself off, and comes again. The tickets that it has are known to all.
+                ended += 1;
+                let mut again = Hostile::new(&server);
+                again.granted =
+                    hostile.iter().flat_map(|one| one.granted.iter().rev().take(3).cloned()).collect();
+                hostile[who] = again;
+            }
+            if round % 600 == 0 {
+                exercise(&mut victim, &mut rng, 20);
+                server.shared.directory().check();
+                assert!(!server.is_broken(), "round {round}");
+            }
+        }
+        assert!(ended > 10, "they got about");
+        // What was promised to the victim is there: all of it.
+        let region = victim.create_region().unwrap();
+        let free = 24 * MIB
+            - server
+                .status()
+                .leases
+                .iter()
+                .find(|lease| lease.lease == victim.granted().lease.0)
+                .unwrap()
+                .used_bytes;
+        let pages = usize::try_from(free / 4096).unwrap() - 64;
+        for first in (0..pages).step_by(512) {
+            victim
+                .put(region, first as u64, &vec![vec![6; OS_PAGE_BYTES]; 512.min(pages - first)], false)
+                .unwrap();
+        }
+        drop((hostile, victim));
+        idle(&server);
+        assert!(!server.is_broken());
+        Client::with_lease(server.addr(), open_policy(), 64 * MIB);
+    }
+}

@@ -1,0 +1,92 @@
+//! The client's sessions with its memory servers, as one pure state machine.
+//!
+//! It decides what leaves when, what an answer, a silence or a broken connection means, and how an operation that spans
+//! servers ends. It has no socket, no clock and no page: the shell (`rampool_client::pool`) carries bytes, and the
+//! simulator (`rampool_sim::session`) runs the same machine against the real lease engine under one seed.
+//!
+//! ```text
+//!                 operations                                        events
+//!                     |                                                ^
+//!   client    begin, submit_pages, reserve + Submit, Sealed       Ended, Lost, Draining
+//!             one Client: operations cut into parts; each ends when its last part has, and fails if one did
+//!                     |                                                ^
+//!   work      slots of requests and operations; a request's number is its slot and a generation
+//!                     |                                                |
+//!   session   one Session a server: queues by class, credits, deadlines, heartbeats, reconnecting
+//!                     |                                                ^
+//!             Send, Close, Connect, Attach                        Head, Body, Written, Down, Attached, Time
+//!                     v                                                |
+//!   shell     the frame's bytes into the link                     what the link received
+//! ```
+//!
+//! # A session's states
+//!
+//! ```text
+//!   Up          a connection that counts
+//!     -> Pausing      it broke, which may pass; the first attempt is due at once
+//!     -> Lost         a deadline, a breach, a break for good, or too many breaks without an answer
+//!   Pausing     100 ms between attempts
+//!     -> Connecting   when due
+//!   Connecting  the shell connects and shakes hands, 2.5 s at most
+//!     -> Attaching    Connected
+//!     -> Pausing      Failed, may pass; or the time is over
+//!   Attaching   the shell asks to be the member again that this client was
+//!     -> Up           Attached by the same run, as the same member: what had no answer is asked again
+//!     -> Pausing      as above
+//!   Pausing, Connecting, Attaching
+//!     -> Lost         the grace time or the deadline is over, the server refuses for good, or another run answers
+//!   Lost        one Close, one Lost, then every operation that needed the server ends
+//! ```
+//!
+//! # A request's walk
+//!
+//! 1. [`Client::reserve`] gives it a number; the shell makes its body there and tells [`Input::Submit`]. Pages come
+//!    through [`Client::submit_pages`], which cuts extents at stripes and at what one request may carry.
+//! 2. It waits in the queue of its [`Class`]. [`Client::poll`] lets it go while credits last: control, then demand,
+//!    then prefetches and write-backs, which leave an eighth of the credits and have a window of bytes each.
+//! 3. [`Output::Send`]: the shell makes the frame and tells [`Input::Queued`] how much waits in the link, and
+//!    [`Input::Written`] after each flush. Submitting and sending is one pass: `Submit`, then `poll` until `None`.
+//! 4. [`Input::Head`] brings the answer. Bytes follow: [`Output::Receive`], then [`Input::Body`]. None follow:
+//!    [`Output::Answered`]. Damaged bytes are asked for once more, under a new number.
+//! 5. [`Output::Ended`] ends the operation with its last part.
+//!
+//! # What is asked again after a break
+//!
+//! Everything without an answer, in its order and under its number, and nothing of it before [`Output::Back`]:
+//!
+//! |request|why that is right|
+//! |---|---|
+//! |Get, Gather, ReadPiece, Scan|a change of the same bytes waits until the read is answered|
+//! |Put, Discard, Scatter, FreeRegion|the server takes them in order: all later ones are unanswered as well|
+//! |FetchOp, Accumulate|the server remembers the answers to the latest 256 numbers; no more are outstanding|
+//! |CreateRegion, CloneRegion|the server remembers the latest number; one is outstanding at a time|
+//! |queues|the server remembers the numbers of pushes and takes|
+//! |Heartbeat|not asked again: the reconnection was one|
+//!
+//! The server ignores what still arrives over the old connection; so does the session ([`LinkId`]). A server that runs
+//! anew, or has given this member up, is lost with its pages.
+//!
+//! # Room for several holders of a page
+//!
+//! A request goes to one server and an operation counts its requests, so a store to several holders is more parts of
+//! one operation, and a hedge is a part whose answer ends the others. Placement is consulted in
+//! [`Client::submit_pages`] alone; what is observed of a server (answers, silence, breaks) is in [`Session`] alone.
+#![forbid(unsafe_code)]
+
+mod client;
+mod io;
+mod rule;
+mod session;
+mod work;
+
+pub use client::{Client, Pages};
+pub use io::{
+    Ask, Breach, Break, CLASSES, Class, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, RequestId,
+    SENT_TOGETHER_BYTES, Time, What,
+};
+pub use rule::Rule;
+pub use session::{
+    ATTACH_NUMBER, ATTEMPT, BULK_WINDOW_BYTES, Counts, DEADLINES, LAST_CHANCE, LINK_QUEUE_BYTES, MAX_BREAKS,
+    PAUSE, Session,
+};
+pub use work::Request;

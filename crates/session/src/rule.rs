@@ -1,0 +1,147 @@
+//! The machine's rules by name, so that a test can leave one out and see that the simulator notices.
+
+/// A rule. Only a build with the feature `mutants` can leave one out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    /// No more requests are outstanding than the server granted.
+    RequestCredits,
+    /// No more bytes are outstanding than the server granted.
+    ByteCredits,
+    /// Prefetches and write-backs leave credits for what a thread waits for.
+    SpareCredits,
+    /// Prefetches and write-backs have a window of bytes each.
+    BulkWindow,
+    /// A control request leaves before everything else.
+    ControlFirst,
+    /// A demand request leaves before prefetches and write-backs.
+    DemandFirst,
+    /// What is asked again keeps its order.
+    ResendInOrder,
+    /// What is asked again after a break keeps its number.
+    SameNumber,
+    /// No more requests are outstanding than the server remembers the answers to.
+    Remembered,
+    /// A change waits until the reads of the same bytes have their answers.
+    ReadsBeforeChanges,
+    /// One request that makes a region is outstanding at a time.
+    OneRegionAtATime,
+    /// An answer counts for the request of exactly this number.
+    Generation,
+    /// An answer counts for a request to this server.
+    OwnServer,
+    /// An answer has the operation of its request.
+    OwnOperation,
+    /// What comes over a connection that was given up does not count.
+    CurrentConnection,
+    /// A store is not answered before all of it has left.
+    DepartedFirst,
+    /// A server that answers in another run's name is not believed.
+    SameRun,
+    /// A server that takes this client for another member is not believed.
+    SameMember,
+    /// A server that has given this member up is lost.
+    GivenUp,
+    /// A server that answers nothing for too long is lost.
+    Deadline,
+    /// A server that answers other requests meanwhile is not lost.
+    Progress,
+    /// A server is listened to once more after its deadline.
+    LastChance,
+    /// Time in which this process did not listen is no chance.
+    OwnPauses,
+    /// An idle session asks now and then whether the server is there.
+    Heartbeat,
+    /// A connection that breaks again and again without an answer is not made again.
+    BreakLimit,
+    /// A request that breaks its connections for too long is not asked again.
+    AgeLimit,
+    /// Making the connection again ends after the grace time.
+    ReconnectLimit,
+    /// An attempt to connect that leads nowhere is given up for the next one.
+    AttemptLimit,
+    /// Attempts to connect are some time apart.
+    AttemptPause,
+    /// A connection is closed before the operations that use its memory end.
+    CloseFirst,
+    /// A new connection starts with all its credits.
+    FreshCredits,
+    /// Damaged bytes are asked for once more.
+    AskAgain,
+    /// Damaged bytes are asked for once more only.
+    AskAgainOnce,
+    /// An operation ends with its last part.
+    EveryPart,
+    /// An operation fails if one of its parts does.
+    FailAsOne,
+    /// A store that found no room is not done.
+    FullIsNotStored,
+    /// A server that drains keeps working.
+    DrainingWorks,
+}
+
+impl Rule {
+    pub const ALL: [Self; 37] = [
+        Self::RequestCredits,
+        Self::ByteCredits,
+        Self::SpareCredits,
+        Self::BulkWindow,
+        Self::ControlFirst,
+        Self::DemandFirst,
+        Self::ResendInOrder,
+        Self::SameNumber,
+        Self::Remembered,
+        Self::ReadsBeforeChanges,
+        Self::OneRegionAtATime,
+        Self::Generation,
+        Self::OwnServer,
+        Self::OwnOperation,
+        Self::CurrentConnection,
+        Self::DepartedFirst,
+        Self::SameRun,
+        Self::SameMember,
+        Self::GivenUp,
+        Self::Deadline,
+        Self::Progress,
+        Self::LastChance,
+        Self::OwnPauses,
+        Self::Heartbeat,
+        Self::BreakLimit,
+        Self::AgeLimit,
+        Self::ReconnectLimit,
+        Self::AttemptLimit,
+        Self::AttemptPause,
+        Self::CloseFirst,
+        Self::FreshCredits,
+        Self::AskAgain,
+        Self::AskAgainOnce,
+        Self::EveryPart,
+        Self::FailAsOne,
+        Self::FullIsNotStored,
+        Self::DrainingWorks,
+    ];
+}
+
+/// Which rule a test left out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Rules {
+    #[cfg(feature = "mutants")]
+    omitted: Option<Rule>,
+}
+
+impl Rules {
+    #[cfg(feature = "mutants")]
+    pub fn omit(&mut self, rule: Rule) {
+        self.omitted = Some(rule);
+    }
+
+    #[cfg(feature = "mutants")]
+    pub fn keep(self, rule: Rule) -> bool {
+        self.omitted != Some(rule)
+    }
+
+    #[cfg(not(feature = "mutants"))]
+    #[inline]
+    pub const fn keep(self, _rule: Rule) -> bool {
+        true
+    }
+}

@@ -1,0 +1,803 @@
+//! The conversation with one server: what waits to leave, what waits for an answer, and what a broken connection,
+//! a silent server or an odd answer means.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use rampool_paging::placement::ServerIndex;
+use rampool_wire::frame::REMEMBERED;
+use rampool_wire::frame::{Header, LeaseId, MemberId, Opcode, RegionId, Status};
+use rampool_wire::session::Credits;
+use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
+
+use crate::io::{
+    Ask, Breach, Break, CLASSES, Class, Failed, Grant, LinkId, Lost, Output, RequestId, SENT_TOGETHER_BYTES,
+    Time,
+};
+use crate::rule::Rule;
+use crate::work::{Phase, Work};
+
+/// Bytes of page data that prefetches and write-backs may each have outstanding: what a demand request, or its
+/// answer, may have to wait behind. A window each, because they travel in opposite directions.
+pub const BULK_WINDOW_BYTES: u64 = 512 << 10;
+/// Bytes in the link above which prefetches and write-backs wait here: what is in the link was checksummed already.
+pub const LINK_QUEUE_BYTES: usize = 128 << 10;
+/// A server that answers nothing is lost after one deadline; one that answers others, but never this one, after so
+/// many.
+pub const DEADLINES: u32 = 8;
+/// A server that seems to have passed a deadline is listened to once more for this long: it may be this process that
+/// had no time to send or to look.
+pub const LAST_CHANCE: Duration = Duration::from_secs(2);
+/// Connections that break one after the other, without an answer in between, before the server is lost.
+pub const MAX_BREAKS: u32 = 8;
+/// One attempt to connect may take this long: the kernel repeats a lost packet of it after a second.
+pub const ATTEMPT: Duration = Duration::from_millis(2500);
+/// The pause after an attempt that failed.
+pub const PAUSE: Duration = Duration::from_millis(100);
+/// The number of the request that makes a client a member again; no other request has it.
+pub const ATTACH_NUMBER: u64 = u64::MAX;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Up,
+    /// The connection broke: the next attempt begins when it is due.
+    Pausing,
+    Connecting,
+    Attaching,
+    Lost(Lost),
+}
+
+/// Who the client is at a server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Identity {
+    lease: LeaseId,
+    member: MemberId,
+    run: u64,
+    grace: Duration,
+}
+
+/// What went on, for statistics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    pub refused: u64,
+    pub damaged: u64,
+    pub reconnects: u64,
+}
+
+/// The conversation with one server.
+#[derive(Debug)]
+pub struct Session {
+    server: ServerIndex,
+    state: State,
+    /// Of this connection, or of the latest attempt.
+    connection: u32,
+    identity: Option<Identity>,
+    reconnects: bool,
+    /// While reconnecting: when it has failed for good; when this step has, or the pause is over.
+    until: Time,
+    due: Time,
+    /// Connections that broke since the last answer.
+    breaks: u32,
+    /// Since when a deadline has been over, and when that was looked at last.
+    overdue: Option<(Time, Time)>,
+    credits: Credits,
+    max_requests: u32,
+    max_bytes: u64,
+    bulk_bytes: [u64; CLASSES],
+    queues: [VecDeque<RequestId>; CLASSES],
+    /// Numbers of sent requests with the time, oldest first; some ended meanwhile.
+    outstanding: VecDeque<(u64, Time)>,
+    /// Stores, discards and the like that are queued or unanswered.
+    write_backs: u32,
+    /// The request that makes a region and has no answer yet.
+    making: Option<u64>,
+    /// Bytes that wait in the link.
+    waiting: usize,
+    op_deadline: Duration,
+    heartbeat: Option<Duration>,
+    last_sent: Time,
+    last_progress: Time,
+    drained: bool,
+    /// Whether something may have become free to leave.
+    pub(crate) stirred: bool,
+    pub(crate) counts: Counts,
+}
+
+impl Session {
+    /// A session over a connection that is there. One request at a time may leave until the first grant.
+    pub(crate) fn new(server: ServerIndex, op_deadline: Duration, now: Time) -> Self {
+        Self {
+            server,
+            state: State::Up,
+            connection: 0,
+            identity: None,
+            reconnects: false,
+            until: now,
+            due: now,
+            breaks: 0,
+            overdue: None,
+            credits: Credits::new(1, 0),
+            max_requests: 1,
+            max_bytes: 0,
+            bulk_bytes: [0; CLASSES],
+            queues: std::array::from_fn(|_| VecDeque::new()),
+            outstanding: VecDeque::new(),
+            write_backs: 0,
+            making: None,
+            waiting: 0,
+            op_deadline,
+            heartbeat: None,
+            last_sent: now,
+            last_progress: now,
+            drained: true,
+            stirred: false,
+            counts: Counts::default(),
+        }
+    }
+
+    pub(crate) fn renamed(&mut self, server: ServerIndex) {
+        self.server = server;
+    }
+
+    /// The connection, while there is one.
+    #[must_use]
+    pub fn link(&self) -> Option<LinkId> {
+        (self.state == State::Up).then_some(self.attempt())
+    }
+
+    fn attempt(&self) -> LinkId {
+        LinkId { server: self.server, connection: self.connection }
+    }
+
+    /// Whether this is the connection, or the attempt, that counts.
+    fn is_current(&self, link: LinkId, work: &Work) -> bool {
+        link.connection == self.connection || !work.rules.keep(Rule::CurrentConnection)
+    }
+
+    #[must_use]
+    pub fn lost(&self) -> Option<Lost> {
+        if let State::Lost(reason) = self.state { Some(reason) } else { None }
+    }
+
+    /// Who this client is there, once a lease was granted.
+    #[must_use]
+    pub fn member(&self) -> MemberId {
+        self.identity.map_or(MemberId(0), |identity| identity.member)
+    }
+
+    #[must_use]
+    pub fn op_deadline(&self) -> Duration {
+        self.op_deadline
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Requests that are queued, those that are outstanding, and the bytes of credit of the latter.
+    #[must_use]
+    pub fn load(&self) -> (usize, u32, u64) {
+        let (requests, bytes) = self.credits.outstanding();
+        (self.queues.iter().map(VecDeque::len).sum(), requests, bytes)
+    }
+
+    /// Whether stores or discards are queued or unanswered.
+    #[must_use]
+    pub fn has_write_backs(&self) -> bool {
+        self.write_backs > 0
+    }
+
+    /// Pages that one request may carry.
+    #[must_use]
+    pub fn max_pages(&self, limit: u32) -> u32 {
+        let by_credit = u32::try_from(self.max_bytes / OS_PAGE_BYTES as u64).unwrap_or(u32::MAX);
+        limit.min(by_credit).max(1)
+    }
+
+    pub(crate) fn granted(&mut self, grant: &Grant, work: &Work) {
+        let identity =
+            Identity { lease: grant.lease, member: grant.member, run: grant.run, grace: grant.grace };
+        self.identity = Some(identity);
+        self.max_requests = grant.max_requests;
+        if work.rules.keep(Rule::Remembered) {
+            self.max_requests = self.max_requests.min(u32::try_from(REMEMBERED).expect("a few hundred"));
+        }
+        self.max_bytes = grant.max_bytes.into();
+        let requests = if work.rules.keep(Rule::RequestCredits) { self.max_requests } else { u32::MAX };
+        let bytes = if work.rules.keep(Rule::ByteCredits) { grant.max_bytes } else { u32::MAX };
+        self.credits = Credits::new(requests, bytes);
+        // Half the interval: a beat that is late still is in time.
+        self.heartbeat = Some(grant.heartbeat / 2).filter(|every| !every.is_zero());
+        self.stirred = true;
+    }
+
+    pub(crate) fn set_reconnects(&mut self, reconnects: bool) {
+        self.reconnects = reconnects;
+    }
+
+    /// Queues a request that was submitted. In a lost session it ends at once.
+    pub(crate) fn enqueue(&mut self, work: &mut Work, id: RequestId) {
+        let request = work.get(id);
+        if let State::Lost(reason) = self.state {
+            let (op, what) = (request.ask.op, request.what());
+            if let Some(op) = op {
+                work.op_lost(op, self.server, what, reason);
+            }
+            work.finish(id);
+            return;
+        }
+        let class = request.ask.class;
+        self.write_backs += u32::from(class == Class::WriteBack);
+        self.queues[class as usize].push_back(id);
+        self.stirred = true;
+    }
+
+    // --- Sending ---------------------------------------------------------------------------------------------------
+
+    /// The next request that may leave.
+    pub(crate) fn next_to_send(&mut self, work: &mut Work, now: Time) -> Option<Output> {
+        if !self.stirred || self.state != State::Up {
+            return None;
+        }
+        let Some(request) = self.next_allowed(work) else {
+            self.stirred = false;
+            return None;
+        };
+        let number = work.number(request);
+        work.set_phase(request, Phase::Sent);
+        if work.get(request).makes_region() {
+            self.making = Some(number);
+        }
+        self.outstanding.push_back((number, now));
+        self.last_sent = now;
+        Some(Output::Send { link: self.attempt(), request, number })
+    }
+
+    /// Takes the next request off the queues if its credits are there.
+    fn next_allowed(&mut self, work: &Work) -> Option<RequestId> {
+        let mut order = [Class::Control, Class::Demand, Class::Prefetch, Class::WriteBack];
+        if !work.rules.keep(Rule::ControlFirst) {
+            order.rotate_left(1);
+        }
+        if !work.rules.keep(Rule::DemandFirst) {
+            order.swap(1, 2);
+        }
+        for class in order {
+            let Some(id) = self.queues[class as usize].front().copied() else { continue };
+            let request = work.get(id);
+            let bytes = request.ask.bytes;
+            let waits =
+                request.makes_region() && self.making.is_some() && work.rules.keep(Rule::OneRegionAtATime);
+            match class {
+                Class::Control => {
+                    if waits {
+                        continue;
+                    }
+                    if !self.credits.take(bytes) {
+                        return None;
+                    }
+                }
+                Class::Demand => {
+                    if waits || (request.carries() && self.waiting >= SENT_TOGETHER_BYTES) {
+                        return None;
+                    }
+                    if request.changes_bytes()
+                        && self.is_being_read(work, request.ask.region, request.ask.span)
+                    {
+                        return None;
+                    }
+                    if !self.credits.take(bytes) {
+                        return None;
+                    }
+                }
+                Class::Prefetch | Class::WriteBack => {
+                    let window = &self.bulk_bytes[class as usize];
+                    let in_window = *window == 0 || *window + bytes <= BULK_WINDOW_BYTES;
+                    if !in_window && work.rules.keep(Rule::BulkWindow) {
+                        continue;
+                    }
+                    if self.waiting >= LINK_QUEUE_BYTES
+                        || !self.leaves_spare(work, bytes)
+                        || !self.credits.take(bytes)
+                    {
+                        return None;
+                    }
+                    self.bulk_bytes[class as usize] += bytes;
+                }
+            }
+            self.queues[class as usize].pop_front();
+            return Some(id);
+        }
+        None
+    }
+
+    /// Whether enough credits stay for what a thread waits for; the first request may take all.
+    fn leaves_spare(&self, work: &Work, bytes: u64) -> bool {
+        let (requests, taken) = self.credits.outstanding();
+        let (spare_requests, spare_bytes) = (self.max_requests / 8, self.max_bytes / 8);
+        requests == 0
+            || (requests + spare_requests < self.max_requests
+                && taken + bytes + spare_bytes <= self.max_bytes)
+            || !work.rules.keep(Rule::SpareCredits)
+    }
+
+    /// Whether an unanswered request reads some of these bytes: after a break it is asked again, and would read what
+    /// was changed since.
+    fn is_being_read(&self, work: &Work, region: RegionId, (low, high): (u64, u64)) -> bool {
+        work.rules.keep(Rule::ReadsBeforeChanges)
+            && self.outstanding.iter().any(|(number, _)| {
+                work.find(*number).is_some_and(|id| {
+                    let request = work.get(id);
+                    let (from, to) = request.ask.span;
+                    request.reads_bytes() && request.ask.region == region && from < high && low < to
+                })
+            })
+    }
+
+    pub(crate) fn queued(
+        &mut self,
+        work: &mut Work,
+        link: LinkId,
+        waiting: usize,
+        by_key: bool,
+        id: RequestId,
+    ) {
+        if self.link() == Some(link) {
+            self.waiting = waiting;
+            work.get_mut(id).by_key = by_key;
+        }
+    }
+
+    pub(crate) fn pointless(&mut self, work: &mut Work, link: LinkId, id: RequestId) {
+        if self.link() == Some(link) && work.phase(id) == Phase::Sent {
+            self.end_request(work, id);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn written(&mut self, link: LinkId, waiting: usize, now: Time) {
+        if self.link() == Some(link) {
+            if waiting < self.waiting {
+                self.last_progress = now;
+                self.stirred = true;
+            }
+            self.waiting = waiting;
+        }
+    }
+
+    // --- Answers ---------------------------------------------------------------------------------------------------
+
+    /// A head with its table has arrived.
+    pub(crate) fn head(&mut self, work: &mut Work, link: LinkId, header: &Header, now: Time) {
+        if self.state != State::Up || !self.is_current(link, work) {
+            return;
+        }
+        self.last_progress = now;
+        if let Err(reason) = self.judge(work, link, header) {
+            self.lose(work, reason);
+        }
+    }
+
+    fn judge(&mut self, work: &mut Work, link: LinkId, header: &Header) -> Result<(), Lost> {
+        let breach = |breach| Err(Lost::Breach(breach));
+        let (opcode, number) = (header.opcode, header.request);
+        if !header.is_reply() {
+            if opcode == Opcode::Draining && header.bulk_len == 0 && work.rules.keep(Rule::DrainingWorks) {
+                work.outputs.push_back(Output::Draining { server: self.server, left_ms: header.arg });
+                return Ok(());
+            }
+            return breach(Breach::Asks(opcode));
+        }
+        let Some(id) = work.find(number).filter(|id| work.phase(*id) == Phase::Sent) else {
+            return breach(Breach::NothingAsked(opcode));
+        };
+        let request = *work.get(id);
+        if request.ask.server != self.server && work.rules.keep(Rule::OwnServer) {
+            return breach(Breach::NothingAsked(opcode));
+        }
+        if request.ask.opcode != opcode && work.rules.keep(Rule::OwnOperation) {
+            return breach(Breach::OtherOperation { answered: opcode, asked: request.ask.opcode });
+        }
+        let ok = header.status == Status::Ok;
+        let reads = ok && matches!(opcode, Opcode::Get | Opcode::Gather | Opcode::ReadPiece | Opcode::Scan);
+        if header.bulk_len > 0 && !reads {
+            return breach(Breach::CarriesPages(opcode));
+        }
+        let by_key = request.by_key && matches!(opcode, Opcode::Gather | Opcode::Scatter);
+        if header.status == Status::StaleKey && by_key {
+            self.ask_again(work, id);
+            work.outputs.push_back(Output::StaleKey { link, request: id });
+            return Ok(());
+        }
+        if reads && (opcode != Opcode::Scan || header.bulk_len > 0) {
+            work.set_phase(id, Phase::Receiving);
+            work.outputs.push_back(Output::Receive { link, request: id });
+            return Ok(());
+        }
+        if request.carries() && !request.departed && work.rules.keep(Rule::DepartedFirst) {
+            return breach(Breach::TooEarly);
+        }
+        if self.identity.is_some() && work.rules.keep(Rule::GivenUp) {
+            match header.status {
+                Status::MemberGone | Status::NoSuchLease => return Err(Lost::GivenUp),
+                Status::OverCredit => return breach(Breach::OverCredit),
+                _ => {}
+            }
+        }
+        let wanted = request.ask.wanted && (ok || request.ask.op.is_none());
+        let refused = !ok && !wanted;
+        work.outputs.push_back(Output::Answered { link, request: id, number, wanted, refused });
+        if refused {
+            self.counts.refused += 1;
+            if let Some(op) = request.ask.op {
+                match (header.status, request.ask.copy_to) {
+                    (Status::PoolFull, Some(server)) => work.op_full(op, server, header.arg),
+                    (Status::PoolFull | Status::LimitReached, _) if request.is_store() => {
+                        work.op_full(op, self.server, header.arg);
+                    }
+                    (status, _) => work.op_denied(op, self.server, request.what(), status),
+                }
+            }
+        }
+        self.end_request(work, id);
+        Ok(())
+    }
+
+    /// All bytes of an answer are in their places.
+    pub(crate) fn body(
+        &mut self,
+        work: &mut Work,
+        link: LinkId,
+        id: RequestId,
+        damaged: Option<PageIndex>,
+        now: Time,
+    ) {
+        if self.link() != Some(link) || work.phase(id) != Phase::Receiving {
+            return;
+        }
+        self.last_progress = now;
+        let request = *work.get(id);
+        if let Some(page) = damaged {
+            self.counts.damaged += 1;
+            let once = !request.asked_again || !work.rules.keep(Rule::AskAgainOnce);
+            if once && work.rules.keep(Rule::AskAgain) {
+                return self.ask_again(work, id);
+            }
+            if let Some(op) = request.ask.op.filter(|_| !request.ask.wanted) {
+                work.op_corrupt(op, self.server, page);
+            } else {
+                return self.lose(work, Lost::Breach(Breach::DamagedTwice(request.ask.opcode)));
+            }
+        }
+        let number = work.number(id);
+        let wanted = request.ask.wanted && damaged.is_none();
+        work.outputs.push_back(Output::Answered { link, request: id, number, wanted, refused: false });
+        self.end_request(work, id);
+    }
+
+    /// Puts a request back to the front of its queue, under a new number: the answer to come is another one.
+    fn ask_again(&mut self, work: &mut Work, id: RequestId) {
+        let old = work.number(id);
+        self.give_back(work, id);
+        self.outstanding.retain(|(number, _)| *number != old);
+        work.renumber(id);
+        work.set_phase(id, Phase::Queued);
+        let request = work.get_mut(id);
+        request.asked_again = true;
+        request.departed = false;
+        self.queues[request.ask.class as usize].push_front(id);
+    }
+
+    fn end_request(&mut self, work: &mut Work, id: RequestId) {
+        self.breaks = 0;
+        self.give_back(work, id);
+        let number = work.number(id);
+        if self.outstanding.front().is_some_and(|(front, _)| *front == number) {
+            self.outstanding.pop_front();
+        }
+        self.ended(work, id);
+    }
+
+    /// A request is under way no longer.
+    fn ended(&mut self, work: &mut Work, id: RequestId) {
+        self.write_backs -= u32::from(work.get(id).ask.class == Class::WriteBack);
+        if self.making == Some(work.number(id)) {
+            self.making = None;
+        }
+        work.finish(id);
+    }
+
+    fn give_back(&mut self, work: &Work, id: RequestId) {
+        let Ask { bytes, class, .. } = work.get(id).ask;
+        self.credits.give_back(bytes);
+        if class >= Class::Prefetch {
+            self.bulk_bytes[class as usize] -= bytes;
+        }
+        self.stirred = true;
+    }
+
+    pub(crate) fn drained(&mut self, link: LinkId, all: bool) {
+        if self.link() == Some(link) {
+            self.drained = all;
+        }
+    }
+
+    // --- Time ------------------------------------------------------------------------------------------------------
+
+    /// Acts on what is due. What has arrived is to be told before.
+    pub(crate) fn time(&mut self, work: &mut Work, now: Time) {
+        match self.state {
+            State::Up => self.time_up(work, now),
+            State::Pausing | State::Connecting | State::Attaching => self.time_down(work, now),
+            State::Lost(_) => {}
+        }
+    }
+
+    fn time_up(&mut self, work: &mut Work, now: Time) {
+        while let Some((number, _)) = self.outstanding.front() {
+            if work.find(*number).is_some() {
+                break;
+            }
+            self.outstanding.pop_front();
+        }
+        if self.oldest_due(work).is_some_and(|due| now >= due) {
+            let chance = self.last_chance(work);
+            let (mut since, looked) = self.overdue.unwrap_or((now, now));
+            let held_up = now - looked > chance / 4 && !self.is_oldest_hopeless(now);
+            if held_up && work.rules.keep(Rule::OwnPauses) {
+                // This process did not listen meanwhile: the chance begins anew.
+                since = now;
+            }
+            self.overdue = Some((since, now));
+            if now >= since + chance && work.rules.keep(Rule::Deadline) {
+                return self.lose(work, Lost::Deadline(self.op_deadline));
+            }
+        } else {
+            self.overdue = None;
+        }
+        let beats = self.heartbeat.is_some_and(|every| now >= self.last_sent + every);
+        if beats && self.outstanding.is_empty() && work.rules.keep(Rule::Heartbeat) {
+            let id = work.reserve();
+            work.submit(id, Ask::control(self.server, Opcode::Heartbeat, RegionId(0)), now);
+            self.enqueue(work, id);
+        }
+    }
+
+    fn last_chance(&self, work: &Work) -> Duration {
+        if work.rules.keep(Rule::LastChance) { LAST_CHANCE.min(self.op_deadline / 4) } else { Duration::ZERO }
+    }
+
+    /// Whether the oldest request has waited for so long that nothing excuses it.
+    fn is_oldest_hopeless(&self, now: Time) -> bool {
+        self.outstanding.front().is_some_and(|(_, sent)| now >= *sent + self.op_deadline * (2 * DEADLINES))
+    }
+
+    fn oldest_due(&self, work: &Work) -> Option<Time> {
+        let (_, sent) = *self.outstanding.front()?;
+        let progress = if work.rules.keep(Rule::Progress) { self.last_progress } else { sent };
+        Some(sent.max(progress).min(sent + self.op_deadline * (DEADLINES - 1)) + self.op_deadline)
+    }
+
+    /// When [`Session::time`] has something to do at the latest.
+    pub(crate) fn next_timeout(&self, work: &Work) -> Option<Time> {
+        match self.state {
+            State::Lost(_) => None,
+            State::Pausing | State::Connecting | State::Attaching => Some(self.due.min(self.until)),
+            State::Up if !self.drained => Some(Time(0)),
+            State::Up => {
+                let beat = self
+                    .heartbeat
+                    .filter(|_| self.outstanding.is_empty())
+                    .map(|every| self.last_sent + every);
+                let overdue = self.overdue.map(|(since, looked)| {
+                    let chance = self.last_chance(work);
+                    (since + chance).min(looked + chance / 8)
+                });
+                [overdue.or_else(|| self.oldest_due(work)), beat].into_iter().flatten().min()
+            }
+        }
+    }
+
+    // --- Breaking and coming back ----------------------------------------------------------------------------------
+
+    /// The connection is of no use any more: makes it again, or gives the server up.
+    pub(crate) fn down(&mut self, work: &mut Work, link: LinkId, why: Break, now: Time) {
+        if self.link() != Some(link) {
+            return;
+        }
+        self.breaks += 1;
+        let often = self.breaks > MAX_BREAKS && work.rules.keep(Rule::BreakLimit);
+        let long = self.op_deadline * DEADLINES;
+        let is_old = |(number, _): &(u64, Time)| {
+            work.find(*number).is_some_and(|id| now - work.get(id).made_at >= long)
+        };
+        // A request, however often it is repeated, does not wait for ever.
+        let old = work.rules.keep(Rule::AgeLimit) && self.outstanding.iter().any(is_old);
+        let Some(identity) = self.identity.filter(|_| self.reconnects) else {
+            return self.lose(work, Lost::Connection);
+        };
+        if why == Break::Final || often || old {
+            return self.lose(work, Lost::Connection);
+        }
+        work.outputs.push_back(Output::Close { link });
+        self.requeue(work);
+        self.overdue = None;
+        self.waiting = 0;
+        self.drained = true;
+        self.until = now + identity.grace.min(self.op_deadline);
+        (self.state, self.due) = (State::Pausing, now);
+        self.time_down(work, now);
+    }
+
+    /// What had no answer goes back to the front of its queue, in order and under its number: the server answers a
+    /// connection's stores in the order in which they came and remembers updates and regions by their numbers.
+    fn requeue(&mut self, work: &mut Work) {
+        let mut unanswered = std::mem::take(&mut self.outstanding);
+        if !work.rules.keep(Rule::ResendInOrder) {
+            unanswered.make_contiguous().reverse();
+        }
+        while let Some((number, _)) = unanswered.pop_back() {
+            let Some(id) = work.find(number) else { continue };
+            if work.get(id).ask.opcode == Opcode::Heartbeat {
+                self.ended(work, id);
+                continue;
+            }
+            work.set_phase(id, Phase::Queued);
+            work.get_mut(id).departed = false;
+            if !work.rules.keep(Rule::SameNumber) {
+                work.renumber(id);
+            }
+            self.queues[work.get(id).ask.class as usize].push_front(id);
+        }
+        self.outstanding = unanswered;
+        self.making = None;
+    }
+
+    fn time_down(&mut self, work: &mut Work, now: Time) {
+        if now >= self.until && work.rules.keep(Rule::ReconnectLimit) {
+            return self.lose(work, Lost::Connection);
+        }
+        if now < self.due {
+            return;
+        }
+        if self.state == State::Pausing {
+            self.connection += 1;
+            (self.state, self.due) = (State::Connecting, now + ATTEMPT);
+            work.outputs.push_back(Output::Connect { link: self.attempt() });
+        } else if work.rules.keep(Rule::AttemptLimit) {
+            work.outputs.push_back(Output::Close { link: self.attempt() });
+            self.pause(work, now);
+        }
+    }
+
+    fn pause(&mut self, work: &Work, now: Time) {
+        let pause = if work.rules.keep(Rule::AttemptPause) { PAUSE } else { Duration::ZERO };
+        (self.state, self.due) = (State::Pausing, now + pause);
+    }
+
+    pub(crate) fn connected(&mut self, work: &mut Work, link: LinkId) {
+        if self.state == State::Connecting && link == self.attempt() {
+            self.state = State::Attaching;
+            work.outputs.push_back(Output::Attach { link });
+        }
+    }
+
+    pub(crate) fn failed(&mut self, work: &mut Work, link: LinkId, why: Failed, now: Time) {
+        let trying = matches!(self.state, State::Connecting | State::Attaching);
+        if !trying || link != self.attempt() {
+            return;
+        }
+        match why {
+            Failed::MayPass => self.pause(work, now),
+            Failed::ForGood => {
+                // There is nothing to close.
+                self.state = State::Pausing;
+                self.lose(work, Lost::Connection);
+            }
+        }
+    }
+
+    pub(crate) fn attached(
+        &mut self,
+        work: &mut Work,
+        link: LinkId,
+        header: &Header,
+        grant: Option<Grant>,
+        now: Time,
+    ) {
+        if self.state != State::Attaching || link != self.attempt() {
+            return;
+        }
+        match self.judge_attached(work, header, grant) {
+            Err(reason) => self.lose(work, reason),
+            Ok(grant) => {
+                self.state = State::Up;
+                self.counts.reconnects += 1;
+                let (credits, bulk_bytes) = (self.credits.clone(), self.bulk_bytes);
+                self.granted(&grant, work);
+                self.bulk_bytes = [0; CLASSES];
+                if !work.rules.keep(Rule::FreshCredits) {
+                    (self.credits, self.bulk_bytes) = (credits, bulk_bytes);
+                }
+                (self.last_sent, self.last_progress) = (now, now);
+                work.outputs.push_back(Output::Back { link });
+            }
+        }
+    }
+
+    /// Whether the same run of the server takes this client for the member that it was.
+    fn judge_attached(&self, work: &Work, header: &Header, grant: Option<Grant>) -> Result<Grant, Lost> {
+        let identity = self.identity.expect("only a session with a lease reconnects");
+        let asked =
+            header.is_reply() && header.request == ATTACH_NUMBER && header.opcode == Opcode::AttachLease;
+        if !asked || header.bulk_len > 0 {
+            return Err(Lost::Breach(Breach::NothingAsked(header.opcode)));
+        }
+        match header.status {
+            Status::Ok => {}
+            // Also a new run at the same address, which knows nothing of this lease.
+            Status::NoSuchLease | Status::MemberGone => return Err(Lost::GivenUp),
+            _ => return Err(Lost::Connection),
+        }
+        let grant = grant.ok_or(Lost::Breach(Breach::OddGrant))?;
+        if grant.run != identity.run && work.rules.keep(Rule::SameRun) {
+            return Err(Lost::GivenUp);
+        }
+        let same_member = (grant.member == identity.member && grant.lease == identity.lease)
+            || !work.rules.keep(Rule::SameMember);
+        if !same_member {
+            return Err(Lost::Breach(Breach::AnotherMember));
+        }
+        if !grant.is_usable() {
+            return Err(Lost::Breach(Breach::NothingGranted));
+        }
+        Ok(grant)
+    }
+
+    /// Ends everything that this session had. The second time, nothing happens.
+    pub(crate) fn lose(&mut self, work: &mut Work, reason: Lost) {
+        let was = std::mem::replace(&mut self.state, State::Lost(reason));
+        if let State::Lost(reason) = was {
+            self.state = State::Lost(reason);
+            return;
+        }
+        let close = Output::Close { link: self.attempt() };
+        let closes = was != State::Pausing;
+        // Before anything ends, and its memory is used for something else.
+        if closes && work.rules.keep(Rule::CloseFirst) {
+            work.outputs.push_back(close);
+        }
+        let sent = std::mem::take(&mut self.outstanding);
+        let queues = std::mem::take(&mut self.queues);
+        let sent = sent.iter().filter_map(|(number, _)| work.find(*number)).collect::<Vec<_>>();
+        let all = || sent.iter().chain(queues.iter().flatten()).copied();
+        let during = all().next().map(|id| work.get(id).what());
+        work.outputs.push_back(Output::Lost { server: self.server, during, reason });
+        for id in all() {
+            let request = *work.get(id);
+            if let Some(op) = request.ask.op {
+                work.op_lost(op, self.server, request.what(), reason);
+            }
+            self.ended(work, id);
+        }
+        if closes && !work.rules.keep(Rule::CloseFirst) {
+            work.outputs.push_back(close);
+        }
+    }
+
+    /// # Panics
+    /// If an invariant is broken.
+    pub(crate) fn check(&self, work: &Work) {
+        let lost = matches!(self.state, State::Lost(_));
+        assert!(!lost || self.queues.iter().all(VecDeque::is_empty), "a lost session has requests");
+        let ids = self.queues.iter().flatten();
+        assert!(ids.clone().all(|id| work.phase(*id) == Phase::Queued), "what is queued waits");
+        let live = self.outstanding.iter().filter_map(|(number, _)| work.find(*number));
+        if self.state == State::Up {
+            let (requests, bytes) = self.credits.outstanding();
+            let taken: u64 = live.clone().map(|id| work.get(id).ask.bytes).sum();
+            assert_eq!((requests as usize, bytes), (live.count(), taken), "credits are what is outstanding");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What is under way: *operations* (what the caller asked for, with its token) and the *requests* (one frame to one
+//! server) that each was cut into.
+//!
+//! Both live in slots that are used again, so nothing is allocated once the tables are large enough. A request's
+//! number on the wire is its slot and a generation: an answer to a request that ended earlier is not taken for
+//! another's.
+
+use std::collections::VecDeque;
+
+use rampool_paging::placement::ServerIndex;
+use rampool_wire::frame::{Opcode, Status};
+use rampool_wire::units::PageIndex;
+
+use crate::io::{Ask, Lost, OpId, Outcome, Output, RequestId, Time, What};
+use crate::rule::{Rule, Rules};
+
+/// One request, without its body.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    generation: u32,
+    phase: Phase,
+    pub ask: Ask,
+    pub made_at: Time,
+    /// Its bytes came damaged once, or its key was not known, and it was asked again.
+    pub asked_again: bool,
+    /// Its frame names the client's memory by key.
+    pub by_key: bool,
+    /// All of its frame has left.
+    pub(crate) departed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+pub(crate) enum Phase {
+    Free,
+    /// The shell makes its body.
+    Reserved,
+    Queued,
+    Sent,
+    /// Its answer has come, and the bytes that follow it are coming.
+    Receiving,
+}
+
+impl Request {
+    #[must_use]
+    pub fn what(&self) -> What {
+        What { opcode: self.ask.opcode, at: self.ask.at }
+    }
+
+    /// Whether it reads bytes of the direct view.
+    pub(crate) fn reads_bytes(&self) -> bool {
+        matches!(self.ask.opcode, Opcode::Gather | Opcode::ReadPiece | Opcode::Scan)
+    }
+
+    /// Whether it changes bytes of the direct view.
+    pub(crate) fn changes_bytes(&self) -> bool {
+        matches!(self.ask.opcode, Opcode::Scatter | Opcode::Accumulate | Opcode::FetchOp)
+    }
+
+    /// Whether its frame carries bytes of the caller's memory.
+    pub(crate) fn carries(&self) -> bool {
+        matches!(self.ask.opcode, Opcode::Put | Opcode::Scatter | Opcode::Accumulate)
+    }
+
+    /// Whether it takes room at its server.
+    pub(crate) fn is_store(&self) -> bool {
+        matches!(self.ask.opcode, Opcode::Put | Opcode::Scatter | Opcode::Accumulate | Opcode::FetchOp)
+    }
+
+    /// Whether it makes a region.
+    pub(crate) fn makes_region(&self) -> bool {
+        matches!(self.ask.opcode, Opcode::CreateRegion | Opcode::CloneRegion)
+    }
+}
+
+/// What the caller asked for under one token.
+#[derive(Debug)]
+struct Op {
+    token: u64,
+    store: bool,
+    parts: u32,
+    outcome: Outcome,
+}
+
+/// Everything under way.
+///
+/// Invariant: a live operation's `parts` is the number of live requests that name it, plus one until it is sealed.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    requests: Vec<Request>,
+    free_requests: Vec<u32>,
+    ops: Vec<Op>,
+    free_ops: Vec<u32>,
+    pub outputs: VecDeque<Output>,
+    pub rules: Rules,
+}
+
+impl Work {
+    pub fn reserve(&mut self) -> RequestId {
+        if let Some(slot) = self.free_requests.pop() {
+            let request = &mut self.requests[slot as usize];
+            assert!(request.phase == Phase::Free, "a free slot is in use");
+            request.phase = Phase::Reserved;
+            request.generation = request.generation.wrapping_add(1);
+            return RequestId(slot);
+        }
+        let slot = u32::try_from(self.requests.len()).expect("memory ends long before four billion requests");
+        let ask = Ask::control(ServerIndex(0), Opcode::Heartbeat, rampool_wire::frame::RegionId(0));
+        self.requests.push(Request {
+            generation: 1,
+            phase: Phase::Reserved,
+            ask,
+            made_at: Time::default(),
+            asked_again: false,
+            by_key: false,
+            departed: false,
+        });
+        RequestId(slot)
+    }
+
+    /// The request is complete; its operation has one more part.
+    pub fn submit(&mut self, id: RequestId, ask: Ask, now: Time) {
+        let request = &mut self.requests[id.0 as usize];
+        assert!(request.phase == Phase::Reserved, "request {} was submitted before", id.0);
+        let generation = request.generation;
+        *request = Request {
+            generation,
+            phase: Phase::Queued,
+            ask,
+            made_at: now,
+            asked_again: false,
+            by_key: false,
+            departed: false,
+        };
+        if let Some(op) = ask.op {
+            self.ops[op.0 as usize].parts += 1;
+        }
+    }
+
+    #[inline]
+    pub fn get(&self, id: RequestId) -> &Request {
+        &self.requests[id.0 as usize]
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, id: RequestId) -> &mut Request {
+        &mut self.requests[id.0 as usize]
+    }
+
+    pub fn phase(&self, id: RequestId) -> Phase {
+        self.get(id).phase
+    }
+
+    pub fn set_phase(&mut self, id: RequestId, phase: Phase) {
+        self.get_mut(id).phase = phase;
+    }
+
+    /// The number of a request on the wire.
+    #[inline]
+    pub fn number(&self, id: RequestId) -> u64 {
+        u64::from(id.0) | u64::from(self.get(id).generation) << 32
+    }
+
+    /// The request of this number, if it is under way.
+    #[inline]
+    pub fn find(&self, number: u64) -> Option<RequestId> {
+        // The low half is the slot.
+        #[allow(clippy::cast_possible_truncation)]
+        let slot = number as u32;
+        let request = self.requests.get(slot as usize)?;
+        let same = u64::from(request.generation) == number >> 32 || !self.rules.keep(Rule::Generation);
+        (request.phase != Phase::Free && same).then_some(RequestId(slot))
+    }
+
+    /// From now on the answer to the old number is none of this request's.
+    pub fn renumber(&mut self, id: RequestId) {
+        let request = self.get_mut(id);
+        request.generation = request.generation.wrapping_add(1);
+    }
+
+    /// The end of a request; its operation ends with its last one.
+    pub fn finish(&mut self, id: RequestId) {
+        let request = self.get_mut(id);
+        assert!(request.phase != Phase::Free, "request {} ends twice", id.0);
+        request.phase = Phase::Free;
+        let op = request.ask.op;
+        self.free_requests.push(id.0);
+        if let Some(op) = op {
+            self.end_part(op);
+        }
+    }
+
+    /// A new operation, open for parts until it is sealed.
+    pub fn begin(&mut self, token: u64, store: bool) -> OpId {
+        let op = Op { token, store, parts: 1, outcome: Outcome::Done };
+        if let Some(slot) = self.free_ops.pop() {
+            self.ops[slot as usize] = op;
+            return OpId(slot);
+        }
+        self.ops.push(op);
+        OpId(u32::try_from(self.ops.len() - 1).expect("fewer operations than requests"))
+    }
+
+    pub fn sealed(&mut self, op: OpId) {
+        self.end_part(op);
+    }
+
+    pub fn op_full(&mut self, op: OpId, server: ServerIndex, free: u64) {
+        let op = &mut self.ops[op.0 as usize];
+        if matches!(op.outcome, Outcome::Done) && self.rules.keep(Rule::FullIsNotStored) {
+            op.outcome = Outcome::Full { server, free };
+        }
+    }
+
+    pub fn op_corrupt(&mut self, op: OpId, server: ServerIndex, page: PageIndex) {
+        let op = &mut self.ops[op.0 as usize];
+        if matches!(op.outcome, Outcome::Done | Outcome::Full { .. }) {
+            op.outcome = Outcome::Corrupt { server, page };
+        }
+    }
+
+    pub fn op_denied(&mut self, op: OpId, server: ServerIndex, what: What, status: Status) {
+        self.ops[op.0 as usize].outcome = Outcome::Denied { server, what, status };
+    }
+
+    pub fn op_lost(&mut self, op: OpId, server: ServerIndex, what: What, reason: Lost) {
+        if self.rules.keep(Rule::FailAsOne) || self.ops[op.0 as usize].parts == 1 {
+            self.ops[op.0 as usize].outcome = Outcome::Lost { server, what, reason };
+        }
+    }
+
+    fn end_part(&mut self, id: OpId) {
+        let op = &mut self.ops[id.0 as usize];
+        op.parts -= 1;
+        if op.parts > 0 && self.rules.keep(Rule::EveryPart) {
+            return;
+        }
+        let outcome = std::mem::replace(&mut op.outcome, Outcome::Done);
+        let (token, store) = (op.token, op.store);
+        self.free_ops.push(id.0);
+        self.outputs.push_back(Output::Ended { op: id, token, store, outcome });
+    }
+
+    /// Operations that have not ended.
+    pub fn ops_under_way(&self) -> usize {
+        self.ops.len() - self.free_ops.len()
+    }
+
+    /// Checks what must hold between two inputs.
+    ///
+    /// # Panics
+    /// If an invariant is broken.
+    pub fn check(&self) {
+        let live = self.requests.iter().filter(|request| request.phase != Phase::Free).count();
+        assert_eq!(live + self.free_requests.len(), self.requests.len(), "each request is live or free");
+        let mut parts = vec![0; self.ops.len()];
+        for request in self.requests.iter().filter(|request| request.phase > Phase::Reserved) {
+            if let Some(op) = request.ask.op {
+                parts[op.0 as usize] += 1;
+            }
+        }
+        for (op, parts) in self.ops.iter().zip(parts) {
+            assert!(op.parts == parts || op.parts == parts + 1, "an operation counts its parts");
+        }
+    }
+}

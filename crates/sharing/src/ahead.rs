@@ -1,0 +1,278 @@
+//! Which pages to fetch before they are touched.
+//!
+//! Two predictors. *Streams*: pages that are missed one behind the other, or three at the same distance, are
+//! read in order. With each miss more of them are fetched, twice as many each time, as in
+//! [`rampool_paging::cache`]. A transpose reads every other page, or every fourth. When many pages come
+//! ahead, one near the end is a *mark*: it is not mapped when it comes, so that its first touch is seen, and
+//! the next ones are requested while there is still something to read. *Habits*: a page that was read in an
+//! epoch and changed by others is read again in the next, so it is fetched when the barrier ends. Whether
+//! such a page was used is invisible; so a habit is trusted for a while only, then the page has to be missed
+//! again, which doubles the while.
+
+use rampool_wire::units::PageIndex;
+
+/// Streams of misses that are followed at a time.
+const STREAMS: usize = 8;
+/// The largest distance between pages that are read in order.
+const LONGEST_STRIDE: u64 = 64;
+/// If at least this many pages come ahead, one is a mark, with this part of them behind it: less than the
+/// next ones take to arrive is no use, and an earlier mark may fetch more in vain.
+const MARKED: u64 = 16;
+const BEHIND_MARK: u64 = 4;
+/// The most epochs for which a habit is trusted.
+const LONGEST_TRUST: u8 = 64;
+
+/// Misses that may belong together, the latest first.
+#[derive(Clone, Hash, Debug, Default)]
+pub(crate) struct Streams(Vec<Stream>);
+
+#[derive(Clone, Copy, Hash, Debug)]
+struct Stream {
+    /// Its last page that was missed, or fetched ahead.
+    last: PageIndex,
+    /// The distance from one page to the next; a guess while nothing has been fetched ahead. 0: none yet.
+    stride: u64,
+    /// Pages fetched ahead the last time.
+    ahead: u64,
+    /// One of them.
+    mark: Option<PageIndex>,
+}
+
+/// Pages to fetch behind a missed one: their number, each `stride` pages behind the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ahead {
+    pub stride: u64,
+    pub count: u64,
+}
+
+impl Stream {
+    /// This many pages are fetched ahead behind `page`.
+    fn new(page: PageIndex, stride: u64, ahead: u64) -> Self {
+        let mark = (ahead >= MARKED).then(|| page.offset(stride * (ahead - ahead / BEHIND_MARK)));
+        Self { last: page.offset(stride * ahead), stride, ahead, mark }
+    }
+
+    /// How many pages are fetched ahead the next time, at most `most`.
+    fn next(&self, most: u64) -> u64 {
+        (self.ahead * 2).clamp(2, most.max(2)).min(most)
+    }
+
+    /// How the stream continues if `page` is its next one.
+    fn stride_to(&self, page: PageIndex) -> Option<u64> {
+        let behind = page.0.checked_sub(self.last.0)?;
+        // Neighbours need no third page as confirmation.
+        ((behind > 0 && behind == self.stride) || (behind == 1 && self.ahead == 0)).then_some(behind)
+    }
+
+    /// Whether `page` may be its next one.
+    fn may_lead_to(&self, page: PageIndex) -> bool {
+        self.ahead == 0 && page > self.last && page.0 - self.last.0 <= LONGEST_STRIDE
+    }
+}
+
+impl Streams {
+    /// A thread misses `page`. Returns the pages to fetch with it: at most `most`.
+    pub fn missed(&mut self, page: PageIndex, most: u64) -> Ahead {
+        let known = self
+            .0
+            .iter()
+            .enumerate()
+            .find_map(|(at, stream)| stream.stride_to(page).map(|stride| (at, stride)));
+        let (stride, count) = match known {
+            Some((at, stride)) => (stride, self.0.remove(at).next(most)),
+            None => (
+                self.0
+                    .iter()
+                    .find(|stream| stream.may_lead_to(page))
+                    .map_or(0, |stream| page.0 - stream.last.0),
+                0,
+            ),
+        };
+        self.0.truncate(STREAMS - 1);
+        self.0.insert(0, Stream::new(page, stride, count));
+        Ahead { stride, count }
+    }
+
+    /// Whether the first touch of `page`, which was fetched ahead, should be seen.
+    pub fn is_mark(&self, page: PageIndex) -> bool {
+        self.0.iter().any(|stream| stream.mark == Some(page))
+    }
+
+    /// A thread touches a page that was fetched ahead. For a mark, returns the next pages to fetch, at most
+    /// `most`, and the page before them.
+    pub fn touched(&mut self, page: PageIndex, most: u64) -> Option<(PageIndex, Ahead)> {
+        let at = self.0.iter().position(|stream| stream.mark == Some(page))?;
+        let Stream { last, stride, .. } = self.0[at];
+        let count = self.0[at].next(most);
+        self.0[at].mark = None;
+        if count > 0 {
+            self.0.remove(at);
+            self.0.insert(0, Stream::new(last, stride, count));
+        }
+        Some((last, Ahead { stride, count }))
+    }
+}
+
+/// Whether a page is read in each epoch.
+#[derive(Clone, Copy, Hash, Debug, Default)]
+pub(crate) struct Habit {
+    /// Epochs for which it was trusted last.
+    trust: u8,
+    /// Epochs for which it is still trusted.
+    left: u8,
+}
+
+impl Habit {
+    /// A thread missed the page.
+    pub fn missed(&mut self) {
+        self.trust = (self.trust * 2).clamp(1, LONGEST_TRUST);
+        self.left = self.trust;
+    }
+
+    /// The page has changed and was not missed since the change before.
+    pub fn unused(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether the page is fetched by itself when it changes.
+    pub fn is_believed(&self) -> bool {
+        self.left > 0
+    }
+
+    /// The page has changed. Returns whether to fetch it by itself.
+    pub fn changed(&mut self) -> bool {
+        let believed = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        believed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_doubles_what_comes_ahead_up_to_the_most() {
+        let mut streams = Streams::default();
+        let mut page = PageIndex(100);
+        let mut came = Vec::new();
+        for _ in 0..7 {
+            let ahead = streams.missed(page, 20).count;
+            came.push(ahead);
+            page = page.offset(ahead + 1);
+        }
+        assert_eq!(came, [0, 2, 4, 8, 16, 20, 20]);
+        assert_eq!(streams.missed(page, 0).count, 0, "nothing comes ahead where nothing may");
+    }
+
+    #[test]
+    fn what_comes_next_is_asked_for_at_a_mark_before_the_end() {
+        let mut streams = Streams::default();
+        let (mut page, mut marks, mut came) = (PageIndex(100), 0, Vec::new());
+        // Up to here all pages have come or been requested.
+        let mut end = page;
+        for _ in 0..600 {
+            if page >= end {
+                let ahead = streams.missed(page, 64).count;
+                end = page.offset(ahead + 1);
+                came.push(ahead);
+            } else if streams.is_mark(page) {
+                let (behind, ahead) = streams.touched(page, 64).unwrap();
+                assert_eq!((behind.offset(1), ahead.stride), (end, 1), "what comes next joins what has come");
+                assert!(!streams.is_mark(page) && streams.touched(page, 64).is_none(), "once");
+                end = behind.offset(ahead.count + 1);
+                marks += 1;
+            } else {
+                assert!(streams.touched(page, 64).is_none());
+            }
+            page = page.offset(1);
+        }
+        assert_eq!(came, [0, 2, 4, 8, 16], "from a mark on nothing is missed any more");
+        assert!(marks > 8, "{marks} marks of 600 pages");
+        let at = (0..900).map(PageIndex).find(|&page| streams.is_mark(page)).unwrap();
+        assert_eq!(
+            streams.touched(at, 0).map(|(_, ahead)| ahead.count),
+            Some(0),
+            "nothing comes ahead where nothing may"
+        );
+        assert!((0..900).all(|page| !streams.is_mark(PageIndex(page))));
+    }
+
+    #[test]
+    fn pages_at_equal_distances_are_a_stream_from_the_third_on() {
+        for stride in [2, 3, LONGEST_STRIDE] {
+            let mut streams = Streams::default();
+            let mut page = PageIndex(7);
+            let mut came = Vec::new();
+            for _ in 0..6 {
+                let ahead = streams.missed(page, 20);
+                assert!(ahead.count == 0 || ahead.stride == stride, "{ahead:?}");
+                came.push(ahead.count);
+                page = page.offset(stride * (ahead.count + 1));
+            }
+            assert_eq!(came, [0, 0, 2, 4, 8, 16], "stride {stride}");
+        }
+        let mut far = Streams::default();
+        let came: u64 = (0..20).map(|at| far.missed(PageIndex(at * (LONGEST_STRIDE + 1)), 20).count).sum();
+        assert_eq!(came, 0);
+    }
+
+    #[test]
+    fn misses_that_follow_no_order_bring_nothing_ahead() {
+        let mut streams = Streams::default();
+        for page in [5, 9, 3, 77, 4000, 78] {
+            // 78 follows 77, and nothing else follows anything.
+            assert_eq!(streams.missed(PageIndex(page), 64).count > 0, page == 78, "page {page}");
+        }
+    }
+
+    #[test]
+    fn two_streams_do_not_disturb_each_other() {
+        for second in [10, 1 << 20] {
+            let mut streams = Streams::default();
+            let mut at = [PageIndex(0), PageIndex(second)];
+            for round in 0..5 {
+                for page in &mut at {
+                    let ahead = streams.missed(*page, 64);
+                    assert_eq!(
+                        ahead.count,
+                        if round == 0 { 0 } else { 1 << round },
+                        "the second from {second} on"
+                    );
+                    *page = page.offset(ahead.count + 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_read_in_each_epoch_is_missed_ever_more_rarely() {
+        let mut habit = Habit::default();
+        assert!(!habit.changed(), "it was never missed");
+        let mut epochs = Vec::new();
+        for epoch in 0..150 {
+            if !habit.changed() {
+                habit.missed();
+                epochs.push(epoch);
+            }
+        }
+        assert_eq!(
+            epochs,
+            [0, 2, 5, 10, 19, 36, 69, 134],
+            "believed for 1, 2, 4 epochs and so on, at most 64"
+        );
+    }
+
+    #[test]
+    fn a_page_that_is_used_no_more_is_believed_no_more() {
+        let mut habit = Habit::default();
+        for _ in 0..6 {
+            habit.missed();
+        }
+        let came = (0..200).filter(|_| habit.changed()).count();
+        assert!(came <= 32, "came {came} times for nothing");
+        habit.unused();
+        habit.missed();
+        assert!(habit.changed() && !habit.changed(), "trust begins anew");
+    }
+}

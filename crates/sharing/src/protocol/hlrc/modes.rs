@@ -1,0 +1,219 @@
+//! `auto`: the work that the modes of [`crate::adapt`] add to hlrc.
+//!
+//! Three things come unrequested: pages pushed at the end of a barrier, pages that ride on a grant, and homes
+//! that move to a single writer. Each is refused or dropped for the reasons for which hlrc refuses a
+//! requested copy, and for one more: the sender may not have had this rank's own last diff when it made the
+//! copy. So a copy is taken only when all own diffs are acknowledged, none is streamed, and it is no older
+//! than the newest.
+//!
+//! A reader and a home agree on pushes without another message: the home says with each copy whether it will
+//! push the page the next time, and both see the same notices at a barrier. The agreement ends when the home
+//! moves.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{AHEAD_BYTES, Copy, Hlrc, install_all};
+use crate::adapt::Mode;
+use crate::interval::IntervalId;
+use crate::message::{PageCopy, Payload};
+use crate::notice::{NoticeRuns, Notices};
+use crate::protocol::{Cx, unexpected};
+use crate::rule::Rule;
+use crate::{Body, Checked, LockId, Protection, ProtocolKind, Rank};
+use rampool_wire::units::PageIndex;
+
+/// The most pages that ride on one grant: a wrong guess costs no more than they do.
+const MOST_RIDING: usize = 8;
+
+impl Hlrc {
+    pub(super) fn adapts(&self) -> bool {
+        self.kind == ProtocolKind::Auto
+    }
+
+    /// Whether changes of this page are streamed while the rank is idle.
+    pub(in crate::protocol) fn streams(&self, copy: &Copy) -> bool {
+        !self.adapts() || copy.mode == Mode::Stream
+    }
+
+    /// Records the mode that a page's home sends with a requested or pushed copy.
+    pub(super) fn told(&mut self, cx: &Cx<'_>, from: Rank, got: &PageCopy, crossed: bool) {
+        if !self.adapts() {
+            return;
+        }
+        let by_home = from == cx.home(got.page) && !(crossed && cx.keep(Rule::Moved));
+        let copy = self.copy(got.page);
+        copy.pushed = by_home && got.mode == Mode::Push;
+        copy.mode = if by_home && got.mode != Mode::Push { got.mode } else { Mode::Invalidate };
+    }
+
+    /// The home moves: the old one's announcements and observations are void.
+    pub(super) fn forget(&mut self, cx: &Cx<'_>, page: PageIndex) {
+        if !self.adapts() {
+            return;
+        }
+        self.records.remove(&page);
+        self.pushes.remove(&page);
+        if !cx.keep(Rule::Moved) {
+            return;
+        }
+        self.expected.remove(&page);
+        if let Some(copy) = self.copies.get_mut(&page) {
+            copy.pushed = false;
+            copy.mode = Mode::Invalidate;
+            if let Some(fetch) = &mut copy.fetch {
+                fetch.crossed = true;
+            }
+        }
+    }
+
+    /// Pages that one rank has written alone for long enough to become its own.
+    pub(super) fn owned(&mut self, cx: &Cx<'_>, total: &Payload) -> Vec<(PageIndex, Rank)> {
+        let Payload::Changed { notices, .. } = total else { return Vec::new() };
+        let notices = Notices::from(notices);
+        let owners = notices
+            .iter()
+            .filter_map(|(page, notice)| Some((page, self.singles.changed(page, notice.writer)?)));
+        owners.filter(|&(page, owner)| cx.home(page) != owner).collect()
+    }
+
+    /// These pages changed, and the barrier ends: records which pages this rank will push, and which others
+    /// push to it.
+    pub(super) fn expect(&mut self, cx: &Cx<'_>, notices: &Notices) {
+        let me = cx.me();
+        for (page, notice) in notices.iter() {
+            if self.is_master(cx, page) {
+                let readers = self
+                    .records
+                    .get_mut(&page)
+                    .map(|record| record.changed(notice.writer))
+                    .unwrap_or_default();
+                if !readers.is_empty() {
+                    self.pushes.insert(page, readers);
+                }
+            } else if let Some(copy) = self.copies.get_mut(&page) {
+                if let Some(fetch) = &mut copy.fetch {
+                    fetch.crossed = true;
+                    copy.pushed = false;
+                } else if copy.pushed && notice.writer != Some(me) {
+                    copy.pushed = false;
+                    self.expected.insert(page);
+                }
+            }
+        }
+    }
+
+    /// Sends the pages that were promised.
+    pub(super) fn push(&mut self, cx: &mut Cx<'_>) {
+        let mut by_reader: BTreeMap<Rank, Vec<PageIndex>> = BTreeMap::new();
+        for (page, readers) in std::mem::take(&mut self.pushes) {
+            for reader in readers {
+                by_reader.entry(reader).or_default().push(page);
+            }
+        }
+        for (reader, pages) in by_reader {
+            for pages in pages.chunks((AHEAD_BYTES / cx.page_bytes(pages[0])).max(1)) {
+                let copies = self.hand_out_all(cx, pages, reader);
+                cx.send(reader, Body::Push { copies });
+            }
+        }
+    }
+
+    /// Pages pushed by others have come.
+    pub(super) fn on_push(&mut self, cx: &mut Cx<'_>, from: Rank, copies: &[PageCopy]) -> Checked {
+        let mine = |copy: &PageCopy| cx.kind(copy.page) == Some(self.kind);
+        if !self.adapts() || !copies.is_sorted_by(|a, b| a.page < b.page) || !copies.iter().all(mine) {
+            return unexpected("push");
+        }
+        let mut ready = Vec::with_capacity(copies.len());
+        for got in copies {
+            self.expected.remove(&got.page);
+            if cx.is_home(got.page) {
+                continue;
+            }
+            self.told(cx, from, got, false);
+            if !self.takes(cx, got) {
+                continue;
+            }
+            let copy = self.copy(got.page);
+            if copy.twin.is_some() {
+                self.install(cx, got, false);
+            } else {
+                copy.becomes_valid(got.version, Protection::Read);
+                ready.push((got.page, &*got.bytes, false));
+            }
+        }
+        install_all(cx, &ready);
+        Ok(())
+    }
+
+    /// Whether an unrequested copy can be used.
+    fn takes(&mut self, cx: &Cx<'_>, got: &PageCopy) -> bool {
+        let streamed = self.streamed.contains(&got.page);
+        let copy = self.copy(got.page);
+        let lacks_own = copy.flying > 0 || streamed || got.version < copy.own;
+        !copy.valid
+            && copy.fetch.is_none()
+            && got.version >= copy.need
+            && !(lacks_own && cx.keep(Rule::Early))
+    }
+
+    /// The pages that go with `lock` to `to`, which does not know of `records`.
+    pub(super) fn riding(
+        &mut self,
+        cx: &mut Cx<'_>,
+        lock: LockId,
+        to: Rank,
+        records: &[(IntervalId, NoticeRuns)],
+    ) -> Vec<PageCopy> {
+        let mut news = Notices::default();
+        for (_, runs) in records {
+            news.merge(runs);
+        }
+        let away: Vec<PageIndex> =
+            news.iter().map(|(page, _)| page).filter(|&page| cx.home(page) != to).collect();
+        let mut riding = Vec::new();
+        for page in away {
+            if riding.len() == MOST_RIDING {
+                break;
+            }
+            if self.is_master(cx, page) {
+                let Some(record) = self.records.get_mut(&page).filter(|record| record.mode().rides_on(lock))
+                else {
+                    continue;
+                };
+                record.handed(to);
+                let mode = record.mode();
+                riding.push(PageCopy { mode, ..self.hand_out(cx, page) });
+            } else if let Some(copy) = self.copies.get(&page)
+                && copy.mode.rides_on(lock)
+                && copy.valid
+                && copy.flying == 0
+                && !self.streamed.contains(&page)
+            {
+                let (mode, version) = (copy.mode, copy.version);
+                let released = copy.twin.as_ref().filter(|_| cx.keep(Rule::Released)).map(Arc::clone);
+                let bytes = released.unwrap_or_else(|| cx.snapshot(page));
+                riding.push(PageCopy { page, version, applied: Vec::new(), mode, bytes });
+            }
+        }
+        riding
+    }
+
+    /// Pages came with a lock.
+    pub(super) fn on_riding(&mut self, cx: &mut Cx<'_>, riding: &[PageCopy]) -> Checked {
+        for got in riding {
+            if cx.kind(got.page) != Some(self.kind) || !self.adapts() {
+                return unexpected("page with a lock");
+            }
+            if cx.is_home(got.page) || self.pulling.contains_key(&got.page) {
+                continue;
+            }
+            self.copy(got.page).mode = got.mode;
+            if self.takes(cx, got) {
+                self.install(cx, got, got.mode.is_migratory());
+            }
+        }
+        Ok(())
+    }
+}

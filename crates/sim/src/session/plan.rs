@@ -1,0 +1,154 @@
+//! What a seed decides before a run begins.
+
+use std::time::Duration;
+
+use rampool_session::Rule;
+
+use crate::rng::Rng;
+
+/// What goes wrong in a run, each kind in half of the seeds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Faults {
+    pub cuts: bool,
+    /// One direction, or both, carry nothing for a while.
+    pub silence: bool,
+    pub slow: bool,
+    /// The client itself gets no time.
+    pub pauses: bool,
+    /// A server ends and is started again.
+    pub restarts: bool,
+    pub full: bool,
+    pub drain: bool,
+    pub damage: bool,
+    /// A server answers what it was not asked, or in another's name.
+    pub lies: bool,
+    /// Attempts to connect lead nowhere.
+    pub hangs: bool,
+    /// A request cuts its connection whenever it comes.
+    pub poison: bool,
+    /// A server takes this member for gone.
+    pub dismissals: bool,
+}
+
+impl Faults {
+    pub const NONE: Self = Self {
+        cuts: false,
+        silence: false,
+        slow: false,
+        pauses: false,
+        restarts: false,
+        full: false,
+        drain: false,
+        damage: false,
+        lies: false,
+        hangs: false,
+        poison: false,
+        dismissals: false,
+    };
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub servers: u16,
+    pub op_deadline: Duration,
+    pub grace: Duration,
+    pub heartbeat: Duration,
+    pub max_requests: u32,
+    pub max_bytes: u32,
+    /// Operations of the program in a burst, at most.
+    pub burst: u64,
+    /// The program submits nothing for long times.
+    pub idle: bool,
+    /// It only updates.
+    pub updates: bool,
+    /// It only stores and fetches.
+    pub pages: bool,
+    /// Bytes leave slowly.
+    pub narrow: bool,
+    /// The kind of lie; none: any.
+    pub lie: Option<u64>,
+    pub faults: Faults,
+    /// A rule that is left out.
+    pub omit: Option<Rule>,
+}
+
+impl Plan {
+    #[must_use]
+    pub fn from_seed(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut half = || rng.one_in(2);
+        let quiet = half() && half() && half();
+        let mut faults = Faults {
+            cuts: half(),
+            silence: half(),
+            slow: half(),
+            pauses: half(),
+            restarts: half() && half(),
+            full: half(),
+            drain: half(),
+            damage: half(),
+            lies: half() && half(),
+            hangs: half(),
+            poison: half() && half(),
+            dismissals: half() && half() && half(),
+        };
+        if quiet {
+            faults = Faults::NONE;
+        }
+        let op_ms = [1000, 10_000][rng.index(2)];
+        let many = rng.one_in(4);
+        Self {
+            seed,
+            servers: u16::try_from(rng.between(1, 4)).expect("small"),
+            op_deadline: Duration::from_millis(op_ms),
+            grace: Duration::from_millis(op_ms * rng.between(1, 2)),
+            heartbeat: Duration::from_millis(op_ms / 5),
+            max_requests: if many { 1000 } else { [4, 16, 64][rng.index(3)] },
+            max_bytes: [256 << 10, 1 << 20, 4 << 20][rng.index(3)],
+            burst: if many { 400 } else { 12 },
+            idle: rng.one_in(4),
+            updates: false,
+            pages: false,
+            narrow: rng.one_in(3),
+            lie: None,
+            faults,
+            omit: None,
+        }
+    }
+
+    /// A run in which this rule has much to do, if a seed alone rarely gives it that.
+    #[must_use]
+    pub fn stressing(rule: Rule, seed: u64) -> Self {
+        let plan = Self::from_seed(seed);
+        let none = Faults::NONE;
+        let lies =
+            |lie| Self { faults: Faults { lies: true, ..none }, lie: Some(lie), servers: 3, ..plan.clone() };
+        match rule {
+            Rule::Remembered => Self {
+                servers: 1,
+                max_requests: 1000,
+                burst: 400,
+                updates: true,
+                faults: Faults { cuts: true, slow: true, ..none },
+                ..plan
+            },
+            Rule::Generation => Self { pages: true, ..lies(0) },
+            Rule::OwnOperation => lies(1),
+            Rule::OwnServer => lies(2),
+            Rule::DepartedFirst => Self { pages: true, narrow: true, ..lies(3) },
+            Rule::GivenUp => Self { faults: Faults { dismissals: true, ..none }, ..plan },
+            Rule::LastChance | Rule::OwnPauses => {
+                Self { faults: Faults { silence: true, pauses: true, ..none }, narrow: true, ..plan }
+            }
+            Rule::BreakLimit | Rule::AgeLimit => {
+                Self { faults: Faults { poison: true, ..none }, idle: rule == Rule::BreakLimit, ..plan }
+            }
+            Rule::ReconnectLimit | Rule::AttemptLimit | Rule::AttemptPause => {
+                Self { faults: Faults { cuts: true, hangs: true, silence: true, ..none }, ..plan }
+            }
+            _ => plan,
+        }
+    }
+}

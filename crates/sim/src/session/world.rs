@@ -1,0 +1,1591 @@
+//! The program, the shell, the network and the clock around the client's sessions, and the judge of all of it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rampool_paging::placement::{Placement, ServerIndex};
+use rampool_session::{
+    ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, Class, Client, DEADLINES, Failed, Grant, Input,
+    LAST_CHANCE, LinkId, Lost, MAX_BREAKS, Outcome, Output, PAUSE, Pages, RequestId, Time,
+};
+use rampool_wire::frame::{HEADER_BYTES, Header, LeaseId, MemberId, Opcode, RegionId, Status};
+use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
+
+use super::plan::{Faults, Plan};
+use super::server::{Answer, Asked, Seat, Server};
+use crate::rng::Rng;
+
+pub(super) const COUNTERS: usize = 4;
+const PAGES: u64 = 2048;
+const STRIPE_PAGES: u32 = 16;
+const US: u64 = 1000;
+const MS: u64 = 1000 * US;
+/// Answers that a liar remembers.
+const REMEMBERED_ANSWERS: usize = 50;
+
+/// What went on, so that a test can tell that a run was worth it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    pub stored: u64,
+    pub fetched: u64,
+    pub updated: u64,
+    pub read: u64,
+    pub made: u64,
+    pub full: u64,
+    pub corrupt: u64,
+    pub failed: u64,
+    pub cuts: u64,
+    pub reconnects: u64,
+    pub resent: u64,
+    pub lost_deadline: u64,
+    pub lost_connection: u64,
+    pub lost_given_up: u64,
+    pub lost_breach: u64,
+    pub late: u64,
+    pub lies: u64,
+    pub draining: u64,
+    pub heartbeats: u64,
+}
+
+impl Tally {
+    /// Adds another run's.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.counts_mut().into_iter().zip(other.clone().counts_mut()) {
+            *mine += *theirs;
+        }
+    }
+
+    /// All of them.
+    pub fn counts_mut(&mut self) -> [&mut u64; 19] {
+        let Self {
+            stored,
+            fetched,
+            updated,
+            read,
+            made,
+            full,
+            corrupt,
+            failed,
+            cuts,
+            reconnects,
+            resent,
+            lost_deadline,
+            lost_connection,
+            lost_given_up,
+            lost_breach,
+            late,
+            lies,
+            draining,
+            heartbeats,
+        } = self;
+        [
+            stored,
+            fetched,
+            updated,
+            read,
+            made,
+            full,
+            corrupt,
+            failed,
+            cuts,
+            reconnects,
+            resent,
+            lost_deadline,
+            lost_connection,
+            lost_given_up,
+            lost_breach,
+            late,
+            lies,
+            draining,
+            heartbeats,
+        ]
+    }
+}
+
+#[derive(Clone, Debug)]
+enum ToServer {
+    Attach(LeaseId, MemberId),
+    Request(Asked),
+}
+
+#[derive(Clone, Debug)]
+struct ToClient {
+    header: Header,
+    values: Vec<u64>,
+    grant: Option<Grant>,
+    run: u64,
+    /// A lie that counts only while this frame has not left yet.
+    if_in_link: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Event {
+    AtServer(LinkId, ToServer),
+    AtClient(LinkId, ToClient),
+    ClientNotices(LinkId),
+    ServerNotices(LinkId),
+    Connected(LinkId),
+    Refused(LinkId),
+    Flush(LinkId),
+    Program,
+    Fault,
+    Expire(ServerIndex),
+    Wake,
+    Cut(LinkId),
+}
+
+/// A frame on its way into the network: its number, the bytes that are not in it yet.
+#[derive(Debug)]
+struct Frame {
+    number: u64,
+    token: Option<u64>,
+    bytes: usize,
+    message: ToServer,
+}
+
+#[derive(Debug)]
+struct Conn {
+    seat: Option<Seat>,
+    run: u64,
+    out: VecDeque<Frame>,
+    flushing: bool,
+    departed: Vec<u64>,
+    inbox: VecDeque<ToClient>,
+    /// The operation and the request whose bytes are coming.
+    receiving: Option<(u64, RequestId, ToClient)>,
+    /// Of each direction: when the latest message arrives.
+    at_server: u64,
+    at_client: u64,
+    free_at: u64,
+    cut: bool,
+    /// After the cut: how much later the rest comes to the server; none: never.
+    late: Option<u64>,
+    client_closed: bool,
+    attached: bool,
+    up: bool,
+    /// What was sent over it and has no answer yet.
+    unanswered: BTreeMap<RequestId, (Class, u64, Opcode)>,
+}
+
+/// The way to one server.
+#[derive(Clone, Copy, Debug, Default)]
+struct Network {
+    delay: u64,
+    silent_to: u64,
+    silent_from: u64,
+    hang_until: u64,
+    slow_until: u64,
+    slow: u64,
+    /// Attempts to connect are refused until then.
+    lies: bool,
+}
+
+/// What the judge knows of one server.
+#[derive(Clone, Debug, Default)]
+struct Judge {
+    lost: bool,
+    lied: bool,
+    refused: bool,
+    broke_for_good: bool,
+    dismissed: bool,
+    down_since: Option<u64>,
+    heard: u64,
+    sent: u64,
+    reachable_since: u64,
+    breaks: u32,
+    connected_at: Option<u64>,
+    run: u64,
+    member: MemberId,
+    control: BTreeSet<RequestId>,
+    demand: BTreeSet<RequestId>,
+}
+
+/// The shell's side of a request.
+#[derive(Clone, Debug)]
+struct Body {
+    ask: Ask,
+    asked: Asked,
+    token: Option<u64>,
+    /// Where it is now.
+    over: Option<LinkId>,
+    sent_before: bool,
+    made_at: u64,
+    /// How often its bytes came damaged.
+    damaged: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Fetch,
+    Store,
+    Update,
+    Read,
+}
+
+#[derive(Clone, Debug)]
+struct Op {
+    kind: Kind,
+    /// Each page, and the number of its store.
+    pages: Vec<(u64, u64)>,
+    got: BTreeMap<u64, u64>,
+    /// What an update or a read must answer.
+    expected: u64,
+    uid: u64,
+    server: ServerIndex,
+    made_at: u64,
+    requests: Vec<RequestId>,
+    /// The server of one of its parts is lost.
+    failed: bool,
+}
+
+/// What a page may hold: each value with the number of the store that brings it.
+#[derive(Clone, Debug)]
+struct Page {
+    candidates: Vec<(u64, u64)>,
+    stores: u32,
+    fetches: u32,
+}
+
+/// A run.
+pub struct World {
+    plan: Plan,
+    rng: Rng,
+    now: u64,
+    sequence: u64,
+    events: BTreeMap<(u64, u64), Event>,
+    client: Client,
+    placement: Placement,
+    servers: Vec<Server>,
+    networks: Vec<Network>,
+    judges: Vec<Judge>,
+    conns: BTreeMap<LinkId, Conn>,
+    /// Answers of closed connections that the shell had taken in already.
+    stale: Vec<(LinkId, Header)>,
+    bodies: BTreeMap<RequestId, Body>,
+    ops: BTreeMap<u64, Op>,
+    pages: Vec<Page>,
+    counters: Vec<[u64; COUNTERS]>,
+    answers: VecDeque<(ServerIndex, ToClient)>,
+    /// The head that the shell just told of.
+    head: Option<(LinkId, ToClient)>,
+    receiving: Option<RequestId>,
+    damage_once: BTreeSet<u64>,
+    damage_always: BTreeSet<u64>,
+    damaged: BTreeMap<u64, u32>,
+    /// The fetch that cuts its connection, once it is made.
+    poison: Option<u64>,
+    poisons: bool,
+    next_token: u64,
+    next_uid: u64,
+    next_store: u64,
+    paused_until: u64,
+    paused: u64,
+    awake_since: u64,
+    last_pause: u64,
+    quiet: bool,
+    tally: Tally,
+}
+
+#[cfg(feature = "mutants")]
+fn leave_out(client: &mut Client, rule: rampool_session::Rule) {
+    client.omit(rule);
+}
+
+#[cfg(not(feature = "mutants"))]
+fn leave_out(_client: &mut Client, _rule: rampool_session::Rule) {
+    panic!("rules are left out in builds for tests only");
+}
+
+impl World {
+    #[must_use]
+    pub fn new(plan: Plan) -> Self {
+        let mut client = Client::new();
+        if let Some(rule) = plan.omit {
+            leave_out(&mut client, rule);
+        }
+        let mut rng = Rng::new(plan.seed ^ 0x5e55_1011);
+        let servers = usize::from(plan.servers);
+        let mut world = Self {
+            client,
+            placement: Placement::new(&vec![1; servers], STRIPE_PAGES).expect("a few equal servers"),
+            servers: Vec::new(),
+            networks: Vec::new(),
+            judges: Vec::new(),
+            conns: BTreeMap::new(),
+            stale: Vec::new(),
+            bodies: BTreeMap::new(),
+            ops: BTreeMap::new(),
+            pages: vec![
+                Page { candidates: vec![(0, 0)], stores: 0, fetches: 0 };
+                usize::try_from(PAGES).expect("few")
+            ],
+            counters: vec![[0; COUNTERS]; servers],
+            answers: VecDeque::new(),
+            head: None,
+            receiving: None,
+            damage_once: BTreeSet::new(),
+            damage_always: BTreeSet::new(),
+            damaged: BTreeMap::new(),
+            poison: None,
+            poisons: false,
+            now: 0,
+            sequence: 0,
+            events: BTreeMap::new(),
+            next_token: 1,
+            next_uid: 1,
+            next_store: 1,
+            paused_until: 0,
+            paused: 0,
+            awake_since: 0,
+            last_pause: 0,
+            quiet: false,
+            tally: Tally::default(),
+            rng: rng.clone(),
+            plan,
+        };
+        for index in 0..world.plan.servers {
+            let (server, seat) = Server::new(&world.plan, u64::from(index) + 1);
+            let link =
+                LinkId { server: world.client.add_server(world.plan.op_deadline, Time(0)), connection: 0 };
+            let grant = server.grant(&world.plan);
+            world
+                .conns
+                .insert(link, Conn { seat: Some(seat), attached: true, up: true, ..Conn::new(server.run) });
+            let judge = Judge { run: server.run, member: server.member, ..Judge::default() };
+            world.judges.push(judge);
+            world.servers.push(server);
+            let delay = rng.between(20, 2000) * US;
+            world.networks.push(Network {
+                delay,
+                lies: world.plan.faults.lies && index == 0,
+                ..Network::default()
+            });
+            world.tell(Input::Granted { server: link.server, grant, reconnects: true });
+        }
+        world.at(0, Event::Program);
+        world.at(1, Event::Fault);
+        world
+    }
+
+    fn op_ns(&self) -> u64 {
+        u64::try_from(self.plan.op_deadline.as_nanos()).expect("short")
+    }
+
+    fn at(&mut self, after: u64, event: Event) {
+        self.sequence += 1;
+        self.events.insert((self.now + after, self.sequence), event);
+    }
+
+    fn awake(&self) -> u64 {
+        self.now + self.paused_until.saturating_sub(self.now) - self.paused
+    }
+
+    fn tell(&mut self, input: Input) {
+        self.client.handle(Time(self.now), input);
+    }
+
+    /// Runs to the end; panics where an invariant is broken.
+    pub fn run(mut self) -> Tally {
+        let storm = self.op_ns() * 25;
+        let end = storm + self.op_ns() * 30;
+        loop {
+            let paused = self.now < self.paused_until;
+            let timer = self.client.poll_timeout().filter(|_| !paused).map(|due| due.0.max(self.now + MS));
+            let event = self.events.first_key_value().map(|((at, _), _)| *at);
+            let Some(next) = [timer, event].into_iter().flatten().min() else { break };
+            self.now = self.now.max(next);
+            if self.now >= storm && !self.quiet {
+                self.calm();
+            }
+            if self.now >= end {
+                break;
+            }
+            while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= self.now) {
+                let event = entry.remove();
+                self.happen(event);
+            }
+            if self.now >= self.paused_until {
+                self.step();
+            }
+            if self.quiet && self.ops.is_empty() && self.bodies.is_empty() {
+                break;
+            }
+            self.client.check();
+            self.check_waits();
+        }
+        assert!(self.ops.is_empty(), "completes-after-faults: {:?}", self.ops.values().next());
+        assert!(self.bodies.is_empty(), "completes-after-faults: {:?}", self.bodies.values().next());
+        assert_eq!(self.client.ops_under_way(), 0, "completes-after-faults");
+        self.tally
+    }
+
+    /// Faults stop, and the program.
+    fn calm(&mut self) {
+        self.quiet = true;
+        let now = self.now;
+        for network in &mut self.networks {
+            for until in [&mut network.silent_to, &mut network.silent_from, &mut network.slow_until] {
+                *until = (*until).min(now);
+            }
+            network.hang_until = network.hang_until.min(now);
+        }
+        for judge in &mut self.judges {
+            judge.reachable_since = judge.reachable_since.max(now);
+        }
+        (self.poison, self.poisons) = (None, false);
+        self.damage_once.clear();
+        for server in &mut self.servers {
+            server.set_room(PAGES * 4);
+        }
+        for link in self.conns.keys().copied().collect::<Vec<_>>() {
+            self.at(0, Event::Flush(link));
+        }
+    }
+
+    // --- The shell -------------------------------------------------------------------------------------------------
+
+    /// One turn of the client's thread: takes in what has come, sends, looks at the clock.
+    fn step(&mut self) {
+        self.pump();
+        let open = |(link, conn): (&LinkId, &Conn)| (!conn.client_closed).then_some(*link);
+        for link in self.conns.iter().filter_map(open).collect::<Vec<_>>() {
+            self.receive(link);
+        }
+        self.tell(Input::Time);
+        self.pump();
+    }
+
+    fn receive(&mut self, link: LinkId) {
+        for _ in 0..self.rng.between(1, 40) {
+            let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed) else { return };
+            if let Some((_, request, message)) = conn.receiving.take() {
+                self.body(link, request, message);
+                continue;
+            }
+            let Some(message) = conn.inbox.pop_front() else { break };
+            if message.if_in_link.is_some_and(|number| !conn.out.iter().any(|frame| frame.number == number)) {
+                continue;
+            }
+            for number in std::mem::take(&mut conn.departed) {
+                self.tell(Input::Departed { number });
+            }
+            if self.conns[&link].up {
+                self.head(link, message);
+            } else if message.header.is_reply() {
+                let ToClient { header, grant, .. } = message;
+                self.tell(Input::Attached { link, header, grant });
+                self.pump();
+            }
+        }
+        if let Some(conn) = self.conns.get(&link).filter(|conn| conn.up && !conn.client_closed) {
+            let all = conn.inbox.is_empty() && conn.receiving.is_none();
+            self.tell(Input::Drained { link, all });
+            self.pump();
+        }
+    }
+
+    fn head(&mut self, link: LinkId, message: ToClient) {
+        let judge = &mut self.judges[link.server.as_usize()];
+        judge.heard = self.now;
+        let header = message.header;
+        let gone = header.is_reply() && matches!(header.status, Status::MemberGone | Status::NoSuchLease);
+        self.head = Some((link, message));
+        self.tell(Input::Head { link, header });
+        self.pump();
+        if gone {
+            assert!(self.judges[link.server.as_usize()].lost, "given-up-is-lost");
+        }
+        let (link, message) = self.head.take().expect("set above");
+        if let Some(request) = self.receiving.take() {
+            let token = self.bodies[&request].token.expect("only operations read");
+            let conn = self.conns.get_mut(&link).expect("a head came over it");
+            conn.receiving = Some((token, request, message));
+        }
+    }
+
+    fn body(&mut self, link: LinkId, request: RequestId, message: ToClient) {
+        let body = self.bodies.get(&request).expect("its bytes come for a request that lives").clone();
+        let token = body.token.expect("only operations read");
+        let mut damaged = None;
+        let op = self.ops.get_mut(&token).expect("its request lives");
+        assert_eq!(message.run, self.judges[link.server.as_usize()].run, "nothing-from-another-run");
+        let pages: Vec<u64> = match op.kind {
+            Kind::Fetch => body.asked.extents.iter().flat_map(Extent::pages).map(|page| page.0).collect(),
+            _ => vec![PAGES + op.uid],
+        };
+        for (page, value) in pages.into_iter().zip(&message.values) {
+            if self.damage_always.contains(&page) || self.damage_once.remove(&page) {
+                *self.damaged.entry(token).or_default() += 1;
+                damaged = damaged.or(Some(PageIndex(page)));
+            }
+            op.got.insert(page, *value);
+        }
+        self.judges[link.server.as_usize()].heard = self.now;
+        if damaged.is_some() {
+            let body = self.bodies.get_mut(&request).expect("seen above");
+            body.over = None;
+            body.damaged += 1;
+            assert!(body.damaged <= 2, "asks-again-once: {:?}", body.asked);
+            self.conns.get_mut(&link).expect("it came over it").unanswered.remove(&request);
+            let judge = &mut self.judges[link.server.as_usize()];
+            if body.ask.class == Class::Demand {
+                judge.demand.insert(request);
+            }
+        }
+        self.tell(Input::Body { link, request, damaged });
+        self.pump();
+    }
+
+    fn pump(&mut self) {
+        while let Some(output) = self.client.poll() {
+            self.carry_out(output);
+        }
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Send { link, request, number } => self.send(link, request, number),
+            Output::Receive { request, .. } => self.receiving = Some(request),
+            Output::Answered { link, request, wanted, .. } => self.answered(link, request, wanted),
+            Output::StaleKey { .. } => panic!("nothing is sent by key"),
+            Output::Connect { link } => self.connect(link),
+            Output::Attach { link } => {
+                let server = &self.judges[link.server.as_usize()];
+                let attach = ToServer::Attach(LeaseId(1), server.member);
+                self.carry_to_server(link, attach);
+            }
+            Output::Close { link } => self.close(link),
+            Output::Back { link } => self.back(link),
+            Output::Lost { server, reason, .. } => self.lost(server, reason),
+            Output::Draining { .. } => self.tally.draining += 1,
+            Output::Ended { token, outcome, .. } => self.ended(token, outcome),
+        }
+    }
+
+    fn send(&mut self, link: LinkId, request: RequestId, number: u64) {
+        if !self.bodies.contains_key(&request) {
+            // The machine's own.
+            let ask = Ask::control(link.server, Opcode::Heartbeat, RegionId(0));
+            let asked = Asked::of(Opcode::Heartbeat, 0, RegionId(0));
+            let made_at = self.now;
+            let body = Body { ask, asked, token: None, over: None, sent_before: false, made_at, damaged: 0 };
+            self.bodies.insert(request, body);
+            self.tally.heartbeats += 1;
+        }
+        self.judge_send(link, request);
+        let body = self.bodies.get_mut(&request).expect("just made");
+        self.tally.resent += u64::from(body.sent_before);
+        body.over = Some(link);
+        body.sent_before = true;
+        body.asked.number = number;
+        let bytes = HEADER_BYTES + body.asked.values.len() * OS_PAGE_BYTES;
+        let message = ToServer::Request(body.asked.clone());
+        let token = body.token;
+        let conn = self.conns.get_mut(&link).expect("nothing is sent over a connection that was closed");
+        assert!(conn.up && !conn.client_closed, "nothing is sent over a connection that was closed");
+        conn.unanswered.insert(request, (body.ask.class, body.ask.bytes, body.ask.opcode));
+        conn.out.push_back(Frame { number, token, bytes, message });
+        let waiting = conn.out.iter().map(|frame| frame.bytes).sum();
+        self.judges[link.server.as_usize()].sent = self.now;
+        self.tell(Input::Queued { link, waiting, by_key: false, request });
+        let conn = self.conns.get_mut(&link).expect("seen above");
+        if !std::mem::replace(&mut conn.flushing, true) {
+            self.at(0, Event::Flush(link));
+        }
+    }
+
+    /// What must hold of everything that leaves.
+    fn judge_send(&mut self, link: LinkId, request: RequestId) {
+        let Ask { class, bytes, .. } = self.bodies[&request].ask;
+        let sent =
+            &self.conns.get(&link).expect("nothing is sent over a connection that was closed").unanswered;
+        let (requests, taken) =
+            sent.values().fold((0, 0), |(n, taken), (_, bytes, _)| (n + 1, taken + bytes));
+        let (most, most_bytes) = (self.plan.max_requests.min(256), u64::from(self.plan.max_bytes));
+        assert!(requests < self.plan.max_requests, "credits-kept: {requests} requests are outstanding");
+        assert!(taken + bytes <= most_bytes, "credits-kept: {taken} bytes are outstanding");
+        let bulk = class >= Class::Prefetch;
+        if bulk && requests > 0 {
+            let spare = requests + most / 8 < most && taken + bytes + most_bytes / 8 <= most_bytes;
+            assert!(spare, "demand-finds-room: {requests} requests and {taken} bytes are outstanding");
+            let window: u64 = sent.values().filter(|(of, ..)| *of == class).map(|(_, bytes, _)| bytes).sum();
+            assert!(
+                window == 0 || window + bytes <= BULK_WINDOW_BYTES,
+                "bulk-window: {window} bytes of {class:?}"
+            );
+        }
+        let made = sent.values().any(|(.., opcode)| *opcode == Opcode::CreateRegion);
+        let judge = &mut self.judges[link.server.as_usize()];
+        judge.control.remove(&request);
+        judge.demand.remove(&request);
+        let making = |id: &&RequestId| self.bodies[id].ask.opcode == Opcode::CreateRegion;
+        if class != Class::Control {
+            let starved = judge.control.iter().find(|id| !(made && making(id)));
+            assert!(starved.is_none(), "control-is-not-starved: {starved:?} waits while {request:?} leaves");
+        }
+        if bulk {
+            assert!(
+                judge.demand.is_empty(),
+                "demand-first: {:?} wait while {request:?} leaves",
+                judge.demand
+            );
+        }
+    }
+
+    fn answered(&mut self, link: LinkId, request: RequestId, wanted: bool) {
+        let body = self.bodies.remove(&request).expect("a request is answered once");
+        let judge = &mut self.judges[link.server.as_usize()];
+        if let Some(conn) = self.conns.get_mut(&link) {
+            conn.unanswered.remove(&request);
+        }
+        judge.breaks = 0;
+        judge.demand.remove(&request);
+        if body.ask.opcode == Opcode::CreateRegion {
+            assert!(wanted, "the program waits for its region");
+            self.tally.made += 1;
+        }
+        let Some((_, message)) = &self.head else { return };
+        assert_eq!(message.run, self.judges[link.server.as_usize()].run, "nothing-from-another-run");
+        if wanted && body.ask.opcode == Opcode::FetchOp {
+            let op = &self.ops[&body.token.expect("an update is an operation")];
+            assert_eq!(message.header.arg, op.expected, "updates-in-order: {:?}", body.asked);
+        }
+    }
+
+    fn connect(&mut self, link: LinkId) {
+        let judge = &mut self.judges[link.server.as_usize()];
+        if let Some(before) = judge.connected_at.replace(self.now) {
+            let apart = self.now - before;
+            let pause = u64::try_from(PAUSE.as_nanos()).expect("short");
+            assert!(apart >= pause, "no-hammering: attempts are {apart} ns apart");
+        }
+        let (server, network) =
+            (&self.servers[link.server.as_usize()], self.networks[link.server.as_usize()]);
+        let conn = Conn::new(server.run);
+        self.conns.insert(link, conn);
+        let silent = network.silent_to.max(network.silent_from);
+        let way = network.delay * 2 + silent.saturating_sub(self.now);
+        if server.down {
+            judge.refused = true;
+            self.at(way, Event::Refused(link));
+        } else if self.now >= network.hang_until || self.rng.one_in(3) {
+            self.at(way, Event::Connected(link));
+        } else if self.rng.one_in(2) {
+            self.at(way, Event::ClientNotices(link));
+        }
+    }
+
+    fn close(&mut self, link: LinkId) {
+        let Some(conn) = self.conns.get_mut(&link) else { return };
+        assert!(!conn.client_closed, "a connection is closed once");
+        conn.client_closed = true;
+        conn.out.clear();
+        conn.receiving = None;
+        let heads = conn.inbox.drain(..).filter(|message| message.if_in_link.is_none());
+        self.stale.extend(heads.map(|message| (link, message.header)));
+        for body in self.bodies.values_mut().filter(|body| body.over == Some(link)) {
+            body.over = None;
+        }
+        self.bodies.retain(|_, body| body.ask.opcode != Opcode::Heartbeat || body.ask.server != link.server);
+        let judge = &mut self.judges[link.server.as_usize()];
+        let waits = |class| {
+            let of = move |body: &Body| body.ask.server == link.server && body.ask.class == class;
+            self.bodies.iter().filter(move |(_, body)| of(body) && body.over.is_none()).map(|(id, _)| *id)
+        };
+        judge.control = waits(Class::Control).collect();
+        judge.demand = waits(Class::Demand).collect();
+        // The server hears of it, sooner or later.
+        if !std::mem::replace(&mut conn.cut, true) {
+            let delay = self.networks[link.server.as_usize()].delay;
+            self.at(delay, Event::ServerNotices(link));
+        }
+    }
+
+    fn back(&mut self, link: LinkId) {
+        self.tally.reconnects += 1;
+        let judge = &mut self.judges[link.server.as_usize()];
+        judge.connected_at = None;
+        judge.down_since = None;
+        judge.heard = self.now;
+        let conn = self.conns.get_mut(&link).expect("it was just attached");
+        conn.up = true;
+        assert_eq!(conn.run, judge.run, "nothing-from-another-run: a session goes on with it");
+        let member = self.client.session(link.server).member();
+        assert_eq!(member, judge.member, "nothing-from-another-run: a session goes on as another member");
+        // What the shell had taken in from the old connection is told late.
+        for (old, header) in std::mem::take(&mut self.stale) {
+            if old.server == link.server {
+                self.tally.late += 1;
+                self.tell(Input::Head { link: old, header });
+                self.pump();
+            }
+        }
+    }
+
+    fn lost(&mut self, server: ServerIndex, reason: Lost) {
+        let (op, now) = (self.op_ns(), self.now);
+        let judge = &mut self.judges[server.as_usize()];
+        assert!(!std::mem::replace(&mut judge.lost, true), "lost-once: {server:?}");
+        let ages = self.bodies.values().filter(|body| body.ask.server == server && body.sent_before);
+        let oldest = ages.map(|body| now - body.made_at).max().unwrap_or(0);
+        let old = oldest + MS >= op * u64::from(DEADLINES - 1);
+        match reason {
+            _ if judge.lied => {}
+            Lost::Breach(breach) => panic!("honest-is-not-blamed: {breach}"),
+            Lost::Deadline(_) => {
+                let silent = now - judge.heard;
+                assert!(silent >= op || old, "slow-is-not-dead: it was heard {silent} ns ago");
+                let chance = u64::try_from(LAST_CHANCE.as_nanos()).expect("short").min(op / 4);
+                let listened = now - self.awake_since >= chance || self.last_pause <= chance / 4;
+                assert!(listened, "paused-client-does-not-blame");
+                let unread =
+                    self.conns.iter().any(|(link, conn)| link.server == server && !conn.inbox.is_empty());
+                assert!(!unread || old, "paused-client-does-not-blame: its answer lies there");
+            }
+            Lost::GivenUp => {
+                let gone = self.servers[server.as_usize()].run != judge.run;
+                let grace = u64::try_from(self.plan.grace.as_nanos()).expect("short");
+                assert!(gone || judge.dismissed || self.now > grace, "given-up-has-a-reason");
+            }
+            Lost::Connection => {
+                let often = judge.breaks >= MAX_BREAKS;
+                let attempt = u64::try_from((ATTEMPT + PAUSE * 2).as_nanos()).expect("short") + 500 * MS;
+                let unreachable = now.saturating_sub(judge.reachable_since) < attempt;
+                let excused = judge.refused || judge.broke_for_good || often || old || unreachable;
+                assert!(excused, "reachable-is-not-lost: {judge:?}");
+            }
+        }
+        match reason {
+            Lost::Breach(_) => self.tally.lost_breach += 1,
+            Lost::Deadline(_) => self.tally.lost_deadline += 1,
+            Lost::GivenUp => self.tally.lost_given_up += 1,
+            Lost::Connection => self.tally.lost_connection += 1,
+        }
+        for body in self.bodies.values().filter(|body| body.ask.server == server) {
+            if let Some(op) = body.token.and_then(|token| self.ops.get_mut(&token)) {
+                op.failed = true;
+            }
+        }
+        self.bodies.retain(|_, body| body.ask.server != server);
+        let judge = &mut self.judges[server.as_usize()];
+        judge.control.clear();
+        judge.demand.clear();
+    }
+
+    fn ended(&mut self, token: u64, outcome: Outcome) {
+        let op = self.ops.remove(&token).unwrap_or_else(|| panic!("one-end: operation {token} ends twice"));
+        for body in op.requests.iter().filter_map(|request| self.bodies.get(request)) {
+            assert!(body.token != Some(token), "every-part: operation {token} ends before {:?}", body.asked);
+        }
+        for (link, conn) in self.conns.iter().filter(|(_, conn)| !conn.client_closed) {
+            let receives = conn.receiving.as_ref().is_some_and(|(of, ..)| *of == token);
+            let sends = conn.out.iter().any(|frame| frame.token == Some(token));
+            assert!(!receives && !sends, "memory-returned: {link:?} still has memory of operation {token}");
+        }
+        let done = outcome == Outcome::Done;
+        assert!(!(done && op.failed), "fails-as-one: {op:?}");
+        match outcome {
+            Outcome::Corrupt { .. } => {
+                self.tally.corrupt += 1;
+                assert!(
+                    self.damaged.get(&token).is_some_and(|n| *n > 1),
+                    "corrupt-is-damaged-twice: {token}"
+                );
+            }
+            Outcome::Full { .. } => self.tally.full += 1,
+            Outcome::Done => {}
+            Outcome::Denied { server, .. } => {
+                let own_run = self.servers[server.as_usize()].run == self.judges[server.as_usize()].run;
+                assert!(!own_run || self.judges[server.as_usize()].lied, "honest-is-not-blamed: {outcome:?}");
+                self.tally.failed += 1;
+            }
+            Outcome::Lost { server, .. } => {
+                assert!(self.judges[server.as_usize()].lost, "lost-has-a-reason: {outcome:?}");
+                self.tally.failed += 1;
+            }
+        }
+        for (page, store) in &op.pages {
+            let kept = &mut self.pages[usize::try_from(*page).expect("few")];
+            if op.kind == Kind::Store {
+                kept.stores -= 1;
+                if done {
+                    kept.candidates.retain(|(number, _)| number >= store);
+                }
+            } else {
+                kept.fetches -= 1;
+                if done {
+                    let value = op.got.get(page).copied();
+                    let known =
+                        value.is_some_and(|value| kept.candidates.iter().any(|(_, may)| *may == value));
+                    assert!(
+                        known,
+                        "fetched-is-stored: page {page} is {value:?}, not of {:?}",
+                        kept.candidates
+                    );
+                }
+            }
+        }
+        if done {
+            match op.kind {
+                Kind::Store => {
+                    self.tally.stored += 1;
+                    for (page, store) in &op.pages {
+                        self.judge_stored(*page, *store);
+                    }
+                }
+                Kind::Fetch => self.tally.fetched += 1,
+                Kind::Read => {
+                    self.tally.read += 1;
+                    let value = op.got.get(&(PAGES + op.uid)).copied();
+                    assert_eq!(value, Some(op.expected), "reads-in-order: {op:?}");
+                }
+                Kind::Update => {
+                    self.tally.updated += 1;
+                    let server = &self.servers[op.server.as_usize()];
+                    let own_run = server.run == self.judges[op.server.as_usize()].run;
+                    assert!(
+                        !own_run || server.updated.contains(&op.uid),
+                        "update-once: {op:?} never took effect"
+                    );
+                }
+            }
+        }
+    }
+
+    /// An acknowledged store lies at its server, as long as that lives, or what was stored since.
+    fn judge_stored(&self, page: u64, store: u64) {
+        let holder = self.placement.holder(PageIndex(page));
+        let (server, judge) = (&self.servers[holder.as_usize()], &self.judges[holder.as_usize()]);
+        if server.run != judge.run || judge.lost {
+            return;
+        }
+        let Some(value) = server.value(page) else { return };
+        let candidates = &self.pages[usize::try_from(page).expect("few")].candidates;
+        let known = candidates.iter().any(|(number, may)| *number >= store && *may == value);
+        assert!(known, "acknowledged-is-kept: page {page} is {value}, not of {candidates:?}");
+    }
+
+    /// Nothing waits past its deadline.
+    fn check_waits(&mut self) {
+        let limit = self.op_ns() * 20;
+        let awake = self.awake();
+        if let Some((token, op)) = self.ops.first_key_value() {
+            assert!(awake - op.made_at <= limit, "ends-in-time: operation {token}, {op:?}");
+        }
+        if self.now < self.paused_until {
+            return;
+        }
+        let beat = u64::try_from(self.plan.heartbeat.as_nanos()).expect("short") / 2 + 5 * MS;
+        let reconnect = self.op_ns().min(u64::try_from(self.plan.grace.as_nanos()).expect("short")) + 5 * MS;
+        for (index, judge) in self.judges.iter().enumerate().filter(|(_, judge)| !judge.lost) {
+            let down = judge.down_since.map_or(0, |since| self.now - since.max(self.awake_since));
+            assert!(down <= reconnect, "reconnecting-ends: it has taken {down} ns");
+            let server = ServerIndex(u16::try_from(index).expect("few"));
+            let idle =
+                self.client.session(server).link().is_some() && self.client.session(server).load().1 == 0;
+            let since = judge.sent.max(self.awake_since).max(judge.heard);
+            assert!(
+                !idle || self.now - since <= beat,
+                "idle-notices: nothing was sent for {} ns",
+                self.now - since
+            );
+        }
+    }
+
+    // --- The network and the servers -------------------------------------------------------------------------------
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::AtServer(link, message) => self.at_server(link, message),
+            Event::AtClient(link, message) => {
+                if let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed && !conn.cut)
+                {
+                    conn.inbox.push_back(message);
+                }
+            }
+            Event::ClientNotices(link) => self.client_notices(link),
+            Event::ServerNotices(link) => self.server_notices(link),
+            Event::Connected(link) => {
+                if self.conns.get(&link).is_some_and(|conn| !conn.client_closed && !conn.cut) {
+                    self.tell(Input::Connected { link });
+                }
+            }
+            Event::Refused(link) => {
+                if let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed) {
+                    conn.client_closed = true;
+                    self.tell(Input::Failed { link, why: Failed::ForGood });
+                }
+            }
+            Event::Flush(link) => self.flush(link),
+            Event::Program => self.program(),
+            Event::Fault => self.fault(),
+            Event::Expire(server) => {
+                let now_ms = self.now / MS;
+                self.servers[server.as_usize()].expire(now_ms);
+            }
+            Event::Wake => {}
+            Event::Cut(link) => self.cut(link),
+        }
+    }
+
+    /// The client's kernel takes bytes, as many as it likes, unless the other end takes none.
+    fn flush(&mut self, link: LinkId) {
+        let network = self.networks[link.server.as_usize()];
+        let most = if self.plan.narrow { 8 << 10 } else { 1 << 20 };
+        let mut room = usize::try_from(self.rng.between(1 << 10, most)).expect("small");
+        let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed) else { return };
+        if conn.out.is_empty() {
+            conn.flushing = false;
+            return;
+        }
+        if self.now < network.silent_to || self.now < self.paused_until {
+            let wait = network.silent_to.max(self.paused_until) - self.now;
+            self.at(wait.min(self.op_ns()), Event::Flush(link));
+            return;
+        }
+        let mut left = Vec::new();
+        while let Some(frame) = conn.out.front_mut() {
+            let taken = frame.bytes.min(room);
+            frame.bytes -= taken;
+            room -= taken;
+            if frame.bytes > 0 {
+                break;
+            }
+            let frame = conn.out.pop_front().expect("seen above");
+            conn.departed.push(frame.number);
+            left.push(frame.message);
+        }
+        let waiting = conn.out.iter().map(|frame| frame.bytes).sum();
+        for message in left {
+            self.carry_to_server(link, message);
+        }
+        self.tell(Input::Written { link, waiting });
+        let pause = if self.plan.narrow { 200 * US } else { 20 * US };
+        self.at(pause, Event::Flush(link));
+    }
+
+    fn carry_to_server(&mut self, link: LinkId, message: ToServer) {
+        let network = self.networks[link.server.as_usize()];
+        let jitter = self.rng.below(network.delay + 1);
+        let conn = self.conns.get_mut(&link).expect("something left over it");
+        conn.at_server = (self.now + network.delay + jitter).max(network.silent_to).max(conn.at_server + 1);
+        let after = conn.at_server - self.now;
+        self.at(after, Event::AtServer(link, message));
+    }
+
+    fn carry_to_client(&mut self, link: LinkId, message: ToClient, after: u64) {
+        let network = self.networks[link.server.as_usize()];
+        let jitter = self.rng.below(network.delay + 1);
+        let conn = self.conns.get_mut(&link).expect("something came over it");
+        let leaves = self.now + after;
+        conn.at_client = (leaves + network.delay + jitter).max(network.silent_from).max(conn.at_client + 1);
+        let after = conn.at_client - self.now;
+        self.at(after, Event::AtClient(link, message));
+    }
+
+    fn at_server(&mut self, link: LinkId, message: ToServer) {
+        let Some(conn) = self.conns.get_mut(&link) else { return };
+        let server = &mut self.servers[link.server.as_usize()];
+        if server.down || conn.run != server.run {
+            return;
+        }
+        if conn.cut {
+            // What was on its way may still come, much later, over a connection that looks alive to the server.
+            let Some(late) = conn.late else { return };
+            if late > 0 {
+                self.at(late, Event::AtServer(link, message));
+                return;
+            }
+        }
+        match message {
+            ToServer::Attach(lease, member) => {
+                let attached = server.attach(&self.plan, lease, member);
+                let conn = self.conns.get_mut(&link).expect("seen above");
+                let header = Header::request(Opcode::AttachLease, ATTACH_NUMBER);
+                let run = conn.run;
+                let (status, mut grant) = match attached {
+                    Ok((seat, grant)) => {
+                        conn.seat = Some(seat);
+                        conn.attached = true;
+                        (Status::Ok, Some(grant))
+                    }
+                    Err(status) => (status, None),
+                };
+                if self.networks[link.server.as_usize()].lies && !self.quiet && self.rng.one_in(6) {
+                    self.lie(link.server);
+                    if let Some(grant) = &mut grant {
+                        match self.rng.below(2) {
+                            0 => grant.member.0 += 1,
+                            _ => grant.max_requests = 0,
+                        }
+                    }
+                }
+                let message = ToClient {
+                    header: header.reply(status),
+                    values: Vec::new(),
+                    grant,
+                    run,
+                    if_in_link: None,
+                };
+                self.carry_to_client(link, message, 0);
+            }
+            ToServer::Request(asked) => self.serve(link, &asked),
+        }
+    }
+
+    fn serve(&mut self, link: LinkId, asked: &Asked) {
+        let network = self.networks[link.server.as_usize()];
+        let Some(seat) = self.conns[&link].seat else { return };
+        if self.poison == Some(asked.uid) {
+            // What others asked is answered before.
+            let after = self.op_ns() / 4;
+            self.at(after, Event::Cut(link));
+            return;
+        }
+        let server = &mut self.servers[link.server.as_usize()];
+        let answer = server.request(seat, asked);
+        let run = server.run;
+        let conn = self.conns.get_mut(&link).expect("seen above");
+        let slow = if self.now < network.slow_until { network.slow } else { 0 };
+        conn.free_at = (conn.free_at.max(self.now) + slow).min(network.slow_until.max(self.now));
+        let after = conn.free_at - self.now;
+        let message = reply(asked, answer, run);
+        if conn.cut {
+            return;
+        }
+        let odds = if self.plan.lie.is_some() { 8 } else { 40 };
+        if network.lies && !self.quiet && self.rng.one_in(odds) {
+            self.tell_a_lie(link, &message);
+        }
+        if self.answers.len() == REMEMBERED_ANSWERS {
+            self.answers.pop_front();
+        }
+        self.answers.push_back((link.server, message.clone()));
+        self.carry_to_client(link, message, after);
+    }
+
+    fn lie(&mut self, server: ServerIndex) {
+        self.tally.lies += 1;
+        self.judges[server.as_usize()].lied = true;
+    }
+
+    /// Something that was not asked, on top of the answer.
+    fn tell_a_lie(&mut self, link: LinkId, answer: &ToClient) {
+        let mut lie = answer.clone();
+        let kind = self.plan.lie.unwrap_or_else(|| self.rng.below(4));
+        match kind {
+            0 => {
+                // An answer of before: to what had the same slot as something that waits now, if there is one.
+                let waits = |old: &ToClient| {
+                    self.bodies.iter().any(|(id, body)| {
+                        let same_slot = old.header.request & u64::from(u32::MAX) == u64::from(id.0);
+                        let earlier = same_slot && old.header.request != body.asked.number;
+                        earlier && body.over == Some(link) && body.asked.opcode == old.header.opcode
+                    })
+                };
+                let apt = self.answers.iter().position(|(_, old)| waits(old));
+                let at = match (apt, self.plan.lie) {
+                    (Some(at), _) => at,
+                    (None, Some(_)) => return,
+                    (None, None) => self.rng.index(self.answers.len().max(1)),
+                };
+                let Some((_, old)) = self.answers.get(at) else { return };
+                lie = ToClient { run: answer.run, ..old.clone() };
+            }
+            1 => {
+                let opcodes = [Opcode::Get, Opcode::Put, Opcode::Gather, Opcode::FetchOp, Opcode::Discard];
+                let other = opcodes[self.rng.index(opcodes.len())];
+                if other == lie.header.opcode {
+                    return;
+                }
+                lie.header.opcode = other;
+                lie.header.bulk_len = 0;
+            }
+            2 => {
+                let sent = |body: &&Body| body.over.is_some_and(|over| over.server != link.server);
+                let Some(body) = self.bodies.values().find(sent) else { return };
+                lie = reply(
+                    &body.asked,
+                    Answer { status: Some(Status::Ok), arg: 0, values: vec![0; 64] },
+                    answer.run,
+                );
+            }
+            _ => {
+                let Some(frame) = self.conns[&link].out.iter().find(|frame| frame.bytes > 0) else { return };
+                let ToServer::Request(asked) = &frame.message else { return };
+                if asked.opcode != Opcode::Put {
+                    return;
+                }
+                lie = reply(asked, Answer { status: Some(Status::Ok), ..Answer::default() }, answer.run);
+                lie.if_in_link = Some(frame.number);
+            }
+        }
+        self.lie(link.server);
+        self.carry_to_client(link, lie, 0);
+    }
+
+    /// Cuts a connection: each end notices in its own time.
+    fn cut(&mut self, link: LinkId) {
+        let late = match self.rng.below(3) {
+            0 => None,
+            1 => Some(0),
+            _ => Some(self.rng.between(1, 400) * MS),
+        };
+        let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.cut && !conn.client_closed) else {
+            return;
+        };
+        conn.cut = true;
+        conn.late = late;
+        self.tally.cuts += 1;
+        let (soon, later) = (self.rng.below(20 * MS), self.rng.below(200 * MS));
+        self.at(soon, Event::ClientNotices(link));
+        self.at(later, Event::ServerNotices(link));
+    }
+
+    fn client_notices(&mut self, link: LinkId) {
+        if self.now < self.paused_until {
+            let wait = self.paused_until - self.now;
+            return self.at(wait, Event::ClientNotices(link));
+        }
+        let Some(conn) = self.conns.get_mut(&link).filter(|conn| !conn.client_closed) else { return };
+        if !conn.up {
+            conn.client_closed = true;
+            self.tell(Input::Failed { link, why: Failed::MayPass });
+            self.pump();
+            return;
+        }
+        let judge = &mut self.judges[link.server.as_usize()];
+        judge.breaks += 1;
+        judge.connected_at = None;
+        judge.down_since = Some(self.now);
+        self.tell(Input::Down { link, why: Break::MayPass });
+        self.pump();
+        let judge = &self.judges[link.server.as_usize()];
+        assert!(judge.lost || judge.breaks <= MAX_BREAKS, "breaks-end: {} without an answer", judge.breaks);
+    }
+
+    fn server_notices(&mut self, link: LinkId) {
+        let Some(conn) = self.conns.get_mut(&link) else { return };
+        let server = &mut self.servers[link.server.as_usize()];
+        if conn.run != server.run || server.down {
+            return;
+        }
+        // From now on nothing more comes of it.
+        conn.late = None;
+        if let Some(seat) = conn.seat.take() {
+            server.disconnected(self.now / MS, seat);
+            if let Some(due) = server.next_expiry_ms() {
+                let after = (due * MS).saturating_sub(self.now);
+                self.at(after, Event::Expire(link.server));
+            }
+        }
+    }
+
+    // --- Faults ----------------------------------------------------------------------------------------------------
+
+    fn fault(&mut self) {
+        if self.quiet {
+            return;
+        }
+        let op = self.op_ns();
+        let gap = self.rng.between(op / 50, op / 2);
+        self.at(gap, Event::Fault);
+        let faults = self.plan.faults;
+        let Faults {
+            cuts,
+            silence,
+            slow,
+            pauses,
+            restarts,
+            full,
+            drain,
+            damage,
+            hangs,
+            poison,
+            dismissals,
+            ..
+        } = faults;
+        let kinds = [
+            cuts, cuts, cuts, silence, slow, pauses, restarts, full, drain, damage, hangs, poison, dismissals,
+        ];
+        let enabled: Vec<usize> = (0..kinds.len()).filter(|kind| kinds[*kind]).collect();
+        if enabled.is_empty() {
+            return;
+        }
+        let kind = enabled[self.rng.index(enabled.len())];
+        let index = self.rng.index(self.servers.len());
+        let server = ServerIndex(u16::try_from(index).expect("few"));
+        let now = self.now;
+        match kind {
+            0..=2 => {
+                let of = |(link, conn): (&LinkId, &Conn)| {
+                    (link.server == server && !conn.cut && !conn.client_closed).then_some(*link)
+                };
+                if let Some(link) = self.conns.iter().find_map(of) {
+                    self.cut(link);
+                }
+            }
+            3 => {
+                let most = if self.rng.one_in(8) { op * 40 } else { op };
+                let until = now + self.rng.below(most);
+                let ways = self.rng.between(1, 3);
+                let network = &mut self.networks[index];
+                if ways & 1 != 0 {
+                    network.silent_to = network.silent_to.max(until);
+                }
+                if ways & 2 != 0 {
+                    network.silent_from = network.silent_from.max(until);
+                }
+                self.unreachable(index, until);
+            }
+            4 => {
+                let network = &mut self.networks[index];
+                // In between it catches up: what is stored waits behind what is fetched.
+                if now >= network.slow_until + op * 3 {
+                    (network.slow, network.slow_until) = (op / 4, now + op);
+                }
+            }
+            5 => {
+                let pause = self.rng.below(op * 2);
+                if self.paused_until <= now {
+                    self.paused_until = now + pause;
+                    self.paused += pause;
+                    self.last_pause = pause;
+                    self.awake_since = now + pause;
+                    self.at(pause, Event::Wake);
+                    for at in 0..self.judges.len() {
+                        self.unreachable(at, now + pause);
+                    }
+                }
+            }
+            6 if self.rng.one_in(4) => self.restart(index),
+            7 => {
+                let room = if self.rng.one_in(2) { PAGES * 4 } else { self.rng.below(64) };
+                self.servers[index].set_room(room);
+            }
+            8 => {
+                let up = |(link, conn): (&LinkId, &Conn)| {
+                    (link.server == server && conn.up && !conn.cut).then_some(*link)
+                };
+                if let Some(link) = self.conns.iter().find_map(up) {
+                    let header = Header::request(Opcode::Draining, 0).with_arg(1000);
+                    let run = self.conns[&link].run;
+                    self.carry_to_client(
+                        link,
+                        ToClient { header, values: Vec::new(), grant: None, run, if_in_link: None },
+                        0,
+                    );
+                }
+            }
+            9 => {
+                for _ in 0..self.rng.below(200) {
+                    let page = self.rng.below(PAGES);
+                    self.damage_once.insert(page);
+                }
+                if self.rng.one_in(8) {
+                    let page = self.rng.below(PAGES);
+                    self.damage_always.insert(page);
+                }
+            }
+            10 => {
+                let until = now + self.rng.below(op);
+                self.networks[index].hang_until = until;
+                self.unreachable(index, until);
+            }
+            11 => self.poisons = true,
+            12 if self.rng.one_in(8) => {
+                self.servers[index].dismiss();
+                self.judges[index].dismissed = true;
+            }
+            _ => {}
+        }
+    }
+
+    fn unreachable(&mut self, index: usize, until: u64) {
+        let judge = &mut self.judges[index];
+        judge.reachable_since = judge.reachable_since.max(until);
+    }
+
+    /// The process ends; another run begins at the same address, and may have lent the same numbers.
+    fn restart(&mut self, index: usize) {
+        let server = ServerIndex(u16::try_from(index).expect("few"));
+        let links: Vec<LinkId> = self.conns.keys().copied().filter(|link| link.server == server).collect();
+        for link in links {
+            self.cut(link);
+            self.conns.get_mut(&link).expect("listed").late = None;
+        }
+        let run = self.servers[index].run + 100;
+        (self.servers[index], _) = Server::new(&self.plan, run);
+        self.servers[index].down = self.rng.one_in(3);
+        self.judges[index].broke_for_good = true;
+    }
+
+    // --- The program -----------------------------------------------------------------------------------------------
+
+    fn program(&mut self) {
+        if self.quiet {
+            return;
+        }
+        let op = self.op_ns();
+        let gap =
+            if self.plan.idle && self.rng.one_in(6) { op * 3 } else { self.rng.between(op / 100, op / 5) };
+        self.at(gap, Event::Program);
+        if self.now < self.paused_until || self.ops.len() > 600 {
+            return;
+        }
+        let burst = if self.rng.one_in(8) { self.plan.burst } else { 12 };
+        for _ in 0..self.rng.between(1, burst) {
+            let kind = match (self.plan.updates, self.plan.pages) {
+                (true, _) => 8,
+                (_, true) => self.rng.below(7),
+                _ => self.rng.below(12),
+            };
+            match kind {
+                0..=2 => self.store(),
+                3..=5 => self.fetch(Class::Demand),
+                6 => self.fetch(Class::Prefetch),
+                7 => self.discard(),
+                8 | 9 => self.update(),
+                10 => self.read(),
+                _ => self.make_region(),
+            }
+        }
+        self.pump();
+    }
+
+    fn extents(&mut self, allowed: impl Fn(&Page) -> bool) -> Vec<Extent> {
+        let mut extents: Vec<Extent> = Vec::new();
+        for _ in 0..self.rng.between(1, 3) {
+            let long = if self.rng.one_in(4) { 200 } else { 12 };
+            let count = self.rng.between(1, long);
+            let first = self.rng.below(PAGES - count);
+            let pages = first..first + count;
+            let apart =
+                extents.iter().all(|other| other.end().0 <= pages.start || pages.end <= other.first.0);
+            let free = pages.clone().all(|page| allowed(&self.pages[usize::try_from(page).expect("few")]));
+            if apart && free {
+                extents.push(Extent::new(PageIndex(first), u32::try_from(count).expect("few")));
+            }
+        }
+        extents
+    }
+
+    fn begin(&mut self, kind: Kind, pages: Vec<(u64, u64)>) -> u64 {
+        let token = self.next_token;
+        self.next_token += 1;
+        let made_at = self.awake();
+        let got = BTreeMap::new();
+        let requests = Vec::new();
+        let op = Op {
+            kind,
+            pages,
+            got,
+            expected: 0,
+            uid: 0,
+            server: ServerIndex(0),
+            made_at,
+            requests,
+            failed: false,
+        };
+        self.ops.insert(token, op);
+        token
+    }
+
+    fn pages_of(
+        &mut self,
+        token: u64,
+        class: Class,
+        opcode: Opcode,
+        extents: &[Extent],
+        values: &[Vec<u64>],
+    ) {
+        let op = self.client.begin(token, opcode == Opcode::Put);
+        let names: Vec<RegionId> = self.servers.iter().map(|server| server.region).collect();
+        let mut parts: BTreeMap<RequestId, Asked> = BTreeMap::new();
+        let pages = Pages { op, opcode, class, limit: if opcode == Opcode::Put { 32 } else { 64 } };
+        let mut order = Vec::new();
+        let (client, placement, now) = (&mut self.client, &self.placement, Time(self.now));
+        for (place, extent) in extents.iter().enumerate() {
+            client.submit_pages(now, placement, &names, pages, *extent, |id, new, piece, before| {
+                if new {
+                    // One for a lost server has ended, and its number is used again.
+                    order.retain(|other| *other != id);
+                    order.push(id);
+                    parts.insert(id, Asked::of(opcode, 0, RegionId(0)));
+                }
+                let asked = parts.get_mut(&id).expect("it is open");
+                asked.extents.push(piece);
+                if opcode == Opcode::Put {
+                    let before = before as usize;
+                    asked.values.extend(&values[place][before..before + piece.count as usize]);
+                }
+            });
+        }
+        client.close_pages(&names, pages);
+        for id in order {
+            let mut asked = parts.remove(&id).expect("it was filled");
+            let server = self.placement.holder(asked.extents[0].first);
+            asked.region = names[server.as_usize()];
+            let bytes = asked.extents.iter().map(|e| u64::from(e.count)).sum::<u64>() * OS_PAGE_BYTES as u64;
+            let ask = Ask { class, bytes, op: Some(op), ..Ask::control(server, opcode, asked.region) };
+            self.note(id, ask, asked, Some(token));
+        }
+        self.tell(Input::Sealed(op));
+    }
+
+    /// The judge notes a request that was submitted.
+    fn note(&mut self, id: RequestId, ask: Ask, mut asked: Asked, token: Option<u64>) {
+        asked.uid = self.next_uid;
+        self.next_uid += 1;
+        if self.poisons && self.poison.is_none() && asked.opcode == Opcode::Get {
+            self.poison = Some(asked.uid);
+        }
+        if let Some(op) = token.and_then(|token| self.ops.get_mut(&token)) {
+            op.requests.push(id);
+            op.server = ask.server;
+            op.uid = asked.uid;
+            op.failed |= self.judges[ask.server.as_usize()].lost;
+        }
+        let judge = &mut self.judges[ask.server.as_usize()];
+        if judge.lost {
+            return;
+        }
+        match ask.class {
+            Class::Control => _ = judge.control.insert(id),
+            Class::Demand => _ = judge.demand.insert(id),
+            _ => {}
+        }
+        let made_at = self.now;
+        self.bodies
+            .insert(id, Body { ask, asked, token, over: None, sent_before: false, made_at, damaged: 0 });
+    }
+
+    fn store(&mut self) {
+        let extents = self.extents(|page| page.fetches == 0);
+        let mut pages = Vec::new();
+        let number = self.next_store;
+        self.next_store += 1;
+        let mut values = Vec::new();
+        for extent in &extents {
+            let mut of_extent = Vec::new();
+            for page in extent.pages() {
+                let value = if self.rng.one_in(8) { 0 } else { number << 16 | page.0 };
+                let kept = &mut self.pages[usize::try_from(page.0).expect("few")];
+                kept.stores += 1;
+                kept.candidates.push((number, value));
+                pages.push((page.0, number));
+                of_extent.push(value);
+            }
+            values.push(of_extent);
+        }
+        let token = self.begin(Kind::Store, pages);
+        self.pages_of(token, Class::WriteBack, Opcode::Put, &extents, &values);
+    }
+
+    fn fetch(&mut self, class: Class) {
+        let extents = self.extents(|page| page.stores == 0);
+        let pages: Vec<(u64, u64)> = extents.iter().flat_map(Extent::pages).map(|page| (page.0, 0)).collect();
+        for (page, _) in &pages {
+            self.pages[usize::try_from(*page).expect("few")].fetches += 1;
+        }
+        let token = self.begin(Kind::Fetch, pages);
+        self.pages_of(token, class, Opcode::Get, &extents, &[]);
+    }
+
+    fn discard(&mut self) {
+        let extents = self.extents(|page| page.fetches == 0);
+        let number = self.next_store;
+        self.next_store += 1;
+        for extent in extents {
+            for page in extent.pages() {
+                self.pages[usize::try_from(page.0).expect("few")].candidates.push((number, 0));
+            }
+            for (server, piece) in self.placement.split(extent).collect::<Vec<_>>() {
+                let region = self.servers[server.as_usize()].region;
+                let asked = Asked { extents: vec![piece], ..Asked::of(Opcode::Discard, 0, region) };
+                let ask = Ask { class: Class::WriteBack, ..Ask::control(server, Opcode::Discard, region) };
+                self.submit(ask, asked, None);
+            }
+        }
+    }
+
+    fn submit(&mut self, ask: Ask, asked: Asked, token: Option<u64>) {
+        let id = self.client.reserve();
+        self.note(id, ask, asked, token);
+        self.tell(Input::Submit(id, ask));
+    }
+
+    fn direct(&mut self, kind: Kind, opcode: Opcode, bytes: u64, wanted: bool) {
+        let server = ServerIndex(u16::try_from(self.rng.index(self.servers.len())).expect("few"));
+        let counter = self.rng.index(COUNTERS);
+        let token = self.begin(kind, Vec::new());
+        self.ops.get_mut(&token).expect("just made").expected = self.counters[server.as_usize()][counter];
+        if kind == Kind::Update {
+            self.counters[server.as_usize()][counter] += 1;
+        }
+        let op = self.client.begin(token, false);
+        let region = self.servers[server.as_usize()].region;
+        let at = counter as u64 * 8;
+        let ask = Ask {
+            class: Class::Demand,
+            op: Some(op),
+            bytes,
+            at,
+            span: (at, at + 8),
+            wanted,
+            ..Ask::control(server, opcode, region)
+        };
+        self.submit(ask, Asked { counter, ..Asked::of(opcode, 0, region) }, Some(token));
+        self.tell(Input::Sealed(op));
+    }
+
+    fn update(&mut self) {
+        self.direct(Kind::Update, Opcode::FetchOp, 0, true);
+    }
+
+    fn read(&mut self) {
+        self.direct(Kind::Read, Opcode::Gather, 8, false);
+    }
+
+    fn make_region(&mut self) {
+        let server = ServerIndex(u16::try_from(self.rng.index(self.servers.len())).expect("few"));
+        let ask = Ask { wanted: true, ..Ask::control(server, Opcode::CreateRegion, RegionId(0)) };
+        self.submit(ask, Asked::of(Opcode::CreateRegion, 0, RegionId(0)), None);
+    }
+}
+
+impl Conn {
+    fn new(run: u64) -> Self {
+        Self {
+            seat: None,
+            run,
+            out: VecDeque::new(),
+            flushing: false,
+            departed: Vec::new(),
+            inbox: VecDeque::new(),
+            receiving: None,
+            at_server: 0,
+            at_client: 0,
+            free_at: 0,
+            cut: false,
+            late: None,
+            client_closed: false,
+            attached: false,
+            up: false,
+            unanswered: BTreeMap::new(),
+        }
+    }
+}
+
+impl Asked {
+    fn of(opcode: Opcode, number: u64, region: RegionId) -> Self {
+        Self { number, opcode, uid: 0, region, extents: Vec::new(), values: Vec::new(), counter: 0 }
+    }
+}
+
+fn reply(asked: &Asked, answer: Answer, run: u64) -> ToClient {
+    let status = answer.status.expect("every request is answered");
+    let mut header = Header::request(asked.opcode, asked.number).reply(status).with_arg(answer.arg);
+    let reads = status == Status::Ok && matches!(asked.opcode, Opcode::Get | Opcode::Gather);
+    header.bulk_len = if reads { 8 } else { 0 };
+    ToClient { header, values: answer.values, grant: None, run, if_in_link: None }
+}

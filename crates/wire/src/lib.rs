@@ -1,0 +1,33 @@
+//! The bytes on the wire, and what both ends agree on first.
+//!
+//! ```text
+//!   session        preface, versions, encryption, features: who may talk, and how
+//!      |
+//!   frame          header, table, bulk: requests and replies of pages, bytes, queues, keys
+//!      |-- layout    which bytes, in MPI's terms: loops, lists, runs
+//!      |-- elements  updates and scans that a memory server carries out on what it holds
+//!      |-- keys      keys to exposed memory
+//!      `-- checksum  CRC-32C of headers, tables and pages
+//!
+//!   rings          bytes between two processes that share memory
+//!   fabric         a connection over UCX: how it is set up, and what bounds it
+//!   units          numbers with units: PageIndex, Extent, ByteLen, Tick
+//! ```
+//!
+//! Read `units`, then `session`, then `frame` with its children in the order of their list: `data` (pages),
+//! `control` (leases, regions), `direct` (bytes), `queue`, `keyed`. `rings` and `fabric` are two ways to
+//! carry the same frames; read them on their own.
+//!
+//! Everything from a peer is parsed here once, within fixed bounds. Nothing here performs I/O, reads a clock
+//! or panics on any input.
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod elements;
+pub mod fabric;
+pub mod frame;
+pub mod keys;
+pub mod layout;
+pub mod rings;
+pub mod session;
+pub mod units;

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""The Python package's tests, against the wheel in a fresh environment; with --brief against what `make build` built, in under a minute.
+
+tests/python/run.py            all of it: `make wheel` first
+tests/python/run.py --brief    what `make test` runs
+tests/python/run.py -- -k X    further words go to pytest
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute()
+VENV = ROOT / ".venv/bin"
+PACKAGE = ROOT / "crates/python/python/rampool"
+HERE = pathlib.Path(__file__).parent
+
+
+def run(*words, **environment):
+    print(
+        "+",
+        *(pathlib.Path(str(word)).name if str(word).startswith("/") else word for word in words),
+        flush=True,
+    )
+    subprocess.run([str(word) for word in words], check=True, cwd=HERE, env={**os.environ, **environment})
+
+
+def brief(words):
+    """From the workspace's own build, with nothing installed."""
+    subprocess.run(
+        ["cargo", "build", "--workspace", "--release", "--quiet", "--features", "rampool-python/extension"],
+        check=True,
+        cwd=ROOT,
+    )
+    place = TARGET / "python"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(PACKAGE, place / "rampool", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(TARGET / "release/librampool_python.so", place / "rampool/_native.abi3.so")
+    environment = {"PYTHONPATH": str(place), "RAMPOOL_COMMAND": str(TARGET / "release/rampool")}
+    run(
+        VENV / "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        HERE,
+        *words,
+        **environment,
+    )
+
+
+def whole(words):
+    """The wheel, as users get it."""
+    wheels = list((TARGET / "wheels").glob("rampool-*.whl"))
+    assert len(wheels) == 1, f"one wheel is expected in {TARGET / 'wheels'}: run `make wheel`"
+    run(
+        VENV / "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--force-reinstall",
+        wheels[0],
+    )
+    run(
+        VENV / "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        HERE,
+        *words,
+        RAMPOOL_WHEEL=str(wheels[0]),
+    )
+    if not words:
+        run(VENV / "python", "-m", "mypy", "--strict", "-p", "rampool")
+        run(
+            VENV / "python",
+            "-m",
+            "mypy.stubtest",
+            "rampool._native",
+            "--ignore-disjoint-bases",
+            "--allowlist",
+            HERE / "stubtest.txt",
+        )
+
+
+def main():
+    words = sys.argv[1:]
+    is_brief = words[:1] == ["--brief"]
+    rest = words[1:] if is_brief else words
+    (brief if is_brief else whole)(rest[1:] if rest[:1] == ["--"] else rest)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"tests/python: `{' '.join(map(str, error.cmd[:4]))} ...` ended with {error.returncode}")

@@ -1,0 +1,415 @@
+"""Arrays at the servers do what NumPy does."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+import rampool
+from conftest import until
+
+RNG = np.random.default_rng(7)
+
+
+def both(pool, shape, dtype):
+    here = (RNG.standard_normal(shape) * 100).astype(dtype)
+    there = pool.remote(None, shape, dtype)
+    there[...] = here
+    return there, here
+
+
+KEYS_2D = [
+    np.s_[...], np.s_[:], np.s_[3], np.s_[-1, -2], np.s_[::7, 3], np.s_[::-3, ::-2], np.s_[5:5], np.s_[10:2:-1, 1:4], np.s_[None, 3, :, None],
+    np.s_[..., 2], np.s_[[5, 5, 2]], np.s_[[5, 5, 2], 1], np.s_[[5, 2], [1, 0]], np.s_[np.array([[1, 2], [3, 4]])], np.s_[:, [3, 0, 3]],
+    np.s_[[-1, 0], ::-1], np.s_[np.array([[0], [9]]), [1, 4]], np.s_[2:40:5, [0, 4]], np.s_[[], :], np.s_[[1, 2], None, 3], np.s_[4, [0, 2, 2]],
+    np.s_[np.array(3)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["i4", "u4", "i8", "u8", "f4", "f8", "i2", "c16", ">f8", "S5"])
+def test_every_key_selects_what_numpy_selects(pool, dtype):
+    there, here = both(pool, (60, 5), dtype)
+    for key in KEYS_2D:
+        np.testing.assert_array_equal(there[key], here[key], err_msg=str(key))
+        assert np.asarray(there[key]).shape == here[key].shape, key
+    mask = here[:, 1] > here[:, 2]
+    np.testing.assert_array_equal(there[mask], here[mask])
+    np.testing.assert_array_equal(there[mask, 1:3], here[mask, 1:3])
+    everywhere = here == here
+    np.testing.assert_array_equal(there[everywhere], here[everywhere])
+
+
+def test_keys_in_more_dimensions(pool):
+    there, here = both(pool, (4, 5, 6, 3), "f8")
+    random = np.random.default_rng(3)
+
+    def word(size):
+        kind = random.integers(0, 5)
+        if kind == 0:
+            return int(random.integers(-size, size))
+        if kind == 1:
+            return random.integers(-size, size, (2, 3))
+        bounds = [
+            None if random.random() < 0.5 else int(random.integers(-size - 2, size + 2)) for _ in range(2)
+        ]
+        return slice(*bounds, int(random.choice([-2, -1, 1, 2, 3])))
+
+    for _ in range(300):
+        key = tuple(word(size) for size in here.shape[: random.integers(1, 5)])
+        np.testing.assert_array_equal(there[key], here[key], err_msg=str(key))
+        assert np.shape(there[key]) == np.shape(here[key])
+
+
+def test_assignments_change_what_numpy_changes(pool):
+    there, here = both(pool, (60, 5), "i8")
+    for n, key in enumerate(KEYS_2D):
+        value = np.arange(here[key].size).reshape(here[key].shape) + 1000 * n
+        there[key] = value
+        here[key] = value
+        np.testing.assert_array_equal(there[...], here, err_msg=str(key))
+        there[key] = n
+        here[key] = n
+        np.testing.assert_array_equal(there[...], here, err_msg=str(key))
+    there[here > 10] = -1
+    here[here > 10] = -1
+    np.testing.assert_array_equal(there[...], here)
+
+
+def test_large_assignments_go_in_pieces(pool):
+    there = pool.remote(None, (3, 3_000_000), "i4")
+    here = np.arange(9_000_000, dtype="i4").reshape(3, -1)
+    there[:, ::-1] = here
+    np.testing.assert_array_equal(there[...], here[:, ::-1])
+
+
+@pytest.mark.parametrize("dtype", ["i4", "u8", "f4", "f8", "i2"])
+def test_updates_are_those_of_ufunc_at(pool, dtype):
+    there, here = both(pool, (60, 5), dtype)
+    cases = [("add_at", np.add), ("minimum_at", np.minimum), ("maximum_at", np.maximum)]
+    if np.dtype(dtype).kind in "iu":
+        cases += [("bitwise_or_at", np.bitwise_or), ("bitwise_and_at", np.bitwise_and)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, ufunc in cases:
+            for key in KEYS_2D:
+                value = np.arange(here[key].size).reshape(here[key].shape).astype(dtype)
+                getattr(there, name)(key, value)
+                ufunc.at(here, key, value)
+                np.testing.assert_array_equal(there[...], here, err_msg=f"{name} {key}")
+
+
+@pytest.mark.parametrize("dtype", ["i4", "u4", "i8", "u8", "f8", "f4", "i2", ">i4"])
+def test_sums_are_numpys(pool, dtype):
+    there, here = both(pool, (700, 4), dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for key in [np.s_[:, 3], np.s_[::-2, 1], np.s_[...], np.s_[5]]:
+            part, same = there.at[key], here[key]
+            assert part.sum() == pytest.approx(same.sum(), rel=1e-5)
+            assert part.sum().dtype == same.sum().dtype
+            assert (part.min(), part.max(), part.count()) == (same.min(), same.max(), same.size)
+            assert part.mean() == pytest.approx(same.mean(), rel=1e-5)
+            limit = same.ravel()[3]
+            for name, test in [
+                ("lt", np.less),
+                ("le", np.less_equal),
+                ("gt", np.greater),
+                ("ge", np.greater_equal),
+                ("eq", np.equal),
+                ("ne", np.not_equal),
+            ]:
+                condition = getattr(part, f"__{name}__")(limit)
+                assert part.count(condition) == test(same, limit).sum()
+                assert condition.positions().tolist() == np.flatnonzero(test(same, limit)).tolist()
+        other = there.at[:, 1] > 10
+        mask = here[:, 1] > 10
+        assert there.at[:, 3].sum(where=other) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
+        assert there.at[:, 3].sum(where=mask) == pytest.approx(here[:, 3].sum(where=mask), rel=1e-5)
+        assert there.at[::-1, 3].max(where=there.at[::-1, 1] > 10) == here[mask, 3].max()
+        np.testing.assert_array_equal(there.at[:, 3].where(other), here[mask, 3])
+        np.testing.assert_array_equal(there[there.at[:, 1] > 10], here[mask])
+        # No number of the column's kind.
+        assert there.at[:, 3].count(there.at[:, 3] > 2.5) == (here[:, 3] > 2.5).sum()
+
+
+def test_sums_of_integers_wrap_as_numpys(pool):
+    there = pool.remote(None, 4, "i8")
+    there[...] = 2**62
+    assert there.sum() == np.full(4, 2**62, "i8").sum() == 0
+
+
+def test_the_servers_work_out_what_they_can(pool):
+    there, _ = both(pool, (100_000, 8), "i8")
+    before = sum(server["received_bytes"] for server in pool.servers())
+    there.at[:, 3].sum(where=there.at[:, 3] > 5)
+    there[::512, 3]
+    received = sum(server["received_bytes"] for server in pool.servers()) - before
+    assert received < 20_000, "of a column of 800,000 bytes"
+
+
+def test_one_warning_where_servers_cannot(pool):
+    there, here = both(pool, 100, "i2")
+    from rampool import _table
+
+    _table._warned.clear()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert there.sum() == here.sum(dtype="i8")
+        there.sum()
+    assert len(seen) == 1 and "int16" in str(seen[0].message)
+
+
+def test_elements_are_updated_at_once(pool):
+    there = pool.remote(None, (3, 4), "u8")
+    assert there.fetch_add((1, 2), 5) == 0
+    assert there.fetch_add((1, -2), 5) == 5
+    assert there.compare_swap((1, 2), 10, 77) == 10
+    assert there.compare_swap((1, 2), 10, 78) == 77
+    assert there[1, 2] == 77
+
+
+def test_what_makes_no_sense_says_what(pool):
+    there, _ = both(pool, (10, 4), "i8")
+    for key in [10, -11, (0, 4), (0, 0, 0), [10], np.zeros((3, 3), bool), 1.5, "x", (..., ...), True]:
+        with pytest.raises(IndexError):
+            there[key]
+    with pytest.raises(ValueError):
+        there[0] = [1, 2, 3]
+    with pytest.raises(TypeError, match="complex128"):
+        there[0] = 1j
+    with pytest.raises(ValueError, match="where="):
+        if there.at[:, 0] > 1:
+            pass
+    with pytest.raises(ValueError):
+        there.at[:, 0].sum(where=there.at[3] > 1)
+    with pytest.raises(TypeError):
+        there.at[:, 0].sum(where=[1] * 10)
+    with pytest.raises(ValueError, match="min"):
+        there.at[:, 0].min(where=there.at[:, 0] > 10**9)
+    with pytest.raises(TypeError, match="i4, u4"):
+        pool.remote(None, 3, "i2").fetch_add(0, 1)
+    with pytest.raises(TypeError):
+        pool.remote(None, 3, object)
+    with pytest.raises(ValueError):
+        pool.remote(None, (3, 0))
+
+
+def test_regions_by_name(pool, server):
+    there = pool.remote("table", (10, 4), "i4")
+    there[...] = 7
+    again = rampool.Pool.join(pool.ticket)
+    assert again.remote("table", (5, 8), "i4").sum() == 280
+    assert again.remote("table", dtype="i4").shape == (40,)
+    with pytest.raises(ValueError, match="160"):
+        again.remote("table", (10, 5), "i4")
+    with pytest.raises(rampool.NotFound):
+        again.remote("none")
+    there.free()
+    with pytest.raises(rampool.NotFound):
+        there[0]
+    again.close()
+
+
+def test_started_gets_end_in_an_event_loop(pool):
+    there, here = both(pool, (1000, 16), "i8")
+
+    async def main():
+        parts = await asyncio.gather(*[there.start_get(np.s_[k::10]) for k in range(10)])
+        await there.start_put(0, 5)
+        before = threading.active_count()
+        again = await there.start_get(0)
+        assert threading.active_count() == before
+        return parts, again
+
+    parts, again = asyncio.run(main())
+    for k, part in enumerate(parts):
+        np.testing.assert_array_equal(part, here[k::10])
+    assert again.tolist() == [5] * 16
+
+
+def test_threads_share_an_array(pool):
+    there = pool.remote(None, (8, 1000), "i8")
+    failures = []
+
+    def work(n):
+        try:
+            for k in range(50):
+                there[n] = np.arange(1000) * k + n
+                assert there[n].tolist() == (np.arange(1000) * k + n).tolist()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failures
+
+
+def test_dask_reads_it(pool):
+    da = pytest.importorskip("dask.array")
+    there, here = both(pool, (1000, 16), "f8")
+    array = da.from_array(there, chunks=(100, 16))
+    assert float(array[:, 3].sum().compute(scheduler="threads")) == pytest.approx(here[:, 3].sum())
+
+
+# --- manners ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_gets_an_error(pool):
+    there, _ = both(pool, 10, "i8")
+    queue, store = pool.queue("forked"), pool.store()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in [
+            lambda: there[0],
+            lambda: pool.empty(3),
+            lambda: queue.take(0),
+            lambda: store["x"],
+            lambda: pool.store(),
+            lambda: there.sum(),
+        ]:
+            try:
+                call()
+            except rampool.ForkError:
+                refused += 1
+        del there, queue, store
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+    assert there[0] is not None
+    store["x"] = b"y"
+    assert bytes(store["x"]) == b"y"
+
+
+def test_control_c_ends_a_wait(pool):
+    queue = pool.queue("empty")
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        queue.take()
+    # What was interrupted does no harm.
+    queue.send(b"x")
+    assert queue.take(10).head == b"x"
+
+
+def test_control_c_ends_a_get_from_a_server_that_does_not_answer(own_server):
+    pool = rampool.connect(own_server.address, memory="16M", same_host="socket")
+    there = pool.remote(None, 1000, "i8")
+    own_server.process.send_signal(signal.SIGSTOP)
+    until(lambda: "\nState:\tT" in open(f"/proc/{own_server.process.pid}/status").read(), "the stop")
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            there[5]
+    finally:
+        own_server.process.send_signal(signal.SIGCONT)
+    assert there[6] == 0
+
+
+def test_a_wait_for_another_thread_leaves_the_interpreter(pool):
+    queue = pool.queue("other")
+    thread = threading.Thread(target=lambda: queue.take(30))
+    thread.start()
+    assert sum(range(1000)) == 499500
+    pool.queue("other").send(b"x")
+    thread.join()
+
+
+def test_a_lost_server_is_a_connection_error(own_server):
+    pool = rampool.connect(own_server.address, memory="16M", op_deadline_ms=1000)
+    there = pool.remote(None, 1000, "i8")
+    own_server.stop()
+    with pytest.raises(rampool.ServerLost, match="server.sock") as lost:
+        for _ in range(2):
+            there[5]
+    assert isinstance(lost.value, ConnectionError)
+
+
+def test_a_full_pool_is_a_memory_error(own_server):
+    pool = rampool.connect(own_server.address, memory="4M", local="1M")
+    there = pool.remote(None, 8 << 20, "u1")
+    with pytest.raises(rampool.NoRoom) as full:
+        there[...] = 1
+    assert isinstance(full.value, MemoryError)
+    with pytest.raises(rampool.NoRoom):
+        pool.empty(1 << 30, "u1")
+
+
+def test_a_closed_pool_says_so(server):
+    pool = rampool.connect(server, memory="16M")
+    there = pool.remote(None, 10)
+    pool.close()
+    pool.close()
+    for call in [
+        lambda: there[0],
+        lambda: pool.empty(3),
+        lambda: pool.remote(None, 3),
+        lambda: pool.queue("x"),
+    ]:
+        with pytest.raises(rampool.Closed):
+            call()
+
+
+def test_what_connect_is_given(server, monkeypatch):
+    monkeypatch.delenv("RAMPOOL_SERVERS", raising=False)
+    with pytest.raises(ValueError, match="no memory server"):
+        rampool.connect()
+    with pytest.raises(rampool.ServerLost, match="/no/such"):
+        rampool.connect("unix:/no/such", memory="1M")
+    with pytest.raises(rampool.NoRoom):
+        rampool.connect(server, memory="100T")
+    with pytest.raises(TypeError, match="nonsense"):
+        rampool.connect(server, memory="1M", nonsense=1)
+    with pytest.raises(ValueError, match="page-size"):
+        rampool.connect(server, memory="1M", page_size="much")
+    with pytest.raises(ValueError, match="memory"):
+        rampool.connect(server)
+    monkeypatch.setenv("RAMPOOL_SERVERS", server)
+    with rampool.connect(memory="1M", compression=True) as pool:
+        assert pool.servers()[0]["lease_bytes"] == 1 << 20
+        assert "server.sock" in repr(pool)
+
+
+def test_queues_in_an_event_loop(pool):
+    async def main():
+        jobs, other = pool.queue("loop"), pool.queue("loop")
+        asyncio.get_running_loop().call_later(
+            0.05, lambda: [other.send(bytes([n]), bytes(1000 * n)) for n in range(5)]
+        )
+        got = []
+        async for job in jobs:
+            with job:
+                got.append((job.head, len(job.body())))
+            if len(got) == 5:
+                return got
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == [(bytes([n]), 1000 * n) for n in range(5)]
+
+
+def test_a_message_that_is_not_done_with_comes_again(pool):
+    jobs = pool.queue("again", messages=2)
+    jobs.send(b"a", np.arange(4))
+    jobs.send(b"b")
+    with pytest.raises(rampool.Timeout) as full:
+        jobs.send(b"c")
+    assert isinstance(full.value, TimeoutError)
+    with pytest.raises(ZeroDivisionError), jobs.take(10):
+        1 / 0
+    again = jobs.take(10)
+    assert (again.head, again.redelivered, again.nbytes) == (b"a", True, 32)
+    assert np.frombuffer(again.body(), "i8").tolist() == [0, 1, 2, 3]
+    again.done()
+    with pytest.raises(RuntimeError):
+        again.done()
+    jobs.take(10).done()
+    jobs.flush()
+    began = time.monotonic()
+    with pytest.raises(rampool.Timeout):
+        jobs.take(0.3)
+    assert time.monotonic() - began >= 0.3
+    with pytest.raises(ValueError):
+        jobs.send(bytes(257))
