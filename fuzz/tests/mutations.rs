@@ -461,7 +461,8 @@ fn sessions_of_block_device_clients() {
 
 #[test]
 fn every_target_is_driven_here() {
-    let here = include_str!("mutations.rs");
+    // rustfmt breaks a long call over several lines.
+    let here: String = include_str!("mutations.rs").split_whitespace().collect();
     let targets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz_targets")).unwrap();
     let names: Vec<String> =
         targets.map(|f| f.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect();
