@@ -18,6 +18,7 @@ use rampool_wire::frame::{
     PageEntry, RegionId, Status, WireError, encode_error, encode_frame, encode_get_reply, parse_extents,
     parse_put,
 };
+use rampool_wire::places::{Place, push_places};
 use rampool_wire::session::features;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 use std::collections::BTreeMap;
@@ -189,6 +190,8 @@ pub(super) struct Workbench {
     lens: Vec<u32>,
     pieces: Vec<Piece>,
     places: Vec<PieceMut>,
+    /// Where pages lie, for clients that read them there.
+    stored_at: Vec<Place>,
     head: Vec<u8>,
     released: Vec<FrameIndex>,
     scratch: Scratch,
@@ -571,6 +574,8 @@ impl Connection {
 
     fn get(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
         let compressed = self.link.features() & features::LZ4 != 0;
+        let tells_places = self.link.features() & features::PLACES != 0;
+        bench.stored_at.clear();
         bench.pages.clear();
         bench.entries.clear();
         bench.frames.clear();
@@ -584,6 +589,11 @@ impl Connection {
             let copied = bench.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
             // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame
             // that stays. What the link copies is copied before.
+            if tells_places {
+                let place =
+                    |page: &Option<_>| page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
+                bench.stored_at.extend(bench.pages.iter().map(place));
+            }
             for page in &bench.pages {
                 let Some(page) = page else {
                     bench.entries.push(PageEntry::ZERO);
@@ -618,7 +628,7 @@ impl Connection {
         match result {
             Ok(()) => {
                 bench.head.clear();
-                encode_get_reply(&mut bench.head, header.reply(Status::Ok), &bench.entries);
+                encode_get_reply(&mut bench.head, header.reply(Status::Ok), &bench.entries, &bench.stored_at);
                 // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link
                 // copies the page at once, and then the page is the table's for as long as the lease is
                 // locked; settled frames are not written.
@@ -694,6 +704,12 @@ impl Connection {
             bench.pages.push(page);
         }
         drop(frames);
+        // While the frames are this request's alone: others may replace the pages as soon as they are entered.
+        bench.stored_at.clear();
+        if self.link.features() & features::PLACES != 0 {
+            let place = |page: &Option<_>| page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
+            bench.stored_at.extend(bench.pages.iter().map(place));
+        }
         bench.released.clear();
         let result = self.seat().and_then(|seat| {
             let mut space = seat.space()?;
@@ -720,6 +736,13 @@ impl Connection {
         shared.store.release(&bench.released);
         bench.released.clear();
         self.arriving = arriving;
+        if result.is_ok() && !bench.stored_at.is_empty() {
+            bench.table.clear();
+            push_places(&mut bench.table, &bench.stored_at);
+            bench.head.clear();
+            encode_frame(&mut bench.head, header.reply(Status::Ok), &bench.table, 0);
+            return self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+        }
         self.answer(shared, bench, header, result);
     }
 
