@@ -705,6 +705,7 @@ impl Edit<'_> {
             .expect("the region was there a moment ago");
         let PageState::Own(page) = state else { panic!("a page that is to be changed is its region's own") };
         assert!(self.shared.store.is_writable(&page), "a page that is changed has one reference");
+        self.shared.store.touch(page.frame);
         let mut room = [0; OS_PAGE_BYTES];
         let (old, new) = (&mut [0; OS_PAGE_BYTES][..piece.len], &mut room[..piece.len]);
         // SAFETY: the piece is within the page; only its page table refers to the frame, and that is locked:
