@@ -142,9 +142,10 @@ impl Key {
         self.tenant
     }
 
-    /// The key with which a server that has this one proves itself to a client that says it is `tenant`.
-    /// `None`: it has none.
-    pub(crate) fn towards(&self, tenant: Option<TenantId>) -> Option<Self> {
+    /// The key with which a server that has this one proves itself to a client that says it is `tenant`, or
+    /// speaks for it. `None`: it has none.
+    #[must_use]
+    pub fn towards(&self, tenant: Option<TenantId>) -> Option<Self> {
         match tenant {
             Some(tenant) if self.tenant.is_none() => self.derive(tenant).ok(),
             _ => (self.tenant == tenant).then(|| self.clone()),

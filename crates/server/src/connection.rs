@@ -5,11 +5,12 @@ mod keyed;
 pub(super) mod queue;
 mod rows;
 
-use super::shared::{Counts, Lease, OWN_REPLY_BYTES, Posts, Replies, Shared};
+use super::shared::{Counts, Lease, OWN_REPLY_BYTES, Posts, Replies, Shared, Space};
+use super::tenants::Tenant;
 use crate::store::{PageStore, Scratch};
 use rampool_lease::{
-    AttachError, ConnectionNumber, FrameIndex, LeaseSpace, OpenError, ResizeError, SpaceError, StoredPage,
-    resize_lease,
+    AttachError, ConnectionNumber, FrameIndex, LeaseSpace, OpenError, OverQuota, ResizeError, SpaceError,
+    StoredPage, resize_lease,
 };
 use rampool_net::key::random_bytes;
 use rampool_net::transport::{Flush, Link, LinkError, Means, Piece, PieceMut, Received, Urgency};
@@ -19,10 +20,11 @@ use rampool_wire::frame::{
     parse_put,
 };
 use rampool_wire::session::features;
+use rampool_wire::tenant::TenantId;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a request waits for memory that closing leases are about to give back: less than clients wait for
@@ -32,18 +34,20 @@ const LEASE_WAIT: Duration = Duration::from_secs(4);
 const FRAMES_A_TURN: usize = 64;
 /// A request of the direct view counts as so many frames: it may move a megabyte, and touch many pages.
 const DIRECT_COUNTS_FOR: usize = 8;
-/// The longest turn in time, checked after so many frames: a longer one delays the other connections.
-const TURN: Duration = Duration::from_millis(1);
+/// The longest turn in time, checked after so many frames, or within a long request: a longer one delays the
+/// other connections.
+pub(super) const TURN: Duration = Duration::from_micros(100);
 const LOOK_AT_CLOCK_AFTER: usize = 8;
 /// After a request of the direct view, this much of a collected reply is sent at once, before the end of the
 /// turn: while the next request is worked on, and while it is in the cache. Through shared memory the client
 /// takes it from there; for a socket the kernel copies it, and each call to send costs more than the cache
-/// gives. in the cache. Through shared memory the client takes it from there; for a socket the kernel copies
-/// it, and each call to send costs more than the cache gives.
+/// gives.
 const FLUSH_COLLECTED_BYTES: usize = 32 * 1024;
 const FLUSH_COLLECTED_INTO_SOCKET_BYTES: usize = 512 << 10;
 /// Likewise for replies that are sent from where they lie: one call for several is faster than one for each.
 const FLUSH_BYTES: usize = 1536 << 10;
+/// Times 512 pages that are freed between two looks at the clock.
+const CHUNKS_AT_ONCE: usize = 2;
 /// Where the bytes of a refused `Put` go.
 const SINK_BYTES: usize = 64 * 1024;
 
@@ -66,6 +70,8 @@ pub(super) enum End {
     Replaced,
     #[error("the server stops")]
     Stopping,
+    #[error("its key is revoked")]
+    Revoked,
 }
 
 impl From<WireError> for End {
@@ -200,8 +206,25 @@ pub(super) struct Workbench {
     table: Vec<u8>,
     /// Answers of queues for other connections.
     pub(super) posts: Posts,
+    slice: Slice,
     /// When the first request that waits in a queue times out.
     pub(super) alarm: Option<Instant>,
+}
+
+/// The time of a turn, from when it is asked about first.
+#[derive(Default)]
+pub(crate) struct Slice(Option<Instant>);
+
+impl Slice {
+    /// A turn begins.
+    fn begin(&mut self) {
+        self.0 = None;
+    }
+
+    /// Whether the turn should end.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.0.get_or_insert_with(Instant::now).elapsed() >= TURN
+    }
 }
 
 impl Workbench {
@@ -230,7 +253,7 @@ struct Seat {
 
 impl Seat {
     /// The lease's pages, if this connection still speaks for its member.
-    fn space(&self) -> Result<MutexGuard<'_, LeaseSpace>, SpaceError> {
+    fn space(&self) -> Result<Space<'_>, SpaceError> {
         let space = self.lease.space();
         space.admit(self.member, self.connection)?;
         Ok(space)
@@ -269,16 +292,40 @@ enum Asked {
     Later(Refused),
 }
 
+/// A request that goes on with the next turn.
+enum Paused {
+    Gather(Box<direct::Gathering>),
+    Scan(Box<direct::Scanning>),
+    Get(Box<Getting>),
+    /// Pages of freed regions of its lease are being freed.
+    Free(Header),
+    Discard(Header, Vec<Extent>),
+}
+
+/// A `Get` of packed pages that takes more than one turn.
+struct Getting {
+    header: Header,
+    extents: Vec<Extent>,
+    entries: Vec<PageEntry>,
+    frames: Vec<FrameIndex>,
+    pieces: Vec<Piece>,
+}
+
 pub(super) struct Connection {
     link: Link<Held>,
+    tenant: Arc<Tenant>,
+    /// As it proved; the master key has none.
+    identity: Option<TenantId>,
     seat: Option<Seat>,
+    paused: Option<Paused>,
     parked: Option<Parked>,
     arriving: Arriving,
     /// Bytes that were collected for answers since the last flush.
     collected: usize,
     replies: Arc<Replies>,
-    /// The part of its replies that counts among those of all connections.
+    /// The part of its replies that counts among those of all connections, of its tenant, and of this lease.
     counted: usize,
+    charged: Option<Arc<Lease>>,
     arena: usize,
     /// Its slot in its shard.
     token: u64,
@@ -323,6 +370,12 @@ impl From<SpaceError> for Refused {
     }
 }
 
+impl From<OverQuota> for Refused {
+    fn from(error: OverQuota) -> Self {
+        Self::new(Status::LimitReached, error)
+    }
+}
+
 fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
@@ -335,6 +388,7 @@ fn count_alone(counter: &AtomicU64, n: u64) {
 impl Connection {
     pub(super) fn new(
         link: Link<Held>,
+        tenant: Arc<Tenant>,
         replies: Arc<Replies>,
         arena: usize,
         token: u64,
@@ -343,14 +397,19 @@ impl Connection {
         let arriving = Arriving::default();
         let waiting = BTreeMap::new();
         let exposures = keyed::Exposures::default();
+        let identity = link.tenant();
         Self {
             link,
+            tenant,
+            identity,
             seat: None,
+            paused: None,
             parked: None,
             arriving,
             collected: 0,
             replies,
             counted: 0,
+            charged: None,
             arena,
             token,
             copies: 0,
@@ -365,6 +424,27 @@ impl Connection {
 
     pub(super) fn link(&self) -> &Link<Held> {
         &self.link
+    }
+
+    pub(super) fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
+    }
+
+    /// Whether its key was revoked since it came.
+    pub(super) fn is_revoked(&self, shared: &Shared) -> bool {
+        self.identity.is_some_and(|tenant| shared.tenants.is_revoked(tenant))
+    }
+
+    /// Writes down that a lease loses this connection because its key is revoked.
+    pub(super) fn audit_revoked(&self) {
+        let lease = self.seat.as_ref().map(|seat| seat.lease.id.0);
+        let member = self.seat.as_ref().map(|seat| seat.member.0);
+        let generation = self.identity.map(|tenant| tenant.generation);
+        tracing::info!(tenant = %self.tenant_name(), generation, lease, member, peer = %self.link.peer(), "lease revoked");
+    }
+
+    fn tenant_name(&self) -> String {
+        self.tenant.name.map_or_else(|| "-".to_owned(), |name| name.to_string())
     }
 
     /// Sends what is queued.
@@ -397,12 +477,33 @@ impl Connection {
     /// before it takes some.
     pub(super) fn is_full(&self, shared: &Shared) -> bool {
         let waiting = self.link.queued_bytes();
-        waiting > shared.config.max_bytes as usize || (waiting > OWN_REPLY_BYTES && self.replies.are_many())
+        waiting > shared.config.max_bytes as usize
+            || (waiting > OWN_REPLY_BYTES && (self.replies.are_many() || self.tenant.replies.are_many()))
     }
 
     fn count_replies(&mut self) {
-        let now = self.link.queued_bytes().saturating_sub(OWN_REPLY_BYTES);
+        let now = (self.link.queued_bytes() + self.paused_bytes()).saturating_sub(OWN_REPLY_BYTES);
+        if now != self.counted {
+            self.count(now);
+        }
+    }
+
+    /// Bytes of a reply that is being collected.
+    fn paused_bytes(&self) -> usize {
+        match &self.paused {
+            Some(Paused::Gather(gathering)) => gathering.bytes(),
+            Some(Paused::Scan(scanning)) => scanning.bytes(),
+            Some(Paused::Get(getting)) => getting.pieces.iter().map(|piece| piece.len).sum(),
+            Some(Paused::Free(_) | Paused::Discard(..)) | None => 0,
+        }
+    }
+
+    fn count(&mut self, now: usize) {
         self.replies.change(self.counted, now);
+        self.tenant.replies.change(self.counted, now);
+        if let Some(lease) = &self.charged {
+            lease.replies.change(self.counted, now);
+        }
         self.counted = now;
     }
 
@@ -419,12 +520,16 @@ impl Connection {
         bench: &mut Workbench,
         now: Instant,
     ) -> Result<Turn, End> {
-        let (mut frames, mut look_at, mut began) = (0, LOOK_AT_CLOCK_AFTER, None);
-        while frames < FRAMES_A_TURN && bench.posts.is_empty() {
+        bench.slice.begin();
+        if let Some(paused) = self.paused.take() {
+            self.heard = now;
+            self.resume(shared, bench, paused);
+        }
+        let (mut frames, mut look_at) = (0, LOOK_AT_CLOCK_AFTER);
+        while frames < FRAMES_A_TURN && bench.posts.is_empty() && self.paused.is_none() {
             if frames >= look_at {
                 look_at = frames + LOOK_AT_CLOCK_AFTER;
-                // `now` may be old: other connections had their turn since.
-                if began.get_or_insert_with(Instant::now).elapsed() >= TURN {
+                if bench.slice.is_over() {
                     break;
                 }
             }
@@ -478,6 +583,16 @@ impl Connection {
         Ok(Turn::More)
     }
 
+    fn resume(&mut self, shared: &Shared, bench: &mut Workbench, paused: Paused) {
+        match paused {
+            Paused::Gather(gathering) => self.go_on_gathering(shared, bench, *gathering, false),
+            Paused::Scan(scanning) => self.go_on_scanning(shared, bench, *scanning),
+            Paused::Get(getting) => self.go_on_getting(shared, bench, *getting),
+            Paused::Free(header) => self.go_on_freeing(shared, bench, header),
+            Paused::Discard(header, extents) => self.go_on_discarding(shared, bench, header, extents),
+        }
+    }
+
     fn request(
         &mut self,
         shared: &Shared,
@@ -509,17 +624,11 @@ impl Connection {
                     return Err(self.protocol_error(shared, bench, header, error));
                 }
                 count(&counts.discards, 1);
-                let result = self.seat().and_then(|seat| {
+                if let Some(seat) = &self.seat {
                     count(&seat.lease.counts.discards, 1);
-                    bench.released.clear();
-                    let extents = &bench.extents;
-                    let mut space = seat.space()?;
-                    space.is_ordinary(RegionId(header.region))?;
-                    Ok(space.discard(seat.member, RegionId(header.region), extents, &mut bench.released)?)
-                });
-                shared.store.release(&bench.released);
-                bench.released.clear();
-                self.answer(shared, bench, header, result.map(|()| 0));
+                }
+                let extents = std::mem::take(&mut bench.extents);
+                self.go_on_discarding(shared, bench, header, extents);
             }
             _ => {
                 if let Err(error) = no_bulk(&header) {
@@ -570,21 +679,37 @@ impl Connection {
     }
 
     fn get(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
-        let compressed = self.link.features() & features::LZ4 != 0;
-        bench.pages.clear();
         bench.entries.clear();
         bench.frames.clear();
         bench.pieces.clear();
+        self.present(shared, bench, header);
+    }
+
+    fn go_on_getting(&mut self, shared: &Shared, bench: &mut Workbench, getting: Getting) {
+        let Getting { header, extents, entries, frames, pieces } = getting;
+        (bench.extents, bench.entries, bench.frames, bench.pieces) = (extents, entries, frames, pieces);
+        self.present(shared, bench, header);
+    }
+
+    /// Holds the pages of a `Get` from where it stopped, and sends them when it has all.
+    fn present(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        let compressed = self.link.features() & features::LZ4 != 0;
+        bench.pages.clear();
         let counts = &shared.shards[self.arena].counts;
-        let mut bytes = 0;
         let (link, mut locked) = (&mut self.link, None);
         let result = self.seat.as_ref().ok_or_else(no_lease).and_then(|seat| {
             let space = seat.space()?;
             space.look_up(seat.member, RegionId(header.region), &bench.extents, &mut bench.pages)?;
             let copied = bench.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
+            let done = bench.entries.len();
             // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame
             // that stays. What the link copies is copied before.
-            for page in &bench.pages {
+            for page in &bench.pages[done..] {
+                if bench.entries.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1
+                    && bench.slice.is_over()
+                {
+                    return Ok(false);
+                }
                 let Some(page) = page else {
                     bench.entries.push(PageEntry::ZERO);
                     continue;
@@ -592,7 +717,6 @@ impl Connection {
                 if copied && usize::from(page.len) == OS_PAGE_BYTES {
                     bench.entries.push(PageEntry { crc: page.crc, len: page.len.into() });
                     bench.pieces.push(Piece { ptr: shared.store.memory(page.frame), len: OS_PAGE_BYTES });
-                    bytes += u64::from(page.len);
                     continue;
                 }
                 let presented = shared
@@ -604,19 +728,30 @@ impl Connection {
                 bench.frames.push(frame);
                 bench.entries.push(PageEntry { crc: page.crc, len });
                 bench.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
-                bytes += u64::from(len);
             }
+            let bytes = bench.entries.iter().map(|entry| u64::from(entry.len)).sum();
             for counts in [counts, &seat.lease.counts] {
                 count_alone(&counts.gets, 1);
                 count_alone(&counts.got_pages, bench.pages.len() as u64);
                 count_alone(&counts.bytes_out, bytes);
             }
             locked = copied.then_some(space);
-            Ok(())
+            Ok(true)
         });
+        if matches!(result, Ok(false)) {
+            let mut take = || std::mem::take(&mut bench.extents);
+            self.paused = Some(Paused::Get(Box::new(Getting {
+                header,
+                extents: take(),
+                entries: std::mem::take(&mut bench.entries),
+                frames: std::mem::take(&mut bench.frames),
+                pieces: std::mem::take(&mut bench.pieces),
+            })));
+            return;
+        }
         let held = Held::frames(&shared.store, &bench.frames);
         match result {
-            Ok(()) => {
+            Ok(_) => {
                 bench.head.clear();
                 encode_get_reply(&mut bench.head, header.reply(Status::Ok), &bench.entries);
                 // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link
@@ -746,15 +881,16 @@ impl Connection {
                 return Ok(());
             }
             Opcode::CreateRegion => self.seat().and_then(|seat| {
-                let made = seat
-                    .space()?
-                    .make_once(seat.member, header.request, |space| space.create_region(seat.member));
+                let made = seat.space()?.make(0, |space| {
+                    space.make_once(seat.member, header.request, |space| space.create_region(seat.member))
+                });
                 Ok(made?.0)
             }),
             Opcode::CloneRegion => self.seat().and_then(|seat| {
-                let made = seat
-                    .space()?
-                    .make_once(seat.member, header.request, |space| space.clone_region(seat.member, region));
+                let made = seat.space()?.make(0, |space| {
+                    let clone = |space: &mut LeaseSpace| space.clone_region(seat.member, region);
+                    space.make_once(seat.member, header.request, clone)
+                });
                 Ok(made?.0)
             }),
             Opcode::AdoptRegion => self
@@ -771,14 +907,15 @@ impl Connection {
                 return Ok(());
             }
             Opcode::FreeRegion => {
-                bench.released.clear();
-                let result = self.seat().and_then(|seat| {
-                    let result = seat.space()?.free_region(seat.member, region, &mut bench.released);
-                    Ok(result.map(|()| 0)?)
-                });
-                shared.store.release(&bench.released);
-                bench.released.clear();
-                result
+                let freed =
+                    self.seat().and_then(|seat| Ok(seat.space()?.free_region(seat.member, region)?));
+                match freed {
+                    Ok(()) => {
+                        self.go_on_freeing(shared, bench, header);
+                        return Ok(());
+                    }
+                    Err(refused) => Err(refused),
+                }
             }
             Opcode::Heartbeat => Ok(0),
             Opcode::Status => {
@@ -821,6 +958,55 @@ impl Connection {
         };
         self.answer(shared, bench, reply, result.map(|_| 0));
         Ok(())
+    }
+
+    /// Makes pages zero from where it stopped, the last extents first, and answers when it was all.
+    fn go_on_discarding(
+        &mut self,
+        shared: &Shared,
+        bench: &mut Workbench,
+        header: Header,
+        mut extents: Vec<Extent>,
+    ) {
+        let region = RegionId(header.region);
+        let result = loop {
+            let all = self.seat().and_then(|seat| {
+                let mut space = seat.space()?;
+                space.is_ordinary(region)?;
+                let released = &mut bench.released;
+                Ok(space.discard_some(seat.member, region, &mut extents, CHUNKS_AT_ONCE, released)?)
+            });
+            shared.store.release(&bench.released);
+            bench.released.clear();
+            match all {
+                Ok(true) => break Ok(0),
+                Ok(false) if bench.slice.is_over() => {
+                    self.paused = Some(Paused::Discard(header, extents));
+                    return;
+                }
+                Ok(false) => {}
+                Err(refused) => break Err(refused),
+            }
+        };
+        bench.extents = extents;
+        self.answer(shared, bench, header, result);
+    }
+
+    /// Frees pages of freed regions, and answers when all are free.
+    fn go_on_freeing(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+        // Also where the member's connection is another one by now: what is freed belongs to no one.
+        let Some(seat) = &self.seat else { return };
+        let mut more = true;
+        while more {
+            more = seat.lease.space().bury(CHUNKS_AT_ONCE as u64, &mut bench.released);
+            shared.store.release(&bench.released);
+            bench.released.clear();
+            if more && bench.slice.is_over() {
+                self.paused = Some(Paused::Free(header));
+                return;
+            }
+        }
+        self.answer(shared, bench, header, Ok(0));
     }
 
     /// Asks for memory, and replies, unless the memory is about to be given back: then the request waits
@@ -885,14 +1071,18 @@ impl Connection {
             return Asked::Refused(Refused::new(Status::Draining, "the server is stopping"));
         }
         let token = LeaseToken(random_bytes());
-        let opened = shared.directory().open(request, token);
+        if let Some(over) = shared.directory().accounts().too_many_connections(self.tenant.name) {
+            self.audit_refused(shared, request, &over);
+            return Asked::Refused(over.into());
+        }
+        let opened = shared.directory().open(self.tenant.name, request, token);
         match opened {
             Ok((id, member)) => {
-                let lease = Arc::new(Lease::new(id, request.bytes, shared.config.queues));
+                let lease = Arc::new(Lease::new(shared, id, request.bytes, &self.tenant));
                 lease.space().member_joined(member, ConnectionNumber::FIRST);
                 shared.add_lease(Arc::clone(&lease));
-                tracing::info!(lease = id.0, bytes = request.bytes, name = request.name, host = request.host, pid = request.pid,
-                    peer = %self.link.peer(), "lease granted");
+                tracing::info!(tenant = %self.tenant_name(), generation = self.identity.map(|tenant| tenant.generation), lease = id.0,
+                    bytes = request.bytes, name = request.name, host = request.host, pid = request.pid, peer = %self.link.peer(), "lease granted");
                 Asked::Granted(Box::new(self.sit(
                     shared,
                     lease,
@@ -906,6 +1096,7 @@ impl Connection {
                     OpenError::TooLarge { free } | OpenError::Closing { free, .. } => {
                         (Status::LeaseRefused, free)
                     }
+                    OpenError::OverQuota(over) => (Status::LeaseRefused, over.left()),
                     OpenError::Empty => (Status::BadRequest, 0),
                     _ => (Status::LimitReached, 0),
                 };
@@ -918,10 +1109,17 @@ impl Connection {
                     tracing::debug!(bytes = request.bytes, name = request.name, peer = %self.link.peer(), %error, "lease waits");
                     return Asked::Later(refused);
                 }
-                shared.complain("lease refused", Some(self.link.peer()), &error);
+                self.audit_refused(shared, request, &error);
                 Asked::Refused(refused)
             }
         }
+    }
+
+    /// One line, unless the same was said within this minute.
+    fn audit_refused(&self, shared: &Shared, request: &OpenLease, error: &dyn std::fmt::Display) {
+        let (tenant, bytes) = (self.tenant_name(), request.bytes);
+        let error = format!("tenant {tenant}, {bytes} bytes: {error}");
+        shared.complain("lease refused", Some(self.link.peer()), &error);
     }
 
     fn resize(&self, shared: &Shared, bytes: u64) -> Asked {
@@ -941,6 +1139,7 @@ impl Connection {
             ResizeError::TooLarge { free } | ResizeError::Closing { free, .. } => {
                 (Status::LeaseRefused, free)
             }
+            ResizeError::OverQuota(over) => (Status::LeaseRefused, over.left()),
             ResizeError::InUse { used } => (Status::PoolFull, used),
             ResizeError::Empty => (Status::BadRequest, 0),
             _ => (Status::NoSuchLease, 0),
@@ -959,7 +1158,15 @@ impl Connection {
             return Ok(Err(refused));
         }
         // Only for this: the lease may be busy for long, and others need the directory.
-        let attached = shared.directory().attach(&request);
+        let attached = {
+            let mut directory = shared.directory();
+            let over = directory.accounts().too_many_connections(self.tenant.name);
+            // Who comes back replaces a connection.
+            if let Some(over) = over.filter(|_| request.member == MemberId(0)) {
+                return Ok(Err(over.into()));
+            }
+            directory.attach(self.tenant.name, &request)
+        };
         Ok(match attached {
             Ok((member, connection, bytes)) => {
                 let lease = shared.lease(request.lease);
@@ -1018,13 +1225,29 @@ impl Connection {
             heartbeat_ms: ms(shared.config.heartbeat),
         };
         lease.connected(member, connection, self.link.means());
+        let counted = self.counted;
+        self.count(0);
+        self.charged = Some(Arc::clone(&lease));
+        self.count(counted);
         self.seat = Some(Seat { lease, member, connection });
         granted
     }
 
     /// The connection is over: frees what it holds, and starts the grace time of its member.
     pub(super) fn close(mut self, shared: &Shared) {
-        self.replies.change(self.counted, 0);
+        self.count(0);
+        match self.paused.take() {
+            Some(Paused::Gather(gathering)) => shared.store.release(gathering.frames()),
+            Some(Paused::Get(getting)) => shared.store.release(&getting.frames),
+            Some(Paused::Free(_)) => {
+                // The reaper goes on with it.
+                if let Some(seat) = &self.seat {
+                    shared.bury_later(seat.lease.id);
+                }
+            }
+            Some(Paused::Scan(_) | Paused::Discard(..)) | None => {}
+        }
+        shared.disconnect(&self.tenant);
         self.link.take_handed().into_iter().for_each(|fd| shared.close_elsewhere(fd));
         shared.store.release(&self.arriving.frames);
         if let Some(Seat { lease, member, connection }) = self.seat.take() {
@@ -1060,7 +1283,7 @@ impl Connection {
     }
 
     fn send_status(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
-        let mut status = shared.status();
+        let mut status = super::status::collect(shared, self.tenant.name);
         let json = loop {
             let json = serde_json::to_vec(&status).expect("numbers and strings");
             if json.len() <= MAX_BULK_BYTES {
