@@ -35,7 +35,7 @@ const LINE_BYTES: usize = 64;
 const FEW_RUNS: u64 = 8;
 /// Steps between two looks at the clock: of runs that are copied in a row, and of pieces, of which one in a
 /// packed page counts for more.
-const STEPS_AT_ONCE: u64 = 512;
+const STEPS_AT_ONCE: u64 = 4096;
 const PIECES_AT_ONCE: u32 = 32;
 const PACKED_COUNTS_FOR: u32 = 8;
 /// Bytes that are scanned between two looks at the clock.
@@ -1162,5 +1162,61 @@ unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, len: usize) {
         let to = buffer.as_mut_ptr().add(end);
         rows::copy_one(from, to, len);
         buffer.set_len(end + len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Scratch;
+    use crate::{Server, ServerConfig, StoreKind};
+    use rampool_wire::frame::page_crc;
+
+    /// A request that goes to and fro between packed pages unpacks each of them once, as long as they do not
+    /// share a place.
+    #[test]
+    fn a_packed_page_is_unpacked_once_for_a_request() {
+        let mut config = ServerConfig::new(8 << 20, "127.0.0.1:0".parse().unwrap());
+        (config.store, config.lock_memory) = (StoreKind::Compressed, false);
+        let server = Server::start(config).unwrap();
+        let shared = &server.shared;
+        let packed = |byte: u8| {
+            let page = [byte; OS_PAGE_BYTES];
+            let mut frames = Vec::new();
+            assert!(shared.store.take(0, &[4096], &mut frames));
+            // SAFETY: a frame that was just taken, of 4096 bytes.
+            unsafe {
+                std::ptr::copy_nonoverlapping(page.as_ptr(), shared.store.memory(frames[0]), OS_PAGE_BYTES)
+            };
+            let entry = PageEntry { crc: page_crc(&page), len: 4096 };
+            let stored = shared.store.settle(0, frames[0], entry, &mut Scratch::default());
+            assert!(usize::from(stored.len) < OS_PAGE_BYTES);
+            stored
+        };
+        let pages: Vec<StoredPage> = (0..4).map(packed).collect();
+        let before = shared.store.usage().frames;
+        let mut unpacked = Unpacked::new(shared, 0);
+        let mut first = Vec::new();
+        for (number, page) in (0..).zip(&pages) {
+            let memory = unpacked.page(PageIndex(number), page, || panic!("nothing gives way")).ok().unwrap();
+            // SAFETY: it is valid until another page is asked for.
+            assert_eq!(u64::from(unsafe { memory.read() }), number);
+            first.push(memory);
+        }
+        for round in 0..100_u64 {
+            let number = round * 3 % 4;
+            let memory = unpacked
+                .page(PageIndex(number), &pages[usize::try_from(number).unwrap()], || {})
+                .ok()
+                .unwrap();
+            assert_eq!(memory, first[usize::try_from(number).unwrap()], "it is the same copy");
+        }
+        assert_eq!(shared.store.usage().frames, before + 4);
+        // One with the same place gives way, and what is copied from it is copied before.
+        let mut gave_way = false;
+        let number = PageIndex(UNPACKED as u64);
+        assert!(unpacked.page(number, &pages[1], || gave_way = true).is_ok() && gave_way);
+        drop(unpacked);
+        shared.store.release(&pages.iter().map(|page| page.frame).collect::<Vec<_>>());
     }
 }
