@@ -99,19 +99,19 @@ pub(super) struct Held {
     /// Other memory of a reply.
     bytes: Vec<u8>,
     /// The pool that it returns to.
-    shelf: Option<Arc<Shelf>>,
+    buffer_pool: Option<Arc<BufferPool>>,
 }
 
 /// Buffers of sent replies, for the next ones: memory that is in the cache, and that the kernel need not
 /// supply.
 #[derive(Default, Debug)]
-pub(super) struct Shelf(Mutex<Vec<Vec<u8>>>);
+pub(super) struct BufferPool(Mutex<Vec<Vec<u8>>>);
 
 /// Buffers in the pool, and bytes of each.
-const MOST_SHELVED: usize = 4;
-const LARGEST_SHELVED: usize = 1 << 20;
+const MOST_POOLED: usize = 4;
+const LARGEST_POOLED: usize = 1 << 20;
 
-impl Shelf {
+impl BufferPool {
     /// An empty buffer with room for `bytes`: the one that was used last, if it has it.
     fn take(&self, bytes: usize) -> Vec<u8> {
         let found = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -121,12 +121,12 @@ impl Shelf {
     }
 
     fn put_back(&self, mut buffer: Vec<u8>) {
-        if buffer.capacity() == 0 || buffer.capacity() > LARGEST_SHELVED {
+        if buffer.capacity() == 0 || buffer.capacity() > LARGEST_POOLED {
             return;
         }
         buffer.clear();
         let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffers.len() < MOST_SHELVED {
+        if buffers.len() < MOST_POOLED {
             buffers.push(buffer);
         }
     }
@@ -138,13 +138,13 @@ impl Held {
     }
 
     fn bytes(bytes: Vec<u8>) -> Self {
-        Self { store: None, one: [FrameIndex(0)], many: Vec::new(), bytes, shelf: None }
+        Self { store: None, one: [FrameIndex(0)], many: Vec::new(), bytes, buffer_pool: None }
     }
 
     /// Its bytes return to the pool when the reply has been sent.
-    fn back_to(self, shelf: &Arc<Shelf>) -> Self {
+    fn back_to(self, buffer_pool: &Arc<BufferPool>) -> Self {
         let mut held = self;
-        held.shelf = Some(Arc::clone(shelf));
+        held.buffer_pool = Some(Arc::clone(buffer_pool));
         held
     }
 
@@ -160,15 +160,19 @@ impl Held {
         match frames {
             [] => Self::bytes(bytes),
             // The usual reply, one page, allocates nothing.
-            [one] => {
-                Self { store: Some(Arc::clone(store)), one: [*one], many: Vec::new(), bytes, shelf: None }
-            }
+            [one] => Self {
+                store: Some(Arc::clone(store)),
+                one: [*one],
+                many: Vec::new(),
+                bytes,
+                buffer_pool: None,
+            },
             many => Self {
                 store: Some(Arc::clone(store)),
                 one: [FrameIndex(0)],
                 many: many.to_vec(),
                 bytes,
-                shelf: None,
+                buffer_pool: None,
             },
         }
     }
@@ -179,15 +183,15 @@ impl Drop for Held {
         if let Some(store) = &self.store {
             store.release(if self.many.is_empty() { &self.one } else { &self.many });
         }
-        if let Some(shelf) = &self.shelf {
-            shelf.put_back(std::mem::take(&mut self.bytes));
+        if let Some(buffer_pool) = &self.buffer_pool {
+            buffer_pool.put_back(std::mem::take(&mut self.bytes));
         }
     }
 }
 
 /// Buffers of a shard, reused from request to request.
 #[derive(Default)]
-pub(super) struct Workbench {
+pub(super) struct ScratchBuffers {
     extents: Vec<Extent>,
     pages: Vec<Option<StoredPage>>,
     entries: Vec<PageEntry>,
@@ -199,7 +203,7 @@ pub(super) struct Workbench {
     released: Vec<FrameIndex>,
     scratch: Scratch,
     sink: Vec<u8>,
-    shelf: Arc<Shelf>,
+    buffer_pool: Arc<BufferPool>,
     /// The bytes, checksums and table of a gather that the link copies.
     gathered: Vec<u8>,
     crcs: Vec<u32>,
@@ -227,7 +231,7 @@ impl Slice {
     }
 }
 
-impl Workbench {
+impl ScratchBuffers {
     fn set_alarm(&mut self, at: Instant) {
         self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
     }
@@ -245,13 +249,13 @@ impl Workbench {
 }
 
 /// The lease of a connection, and its member.
-struct Seat {
+struct Membership {
     lease: Arc<Lease>,
     member: MemberId,
     connection: ConnectionNumber,
 }
 
-impl Seat {
+impl Membership {
     /// The lease's pages, if this connection still speaks for its member.
     fn space(&self) -> Result<Space<'_>, SpaceError> {
         let space = self.lease.space();
@@ -316,7 +320,7 @@ pub(super) struct Connection {
     tenant: Arc<Tenant>,
     /// As it proved; the master key has none.
     identity: Option<TenantId>,
-    seat: Option<Seat>,
+    membership: Option<Membership>,
     paused: Option<Paused>,
     parked: Option<Parked>,
     arriving: Arriving,
@@ -402,7 +406,7 @@ impl Connection {
             link,
             tenant,
             identity,
-            seat: None,
+            membership: None,
             paused: None,
             parked: None,
             arriving,
@@ -437,8 +441,8 @@ impl Connection {
 
     /// Writes down that a lease loses this connection because its key is revoked.
     pub(super) fn audit_revoked(&self) {
-        let lease = self.seat.as_ref().map(|seat| seat.lease.id.0);
-        let member = self.seat.as_ref().map(|seat| seat.member.0);
+        let lease = self.membership.as_ref().map(|membership| membership.lease.id.0);
+        let member = self.membership.as_ref().map(|membership| membership.member.0);
         let generation = self.identity.map(|tenant| tenant.generation);
         tracing::info!(tenant = %self.tenant_name(), generation, lease, member, peer = %self.link.peer(), "lease revoked");
     }
@@ -517,19 +521,19 @@ impl Connection {
     pub(super) fn receive(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         now: Instant,
     ) -> Result<Turn, End> {
-        bench.slice.begin();
+        buffers.slice.begin();
         if let Some(paused) = self.paused.take() {
             self.heard = now;
-            self.resume(shared, bench, paused);
+            self.resume(shared, buffers, paused);
         }
         let (mut frames, mut look_at) = (0, LOOK_AT_CLOCK_AFTER);
-        while frames < FRAMES_A_TURN && bench.posts.is_empty() && self.paused.is_none() {
+        while frames < FRAMES_A_TURN && buffers.posts.is_empty() && self.paused.is_none() {
             if frames >= look_at {
                 look_at = frames + LOOK_AT_CLOCK_AFTER;
-                if bench.slice.is_over() {
+                if buffers.slice.is_over() {
                     break;
                 }
             }
@@ -537,8 +541,8 @@ impl Connection {
             if self.is_full(shared) {
                 return Ok(Turn::Full);
             }
-            let seat = self.seat.as_ref();
-            match self.link.receive_glimpsing(|frame| direct::look_ahead(shared, seat, frame))? {
+            let membership = self.membership.as_ref();
+            match self.link.receive_glimpsing(|frame| direct::look_ahead(shared, membership, frame))? {
                 Received::Blocked => return Ok(Turn::Idle),
                 Received::Head(header) => {
                     self.heard = now;
@@ -549,7 +553,7 @@ impl Connection {
                         > shared.config.max_requests as usize
                     {
                         self.refuse(
-                            bench,
+                            buffers,
                             header,
                             &Refused::new(Status::OverCredit, "more requests outstanding than were granted"),
                             shared,
@@ -559,9 +563,9 @@ impl Connection {
                     let direct = is_direct(header.opcode);
                     frames += if direct || header.opcode == Opcode::Copy { DIRECT_COUNTS_FOR } else { 1 };
                     if header.opcode == Opcode::ReadPiece && !header.is_by_key() {
-                        self.read_piece(shared, bench, header)?;
+                        self.read_piece(shared, buffers, header)?;
                     } else {
-                        self.request(shared, bench, header, now)?;
+                        self.request(shared, buffers, header, now)?;
                     }
                     if direct
                         && (self.collected >= self.flush_collected_bytes()
@@ -573,9 +577,9 @@ impl Connection {
                 Received::Bulk(header) => {
                     self.heard = now;
                     if self.arriving.part.is_some() {
-                        self.finish_part(shared, bench, header);
+                        self.finish_part(shared, buffers, header);
                     } else {
-                        self.finish_put(shared, bench, header);
+                        self.finish_put(shared, buffers, header);
                     }
                 }
             }
@@ -583,68 +587,68 @@ impl Connection {
         Ok(Turn::More)
     }
 
-    fn resume(&mut self, shared: &Shared, bench: &mut Workbench, paused: Paused) {
+    fn resume(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, paused: Paused) {
         match paused {
-            Paused::Gather(gathering) => self.go_on_gathering(shared, bench, *gathering, false),
-            Paused::Scan(scanning) => self.go_on_scanning(shared, bench, *scanning),
-            Paused::Get(getting) => self.go_on_getting(shared, bench, *getting),
-            Paused::Free(header) => self.go_on_freeing(shared, bench, header),
-            Paused::Discard(header, extents) => self.go_on_discarding(shared, bench, header, extents),
+            Paused::Gather(gathering) => self.go_on_gathering(shared, buffers, *gathering, false),
+            Paused::Scan(scanning) => self.go_on_scanning(shared, buffers, *scanning),
+            Paused::Get(getting) => self.go_on_getting(shared, buffers, *getting),
+            Paused::Free(header) => self.go_on_freeing(shared, buffers, header),
+            Paused::Discard(header, extents) => self.go_on_discarding(shared, buffers, header, extents),
         }
     }
 
     fn request(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         now: Instant,
     ) -> Result<(), End> {
         let counts = &shared.shards[self.arena].counts;
         if header.is_by_key() && !matches!(header.opcode, Opcode::Gather | Opcode::Scatter) {
             let error = End::Protocol("a key where none belongs".to_owned());
-            return Err(self.protocol_error(shared, bench, header, error));
+            return Err(self.protocol_error(shared, buffers, header, error));
         }
-        if self.seat.is_none() && is_laborious(header.opcode) {
-            return self.refuse_unread(shared, bench, header);
+        if self.membership.is_none() && is_laborious(header.opcode) {
+            return self.refuse_unread(shared, buffers, header);
         }
         match header.opcode {
             Opcode::Get => {
-                let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
+                let pages = parse_extents(&header, self.link.table(), &mut buffers.extents);
                 match pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
-                    Ok(()) => self.get(shared, bench, header),
-                    Err(error) => return Err(self.protocol_error(shared, bench, header, error)),
+                    Ok(()) => self.get(shared, buffers, header),
+                    Err(error) => return Err(self.protocol_error(shared, buffers, header, error)),
                 }
             }
-            Opcode::Put => return self.begin_put(shared, bench, header),
-            Opcode::Scatter | Opcode::Accumulate => return self.begin_part(shared, bench, header),
+            Opcode::Put => return self.begin_put(shared, buffers, header),
+            Opcode::Scatter | Opcode::Accumulate => return self.begin_part(shared, buffers, header),
             Opcode::Discard => {
-                let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
+                let pages = parse_extents(&header, self.link.table(), &mut buffers.extents);
                 if let Err(error) = pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
-                    return Err(self.protocol_error(shared, bench, header, error));
+                    return Err(self.protocol_error(shared, buffers, header, error));
                 }
                 count(&counts.discards, 1);
-                if let Some(seat) = &self.seat {
-                    count(&seat.lease.counts.discards, 1);
+                if let Some(membership) = &self.membership {
+                    count(&membership.lease.counts.discards, 1);
                 }
-                let extents = std::mem::take(&mut bench.extents);
-                self.go_on_discarding(shared, bench, header, extents);
+                let extents = std::mem::take(&mut buffers.extents);
+                self.go_on_discarding(shared, buffers, header, extents);
             }
             _ => {
                 if let Err(error) = no_bulk(&header) {
-                    return Err(self.protocol_error(shared, bench, header, error));
+                    return Err(self.protocol_error(shared, buffers, header, error));
                 }
                 count_alone(&counts.control, 1);
-                if let Some(seat) = &self.seat {
-                    count(&seat.lease.counts.control, 1);
+                if let Some(membership) = &self.membership {
+                    count(&membership.lease.counts.control, 1);
                 }
                 return match header.opcode {
-                    Opcode::Gather => self.gather(shared, bench, header),
-                    Opcode::FetchOp => self.fetch_op(shared, bench, header),
-                    Opcode::Scan => self.scan(shared, bench, header),
-                    Opcode::Copy => self.copy(shared, bench, header),
-                    Opcode::Expose => self.expose(shared, bench, header),
-                    Opcode::Revoke => self.revoke(shared, bench, header),
+                    Opcode::Gather => self.gather(shared, buffers, header),
+                    Opcode::FetchOp => self.fetch_op(shared, buffers, header),
+                    Opcode::Scan => self.scan(shared, buffers, header),
+                    Opcode::Copy => self.copy(shared, buffers, header),
+                    Opcode::Expose => self.expose(shared, buffers, header),
+                    Opcode::Revoke => self.revoke(shared, buffers, header),
                     Opcode::OpenQueue
                     | Opcode::FreeQueue
                     | Opcode::ListQueues
@@ -652,8 +656,8 @@ impl Connection {
                     | Opcode::Take
                     | Opcode::Settle
                     | Opcode::AwaitBody
-                    | Opcode::PushHeads => self.queue(shared, bench, header, now),
-                    _ => self.control(shared, bench, header),
+                    | Opcode::PushHeads => self.queue(shared, buffers, header, now),
+                    _ => self.control(shared, buffers, header),
                 };
             }
         }
@@ -661,62 +665,73 @@ impl Connection {
     }
 
     /// A connection without a lease is told so before any work on its request.
-    fn refuse_unread(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+    fn refuse_unread(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        header: Header,
+    ) -> Result<(), End> {
         let carries = matches!(header.opcode, Opcode::Scatter | Opcode::Accumulate);
         if !carries && let Err(error) = no_bulk(&header) {
-            return Err(self.protocol_error(shared, bench, header, error));
+            return Err(self.protocol_error(shared, buffers, header, error));
         }
         if header.bulk_len == 0 {
-            self.refuse(bench, header, &no_lease(), shared);
+            self.refuse(buffers, header, &no_lease(), shared);
             return Ok(());
         }
         self.arriving.refused = Some((Status::NotAllowed, 0, NO_LEASE.to_owned()));
-        bench.places.clear();
-        bench.lay_out_sink(header.bulk_len as usize);
+        buffers.places.clear();
+        buffers.lay_out_sink(header.bulk_len as usize);
         // SAFETY: the sink belongs to the shard, is never read, and outlives its connections.
-        unsafe { self.link.place(&bench.places) };
+        unsafe { self.link.place(&buffers.places) };
         Ok(())
     }
 
-    fn get(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
-        bench.entries.clear();
-        bench.frames.clear();
-        bench.pieces.clear();
-        self.present(shared, bench, header);
+    fn get(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
+        buffers.entries.clear();
+        buffers.frames.clear();
+        buffers.pieces.clear();
+        self.present(shared, buffers, header);
     }
 
-    fn go_on_getting(&mut self, shared: &Shared, bench: &mut Workbench, getting: Getting) {
+    fn go_on_getting(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, getting: Getting) {
         let Getting { header, extents, entries, frames, pieces } = getting;
-        (bench.extents, bench.entries, bench.frames, bench.pieces) = (extents, entries, frames, pieces);
-        self.present(shared, bench, header);
+        (buffers.extents, buffers.entries, buffers.frames, buffers.pieces) =
+            (extents, entries, frames, pieces);
+        self.present(shared, buffers, header);
     }
 
     /// Holds the pages of a `Get` from where it stopped, and sends them when it has all.
-    fn present(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+    fn present(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         let compressed = self.link.features() & features::LZ4 != 0;
-        bench.pages.clear();
+        buffers.pages.clear();
         let counts = &shared.shards[self.arena].counts;
         let (link, mut locked) = (&mut self.link, None);
-        let result = self.seat.as_ref().ok_or_else(no_lease).and_then(|seat| {
-            let space = seat.space()?;
-            space.look_up(seat.member, RegionId(header.region), &bench.extents, &mut bench.pages)?;
-            let copied = bench.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
-            let done = bench.entries.len();
+        let result = self.membership.as_ref().ok_or_else(no_lease).and_then(|membership| {
+            let space = membership.space()?;
+            space.look_up(
+                membership.member,
+                RegionId(header.region),
+                &buffers.extents,
+                &mut buffers.pages,
+            )?;
+            let copied = buffers.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
+            let done = buffers.entries.len();
             // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame
             // that stays. What the link copies is copied before.
-            for page in &bench.pages[done..] {
-                if bench.entries.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1
-                    && bench.slice.is_over()
+            for page in &buffers.pages[done..] {
+                if buffers.entries.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1
+                    && buffers.slice.is_over()
                 {
                     return Ok(false);
                 }
                 let Some(page) = page else {
-                    bench.entries.push(PageEntry::ZERO);
+                    buffers.entries.push(PageEntry::ZERO);
                     continue;
                 };
                 if copied && usize::from(page.len) == OS_PAGE_BYTES {
-                    bench.entries.push(PageEntry { crc: page.crc, len: page.len.into() });
-                    bench.pieces.push(Piece { ptr: shared.store.memory(page.frame), len: OS_PAGE_BYTES });
+                    buffers.entries.push(PageEntry { crc: page.crc, len: page.len.into() });
+                    buffers.pieces.push(Piece { ptr: shared.store.memory(page.frame), len: OS_PAGE_BYTES });
                     continue;
                 }
                 let presented = shared
@@ -725,65 +740,70 @@ impl Connection {
                     .map_err(|e| Refused::new(Status::BadRequest, e))?;
                 let (frame, len) =
                     presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
-                bench.frames.push(frame);
-                bench.entries.push(PageEntry { crc: page.crc, len });
-                bench.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
+                buffers.frames.push(frame);
+                buffers.entries.push(PageEntry { crc: page.crc, len });
+                buffers.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
             }
-            let bytes = bench.entries.iter().map(|entry| u64::from(entry.len)).sum();
-            for counts in [counts, &seat.lease.counts] {
+            let bytes = buffers.entries.iter().map(|entry| u64::from(entry.len)).sum();
+            for counts in [counts, &membership.lease.counts] {
                 count_alone(&counts.gets, 1);
-                count_alone(&counts.got_pages, bench.pages.len() as u64);
+                count_alone(&counts.got_pages, buffers.pages.len() as u64);
                 count_alone(&counts.bytes_out, bytes);
             }
             locked = copied.then_some(space);
             Ok(true)
         });
         if matches!(result, Ok(false)) {
-            let mut take = || std::mem::take(&mut bench.extents);
+            let mut take = || std::mem::take(&mut buffers.extents);
             self.paused = Some(Paused::Get(Box::new(Getting {
                 header,
                 extents: take(),
-                entries: std::mem::take(&mut bench.entries),
-                frames: std::mem::take(&mut bench.frames),
-                pieces: std::mem::take(&mut bench.pieces),
+                entries: std::mem::take(&mut buffers.entries),
+                frames: std::mem::take(&mut buffers.frames),
+                pieces: std::mem::take(&mut buffers.pieces),
             })));
             return;
         }
-        let held = Held::frames(&shared.store, &bench.frames);
+        let held = Held::frames(&shared.store, &buffers.frames);
         match result {
             Ok(_) => {
-                bench.head.clear();
-                encode_get_reply(&mut bench.head, header.reply(Status::Ok), &bench.entries);
+                buffers.head.clear();
+                encode_get_reply(&mut buffers.head, header.reply(Status::Ok), &buffers.entries);
                 // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link
                 // copies the page at once, and then the page is the table's for as long as the lease is
                 // locked; settled frames are not written.
-                unsafe { link.send(Urgency::Demand, &bench.head, &bench.pieces, held) };
+                unsafe { link.send(Urgency::Demand, &buffers.head, &buffers.pieces, held) };
                 drop(locked);
             }
             Err(refused) => {
                 drop(locked);
-                self.refuse(bench, header, &refused, shared);
+                self.refuse(buffers, header, &refused, shared);
             }
         }
     }
 
     /// Table of a `Put`: takes frames for the pages and lets them come.
-    fn begin_put(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+    fn begin_put(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        header: Header,
+    ) -> Result<(), End> {
         let compressed = self.link.features() & features::LZ4 != 0;
         let arriving = &mut self.arriving;
         let parsed =
             parse_put(&header, self.link.table(), compressed, &mut arriving.extents, &mut arriving.entries);
         if let Err(error) = parsed {
-            return Err(self.protocol_error(shared, bench, header, error.into()));
+            return Err(self.protocol_error(shared, buffers, header, error.into()));
         }
         assert!(arriving.frames.is_empty(), "one put arrives at a time");
         arriving.refused = None;
-        if self.seat.is_none() {
+        if self.membership.is_none() {
             arriving.refused = Some((Status::NotAllowed, 0, NO_LEASE.to_owned()));
         } else {
-            bench.lens.clear();
-            bench.lens.extend(arriving.entries.iter().map(|e| e.len).filter(|len| *len > 0));
-            if !shared.store.take(self.arena, &bench.lens, &mut arriving.frames) {
+            buffers.lens.clear();
+            buffers.lens.extend(arriving.entries.iter().map(|e| e.len).filter(|len| *len > 0));
+            if !shared.store.take(self.arena, &buffers.lens, &mut arriving.frames) {
                 arriving.refused = Some((
                     Status::PoolFull,
                     0,
@@ -791,127 +811,130 @@ impl Connection {
                 ));
             }
         }
-        bench.places.clear();
+        buffers.places.clear();
         if self.arriving.refused.is_some() {
-            bench.lay_out_sink(header.bulk_len as usize);
+            buffers.lay_out_sink(header.bulk_len as usize);
         } else {
             let lens = self.arriving.entries.iter().map(|e| e.len as usize).filter(|len| *len > 0);
             for (frame, len) in self.arriving.frames.iter().zip(lens) {
-                bench.places.push(PieceMut { ptr: shared.store.memory(*frame), len });
+                buffers.places.push(PieceMut { ptr: shared.store.memory(*frame), len });
             }
         }
         if header.bulk_len == 0 {
-            self.finish_put(shared, bench, header);
+            self.finish_put(shared, buffers, header);
         } else {
             // SAFETY: frames just taken belong to `arriving` until `Bulk`, and are released only with or
             // after the link; the sink belongs to the shard, is never read, and outlives its connections.
-            unsafe { self.link.place(&bench.places) };
+            unsafe { self.link.place(&buffers.places) };
         }
         Ok(())
     }
 
     /// All pages of a `Put` are in their frames: enters them.
-    fn finish_put(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+    fn finish_put(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         let counts = &shared.shards[self.arena].counts;
         let mut arriving = std::mem::take(&mut self.arriving);
         if let Some((status, arg, message)) = arriving.refused.take() {
             self.arriving = arriving;
-            self.refuse(bench, header, &Refused { status, arg, message }, shared);
+            self.refuse(buffers, header, &Refused { status, arg, message }, shared);
             return;
         }
-        bench.pages.clear();
+        buffers.pages.clear();
         let mut frames = arriving.frames.drain(..);
         for entry in &arriving.entries {
             let page = (!entry.is_zero()).then(|| {
                 let frame = frames.next().expect("one frame for each page that is not zero");
-                shared.store.settle(self.arena, frame, *entry, &mut bench.scratch)
+                shared.store.settle(self.arena, frame, *entry, &mut buffers.scratch)
             });
-            bench.pages.push(page);
+            buffers.pages.push(page);
         }
         drop(frames);
-        bench.released.clear();
-        let result = self.seat().and_then(|seat| {
-            let mut space = seat.space()?;
+        buffers.released.clear();
+        let result = self.membership().and_then(|membership| {
+            let mut space = membership.space()?;
             space.is_ordinary(RegionId(header.region))?;
             space.put(
-                seat.member,
+                membership.member,
                 RegionId(header.region),
                 &arriving.extents,
-                &bench.pages,
-                &mut bench.released,
+                &buffers.pages,
+                &mut buffers.released,
             )?;
             drop(space);
-            for counts in [counts, &seat.lease.counts] {
+            for counts in [counts, &membership.lease.counts] {
                 count(&counts.puts, 1);
-                count(&counts.put_pages, bench.pages.len() as u64);
+                count(&counts.put_pages, buffers.pages.len() as u64);
                 count(&counts.bytes_in, header.bulk_len.into());
             }
             Ok(0)
         });
         if result.is_err() {
-            bench.released.clear();
-            bench.released.extend(bench.pages.iter().flatten().map(|page| page.frame));
+            buffers.released.clear();
+            buffers.released.extend(buffers.pages.iter().flatten().map(|page| page.frame));
         }
-        shared.store.release(&bench.released);
-        bench.released.clear();
+        shared.store.release(&buffers.released);
+        buffers.released.clear();
         self.arriving = arriving;
-        self.answer(shared, bench, header, result);
+        self.answer(shared, buffers, header, result);
     }
 
-    fn control(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+    fn control(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) -> Result<(), End> {
         let region = RegionId(header.region);
         let result = match header.opcode {
             Opcode::OpenLease => {
                 match OpenLease::parse(self.link.table()) {
-                    Ok(request) => self.ask(shared, bench, header, Ask::Open(request), None),
-                    Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+                    Ok(request) => self.ask(shared, buffers, header, Ask::Open(request), None),
+                    Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
                 }
                 return Ok(());
             }
             Opcode::ResizeLease => {
-                self.ask(shared, bench, header, Ask::Resize(header.arg), None);
+                self.ask(shared, buffers, header, Ask::Resize(header.arg), None);
                 return Ok(());
             }
             Opcode::AttachLease => {
                 match self.attach(shared) {
-                    Ok(Ok(granted)) => self.grant(bench, header, &granted),
-                    Ok(Err(refused)) => self.refuse(bench, header, &refused, shared),
-                    Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+                    Ok(Ok(granted)) => self.grant(buffers, header, &granted),
+                    Ok(Err(refused)) => self.refuse(buffers, header, &refused, shared),
+                    Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
                 }
                 return Ok(());
             }
-            Opcode::CreateRegion => self.seat().and_then(|seat| {
-                let made = seat.space()?.make(0, |space| {
-                    space.make_once(seat.member, header.request, |space| space.create_region(seat.member))
+            Opcode::CreateRegion => self.membership().and_then(|membership| {
+                let made = membership.space()?.make(0, |space| {
+                    space.make_once(membership.member, header.request, |space| {
+                        space.create_region(membership.member)
+                    })
                 });
                 Ok(made?.0)
             }),
-            Opcode::CloneRegion => self.seat().and_then(|seat| {
-                let made = seat.space()?.make(0, |space| {
-                    let clone = |space: &mut LeaseSpace| space.clone_region(seat.member, region);
-                    space.make_once(seat.member, header.request, clone)
+            Opcode::CloneRegion => self.membership().and_then(|membership| {
+                let made = membership.space()?.make(0, |space| {
+                    let clone = |space: &mut LeaseSpace| space.clone_region(membership.member, region);
+                    space.make_once(membership.member, header.request, clone)
                 });
                 Ok(made?.0)
             }),
-            Opcode::AdoptRegion => self
-                .seat()
-                .and_then(|seat| Ok(seat.space()?.adopt_region(seat.member, region).map(|()| region.0)?)),
+            Opcode::AdoptRegion => self.membership().and_then(|membership| {
+                Ok(membership.space()?.adopt_region(membership.member, region).map(|()| region.0)?)
+            }),
             Opcode::OpenRegion => {
                 let opened = self.open_region(header);
                 match opened {
                     Ok((region, bytes)) => {
-                        self.answer(shared, bench, Header { region: region.0, ..header }, Ok(bytes))
+                        self.answer(shared, buffers, Header { region: region.0, ..header }, Ok(bytes))
                     }
-                    Err(refused) => self.refuse(bench, header, &refused, shared),
+                    Err(refused) => self.refuse(buffers, header, &refused, shared),
                 }
                 return Ok(());
             }
             Opcode::FreeRegion => {
-                let freed =
-                    self.seat().and_then(|seat| Ok(seat.space()?.free_region(seat.member, region)?));
+                let freed = self
+                    .membership()
+                    .and_then(|membership| Ok(membership.space()?.free_region(membership.member, region)?));
                 match freed {
                     Ok(()) => {
-                        self.go_on_freeing(shared, bench, header);
+                        self.go_on_freeing(shared, buffers, header);
                         return Ok(());
                     }
                     Err(refused) => Err(refused),
@@ -919,34 +942,40 @@ impl Connection {
             }
             Opcode::Heartbeat => Ok(0),
             Opcode::Status => {
-                self.send_status(shared, bench, header);
+                self.send_status(shared, buffers, header);
                 return Ok(());
             }
             // For another member of the lease, whose process is gone.
             Opcode::Goodbye
-                if header.arg != 0 && self.seat.as_ref().is_none_or(|seat| seat.member.0 != header.arg) =>
+                if header.arg != 0
+                    && self
+                        .membership
+                        .as_ref()
+                        .is_none_or(|membership| membership.member.0 != header.arg) =>
             {
-                self.seat().map(|seat| {
-                    let departed = shared.directory().leave(seat.lease.id, MemberId(header.arg));
+                self.membership().map(|membership| {
+                    let departed = shared.directory().leave(membership.lease.id, MemberId(header.arg));
                     if let Some(departed) = departed {
-                        tracing::debug!(lease = seat.lease.id.0, member = header.arg, "dismissed");
+                        tracing::debug!(lease = membership.lease.id.0, member = header.arg, "dismissed");
                         shared.depart(departed);
                     }
                     0
                 })
             }
             Opcode::Goodbye => {
-                if let Some(seat) = self.seat.take() {
-                    seat.lease.disconnected(seat.member, seat.connection);
+                if let Some(membership) = self.membership.take() {
+                    membership.lease.disconnected(membership.member, membership.connection);
                     let mut directory = shared.directory();
-                    let current = directory.is_current(seat.lease.id, seat.member, seat.connection);
-                    let departed = if current { directory.leave(seat.lease.id, seat.member) } else { None };
+                    let current =
+                        directory.is_current(membership.lease.id, membership.member, membership.connection);
+                    let departed =
+                        if current { directory.leave(membership.lease.id, membership.member) } else { None };
                     drop(directory);
                     if let Some(departed) = departed {
                         shared.depart(departed);
                     }
                 }
-                self.answer(shared, bench, header, Ok(0));
+                self.answer(shared, buffers, header, Ok(0));
                 return Err(End::Goodbye);
             }
             _ => Err(Refused::new(Status::BadRequest, "not a request of a client")),
@@ -956,7 +985,7 @@ impl Connection {
             (Ok(new), Opcode::CreateRegion | Opcode::CloneRegion) => Header { region: *new, ..header },
             _ => header,
         };
-        self.answer(shared, bench, reply, result.map(|_| 0));
+        self.answer(shared, buffers, reply, result.map(|_| 0));
         Ok(())
     }
 
@@ -964,23 +993,23 @@ impl Connection {
     fn go_on_discarding(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         mut extents: Vec<Extent>,
     ) {
         let region = RegionId(header.region);
         let result = loop {
-            let all = self.seat().and_then(|seat| {
-                let mut space = seat.space()?;
+            let all = self.membership().and_then(|membership| {
+                let mut space = membership.space()?;
                 space.is_ordinary(region)?;
-                let released = &mut bench.released;
-                Ok(space.discard_some(seat.member, region, &mut extents, CHUNKS_AT_ONCE, released)?)
+                let released = &mut buffers.released;
+                Ok(space.discard_some(membership.member, region, &mut extents, CHUNKS_AT_ONCE, released)?)
             });
-            shared.store.release(&bench.released);
-            bench.released.clear();
+            shared.store.release(&buffers.released);
+            buffers.released.clear();
             match all {
                 Ok(true) => break Ok(0),
-                Ok(false) if bench.slice.is_over() => {
+                Ok(false) if buffers.slice.is_over() => {
                     self.paused = Some(Paused::Discard(header, extents));
                     return;
                 }
@@ -988,25 +1017,25 @@ impl Connection {
                 Err(refused) => break Err(refused),
             }
         };
-        bench.extents = extents;
-        self.answer(shared, bench, header, result);
+        buffers.extents = extents;
+        self.answer(shared, buffers, header, result);
     }
 
     /// Frees pages of freed regions, and answers when all are free.
-    fn go_on_freeing(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+    fn go_on_freeing(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         // Also where the member's connection is another one by now: what is freed belongs to no one.
-        let Some(seat) = &self.seat else { return };
+        let Some(membership) = &self.membership else { return };
         let mut more = true;
         while more {
-            more = seat.lease.space().bury(CHUNKS_AT_ONCE as u64, &mut bench.released);
-            shared.store.release(&bench.released);
-            bench.released.clear();
-            if more && bench.slice.is_over() {
+            more = membership.lease.space().bury(CHUNKS_AT_ONCE as u64, &mut buffers.released);
+            shared.store.release(&buffers.released);
+            buffers.released.clear();
+            if more && buffers.slice.is_over() {
                 self.paused = Some(Paused::Free(header));
                 return;
             }
         }
-        self.answer(shared, bench, header, Ok(0));
+        self.answer(shared, buffers, header, Ok(0));
     }
 
     /// Asks for memory, and replies, unless the memory is about to be given back: then the request waits
@@ -1014,7 +1043,7 @@ impl Connection {
     fn ask(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         ask: Ask,
         until: Option<Instant>,
@@ -1031,25 +1060,25 @@ impl Connection {
             }
         };
         match asked {
-            Asked::Granted(granted) => self.grant(bench, header, &granted),
-            Asked::Resized => self.answer(shared, bench, header, Ok(0)),
-            Asked::Refused(refused) => self.refuse(bench, header, &refused, shared),
+            Asked::Granted(granted) => self.grant(buffers, header, &granted),
+            Asked::Resized => self.answer(shared, buffers, header, Ok(0)),
+            Asked::Refused(refused) => self.refuse(buffers, header, &refused, shared),
             Asked::Later(refused) => {
                 let now = Instant::now();
                 let until = until.unwrap_or(now + LEASE_WAIT);
                 if now < until {
                     self.parked = Some(Parked { header, ask, until });
                 } else {
-                    self.refuse(bench, header, &refused, shared);
+                    self.refuse(buffers, header, &refused, shared);
                 }
             }
         }
     }
 
     /// Retries what had to wait; called when a lease has closed, and now and then for the deadline.
-    pub(super) fn ask_again(&mut self, shared: &Shared, bench: &mut Workbench) {
+    pub(super) fn ask_again(&mut self, shared: &Shared, buffers: &mut ScratchBuffers) {
         if let Some(Parked { header, ask, until }) = self.parked.take() {
-            self.ask(shared, bench, header, ask, Some(until));
+            self.ask(shared, buffers, header, ask, Some(until));
         }
     }
 
@@ -1057,10 +1086,10 @@ impl Connection {
         self.parked.is_some()
     }
 
-    fn grant(&mut self, bench: &mut Workbench, header: Header, granted: &Granted) {
-        bench.head.clear();
-        encode_frame(&mut bench.head, header.reply(Status::Ok), &granted.encode(), 0);
-        self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+    fn grant(&mut self, buffers: &mut ScratchBuffers, header: Header, granted: &Granted) {
+        buffers.head.clear();
+        encode_frame(&mut buffers.head, header.reply(Status::Ok), &granted.encode(), 0);
+        self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
     }
 
     fn open(&mut self, shared: &Shared, request: &OpenLease) -> Asked {
@@ -1119,20 +1148,20 @@ impl Connection {
     fn audit_refused(&self, shared: &Shared, request: &OpenLease, error: &dyn std::fmt::Display) {
         let (tenant, bytes) = (self.tenant_name(), request.bytes);
         let error = format!("tenant {tenant}, {bytes} bytes: {error}");
-        shared.complain("lease refused", Some(self.link.peer()), &error);
+        shared.log_peer_error("lease refused", Some(self.link.peer()), &error);
     }
 
     fn resize(&self, shared: &Shared, bytes: u64) -> Asked {
-        let seat = match self.seat() {
-            Ok(seat) => seat,
+        let membership = match self.membership() {
+            Ok(membership) => membership,
             Err(refused) => return Asked::Refused(refused),
         };
-        let mut space = match seat.space() {
+        let mut space = match membership.space() {
             Ok(space) => space,
             Err(error) => return Asked::Refused(error.into()),
         };
         let mut directory = shared.directory();
-        let Err(error) = resize_lease(&mut directory, &mut space, seat.lease.id, bytes) else {
+        let Err(error) = resize_lease(&mut directory, &mut space, membership.lease.id, bytes) else {
             return Asked::Resized;
         };
         let (status, arg) = match error {
@@ -1170,7 +1199,8 @@ impl Connection {
         Ok(match attached {
             Ok((member, connection, bytes)) => {
                 let lease = shared.lease(request.lease);
-                let Some(lease) = lease.filter(|lease| shared.seat(lease, member, connection)) else {
+                let Some(lease) = lease.filter(|lease| shared.attach_member(lease, member, connection))
+                else {
                     return Ok(Err(Refused::new(Status::MemberGone, AttachError::MemberGone)));
                 };
                 if connection != ConnectionNumber::FIRST {
@@ -1179,7 +1209,7 @@ impl Connection {
                 Ok(self.sit(shared, lease, (member, connection), request.token, bytes))
             }
             Err(error) => {
-                shared.complain("could not join a lease", Some(self.link.peer()), &error);
+                shared.log_peer_error("could not join a lease", Some(self.link.peer()), &error);
                 let status = match error {
                     AttachError::NoSuchLease => Status::NoSuchLease,
                     AttachError::MemberGone => Status::MemberGone,
@@ -1192,7 +1222,7 @@ impl Connection {
 
     /// Whether it works with a lease, or did.
     pub(super) fn has_lease(&self) -> bool {
-        self.seat.is_some()
+        self.membership.is_some()
     }
 
     /// When it connected, if it has no lease and waits for none.
@@ -1229,7 +1259,7 @@ impl Connection {
         self.count(0);
         self.charged = Some(Arc::clone(&lease));
         self.count(counted);
-        self.seat = Some(Seat { lease, member, connection });
+        self.membership = Some(Membership { lease, member, connection });
         granted
     }
 
@@ -1241,8 +1271,8 @@ impl Connection {
             Some(Paused::Get(getting)) => shared.store.release(&getting.frames),
             Some(Paused::Free(_)) => {
                 // The reaper goes on with it.
-                if let Some(seat) = &self.seat {
-                    shared.bury_later(seat.lease.id);
+                if let Some(membership) = &self.membership {
+                    shared.bury_later(membership.lease.id);
                 }
             }
             Some(Paused::Scan(_) | Paused::Discard(..)) | None => {}
@@ -1250,7 +1280,7 @@ impl Connection {
         shared.disconnect(&self.tenant);
         self.link.take_handed().into_iter().for_each(|fd| shared.close_elsewhere(fd));
         shared.store.release(&self.arriving.frames);
-        if let Some(Seat { lease, member, connection }) = self.seat.take() {
+        if let Some(Membership { lease, member, connection }) = self.membership.take() {
             let id: LeaseId = lease.id;
             lease.disconnected(member, connection);
             if !self.waiting.is_empty() {
@@ -1263,10 +1293,13 @@ impl Connection {
     /// Whether its member has reconnected on another connection, as far as that can be seen without waiting for
     /// the lease.
     pub(super) fn is_replaced(&self) -> bool {
-        let is_replaced = |seat: &Seat| {
-            Some(seat.lease.idle_space()?.admit(seat.member, seat.connection) == Err(SpaceError::Replaced))
+        let is_replaced = |membership: &Membership| {
+            Some(
+                membership.lease.idle_space()?.admit(membership.member, membership.connection)
+                    == Err(SpaceError::Replaced),
+            )
         };
-        self.seat.as_ref().and_then(is_replaced).unwrap_or(false)
+        self.membership.as_ref().and_then(is_replaced).unwrap_or(false)
     }
 
     /// Tells the client, once, that the server stops.
@@ -1278,11 +1311,11 @@ impl Connection {
         }
     }
 
-    fn seat(&self) -> Result<&Seat, Refused> {
-        self.seat.as_ref().ok_or_else(no_lease)
+    fn membership(&self) -> Result<&Membership, Refused> {
+        self.membership.as_ref().ok_or_else(no_lease)
     }
 
-    fn send_status(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+    fn send_status(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         let mut status = super::status::collect(shared, self.tenant.name);
         let json = loop {
             let json = serde_json::to_vec(&status).expect("numbers and strings");
@@ -1293,18 +1326,18 @@ impl Connection {
             let keep = status.leases.len() / 2;
             status.leases.truncate(keep);
         };
-        bench.head.clear();
-        encode_frame(&mut bench.head, header.reply(Status::Ok), &[], json.len());
+        buffers.head.clear();
+        encode_frame(&mut buffers.head, header.reply(Status::Ok), &[], json.len());
         let piece = [Piece { ptr: json.as_ptr(), len: json.len() }];
         // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
-        unsafe { self.link.send(Urgency::Demand, &bench.head, &piece, Held::bytes(json)) };
+        unsafe { self.link.send(Urgency::Demand, &buffers.head, &piece, Held::bytes(json)) };
     }
 
     /// Queues a reply without pages.
     fn answer(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         result: Result<u64, Refused>,
     ) {
@@ -1314,23 +1347,29 @@ impl Connection {
                 &header.reply(Status::Ok).with_arg(arg).encode(),
                 Held::nothing(),
             ),
-            Err(refused) => self.refuse(bench, header, &refused, shared),
+            Err(refused) => self.refuse(buffers, header, &refused, shared),
         }
     }
 
-    fn refuse(&mut self, bench: &mut Workbench, header: Header, refused: &Refused, shared: &Shared) {
-        let lease: Option<&Counts> = self.seat.as_ref().map(|seat| &seat.lease.counts);
+    fn refuse(&mut self, buffers: &mut ScratchBuffers, header: Header, refused: &Refused, shared: &Shared) {
+        let lease: Option<&Counts> = self.membership.as_ref().map(|membership| &membership.lease.counts);
         for counts in [Some(&shared.shards[self.arena].counts), lease].into_iter().flatten() {
             count(&counts.refused, 1);
         }
-        bench.head.clear();
-        encode_error(&mut bench.head, header.reply(refused.status).with_arg(refused.arg), &refused.message);
-        self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+        buffers.head.clear();
+        encode_error(&mut buffers.head, header.reply(refused.status).with_arg(refused.arg), &refused.message);
+        self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
     }
 
     /// Reports the error to the client, if it still reads; the connection ends with `error`.
-    fn protocol_error(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, error: End) -> End {
-        self.refuse(bench, header, &Refused::new(Status::BadRequest, &error), shared);
+    fn protocol_error(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        header: Header,
+        error: End,
+    ) -> End {
+        self.refuse(buffers, header, &Refused::new(Status::BadRequest, &error), shared);
         error
     }
 }

@@ -2,11 +2,11 @@
 
 use super::closer::Closer;
 use super::connection::Refused;
-use super::courier::{self, Delivered, Desk, Order};
-use super::strangers::Grumbler;
+use super::copy_worker::{self, CopyTable, Delivered, Order};
+use super::unauthenticated::PeerLog;
 use super::{ServerConfig, ServerStatus};
 use crate::block::Blocks;
-use crate::steward::Task;
+use crate::reaper::Task;
 use crate::store::PageStore;
 use crate::tenants::{Tenant, Tenants};
 use rampool_lease::{ConnectionNumber, Departed, Directory, LeaseSpace, Limits, SpaceUsage, Tick};
@@ -33,17 +33,17 @@ pub(super) struct Shared {
     pub(super) drain_until_ms: AtomicU64,
     /// Places taken, by connections and by handshakes under way.
     pub(super) connections: AtomicUsize,
-    pub(super) grumbler: Grumbler,
+    pub(super) peer_log: PeerLog,
     pub(super) replies: Arc<Replies>,
     pub(super) tenants: Tenants,
     closer: Closer,
     pub(super) shards: Vec<Mailbox>,
     directory: Arc<Mutex<Directory>>,
     leases: RwLock<BTreeMap<LeaseId, Arc<Lease>>>,
-    steward: Mutex<Sender<Task>>,
+    reaper: Mutex<Sender<Task>>,
     /// A thread that copies to other servers has panicked.
-    pub(super) courier_died: AtomicBool,
-    couriers: Mutex<Sender<courier::Duty>>,
+    pub(super) copy_worker_died: AtomicBool,
+    copy_workers: Mutex<Sender<copy_worker::Duty>>,
     blocks: OnceLock<Blocks>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Lease {
     pub(super) replies: Replies,
     pub(super) counts: Counts,
     /// The copy table: orders of copies to other servers.
-    pub(super) desk: Desk,
+    pub(super) copy_table: CopyTable,
     /// The transports of its members' connections, for the status.
     means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
 }
@@ -219,7 +219,7 @@ impl Lease {
             used: Mutex::default(),
             replies: Replies::new(u64::MAX),
             counts: Counts::default(),
-            desk: Desk::default(),
+            copy_table: CopyTable::default(),
             means: Mutex::default(),
         }
     }
@@ -276,7 +276,7 @@ impl Shared {
     pub(super) fn new(
         config: ServerConfig,
         store: Arc<dyn PageStore>,
-    ) -> io::Result<(Self, Receiver<Task>, Receiver<courier::Duty>)> {
+    ) -> io::Result<(Self, Receiver<Task>, Receiver<copy_worker::Duty>)> {
         let limits = Limits {
             memory_bytes: config.memory_bytes,
             grace_ms: u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX),
@@ -296,8 +296,8 @@ impl Shared {
             })
         };
         let shards = (0..config.shards).map(|_| mailbox()).collect::<io::Result<_>>()?;
-        let (steward, orders) = channel();
-        let (couriers, duties) = channel();
+        let (reaper, orders) = channel();
+        let (copy_workers, duties) = channel();
         let replies = Arc::new(Replies::new(config.reply_bytes()));
         let tenants = Tenants::new(config.tenants.clone(), config.shards);
         let mut directory = Directory::new(limits);
@@ -312,14 +312,14 @@ impl Shared {
             stopping: AtomicBool::new(false),
             drain_until_ms: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
-            grumbler: Grumbler::default(),
+            peer_log: PeerLog::default(),
             closer: Closer::default(),
             shards,
             directory: Arc::new(Mutex::new(directory)),
             leases: RwLock::default(),
-            steward: Mutex::new(steward),
-            courier_died: AtomicBool::new(false),
-            couriers: Mutex::new(couriers),
+            reaper: Mutex::new(reaper),
+            copy_worker_died: AtomicBool::new(false),
+            copy_workers: Mutex::new(copy_workers),
             blocks: OnceLock::new(),
         };
         Ok((shared, orders, duties))
@@ -364,7 +364,7 @@ impl Shared {
     }
 
     fn leave_to_reaper(&self, task: Task) {
-        if lock(&self.steward).send(task).is_err() {
+        if lock(&self.reaper).send(task).is_err() {
             // The reaper only ends with the server, and then all memory is freed.
             tracing::debug!("a member left while the server stopped");
         }
@@ -373,16 +373,21 @@ impl Shared {
     /// Hands a copy to its lease's copy worker.
     pub(super) fn order(&self, order: Order) {
         let lease = Arc::clone(&order.lease);
-        if let Some(duty) = lease.desk.hand_over(order)
-            && lock(&self.couriers).send(duty).is_err()
+        if let Some(duty) = lease.copy_table.hand_over(order)
+            && lock(&self.copy_workers).send(duty).is_err()
         {
-            // Couriers are started until the server ends.
+            // Copy workers are started until the server ends.
             tracing::debug!("a copy was ordered while the server stopped");
         }
     }
 
     /// The member uses this connection of its lease from now on. False: it has left by now.
-    pub(super) fn seat(&self, lease: &Lease, member: MemberId, connection: ConnectionNumber) -> bool {
+    pub(super) fn attach_member(
+        &self,
+        lease: &Lease,
+        member: MemberId,
+        connection: ConnectionNumber,
+    ) -> bool {
         let (mut stays, mut released) = (true, Vec::new());
         self.answer_queues(lease, |space| {
             space.member_joined(member, connection);
@@ -420,13 +425,13 @@ impl Shared {
 
     /// Brings answers of queues to their shards.
     pub(super) fn post(&self, posts: Posts) {
-        let mut rung = vec![false; if posts.is_empty() { 0 } else { self.shards.len() }];
+        let mut rings = vec![false; if posts.is_empty() { 0 } else { self.shards.len() }];
         for post in posts {
             let shard = post.shard;
             lock(&self.shards[shard].posts).push(post);
-            rung[shard] = true;
+            rings[shard] = true;
         }
-        for (shard, _) in self.shards.iter().zip(rung).filter(|(_, rung)| *rung) {
+        for (shard, _) in self.shards.iter().zip(rings).filter(|(_, rings)| *rings) {
             shard.ring();
         }
     }
@@ -474,9 +479,9 @@ impl Shared {
         self.drain_until_ms.load(Ordering::Relaxed) != 0
     }
 
-    pub(super) fn start_draining(&self, patience: Duration) {
+    pub(super) fn start_draining(&self, timeout: Duration) {
         let until =
-            self.now().0.saturating_add(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX)).max(1);
+            self.now().0.saturating_add(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)).max(1);
         self.drain_until_ms.store(until, Ordering::SeqCst);
         self.wake_all();
     }

@@ -27,7 +27,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const REGION_PAGES: u64 = 4096;
 const PAGE: u64 = OS_PAGE_BYTES as u64;
 
@@ -210,7 +210,7 @@ struct Client {
 
 impl Client {
     fn new(endpoint: &Endpoint, policy: &LocalPolicy, bytes: u64) -> Result<Self> {
-        let link = connect(endpoint, policy.clone(), Instant::now() + PATIENCE)?;
+        let link = connect(endpoint, policy.clone(), Instant::now() + TIMEOUT)?;
         let mut client =
             Self { link, region: RegionId(0), request: 0, head: Vec::new(), bulk: vec![0; 2 << 20] };
         let open = OpenLease { bytes, pid: std::process::id(), name: "bench".into(), host: "here".into() };
@@ -293,7 +293,7 @@ impl Client {
         while began.elapsed() < length {
             let sent = Instant::now();
             self.ask_pages(number, 1);
-            self.answered(sent + PATIENCE)?.context("the server did not answer")?;
+            self.answered(sent + TIMEOUT)?.context("the server did not answer")?;
             ensure!(self.bulk[..8] == number.to_le_bytes(), "page {number} is another one");
             samples.push(sent.elapsed().as_secs_f64() * 1e6);
             number = (number + 1) % 256;
@@ -357,7 +357,7 @@ fn hostile(endpoint: &Endpoint, policy: &LocalPolicy, load: Load, ends: &AtomicB
             _ => {
                 for client in &mut clients {
                     for _ in 0..4 {
-                        client.answered(Instant::now() + PATIENCE)?.context("no answer")?;
+                        client.answered(Instant::now() + TIMEOUT)?.context("no answer")?;
                     }
                 }
             }
@@ -389,7 +389,7 @@ fn scans(
     while !ends.load(Ordering::Relaxed) {
         for client in &mut clients {
             // Whatever is there; the one with a single connection waits for it.
-            let mut deadline = Instant::now() + if connections == 1 { PATIENCE } else { Duration::ZERO };
+            let mut deadline = Instant::now() + if connections == 1 { TIMEOUT } else { Duration::ZERO };
             while client.answered(deadline)?.is_some() {
                 count.fetch_add(1, Ordering::Relaxed);
                 client.send(header.with_region(client.region), &table);
@@ -406,7 +406,7 @@ fn reads_a_second(clients: &mut [Client], length: Duration) -> Result<f64> {
     clients.iter_mut().for_each(|client| client.ask_pages(0, 1));
     while began.elapsed() < length {
         for client in clients.iter_mut() {
-            client.answered(Instant::now() + PATIENCE)?.context("the server did not answer")?;
+            client.answered(Instant::now() + TIMEOUT)?.context("the server did not answer")?;
             reads += 1;
             client.ask_pages(u64::from(reads % 256), 1);
             client.link.flush()?;
@@ -414,7 +414,7 @@ fn reads_a_second(clients: &mut [Client], length: Duration) -> Result<f64> {
     }
     let rate = f64::from(reads) / began.elapsed().as_secs_f64();
     for client in clients.iter_mut() {
-        client.answered(Instant::now() + PATIENCE)?.context("the server did not answer")?;
+        client.answered(Instant::now() + TIMEOUT)?.context("the server did not answer")?;
     }
     Ok(rate)
 }

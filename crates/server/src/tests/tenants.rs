@@ -192,8 +192,8 @@ fn a_tenant_sees_its_own_and_the_master_sees_all() {
     assert_eq!((own.memory_bytes, own.lent_bytes, own.free_bytes), (4 * MIB, MIB, 3 * MIB));
     assert_eq!((own.pid, own.failed_handshakes, own.connections), (0, 0, 2));
     assert!(!serde_json::to_string(&own).unwrap().contains("bob"));
-    let stranger = ask(&key(&master, "carol", 1));
-    assert_eq!((stranger.leases.len(), stranger.lent_bytes, stranger.connections), (0, 0, 1));
+    let leaseless = ask(&key(&master, "carol", 1));
+    assert_eq!((leaseless.leases.len(), leaseless.lent_bytes, leaseless.connections), (0, 0, 1));
     let all = ask(&master);
     assert_eq!(all.leases.iter().map(|lease| lease.tenant.as_str()).collect::<Vec<_>>(), ["alice", "bob"]);
     assert_eq!(all.lent_bytes, 3 * MIB);
