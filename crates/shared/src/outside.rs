@@ -354,7 +354,7 @@ fn admit_outside_clients(shared: &Shared, listener: &Listener, secret: &Arc<str>
         let (host, count, secret) = (shared.clone(), Arc::clone(&clients), Arc::clone(secret));
         number += 1;
         strangers.came(number, &stream);
-        let visit = {
+        let serve = {
             let strangers = Arc::clone(&strangers);
             move || {
                 let from = stream.peer().to_string();

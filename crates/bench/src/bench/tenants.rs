@@ -104,31 +104,31 @@ fn measure(
         let key = master.derive(TenantId { name: name.parse()?, generation: 1 })?;
         Ok(LocalPolicy { key: Some(key), encryption: Encryption::Off, features: 0, ucx: None })
     };
-    let mut victim = Client::new(&endpoint, &policy("victim")?, 64 << 20)?;
-    victim.fill(256)?;
-    let mut alone = Vec::new();
-    let mut beside = vec![Vec::new(); LOADS.len()];
+    let master_policy =
+        LocalPolicy { key: Some(master.clone()), encryption: Encryption::Off, features: 0, ucx: None };
+    let old = match &args.before {
+        Some(before) => Some(start(Command::new(before), key_file)?),
+        None => None,
+    };
+    let mut now = Pair::start(&endpoint, policy("victim")?, policy("hostile")?)?;
+    // The other build knows no tenants.
+    let mut before = match &old {
+        Some(old) => Some(Pair::start(&old.address.parse()?, master_policy.clone(), master_policy.clone())?),
+        None => None,
+    };
     for _ in 0..rounds {
-        alone.push(victim.p99_us(round)?);
-        for (load, samples) in LOADS.iter().zip(&mut beside) {
-            let ends = AtomicBool::new(false);
-            let sample = std::thread::scope(|scope| {
-                let hostile = scope.spawn(|| hostile(&endpoint, &policy("hostile")?, *load, &ends));
-                std::thread::sleep(round / 10);
-                let sample = victim.p99_us(round);
-                ends.store(true, Ordering::Relaxed);
-                hostile.join().expect("the hostile tenant does not panic")?;
-                sample
-            })?;
-            samples.push(sample);
+        now.measure(round)?;
+        if let Some(before) = &mut before {
+            before.measure(round)?;
         }
     }
-    report.series("victim's 4 KiB get, p99, alone", "us", json!({ "load": "none" }), &alone);
-    for (load, samples) in LOADS.iter().zip(&beside) {
-        let name = format!("victim's 4 KiB get, p99, beside {}", load.name());
-        report.series(&name, "us", json!({ "load": load.name() }), samples);
-        let name = format!("p99 beside {}, against alone", load.name());
-        report.ratio(&name, samples, &alone, Some(Reach::AtMost(3.0)));
+    now.tell(report, "");
+    if let Some(before) = &before {
+        before.tell(report, "before: ");
+        for ((load, is), was) in LOADS.iter().zip(&now.beside).zip(&before.beside) {
+            let name = format!("p99 beside {}, now against before", load.name());
+            report.ratio(&name, is, was, None);
+        }
     }
 
     let (mut one, mut many) = (Vec::new(), Vec::new());
@@ -162,15 +162,12 @@ fn measure(
     report.ratio("many connections against one", &many, &one, Some(Reach::AtMost(1.2)));
     report.ratio("one connection against many", &one, &many, Some(Reach::AtMost(1.2)));
 
-    if let Some(before) = &args.before {
-        let old = start(Command::new(before), key_file)?;
-        let policy =
-            LocalPolicy { key: Some(master.clone()), encryption: Encryption::Off, features: 0, ucx: None };
-        let mut sides = [&old, &server].map(|server| -> Result<Vec<Client>> {
+    if let Some(old) = &old {
+        let mut sides = [old, &server].map(|server| -> Result<Vec<Client>> {
             let endpoint = server.address.parse()?;
             (0..8)
                 .map(|_| {
-                    let mut client = Client::new(&endpoint, &policy, 4 << 20)?;
+                    let mut client = Client::new(&endpoint, &master_policy, 4 << 20)?;
                     client.fill(256)?;
                     Ok(client)
                 })
@@ -198,6 +195,54 @@ fn start(mut command: Command, key: &Path) -> Result<Service> {
         .arg(key);
     let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
     Service::start(command, &place).context("the memory server did not start")
+}
+
+/// A victim of one server, and what it has seen: alone, and beside each load.
+struct Pair {
+    endpoint: Endpoint,
+    hostile: LocalPolicy,
+    victim: Client,
+    alone: Vec<f64>,
+    beside: Vec<Vec<f64>>,
+}
+
+impl Pair {
+    fn start(endpoint: &Endpoint, victim: LocalPolicy, hostile: LocalPolicy) -> Result<Self> {
+        let mut victim = Client::new(endpoint, &victim, 64 << 20)?;
+        victim.fill(256)?;
+        let (alone, beside) = (Vec::new(), vec![Vec::new(); LOADS.len()]);
+        Ok(Self { endpoint: endpoint.clone(), hostile, victim, alone, beside })
+    }
+
+    fn measure(&mut self, round: Duration) -> Result<()> {
+        self.alone.push(self.victim.p99_us(round)?);
+        for (load, samples) in LOADS.iter().zip(&mut self.beside) {
+            let ends = AtomicBool::new(false);
+            let (endpoint, policy, victim) = (&self.endpoint, &self.hostile, &mut self.victim);
+            let sample = std::thread::scope(|scope| {
+                let hostile = scope.spawn(|| hostile(endpoint, policy, *load, &ends));
+                std::thread::sleep(round / 10);
+                let sample = victim.p99_us(round);
+                ends.store(true, Ordering::Relaxed);
+                hostile.join().expect("the hostile tenant does not panic")?;
+                sample
+            })?;
+            samples.push(sample);
+        }
+        Ok(())
+    }
+
+    fn tell(&self, report: &mut Report, which: &str) {
+        let name = format!("{which}victim's 4 KiB get, p99, alone");
+        report.series(&name, "us", json!({ "load": "none" }), &self.alone);
+        for (load, samples) in LOADS.iter().zip(&self.beside) {
+            let name = format!("{which}victim's 4 KiB get, p99, beside {}", load.name());
+            report.series(&name, "us", json!({ "load": load.name() }), samples);
+            let reach = which.is_empty().then_some(Reach::AtMost(3.0));
+            let name = format!("{which}p99 beside {}, against alone", load.name());
+            report.ratio(&name, samples, &self.alone, reach);
+        }
+    }
 }
 
 struct Client {
@@ -374,15 +419,15 @@ fn scans(
     count: &AtomicU64,
     ends: &AtomicBool,
 ) -> Result<()> {
-    let layout = Layout::bytes(8)?.hvector(4096, 1, 64)?;
-    let window = Window { program: layout.program().clone(), from: 0, len: 1 << 15 };
+    let layout = Layout::bytes(8)?.hvector(1 << 16, 1, 256)?;
+    let window = Window { program: layout.program().clone(), from: 0, len: 1 << 19 };
     let mut table = Vec::new();
     ScanRequest::encode_table(&window, [7; 8], [7; 8], &mut table);
     let arg = ScanRequest::arg(Kind::U64, Test::Equal, Want::Count);
     let header = Header::request(Opcode::Scan, 0).with_arg(arg);
     let mut clients =
         (0..connections).map(|_| Client::new(endpoint, policy, 1 << 20)).collect::<Result<Vec<Client>>>()?;
-    let under_way = if connections == 1 { 64 } else { 8 };
+    let under_way = if connections == 1 { 32 } else { 4 };
     for client in &mut clients {
         (0..under_way).for_each(|_| client.send(header.with_region(client.region), &table));
     }
