@@ -79,7 +79,7 @@ mod rule;
 mod session;
 mod work;
 
-pub use client::{Client, Pages};
+pub use client::{Client, Fill, Pages};
 pub use io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, RequestId,
     SENT_TOGETHER_BYTES, Time, What,
@@ -87,6 +87,6 @@ pub use io::{
 pub use rule::Rule;
 pub use session::{
     ATTACH_NUMBER, ATTEMPT, BULK_WINDOW_BYTES, Counts, DEADLINES, LAST_CHANCE, LINK_QUEUE_BYTES, MAX_BREAKS,
-    PAUSE, Session,
+    PAUSE, SPARE_SILENCE, SUSPICION, Session,
 };
 pub use work::Request;
