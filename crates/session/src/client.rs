@@ -76,7 +76,11 @@ impl Client {
     #[must_use]
     pub fn has_all_pages(&self) -> bool {
         let mut pairs = self.pairs.iter();
-        if self.pairs.is_empty() { !self.sessions.iter().any(is_lost) } else { pairs.all(|pair| self.holds(pair)) }
+        if self.pairs.is_empty() {
+            !self.sessions.iter().any(is_lost)
+        } else {
+            pairs.all(|pair| self.holds(pair))
+        }
     }
 
     fn holds(&self, pair: &Holders) -> bool {
@@ -92,9 +96,9 @@ impl Client {
                 .filter(|pair| pair.iter().any(|server| !is_other(&server)))
                 .flat_map(|pair| pair.iter().filter(is_other))
                 .peekable();
-            let spare = others.peek().is_some()
-                && others.all(|server| !is_lost(&self.sessions[server.as_usize()]));
-            self.sessions[index].set_spare(spare);
+            let paired = others.peek().is_some();
+            let spare = paired && others.all(|server| !is_lost(&self.sessions[server.as_usize()]));
+            self.sessions[index].set_spare(spare, paired);
         }
     }
 
@@ -209,7 +213,9 @@ impl Client {
         let (first, other) = match holders.copy {
             Some(copy) if is_lost(of(copy)) => (holders.home, None),
             Some(copy) if is_lost(of(holders.home)) => (copy, None),
-            Some(copy) if pages.opcode == Opcode::Get && of(copy).is_well() && !of(holders.home).is_well() => {
+            Some(copy)
+                if pages.opcode == Opcode::Get && of(copy).is_well() && !of(holders.home).is_well() =>
+            {
                 (copy, Some(holders.home))
             }
             copy => (holders.home, copy),
@@ -241,7 +247,7 @@ impl Client {
     /// stored is stored if another holder is left, and everything else fails.
     #[inline]
     fn settle(&mut self) {
-        if self.work.lost_one || !self.work.orphans.is_empty() {
+        if self.work.lost_one || self.work.well_again || !self.work.orphans.is_empty() {
             self.settle_orphans();
         }
     }
@@ -249,6 +255,11 @@ impl Client {
     fn settle_orphans(&mut self) {
         if std::mem::take(&mut self.work.lost_one) {
             self.look_for_spares();
+        }
+        if std::mem::take(&mut self.work.well_again) {
+            // What waits for a server that is not well may have another one now.
+            let Self { sessions, work, .. } = self;
+            sessions.iter_mut().filter(|of| !of.is_well()).for_each(|session| session.turn_away(work));
         }
         while let Some((id, why)) = self.work.orphans.pop_front() {
             let request = *self.work.get(id);
@@ -280,8 +291,7 @@ impl Client {
                 (Orphaned::Damaged(page), _) => {
                     op.inspect(|op| self.work.op_corrupt(*op, server, page));
                     let (link, number) = (of(server).attempt(), self.work.number(id));
-                    let ended =
-                        Output::Answered { link, request: id, number, wanted: false, refused: false };
+                    let ended = Output::Answered { link, request: id, number, wanted: false, refused: false };
                     self.work.outputs.push_back(ended);
                 }
             }

@@ -81,8 +81,9 @@ pub struct Session {
     connection: u32,
     identity: Option<Identity>,
     reconnects: bool,
-    /// Every page that the server holds has another holder.
+    /// Every page that the server holds has another holder; some have.
     spare: bool,
+    paired: bool,
     /// While reconnecting: since when; when this step has failed, or the pause is over.
     broke_at: Time,
     due: Time,
@@ -117,6 +118,8 @@ pub struct Session {
     heartbeat: Option<Duration>,
     last_sent: Time,
     last_progress: Time,
+    /// When a head or the bytes of an answer came last.
+    last_heard: Time,
     drained: bool,
     /// Whether something may have become free to leave.
     pub(crate) stirred: bool,
@@ -133,6 +136,7 @@ impl Session {
             identity: None,
             reconnects: false,
             spare: false,
+            paired: false,
             broke_at: now,
             due: now,
             looked: now,
@@ -155,6 +159,7 @@ impl Session {
             heartbeat: None,
             last_sent: now,
             last_progress: now,
+            last_heard: now,
             drained: true,
             stirred: false,
             counts: Counts::default(),
@@ -242,9 +247,9 @@ impl Session {
         self.reconnects = reconnects;
     }
 
-    /// Whether every page that the server holds has another holder.
-    pub(crate) fn set_spare(&mut self, spare: bool) {
-        self.spare = spare;
+    /// Whether every page that the server holds has another holder, and whether some have.
+    pub(crate) fn set_spare(&mut self, spare: bool, paired: bool) {
+        (self.spare, self.paired) = (spare, paired);
     }
 
     /// Whether it is worth asking for a page that another server holds as well.
@@ -404,7 +409,8 @@ impl Session {
         if self.state != State::Up || !self.is_current(link, work) {
             return;
         }
-        self.last_progress = now;
+        (self.last_progress, self.last_heard) = (now, now);
+        work.well_again |= self.suspect;
         (self.suspect, self.silent) = (false, None);
         if let Err(reason) = self.judge(work, link, header, now) {
             self.lose(work, reason);
@@ -441,7 +447,7 @@ impl Session {
         if request.ask.opcode != opcode && work.rules.keep(Rule::OwnOperation) {
             return breach(Breach::OtherOperation { answered: opcode, asked: request.ask.opcode });
         }
-        if self.spare {
+        if self.paired {
             let took = self.outstanding.iter().find(|(sent, _)| *sent == number).map(|(_, at)| now - *at);
             self.slowest = (self.slowest - self.slowest / 64).max(took.unwrap_or_default());
         }
@@ -502,7 +508,7 @@ impl Session {
         if self.link() != Some(link) || work.phase(id) != Phase::Receiving {
             return;
         }
-        self.last_progress = now;
+        (self.last_progress, self.last_heard) = (now, now);
         let request = *work.get(id);
         if let Some(page) = damaged {
             self.counts.damaged += 1;
@@ -625,8 +631,8 @@ impl Session {
     /// Suspects a server that has been silent for longer than it ever was of late.
     fn watch_silence(&mut self, work: &mut Work, now: Time) {
         let patience = self.patience();
-        let due = self.outstanding.front().map(|(_, sent)| (*sent).max(self.last_progress) + patience);
-        if !self.spare || self.suspect || due.is_none_or(|due| now < due) {
+        let due = self.outstanding.front().map(|(_, sent)| (*sent).max(self.last_heard) + patience);
+        if !self.paired || self.suspect || due.is_none_or(|due| now < due) {
             self.silent = None;
             return;
         }
@@ -646,7 +652,10 @@ impl Session {
     }
 
     /// The requests for pages that another server holds as well are for the client to move, if it can.
-    fn turn_away(&mut self, work: &mut Work) {
+    pub(crate) fn turn_away(&mut self, work: &mut Work) {
+        if !work.rules.keep(Rule::ReadElsewhere) && self.state != State::Up {
+            return;
+        }
         for queue in &mut self.queues {
             queue.retain(|id| {
                 let stays = work.get(*id).ask.other.is_none() || work.get(*id).ask.opcode != Opcode::Get;
@@ -706,8 +715,10 @@ impl Session {
     fn oldest_due(&self, work: &Work) -> Option<Time> {
         let (_, sent) = *self.outstanding.front()?;
         let progress = if work.rules.keep(Rule::Progress) { self.last_progress } else { sent };
-        let silent = sent.max(progress) + self.most_silence(work);
-        Some(silent.min(sent + self.op_deadline * DEADLINES))
+        let silence = self.most_silence(work);
+        let due = (sent.max(progress) + silence).min(sent + self.op_deadline * DEADLINES);
+        // What leaves shows no more than that the way there is open.
+        Some(if self.spare { due.min(sent.max(self.last_heard) + silence * 2) } else { due })
     }
 
     /// When [`Session::time`] has something to do at the latest.
@@ -728,13 +739,13 @@ impl Session {
                     let chance = self.last_chance(work);
                     (since + chance).min(looked + chance / 8)
                 });
-                let silent = self.outstanding.front().filter(|_| self.spare && !self.suspect).map(|(_, sent)| {
-                    let patience = self.patience();
-                    let due = (*sent).max(self.last_progress) + patience;
-                    self.silent.map_or(due, |(since, looked)| {
-                        (since + patience / 4).min(looked + patience / 16)
-                    })
-                });
+                let silent =
+                    self.outstanding.front().filter(|_| self.paired && !self.suspect).map(|(_, sent)| {
+                        let patience = self.patience();
+                        let due = (*sent).max(self.last_heard) + patience;
+                        self.silent
+                            .map_or(due, |(since, looked)| (since + patience / 4).min(looked + patience / 16))
+                    });
                 [overdue.or_else(|| self.oldest_due(work)), beat, silent].into_iter().flatten().min()
             }
         }
@@ -771,7 +782,7 @@ impl Session {
         (self.broke_at, self.looked) = (now, now);
         (self.state, self.due) = (State::Pausing, now);
         self.time_down(work, now);
-        if self.lost().is_none() && work.rules.keep(Rule::ReadElsewhere) {
+        if self.lost().is_none() {
             self.turn_away(work);
         }
     }
@@ -871,6 +882,7 @@ impl Session {
             Err(reason) => self.lose(work, reason),
             Ok(grant) => {
                 self.state = State::Up;
+                work.well_again |= self.paired;
                 self.counts.reconnects += 1;
                 let (credits, bulk_bytes) = (self.credits.clone(), self.bulk_bytes);
                 self.granted(&grant, work);
@@ -878,7 +890,7 @@ impl Session {
                 if !work.rules.keep(Rule::FreshCredits) {
                     (self.credits, self.bulk_bytes) = (credits, bulk_bytes);
                 }
-                (self.last_sent, self.last_progress) = (now, now);
+                (self.last_sent, self.last_progress, self.last_heard) = (now, now, now);
                 work.outputs.push_back(Output::Back { link });
             }
         }
@@ -936,9 +948,6 @@ impl Session {
         work.lost_one = true;
         (self.write_backs, self.making) = (0, None);
         self.moved.clear();
-        if closes && !work.rules.keep(Rule::CloseFirst) {
-            work.outputs.push_back(close);
-        }
     }
 
     /// # Panics

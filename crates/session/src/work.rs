@@ -95,6 +95,8 @@ pub(crate) struct Work {
     pub orphans: VecDeque<(RequestId, Orphaned)>,
     /// A server was lost since that was looked at.
     pub lost_one: bool,
+    /// A server is well again since that was looked at.
+    pub well_again: bool,
     pub rules: Rules,
 }
 

@@ -1,9 +1,12 @@
 //! What the shell keeps of a request: the bytes of its frame, and the caller's memory.
 
+use std::cell::OnceCell;
+use std::rc::Rc;
+
 use rampool_net::transport::PieceMut;
 use rampool_pinning::keys::Key;
 use rampool_session::What;
-use rampool_wire::frame::{Block, Opcode, RegionId, Status, Window};
+use rampool_wire::frame::{Block, Opcode, PageEntry, RegionId, Status, Window};
 use rampool_wire::units::{Extent, PageIndex};
 
 use crate::error::{LostReason, Operation, PoolError};
@@ -15,6 +18,8 @@ pub(super) struct Body {
     /// For Get, Put and Discard. `memory[i]` is where the pages of `extents[i]` lie, or will; unused by Discard.
     pub extents: Vec<Extent>,
     pub memory: Vec<*mut u8>,
+    /// The checksums of pages that two servers store, once they are made; both requests have them.
+    pub entries: Option<Rc<OnceCell<Vec<PageEntry>>>>,
     /// The table of a control request, a `FetchOp` or a `Scan`.
     pub table: Vec<u8>,
     /// For Gather, Scatter and Accumulate.
@@ -37,6 +42,7 @@ impl Body {
         self.arg = 0;
         self.extents.clear();
         self.memory.clear();
+        self.entries = None;
         self.table.clear();
         self.window = None;
         self.blocks.clear();

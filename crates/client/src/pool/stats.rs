@@ -106,6 +106,7 @@ pub(super) struct LinkStats {
     pub stored_pages: u64,
     pub sent_bytes: u64,
     pub received_bytes: u64,
+    pub moved: u64,
     pub latency: Histogram,
 }
 
@@ -131,6 +132,8 @@ pub struct ServerStats {
     pub damaged: u64,
     /// Broken connections that were made again.
     pub comebacks: u64,
+    /// Requests for pages that another server was asked for instead.
+    pub moved: u64,
     /// Requests that wait to be sent.
     pub queued: usize,
     /// Requests that wait for an answer, and the bytes of their pages.

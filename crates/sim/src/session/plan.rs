@@ -133,6 +133,7 @@ impl Plan {
         match rule {
             Rule::Remembered => Self {
                 servers: 1,
+                copies: 1,
                 max_requests: 1000,
                 burst: 400,
                 updates: true,
@@ -164,7 +165,7 @@ impl Plan {
             }
             Rule::LateAnswer | Rule::Suspicion => plan.with_copies(Faults { silence: true, ..none }),
             Rule::ReadElsewhere => plan.with_copies(Faults { cuts: true, hangs: true, ..none }),
-            Rule::OwnPausesDown => plan.with_copies(Faults { cuts: true, pauses: true, ..none }),
+            Rule::OwnPausesDown => plan.with_copies(Faults { cuts: true, hangs: true, pauses: true, ..none }),
             _ => plan,
         }
     }
@@ -174,7 +175,7 @@ impl Plan {
         let (servers, op_deadline) = (self.servers.max(2), Duration::from_secs(10));
         let (grace, heartbeat) = (op_deadline, op_deadline / 5);
         let (burst, narrow, pages, idle) = (12, false, true, false);
-        let max_requests = self.max_requests.clamp(16, 64);
+        let (max_requests, max_bytes) = (64, 4 << 20);
         Self {
             servers,
             copies: 2,
@@ -186,6 +187,7 @@ impl Plan {
             pages,
             idle,
             max_requests,
+            max_bytes,
             faults,
             ..self
         }

@@ -70,8 +70,19 @@ impl Server {
         let region = (0..=index).map(|_| make()).last().expect("at least one");
         let counters = [0; super::world::COUNTERS];
         let (updated, made) = (BTreeSet::new(), BTreeSet::new());
-        let server =
-            Self { index, run, directory, space, lease, member, region, counters, updated, made, down: false };
+        let server = Self {
+            index,
+            run,
+            directory,
+            space,
+            lease,
+            member,
+            region,
+            counters,
+            updated,
+            made,
+            down: false,
+        };
         (server, (member, ConnectionNumber::FIRST))
     }
 

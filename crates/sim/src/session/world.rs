@@ -789,8 +789,7 @@ impl World {
         }
         body.ask.server = to;
         // The judge's own servers answer only to their own number.
-        body.asked.region =
-            if self.plan.omit == Some(Rule::OwnName) { body.asked.region } else { region };
+        body.asked.region = if self.plan.omit == Some(Rule::OwnName) { body.asked.region } else { region };
         body.damaged = 0;
         body.sent_before = false;
         let demand = body.ask.class == Class::Demand;
@@ -1003,7 +1002,12 @@ impl World {
     /// A thread does not wait for one holder of its pages while nothing is wrong with the other one.
     fn check_reads(&self) {
         let faults = self.plan.faults;
-        let busy = faults.slow || faults.pauses || faults.damage || faults.poison || faults.lies;
+        let busy = self.plan.max_bytes < 1 << 20
+            || faults.slow
+            || faults.pauses
+            || faults.damage
+            || faults.poison
+            || faults.lies;
         if self.plan.copies == 1 || !self.plan.pages || self.plan.narrow || self.plan.burst > 12 || busy {
             return;
         }
