@@ -736,6 +736,7 @@ impl World {
         let judge = &mut self.judges[link.server.as_usize()];
         judge.connected_at = None;
         judge.down_since = None;
+        judge.well_since = judge.well_since.max(self.now);
         judge.heard = self.now;
         let conn = self.conns.get_mut(&link).expect("it was just attached");
         conn.up = true;
