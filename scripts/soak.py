@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs that check every byte, under memory pressure, with `--verify`, for SECONDS (default 3600), and one line of verdict at the end.
 
-Each round picks, from a seed, a program, an allocator, a rung, a local memory, and what presses meanwhile: compaction, huge pages with khugepaged, merging
+Each round picks, from a seed, a program, an allocator, a fault mode, a local memory, and what presses meanwhile: compaction, huge pages with khugepaged, merging
 (KSM), page-out to zram, reclaim in a memory cgroup, CPU hogs at other priorities, clients that are killed. What the machine or the user does not allow is
 left out, and said. Settings of the kernel are put back at the end.
 
@@ -109,9 +109,9 @@ class Round:
     def choose(self, machine):
         rng = self.rng
         for name, allowed in machine.items():
-            if allowed and name not in ("rungs", "allocators") and rng.random() < 0.4:
+            if allowed and name not in ("fault_modes", "allocators") and rng.random() < 0.4:
                 self.pressure.append(name)
-        self.options += ["--rung", rng.choice(machine["rungs"])]
+        self.options += ["--fault-mode", rng.choice(machine["fault_modes"])]
         if rng.random() < 0.25:
             self.env["RAMPOOL_EVICT_BY_COPY"] = "1"
         self.allocator = rng.choice(sorted(machine["allocators"]))
@@ -181,7 +181,7 @@ def what_there_is():
         "cgroup": root and (CGROUP.parent / "memory.limit_in_bytes").exists(),
         "hogs": True,
         "kill": True,
-        "rungs": ["auto", "auto", "uffd-user"],
+        "fault_modes": ["auto", "auto", "uffd-user"],
         "allocators": allocators(),
     }
 

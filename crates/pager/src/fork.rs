@@ -8,9 +8,10 @@
 //!   kept for it where its mappings change already;
 //! * everything else that is absent is at the servers, and the child's view of it is a copy-on-write copy of
 //!   the region;
-//! * a fork fault server ([`Foster`]) answers the child's faults from there. A child that was made by
-//!   `fork(3)` soon takes over with a pager of its own ([`Foster::hand_over`]); one made by a bare `clone`
-//!   system call is served to its end.
+//! * a fork fault server ([`ForkFaultServer`]) answers the child's faults from there. A child that was made
+//!   by
+//!   `fork(3)` soon takes over with a pager of its own ([`ForkFaultServer::hand_over`]); one made by a bare
+//!   `clone` system call is served to its end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -112,7 +113,7 @@ type Kept = Arc<[u8; OS_PAGE_BYTES]>;
 
 /// A child that is served by its parent.
 #[derive(Debug)]
-pub struct Foster<R> {
+pub struct ForkFaultServer<R> {
     uffd: Uffd,
     space: AddressSpace,
     /// Pages whose content is at the servers.
@@ -123,13 +124,13 @@ pub struct Foster<R> {
 }
 
 /// Pages fetched by one fault of a child.
-pub(crate) const FOSTER_FETCH_PAGES: u32 = 16;
+pub(crate) const FORKED_FETCH_PAGES: u32 = 16;
 /// How long a child that changes its mappings is followed, until there is a moment in which it does not.
 const CHANGES_DEADLINE: Duration = Duration::from_secs(10);
 /// Pages that are poisoned at once: so many are looked at again when mappings change meanwhile.
 const POISONED_AT_ONCE: u32 = 1024;
 
-impl<R: Copy> Foster<R> {
+impl<R: Copy> ForkFaultServer<R> {
     pub(crate) fn new(uffd: Uffd, space: AddressSpace, absent: PageSet, region: R) -> Self {
         Self { uffd, space, absent, kept: BTreeMap::new(), region }
     }
@@ -261,7 +262,7 @@ impl<R: Copy> Foster<R> {
             return Ok(());
         };
         let kept = self.kept.get(&page).cloned();
-        let count = self.absent.run_at(page, FOSTER_FETCH_PAGES);
+        let count = self.absent.run_at(page, FORKED_FETCH_PAGES);
         let (extent, from) = if let Some(content) = &kept {
             (Extent::page(page), content.as_ptr().expose_provenance())
         } else if count == 0 {

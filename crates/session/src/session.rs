@@ -630,24 +630,24 @@ impl Session {
 
     /// Suspects a server that has been silent for longer than it ever was of late.
     fn watch_silence(&mut self, work: &mut Work, now: Time) {
-        let patience = self.patience();
-        let due = self.outstanding.front().map(|(_, sent)| (*sent).max(self.last_heard) + patience);
+        let timeout = self.timeout();
+        let due = self.outstanding.front().map(|(_, sent)| (*sent).max(self.last_heard) + timeout);
         if !self.paired || self.suspect || due.is_none_or(|due| now < due) {
             self.silent = None;
             return;
         }
         let (mut since, looked) = self.silent.unwrap_or((now, now));
-        if now - looked > patience / 8 && work.rules.keep(Rule::OwnPauses) {
+        if now - looked > timeout / 8 && work.rules.keep(Rule::OwnPauses) {
             since = now;
         }
         self.silent = Some((since, now));
-        if now >= since + patience / 4 && work.rules.keep(Rule::Suspicion) {
+        if now >= since + timeout / 4 && work.rules.keep(Rule::Suspicion) {
             (self.suspect, self.silent) = (true, None);
             self.turn_away(work);
         }
     }
 
-    fn patience(&self) -> Duration {
+    fn timeout(&self) -> Duration {
         (self.slowest * SLOWEST).clamp(SUSPICION, SPARE_SILENCE / 4)
     }
 
@@ -741,10 +741,10 @@ impl Session {
                 });
                 let silent =
                     self.outstanding.front().filter(|_| self.paired && !self.suspect).map(|(_, sent)| {
-                        let patience = self.patience();
-                        let due = (*sent).max(self.last_heard) + patience;
+                        let timeout = self.timeout();
+                        let due = (*sent).max(self.last_heard) + timeout;
                         self.silent
-                            .map_or(due, |(since, looked)| (since + patience / 4).min(looked + patience / 16))
+                            .map_or(due, |(since, looked)| (since + timeout / 4).min(looked + timeout / 16))
                     });
                 [overdue.or_else(|| self.oldest_due(work)), beat, silent].into_iter().flatten().min()
             }

@@ -131,7 +131,7 @@ pub struct ServerStats {
     /// Answers whose checksum did not fit and that were asked for again.
     pub damaged: u64,
     /// Broken connections that were made again.
-    pub comebacks: u64,
+    pub reconnects: u64,
     /// Requests for pages that another server was asked for instead.
     pub moved: u64,
     /// Requests that wait to be sent.
