@@ -838,6 +838,8 @@ impl Pool {
             bytes(|link| link.sent_bytes),
             servers().map(|link| link.latency.by_powers()),
         );
+        let lost = self.shell.servers.iter().filter(|server| server.lost.is_some()).count();
+        to.copies(bytes(|link| link.moved), lost as u64);
     }
 
     #[must_use]
@@ -868,7 +870,12 @@ impl Pool {
                 }
             },
         );
-        PoolStats { servers: servers.collect() }
+        let is_lost = |server: ServerIndex| self.shell.servers[server.as_usize()].lost.is_some();
+        PoolStats {
+            copies: self.ticket.copies,
+            copies_left: self.placement.copies_without(is_lost),
+            servers: servers.collect(),
+        }
     }
 
     /// Leaves the servers: this member's regions are freed at once instead of after the grace time. Use the pool for nothing after that. Blocks

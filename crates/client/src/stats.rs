@@ -183,11 +183,15 @@ counters! {
     received_bytes,
     /// Bytes sent to servers, headers included.
     sent_bytes,
+    /// Requests for pages that another server with the same pages was asked for instead.
+    moved_requests,
+    /// Servers that are lost to the process while others have their pages.
+    lost_servers,
 }
 
 impl StatsPage {
     /// Changes whenever a field does.
-    pub const VERSION: u64 = 6;
+    pub const VERSION: u64 = 7;
 }
 
 /// The one writer's handle. The page outlives it by construction: it is leaked, or a mapping that is never unmapped.
@@ -244,6 +248,12 @@ impl PagerStats {
         for (told, times) in self.page.server_latency.iter().zip(servers) {
             told.iter().zip(times).for_each(|(told, count)| told.store(count, Relaxed));
         }
+    }
+
+    /// What the pool counts of servers that did not answer.
+    pub fn copies(&self, moved_requests: u64, lost_servers: u64) {
+        self.page.moved_requests.store(moved_requests, Relaxed);
+        self.page.lost_servers.store(lost_servers, Relaxed);
     }
 
     /// What the kernel counts for the whole process.

@@ -154,6 +154,13 @@ impl Placement {
         &self.pairs
     }
 
+    /// How many copies of a page there are on average without the servers that are lost.
+    #[must_use]
+    pub fn copies_without(&self, is_lost: impl Fn(ServerIndex) -> bool) -> f64 {
+        let left = self.slots.iter().flat_map(|slot| slot.holders.iter()).filter(|server| !is_lost(*server));
+        left.count() as f64 / self.slots.len() as f64
+    }
+
     fn slot(&self, page: PageIndex) -> &Slot {
         let stripe = page.0 >> self.stripe_shift;
         let slots = self.slots.len() as u64;
@@ -440,6 +447,7 @@ mod tests {
         let copies: Vec<u16> = (0..12).map(|n| p.holders(page(n)).copy.unwrap().0).collect();
         assert_eq!(copies, [1, 2, 3, 0, 2, 3, 0, 1, 3, 0, 1, 2]);
         assert_eq!(p.pairs().len(), 12);
+        assert!((p.copies_without(|server| server.0 == 1) - 1.5).abs() < 1e-9);
         let two = Placement::new(&[5, 5], 1, 2).unwrap();
         assert_eq!(two.pairs().len(), 2);
         assert_eq!(Placement::new(&[5], 1, 2), Err(PlacementError::TooUneven));

@@ -36,7 +36,7 @@ pub fn serve_pool(pool: &mut Pool) {
                 "rampool: server {name} is stopping; it ends in {left:?}, and its pages are lost then"
             )),
             PoolEvent::Degraded { name, reason, .. } => remark(&format!(
-                "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages. From now on these pages have one copy each, and a server that comes back is not used again by this run"
+                "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages, which have one copy each from now on"
             )),
             _ => {}
         }

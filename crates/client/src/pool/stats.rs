@@ -147,6 +147,9 @@ pub struct ServerStats {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
+    /// On how many servers each page lies as long as none is lost; and on average, without those that are.
+    pub copies: u8,
+    pub copies_left: f64,
     pub servers: Vec<ServerStats>,
 }
 
