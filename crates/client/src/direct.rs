@@ -1152,6 +1152,23 @@ impl Direct {
         here: &Program,
         memory: *mut u8,
     ) -> Result<u64, DirectError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_at(region, job, there, here, memory, false) }
+    }
+
+    /// As [`Direct::begin`], of memory that may be exposed.
+    ///
+    /// # Safety
+    /// As [`Pool::move_bytes`].
+    unsafe fn begin_at(
+        &mut self,
+        region: DirectRegion,
+        job: Job,
+        there: &Program,
+        here: &Program,
+        memory: *mut u8,
+        exposed: bool,
+    ) -> Result<u64, DirectError> {
         self.must_know(region)?;
         let offset = there.bounds().0.cast_unsigned();
         let token = self.token(match job {
@@ -1161,7 +1178,7 @@ impl Direct {
             Job::Accumulate(..) => Operation::Accumulate(offset),
         });
         // SAFETY: the caller's promise.
-        unsafe { self.pool.move_bytes(region.region, token, job, there, here, memory) };
+        unsafe { self.pool.move_bytes(region.region, token, job, there, here, memory, exposed) };
         Ok(token)
     }
 
