@@ -137,13 +137,13 @@ pub fn run(direct: &mut Direct, clients: u64, requests: u64, bytes: usize) -> Re
     let worker = |give_up_after| -> Result<u64, String> {
         let mut direct = join("worker")?;
         let served = work(&mut direct, give_up_after).map_err(|error| error.to_string());
-        direct.pool().close();
+        direct.close();
         served
     };
     let client = |number| -> Result<(), String> {
         let mut direct = join("client")?;
         let asked = ask(&mut direct, number, requests, bytes).map_err(|error| error.to_string());
-        direct.pool().close();
+        direct.close();
         asked
     };
     let served = std::thread::scope(|scope| {

@@ -97,7 +97,7 @@ pub fn run(direct: &mut Direct, clients: u64, rounds: u64) -> Result<Ran, Box<dy
                 return Err(format!("key {key} has {text:?}"));
             }
         }
-        direct.pool().close();
+        direct.close();
         Ok(())
     };
     let started = Instant::now();

@@ -134,9 +134,7 @@ impl BudgetController {
                     (Ok((memory, region)), Some(line)) => {
                         self.expected.push(Expected { line, memory, region })
                     }
-                    (Ok((_, region)), None) => {
-                        rampool_pager::backing::Backing::free_region(pager.backing(), region)
-                    }
+                    (Ok((_, region)), None) => pager.free_region(region),
                     (Err(reason), _) => end_process(
                         Some(self.settings),
                         &format!("a forked child cannot be given its memory: {reason}"),
@@ -162,7 +160,7 @@ impl BudgetController {
                 false
             }
             fork::Line::Closed => {
-                rampool_pager::backing::Backing::free_region(pager.backing(), child.region);
+                pager.free_region(child.region);
                 false
             }
         });
@@ -201,13 +199,12 @@ fn entrust(fallback: Option<&FallbackLine>, child: &Uffd) {
 /// Asks the servers for a larger lease, by a quarter or by what they have left. Returns whether it became
 /// larger.
 fn grow_lease(pager: &mut Pager<Pool>) -> bool {
-    let pool = pager.backing();
-    let now = pool.lease_bytes().0;
+    let now = pager.backing().lease_bytes().0;
     let wanted = now + (now / 4).max(LEAST_LEASE_GROWTH);
-    match pool.resize_lease(ByteLen(wanted)) {
+    match pager.resize_lease(ByteLen(wanted)) {
         Ok(()) => true,
         Err(PoolError::Refused { free, .. }) if free.0 >= LEAST_LEASE_GROWTH => {
-            pool.resize_lease(ByteLen(now + free.0)).is_ok()
+            pager.resize_lease(ByteLen(now + free.0)).is_ok()
         }
         // Other errors of a server show in its own event.
         Err(_) => false,
@@ -354,7 +351,7 @@ impl Supervisor<Pool> for BudgetController {
                 }
                 fork::Line::Closed => {
                     let region = child.fork_fault_server.region();
-                    rampool_pager::backing::Backing::free_region(pager.backing(), region);
+                    pager.free_region(region);
                 }
             }
         }

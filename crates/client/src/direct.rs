@@ -18,7 +18,7 @@
 //! has a [`Direct`] of its own. Regions live until a member frees them or the lease's last member leaves.
 //! Memory that is paged is handed over as a copy (`rampool::region::Region::hand_over`); pages of a pool by
 //! writing everything back, and then opening the region ([`Direct::open_pages`]); one that is open is handed
-//! back by adopting it ([`Pool::adopt_region`]). Nothing keeps a pager's copies and direct access in step
+//! back by adopting it ([`Direct::into_pool`], [`Pool::adopt_region`]). Nothing keeps a pager's copies and direct access in step
 //! while both use a region.
 //!
 //! **Order.** Operations of one `Direct` that touch the same byte take effect in the order in which they were
@@ -62,7 +62,7 @@ use rampool_pinning::path::Always;
 use rampool_wire::elements::{Combine, Kind, Reduced, Scan, Test, Want};
 use rampool_wire::frame::{Change, FetchOp, MAX_NAME_BYTES, MAX_PAGE_INDEX, parse_reduced};
 use rampool_wire::layout::{Layout, LayoutError, Program};
-use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
+use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -377,10 +377,45 @@ impl Direct {
             .unwrap_or_default()
     }
 
-    /// For tickets, statistics and other things of the pool's. Its operations that bring events are only to
-    /// be used while none is under way here.
-    pub fn pool(&mut self) -> &mut Pool {
-        &mut self.pool
+    /// The pool, for tickets, statistics and what to sleep on.
+    ///
+    /// It cannot be changed, or taken out, from here: the servers' answers come into buffers of this
+    /// `Direct`. Two pools that changed places would go on receiving into buffers that are freed.
+    ///
+    /// ```compile_fail,E0308
+    /// use rampool_client::direct::Direct;
+    ///
+    /// fn exchange(one: &mut Direct, two: &mut Direct) {
+    ///     std::mem::swap(one.pool(), two.pool());
+    /// }
+    /// ```
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The pool, for pages. [`Direct::new`] is the way back; regions keep their names.
+    ///
+    /// # Panics
+    /// If operations are under way: [`Direct::wait_all`] comes first.
+    #[must_use]
+    pub fn into_pool(self) -> Pool {
+        assert_eq!(
+            self.under_way + self.pool.operations_under_way(),
+            0,
+            "operations end before another view of a pool begins"
+        );
+        self.pool
+    }
+
+    /// Leaves the servers, as [`Pool::close`]. Operations that are under way may not happen.
+    pub fn close(&mut self) {
+        self.pool.close();
+    }
+
+    /// Tells the servers that they may forget these pages, as [`Pool::discard`].
+    pub fn discard(&mut self, region: DirectRegion, extent: Extent) {
+        self.pool.discard(region.region, extent);
     }
 
     /// Makes a region of `bytes` bytes without a name. Blocks, as everything that opens or frees.
@@ -1117,6 +1152,23 @@ impl Direct {
         here: &Program,
         memory: *mut u8,
     ) -> Result<u64, DirectError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_at(region, job, there, here, memory, false) }
+    }
+
+    /// As [`Direct::begin`], of memory that may be exposed.
+    ///
+    /// # Safety
+    /// As [`Pool::move_bytes`].
+    unsafe fn begin_at(
+        &mut self,
+        region: DirectRegion,
+        job: Job,
+        there: &Program,
+        here: &Program,
+        memory: *mut u8,
+        exposed: bool,
+    ) -> Result<u64, DirectError> {
         self.must_know(region)?;
         let offset = there.bounds().0.cast_unsigned();
         let token = self.token(match job {
@@ -1126,7 +1178,7 @@ impl Direct {
             Job::Accumulate(..) => Operation::Accumulate(offset),
         });
         // SAFETY: the caller's promise.
-        unsafe { self.pool.move_bytes(region.region, token, job, there, here, memory) };
+        unsafe { self.pool.move_bytes(region.region, token, job, there, here, memory, exposed) };
         Ok(token)
     }
 

@@ -836,10 +836,14 @@ impl Pool {
         self.placement.holders(page)
     }
 
-    /// Fetches and stores that have not ended.
+    /// Fetches and stores whose event has not been returned.
     #[must_use]
     pub fn operations_under_way(&self) -> usize {
-        self.shell.client.ops_under_way()
+        let of_server = |event: &&PoolEvent| {
+            matches!(event, PoolEvent::Lost { .. } | PoolEvent::Degraded { .. } | PoolEvent::Draining { .. })
+        };
+        let known = self.shell.events.iter().filter(|event| !of_server(event)).count();
+        self.shell.client.ops_under_way() + known
     }
 
     /// What a pager cannot count itself.

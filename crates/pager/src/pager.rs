@@ -341,8 +341,22 @@ impl<B: Backing> Pager<B> {
     pub fn stats(&self) -> &PagerStats {
         &self.stats
     }
-    pub fn backing(&mut self) -> &mut B {
-        &mut self.backing
+    /// To ask it something. It cannot be changed, or taken out, from here: it writes into frames of this pager.
+    ///
+    /// ```compile_fail,E0308
+    /// use rampool_pager::{backing::Backing, pager::Pager};
+    ///
+    /// fn exchange<B: Backing>(one: &mut Pager<B>, two: &mut Pager<B>) {
+    ///     std::mem::swap(one.backing(), two.backing());
+    /// }
+    /// ```
+    #[must_use]
+    pub fn backing(&self) -> &B {
+        &self.backing
+    }
+    /// Gives a region up that this pager has made and nothing uses any more.
+    pub fn free_region(&mut self, region: B::Region) {
+        self.backing.free_region(region);
     }
     #[must_use]
     pub fn faults(&self) -> &FaultCatcher {

@@ -565,7 +565,7 @@ impl<R: Copy> RegionSupervisor<R> {
     /// a SIGBUS, never zeroes.
     fn end<B: Backing<Region = R>>(mut self, mut pager: Pager<B>) {
         self.fork_fault_servers.iter_mut().for_each(ForkFaultServer::give_up);
-        pager.backing().close();
+        pager.backing.close();
         drop(pager);
         let shared = self.shared;
         *shared.ended.lock().expect("no panic under this lock") = Some(self.ended.unwrap_or_default());
@@ -657,7 +657,7 @@ impl<B: Backing> Supervisor<B> for RegionSupervisor<B::Region> {
                     let copied = pager.hand_over(start, bytes, self);
                     reply.give(copied.and_then(|(region, offset)| {
                         let bytes = bytes as u64;
-                        let opened = pager.backing().open_for_all(region, offset + bytes);
+                        let opened = pager.backing.open_for_all(region, offset + bytes);
                         opened.map(|(lease, region)| HandedOver { lease, region, offset, bytes })
                     }));
                 }

@@ -420,7 +420,7 @@ impl Direct {
             py.detach(|| {
                 let mut direct = self.direct.lock();
                 direct.wait_all();
-                direct.pool().close();
+                direct.close();
             });
         }
     }

@@ -143,7 +143,7 @@ impl Queue {
                 // Where that fails the messages come again.
                 let _ = direct.flush_done(&self.queue);
                 direct.wait_all();
-                direct.pool().close();
+                direct.close();
             });
         }
     }

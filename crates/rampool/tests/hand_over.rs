@@ -100,7 +100,7 @@ fn reader() {
     for (n, bytes) in words.chunks(8).enumerate() {
         assert_eq!(u64::from_le_bytes(bytes.try_into().unwrap()), expected(n * 4096 + 16));
     }
-    direct.pool().close();
+    direct.close();
     println!("every byte is right");
 }
 
@@ -154,7 +154,7 @@ fn owner_goes_on(fault_mode: FaultModeChoice) {
     member.free(opened);
     assert!(matches!(member.open_ticket(second.region()), Err(DirectError::NoSuchRegion)));
     read_elsewhere(&first, 1);
-    member.pool().close();
+    member.close();
     for server in &servers {
         assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
         server.check();

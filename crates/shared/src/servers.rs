@@ -60,14 +60,14 @@ impl Servers {
 
     /// Gives the lease back.
     pub fn leave(mut self) {
-        self.direct.pool().close();
+        self.direct.close();
     }
 
     /// The servers may drop the page at `offset`. Does not block.
     pub fn forget(&mut self, offset: usize, bytes: usize) {
         let pages = u32::try_from(bytes / OS_PAGE_BYTES).expect("a page is small");
         let extent = Extent::new(PageIndex((offset / OS_PAGE_BYTES) as u64), pages);
-        self.direct.pool().discard(self.region.pool_region(), extent);
+        self.direct.discard(self.region, extent);
         self.direct.progress();
     }
 }

@@ -116,7 +116,7 @@ fn over_tcp(
     if wanted(Part::Column) {
         column(report, &mut direct, &server, rows, rounds)?;
     }
-    direct.pool().close();
+    direct.close();
     Ok(())
 }
 
@@ -615,7 +615,7 @@ fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Com
     report.ratio("same host: put of 1 MiB / memcpy", &puts, &copies, Some(Reach::AtLeast(0.5)));
     for (direct, region) in [&mut rings, &mut socket] {
         direct.free(*region);
-        direct.pool().close();
+        direct.close();
     }
     Ok(())
 }
@@ -873,6 +873,6 @@ fn copies(report: &mut Report, cpus: &[usize], rounds: usize, common: &Common) -
         &by_client,
     );
     report.ratio("copy / get and put", &by_servers, &by_client, Some(Reach::AtLeast(1.8)));
-    direct.pool().close();
+    direct.close();
     Ok(())
 }

@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<i32> {
             one_cell(&mut report, (way, number), cell, (&mut client, region), &mut theirs, rounds)?;
         }
         client.free(region);
-        client.pool().close();
+        client.close();
     }
     report.finish(common.json.as_deref())
 }

@@ -4,8 +4,8 @@
 //! *exposed* is mapped by the server as well: it puts the bytes of a get right there, and takes those of a
 //! put from there. The server has a key to it, and keeps that until it is taken back.
 
-use super::{Direct, DirectError, DirectRegion};
-use crate::pool::KeyStats;
+use super::{Direct, DirectError, DirectRegion, apart, both};
+use crate::pool::{Job, KeyStats};
 use rampool_kernel::exposed::ExposedMemory;
 use rampool_wire::layout::{Layout, LayoutError};
 use rampool_wire::units::OS_PAGE_BYTES;
@@ -135,7 +135,7 @@ impl Direct {
     ) -> Result<(), DirectError> {
         let address = memory.part(at, there.size())?;
         // SAFETY: within the memory, which lives longer than the call, and which no other thread uses.
-        unsafe { self.get_layout_at(region, offset, there, address, &Layout::bytes(there.size())?) }
+        unsafe { self.move_exposed(region, offset, Job::Gather, there, address) }
     }
 
     /// Writes bytes of `memory`, from its byte `at` on, to what `there` selects from `offset` of the region
@@ -153,7 +153,27 @@ impl Direct {
     ) -> Result<(), DirectError> {
         let address = memory.part(at, there.size())?;
         // SAFETY: as above.
-        unsafe { self.put_layout_at(region, offset, there, address, &Layout::bytes(there.size())?) }
+        unsafe { self.move_exposed(region, offset, Job::Scatter, there, address) }
+    }
+
+    /// # Safety
+    /// As many bytes as `there` selects lie at the address, in exposed memory that no other thread uses.
+    unsafe fn move_exposed(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        job: Job,
+        there: &Layout,
+        address: *mut u8,
+    ) -> Result<(), DirectError> {
+        let here = Layout::bytes(there.size())?;
+        let (there, here) = both(region, offset, there, there.size(), &here)?;
+        if job == Job::Scatter {
+            apart(&there)?;
+        }
+        // SAFETY: the caller's promise.
+        let token = unsafe { self.begin_at(region, job, &there, &here, address, true) }?;
+        self.finish(token)
     }
 
     /// What was done by key.

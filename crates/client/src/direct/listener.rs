@@ -55,13 +55,13 @@ impl QueueListener {
                     Ok(Verdict::Done) => direct.done(message),
                     Ok(Verdict::GiveBack) => direct.give_back(message)?,
                     Err(panic) => {
-                        direct.pool().close();
+                        direct.close();
                         resume_unwind(panic);
                     }
                 }
             }
             direct.flush_done(&queue)?;
-            direct.pool().close();
+            direct.close();
             Ok(())
         };
         let thread = std::thread::Builder::new()

@@ -33,6 +33,8 @@ pub(super) struct Body {
     pub blocks: Vec<Block>,
     /// Where the bytes of a window lie, or will, one after the other.
     pub places: Vec<PieceMut>,
+    /// Another process may write there.
+    pub exposed: bool,
     /// The bytes themselves, where the places are too many to be sent from or received into; or a scan's answer.
     pub staging: Vec<u8>,
     /// Bytes of a window, or the most that a scan answers with.
@@ -54,6 +56,7 @@ impl Body {
         self.window = None;
         self.blocks.clear();
         self.places.clear();
+        self.exposed = false;
         self.staging.clear();
         self.bytes = 0;
         self.by_key = None;

@@ -17,6 +17,7 @@ use rampool_paging::placement::ServerIndex;
 use rampool_pinning::keys::{Key, Owner, OwnerOutput, PeerNumber, Rights, ToOwner, ToPeer};
 use rampool_session::{Ask, Request};
 use rampool_wire::frame::{ByKey, MAX_TABLE_BYTES, Opcode, RegionId, encode_grant, encode_revocation};
+use rampool_wire::layout::Program;
 use rampool_wire::units::Tick;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -319,6 +320,20 @@ impl Pool {
         };
         let mut all = self.shell.servers.iter().filter_map(|server| server.exposed.as_ref());
         all.any(|exposed| exposed.slots.iter().any(|slot| held(slot, exposed)))
+    }
+
+    /// Whether what a layout selects from an address on reaches into exposed memory.
+    pub(super) fn is_exposed_at(&self, memory: *const u8, local: &Program) -> bool {
+        let mut all = self.shell.servers.iter().filter_map(|server| server.exposed.as_ref());
+        all.any(|exposed| {
+            let (low, high) = local.bounds();
+            let at =
+                |offset: i64| memory.addr().wrapping_add_signed(isize::try_from(offset).expect("64 bits"));
+            exposed.slots.values().any(|slot| {
+                let start = slot.memory.start().addr();
+                at(low) < start + slot.memory.bytes() && start < at(high)
+            })
+        })
     }
 
     /// Withdraws memory that the program has dropped. Does not block.

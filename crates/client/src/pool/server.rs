@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 
-use rampool_net::blocks::block_crcs;
+use rampool_net::blocks::{block_crcs, block_crcs_of_copy};
 use rampool_net::transport::zero_copy::SharedZeroCopy;
 use rampool_net::transport::{Link, LinkError, Piece, PieceMut, Urgency};
 use rampool_paging::placement::ServerIndex;
@@ -484,7 +484,7 @@ impl Server {
         unsafe {
             if body.is_staged() {
                 let staged = [Piece { ptr: body.staging.as_ptr(), len: body.staging.len() }];
-                let whole = are_whole(&body.blocks, &self.crcs, &staged);
+                let whole = are_whole(&body.blocks, &self.crcs, &staged, false);
                 let mut at = body.staging.as_ptr();
                 for place in &body.places {
                     copy(at, place.ptr, place.len);
@@ -494,7 +494,7 @@ impl Server {
             } else {
                 self.pieces.clear();
                 self.pieces.extend(body.places.iter().map(|place| Piece { ptr: place.ptr, len: place.len }));
-                are_whole(&body.blocks, &self.crcs, &self.pieces)
+                are_whole(&body.blocks, &self.crcs, &self.pieces, body.exposed)
             }
         }
     }
@@ -510,7 +510,7 @@ pub(super) fn watched(link: &Link<Option<Departure>>) -> (BorrowedFd<'_>, bool) 
 /// The pieces to send a window from, and its checksums.
 ///
 /// # Safety
-/// The request's places are readable memory that does not change.
+/// The request's places are readable memory, which does not change unless it is exposed.
 unsafe fn outgoing(request: &mut Body, pieces: &mut Vec<Piece>, crcs: &mut Vec<u32>) {
     if request.is_staged() {
         if request.staging.is_empty() {
@@ -530,17 +530,30 @@ unsafe fn outgoing(request: &mut Body, pieces: &mut Vec<Piece>, crcs: &mut Vec<u
     }
     crcs.clear();
     // SAFETY: the caller's promise, or the request's own staging.
-    unsafe { block_crcs(&request.blocks, pieces, |crc| crcs.push(crc)) };
+    unsafe {
+        if request.exposed {
+            block_crcs_of_copy(&request.blocks, pieces, |crc| crcs.push(crc));
+        } else {
+            block_crcs(&request.blocks, pieces, |crc| crcs.push(crc));
+        }
+    }
 }
 
 /// Whether the bytes of all blocks have these checksums.
 ///
 /// # Safety
-/// The pieces are readable memory that does not change, as long as the blocks.
-unsafe fn are_whole(blocks: &[Block], crcs: &[u32], pieces: &[Piece]) -> bool {
+/// The pieces are readable memory, as long as the blocks, which does not change unless it is exposed.
+unsafe fn are_whole(blocks: &[Block], crcs: &[u32], pieces: &[Piece], exposed: bool) -> bool {
     let (mut crcs, mut whole) = (crcs.iter(), true);
+    let compare = |crc| whole &= crcs.next() == Some(&crc);
     // SAFETY: the caller's promise.
-    unsafe { block_crcs(blocks, pieces, |crc| whole &= crcs.next() == Some(&crc)) };
+    unsafe {
+        if exposed {
+            block_crcs_of_copy(blocks, pieces, compare);
+        } else {
+            block_crcs(blocks, pieces, compare);
+        }
+    }
     whole
 }
 

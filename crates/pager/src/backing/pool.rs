@@ -3,8 +3,20 @@
 use rampool_wire::units::{ByteLen, Extent};
 
 use super::{Backing, BackingEvent};
+use crate::pager::Pager;
+use rampool_client::error::PoolError;
 use rampool_client::pool::{LeaseTicket, Pool, PoolEvent, PoolRegion, RegionTicket};
 use rampool_client::stats::PagerStats;
+
+impl Pager<Pool> {
+    /// As [`Pool::resize_lease`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn resize_lease(&mut self, bytes: ByteLen) -> Result<(), PoolError> {
+        self.backing.resize_lease(bytes)
+    }
+}
 
 // SAFETY: the pool reads and writes the memory of an operation only until its event, as `Pool::fetch` and
 // `Pool::store` say; after a server was lost, operations that need it end in `Failed`, and until then their

@@ -44,7 +44,7 @@ fn the_examples_find_what_they_expect() {
     ];
     assert!(ran.iter().all(|ran| !ran.says.is_empty()
         && ran.measured.iter().all(|(_, amount, took)| *amount > 0 && !took.is_zero())));
-    direct.pool().close();
+    direct.close();
     all_gone(&[&servers[0], &servers[1]]);
 }
 
@@ -208,25 +208,28 @@ pub fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
     // As pages: their checksums are checked on the way.
     let pages = u32::try_from(REGION_BYTES.div_ceil(4096)).unwrap();
     let mut memory = vec![0xaa; pages as usize * OS_PAGE_BYTES];
-    let pool = two.pool();
+    let mut pool = two.into_pool();
     // SAFETY: the memory lives until the fetch's event.
     unsafe {
         pool.fetch(same.pool_region(), 7, &[Extent::new(PageIndex(0), pages)], memory.as_mut_ptr(), true)
     };
-    assert!(matches!(next(pool), PoolEvent::Fetched { token: 7 }));
+    assert!(matches!(next(&mut pool), PoolEvent::Fetched { token: 7 }));
+    let mut two = Direct::new(pool);
     assert!(memory[..model.len()] == model, "the pages are others");
     // And a copy of the region stays as it was while the region changes.
-    let copy = one.pool().clone_region(region.pool_region()).unwrap();
+    let mut pool = one.into_pool();
+    let copy = pool.clone_region(region.pool_region()).unwrap();
+    let mut one = Direct::new(pool);
     let copy = one.open_pages(copy, REGION_BYTES).unwrap();
     one.put(region, 100, &[1; 9000]).unwrap();
     let mut was = vec![0; 9000];
     one.get(copy, 100, &mut was).unwrap();
     assert!(was == model[100..9100]);
     one.free(copy);
-    one.pool().close();
+    one.close();
     two.get(same, 100, &mut was).unwrap();
     assert_eq!(was, [1; 9000], "the region outlives the member that made it");
-    two.pool().close();
+    two.close();
 }
 
 #[test]
@@ -295,7 +298,7 @@ fn short_runs_come_from_wherever_they_lie() {
                 assert!(direct.wait(get).unwrap() == want, "{len} bytes, in no order");
             }
         }
-        direct.pool().close();
+        direct.close();
         all_gone(&[&server]);
     }
 }
@@ -349,7 +352,7 @@ fn an_update_is_made_once_however_often_the_connection_breaks() {
         assert!(relay.cuts() >= 20, "{} cuts", relay.cuts());
         assert_eq!(direct.get_value::<u64>(region, 64).unwrap(), adds + 60);
         relay.calm();
-        direct.pool().close();
+        direct.close();
         all_gone(&[&server]);
     }
 }
@@ -393,7 +396,7 @@ fn many_clients_update_the_same_words_and_none_is_lost() {
                     );
                 }
                 assert!(seen.windows(2).all(|pair| pair[0] < pair[1]));
-                direct.pool().close();
+                direct.close();
             });
         }
     });
@@ -401,7 +404,7 @@ fn many_clients_update_the_same_words_and_none_is_lost() {
     assert_eq!(first.get_value::<u64>(region, 8).unwrap(), CLIENTS * ROUNDS * 3);
     let sums = first.get_values::<u64>(region, 16, &steps).unwrap();
     assert_eq!(sums, [ROUNDS * CLIENTS * (CLIENTS + 1) / 2; 40]);
-    first.pool().close();
+    first.close();
     all_gone(&[&servers[0], &servers[1]]);
 }
 
@@ -443,7 +446,7 @@ fn every_kind_of_element_is_updated_in_its_arithmetic() {
     }
     let floats = Combine::Xor;
     assert!(matches!(direct.fetch_op(region, 24, floats, 1.0f64), Err(DirectError::NotForKind { .. })));
-    direct.pool().close();
+    direct.close();
     all_gone(&[&server]);
 }
 
@@ -495,7 +498,7 @@ fn columns_are_filtered_and_added_up_at_the_servers() {
             (MIB / 4, Total::Float(2.5))
         );
         assert_eq!(direct.select(floats, 0, &column, Filter::greater(1f32)).unwrap(), [3072]);
-        direct.pool().close();
+        direct.close();
         all_gone(&list);
     }
 }
@@ -558,8 +561,10 @@ fn what_makes_no_sense_is_refused_with_a_reason_and_harms_no_client() {
     assert!(matches!(direct.open(""), Err(DirectError::Name)));
     assert!(matches!(direct.open_or_create(&"x".repeat(256), 1), Err(DirectError::Name)));
     // A region of another member that is not open.
-    let own = direct.pool().create_region().unwrap();
-    let ticket = direct.pool().region_ticket(own).unwrap();
+    let mut pool = direct.into_pool();
+    let own = pool.create_region().unwrap();
+    let ticket = pool.region_ticket(own).unwrap();
+    let mut direct = Direct::new(pool);
     match other.open_ticket(&ticket) {
         Err(DirectError::Pool(PoolError::Denied { operation: Operation::OpenRegion, .. })) => {}
         refused => panic!("{refused:?}"),
@@ -589,8 +594,8 @@ fn what_makes_no_sense_is_refused_with_a_reason_and_harms_no_client() {
         Err(DirectError::Pool(PoolError::Denied { operation: Operation::Gather(0), .. })) => {}
         gone => panic!("{gone:?}"),
     }
-    direct.pool().close();
-    other.pool().close();
+    direct.close();
+    other.close();
     all_gone(&[&server]);
 }
 
@@ -629,7 +634,7 @@ fn a_server_that_dies_in_the_middle_ends_what_needs_it_with_its_name() {
         direct.get_value::<u64>(region, 0),
         Ok(_) | Err(DirectError::Pool(PoolError::Lost { .. }))
     ));
-    direct.pool().close();
+    direct.close();
     all_gone(&[&alive]);
 }
 
@@ -655,7 +660,7 @@ fn operations_on_the_same_bytes_happen_in_the_order_in_which_they_were_started()
         let bytes = direct.wait(operation).unwrap();
         assert!(want.is_none_or(|want| bytes.iter().all(|byte| *byte == want)));
     }
-    direct.pool().close();
+    direct.close();
     all_gone(&[&servers[0], &servers[1]]);
 }
 
@@ -677,13 +682,14 @@ fn a_region_is_handed_from_pages_to_bytes_and_back() {
     assert!(bytes == super::expected(&[super::extent(0, 8)], 1));
     reader.put(same, 4000, &[9; 200]).unwrap();
     // Back: the member that adopts it is its only user.
-    let own = pager.pool().adopt_region(&ticket).unwrap();
-    let page = super::fetch(pager.pool(), own, &[super::extent(0, 2)]);
+    let mut pager = pager.into_pool();
+    let own = pager.adopt_region(&ticket).unwrap();
+    let page = super::fetch(&mut pager, own, &[super::extent(0, 2)]);
     assert_eq!(page[4000..4200], [9; 200]);
     assert!(matches!(reader.get(same, 0, &mut bytes), Err(DirectError::Pool(PoolError::Denied { .. }))));
-    assert_eq!(pager.pool().lease_bytes(), ByteLen(16 * MIB));
-    pager.pool().close();
-    reader.pool().close();
+    assert_eq!(pager.lease_bytes(), ByteLen(16 * MIB));
+    pager.close();
+    reader.close();
     all_gone(&[&server]);
 }
 
@@ -741,7 +747,7 @@ fn bytes_go_from_server_to_server_without_the_client() {
         assert!(bytes == content);
         let short = Layout::bytes(7).unwrap();
         assert!(matches!(direct.copy((one, 0, &all), (two, 0, &short)), Err(DirectError::Lengths { .. })));
-        direct.pool().close();
+        direct.close();
         all_gone(&list);
     }
 }
@@ -759,7 +765,7 @@ fn a_copy_is_made_once_however_often_links_break() {
     config.stripe_pages = 4;
     let mut direct = Direct::connect(&config).unwrap();
     let region = direct.create(MIB).unwrap();
-    let mut page_of =
+    let page_of =
         |server: u16| (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == server).unwrap() * 4096;
     let (here, there) = (page_of(0), page_of(1));
     let page = Layout::bytes(4096).unwrap();
@@ -780,7 +786,7 @@ fn a_copy_is_made_once_however_often_links_break() {
         direct.get(region, there, &mut bytes).unwrap();
         assert_eq!(bytes, [n; 4096]);
     }
-    direct.pool().close();
+    direct.close();
     drop(relays);
     all_gone(&[&source, &target]);
 }
@@ -790,7 +796,7 @@ fn a_copy_to_a_server_that_is_gone_ends_with_its_name_and_the_source_goes_on() {
     let [source, target] = [serve(32 * MIB), serve(32 * MIB)];
     let mut direct = Direct::connect(&config(&[&source, &target], 32 * MIB)).unwrap();
     let region = direct.create(MIB).unwrap();
-    let mut page_of =
+    let page_of =
         |server: u16| (0..64).find(|page| direct.pool().holder(PageIndex(*page)).0 == server).unwrap() * 4096;
     let (here, there) = (page_of(0), page_of(1));
     direct.put(region, here, &[4; 4096]).unwrap();
@@ -810,7 +816,7 @@ fn a_copy_to_a_server_that_is_gone_ends_with_its_name_and_the_source_goes_on() {
     let mut bytes = [0; 4096];
     direct.get(region, here, &mut bytes).unwrap();
     assert_eq!(bytes, [4; 4096]);
-    direct.pool().close();
+    direct.close();
     all_gone(&[&source]);
 }
 
@@ -820,7 +826,7 @@ fn a_copy_that_does_not_fit_says_where_and_what_is_free() {
     let [source, target] = [serve(64 * MIB), serve(64 * MIB)];
     let mut direct = Direct::connect(&config(&[&source, &target], 4 * MIB)).unwrap();
     let region = direct.create(64 * MIB).unwrap();
-    let mut pages_of = |server: u16| {
+    let pages_of = |server: u16| {
         (0..64 * MIB / 4096)
             .filter(|page| direct.pool().holder(PageIndex(*page)).0 == server)
             .collect::<Vec<_>>()
@@ -835,7 +841,7 @@ fn a_copy_that_does_not_fit_says_where_and_what_is_free() {
         }
         other => panic!("{other:?}"),
     }
-    direct.pool().close();
+    direct.close();
     all_gone(&[&source, &target]);
 }
 
@@ -877,7 +883,7 @@ fn a_region_that_was_freed_is_none_for_every_operation() {
         "{landed:?}"
     );
     direct.done(message);
-    direct.pool().close();
+    direct.close();
     all_gone(&[&server]);
 }
 
@@ -922,7 +928,7 @@ fn a_layout_that_selects_more_than_there_is_memory_or_time_for_is_refused() {
     assert!(matches!(direct.body(&mut message, Duration::ZERO), Err(QueueError::Room { room: 0, .. })));
     direct.done(message);
     assert_eq!(direct.get_value::<u64>(region, 8).unwrap(), 7);
-    direct.pool().close();
+    direct.close();
     all_gone(&[&server]);
 }
 
@@ -960,7 +966,7 @@ fn a_copy_to_a_server_that_hangs_keeps_no_other_tenants_copies_waiting() {
     let mut bytes = [0; 4096];
     direct.get(region, there, &mut bytes).unwrap();
     assert_eq!(bytes, [5; 4096]);
-    direct.pool().close();
+    direct.close();
     for (pending, mut direct, relay) in stuck {
         let name = relay.address.to_string();
         match direct.wait(pending) {
@@ -969,7 +975,7 @@ fn a_copy_to_a_server_that_hangs_keeps_no_other_tenants_copies_waiting() {
             }
             other => panic!("{other:?}"),
         }
-        direct.pool().close();
+        direct.close();
     }
     all_gone(&[&source, &target]);
 }
