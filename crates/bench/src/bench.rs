@@ -14,6 +14,7 @@
 //!    fifo         remote queues compared with raw connections and redis lists
 //!    server       reads of 4 KiB by many connections, compared with redis
 //!    shared       shared memory between processes compared with raw requests, and ArgoDSM's figures
+//!    tenants      what one tenant of a server notices of another
 //!    predict      parallel programs predicted for a slower link, compared with the same programs on it
 //!    programs     programs at a quarter of their memory, compared with native and kernel swap
 //!   report       rounds, medians, ratios; text and JSON
@@ -47,6 +48,7 @@ mod server;
 mod service;
 mod shared;
 mod stream;
+mod tenants;
 mod trial;
 mod workload;
 
@@ -79,6 +81,7 @@ enum Bench {
     Fifo(fifo::Args),
     Shared(shared::Args),
     Predict(predict::Args),
+    Tenants(tenants::Args),
     #[command(hide = true)]
     Touch(miss::Touch),
     #[command(hide = true)]
@@ -135,6 +138,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Fifo(args) => fifo::run(&args),
         Bench::Shared(args) => shared::run(&args),
         Bench::Predict(args) => predict::run(&args),
+        Bench::Tenants(args) => tenants::run(&args),
         Bench::SharedRank(args) => shared::rank::run(&args),
         Bench::Peer(args) => peer::run(&args),
         Bench::StreamClient(args) => stream::clients::run(&args),

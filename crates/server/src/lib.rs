@@ -24,14 +24,15 @@ mod shard;
 mod shared;
 mod status;
 pub mod store;
+mod tenants;
 mod unauthenticated;
 
 pub use query::{QueryError, query_status};
-pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus};
+pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus, TenantStatus};
 
 use crate::block::{BlockConfig, Blocks, ExportError};
 use crate::store::{CompressedStore, PageStore, RawStore, StoreConfig};
-use rampool_lease::{OpenError, QueueLimits};
+use rampool_lease::{OpenError, QueueLimits, Rules};
 use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, Listener};
 use rampool_wire::session::Encryption;
@@ -93,6 +94,8 @@ pub struct ServerConfig {
     /// The servers that clients may let this one copy to; empty: any at a TCP address. Without a key only
     /// those of this machine.
     pub copy_to: Vec<Endpoint>,
+    /// Quotas of tenants, and keys that are revoked.
+    pub tenants: Rules,
     /// Block devices for clients of NBD.
     pub block: BlockConfig,
 }
@@ -123,6 +126,7 @@ impl ServerConfig {
             allow_uids: Vec::new(),
             ucx_clients_are_trusted: false,
             copy_to: Vec::new(),
+            tenants: Rules::default(),
             block: BlockConfig::default(),
         }
     }
@@ -136,11 +140,12 @@ impl ServerConfig {
     }
 
     /// Upper bound of pages in flight beyond `memory_bytes`: each connection has either bytes that arrive or
-    /// one reply that leaves, in addition to what counts among all replies. With room for all of it a granted
+    /// one reply that leaves, and its lease one copy to another server, in addition to what counts among all
+    /// replies. With room for all of it a granted
     /// lease can be filled, even when other clients do not read.
     pub(crate) fn transit_bytes(&self) -> u64 {
         let one = rampool_wire::frame::MAX_BULK_BYTES as u64;
-        let each = one + shared::OWN_REPLY_BYTES as u64;
+        let each = one + shared::OWN_REPLY_BYTES as u64 + u64::from(rampool_wire::frame::MAX_DIRECT_BYTES);
         (self.max_connections as u64)
             .saturating_mul(each)
             .saturating_add(self.reply_bytes())
@@ -326,6 +331,12 @@ impl RunningServer {
     #[must_use]
     pub fn observer(&self) -> Observer {
         Observer { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Other quotas and revoked keys from now on. Connections whose keys are revoked end; what a tenant has
+    /// beyond a smaller quota stays.
+    pub fn set_tenants(&self, rules: Rules) {
+        self.shared.set_rules(rules);
     }
 
     /// Tells the clients that the server stops, grants no new leases, waits until every member has left or

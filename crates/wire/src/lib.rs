@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   session        preface, versions, encryption, features: who may talk, and how
+//!      |-- tenant    the name of a client's tenant, and the generation of its key
 //!      |
 //!   frame          header, table, bulk: requests and replies of pages, bytes, queues, keys
 //!      |-- layout    which bytes, in MPI's terms: loops, lists, runs
@@ -32,4 +33,5 @@ pub mod layout;
 pub mod places;
 pub mod rings;
 pub mod session;
+pub mod tenant;
 pub mod units;

@@ -10,6 +10,7 @@ use rampool_kernel::ring::Sent;
 use rampool_pinning::path::{Always, PathChoice, Wish};
 use rampool_wire::frame::{HEADER_BYTES, Header, MAX_TABLE_BYTES, WireError};
 use rampool_wire::session::{Security, features};
+use rampool_wire::tenant::TenantId;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -104,6 +105,7 @@ pub struct Link<G = ()> {
     features: u32,
     /// Client: the file of the server's frames.
     frames: Option<OwnedFd>,
+    tenant: Option<TenantId>,
     seal: Option<Sealing>,
     incoming: Incoming,
     outgoing: Outgoing<G>,
@@ -193,7 +195,13 @@ impl<G> Frame<G> {
 unsafe impl<G: Send> Send for Link<G> {}
 
 impl<G> Link<G> {
-    pub(super) fn new(carrier: Carrier, seal: Option<Seal>, security: Security, features: u32) -> Self {
+    pub(super) fn new(
+        carrier: Carrier,
+        seal: Option<Seal>,
+        security: Security,
+        features: u32,
+        tenant: Option<TenantId>,
+    ) -> Self {
         let seal = seal.map(|seal| Sealing {
             seal,
             received: Vec::new(),
@@ -229,6 +237,7 @@ impl<G> Link<G> {
             security,
             features,
             frames: None,
+            tenant,
             seal,
             incoming,
             outgoing,
@@ -267,6 +276,12 @@ impl<G> Link<G> {
     #[must_use]
     pub fn features(&self) -> u32 {
         self.features
+    }
+
+    /// The client's tenant, whose key both sides have proved; `None`: it has the master, or there is no key.
+    #[must_use]
+    pub fn tenant(&self) -> Option<TenantId> {
+        self.tenant
     }
 
     /// From now on large pieces leave without a copy, where that pays: `measured` is from how many bytes on.
