@@ -372,7 +372,7 @@ mod tests {
         stats.evicted(77);
         let mut times = [0; LATENCY_BUCKETS];
         times[20] = 5;
-        stats.pool(8000, 70, 0, [[0; LATENCY_BUCKETS], times].into_iter());
+        stats.pool(8000, 70, 5, [[0; LATENCY_BUCKETS], times].into_iter());
         let page = stats.page();
         // SAFETY: the page is plain 64-bit words, all written by this thread.
         let bytes: Vec<u8> = unsafe {
