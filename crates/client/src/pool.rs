@@ -20,6 +20,7 @@
 mod body;
 mod config;
 mod direct;
+mod frames;
 mod keyed;
 mod queue;
 mod reconnect;
@@ -54,7 +55,7 @@ use body::{Body, Reply, lost};
 use rampool_net::transport::{
     Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, SameHost, Way, connect,
 };
-use rampool_session::{Ask, Class, Fill, Grant, Input, Pages};
+use rampool_session::{Ask, Class, Fill, Grant, Input, Pages, Stamp};
 use reconnect::Place;
 use server::Server;
 use shell::{Shell, fresh};
@@ -131,7 +132,11 @@ impl Reach {
         let same_host =
             config.same_host.map_or_else(SameHost::from_environment, Ok).map_err(ConnectError::SameHost)?;
         let compression = if config.compression { features::LZ4 } else { 0 };
-        let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS | features::KEYS };
+        let rings = if same_host == SameHost::Socket {
+            0
+        } else {
+            features::RINGS | features::KEYS | features::PLACES
+        };
         let features = compression | rings | features::PIECES;
         let policy =
             LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx: None };
@@ -644,6 +649,7 @@ impl Pool {
             .get_mut(region.0 as usize)
             .and_then(|names| names.take_if(|names| names.only.is_none()));
         let Some(names) = freed else { return };
+        self.shell.forget_places(region);
         let now = Instant::now();
         self.give_back(names.ids.iter().map(|name| Some(*name)), now);
     }
@@ -714,6 +720,12 @@ impl Pool {
         dst: *mut u8,
         demand: bool,
     ) {
+        // What no thread waits for comes from the server while the caller goes on: it would wait here for the copies.
+        // SAFETY: the caller's promise.
+        if demand && unsafe { self.shell.read_in_place(region, extents, dst) } {
+            self.shell.events.push_back(PoolEvent::Fetched { token });
+            return;
+        }
         let class = if demand { Class::Demand } else { Class::Prefetch };
         let mut memory = dst;
         let pieces = extents.iter().map(|extent| {
@@ -748,6 +760,7 @@ impl Pool {
             return;
         }
         check_range(extent);
+        self.shell.discarded(region, extent);
         let (now, servers) = (Instant::now(), self.shell.servers.len());
         let pairs = self.placement.pairs();
         let whole = u64::from(extent.count) <= u64::from(self.placement.stripe_pages());
@@ -848,6 +861,7 @@ impl Pool {
         to.pool(
             bytes(|link| link.received_bytes),
             bytes(|link| link.sent_bytes),
+            bytes(|link| link.in_place_pages),
             servers().map(|link| link.latency.by_powers()),
         );
         let lost = self.shell.servers.iter().filter(|server| server.lost.is_some()).count();
@@ -868,6 +882,7 @@ impl Pool {
                     lease_bytes: *lease_bytes,
                     requests: link.requests,
                     fetched_pages: link.fetched_pages,
+                    in_place_pages: link.in_place_pages,
                     stored_pages: link.stored_pages,
                     sent_bytes: link.sent_bytes,
                     received_bytes: link.received_bytes,
@@ -945,14 +960,22 @@ impl Pool {
         let names = names(&self.regions, region);
         let now = Instant::now();
         let op = self.shell.begin(token, opcode == Opcode::Put);
+        let of = self.shell.stamp(region, opcode);
         let (time, pages) = (self.shell.time(now), Pages { op, opcode, class, limit });
-        let (client, bodies) = self.shell.parts();
+        let (client, bodies, places) = self.shell.parts();
         for (extent, memory) in pieces.filter(|(extent, _)| extent.count > 0) {
             check_range(extent);
-            client
-                .submit_pages(time, &self.placement, names, pages, extent, |part| fill(bodies, part, memory));
+            if opcode == Opcode::Put
+                && let Some((region, stamp)) = of
+            {
+                places.entry(region).or_default().changing(stamp, extent);
+            }
+            client.submit_pages(time, &self.placement, names, pages, extent, |part| {
+                fill(bodies, part, memory, of)
+            });
         }
-        client.close_pages(&self.placement, names, pages, |part| fill(bodies, part, std::ptr::null_mut()));
+        client
+            .close_pages(&self.placement, names, pages, |part| fill(bodies, part, std::ptr::null_mut(), of));
         self.shell.sealed(op, now);
         if class == Class::Demand {
             self.shell.send(now);
@@ -1129,10 +1152,11 @@ impl Pool {
 }
 
 /// Notes which pages a request is about.
-fn fill(bodies: &mut Vec<Body>, part: Fill, memory: *mut u8) {
+fn fill(bodies: &mut Vec<Body>, part: Fill, memory: *mut u8, of: Option<(PoolRegion, Stamp)>) {
     match part {
         Fill::Pages { request, new, extent, before } => {
             let body = if new { fresh(bodies, request) } else { &mut bodies[request.0 as usize] };
+            body.of = of;
             body.extents.push(extent);
             body.memory.push(memory.wrapping_add(before as usize * OS_PAGE_BYTES));
         }
@@ -1141,6 +1165,7 @@ fn fill(bodies: &mut Vec<Body>, part: Fill, memory: *mut u8) {
             let [same, body] = bodies
                 .get_disjoint_mut([request.0 as usize, like.0 as usize])
                 .expect("two requests have two bodies");
+            same.of = of;
             same.extents.extend_from_slice(&body.extents);
             same.memory.extend_from_slice(&body.memory);
             let entries = Rc::default();

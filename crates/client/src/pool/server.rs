@@ -14,10 +14,12 @@ use rampool_pinning::path::Wish;
 use rampool_session::{Class, LinkId, Lost, Request, RequestId};
 use rampool_wire::checksum;
 use rampool_wire::frame::{self, Block, Header, Opcode, PageEntry};
+use rampool_wire::places::{Place as Whereabouts, parse_places, split_places};
 use rampool_wire::session::features;
 use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
 
 use super::body::Body;
+use super::frames::FramesFile;
 use super::keyed::ExposedMemories;
 use super::reconnect::{Attempt, Place};
 use super::stats::LinkStats;
@@ -68,6 +70,10 @@ pub(super) struct Server {
     compressed: bool,
     /// A part of a page may be asked for without a layout.
     pub takes_pieces: bool,
+    /// Its answers say where pages lie.
+    tells_places: bool,
+    /// Where they can be read, while there is a connection.
+    pub frames: Option<FramesFile>,
     zero_copy: Option<ZeroCopyWish>,
     /// Memory that the server reaches by key.
     pub(super) exposed: Option<Box<ExposedMemories>>,
@@ -80,6 +86,7 @@ pub(super) struct Server {
     // The answer that is arriving: its entries, and its compressed pages.
     entries: Vec<PageEntry>,
     packed: Vec<u8>,
+    told: Vec<Whereabouts>,
     // Or its checksums; and the table of a scan's.
     crcs: Vec<u32>,
     scan_table: Vec<u8>,
@@ -124,6 +131,8 @@ impl Server {
             drained: true,
             compressed: false,
             takes_pieces: false,
+            tells_places: false,
+            frames: None,
             zero_copy: None,
             exposed: None,
             stats: LinkStats::default(),
@@ -133,12 +142,15 @@ impl Server {
             out_entries: Vec::new(),
             entries: Vec::new(),
             packed: Vec::new(),
+            told: Vec::new(),
             crcs: Vec::new(),
             scan_table: Vec::new(),
         }
     }
 
-    fn use_link(&mut self, link: Link<Option<Departure>>) {
+    fn use_link(&mut self, mut link: Link<Option<Departure>>) {
+        self.tells_places = link.features() & features::PLACES != 0;
+        self.frames = link.take_frames().and_then(FramesFile::adopt);
         self.compressed = link.features() & features::LZ4 != 0;
         self.takes_pieces = link.features() & features::PIECES != 0;
         self.link = Some(link);
@@ -178,6 +190,7 @@ impl Server {
         self.receiving = None;
         self.dropping = false;
         self.drained = true;
+        self.frames = None;
         if self.link.take().is_some()
             && let Some(exposed) = &mut self.exposed
         {
@@ -241,6 +254,8 @@ impl Server {
                         at += 1;
                     }
                 }
+                body.crcs.clear();
+                body.crcs.extend(self.out_entries.iter().map(|entry| entry.crc));
                 if let Some(entries) = &body.entries {
                     entries.get_or_init(|| self.out_entries.clone());
                 }
@@ -301,7 +316,12 @@ impl Server {
         match header.opcode {
             Opcode::Get => {
                 let pages = body.pages() as usize;
-                frame::parse_get_reply(header, link.table(), pages, self.compressed, &mut self.entries)?;
+                let (table, places) = match self.tells_places {
+                    true => split_places(link.table(), pages)?,
+                    false => (link.table(), &[][..]),
+                };
+                frame::parse_get_reply(header, table, pages, self.compressed, &mut self.entries)?;
+                parse_places(places, if self.tells_places { pages } else { 0 }, &mut self.told)?;
                 self.lay_out(body);
                 if header.bulk_len == 0 {
                     return Ok(Placed::Here);
@@ -378,6 +398,21 @@ impl Server {
                 (!whole).then_some(PageIndex(of.ask.at / OS_PAGE_BYTES as u64))
             }
         }
+    }
+
+    /// Where the pages of a `Get` lie, that has just been answered, and their checksums.
+    pub fn told(&self) -> impl Iterator<Item = (Whereabouts, u32)> {
+        self.told.iter().zip(&self.entries).map(|(place, entry)| (*place, entry.crc))
+    }
+
+    /// Where the pages of a `Put` lie, that has just been answered.
+    pub fn stored_at(&mut self, pages: usize) -> &[Whereabouts] {
+        let table = self.link.as_ref().map_or(&[][..], Link::table);
+        if !self.tells_places || parse_places(table, pages, &mut self.told).is_err() {
+            // Not knowing where pages lie is no harm.
+            self.told.clear();
+        }
+        &self.told
     }
 
     /// The table and the bytes of a reply that is waited for.

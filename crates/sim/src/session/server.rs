@@ -62,7 +62,7 @@ impl Server {
         let limits = Limits { memory_bytes: 2 * ROOM, grace_ms, max_leases: 4, max_members: 4 };
         let mut directory = Directory::new(limits);
         let request = OpenLease { bytes: ROOM, pid: 1, name: "sim".into(), host: "sim".into() };
-        let (lease, member) = directory.open(&request, TOKEN).expect("an empty server has room");
+        let (lease, member) = directory.open(None, &request, TOKEN).expect("an empty server has room");
         let mut space = LeaseSpace::new(ROOM);
         space.member_joined(member, ConnectionNumber::FIRST);
         let mut make = || space.create_region(member).expect("a lease has room for a region");
@@ -107,7 +107,7 @@ impl Server {
     ) -> Result<(Membership, Grant), Status> {
         let request =
             AttachLease { lease, token: TOKEN, member, pid: 1, name: "sim".into(), host: "sim".into() };
-        match self.directory.attach(&request) {
+        match self.directory.attach(None, &request) {
             Ok((member, connection, _)) => {
                 self.space.member_joined(member, connection);
                 Ok(((member, connection), self.grant(plan)))
@@ -126,8 +126,10 @@ impl Server {
     /// Another member says that this one is gone.
     pub fn dismiss(&mut self) {
         if self.directory.leave(self.lease, self.member).is_some() {
-            self.space.member_gone(self.member, &mut Vec::new());
-            self.space.close(&mut Vec::new());
+            self.space.member_gone(self.member);
+            self.space.bury(u64::MAX, &mut Vec::new());
+            self.space.close();
+            self.space.bury(u64::MAX, &mut Vec::new());
             self.directory.closed(self.lease);
         }
     }
@@ -138,9 +140,11 @@ impl Server {
 
     pub fn expire(&mut self, now_ms: u64) {
         for departed in self.directory.expire(Tick(now_ms)) {
-            self.space.member_gone(departed.member, &mut Vec::new());
+            self.space.member_gone(departed.member);
+            self.space.bury(u64::MAX, &mut Vec::new());
             if departed.lease_closes {
-                self.space.close(&mut Vec::new());
+                self.space.close();
+                self.space.bury(u64::MAX, &mut Vec::new());
                 self.directory.closed(departed.lease);
             }
         }
