@@ -721,6 +721,7 @@ fn a_child_does_without_the_servers_that_its_parent_lost() {
     let members = fakes[1].state().members;
     let mine = child.adopt_region(&tickets.1).unwrap();
     assert_eq!(fakes[1].state().members, members, "it did not join there");
+    assert_eq!(degraded(&mut child), fakes[1].endpoint.to_string());
     assert_eq!(fetch(&mut child, mine, &[extent(0, 96)]), expected(&[extent(0, 96)], 2));
     assert_eq!(child.lease_bytes(), parent.lease_bytes());
     // A program of its own finds a server that has ended as it is.
