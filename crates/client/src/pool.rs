@@ -329,7 +329,19 @@ impl Pool {
                 Err(error) => return Err(error),
             }
         }
+        // What the lost ones lease now, if it grew with the others.
+        let lent = |part: &LeasePart| part.server.memory.unwrap_or_default().0;
+        let (now, first) = ticket
+            .parts
+            .iter()
+            .zip(&pool.leased)
+            .filter(|(_, leased)| **leased > 0)
+            .fold((0u128, 0u128), |(now, first), (part, leased)| {
+                (now + u128::from(*leased), first + u128::from(lent(part)))
+            });
         for (i, error) in troubles {
+            let share = u128::from(lent(&ticket.parts[i])) * now / first.max(1);
+            pool.leased[i] = u64::try_from(share).unwrap_or(u64::MAX);
             let reason = match &error {
                 ConnectError::Server { reason: ConnectReason::Lost { reason, .. }, .. } => reason.clone(),
                 other => LostReason::Io(other.to_string()),
