@@ -583,7 +583,7 @@ impl Shard {
     fn serve(&mut self, now: Instant) {
         let began = Instant::now();
         let mut at = began;
-        while let Some(index) = self.shares.next() {
+        while let Some(index) = self.shares.pick() {
             let tenant = match &self.slots[index].state {
                 State::Connected(connection) => Some(Arc::clone(connection.tenant())),
                 State::Free | State::Shaking { .. } => None,

@@ -340,9 +340,32 @@ fn what_is_gathered_in_many_turns_is_what_is_there() {
                 client.call(Opcode::Scan, |h| h.with_region(RegionId(region)).with_arg(arg), &table).unwrap();
             assert!(scanned.bulk == expected[..part.len as usize], "{store:?} {layout:?}");
         }
-        // A page here and there, then everything, also where others share it.
         client.region_call(Opcode::FreeRegion, RegionId(region)).unwrap();
         assert_eq!(server.status().leases[0].used_bytes, 0);
+        // A word of each of many pages, of which some are there, some shared with a copy, and some not there.
+        let region = client.call(Opcode::OpenRegion, |h| h.with_arg(16 * MIB), b"s").unwrap().header.region;
+        client.put(RegionId(region), 100, &pages[..512], false).unwrap();
+        let copy = client.region_call(Opcode::CloneRegion, RegionId(region)).unwrap();
+        client.put(RegionId(region), 300, &pages[200..300], false).unwrap();
+        let layout = Layout::bytes(8).unwrap().hvector(3000, 1, 4104).unwrap();
+        let window = Window { program: layout.program().clone(), from: 0, len: 24_000 };
+        let bytes: Vec<u8> = (0..3000_u64).flat_map(u64::to_le_bytes).collect();
+        let mut table = Vec::new();
+        window.encode_with(&[checksum::crc32c(&bytes)], &mut table);
+        let request = client.number();
+        let mut head = Vec::new();
+        let header = Header::request(Opcode::Scatter, request).with_region(RegionId(region));
+        encode_frame(&mut head, header, &table, bytes.len());
+        // SAFETY: the bytes live until the reply has come.
+        unsafe {
+            client.link.send(Urgency::Demand, &head, &[Piece { ptr: bytes.as_ptr(), len: bytes.len() }], ())
+        };
+        client.reply(request).unwrap().unwrap();
+        let mut table = Vec::new();
+        window.encode(&mut table);
+        let read = client.call(Opcode::Gather, |h| h.with_region(RegionId(region)), &table).unwrap();
+        assert!(read.bulk == bytes, "{store:?}");
+        assert!(client.get(copy, 100, 512).unwrap() == pages[..512], "the copy has not changed");
     }
 }
 
