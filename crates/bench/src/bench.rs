@@ -4,6 +4,7 @@
 //!    fault        a 4 KiB fault compared with a raw request and reply
 //!    sequential   cold remote memory read in order, compared with a plain TCP stream
 //!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
+//!    miss         random touches of pages that are away, compared with kernel swap
 //!    fit          programs that fit their budget, compared with the same programs natively
 //!    direct       the direct view compared with raw round trips, streams, single gets and the paged view
 //!    examples     the example programs of the direct view compared with plain gets and puts
@@ -34,6 +35,7 @@ mod fault;
 mod fifo;
 mod fit;
 mod link;
+mod miss;
 mod openmpi;
 mod peer;
 mod predict;
@@ -68,6 +70,7 @@ enum Bench {
     Sequential(sequential::Args),
     Stream(stream::Args),
     Fit(fit::Args),
+    Miss(miss::Args),
     Programs(programs::Args),
     Server(server::Args),
     Direct(direct::Args),
@@ -79,6 +82,8 @@ enum Bench {
     Shared(shared::Args),
     Predict(predict::Args),
     Tenants(tenants::Args),
+    #[command(hide = true)]
+    Touch(miss::Touch),
     #[command(hide = true)]
     Peer(peer::Args),
     #[command(hide = true)]
@@ -121,6 +126,8 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Sequential(args) => sequential::run(&args),
         Bench::Stream(args) => stream::run(&args),
         Bench::Fit(args) => fit::run(&args),
+        Bench::Miss(args) => miss::run(&args),
+        Bench::Touch(args) => miss::touch(&args),
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),

@@ -550,7 +550,7 @@ impl PrivateServer {
         let child = command
             .args(["serve", "--store", "compressed", "--shards", "1", "--memory"])
             .arg(memory.0.to_string())
-            .args(["--listen", &endpoint, "--until-stdin-closes"])
+            .args(["--listen", &endpoint, "--until-stdin-closes", "--open-frames"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)

@@ -60,6 +60,7 @@ pub fn run(args: Args) -> Result<i32> {
         queues: settings.queues,
         lock_memory: !settings.no_lock,
         rings: !settings.no_rings,
+        open_frames: settings.open_frames,
         allow_uids: settings.allow_uid.clone(),
         copy_to: settings.copy_to.clone(),
         ucx_clients_are_trusted: settings.ucx_clients_are_trusted,

@@ -16,6 +16,7 @@
 mod body;
 mod config;
 mod direct;
+mod frames;
 mod keyed;
 mod queue;
 mod reconnect;
@@ -121,7 +122,11 @@ impl Reach {
         let same_host =
             config.same_host.map_or_else(SameHost::from_environment, Ok).map_err(ConnectError::SameHost)?;
         let compression = if config.compression { features::LZ4 } else { 0 };
-        let rings = if same_host == SameHost::Socket { 0 } else { features::RINGS | features::KEYS };
+        let rings = if same_host == SameHost::Socket {
+            0
+        } else {
+            features::RINGS | features::KEYS | features::PLACES
+        };
         let features = compression | rings | features::PIECES;
         let policy =
             LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx: None };
@@ -494,6 +499,7 @@ impl Pool {
             .get_mut(region.0 as usize)
             .and_then(|names| names.take_if(|names| names.only.is_none()));
         let Some(names) = freed else { return };
+        self.shell.forget_places(region);
         let now = Instant::now();
         self.give_back(names.ids.iter().map(|name| Some(*name)), now);
     }
@@ -564,6 +570,12 @@ impl Pool {
         dst: *mut u8,
         demand: bool,
     ) {
+        // What no thread waits for comes from the server while the caller goes on: it would wait here for the copies.
+        // SAFETY: the caller's promise.
+        if demand && unsafe { self.shell.read_in_place(region, extents, dst) } {
+            self.shell.events.push_back(PoolEvent::Fetched { token });
+            return;
+        }
         let class = if demand { Class::Demand } else { Class::Prefetch };
         let mut memory = dst;
         let pieces = extents.iter().map(|extent| {
@@ -598,6 +610,7 @@ impl Pool {
             return;
         }
         check_range(extent);
+        self.shell.discarded(region, extent);
         let (now, servers) = (Instant::now(), self.shell.servers.len());
         let whole = u64::from(extent.count) <= u64::from(self.placement.stripe_pages());
         let mut add = |server: ServerIndex, extent: Extent| {
@@ -691,6 +704,7 @@ impl Pool {
         to.pool(
             bytes(|link| link.received_bytes),
             bytes(|link| link.sent_bytes),
+            bytes(|link| link.in_place_pages),
             servers().map(|link| link.latency.by_powers()),
         );
     }
@@ -709,6 +723,7 @@ impl Pool {
                     lease_bytes: *lease_bytes,
                     requests: link.requests,
                     fetched_pages: link.fetched_pages,
+                    in_place_pages: link.in_place_pages,
                     stored_pages: link.stored_pages,
                     sent_bytes: link.sent_bytes,
                     received_bytes: link.received_bytes,
@@ -780,10 +795,16 @@ impl Pool {
         let names = names(&self.regions, region);
         let now = Instant::now();
         let op = self.shell.begin(token, opcode == Opcode::Put);
+        let of = self.shell.stamp(region, opcode);
         let (time, pages) = (self.shell.time(now), Pages { op, opcode, class, limit });
-        let (client, bodies) = self.shell.parts();
+        let (client, bodies, places) = self.shell.parts();
         for (extent, memory) in pieces.filter(|(extent, _)| extent.count > 0) {
             check_range(extent);
+            if opcode == Opcode::Put
+                && let Some((region, stamp)) = of
+            {
+                places.entry(region).or_default().changing(stamp, extent);
+            }
             client.submit_pages(
                 time,
                 &self.placement,
@@ -792,6 +813,7 @@ impl Pool {
                 extent,
                 |request, new, piece, before| {
                     let body = if new { fresh(bodies, request) } else { &mut bodies[request.0 as usize] };
+                    body.of = of;
                     body.extents.push(piece);
                     body.memory.push(memory.wrapping_add(before as usize * OS_PAGE_BYTES));
                 },

@@ -137,6 +137,8 @@ counters! {
     faults,
     /// Faults that only lifted a write protection.
     write_protect_faults,
+    /// Nanoseconds from reading a fault to the page being there, of all faults.
+    waited_ns,
     /// Pages filled with zeroes.
     zero_filled_pages,
     /// Pages asked from the servers because a thread waited.
@@ -179,6 +181,8 @@ counters! {
     pool_full_events,
     /// Forks served.
     forks,
+    /// Pages read out of the memory of a server on this machine, without asking it.
+    in_place_pages,
     /// Bytes received from servers, headers included.
     received_bytes,
     /// Bytes sent to servers, headers included.
@@ -187,7 +191,7 @@ counters! {
 
 impl StatsPage {
     /// Changes whenever a field does.
-    pub const VERSION: u64 = 6;
+    pub const VERSION: u64 = 7;
 }
 
 /// The one writer's handle. The page outlives it by construction: it is leaked, or a mapping that is never unmapped.
@@ -237,8 +241,15 @@ impl PagerStats {
         );
     }
 
-    /// What the pool counts: bytes from and to all of its servers, and how long a thread waited for each of them.
-    pub fn pool(&self, received_bytes: u64, sent_bytes: u64, servers: impl Iterator<Item = Times>) {
+    /// What the pool counts: bytes from and to all of its servers, pages read in place, and how long a thread waited for each server.
+    pub fn pool(
+        &self,
+        received_bytes: u64,
+        sent_bytes: u64,
+        in_place_pages: u64,
+        servers: impl Iterator<Item = Times>,
+    ) {
+        self.page.in_place_pages.store(in_place_pages, Relaxed);
         self.page.received_bytes.store(received_bytes, Relaxed);
         self.page.sent_bytes.store(sent_bytes, Relaxed);
         for (told, times) in self.page.server_latency.iter().zip(servers) {
@@ -263,6 +274,7 @@ impl PagerStats {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
         let bucket = (nanos.ilog2() as usize).min(LATENCY_BUCKETS - 1);
         add(&self.page.fault_latency[bucket], 1);
+        add(&self.page.waited_ns, nanos);
     }
     pub fn zero_filled(&self, pages: u64) {
         add(&self.page.zero_filled_pages, pages);

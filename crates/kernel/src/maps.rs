@@ -454,6 +454,8 @@ mod tests {
     #[test]
     fn both_ways_of_finding_present_pages_agree() {
         let memory = Mapping::anonymous(4 << 20).unwrap();
+        // SAFETY: advice that changes no content of our own mapping.
+        assert_eq!(unsafe { libc::madvise(memory.at(0).cast(), memory.bytes(), libc::MADV_NOHUGEPAGE) }, 0);
         for page in [0usize, 1, 2, 7, 100, 101, 1023] {
             // SAFETY: inside our own mapping.
             unsafe { memory.at(page * OS_PAGE_BYTES).write_volatile(1) };

@@ -19,6 +19,7 @@ use rampool_wire::frame::{
     PageEntry, RegionId, Status, WireError, encode_error, encode_frame, encode_get_reply, parse_extents,
     parse_put,
 };
+use rampool_wire::places::{Place, push_places};
 use rampool_wire::session::features;
 use rampool_wire::tenant::TenantId;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
@@ -199,6 +200,8 @@ pub(super) struct ScratchBuffers {
     lens: Vec<u32>,
     pieces: Vec<Piece>,
     places: Vec<PieceMut>,
+    /// Where pages lie, for clients that read them there.
+    stored_at: Vec<Place>,
     head: Vec<u8>,
     released: Vec<FrameIndex>,
     scratch: Scratch,
@@ -706,6 +709,8 @@ impl Connection {
     /// Holds the pages of a `Get` from where it stopped, and sends them when it has all.
     fn present(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         let compressed = self.link.features() & features::LZ4 != 0;
+        let tells_places = self.link.features() & features::PLACES != 0;
+        buffers.stored_at.clear();
         buffers.pages.clear();
         let counts = &shared.shards[self.arena].counts;
         let (link, mut locked) = (&mut self.link, None);
@@ -721,8 +726,15 @@ impl Connection {
             let done = buffers.entries.len();
             // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame
             // that stays. What the link copies is copied before.
+            if tells_places {
+                let place =
+                    |page: &Option<_>| page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
+                buffers.stored_at.extend(buffers.pages.iter().map(place));
+            }
             for page in &buffers.pages[done..] {
-                if buffers.entries.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1
+                // Places are told of pages as they are now, all of them.
+                if !tells_places
+                    && buffers.entries.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1
                     && buffers.slice.is_over()
                 {
                     return Ok(false);
@@ -770,7 +782,12 @@ impl Connection {
         match result {
             Ok(_) => {
                 buffers.head.clear();
-                encode_get_reply(&mut buffers.head, header.reply(Status::Ok), &buffers.entries);
+                encode_get_reply(
+                    &mut buffers.head,
+                    header.reply(Status::Ok),
+                    &buffers.entries,
+                    &buffers.stored_at,
+                );
                 // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link
                 // copies the page at once, and then the page is the table's for as long as the lease is
                 // locked; settled frames are not written.
@@ -851,6 +868,12 @@ impl Connection {
             buffers.pages.push(page);
         }
         drop(frames);
+        // While the frames are this request's alone: others may replace the pages as soon as they are entered.
+        buffers.stored_at.clear();
+        if self.link.features() & features::PLACES != 0 {
+            let place = |page: &Option<_>| page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
+            buffers.stored_at.extend(buffers.pages.iter().map(place));
+        }
         buffers.released.clear();
         let result = self.membership().and_then(|membership| {
             let mut space = membership.space()?;
@@ -877,6 +900,13 @@ impl Connection {
         shared.store.release(&buffers.released);
         buffers.released.clear();
         self.arriving = arriving;
+        if result.is_ok() && !buffers.stored_at.is_empty() {
+            buffers.table.clear();
+            push_places(&mut buffers.table, &buffers.stored_at);
+            buffers.head.clear();
+            encode_frame(&mut buffers.head, header.reply(Status::Ok), &buffers.table, 0);
+            return self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
+        }
         self.answer(shared, buffers, header, result);
     }
 

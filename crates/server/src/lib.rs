@@ -83,6 +83,9 @@ pub struct ServerConfig {
     /// Let clients on this machine, which come through a Unix socket, use shared memory instead:
     /// [`rampool_net::transport::Means::Rings`].
     pub rings: bool,
+    /// Let clients on this machine read the frames of all leases in the file that they lie in, instead of asking
+    /// for each page. Only for a server whose clients may read each other's memory anyway.
+    pub open_frames: bool,
     /// Users that may use its Unix sockets, besides the server's own and root.
     pub allow_uids: Vec<u32>,
     /// Your statement, needed to listen at `ucx:`, that you trust every client there not to crash this
@@ -119,6 +122,7 @@ impl ServerConfig {
             queues: QueueLimits::default(),
             lock_memory: true,
             rings: true,
+            open_frames: false,
             allow_uids: Vec::new(),
             ucx_clients_are_trusted: false,
             copy_to: Vec::new(),
@@ -260,6 +264,7 @@ impl Server {
             arenas: config.shards,
             transit_bytes: config.transit_bytes(),
             lock: config.lock_memory,
+            open: config.open_frames && config.rings,
         };
         let store: Arc<dyn PageStore> = match config.store {
             StoreKind::Raw => Arc::new(RawStore::new(&store_config)),

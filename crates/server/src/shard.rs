@@ -430,9 +430,15 @@ impl Shard {
                 Endpoint::Ucx { .. } => rampool_ucx::Context::process().ok(),
                 Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
             };
-            let features = self.shared.store.features() | rings | features::PIECES;
+            // With a key there may be tenants, who must not read each other's memory.
+            let file = self.shared.store.file().filter(|_| config.key.is_none());
+            let places = if file.is_some() { features::PLACES } else { 0 };
+            let features = self.shared.store.features() | rings | places | features::PIECES;
             let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx };
-            let handshake = Handshake::server(stream, local, refusal).with_gate(self.shared.tenants.gate());
+            let frames = file.and_then(|file| file.try_clone_to_owned().ok());
+            let handshake = Handshake::server(stream, local, refusal)
+                .with_gate(self.shared.tenants.gate())
+                .with_frames(frames);
             let target = self.next_shard % self.shared.shards.len();
             self.next_shard = self.next_shard.wrapping_add(1);
             if target == self.index {

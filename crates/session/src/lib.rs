@@ -75,6 +75,7 @@
 
 mod client;
 mod io;
+mod places;
 mod rule;
 mod session;
 mod work;
@@ -84,6 +85,7 @@ pub use io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, RequestId,
     SENT_TOGETHER_BYTES, Time, What,
 };
+pub use places::{Known, Places, Stamp};
 pub use rule::Rule;
 pub use session::{
     ATTACH_NUMBER, ATTEMPT, BULK_WINDOW_BYTES, Counts, DEADLINES, LAST_CHANCE, LINK_QUEUE_BYTES, MAX_BREAKS,

@@ -11,6 +11,7 @@
 //!      `-- checksum  CRC-32C of headers, tables and pages
 //!
 //!   rings          bytes between two processes that share memory
+//!   places         where pages lie in a server's memory, for clients that read them there
 //!   fabric         a connection over UCX: how it is set up, and what bounds it
 //!   units          numbers with units: PageIndex, Extent, ByteLen, Tick
 //! ```
@@ -29,6 +30,7 @@ pub mod fabric;
 pub mod frame;
 pub mod keys;
 pub mod layout;
+pub mod places;
 pub mod rings;
 pub mod session;
 pub mod tenant;

@@ -44,8 +44,11 @@ pub mod features {
     pub const UCX: u32 = 8;
     /// A part of a page may be requested without a layout ([`crate::frame::Opcode::ReadPiece`]).
     pub const PIECES: u32 = 16;
+    /// The server's frames may be read in their file, and replies say where pages lie ([`crate::places`]); only
+    /// together with rings.
+    pub const PLACES: u32 = 32;
     /// Every bit this build knows.
-    pub const KNOWN: u32 = LZ4 | RINGS | KEYS | UCX | PIECES;
+    pub const KNOWN: u32 = LZ4 | RINGS | KEYS | UCX | PIECES | PLACES;
 }
 
 /// The encryption that one side wants.

@@ -164,6 +164,12 @@ pub struct Args {
     #[arg(long, hide = true)]
     #[serde(skip)]
     until_stdin_closes: bool,
+
+    /// Let clients read the memory of all leases themselves: for a process that starts a server for its own
+    /// programs
+    #[arg(long, hide = true)]
+    #[serde(skip)]
+    open_frames: bool,
 }
 
 /// An export's name and size: `swap=4G`.
@@ -229,6 +235,7 @@ pub struct Settings {
     pub log_level: String,
     pub ready_file: Option<PathBuf>,
     pub until_stdin_closes: bool,
+    pub open_frames: bool,
 }
 
 impl Args {
@@ -297,6 +304,7 @@ impl Args {
             log_level: self.log_level.or(file.log_level).unwrap_or_else(|| "info".into()),
             ready_file: self.ready_file.or(file.ready_file),
             until_stdin_closes: self.until_stdin_closes,
+            open_frames: self.open_frames,
         })
     }
 }

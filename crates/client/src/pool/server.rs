@@ -14,10 +14,12 @@ use rampool_pinning::path::Wish;
 use rampool_session::{Class, LinkId, Lost, Request, RequestId};
 use rampool_wire::checksum;
 use rampool_wire::frame::{self, Block, Header, Opcode, PageEntry};
+use rampool_wire::places::{Place as Whereabouts, parse_places, split_places};
 use rampool_wire::session::features;
 use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
 
 use super::body::Body;
+use super::frames::FramesFile;
 use super::keyed::ExposedMemories;
 use super::reconnect::{Attempt, Place};
 use super::stats::LinkStats;
@@ -66,6 +68,10 @@ pub(super) struct Server {
     compressed: bool,
     /// A part of a page may be asked for without a layout.
     pub takes_pieces: bool,
+    /// Its answers say where pages lie.
+    tells_places: bool,
+    /// Where they can be read, while there is a connection.
+    pub frames: Option<FramesFile>,
     zero_copy: Option<ZeroCopyWish>,
     /// Memory that the server reaches by key.
     pub(super) exposed: Option<Box<ExposedMemories>>,
@@ -78,6 +84,7 @@ pub(super) struct Server {
     // The answer that is arriving: its entries, and its compressed pages.
     entries: Vec<PageEntry>,
     packed: Vec<u8>,
+    told: Vec<Whereabouts>,
     // Or its checksums; and the table of a scan's.
     crcs: Vec<u32>,
     scan_table: Vec<u8>,
@@ -114,6 +121,8 @@ impl Server {
             drained: true,
             compressed: false,
             takes_pieces: false,
+            tells_places: false,
+            frames: None,
             zero_copy: None,
             exposed: None,
             stats: LinkStats::default(),
@@ -123,6 +132,7 @@ impl Server {
             out_entries: Vec::new(),
             entries: Vec::new(),
             packed: Vec::new(),
+            told: Vec::new(),
             crcs: Vec::new(),
             scan_table: Vec::new(),
         };
@@ -130,7 +140,9 @@ impl Server {
         server
     }
 
-    fn use_link(&mut self, link: Link<Option<Departure>>) {
+    fn use_link(&mut self, mut link: Link<Option<Departure>>) {
+        self.tells_places = link.features() & features::PLACES != 0;
+        self.frames = link.take_frames().and_then(FramesFile::adopt);
         self.compressed = link.features() & features::LZ4 != 0;
         self.takes_pieces = link.features() & features::PIECES != 0;
         self.link = Some(link);
@@ -169,6 +181,7 @@ impl Server {
         self.attempt = None;
         self.receiving = None;
         self.drained = true;
+        self.frames = None;
         if self.link.take().is_some()
             && let Some(exposed) = &mut self.exposed
         {
@@ -212,6 +225,7 @@ impl Server {
             Opcode::Get | Opcode::Discard => frame::encode_extents(&mut self.frame, header, &body.extents),
             Opcode::Put => {
                 self.out_entries.clear();
+                body.crcs.clear();
                 for (extent, memory) in body.extents.iter().zip(&body.memory) {
                     for n in 0..extent.count as usize {
                         let page = memory.wrapping_add(n * OS_PAGE_BYTES);
@@ -222,6 +236,7 @@ impl Server {
                             push_piece(&mut self.pieces, page);
                         }
                         self.out_entries.push(entry);
+                        body.crcs.push(entry.crc);
                     }
                 }
                 frame::encode_put(&mut self.frame, header, &body.extents, &self.out_entries);
@@ -281,7 +296,12 @@ impl Server {
         match header.opcode {
             Opcode::Get => {
                 let pages = body.pages() as usize;
-                frame::parse_get_reply(header, link.table(), pages, self.compressed, &mut self.entries)?;
+                let (table, places) = match self.tells_places {
+                    true => split_places(link.table(), pages)?,
+                    false => (link.table(), &[][..]),
+                };
+                frame::parse_get_reply(header, table, pages, self.compressed, &mut self.entries)?;
+                parse_places(places, if self.tells_places { pages } else { 0 }, &mut self.told)?;
                 self.lay_out(body);
                 if header.bulk_len == 0 {
                     return Ok(Placed::Here);
@@ -345,6 +365,21 @@ impl Server {
                 (!whole).then_some(PageIndex(of.ask.at / OS_PAGE_BYTES as u64))
             }
         }
+    }
+
+    /// Where the pages of a `Get` lie, that has just been answered, and their checksums.
+    pub fn told(&self) -> impl Iterator<Item = (Whereabouts, u32)> {
+        self.told.iter().zip(&self.entries).map(|(place, entry)| (*place, entry.crc))
+    }
+
+    /// Where the pages of a `Put` lie, that has just been answered.
+    pub fn stored_at(&mut self, pages: usize) -> &[Whereabouts] {
+        let table = self.link.as_ref().map_or(&[][..], Link::table);
+        if !self.tells_places || parse_places(table, pages, &mut self.told).is_err() {
+            // Not knowing where pages lie is no harm.
+            self.told.clear();
+        }
+        &self.told
     }
 
     /// The table and the bytes of a reply that is waited for.

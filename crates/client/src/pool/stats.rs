@@ -103,6 +103,7 @@ fn middle_of(bucket: usize) -> u64 {
 pub(super) struct LinkStats {
     pub requests: u64,
     pub fetched_pages: u64,
+    pub in_place_pages: u64,
     pub stored_pages: u64,
     pub sent_bytes: u64,
     pub received_bytes: u64,
@@ -121,6 +122,8 @@ pub struct ServerStats {
     pub lease_bytes: u64,
     pub requests: u64,
     pub fetched_pages: u64,
+    /// Pages that were read out of its memory without asking it.
+    pub in_place_pages: u64,
     pub stored_pages: u64,
     /// Bytes of frames, heads and tables included.
     pub sent_bytes: u64,

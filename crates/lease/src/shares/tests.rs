@@ -211,9 +211,9 @@ proptest! {
         let mut shares = Shares::default();
         (0..CONNECTIONS).for_each(|c| shares.join(c, tenant(c)));
         let mut wants = [false; CONNECTIONS];
-        for always in 0..3 {
+        for (always, wants) in wants.iter_mut().enumerate().take(3) {
             shares.wake(always);
-            wants[always] = true;
+            *wants = true;
         }
         let (mut of_tenant, mut of_connection) = ([0u64; 4], [0u64; CONNECTIONS]);
         for step in steps {

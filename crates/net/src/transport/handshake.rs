@@ -27,7 +27,8 @@ use std::time::Instant;
 pub struct LocalPolicy {
     pub key: Option<Key>,
     pub encryption: Encryption,
-    /// Bits of `session::features`, but for that of UCX. Those of rings and keys count for Unix sockets only.
+    /// Bits of `session::features`, but for that of UCX. Those of rings, keys and places count for Unix sockets
+    /// only.
     pub features: u32,
     /// With it, a client only connects over UCX, and a server accepts UCX from clients that ask for it; the
     /// handshake goes over TCP.
@@ -38,7 +39,11 @@ impl LocalPolicy {
     fn features_over(&self, stream: &Stream) -> u32 {
         let unix = matches!(stream.peer(), Peer::Unix { .. });
         let ucx = if self.ucx.is_some() && !unix { features::UCX } else { 0 };
-        (if unix { self.features } else { self.features & !(features::RINGS | features::KEYS) }) | ucx
+        (if unix {
+            self.features
+        } else {
+            self.features & !(features::RINGS | features::KEYS | features::PLACES)
+        }) | ucx
     }
 }
 
@@ -130,14 +135,16 @@ pub struct Handshake {
     incoming: Vec<u8>,
     have: usize,
     outgoing: Vec<u8>,
-    /// Leaves with the first byte of `outgoing`.
-    hand_over: Option<OwnedFd>,
+    /// Leave with the first byte of `outgoing`.
+    hand_over: Vec<OwnedFd>,
     sent: usize,
     /// Came with what is incoming.
     handed: Vec<OwnedFd>,
     rings: Option<Box<Rings>>,
     /// Bytes of each ring that a server offers.
     ring_bytes: u32,
+    /// The file of the server's frames: what it hands over with the rings, and what the client got.
+    frames: Option<OwnedFd>,
     fabric: Option<Box<Fabric>>,
     state: State,
 }
@@ -221,11 +228,12 @@ impl Handshake {
             incoming,
             have: 0,
             outgoing,
-            hand_over: None,
+            hand_over: Vec::new(),
             sent: 0,
             handed: Vec::new(),
             rings: None,
             ring_bytes: RING_BYTES,
+            frames: None,
             fabric: None,
             state: State::AwaitPreface,
         }
@@ -242,6 +250,13 @@ impl Handshake {
     #[must_use]
     pub fn with_gate(mut self, gate: Gate) -> Self {
         self.gate = Some(gate);
+        self
+    }
+
+    /// As a server: hands this file over, for the client to read, where places are agreed on.
+    #[must_use]
+    pub fn with_frames(mut self, frames: Option<OwnedFd>) -> Self {
+        self.frames = frames;
         self
     }
 
@@ -286,15 +301,17 @@ impl Handshake {
         loop {
             while self.sent < self.outgoing.len() {
                 let rest = &self.outgoing[self.sent..];
-                let sent = match &self.hand_over {
-                    Some(fd) => self.stream().send_with(rest, fd.as_fd()),
-                    None => self.stream().send_from(rest),
+                let sent = if self.hand_over.is_empty() {
+                    self.stream().send_from(rest)
+                } else {
+                    let fds: Vec<BorrowedFd<'_>> = self.hand_over.iter().map(AsFd::as_fd).collect();
+                    self.stream().send_with(rest, &fds)
                 };
                 match sent.map_err(HandshakeError::Io)? {
                     Some(n) => self.sent += n,
                     None => return Ok(None),
                 }
-                self.hand_over = None;
+                self.hand_over.clear();
             }
             if let State::Finishing(Outcome::Secured(..)) = self.state {
                 self.choose_kind()?;
@@ -348,7 +365,10 @@ impl Handshake {
             let offer = match Rings::offer(self.ring_bytes) {
                 Ok((rings, offer, fd)) => {
                     self.rings = Some(Box::new(rings));
-                    self.hand_over = Some(fd);
+                    self.hand_over.push(fd);
+                    if agreed.features & features::PLACES != 0 {
+                        self.hand_over.extend(self.frames.take());
+                    }
                     offer
                 }
                 Err(error) => {
@@ -422,7 +442,9 @@ impl Handshake {
 
     /// Client: maps what the server offers.
     fn take(&mut self, offer: Offer) -> Offer {
-        let (Some(geometry), Some(fd)) = (offer.geometry(), self.handed.pop()) else { return Offer::NONE };
+        let mut handed = std::mem::take(&mut self.handed).into_iter();
+        let (Some(geometry), Some(fd)) = (offer.geometry(), handed.next()) else { return Offer::NONE };
+        self.frames = handed.next();
         match Rings::take(geometry, fd.as_fd()) {
             Ok(rings) => {
                 self.rings = Some(Box::new(rings));
@@ -447,7 +469,11 @@ impl Handshake {
                     (None, None) => CarrierKind::Socket,
                 };
                 let carrier = Carrier { stream, kind };
-                Ok(Some(Link::new(carrier, seal, agreed.security, agreed.features, self.tenant)))
+                let mut link = Link::new(carrier, seal, agreed.security, agreed.features, self.tenant);
+                if self.asked.is_some() {
+                    link.set_frames(self.frames.take());
+                }
+                Ok(Some(link))
             }
             _ => unreachable!("called only when finishing"),
         }

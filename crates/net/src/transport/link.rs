@@ -104,6 +104,8 @@ pub struct Link<G = ()> {
     security: Security,
     features: u32,
     tenant: Option<TenantId>,
+    /// Client: the file of the server's frames.
+    frames: Option<OwnedFd>,
     seal: Option<Sealing>,
     incoming: Incoming,
     outgoing: Outgoing<G>,
@@ -229,7 +231,17 @@ impl<G> Link<G> {
             calls: Vec::new(),
             queued_bytes: 0,
         };
-        Self { zero_copy: Err(Always::Off), carrier, security, features, tenant, seal, incoming, outgoing }
+        Self {
+            zero_copy: Err(Always::Off),
+            carrier,
+            security,
+            features,
+            tenant,
+            frames: None,
+            seal,
+            incoming,
+            outgoing,
+        }
     }
 
     /// What carries its bytes, and the keys, for another kind of frames. Only right after the handshake:
@@ -310,6 +322,15 @@ impl<G> Link<G> {
     /// now.
     pub fn hand_over(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
         self.carrier.hand_over(fd)
+    }
+
+    pub(super) fn set_frames(&mut self, frames: Option<OwnedFd>) {
+        self.frames = frames;
+    }
+
+    /// Client: the file of the server's frames, if the server has handed it over ([`features::PLACES`]).
+    pub fn take_frames(&mut self) -> Option<OwnedFd> {
+        self.frames.take()
     }
 
     /// What the peer has handed over before the frame that came last.

@@ -893,6 +893,7 @@ impl Edit<'_> {
             .expect("the region was there a moment ago");
         let PageState::Own(page) = state else { panic!("a page that is to be changed is its region's own") };
         assert!(self.shared.store.is_writable(&page), "a page that is changed has one reference");
+        self.shared.store.touch(page.frame);
         // Most pieces are small, and to clear a page for each takes longer than to change them.
         if piece.len <= LINE_BYTES {
             self.patch_in(piece, page, (&mut [0; LINE_BYTES], &mut [0; LINE_BYTES]), change);
