@@ -36,6 +36,7 @@ use rampool_wire::frame::{
 };
 use rampool_wire::layout::Program;
 use rampool_wire::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
+use rampool_wire::tenant::{TENANT_BYTES, TenantId};
 use rampool_wire::units::{ByteLen, Extent, PageIndex};
 use rampool_wire::{checksum, fabric, rings};
 use std::collections::{BTreeMap, BTreeSet};
@@ -262,9 +263,11 @@ pub fn reaper(data: &[u8]) {
                   departed: Departed| {
         let Some(space) = spaces.get_mut(&departed.lease) else { return };
         let mut released = Vec::new();
-        space.member_gone(departed.member, &mut released);
+        space.member_gone(departed.member);
+        space.bury(u64::MAX, &mut released);
         if departed.lease_closes {
-            space.close(&mut released);
+            space.close();
+            space.bury(u64::MAX, &mut released);
             spaces.remove(&departed.lease);
             directory.closed(departed.lease);
         }
@@ -281,7 +284,7 @@ pub fn reaper(data: &[u8]) {
                     name: String::new(),
                     host: String::new(),
                 };
-                if let Ok((lease, member)) = directory.open(&request, LeaseToken([pair[1]; 16])) {
+                if let Ok((lease, member)) = directory.open(None, &request, LeaseToken([pair[1]; 16])) {
                     let mut space = LeaseSpace::new(request.bytes);
                     space.member_joined(member, ConnectionNumber::FIRST);
                     spaces.insert(lease, space);
@@ -292,7 +295,7 @@ pub fn reaper(data: &[u8]) {
                 let member = if what % 8 == 1 { MemberId(0) } else { member };
                 let request =
                     AttachLease { lease, token, member, pid: 1, name: String::new(), host: String::new() };
-                if let Ok((member, connection, _)) = directory.attach(&request) {
+                if let Ok((member, connection, _)) = directory.attach(None, &request) {
                     spaces
                         .get_mut(&lease)
                         .expect("a lease with members is there")
@@ -426,7 +429,16 @@ pub fn datagram(data: &[u8]) {
 
 /// Prefaces, and how both sides handle them.
 pub fn preface(data: &[u8]) {
-    let Some(bytes) = data.first_chunk::<PREFACE_BYTES>() else { return };
+    let Some((bytes, rest)) = data.split_first_chunk::<PREFACE_BYTES>() else { return };
+    if let Some(tenant) = rest.first_chunk::<TENANT_BYTES>() {
+        let mut tenant = *tenant;
+        let crc = checksum::crc32c(&tenant[..TENANT_BYTES - 4]);
+        tenant[TENANT_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        if let Ok(parsed) = TenantId::parse(&tenant) {
+            assert_eq!(parsed.encode(), tenant);
+            assert_eq!(parsed.name.as_str().parse(), Ok(parsed.name));
+        }
+    }
     let mut bytes = *bytes;
     let crc = checksum::crc32c(&bytes[..PREFACE_BYTES - 4]);
     bytes[PREFACE_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());

@@ -15,6 +15,7 @@ use rampool_wire::frame::{
 };
 use rampool_wire::layout::{Layout, Order};
 use rampool_wire::session::{Encryption, Preface};
+use rampool_wire::tenant::TenantId;
 use rampool_wire::units::{Extent, PageIndex};
 use rampool_wire::{fabric, rings};
 
@@ -135,7 +136,7 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&|out| encode_extents(out, get, &extents)),
         framed(&|out| encode_extents(out, Header::request(Opcode::Discard, 2), &extents)),
         framed(&|out| _ = encode_put(out, Header::request(Opcode::Put, 3), &extents, &entries)),
-        framed(&|out| _ = encode_get_reply(out, get.reply(Status::Ok), &entries)),
+        framed(&|out| _ = encode_get_reply(out, get.reply(Status::Ok), &entries, &[])),
         framed(&|out| encode_error(out, get.reply(Status::PoolFull).with_arg(9), "no")),
         framed(&|out| encode_frame(out, Header::request(Opcode::Heartbeat, 4), &[], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Scatter, 5), &scatter, 4096)),
@@ -313,7 +314,10 @@ fn datagrams_of_channels() {
 fn prefaces() {
     let seeds: Vec<Vec<u8>> = [Encryption::Auto, Encryption::On, Encryption::Off]
         .iter()
-        .map(|e| Preface::ask(*e, true, 1, 2).encode().to_vec())
+        .flat_map(|e| {
+            let preface = Preface::ask(*e, true, 1, 2);
+            [preface.encode().to_vec(), of_tenant(preface)]
+        })
         .collect();
     drive(rampool_fuzz::preface, &seeds, 100_000);
 }
@@ -335,7 +339,15 @@ fn handshakes() {
     answer.verdict = rampool_wire::session::Verdict::Agreed(rampool_wire::session::Security::Sealed);
     let message = [&preface[..], &[48, 0], &[3; 48]].concat();
     let reply = [&answer.encode()[..], &[48, 0], &[3; 48], &[16, 0], &[1; 16]].concat();
-    drive(rampool_fuzz::handshake, &[preface.to_vec(), message, reply], 2_000);
+    let tenant = of_tenant(Preface::ask(Encryption::Auto, true, 1, 2));
+    let tenants_message = [&tenant[..], &[48, 0], &[3; 48]].concat();
+    drive(rampool_fuzz::handshake, &[preface.to_vec(), message, reply, tenant, tenants_message], 2_000);
+}
+
+/// The first bytes of a tenant.
+fn of_tenant(preface: Preface) -> Vec<u8> {
+    let tenant = TenantId { name: "alice.b-c_7".parse().unwrap(), generation: 3 };
+    [&preface.of_tenant(true).encode()[..], &tenant.encode()].concat()
 }
 
 #[test]

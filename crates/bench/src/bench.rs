@@ -4,6 +4,7 @@
 //!    fault        a 4 KiB fault compared with a raw request and reply
 //!    sequential   cold remote memory read in order, compared with a plain TCP stream
 //!   stream       STREAM (McCalpin): at a share of local memory, against page size, with several clients
+//!    miss         random touches of pages that are away, compared with kernel swap
 //!    fit          programs that fit their budget, compared with the same programs natively
 //!    direct       the direct view compared with raw round trips, streams, single gets and the paged view
 //!    examples     the example programs of the direct view compared with plain gets and puts
@@ -13,6 +14,7 @@
 //!    fifo         remote queues compared with raw connections and redis lists
 //!    server       reads of 4 KiB by many connections, compared with redis
 //!    shared       shared memory between processes compared with raw requests, and ArgoDSM's figures
+//!    tenants      what one tenant of a server notices of another
 //!    predict      parallel programs predicted for a slower link, compared with the same programs on it
 //!    programs     programs at a quarter of their memory, compared with native and kernel swap
 //!   report       rounds, medians, ratios; text and JSON
@@ -33,6 +35,7 @@ mod fault;
 mod fifo;
 mod fit;
 mod link;
+mod miss;
 mod openmpi;
 mod peer;
 mod predict;
@@ -45,6 +48,7 @@ mod server;
 mod service;
 mod shared;
 mod stream;
+mod tenants;
 mod trial;
 mod workload;
 
@@ -66,6 +70,7 @@ enum Bench {
     Sequential(sequential::Args),
     Stream(stream::Args),
     Fit(fit::Args),
+    Miss(miss::Args),
     Programs(programs::Args),
     Server(server::Args),
     Direct(direct::Args),
@@ -76,6 +81,9 @@ enum Bench {
     Fifo(fifo::Args),
     Shared(shared::Args),
     Predict(predict::Args),
+    Tenants(tenants::Args),
+    #[command(hide = true)]
+    Touch(miss::Touch),
     #[command(hide = true)]
     Peer(peer::Args),
     #[command(hide = true)]
@@ -118,6 +126,8 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Sequential(args) => sequential::run(&args),
         Bench::Stream(args) => stream::run(&args),
         Bench::Fit(args) => fit::run(&args),
+        Bench::Miss(args) => miss::run(&args),
+        Bench::Touch(args) => miss::touch(&args),
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),
@@ -128,6 +138,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Fifo(args) => fifo::run(&args),
         Bench::Shared(args) => shared::run(&args),
         Bench::Predict(args) => predict::run(&args),
+        Bench::Tenants(args) => tenants::run(&args),
         Bench::SharedRank(args) => shared::rank::run(&args),
         Bench::Peer(args) => peer::run(&args),
         Bench::StreamClient(args) => stream::clients::run(&args),

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT as events of a loop instead of interruptions.
+//! SIGTERM and SIGINT, and where it is asked for SIGHUP, as events of a loop instead of interruptions.
 
 use std::io;
 use std::time::Duration;
@@ -11,12 +11,18 @@ impl EndSignals {
     /// Blocks both in this thread and those it starts from now on. They then arrive through
     /// [`EndSignals::wait`].
     pub fn block() -> io::Result<Self> {
+        Self::block_with(&[])
+    }
+
+    /// The same with further signals.
+    pub fn block_with(others: &[i32]) -> io::Result<Self> {
         let mut set = std::mem::MaybeUninit::uninit();
         // SAFETY: sigemptyset initialises the set before anything else uses it.
         let set = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
             libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+            others.iter().for_each(|other| _ = libc::sigaddset(set.as_mut_ptr(), *other));
             set.assume_init()
         };
         // SAFETY: a valid set; the old one is not asked for.

@@ -3,6 +3,7 @@
 mod log;
 mod metrics;
 mod settings;
+mod tenants;
 
 pub use settings::Args;
 
@@ -32,12 +33,19 @@ pub fn run(args: Args) -> Result<i32> {
     let settings = args.settle()?;
     let defaults = ServerConfig::new(settings.memory.0, settings.listen[0].clone());
     // Before any thread starts, so that all of them inherit the blocked signals.
-    let signals = EndSignals::block().context("cannot block signals")?;
+    let others: &[i32] = if settings.tenants.is_some() { &[libc::SIGHUP] } else { &[] };
+    let signals = EndSignals::block_with(others).context("cannot block signals")?;
     // Dropped last: the other parts may still log.
     let _log = Log::start(&settings)?;
     outlive_full_files();
     allow_descriptors(settings.max_connections.unwrap_or(defaults.max_connections));
     let key = settings.key_file.as_deref().map(Key::load).transpose()?;
+    if settings.tenants.is_some() && key.as_ref().is_none_or(|key| key.tenant().is_some()) {
+        bail!(
+            "--tenants needs the master key: without it no tenant is known (rampool key FILE, then --key-file FILE)"
+        );
+    }
+    let rules = settings.tenants.as_deref().map(tenants::load).transpose()?.unwrap_or_default();
     let config = ServerConfig {
         listen: settings.listen.clone(),
         key,
@@ -52,10 +60,12 @@ pub fn run(args: Args) -> Result<i32> {
         queues: settings.queues,
         lock_memory: !settings.no_lock,
         rings: !settings.no_rings,
+        open_frames: settings.open_frames,
         allow_uids: settings.allow_uid.clone(),
         copy_to: settings.copy_to.clone(),
         ucx_clients_are_trusted: settings.ucx_clients_are_trusted,
         block: settings.block.clone(),
+        tenants: rules,
         ..defaults
     };
     let server = Server::start(config)?;
@@ -95,8 +105,10 @@ pub fn run(args: Args) -> Result<i32> {
 
     let mut warned = false;
     let signal = loop {
-        if let Some(signal) = signals.wait(LOOK_EVERY) {
-            break signal;
+        match (signals.wait(LOOK_EVERY), &settings.tenants) {
+            (Some(libc::SIGHUP), Some(file)) => read_tenants_again(&server, file),
+            (Some(signal), _) => break signal,
+            (None, _) => {}
         }
         if settings.until_stdin_closes && stdin_is_closed() {
             tracing::info!("standard input is closed: the process that started this server has ended");
@@ -115,6 +127,18 @@ pub fn run(args: Args) -> Result<i32> {
         }
     };
     drain(server, &signals, signal, Duration::from_millis(settings.drain_ms))
+}
+
+fn read_tenants_again(server: &RunningServer, file: &Path) {
+    match tenants::load(file) {
+        Ok(rules) => {
+            tracing::info!(file = %file.display(), tenants = rules.quotas.len(), "read the tenants file again");
+            server.set_tenants(rules);
+        }
+        Err(error) => {
+            tracing::error!(%error, "the tenants file does not count; the settings from before stay")
+        }
+    }
 }
 
 /// Makes writing to a file fail when the file reaches `RLIMIT_FSIZE`, as on a full disk. By default the
@@ -149,7 +173,7 @@ fn drain(server: RunningServer, signals: &EndSignals, signal: i32, timeout: Dura
     let draining =
         std::thread::Builder::new().name("rampool-drain".into()).spawn(move || server.drain(timeout))?;
     while !draining.is_finished() {
-        if signals.wait(Duration::from_millis(20)).is_some() {
+        if signals.wait(Duration::from_millis(20)).is_some_and(|signal| signal != libc::SIGHUP) {
             tracing::warn!("stopping at once");
             return Ok(1);
         }

@@ -143,6 +143,31 @@ fn table(answers: &[Answer]) -> String {
         out.push('\n');
         align(&mut out, &leases);
     }
+    let mut tenants = vec![
+        ["TENANT", "SERVER", "LEASED", "MAY LEASE", "CONNECTIONS", "REGIONS", "QUEUES", "REPLIES", "SERVED"]
+            .map(String::from),
+    ];
+    for (name, answer) in answers {
+        tenants.extend(answer.iter().flat_map(|status| &status.tenants).filter(|t| !t.name.is_empty()).map(
+            |t| {
+                [
+                    t.name.clone(),
+                    name.clone(),
+                    size(t.lent_bytes),
+                    t.quota_bytes.map_or_else(|| "-".to_owned(), size),
+                    t.connections.to_string(),
+                    t.regions.to_string(),
+                    t.queues.to_string(),
+                    size(t.reply_bytes),
+                    format!("{:.1} s", Duration::from_micros(t.served_us).as_secs_f64()),
+                ]
+            },
+        ));
+    }
+    if tenants.len() > 1 {
+        out.push('\n');
+        align(&mut out, &tenants);
+    }
     let mut queues = vec![
         [
             "QUEUE", "SERVER", "LEASE", "MESSAGES", "TAKEN", "IN USE", "WAITING", "SENT", "DONE", "AGAIN",

@@ -69,6 +69,14 @@ pub fn summary(
         time(all.fault_latency_ns(0.5)),
         time(all.fault_latency_ns(0.99))
     );
+    let share = all.waited_ns as f64 / wall.as_nanos().max(1) as f64;
+    let _ = writeln!(
+        out,
+        "  waited         {:.2} s for single pages, {:.0} % of the time of the run{}",
+        all.waited_ns as f64 / 1e9,
+        share * 100.0,
+        if share > MOSTLY_WAITING { ": it mostly waits, and more --local would help" } else { "" }
+    );
     let _ = writeln!(
         out,
         "  read           {} from the pool: {} on demand, {} ahead of need",
@@ -76,6 +84,13 @@ pub fn summary(
         bytes(all.demand_pages * PAGE),
         bytes(all.prefetched_pages * PAGE)
     );
+    if all.in_place_pages > 0 {
+        let _ = writeln!(
+            out,
+            "  in place       {} of that without asking the private server",
+            bytes(all.in_place_pages * PAGE)
+        );
+    }
     if all.pointer_pages > 0 {
         let _ = writeln!(
             out,
@@ -100,6 +115,10 @@ pub fn summary(
             all.pool_full_events
         );
     }
+    if servers.copies > 1 {
+        let _ =
+            writeln!(out, "  copies         {:.1} of {} of each page", servers.copies_left, servers.copies);
+    }
     for (index, server) in servers.servers.iter().enumerate() {
         let _ = write!(out, "  server         {}{}", server.name, if server.alive { "" } else { " (lost)" });
         if let Some([p50, p99]) = waited(&all, index) {
@@ -109,6 +128,9 @@ pub fn summary(
     }
     out
 }
+
+/// A run that waits for pages for a larger share of its time is told so.
+const MOSTLY_WAITING: f64 = 0.5;
 
 /// Times in nanoseconds within which half, and 99 %, of the waits for the server of this number ended. `None`
 /// if there were none.
@@ -134,11 +156,11 @@ pub fn json(
     wall: Duration,
     status: ExitStatus,
     local: ByteLen,
-    servers: &PoolStats,
+    pool: &PoolStats,
     unmanaged: &[&str],
 ) -> String {
     let all = total(processes);
-    let servers: Vec<serde_json::Value> = servers
+    let servers: Vec<serde_json::Value> = pool
         .servers
         .iter()
         .enumerate()
@@ -164,6 +186,8 @@ pub fn json(
         "signal": status.signal(),
         "local_bytes": local.0,
         "processes": processes,
+        "copies": pool.copies,
+        "copies_left": pool.copies_left,
         "servers": servers,
         "unmanaged": unmanaged,
     });

@@ -282,6 +282,29 @@ fn an_outsider_is_served_while_other_ranks_wait_at_a_barrier_for_the_one_that_wa
     }
 }
 
+/// More of them than a rank serves at a time connect to each listener, and say nothing.
+#[test]
+fn silent_visitors_keep_no_outsider_out() {
+    let mut run = Run::start(2, "outsider", ProtocolKind::Hlrc);
+    let ticket = run.ticket();
+    let text = ticket.to_string();
+    let doors = text.split_once('#').unwrap().0;
+    let silent: Vec<std::net::TcpStream> = doors
+        .split(',')
+        .flat_map(|ticket| (0..100).map(move |_| std::net::TcpStream::connect(ticket).unwrap()))
+        .collect();
+    let board = come_in(&ticket).open("board").unwrap();
+    for _ in 0..30 {
+        board.fetch_add(0, 1_u64).unwrap();
+    }
+    for page in 2..8_u64 {
+        board.put(page * ROW_BYTES as u64 + 56, &(1000 + page).to_le_bytes()).unwrap();
+    }
+    board.fetch_op(ROW_BYTES as u64, Combine::Replace, 1_u64).unwrap();
+    run.succeeds();
+    drop(silent);
+}
+
 #[test]
 fn wrong_tickets_and_mistakes_are_refused_and_the_run_goes_on() {
     let mut run = Run::start(2, "outsider", ProtocolKind::Hlrc);

@@ -137,6 +137,8 @@ counters! {
     faults,
     /// Faults that only lifted a write protection.
     write_protect_faults,
+    /// Nanoseconds from reading a fault to the page being there, of all faults.
+    waited_ns,
     /// Pages filled with zeroes.
     zero_filled_pages,
     /// Pages asked from the servers because a thread waited.
@@ -179,15 +181,21 @@ counters! {
     pool_full_events,
     /// Forks served.
     forks,
+    /// Pages read out of the memory of a server on this machine, without asking it.
+    in_place_pages,
     /// Bytes received from servers, headers included.
     received_bytes,
     /// Bytes sent to servers, headers included.
     sent_bytes,
+    /// Requests for pages that another server with the same pages was asked for instead.
+    moved_requests,
+    /// Servers that are lost to the process while others have their pages.
+    lost_servers,
 }
 
 impl StatsPage {
     /// Changes whenever a field does.
-    pub const VERSION: u64 = 6;
+    pub const VERSION: u64 = 7;
 }
 
 /// The one writer's handle. The page outlives it by construction: it is leaked, or a mapping that is never unmapped.
@@ -237,13 +245,26 @@ impl PagerStats {
         );
     }
 
-    /// What the pool counts: bytes from and to all of its servers, and how long a thread waited for each of them.
-    pub fn pool(&self, received_bytes: u64, sent_bytes: u64, servers: impl Iterator<Item = Times>) {
+    /// What the pool counts: bytes from and to all of its servers, pages read in place, and how long a thread waited for each server.
+    pub fn pool(
+        &self,
+        received_bytes: u64,
+        sent_bytes: u64,
+        in_place_pages: u64,
+        servers: impl Iterator<Item = Times>,
+    ) {
+        self.page.in_place_pages.store(in_place_pages, Relaxed);
         self.page.received_bytes.store(received_bytes, Relaxed);
         self.page.sent_bytes.store(sent_bytes, Relaxed);
         for (told, times) in self.page.server_latency.iter().zip(servers) {
             told.iter().zip(times).for_each(|(told, count)| told.store(count, Relaxed));
         }
+    }
+
+    /// What the pool counts of servers that did not answer.
+    pub fn copies(&self, moved_requests: u64, lost_servers: u64) {
+        self.page.moved_requests.store(moved_requests, Relaxed);
+        self.page.lost_servers.store(lost_servers, Relaxed);
     }
 
     /// What the kernel counts for the whole process.
@@ -263,6 +284,7 @@ impl PagerStats {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
         let bucket = (nanos.ilog2() as usize).min(LATENCY_BUCKETS - 1);
         add(&self.page.fault_latency[bucket], 1);
+        add(&self.page.waited_ns, nanos);
     }
     pub fn zero_filled(&self, pages: u64) {
         add(&self.page.zero_filled_pages, pages);
@@ -350,7 +372,7 @@ mod tests {
         stats.evicted(77);
         let mut times = [0; LATENCY_BUCKETS];
         times[20] = 5;
-        stats.pool(8000, 70, [[0; LATENCY_BUCKETS], times].into_iter());
+        stats.pool(8000, 70, 0, [[0; LATENCY_BUCKETS], times].into_iter());
         let page = stats.page();
         // SAFETY: the page is plain 64-bit words, all written by this thread.
         let bytes: Vec<u8> = unsafe {

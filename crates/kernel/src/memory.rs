@@ -232,14 +232,8 @@ impl SharedObject {
     /// # Errors
     /// The errno.
     pub fn give_back(&self, offset: usize, bytes: usize) -> Result<(), i32> {
-        use std::os::fd::AsRawFd;
-        let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
-            return Err(libc::EFBIG);
-        };
-        let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: the object's owner has given this content up; no reference into any mapping of it exists.
-        let rc = unsafe { libc::fallocate(self.fd.as_raw_fd(), how, offset, len) };
-        if rc == 0 { Ok(()) } else { Err(crate::last_errno()) }
+        use std::os::fd::AsFd;
+        crate::sealed::give_back(self.fd.as_fd(), offset, bytes)
     }
 
     /// Bytes of it that are in memory (or in swap) now; 0 if the kernel does not say.

@@ -51,7 +51,7 @@ impl SealedMemory {
         if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
             return Err(refused());
         }
-        Ok((Self::map(fd.as_fd(), bytes)?, fd))
+        Ok((Self::map(fd.as_fd(), bytes, libc::PROT_READ | libc::PROT_WRITE)?, fd))
     }
 
     /// One that another process has made and handed over. Nothing about it is believed: it has to be ordinary
@@ -60,32 +60,29 @@ impl SealedMemory {
     /// # Errors
     /// [`SealedError`].
     pub fn adopt(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, SealedError> {
-        let no = SealedError::NotSealed { bytes };
-        // SAFETY: asks about a descriptor; fills plain data of ours.
-        let (seals, kind, stat) = unsafe {
-            let seals = libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS);
-            let mut kind: libc::statfs = std::mem::zeroed();
-            let mut stat: libc::stat = std::mem::zeroed();
-            if libc::fstatfs(fd.as_raw_fd(), &raw mut kind) != 0
-                || libc::fstat(fd.as_raw_fd(), &raw mut stat) != 0
-            {
-                return Err(no);
-            }
-            (seals, kind, stat)
-        };
-        // Huge pages have seals, too, and one that cannot be allocated is a SIGBUS.
-        let ordinary = kind.f_type == libc::TMPFS_MAGIC;
-        let long_enough = usize::try_from(stat.st_size).is_ok_and(|len| len >= bytes);
-        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || !ordinary || !long_enough {
-            return Err(no);
-        }
-        Self::map(fd, bytes)
+        check(fd, bytes)?;
+        Self::map(fd, bytes, libc::PROT_READ | libc::PROT_WRITE)
     }
 
-    fn map(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, SealedError> {
+    /// As [`SealedMemory::adopt`], to read its first `bytes` bytes only: a write is a SIGSEGV. Not locked into
+    /// RAM, also where the process locks all that it maps (`mlockall`): most of it may never be touched.
+    ///
+    /// # Errors
+    /// [`SealedError`].
+    pub fn adopt_to_read(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, SealedError> {
+        check(fd, bytes)?;
+        // Without any access at first: what is locked is touched at once.
+        let memory = Self::map(fd, bytes, libc::PROT_NONE)?;
+        let failed = |errno| SealedError::Kernel { bytes, errno };
+        crate::memory::unlock(memory.start, bytes).map_err(failed)?;
+        // SAFETY: our own mapping, which nothing refers to yet.
+        let rc = unsafe { libc::syscall(libc::SYS_mprotect, memory.start, bytes, libc::PROT_READ) };
+        if rc == 0 { Ok(memory) } else { Err(failed(last_errno())) }
+    }
+
+    fn map(fd: BorrowedFd<'_>, bytes: usize, protection: i32) -> Result<Self, SealedError> {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
         let p = unsafe {
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
             libc::syscall(
                 libc::SYS_mmap,
                 0usize,
@@ -140,6 +137,58 @@ impl SealedMemory {
     }
 }
 
+/// Whether what another process has handed over is ordinary memory, this long at least, and sealed.
+fn check(fd: BorrowedFd<'_>, bytes: usize) -> Result<(), SealedError> {
+    let no = SealedError::NotSealed { bytes };
+    // SAFETY: asks about a descriptor; fills plain data of ours.
+    let (seals, kind, stat) = unsafe {
+        let seals = libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS);
+        let mut kind: libc::statfs = std::mem::zeroed();
+        let mut stat: libc::stat = std::mem::zeroed();
+        if libc::fstatfs(fd.as_raw_fd(), &raw mut kind) != 0
+            || libc::fstat(fd.as_raw_fd(), &raw mut stat) != 0
+        {
+            return Err(no);
+        }
+        (seals, kind, stat)
+    };
+    // Huge pages have seals, too, and one that cannot be allocated is a SIGBUS.
+    let ordinary = kind.f_type == libc::TMPFS_MAGIC;
+    let long_enough = usize::try_from(stat.st_size).is_ok_and(|len| len >= bytes);
+    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || !ordinary || !long_enough {
+        return Err(no);
+    }
+    Ok(())
+}
+
+/// Copies `len` bytes from `offset` of a memory file to `to`, without a mapping of them: what is not mapped
+/// does not count as this process's memory. False: they are not all there.
+///
+/// # Safety
+/// `to` is writable memory of `len` bytes that no other thread uses meanwhile.
+#[must_use]
+pub unsafe fn read_at(fd: BorrowedFd<'_>, offset: u64, to: *mut u8, len: usize) -> bool {
+    let Ok(offset) = libc::off_t::try_from(offset) else { return false };
+    // SAFETY: the caller's promise.
+    let got = unsafe { libc::syscall(libc::SYS_pread64, fd.as_raw_fd(), to, len, offset) };
+    usize::try_from(got) == Ok(len)
+}
+
+/// Gives a part of a memory file back to the kernel: it is absent in every mapping, locked or not, and zero
+/// when it comes again.
+///
+/// # Errors
+/// The errno.
+pub fn give_back(fd: BorrowedFd<'_>, offset: usize, bytes: usize) -> Result<(), i32> {
+    let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+        return Err(libc::EFBIG);
+    };
+    let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: changes a file, whose content its owner has given up; only raw pointers lead into mappings of it.
+    let rc = unsafe { libc::fallocate(fd.as_raw_fd(), how, offset, len) };
+    if rc == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
 impl Drop for SealedMemory {
     fn drop(&mut self) {
         // SAFETY: our own mapping; references into it borrow `self`. A forked child inherits the mapping, so
@@ -170,6 +219,25 @@ mod tests {
         assert_eq!((shrunk, unsealed), (-1, -1));
         drop(ours);
         assert_eq!(theirs.word64(4096).load(Ordering::Acquire), 7);
+    }
+
+    #[test]
+    fn a_reader_sees_what_is_written_and_what_was_given_back_is_zero() {
+        let (ours, fd) = SealedMemory::create(c"test", 8192).unwrap();
+        let reader = SealedMemory::adopt_to_read(fd.as_fd(), 4096).unwrap();
+        ours.word32(8).store(7, Ordering::Release);
+        ours.word64(4096).store(9, Ordering::Release);
+        assert_eq!(reader.word32(8).load(Ordering::Acquire), 7);
+        let read = |offset, len: usize| {
+            let mut bytes = vec![1; len];
+            // SAFETY: memory of our own, of this length.
+            unsafe { read_at(fd.as_fd(), offset, bytes.as_mut_ptr(), len) }.then_some(bytes)
+        };
+        assert_eq!(read(4096, 8), Some(9u64.to_ne_bytes().to_vec()));
+        assert_eq!(read(8188, 8), None, "it ends before");
+        assert_eq!(read(u64::MAX, 8), None);
+        give_back(fd.as_fd(), 4096, 4096).unwrap();
+        assert_eq!((read(4096, 8), ours.word64(4096).load(Ordering::Acquire)), (Some(vec![0; 8]), 0));
     }
 
     #[test]

@@ -6,9 +6,12 @@
 //! ignored. On a departure the caller frees the member's memory first and calls [`Directory::closed`] last,
 //! so that nothing is lent twice.
 //!
+//! A lease is a tenant's, whose members alone may join it, and is charged to its account.
+//!
 //! Invariants: `lent_bytes` = sum of the leases' bytes `<= memory_bytes`; a member is *lost* exactly while
 //! its connection is broken.
 
+use super::tenants::{Accounts, OverQuota, Payer};
 use super::{LeaseSpace, SpaceError, Tick};
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, OpenLease};
 use std::collections::BTreeMap;
@@ -38,6 +41,8 @@ pub enum OpenError {
     Empty,
     #[error("the server's limit of leases is reached")]
     TooMany,
+    #[error(transparent)]
+    OverQuota(#[from] OverQuota),
 }
 
 /// Why a process did not become a member.
@@ -69,6 +74,8 @@ pub enum ResizeError {
     Empty,
     #[error("no such lease")]
     NoSuchLease,
+    #[error(transparent)]
+    OverQuota(#[from] OverQuota),
 }
 
 /// A member is gone for good: its regions must be freed, and with `lease_closes` everything of the lease.
@@ -84,6 +91,7 @@ pub struct Departed {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseSummary {
     pub lease: LeaseId,
+    pub tenant: Payer,
     pub bytes: u64,
     pub name: String,
     pub host: String,
@@ -105,6 +113,7 @@ pub struct MemberSummary {
 pub struct Directory {
     limits: Limits,
     lent_bytes: u64,
+    accounts: Accounts,
     leases: BTreeMap<LeaseId, Lease>,
     next_lease: u64,
     next_member: u64,
@@ -113,6 +122,7 @@ pub struct Directory {
 #[derive(Debug)]
 struct Lease {
     token: LeaseToken,
+    tenant: Payer,
     bytes: u64,
     name: String,
     host: String,
@@ -144,7 +154,8 @@ impl ConnectionNumber {
 impl Directory {
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        Self { limits, lent_bytes: 0, leases: BTreeMap::new(), next_lease: 1, next_member: 1 }
+        let accounts = Accounts::default();
+        Self { limits, lent_bytes: 0, accounts, leases: BTreeMap::new(), next_lease: 1, next_member: 1 }
     }
 
     #[must_use]
@@ -163,15 +174,38 @@ impl Directory {
         self.limits.memory_bytes - self.lent_bytes
     }
 
+    #[must_use]
+    pub fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    pub fn accounts_mut(&mut self) -> &mut Accounts {
+        &mut self.accounts
+    }
+
     /// Grants a lease; the asker is its first member, with one connection. `token`: fresh random bytes.
     ///
     /// # Errors
     /// [`OpenError`]; nothing has changed.
-    pub fn open(&mut self, request: &OpenLease, token: LeaseToken) -> Result<(LeaseId, MemberId), OpenError> {
+    pub fn open(
+        &mut self,
+        tenant: Payer,
+        request: &OpenLease,
+        token: LeaseToken,
+    ) -> Result<(LeaseId, MemberId), OpenError> {
         if request.bytes == 0 {
             return Err(OpenError::Empty);
         }
         let free = self.free_bytes();
+        if let Err(over) = self.accounts.may_lend(tenant, request.bytes) {
+            let closing = self.closing_bytes_of(tenant);
+            let waits = self.accounts.may_lend(tenant, request.bytes.saturating_sub(closing)).is_ok();
+            return Err(if waits && closing > 0 {
+                OpenError::Closing { free, closing }
+            } else {
+                over.into()
+            });
+        }
         if request.bytes > free || self.leases.len() >= self.limits.max_leases {
             // Only here is it worth counting what is about to be freed.
             let closing = self.closing_bytes();
@@ -187,6 +221,7 @@ impl Directory {
         self.next_lease += 1;
         let mut lease = Lease {
             token,
+            tenant,
             bytes: request.bytes,
             name: request.name.clone(),
             host: request.host.clone(),
@@ -194,17 +229,19 @@ impl Directory {
         };
         let member = self.add_member(&mut lease, request.pid, &request.name, &request.host);
         self.lent_bytes += lease.bytes;
+        self.accounts.lend(tenant, lease.bytes, 0);
         self.leases.insert(id, lease);
         Ok((id, member))
     }
 
-    /// Joins a lease as a new member, or reconnects as an existing one, whose old connection is replaced.
-    /// Returns the member, the number of its connection, and the lease's bytes.
+    /// Joins a lease of the same tenant as a new member, or reconnects as an existing one, whose old
+    /// connection is replaced. Returns the member, the number of its connection, and the lease's bytes.
     ///
     /// # Errors
     /// [`AttachError`]; nothing has changed.
     pub fn attach(
         &mut self,
+        tenant: Payer,
         request: &AttachLease,
     ) -> Result<(MemberId, ConnectionNumber, u64), AttachError> {
         let max_members = self.limits.max_members;
@@ -212,7 +249,7 @@ impl Directory {
             return Err(AttachError::NoSuchLease);
         };
         // A lease without members is closing: no process can join it any more.
-        if !lease.token.matches(&request.token) || lease.closes() {
+        if !lease.token.matches(&request.token) || lease.tenant != tenant || lease.closes() {
             return Err(AttachError::NoSuchLease);
         }
         let bytes = lease.bytes;
@@ -298,6 +335,7 @@ impl Directory {
         let lease = self.leases.remove(&lease).expect("a lease closes once");
         assert!(lease.members.is_empty(), "a lease closes after its last member has left");
         self.lent_bytes -= lease.bytes;
+        self.accounts.lend(lease.tenant, 0, lease.bytes);
     }
 
     /// The leases and members, for the status.
@@ -312,6 +350,7 @@ impl Directory {
         };
         let lease = |(id, l): (&LeaseId, &Lease)| LeaseSummary {
             lease: *id,
+            tenant: l.tenant,
             bytes: l.bytes,
             name: l.name.clone(),
             host: l.host.clone(),
@@ -326,6 +365,11 @@ impl Directory {
         assert_eq!(self.lent_bytes, self.leases.values().map(|l| l.bytes).sum::<u64>());
         assert!(self.lent_bytes <= self.limits.memory_bytes);
         assert!(self.leases.len() <= self.limits.max_leases);
+        let mut lent: BTreeMap<Payer, u64> = BTreeMap::new();
+        self.leases.values().for_each(|lease| *lent.entry(lease.tenant).or_default() += lease.bytes);
+        self.accounts.check();
+        let charged = self.accounts.all().filter(|(_, account)| account.lent_bytes > 0);
+        assert!(charged.map(|(tenant, account)| (tenant, account.lent_bytes)).eq(lent));
         for lease in self.leases.values() {
             assert!(lease.members.len() <= self.limits.max_members);
         }
@@ -333,6 +377,11 @@ impl Directory {
 
     fn closing_bytes(&self) -> u64 {
         self.leases.values().filter(|lease| lease.closes()).map(|lease| lease.bytes).sum()
+    }
+
+    fn closing_bytes_of(&self, tenant: Payer) -> u64 {
+        let closing = self.leases.values().filter(|lease| lease.closes() && lease.tenant == tenant);
+        closing.map(|lease| lease.bytes).sum()
     }
 
     fn add_member(&mut self, lease: &mut Lease, pid: u32, name: &str, host: &str) -> MemberId {
@@ -379,6 +428,9 @@ pub fn resize_lease(
     let closing = directory.closing_bytes();
     let entry = directory.leases.get_mut(&lease).ok_or(ResizeError::NoSuchLease)?;
     let more = bytes.saturating_sub(entry.bytes);
+    if more > 0 {
+        directory.accounts.may_lend(entry.tenant, more)?;
+    }
     if more > free + closing {
         return Err(ResizeError::TooLarge { free: free + closing });
     }
@@ -390,6 +442,7 @@ pub fn resize_lease(
         other => unreachable!("setting a limit can only fail for what is in use, not with {other}"),
     })?;
     directory.lent_bytes = directory.lent_bytes - entry.bytes + bytes;
+    directory.accounts.lend(entry.tenant, bytes, entry.bytes);
     entry.bytes = bytes;
     Ok(())
 }

@@ -4,12 +4,14 @@
 //!   lease   Directory: the leases and their sizes; members join, go silent, reconnect or are given up
 //!   space   LeaseSpace: one lease's regions and what each of their pages is: a frame, a checksum, a length
 //!   table   the page tables below a region, in chunks that copy-on-write clones share
+//!   tenants  Rules, Accounts: what each tenant may have, and has
+//!   shares  Shares: whose turn it is
 //!   log_limiter  LogLimiter: limits the log lines that unauthenticated peers cause
 //!   queue   Queues: one lease's remote FIFOs; the waiting requests, what is held, what is delivered again
 //! ```
 //!
-//! Read `lease` first, then `table`, then `space`, which uses it; `queue` and `log_limiter` are read on their
-//! own.
+//! Read `lease` first, then `table`, then `space`, which uses it; `queue`, `tenants`, `shares`
+//! and `log_limiter` are read on their own.
 //!
 //! A [`FrameIndex`] stands for memory of the runtime's store. This crate decides which page is in which frame
 //! and when a frame is free, and never sees a byte of it. One `Directory` serves the whole server and only
@@ -20,8 +22,10 @@
 mod lease;
 mod log_limiter;
 mod queue;
+mod shares;
 mod space;
 mod table;
+mod tenants;
 
 pub use lease::{
     AttachError, ConnectionNumber, Departed, Directory, LeaseSummary, Limits, MemberSummary, OpenError,
@@ -30,8 +34,10 @@ pub use lease::{
 pub use log_limiter::{LogLimiter, Repeated};
 pub use queue::{Asker, Output as QueueOutput, QueueCounts, QueueError, QueueId, QueueLimits, Queues};
 pub use rampool_wire::units::Tick;
+pub use shares::{MOST_ELSEWHERE_NS, Shares};
 pub use space::{LeaseSpace, PageState, QueueSpaceError, RegionSelector, SpaceError, SpaceUsage, View};
 pub use table::StoredPage;
+pub use tenants::{Account, Accounts, MAX_WEIGHT, OverQuota, Payer, Quota, Rate, Revoked, Rules};
 
 /// Names a frame of the store, which alone knows what the number means.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

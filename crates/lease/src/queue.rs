@@ -682,6 +682,11 @@ impl Queues {
         Delivery { number, redelivered: message.redelivered, arriving, head: &message.head, body, body_at }
     }
 
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.queues.len()
+    }
+
     /// The queues with numbers above `after`, for the status.
     pub fn list(&self, after: QueueId) -> impl Iterator<Item = (Listed, QueueCounts)> {
         self.queues.range(QueueId(after.0.saturating_add(1))..).map(|(id, queue)| {

@@ -15,6 +15,7 @@
 use super::lease::ConnectionNumber;
 use super::queue::{Asker, Output, QueueError, QueueId, QueueLimits, Queues};
 use super::table::{CHUNK_BYTES, Chunk, Root, StoredPage, Tables, chunk_of, slot_of};
+use super::tenants::OverQuota;
 use super::{FrameIndex, Tick};
 use rampool_wire::frame::{
     MAX_PAGE_INDEX, MemberId, Push, PushHeads, QueueBounds, REMEMBERED, RegionId, Settlement, Take,
@@ -29,6 +30,8 @@ const MAX_NAMES: usize = 1024;
 /// What a region is charged, besides its tables, beyond the free number: a name and its record.
 const REGION_BYTES: u64 = 512;
 const FREE_REGIONS: usize = 64;
+/// Extents that a bounded step of a discard looks at.
+const EXTENTS_AT_ONCE: usize = 16;
 /// Page tables that every lease has for free, so that a small lease is usable at all.
 const FREE_METADATA_BYTES: u64 = 16 * CHUNK_BYTES;
 
@@ -44,6 +47,8 @@ pub enum SpaceError {
     NotOwner,
     #[error("a lease can have {MAX_REGIONS} regions")]
     TooManyRegions,
+    #[error(transparent)]
+    OverQuota(#[from] OverQuota),
     #[error("a lease can have {MAX_NAMES} regions with a name")]
     TooManyNames,
     #[error("a region has from 1 byte to 4 PiB")]
@@ -90,7 +95,11 @@ pub struct LeaseSpace {
     regions: BTreeMap<RegionId, Region>,
     names: BTreeMap<String, RegionId>,
     tables: Tables,
+    /// Of freed regions, whose pages are being freed.
+    freed: Vec<Root>,
     queues: Queues,
+    /// Its tenant can have no more regions, or queues.
+    over: Option<OverQuota>,
     next_region: u64,
 }
 
@@ -242,7 +251,9 @@ impl LeaseSpace {
             regions: BTreeMap::new(),
             names: BTreeMap::new(),
             tables: Tables::default(),
+            freed: Vec::new(),
             queues: Queues::new(QueueLimits::default()),
+            over: None,
             next_region: 1,
         }
     }
@@ -442,6 +453,9 @@ impl LeaseSpace {
         if self.regions.len() >= MAX_REGIONS {
             return Err(SpaceError::TooManyRegions);
         }
+        if let Some(over) = self.over {
+            return Err(over.into());
+        }
         let root = self.tables.clone_root(&self.regions[&region].root);
         self.add_region(member, root)
     }
@@ -459,22 +473,32 @@ impl LeaseSpace {
         Ok(())
     }
 
-    /// Frees a region. Its frames without other references are appended to `released`.
+    /// Frees a region. Its pages stay charged until [`LeaseSpace::bury`] has freed them.
     ///
     /// # Errors
     /// [`SpaceError`].
-    pub fn free_region(
-        &mut self,
-        member: MemberId,
-        region: RegionId,
-        released: &mut Vec<FrameIndex>,
-    ) -> Result<(), SpaceError> {
+    pub fn free_region(&mut self, member: MemberId, region: RegionId) -> Result<(), SpaceError> {
         self.is_ordinary(region)?;
         self.owned(member, region)?;
         self.names.retain(|_, named| *named != region);
         let region = self.regions.remove(&region).expect("seen above");
-        self.tables.drop_root(region.root, released);
+        self.freed.push(region.root);
         Ok(())
+    }
+
+    /// Frees pages of freed regions, at most so many times 512. Their frames without other references are
+    /// appended to `released`. True: there are more.
+    pub fn bury(&mut self, most_chunks: u64, released: &mut Vec<FrameIndex>) -> bool {
+        let mut left = most_chunks;
+        while let Some(root) = self.freed.last_mut() {
+            let dropped = self.tables.drop_chunks(root, left, released);
+            if dropped == left {
+                return true;
+            }
+            left -= dropped;
+            self.freed.pop();
+        }
+        false
     }
 
     /// Appends what each page of the extents is; `None` is a zero page.
@@ -545,20 +569,46 @@ impl LeaseSpace {
         extents: &[Extent],
         released: &mut Vec<FrameIndex>,
     ) -> Result<(), SpaceError> {
+        let all = self.discard_some(member, region, &mut extents.to_vec(), usize::MAX, released)?;
+        assert!(all, "without a bound all is done");
+        Ok(())
+    }
+
+    /// The same in at most so many chunks of 512 pages. Takes what is done off the extents. True: it is all.
+    ///
+    /// # Errors
+    /// [`SpaceError`].
+    pub fn discard_some(
+        &mut self,
+        member: MemberId,
+        region: RegionId,
+        extents: &mut Vec<Extent>,
+        most_chunks: usize,
+        released: &mut Vec<FrameIndex>,
+    ) -> Result<bool, SpaceError> {
+        let bounded = most_chunks < usize::MAX;
         let root = &self.owned(member, region)?.root;
-        let copies: u64 = extents.iter().map(|e| self.tables.copies_to_discard(root, *e)).sum();
+        let at_once = if bounded { EXTENTS_AT_ONCE } else { extents.len() };
+        let first = extents.len().saturating_sub(at_once);
+        let copies: u64 = extents[first..].iter().map(|e| self.tables.copies_to_discard(root, *e)).sum();
         if copies > 0 {
             self.room_for(0, copies * CHUNK_BYTES)?;
         }
         let root = &mut self.regions.get_mut(&region).expect("seen above").root;
-        for extent in extents {
-            self.tables.discard(root, *extent, released);
+        while extents.len() > first {
+            let extent = extents.last_mut().expect("there are more than `first`");
+            if let Some(next) = self.tables.discard(root, *extent, most_chunks, released) {
+                let left = u32::try_from(extent.end().0 - next.0).expect("a part of an extent");
+                *extent = Extent::new(next, left);
+                return Ok(false);
+            }
+            extents.pop();
         }
-        Ok(())
+        Ok(extents.is_empty())
     }
 
-    /// Frees every region of a member that is gone; it can have no more.
-    pub fn member_gone(&mut self, member: MemberId, released: &mut Vec<FrameIndex>) {
+    /// Frees every region of a member that is gone; it can have no more. [`LeaseSpace::bury`] frees the pages.
+    pub fn member_gone(&mut self, member: MemberId) {
         self.members.remove(&member);
         self.queues.member_gone(member);
         let gone: Vec<RegionId> =
@@ -566,19 +616,30 @@ impl LeaseSpace {
         self.names.retain(|_, named| !gone.contains(named));
         for id in gone {
             let region = self.regions.remove(&id).expect("listed above");
-            self.tables.drop_root(region.root, released);
+            self.freed.push(region.root);
         }
     }
 
-    /// Frees everything: the lease closes, and nothing can be stored in it any more.
-    pub fn close(&mut self, released: &mut Vec<FrameIndex>) {
+    /// Frees everything: the lease closes, and nothing can be stored in it any more. [`LeaseSpace::bury`]
+    /// frees the pages.
+    pub fn close(&mut self) {
         self.members.clear();
         self.names.clear();
         self.queues = Queues::new(QueueLimits::default());
         for region in std::mem::take(&mut self.regions).into_values() {
-            self.tables.drop_root(region.root, released);
+            self.freed.push(region.root);
         }
-        assert_eq!(self.tables.used_bytes(), 0, "a closed lease uses nothing");
+    }
+
+    /// Whether its tenant can have one more of the regions or queues that are about to be made.
+    pub fn set_over_quota(&mut self, over: Option<OverQuota>) {
+        self.over = over;
+    }
+
+    /// Regions and queues, for its tenant's account.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        (self.regions.len() as u64, self.queues.count() as u64)
     }
 
     // --- queues -------------------------------------------------------------------------------------------------------------------------
@@ -612,10 +673,10 @@ impl LeaseSpace {
     ///
     /// # Errors
     /// [`QueueError::NoSuchQueue`].
-    pub fn free_queue(&mut self, queue: QueueId, released: &mut Vec<FrameIndex>) -> Result<(), QueueError> {
+    pub fn free_queue(&mut self, queue: QueueId) -> Result<(), QueueError> {
         let region = self.queues.remove(queue)?;
         let region = self.regions.remove(&region).expect("a queue has a region");
-        self.tables.drop_root(region.root, released);
+        self.freed.push(region.root);
         Ok(())
     }
 
@@ -709,7 +770,7 @@ impl LeaseSpace {
                 Output::Free { region, extent } => {
                     // The region of a removed queue was freed with it.
                     if let Some(region) = self.regions.get_mut(&region) {
-                        self.tables.discard(&mut region.root, extent, released);
+                        self.tables.discard(&mut region.root, extent, usize::MAX, released);
                     }
                 }
                 output => return Some(output),
@@ -748,7 +809,7 @@ impl LeaseSpace {
     /// # Panics
     /// If an invariant is broken.
     pub fn check(&self) {
-        self.tables.check(self.regions.values().map(|r| &r.root));
+        self.tables.check(self.regions.values().map(|r| &r.root).chain(&self.freed));
         assert!(self.used_bytes(self.tables.used_bytes(), self.tables.metadata_bytes()) <= self.limit_bytes);
         assert!(self.regions.len() <= MAX_REGIONS);
         assert!(self.regions.keys().all(|id| id.0 < self.next_region));
@@ -777,6 +838,9 @@ impl LeaseSpace {
         }
         if self.regions.len() >= MAX_REGIONS {
             return Err(SpaceError::TooManyRegions);
+        }
+        if let Some(over) = self.over {
+            return Err(over.into());
         }
         self.room_for(self.region_cost(), 0)?;
         let id = RegionId(self.next_region);

@@ -222,11 +222,19 @@ impl Tables {
         u64::from(partial(edges[0])) + u64::from(edges[1] != edges[0] && partial(edges[1]))
     }
 
-    /// Makes every page of the extent zero; the cost grows with the chunks in it, not with its length.
-    pub(super) fn discard(&mut self, root: &mut Root, extent: Extent, released: &mut Vec<FrameIndex>) {
+    /// Makes pages of the extent zero, in at most so many chunks; the cost grows with the chunks, not with the
+    /// length of the extent. Returns the first page that is left to do.
+    pub(super) fn discard(
+        &mut self,
+        root: &mut Root,
+        extent: Extent,
+        most: usize,
+        released: &mut Vec<FrameIndex>,
+    ) -> Option<PageIndex> {
         let last = chunk_of(PageIndex(extent.end().0 - 1));
-        let numbers: Vec<u64> =
-            root.chunks.range(chunk_of(extent.first)..=last).map(|(number, _)| *number).collect();
+        let mut range = root.chunks.range(chunk_of(extent.first)..=last).map(|(number, _)| *number);
+        let numbers: Vec<u64> = range.by_ref().take(most).collect();
+        let next = range.next().map(|number| PageIndex((number * CHUNK_PAGES).max(extent.first.0)));
         for number in numbers {
             let first = extent.first.0.max(number * CHUNK_PAGES);
             let end = extent.end().0.min((number + 1) * CHUNK_PAGES);
@@ -240,6 +248,7 @@ impl Tables {
                 }
             }
         }
+        next
     }
 
     /// A copy-on-write copy: costs one entry per chunk.
@@ -255,11 +264,17 @@ impl Tables {
         root.chunks.len() as u64 * ROOT_ENTRY_BYTES
     }
 
-    pub(super) fn drop_root(&mut self, root: Root, released: &mut Vec<FrameIndex>) {
-        self.root_entries -= root.chunks.len() as u64;
-        for id in root.chunks.into_values() {
+    /// Takes at most so many chunks out of a root. Returns how many; fewer: it is empty.
+    pub(super) fn drop_chunks(&mut self, root: &mut Root, most: u64, released: &mut Vec<FrameIndex>) -> u64 {
+        let mut dropped = 0;
+        while dropped < most
+            && let Some((_, id)) = root.chunks.pop_last()
+        {
+            self.root_entries -= 1;
             self.drop_chunk(id, released);
+            dropped += 1;
         }
+        dropped
     }
 
     /// # Panics

@@ -20,7 +20,7 @@ pub mod zero_copy;
 pub use carrier::Carrier;
 pub use carrier::{Means, SAME_HOST_VARIABLE, SameHost};
 pub use fabric::FabricError;
-pub use handshake::{Handshake, HandshakeError, LocalPolicy, Wants, connect};
+pub use handshake::{Gate, Handshake, HandshakeError, LocalPolicy, Wants, connect};
 pub use link::{Flush, Link, LinkError, Received, Urgency};
 pub use rings::RING_BYTES;
 pub use seal::{

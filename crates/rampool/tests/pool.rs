@@ -5,6 +5,8 @@
 mod direct;
 #[path = "pool/keyed.rs"]
 mod keyed;
+#[path = "pool/places.rs"]
+mod places;
 #[path = "pool/queue.rs"]
 mod queue;
 #[path = "pool/relay.rs"]

@@ -5,11 +5,12 @@ mod keyed;
 pub(super) mod queue;
 mod rows;
 
-use super::shared::{Counts, Lease, OWN_REPLY_BYTES, Posts, Replies, Shared};
+use super::shared::{Counts, Lease, OWN_REPLY_BYTES, Posts, Replies, Shared, Space};
+use super::tenants::Tenant;
 use crate::store::{PageStore, Scratch};
 use rampool_lease::{
-    AttachError, ConnectionNumber, FrameIndex, LeaseSpace, OpenError, ResizeError, SpaceError, StoredPage,
-    resize_lease,
+    AttachError, ConnectionNumber, FrameIndex, LeaseSpace, OpenError, OverQuota, ResizeError, SpaceError,
+    StoredPage, resize_lease,
 };
 use rampool_net::key::random_bytes;
 use rampool_net::transport::{Flush, Link, LinkError, Means, Piece, PieceMut, Received, Urgency};
@@ -18,11 +19,13 @@ use rampool_wire::frame::{
     PageEntry, RegionId, Status, WireError, encode_error, encode_frame, encode_get_reply, parse_extents,
     parse_put,
 };
+use rampool_wire::places::{Place, push_places};
 use rampool_wire::session::features;
+use rampool_wire::tenant::TenantId;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a request waits for memory that closing leases are about to give back: less than clients wait for
@@ -32,18 +35,20 @@ const LEASE_WAIT: Duration = Duration::from_secs(4);
 const FRAMES_A_TURN: usize = 64;
 /// A request of the direct view counts as so many frames: it may move a megabyte, and touch many pages.
 const DIRECT_COUNTS_FOR: usize = 8;
-/// The longest turn in time, checked after so many frames: a longer one delays the other connections.
-const TURN: Duration = Duration::from_millis(1);
+/// The longest turn in time, checked after so many frames, or within a long request: a longer one delays the
+/// other connections.
+pub(super) const TURN: Duration = Duration::from_micros(100);
 const LOOK_AT_CLOCK_AFTER: usize = 8;
 /// After a request of the direct view, this much of a collected reply is sent at once, before the end of the
 /// turn: while the next request is worked on, and while it is in the cache. Through shared memory the client
 /// takes it from there; for a socket the kernel copies it, and each call to send costs more than the cache
-/// gives. in the cache. Through shared memory the client takes it from there; for a socket the kernel copies
-/// it, and each call to send costs more than the cache gives.
+/// gives.
 const FLUSH_COLLECTED_BYTES: usize = 32 * 1024;
 const FLUSH_COLLECTED_INTO_SOCKET_BYTES: usize = 512 << 10;
 /// Likewise for replies that are sent from where they lie: one call for several is faster than one for each.
 const FLUSH_BYTES: usize = 1536 << 10;
+/// Times 512 pages that are freed between two looks at the clock.
+const CHUNKS_AT_ONCE: usize = 2;
 /// Where the bytes of a refused `Put` go.
 const SINK_BYTES: usize = 64 * 1024;
 
@@ -66,6 +71,8 @@ pub(super) enum End {
     Replaced,
     #[error("the server stops")]
     Stopping,
+    #[error("its key is revoked")]
+    Revoked,
 }
 
 impl From<WireError> for End {
@@ -193,6 +200,8 @@ pub(super) struct ScratchBuffers {
     lens: Vec<u32>,
     pieces: Vec<Piece>,
     places: Vec<PieceMut>,
+    /// Where pages lie, for clients that read them there.
+    stored_at: Vec<Place>,
     head: Vec<u8>,
     released: Vec<FrameIndex>,
     scratch: Scratch,
@@ -204,8 +213,25 @@ pub(super) struct ScratchBuffers {
     table: Vec<u8>,
     /// Answers of queues for other connections.
     pub(super) posts: Posts,
+    slice: Slice,
     /// When the first request that waits in a queue times out.
     pub(super) alarm: Option<Instant>,
+}
+
+/// The time of a turn, from when it is asked about first.
+#[derive(Default)]
+pub(crate) struct Slice(Option<Instant>);
+
+impl Slice {
+    /// A turn begins.
+    fn begin(&mut self) {
+        self.0 = None;
+    }
+
+    /// Whether the turn should end.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.0.get_or_insert_with(Instant::now).elapsed() >= TURN
+    }
 }
 
 impl ScratchBuffers {
@@ -234,7 +260,7 @@ struct Membership {
 
 impl Membership {
     /// The lease's pages, if this connection still speaks for its member.
-    fn space(&self) -> Result<MutexGuard<'_, LeaseSpace>, SpaceError> {
+    fn space(&self) -> Result<Space<'_>, SpaceError> {
         let space = self.lease.space();
         space.admit(self.member, self.connection)?;
         Ok(space)
@@ -273,16 +299,41 @@ enum Asked {
     Later(Refused),
 }
 
+/// A request that goes on with the next turn.
+enum Paused {
+    Gather(Box<direct::Gathering>),
+    Scan(Box<direct::Scanning>),
+    Get(Box<Getting>),
+    /// Pages of freed regions of its lease are being freed.
+    Free(Header),
+    Discard(Header, Vec<Extent>),
+}
+
+/// A `Get` of packed pages that takes more than one turn.
+struct Getting {
+    header: Header,
+    extents: Vec<Extent>,
+    entries: Vec<PageEntry>,
+    stored_at: Vec<Place>,
+    frames: Vec<FrameIndex>,
+    pieces: Vec<Piece>,
+}
+
 pub(super) struct Connection {
     link: Link<Held>,
+    tenant: Arc<Tenant>,
+    /// As it proved; the master key has none.
+    identity: Option<TenantId>,
     membership: Option<Membership>,
+    paused: Option<Paused>,
     parked: Option<Parked>,
     arriving: Arriving,
     /// Bytes that were collected for answers since the last flush.
     collected: usize,
     replies: Arc<Replies>,
-    /// The part of its replies that counts among those of all connections.
+    /// The part of its replies that counts among those of all connections, of its tenant, and of this lease.
     counted: usize,
+    charged: Option<Arc<Lease>>,
     arena: usize,
     /// Its slot in its shard.
     token: u64,
@@ -327,6 +378,12 @@ impl From<SpaceError> for Refused {
     }
 }
 
+impl From<OverQuota> for Refused {
+    fn from(error: OverQuota) -> Self {
+        Self::new(Status::LimitReached, error)
+    }
+}
+
 fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
@@ -339,6 +396,7 @@ fn count_alone(counter: &AtomicU64, n: u64) {
 impl Connection {
     pub(super) fn new(
         link: Link<Held>,
+        tenant: Arc<Tenant>,
         replies: Arc<Replies>,
         arena: usize,
         token: u64,
@@ -347,14 +405,19 @@ impl Connection {
         let arriving = Arriving::default();
         let waiting = BTreeMap::new();
         let exposures = keyed::Exposures::default();
+        let identity = link.tenant();
         Self {
             link,
+            tenant,
+            identity,
             membership: None,
+            paused: None,
             parked: None,
             arriving,
             collected: 0,
             replies,
             counted: 0,
+            charged: None,
             arena,
             token,
             copies: 0,
@@ -369,6 +432,27 @@ impl Connection {
 
     pub(super) fn link(&self) -> &Link<Held> {
         &self.link
+    }
+
+    pub(super) fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
+    }
+
+    /// Whether its key was revoked since it came.
+    pub(super) fn is_revoked(&self, shared: &Shared) -> bool {
+        self.identity.is_some_and(|tenant| shared.tenants.is_revoked(tenant))
+    }
+
+    /// Writes down that a lease loses this connection because its key is revoked.
+    pub(super) fn audit_revoked(&self) {
+        let lease = self.membership.as_ref().map(|membership| membership.lease.id.0);
+        let member = self.membership.as_ref().map(|membership| membership.member.0);
+        let generation = self.identity.map(|tenant| tenant.generation);
+        tracing::info!(tenant = %self.tenant_name(), generation, lease, member, peer = %self.link.peer(), "lease revoked");
+    }
+
+    fn tenant_name(&self) -> String {
+        self.tenant.name.map_or_else(|| "-".to_owned(), |name| name.to_string())
     }
 
     /// Sends what is queued.
@@ -401,12 +485,33 @@ impl Connection {
     /// before it takes some.
     pub(super) fn is_full(&self, shared: &Shared) -> bool {
         let waiting = self.link.queued_bytes();
-        waiting > shared.config.max_bytes as usize || (waiting > OWN_REPLY_BYTES && self.replies.are_many())
+        waiting > shared.config.max_bytes as usize
+            || (waiting > OWN_REPLY_BYTES && (self.replies.are_many() || self.tenant.replies.are_many()))
     }
 
     fn count_replies(&mut self) {
-        let now = self.link.queued_bytes().saturating_sub(OWN_REPLY_BYTES);
+        let now = (self.link.queued_bytes() + self.paused_bytes()).saturating_sub(OWN_REPLY_BYTES);
+        if now != self.counted {
+            self.count(now);
+        }
+    }
+
+    /// Bytes of a reply that is being collected.
+    fn paused_bytes(&self) -> usize {
+        match &self.paused {
+            Some(Paused::Gather(gathering)) => gathering.bytes(),
+            Some(Paused::Scan(scanning)) => scanning.bytes(),
+            Some(Paused::Get(getting)) => getting.pieces.iter().map(|piece| piece.len).sum(),
+            Some(Paused::Free(_) | Paused::Discard(..)) | None => 0,
+        }
+    }
+
+    fn count(&mut self, now: usize) {
         self.replies.change(self.counted, now);
+        self.tenant.replies.change(self.counted, now);
+        if let Some(lease) = &self.charged {
+            lease.replies.change(self.counted, now);
+        }
         self.counted = now;
     }
 
@@ -423,12 +528,16 @@ impl Connection {
         buffers: &mut ScratchBuffers,
         now: Instant,
     ) -> Result<Turn, End> {
-        let (mut frames, mut look_at, mut began) = (0, LOOK_AT_CLOCK_AFTER, None);
-        while frames < FRAMES_A_TURN && buffers.posts.is_empty() {
+        buffers.slice.begin();
+        if let Some(paused) = self.paused.take() {
+            self.heard = now;
+            self.resume(shared, buffers, paused);
+        }
+        let (mut frames, mut look_at) = (0, LOOK_AT_CLOCK_AFTER);
+        while frames < FRAMES_A_TURN && buffers.posts.is_empty() && self.paused.is_none() {
             if frames >= look_at {
                 look_at = frames + LOOK_AT_CLOCK_AFTER;
-                // `now` may be old: other connections had their turn since.
-                if began.get_or_insert_with(Instant::now).elapsed() >= TURN {
+                if buffers.slice.is_over() {
                     break;
                 }
             }
@@ -482,6 +591,16 @@ impl Connection {
         Ok(Turn::More)
     }
 
+    fn resume(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, paused: Paused) {
+        match paused {
+            Paused::Gather(gathering) => self.go_on_gathering(shared, buffers, *gathering, false),
+            Paused::Scan(scanning) => self.go_on_scanning(shared, buffers, *scanning),
+            Paused::Get(getting) => self.go_on_getting(shared, buffers, *getting),
+            Paused::Free(header) => self.go_on_freeing(shared, buffers, header),
+            Paused::Discard(header, extents) => self.go_on_discarding(shared, buffers, header, extents),
+        }
+    }
+
     fn request(
         &mut self,
         shared: &Shared,
@@ -513,22 +632,11 @@ impl Connection {
                     return Err(self.protocol_error(shared, buffers, header, error));
                 }
                 count(&counts.discards, 1);
-                let result = self.membership().and_then(|membership| {
+                if let Some(membership) = &self.membership {
                     count(&membership.lease.counts.discards, 1);
-                    buffers.released.clear();
-                    let extents = &buffers.extents;
-                    let mut space = membership.space()?;
-                    space.is_ordinary(RegionId(header.region))?;
-                    Ok(space.discard(
-                        membership.member,
-                        RegionId(header.region),
-                        extents,
-                        &mut buffers.released,
-                    )?)
-                });
-                shared.store.release(&buffers.released);
-                buffers.released.clear();
-                self.answer(shared, buffers, header, result.map(|()| 0));
+                }
+                let extents = std::mem::take(&mut buffers.extents);
+                self.go_on_discarding(shared, buffers, header, extents);
             }
             _ => {
                 if let Err(error) = no_bulk(&header) {
@@ -584,13 +692,26 @@ impl Connection {
     }
 
     fn get(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
-        let compressed = self.link.features() & features::LZ4 != 0;
-        buffers.pages.clear();
+        buffers.stored_at.clear();
         buffers.entries.clear();
         buffers.frames.clear();
         buffers.pieces.clear();
+        self.present(shared, buffers, header);
+    }
+
+    fn go_on_getting(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, getting: Getting) {
+        let Getting { header, extents, entries, stored_at, frames, pieces } = getting;
+        (buffers.extents, buffers.entries, buffers.stored_at, buffers.frames, buffers.pieces) =
+            (extents, entries, stored_at, frames, pieces);
+        self.present(shared, buffers, header);
+    }
+
+    /// Holds the pages of a `Get` from where it stopped, and sends them when it has all.
+    fn present(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
+        let compressed = self.link.features() & features::LZ4 != 0;
+        let tells_places = self.link.features() & features::PLACES != 0;
+        buffers.pages.clear();
         let counts = &shared.shards[self.arena].counts;
-        let mut bytes = 0;
         let (link, mut locked) = (&mut self.link, None);
         let result = self.membership.as_ref().ok_or_else(no_lease).and_then(|membership| {
             let space = membership.space()?;
@@ -601,9 +722,19 @@ impl Connection {
                 &mut buffers.pages,
             )?;
             let copied = buffers.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
+            let done = buffers.entries.len();
             // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame
             // that stays. What the link copies is copied before.
-            for page in &buffers.pages {
+            for page in &buffers.pages[done..] {
+                if buffers.entries.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1
+                    && buffers.slice.is_over()
+                {
+                    return Ok(false);
+                }
+                if tells_places {
+                    let place = page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
+                    buffers.stored_at.push(place);
+                }
                 let Some(page) = page else {
                     buffers.entries.push(PageEntry::ZERO);
                     continue;
@@ -611,7 +742,6 @@ impl Connection {
                 if copied && usize::from(page.len) == OS_PAGE_BYTES {
                     buffers.entries.push(PageEntry { crc: page.crc, len: page.len.into() });
                     buffers.pieces.push(Piece { ptr: shared.store.memory(page.frame), len: OS_PAGE_BYTES });
-                    bytes += u64::from(page.len);
                     continue;
                 }
                 let presented = shared
@@ -623,21 +753,38 @@ impl Connection {
                 buffers.frames.push(frame);
                 buffers.entries.push(PageEntry { crc: page.crc, len });
                 buffers.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
-                bytes += u64::from(len);
             }
+            let bytes = buffers.entries.iter().map(|entry| u64::from(entry.len)).sum();
             for counts in [counts, &membership.lease.counts] {
                 count_alone(&counts.gets, 1);
                 count_alone(&counts.got_pages, buffers.pages.len() as u64);
                 count_alone(&counts.bytes_out, bytes);
             }
             locked = copied.then_some(space);
-            Ok(())
+            Ok(true)
         });
+        if matches!(result, Ok(false)) {
+            let mut take = || std::mem::take(&mut buffers.extents);
+            self.paused = Some(Paused::Get(Box::new(Getting {
+                header,
+                extents: take(),
+                entries: std::mem::take(&mut buffers.entries),
+                stored_at: std::mem::take(&mut buffers.stored_at),
+                frames: std::mem::take(&mut buffers.frames),
+                pieces: std::mem::take(&mut buffers.pieces),
+            })));
+            return;
+        }
         let held = Held::frames(&shared.store, &buffers.frames);
         match result {
-            Ok(()) => {
+            Ok(_) => {
                 buffers.head.clear();
-                encode_get_reply(&mut buffers.head, header.reply(Status::Ok), &buffers.entries);
+                encode_get_reply(
+                    &mut buffers.head,
+                    header.reply(Status::Ok),
+                    &buffers.entries,
+                    &buffers.stored_at,
+                );
                 // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link
                 // copies the page at once, and then the page is the table's for as long as the lease is
                 // locked; settled frames are not written.
@@ -718,6 +865,12 @@ impl Connection {
             buffers.pages.push(page);
         }
         drop(frames);
+        // While the frames are this request's alone: others may replace the pages as soon as they are entered.
+        buffers.stored_at.clear();
+        if self.link.features() & features::PLACES != 0 {
+            let place = |page: &Option<_>| page.as_ref().map_or(Place::NONE, |page| shared.store.place(page));
+            buffers.stored_at.extend(buffers.pages.iter().map(place));
+        }
         buffers.released.clear();
         let result = self.membership().and_then(|membership| {
             let mut space = membership.space()?;
@@ -744,6 +897,13 @@ impl Connection {
         shared.store.release(&buffers.released);
         buffers.released.clear();
         self.arriving = arriving;
+        if result.is_ok() && !buffers.stored_at.is_empty() {
+            buffers.table.clear();
+            push_places(&mut buffers.table, &buffers.stored_at);
+            buffers.head.clear();
+            encode_frame(&mut buffers.head, header.reply(Status::Ok), &buffers.table, 0);
+            return self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
+        }
         self.answer(shared, buffers, header, result);
     }
 
@@ -770,14 +930,17 @@ impl Connection {
                 return Ok(());
             }
             Opcode::CreateRegion => self.membership().and_then(|membership| {
-                let made = membership.space()?.make_once(membership.member, header.request, |space| {
-                    space.create_region(membership.member)
+                let made = membership.space()?.make(0, |space| {
+                    space.make_once(membership.member, header.request, |space| {
+                        space.create_region(membership.member)
+                    })
                 });
                 Ok(made?.0)
             }),
             Opcode::CloneRegion => self.membership().and_then(|membership| {
-                let made = membership.space()?.make_once(membership.member, header.request, |space| {
-                    space.clone_region(membership.member, region)
+                let made = membership.space()?.make(0, |space| {
+                    let clone = |space: &mut LeaseSpace| space.clone_region(membership.member, region);
+                    space.make_once(membership.member, header.request, clone)
                 });
                 Ok(made?.0)
             }),
@@ -795,15 +958,16 @@ impl Connection {
                 return Ok(());
             }
             Opcode::FreeRegion => {
-                buffers.released.clear();
-                let result = self.membership().and_then(|membership| {
-                    let result =
-                        membership.space()?.free_region(membership.member, region, &mut buffers.released);
-                    Ok(result.map(|()| 0)?)
-                });
-                shared.store.release(&buffers.released);
-                buffers.released.clear();
-                result
+                let freed = self
+                    .membership()
+                    .and_then(|membership| Ok(membership.space()?.free_region(membership.member, region)?));
+                match freed {
+                    Ok(()) => {
+                        self.go_on_freeing(shared, buffers, header);
+                        return Ok(());
+                    }
+                    Err(refused) => Err(refused),
+                }
             }
             Opcode::Heartbeat => Ok(0),
             Opcode::Status => {
@@ -852,6 +1016,55 @@ impl Connection {
         };
         self.answer(shared, buffers, reply, result.map(|_| 0));
         Ok(())
+    }
+
+    /// Makes pages zero from where it stopped, the last extents first, and answers when it was all.
+    fn go_on_discarding(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        header: Header,
+        mut extents: Vec<Extent>,
+    ) {
+        let region = RegionId(header.region);
+        let result = loop {
+            let all = self.membership().and_then(|membership| {
+                let mut space = membership.space()?;
+                space.is_ordinary(region)?;
+                let released = &mut buffers.released;
+                Ok(space.discard_some(membership.member, region, &mut extents, CHUNKS_AT_ONCE, released)?)
+            });
+            shared.store.release(&buffers.released);
+            buffers.released.clear();
+            match all {
+                Ok(true) => break Ok(0),
+                Ok(false) if buffers.slice.is_over() => {
+                    self.paused = Some(Paused::Discard(header, extents));
+                    return;
+                }
+                Ok(false) => {}
+                Err(refused) => break Err(refused),
+            }
+        };
+        buffers.extents = extents;
+        self.answer(shared, buffers, header, result);
+    }
+
+    /// Frees pages of freed regions, and answers when all are free.
+    fn go_on_freeing(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
+        // Also where the member's connection is another one by now: what is freed belongs to no one.
+        let Some(membership) = &self.membership else { return };
+        let mut more = true;
+        while more {
+            more = membership.lease.space().bury(CHUNKS_AT_ONCE as u64, &mut buffers.released);
+            shared.store.release(&buffers.released);
+            buffers.released.clear();
+            if more && buffers.slice.is_over() {
+                self.paused = Some(Paused::Free(header));
+                return;
+            }
+        }
+        self.answer(shared, buffers, header, Ok(0));
     }
 
     /// Asks for memory, and replies, unless the memory is about to be given back: then the request waits
@@ -916,14 +1129,18 @@ impl Connection {
             return Asked::Refused(Refused::new(Status::Draining, "the server is stopping"));
         }
         let token = LeaseToken(random_bytes());
-        let opened = shared.directory().open(request, token);
+        if let Some(over) = shared.directory().accounts().too_many_connections(self.tenant.name) {
+            self.audit_refused(shared, request, &over);
+            return Asked::Refused(over.into());
+        }
+        let opened = shared.directory().open(self.tenant.name, request, token);
         match opened {
             Ok((id, member)) => {
-                let lease = Arc::new(Lease::new(id, request.bytes, shared.config.queues));
+                let lease = Arc::new(Lease::new(shared, id, request.bytes, &self.tenant));
                 lease.space().member_joined(member, ConnectionNumber::FIRST);
                 shared.add_lease(Arc::clone(&lease));
-                tracing::info!(lease = id.0, bytes = request.bytes, name = request.name, host = request.host, pid = request.pid,
-                    peer = %self.link.peer(), "lease granted");
+                tracing::info!(tenant = %self.tenant_name(), generation = self.identity.map(|tenant| tenant.generation), lease = id.0,
+                    bytes = request.bytes, name = request.name, host = request.host, pid = request.pid, peer = %self.link.peer(), "lease granted");
                 Asked::Granted(Box::new(self.sit(
                     shared,
                     lease,
@@ -937,6 +1154,7 @@ impl Connection {
                     OpenError::TooLarge { free } | OpenError::Closing { free, .. } => {
                         (Status::LeaseRefused, free)
                     }
+                    OpenError::OverQuota(over) => (Status::LeaseRefused, over.left()),
                     OpenError::Empty => (Status::BadRequest, 0),
                     _ => (Status::LimitReached, 0),
                 };
@@ -949,10 +1167,17 @@ impl Connection {
                     tracing::debug!(bytes = request.bytes, name = request.name, peer = %self.link.peer(), %error, "lease waits");
                     return Asked::Later(refused);
                 }
-                shared.log_peer_error("lease refused", Some(self.link.peer()), &error);
+                self.audit_refused(shared, request, &error);
                 Asked::Refused(refused)
             }
         }
+    }
+
+    /// One line, unless the same was said within this minute.
+    fn audit_refused(&self, shared: &Shared, request: &OpenLease, error: &dyn std::fmt::Display) {
+        let (tenant, bytes) = (self.tenant_name(), request.bytes);
+        let error = format!("tenant {tenant}, {bytes} bytes: {error}");
+        shared.log_peer_error("lease refused", Some(self.link.peer()), &error);
     }
 
     fn resize(&self, shared: &Shared, bytes: u64) -> Asked {
@@ -972,6 +1197,7 @@ impl Connection {
             ResizeError::TooLarge { free } | ResizeError::Closing { free, .. } => {
                 (Status::LeaseRefused, free)
             }
+            ResizeError::OverQuota(over) => (Status::LeaseRefused, over.left()),
             ResizeError::InUse { used } => (Status::PoolFull, used),
             ResizeError::Empty => (Status::BadRequest, 0),
             _ => (Status::NoSuchLease, 0),
@@ -990,7 +1216,15 @@ impl Connection {
             return Ok(Err(refused));
         }
         // Only for this: the lease may be busy for long, and others need the directory.
-        let attached = shared.directory().attach(&request);
+        let attached = {
+            let mut directory = shared.directory();
+            let over = directory.accounts().too_many_connections(self.tenant.name);
+            // Who comes back replaces a connection.
+            if let Some(over) = over.filter(|_| request.member == MemberId(0)) {
+                return Ok(Err(over.into()));
+            }
+            directory.attach(self.tenant.name, &request)
+        };
         Ok(match attached {
             Ok((member, connection, bytes)) => {
                 let lease = shared.lease(request.lease);
@@ -1050,13 +1284,29 @@ impl Connection {
             heartbeat_ms: ms(shared.config.heartbeat),
         };
         lease.connected(member, connection, self.link.means());
+        let counted = self.counted;
+        self.count(0);
+        self.charged = Some(Arc::clone(&lease));
+        self.count(counted);
         self.membership = Some(Membership { lease, member, connection });
         granted
     }
 
     /// The connection is over: frees what it holds, and starts the grace time of its member.
     pub(super) fn close(mut self, shared: &Shared) {
-        self.replies.change(self.counted, 0);
+        self.count(0);
+        match self.paused.take() {
+            Some(Paused::Gather(gathering)) => shared.store.release(gathering.frames()),
+            Some(Paused::Get(getting)) => shared.store.release(&getting.frames),
+            Some(Paused::Free(_)) => {
+                // The reaper goes on with it.
+                if let Some(membership) = &self.membership {
+                    shared.bury_later(membership.lease.id);
+                }
+            }
+            Some(Paused::Scan(_) | Paused::Discard(..)) | None => {}
+        }
+        shared.disconnect(&self.tenant);
         self.link.take_handed().into_iter().for_each(|fd| shared.close_elsewhere(fd));
         shared.store.release(&self.arriving.frames);
         if let Some(Membership { lease, member, connection }) = self.membership.take() {
@@ -1095,7 +1345,7 @@ impl Connection {
     }
 
     fn send_status(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
-        let mut status = shared.status();
+        let mut status = super::status::collect(shared, self.tenant.name);
         let json = loop {
             let json = serde_json::to_vec(&status).expect("numbers and strings");
             if json.len() <= MAX_BULK_BYTES {

@@ -18,7 +18,7 @@
 //! there.
 
 use super::connection::direct::Gathered;
-use super::connection::{Held, Refused};
+use super::connection::{Held, Refused, Slice};
 use super::shared::{Lease, Shared, lock};
 use rampool_lease::ConnectionNumber;
 use rampool_net::blocks::block_crcs;
@@ -27,6 +27,7 @@ use rampool_wire::frame::{
     AttachLease, CopyRequest, Granted, Header, LeaseId, MemberId, Opcode, RegionId, Status, encode_frame,
     parse_message,
 };
+use rampool_wire::tenant::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
@@ -56,6 +57,7 @@ pub(super) struct Order {
     pub lease: Arc<Lease>,
     pub member: MemberId,
     pub connection: ConnectionNumber,
+    pub identity: Option<TenantId>,
     pub copy: CopyRequest,
 }
 
@@ -319,7 +321,7 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
     if !ways.open.contains_key(&key) {
         let gone = match ways.down.get(&key.0) {
             Some((_, message)) => Err(message.clone()),
-            None => go(shared, &order.copy, MemberId(0), Instant::now() + TIMEOUT).inspect_err(|message| {
+            None => go(shared, &order, MemberId(0), Instant::now() + TIMEOUT).inspect_err(|message| {
                 _ = ways.down.insert(key.0.clone(), (Instant::now(), message.clone()))
             }),
         };
@@ -370,7 +372,7 @@ fn come_back(
     deadline: Instant,
 ) -> Result<(), String> {
     let Some(first) = way.waiting.values().next() else { return Err("the connection broke".to_owned()) };
-    (way.link, way.member, way.draining) = go(shared, &first.copy, way.member, deadline)?;
+    (way.link, way.member, way.draining) = go(shared, first, way.member, deadline)?;
     for (number, order) in std::mem::take(&mut way.waiting) {
         // Its bytes are read again: if the first ones were entered there, these are not.
         match send(shared, way, &order, number) {
@@ -384,11 +386,23 @@ fn come_back(
 /// The bytes to copy. With an error, nothing is held.
 fn read(shared: &Shared, order: &Order) -> Result<(Gathered, Held), Refused> {
     let mut gathered = Gathered::default();
-    let result = (|| {
+    let mut collect = || {
+        let mut slice = Slice::default();
+        let began = Instant::now();
         let space = order.lease.space();
         let mut view = space.view(order.member, RegionId(order.header.region))?;
-        gathered.collect(shared, order.shard, &mut view, &order.copy.source, false)
-    })();
+        let all = gathered.collect(shared, order.shard, &mut view, &order.copy.source, false, &mut slice);
+        order.lease.tenant.worked(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        all
+    };
+    // Between two slices others have the lease.
+    let result: Result<(), Refused> = loop {
+        match collect() {
+            Ok(true) => break Ok(()),
+            Ok(false) => {}
+            Err(refused) => break Err(refused),
+        }
+    };
     // The buffer's bytes do not move with it.
     let held = Held::frames_and_bytes(&shared.store, &gathered.frames, std::mem::take(&mut gathered.buffer));
     result.map(|()| (gathered, held))
@@ -414,11 +428,11 @@ unsafe fn crcs_there(copy: &CopyRequest, gathered: &Gathered) -> Vec<u32> {
 /// member it speaks for, and whether that server stops.
 fn go(
     shared: &Shared,
-    copy: &CopyRequest,
+    order: &Order,
     member: MemberId,
     deadline: Instant,
 ) -> Result<(Link<Held>, MemberId, bool), String> {
-    let config = &shared.config;
+    let (config, copy) = (&shared.config, &order.copy);
     let endpoint: Endpoint = copy.endpoint.parse().map_err(|error| format!("{error}"))?;
     let may_go = if config.copy_to.is_empty() {
         matches!(endpoint, Endpoint::Tcp { .. })
@@ -428,8 +442,9 @@ fn go(
     if !may_go {
         return Err("this server does not copy there (--copy-to names where it does)".to_owned());
     }
-    let local =
-        LocalPolicy { key: config.key.clone(), encryption: config.encryption, features: 0, ucx: None };
+    // As the tenant whose lease it is: this server can be any, and is none for others' leases.
+    let key = config.key.as_ref().and_then(|key| key.towards(order.identity));
+    let local = LocalPolicy { key, encryption: config.encryption, features: 0, ucx: None };
     let is_local = || config.key.is_some() || endpoint.is_local().unwrap_or(false);
     let reached = if is_local() {
         connect::<Held>(&endpoint, local, deadline).map_err(|error| error.to_string())

@@ -24,14 +24,15 @@ mod shard;
 mod shared;
 mod status;
 pub mod store;
+mod tenants;
 mod unauthenticated;
 
 pub use query::{QueryError, query_status};
-pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus};
+pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus, TenantStatus};
 
 use crate::block::{BlockConfig, Blocks, ExportError};
 use crate::store::{CompressedStore, PageStore, RawStore, StoreConfig};
-use rampool_lease::{OpenError, QueueLimits};
+use rampool_lease::{OpenError, QueueLimits, Rules};
 use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, Listener};
 use rampool_wire::session::Encryption;
@@ -82,6 +83,9 @@ pub struct ServerConfig {
     /// Let clients on this machine, which come through a Unix socket, use shared memory instead:
     /// [`rampool_net::transport::Means::Rings`].
     pub rings: bool,
+    /// Let clients on this machine read the frames of all leases in the file that they lie in, instead of asking
+    /// for each page. Only for a server whose clients may read each other's memory anyway.
+    pub open_frames: bool,
     /// Users that may use its Unix sockets, besides the server's own and root.
     pub allow_uids: Vec<u32>,
     /// Your statement, needed to listen at `ucx:`, that you trust every client there not to crash this
@@ -90,6 +94,8 @@ pub struct ServerConfig {
     /// The servers that clients may let this one copy to; empty: any at a TCP address. Without a key only
     /// those of this machine.
     pub copy_to: Vec<Endpoint>,
+    /// Quotas of tenants, and keys that are revoked.
+    pub tenants: Rules,
     /// Block devices for clients of NBD.
     pub block: BlockConfig,
 }
@@ -116,9 +122,11 @@ impl ServerConfig {
             queues: QueueLimits::default(),
             lock_memory: true,
             rings: true,
+            open_frames: false,
             allow_uids: Vec::new(),
             ucx_clients_are_trusted: false,
             copy_to: Vec::new(),
+            tenants: Rules::default(),
             block: BlockConfig::default(),
         }
     }
@@ -132,11 +140,12 @@ impl ServerConfig {
     }
 
     /// Upper bound of pages in flight beyond `memory_bytes`: each connection has either bytes that arrive or
-    /// one reply that leaves, in addition to what counts among all replies. With room for all of it a granted
+    /// one reply that leaves, and its lease one copy to another server, in addition to what counts among all
+    /// replies. With room for all of it a granted
     /// lease can be filled, even when other clients do not read.
     pub(crate) fn transit_bytes(&self) -> u64 {
         let one = rampool_wire::frame::MAX_BULK_BYTES as u64;
-        let each = one + shared::OWN_REPLY_BYTES as u64;
+        let each = one + shared::OWN_REPLY_BYTES as u64 + u64::from(rampool_wire::frame::MAX_DIRECT_BYTES);
         (self.max_connections as u64)
             .saturating_mul(each)
             .saturating_add(self.reply_bytes())
@@ -255,6 +264,7 @@ impl Server {
             arenas: config.shards,
             transit_bytes: config.transit_bytes(),
             lock: config.lock_memory,
+            open: config.open_frames && config.rings,
         };
         let store: Arc<dyn PageStore> = match config.store {
             StoreKind::Raw => Arc::new(RawStore::new(&store_config)),
@@ -321,6 +331,12 @@ impl RunningServer {
     #[must_use]
     pub fn observer(&self) -> Observer {
         Observer { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Other quotas and revoked keys from now on. Connections whose keys are revoked end; what a tenant has
+    /// beyond a smaller quota stays.
+    pub fn set_tenants(&self, rules: Rules) {
+        self.shared.set_rules(rules);
     }
 
     /// Tells the clients that the server stops, grants no new leases, waits until every member has left or

@@ -1,17 +1,25 @@
 //! Frees what members leave behind, and gives up the ones that do not come back. Freeing gigabytes takes a
 //! while: no shard waits for it.
 
-use super::shared::Shared;
+use super::shared::{Lease, Shared};
 use rampool_lease::Departed;
+use rampool_wire::frame::LeaseId;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 /// The longest sleep: stopping is noticed within this time.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
-/// Frames released at a time, so that shards get at the store in between.
-const BATCH_FRAMES: usize = 4096;
+/// Times 512 pages that are freed at a time, so that shards get at the lease and the store in between.
+const BATCH_CHUNKS: u64 = 4;
 
-pub(super) fn run(shared: &Shared, orders: &Receiver<Departed>) {
+/// What other threads leave to it.
+pub(super) enum Task {
+    Settle(Departed),
+    /// Freeing pages of this lease's freed regions has stopped halfway.
+    Bury(LeaseId),
+}
+
+pub(super) fn run(shared: &Shared, orders: &Receiver<Task>) {
     while !shared.stopping() {
         let sleep = match shared.directory().next_expiry() {
             Some(due) => {
@@ -20,7 +28,12 @@ pub(super) fn run(shared: &Shared, orders: &Receiver<Departed>) {
             None => LONGEST_SLEEP,
         };
         match orders.recv_timeout(sleep) {
-            Ok(departed) => settle(shared, departed),
+            Ok(Task::Settle(departed)) => settle(shared, departed),
+            Ok(Task::Bury(lease)) => {
+                if let Some(lease) = shared.lease(lease) {
+                    bury(shared, &lease);
+                }
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -40,21 +53,30 @@ fn settle(shared: &Shared, departed: Departed) {
     // Orders may overtake each other: the one for the last member closes the lease, and frees what the others
     // left in it.
     let Some(lease) = shared.lease(departed.lease) else { return };
-    let mut released = Vec::new();
     shared.answer_queues(&lease, |space| {
-        space.member_gone(departed.member, &mut released);
+        space.member_gone(departed.member);
         if departed.lease_closes {
-            space.close(&mut released);
+            space.close();
         }
     });
-    for frames in released.chunks(BATCH_FRAMES) {
-        shared.store.release(frames);
-    }
+    let freed = bury(shared, &lease);
     if departed.lease_closes {
         shared.remove_lease(departed.lease);
         shared.directory().closed(departed.lease);
         // Requests for a lease may wait at the shards for this memory.
         shared.wake_all();
-        tracing::info!(lease = departed.lease.0, pages = released.len(), "lease closed");
+        tracing::info!(lease = departed.lease.0, pages = freed, "lease closed");
     }
+}
+
+/// Frees the pages of freed regions; returns how many.
+fn bury(shared: &Shared, lease: &Lease) -> usize {
+    let (mut released, mut freed, mut more) = (Vec::new(), 0, true);
+    while more {
+        more = lease.space().bury(BATCH_CHUNKS, &mut released);
+        freed += released.len();
+        shared.store.release(&released);
+        released.clear();
+    }
+    freed
 }

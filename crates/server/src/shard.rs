@@ -2,10 +2,15 @@
 //!
 //! After work it looks for more for a short while before it sleeps, because a wake-up costs more than a
 //! request. What came for several requests or connections by then is answered in one go.
+//!
+//! Who is served next, and for how long, is [`Shares`]'s decision: connections wait with what they have to do,
+//! those whose handshake goes on as if they were one tenant more.
 
 use super::connection::{Connection, End, Held, ScratchBuffers, Turn};
 use super::shared::{Arrival, Shared, lock};
+use super::tenants::Tenant;
 use super::unauthenticated::Unauthenticated;
+use rampool_lease::{Payer, Shares};
 use rampool_net::adaptive_spin::AdaptiveSpin;
 use rampool_net::transport::{
     Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Means, Peer, Stream, Wants,
@@ -13,7 +18,7 @@ use rampool_net::transport::{
 use rampool_wire::session::{Refusal, features};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +31,9 @@ const LEASELESS_SILENCE: Duration = Duration::from_secs(5);
 /// A connection that has had no lease for so long gives up its place where all places are taken.
 const LEASELESS_PLACE: Duration = Duration::from_secs(2);
 /// Connections that are accepted in one turn: those that are here already are served between.
-const MOST_ACCEPTED: usize = 64;
+const MOST_ACCEPTED: usize = 16;
+/// Connections have their turns for so long before this shard looks for others that have something to do.
+const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 /// Refused connections that are told the reason at a time; a peer that is slow to read it is closed without.
 const MOST_TURNED_AWAY: usize = 64;
 /// Poll tokens beyond those of connections.
@@ -60,8 +67,12 @@ pub(super) struct Shard {
     is_deaf: bool,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    /// Connections with more to do than one turn.
-    again: Vec<u64>,
+    /// Connections with something to do; `None`: those whose handshake goes on.
+    shares: Shares<Option<Payer>>,
+    /// Those of tenants that have had as much as they may for now, and until when.
+    delayed: BTreeSet<(Instant, u64)>,
+    /// The tenants' rules when they were last looked at.
+    rules: u64,
     /// Connections of the last events, but for those over shared memory.
     warm: Vec<u64>,
     /// Connections over shared memory whose client does not ring for its writes; no more than `MOST_AWAKE`,
@@ -130,7 +141,7 @@ impl Shard {
         for (token, listener) in (FIRST_LISTENER..).zip(&listeners) {
             epoll::add(&epoll, listener, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         }
-        let (slots, free, again, warm) = (Vec::new(), Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
+        let (slots, free, warm) = (Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
         let awake = VecDeque::with_capacity(MOST_AWAKE + 1);
         let (unauthenticated, turned_away, buffers) =
             (Unauthenticated::default(), Unauthenticated::default(), ScratchBuffers::default());
@@ -143,7 +154,9 @@ impl Shard {
             is_deaf,
             slots,
             free,
-            again,
+            shares: Shares::default(),
+            delayed: BTreeSet::new(),
+            rules: 0,
             warm,
             awake,
             unauthenticated,
@@ -178,11 +191,13 @@ impl Shard {
                 next_sweep = now + sweep_every;
             }
             let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
-            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < adaptive_spin.time();
+            self.end_delays(now);
+            let busy = !self.shares.is_empty();
+            let spinning = busy || idle_since.is_none() || waited < adaptive_spin.time();
             let (most_looks, most_turns) =
                 if self.warm.is_empty() { (RING_LOOKS, RING_TURNS) } else { (WARM_LOOKS, WARM_TURNS) };
             let any = !(self.warm.is_empty() && self.awake.is_empty());
-            if spinning && self.again.is_empty() && looks < most_looks && turns < most_turns && any {
+            if spinning && !busy && looks < most_looks && turns < most_turns && any {
                 looks += 1;
                 turns += 1;
                 if self.look_at_warm(now) {
@@ -204,6 +219,7 @@ impl Shard {
                 self.poll_all();
             }
             let due = self.buffers.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
+            let due = self.delayed.first().map_or(due, |(until, _)| due.min(*until));
             let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
             if !spinning {
                 adaptive_spin.sleeps();
@@ -218,7 +234,7 @@ impl Shard {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => panic!("polling failed: {error}"),
             }
-            if events.is_empty() && self.again.is_empty() {
+            if events.is_empty() && !busy {
                 idle_since = idle_since.or(Some(now));
                 if spinning {
                     adaptive_spin.look_again(waited, false);
@@ -230,8 +246,9 @@ impl Shard {
             }
             self.warm_up(&events);
             let now = Instant::now();
-            for token in std::mem::take(&mut self.again) {
-                self.ready(token, now);
+            if busy {
+                // The poll set does not tell of all of these.
+                self.wake_warm();
             }
             for event in &events {
                 match event.data.u64() {
@@ -239,9 +256,10 @@ impl Shard {
                     token if token >= FIRST_LISTENER => {
                         self.accept(usize::try_from(token - FIRST_LISTENER).expect("few listeners"))
                     }
-                    token => self.ready(token, now),
+                    token => self.wake(token),
                 }
             }
+            self.serve(now);
         }
         for index in 0..self.slots.len() {
             self.close(index, &End::Stopping);
@@ -330,8 +348,9 @@ impl Shard {
             *place = *token;
             count += 1;
         }
+        self.wake_warm();
+        self.serve(now);
         for token in &tokens[..count] {
-            self.ready(*token, now);
             let slot = &self.slots[slot_of(*token)];
             let found = matches!(&slot.state, State::Connected(connection) if connection.heard == now);
             any |= found;
@@ -366,7 +385,7 @@ impl Shard {
         slot.awake = false;
         let State::Connected(connection) = &slot.state else { return };
         if !connection.may_sleep(&self.shared) {
-            self.again.push(token);
+            self.wake(token);
         }
     }
 
@@ -375,7 +394,7 @@ impl Shard {
         while !self.awake.is_empty() {
             self.let_one_ring();
         }
-        self.again.is_empty()
+        self.shares.is_empty()
     }
 
     fn sweep_interval(&self) -> Duration {
@@ -411,9 +430,13 @@ impl Shard {
                 Endpoint::Ucx { .. } => rampool_ucx::Context::process().ok(),
                 Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
             };
-            let features = self.shared.store.features() | rings | features::PIECES;
+            let file = self.shared.store.file();
+            let places = if file.is_some() { features::PLACES } else { 0 };
+            let features = self.shared.store.features() | rings | places | features::PIECES;
             let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx };
-            let handshake = Handshake::server(stream, local, refusal);
+            let frames = file.and_then(|file| file.try_clone_to_owned().ok());
+            let gate = self.shared.tenants.gate();
+            let handshake = Handshake::server(stream, local, refusal).with_frames(frames).with_gate(gate);
             let target = self.next_shard % self.shared.shards.len();
             self.next_shard = self.next_shard.wrapping_add(1);
             if target == self.index {
@@ -466,8 +489,14 @@ impl Shard {
         self.buffers.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
         self.hand_out(now);
         let draining = self.shared.draining();
+        let rules = self.shared.tenants.changes();
+        let changed = std::mem::replace(&mut self.rules, rules) != rules;
         for index in 0..self.slots.len() {
             let State::Connected(connection) = &mut self.slots[index].state else { continue };
+            if changed && connection.is_revoked(&self.shared) {
+                self.close(index, &End::Revoked);
+                continue;
+            }
             if draining {
                 connection.say_draining(&self.shared);
             }
@@ -521,6 +550,7 @@ impl Shard {
         }
         slot.state =
             State::Shaking { handshake: Box::new(handshake), deadline: now + HANDSHAKE_TIME, has_place };
+        self.shares.join(index, None);
         let slots = &self.slots;
         if has_place {
             self.unauthenticated.add(token, |token| shakes(slots, token));
@@ -533,7 +563,88 @@ impl Shard {
                 self.forget(slot_of(oldest));
             }
         }
-        self.ready(token, now);
+        self.wake(token);
+    }
+
+    /// Something happened on this connection, or it has more to do.
+    fn wake(&mut self, token: u64) {
+        if self.slots.get(slot_of(token)).is_some_and(|slot| slot.has(token)) {
+            self.shares.wake(slot_of(token));
+        }
+    }
+
+    /// Those that the poll set does not tell of, or not soon.
+    fn wake_warm(&mut self) {
+        for place in 0..self.warm.len() {
+            self.wake(self.warm[place]);
+        }
+        for place in 0..self.awake.len() {
+            self.wake(self.awake[place]);
+        }
+    }
+
+    /// Gives turns, until none has anything to do, or it is time to look for others.
+    fn serve(&mut self, now: Instant) {
+        let began = Instant::now();
+        let mut at = began;
+        while let Some(index) = self.shares.serve_next() {
+            let tenant = match &self.slots[index].state {
+                State::Connected(connection) => Some(Arc::clone(connection.tenant())),
+                State::Free | State::Shaking { .. } => None,
+            };
+            let moved = self.moved_bytes();
+            match &tenant {
+                Some(tenant) if self.delay(index, tenant, now) => {}
+                _ => self.turn(index, now),
+            }
+            let end = Instant::now();
+            let time_ns = u64::try_from(end.duration_since(at).as_nanos()).unwrap_or(u64::MAX);
+            at = end;
+            let (mut elsewhere_ns, mut weight) = (0, 1);
+            if let Some(tenant) = tenant {
+                (elsewhere_ns, weight) = (tenant.served(self.index, time_ns), tenant.weight());
+                let now_ns = || self.shared.now_ns();
+                tenant.moved(now_ns, self.moved_bytes().wrapping_sub(moved));
+            }
+            self.shares.served(time_ns, elsewhere_ns, weight);
+            if end.duration_since(began) >= BETWEEN_LOOKS {
+                return;
+            }
+        }
+    }
+
+    /// Bytes of pages that this shard has moved.
+    fn moved_bytes(&self) -> u64 {
+        let counts = &self.shared.shards[self.index].counts;
+        counts.bytes_in.load(Ordering::Relaxed).wrapping_add(counts.bytes_out.load(Ordering::Relaxed))
+    }
+
+    /// Whether the tenant of this connection has had as much as it may for now. Then it goes on later.
+    fn delay(&mut self, index: usize, tenant: &Tenant, now: Instant) -> bool {
+        let until_ns = tenant.may_go_on_ns();
+        if until_ns == 0 || until_ns <= self.shared.now_ns() {
+            return false;
+        }
+        let until = (self.shared.started + Duration::from_nanos(until_ns)).max(now);
+        self.delayed.insert((until, token(index, self.slots[index].generation)));
+        let State::Connected(connection) = &self.slots[index].state else { return true };
+        let queued = connection.link().queued_bytes() > 0;
+        self.watch(index, if queued { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() });
+        true
+    }
+
+    /// Those that may go on by now have something to do.
+    fn end_delays(&mut self, now: Instant) {
+        while let Some((until, token)) = self.delayed.first().copied()
+            && until <= now
+        {
+            self.delayed.pop_first();
+            let index = slot_of(token);
+            if self.slots[index].has(token) {
+                self.watch(index, epoll::EventFlags::IN);
+                self.wake(token);
+            }
+        }
     }
 
     /// Makes room: the connection of this shard whose handshake goes on for longest ends, or the one that has
@@ -564,13 +675,10 @@ impl Shard {
         self.forget(index);
     }
 
-    /// Something happened on this connection, or it has more to do.
-    fn ready(&mut self, token: u64, now: Instant) {
-        let index = slot_of(token);
-        let Some(slot) = self.slots.get_mut(index) else { return };
-        if !slot.has(token) {
-            return;
-        }
+    /// The turn of this connection.
+    fn turn(&mut self, index: usize, now: Instant) {
+        let slot = &mut self.slots[index];
+        let token = token(index, slot.generation);
         match &mut slot.state {
             State::Free => {}
             State::Shaking { handshake, has_place, .. } => match handshake.advance::<Held>() {
@@ -588,17 +696,34 @@ impl Shard {
                     {
                         return self.forget(index);
                     }
-                    let slot = &mut self.slots[index];
                     tracing::debug!(peer = %link.peer(), security = ?link.security(), means = %link.means(), "connected");
-                    let mut connection =
-                        Connection::new(link, Arc::clone(&self.shared.replies), self.index, token, now);
+                    let tenant = self.shared.tenants.of(link.tenant().map(|tenant| tenant.name));
+                    if !self.shared.connect(&tenant) {
+                        self.shared.log_peer_error(
+                            "a tenant has too many connections",
+                            Some(link.peer()),
+                            &tenant.name.map_or_else(String::new, |name| name.to_string()),
+                        );
+                        drop(link);
+                        return self.forget(index);
+                    }
+                    self.shares.leave(index);
+                    self.shares.join(index, Some(tenant.name));
+                    let slot = &mut self.slots[index];
+                    let replies = Arc::clone(&self.shared.replies);
+                    let mut connection = Connection::new(link, tenant, replies, self.index, token, now);
                     // A process of a program that is still served, or a status query: only a new lease is
                     // refused.
                     if self.shared.draining() {
                         connection.say_draining(&self.shared);
                     }
+                    let is_revoked = connection.is_revoked(&self.shared);
                     slot.state = State::Connected(Box::new(connection));
-                    self.ready(token, now);
+                    if is_revoked {
+                        // While it shook hands.
+                        return self.close(index, &End::Revoked);
+                    }
+                    self.wake(token);
                 }
                 Err(error) => self.fail(index, error),
             },
@@ -674,7 +799,7 @@ impl Shard {
         // A connection that was full and has room again after sending may have requests in its buffer that no
         // event will tell of.
         if turn == Turn::More || (turn == Turn::Full && !connection.is_full(&self.shared)) {
-            self.again.push(token(index, slot.generation));
+            self.shares.wake(index);
         }
         if slot.bypasses_kernel() {
             // Whatever happens there, the doorbell rings or the socket ends.
@@ -791,6 +916,10 @@ impl Shard {
         let peer = connection.link().peer().clone();
         match end {
             End::Goodbye | End::Replaced | End::Stopping => tracing::debug!(%peer, "disconnected: {end}"),
+            End::Revoked => {
+                connection.audit_revoked();
+                self.shared.log_peer_error("disconnected", Some(&peer), end);
+            }
             End::MadeRoom => self.shared.log_peer_error("disconnected", Some(&peer), end),
             // Status queries come and go, every second perhaps.
             End::Link(LinkError::Closed | LinkError::Io(_)) if !connection.has_lease() => {
@@ -807,6 +936,7 @@ impl Shard {
         let _ = connection.flush(Instant::now());
         self.let_go(connection.link().peer(), connection.link().socket());
         connection.close(&self.shared);
+        self.shares.leave(index);
         self.release_slot(index);
     }
 
@@ -832,6 +962,7 @@ impl Shard {
         {
             self.let_go(stream.peer(), stream.as_fd());
         }
+        self.shares.leave(index);
         match std::mem::replace(&mut self.slots[index].state, State::Free) {
             State::Free => {}
             State::Shaking { has_place: false, .. } => {

@@ -6,8 +6,10 @@ use super::copy_worker::{self, CopyTable, Delivered, Order};
 use super::unauthenticated::PeerLog;
 use super::{ServerConfig, ServerStatus};
 use crate::block::Blocks;
+use crate::reaper::Task;
 use crate::store::PageStore;
-use rampool_lease::{ConnectionNumber, Departed, Directory, LeaseSpace, Limits, QueueLimits, Tick};
+use crate::tenants::{Tenant, Tenants};
+use rampool_lease::{ConnectionNumber, Departed, Directory, LeaseSpace, Limits, SpaceUsage, Tick};
 use rampool_net::key::random_bytes;
 use rampool_net::transport::{Handshake, Means, Peer};
 use rampool_wire::frame::{LeaseId, MemberId};
@@ -33,11 +35,12 @@ pub(super) struct Shared {
     pub(super) connections: AtomicUsize,
     pub(super) peer_log: PeerLog,
     pub(super) replies: Arc<Replies>,
+    pub(super) tenants: Tenants,
     closer: Closer,
     pub(super) shards: Vec<Mailbox>,
-    directory: Mutex<Directory>,
+    directory: Arc<Mutex<Directory>>,
     leases: RwLock<BTreeMap<LeaseId, Arc<Lease>>>,
-    reaper: Mutex<Sender<Departed>>,
+    reaper: Mutex<Sender<Task>>,
     /// A thread that copies to other servers has panicked.
     pub(super) copy_worker_died: AtomicBool,
     copy_workers: Mutex<Sender<copy_worker::Duty>>,
@@ -48,7 +51,14 @@ pub(super) struct Shared {
 /// long, and the directory is for all.
 pub(super) struct Lease {
     pub(super) id: LeaseId,
-    space: Mutex<LeaseSpace>,
+    pub(super) tenant: Arc<Tenant>,
+    space: Mutex<Charged>,
+    /// For its tenant's account.
+    directory: Arc<Mutex<Directory>>,
+    /// What it used when that was seen last, for those that do not wait for it.
+    used: Mutex<Looked>,
+    /// Replies that its connections have queued.
+    pub(super) replies: Replies,
     pub(super) counts: Counts,
     /// The copy table: orders of copies to other servers.
     pub(super) copy_table: CopyTable,
@@ -56,11 +66,64 @@ pub(super) struct Lease {
     means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
 }
 
-/// Bytes of replies that wait to leave, of all connections together: what a connection has beyond
+/// A lease's regions, and how many of them and of queues are charged to its tenant.
+struct Charged {
+    space: LeaseSpace,
+    charged: (u64, u64),
+}
+
+/// A lease's regions, locked. What has become of their number is charged when it is unlocked.
+pub(super) struct Space<'a> {
+    locked: MutexGuard<'a, Charged>,
+    lease: &'a Lease,
+}
+
+impl std::ops::Deref for Space<'_> {
+    type Target = LeaseSpace;
+
+    fn deref(&self) -> &LeaseSpace {
+        &self.locked.space
+    }
+}
+
+impl std::ops::DerefMut for Space<'_> {
+    fn deref_mut(&mut self) -> &mut LeaseSpace {
+        &mut self.locked.space
+    }
+}
+
+impl Space<'_> {
+    /// Makes a region, or a queue with its region, if the tenant may have one more.
+    pub(super) fn make<R>(&mut self, queues: u64, make: impl FnOnce(&mut LeaseSpace) -> R) -> R {
+        let charged = lock(&self.lease.directory).accounts_mut().charge(self.lease.tenant.name, 1, queues);
+        if charged.is_ok() {
+            self.locked.charged.0 += 1;
+            self.locked.charged.1 += queues;
+        }
+        self.locked.space.set_over_quota(charged.err());
+        make(&mut self.locked.space)
+    }
+}
+
+impl Drop for Space<'_> {
+    fn drop(&mut self) {
+        let (charged, now) = (self.locked.charged, self.locked.space.counts());
+        if charged != now {
+            let mut directory = lock(&self.lease.directory);
+            directory.accounts_mut().settle(self.lease.tenant.name, charged, now);
+            self.locked.charged = now;
+        }
+    }
+}
+
+/// What a lease uses, and its queues, for the status.
+pub(super) type Looked = (SpaceUsage, Vec<super::QueueStatus>);
+
+/// Bytes of replies that wait to leave, of many connections together: what a connection has beyond
 /// [`OWN_REPLY_BYTES`].
 pub(super) struct Replies {
     waiting: AtomicU64,
-    most: u64,
+    most: AtomicU64,
 }
 
 /// Bytes of replies that one connection may queue regardless of the others; and, where nothing else may be
@@ -68,8 +131,12 @@ pub(super) struct Replies {
 pub(super) const OWN_REPLY_BYTES: usize = 64 << 10;
 
 impl Replies {
-    fn new(config: &ServerConfig) -> Self {
-        Self { waiting: AtomicU64::new(0), most: config.reply_bytes() }
+    pub(super) fn new(most: u64) -> Self {
+        Self { waiting: AtomicU64::new(0), most: AtomicU64::new(most) }
+    }
+
+    pub(super) fn set_most(&self, most: u64) {
+        self.most.store(most, Ordering::Relaxed);
     }
 
     /// A connection's queued bytes are `now` instead of `before`, both beyond its own.
@@ -83,7 +150,7 @@ impl Replies {
 
     /// Whether connections with queued replies must take them before more of their requests are read.
     pub(super) fn are_many(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) >= self.most
+        self.waiting.load(Ordering::Relaxed) >= self.most.load(Ordering::Relaxed)
     }
 
     pub(super) fn waiting_bytes(&self) -> u64 {
@@ -142,24 +209,42 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Lease {
-    pub(super) fn new(id: LeaseId, bytes: u64, limits: QueueLimits) -> Self {
-        let space = Mutex::new(LeaseSpace::new(bytes).with_queue_limits(limits));
+    pub(super) fn new(shared: &Shared, id: LeaseId, bytes: u64, tenant: &Arc<Tenant>) -> Self {
+        let space = LeaseSpace::new(bytes).with_queue_limits(shared.config.queues);
         Self {
             id,
-            space,
+            tenant: Arc::clone(tenant),
+            space: Mutex::new(Charged { space, charged: (0, 0) }),
+            directory: Arc::clone(&shared.directory),
+            used: Mutex::default(),
+            replies: Replies::new(u64::MAX),
             counts: Counts::default(),
             copy_table: CopyTable::default(),
             means: Mutex::default(),
         }
     }
 
-    pub(super) fn space(&self) -> MutexGuard<'_, LeaseSpace> {
-        lock(&self.space)
+    /// No thread keeps it locked for longer than a slice of work.
+    pub(super) fn space(&self) -> Space<'_> {
+        Space { locked: lock(&self.space), lease: self }
     }
 
     /// As [`Lease::space`], unless another thread holds the lock.
-    pub(super) fn idle_space(&self) -> Option<MutexGuard<'_, LeaseSpace>> {
-        self.space.try_lock().ok()
+    pub(super) fn idle_space(&self) -> Option<Space<'_>> {
+        Some(Space { locked: self.space.try_lock().ok()?, lease: self })
+    }
+
+    /// What it uses; while another thread works on it, what it used before.
+    pub(super) fn look(&self, look: impl FnOnce(&LeaseSpace) -> Looked) -> Looked {
+        match self.idle_space() {
+            Some(space) => {
+                let looked = look(&space);
+                drop(space);
+                lock(&self.used).clone_from(&looked);
+                looked
+            }
+            None => lock(&self.used).clone(),
+        }
     }
 
     /// A member's connection travels by these means.
@@ -191,7 +276,7 @@ impl Shared {
     pub(super) fn new(
         config: ServerConfig,
         store: Arc<dyn PageStore>,
-    ) -> io::Result<(Self, Receiver<Departed>, Receiver<copy_worker::Duty>)> {
+    ) -> io::Result<(Self, Receiver<Task>, Receiver<copy_worker::Duty>)> {
         let limits = Limits {
             memory_bytes: config.memory_bytes,
             grace_ms: u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX),
@@ -213,11 +298,15 @@ impl Shared {
         let shards = (0..config.shards).map(|_| mailbox()).collect::<io::Result<_>>()?;
         let (reaper, orders) = channel();
         let (copy_workers, duties) = channel();
-        let replies = Arc::new(Replies::new(&config));
+        let replies = Arc::new(Replies::new(config.reply_bytes()));
+        let tenants = Tenants::new(config.tenants.clone(), config.shards);
+        let mut directory = Directory::new(limits);
+        directory.accounts_mut().set_rules(config.tenants.clone());
         let shared = Self {
             config,
             store,
             replies,
+            tenants,
             server: u64::from_le_bytes(random_bytes()),
             started: Instant::now(),
             stopping: AtomicBool::new(false),
@@ -226,7 +315,7 @@ impl Shared {
             peer_log: PeerLog::default(),
             closer: Closer::default(),
             shards,
-            directory: Mutex::new(Directory::new(limits)),
+            directory: Arc::new(Mutex::new(directory)),
             leases: RwLock::default(),
             reaper: Mutex::new(reaper),
             copy_worker_died: AtomicBool::new(false),
@@ -242,6 +331,10 @@ impl Shared {
 
     pub(super) fn now(&self) -> Tick {
         Tick(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn lease(&self, id: LeaseId) -> Option<Arc<Lease>> {
@@ -262,7 +355,16 @@ impl Shared {
 
     /// Hands a departure to the reaper.
     pub(super) fn depart(&self, departed: Departed) {
-        if lock(&self.reaper).send(departed).is_err() {
+        self.leave_to_reaper(Task::Settle(departed));
+    }
+
+    /// Lets the reaper free what is left of a lease's freed regions.
+    pub(super) fn bury_later(&self, lease: LeaseId) {
+        self.leave_to_reaper(Task::Bury(lease));
+    }
+
+    fn leave_to_reaper(&self, task: Task) {
+        if lock(&self.reaper).send(task).is_err() {
             // The reaper only ends with the server, and then all memory is freed.
             tracing::debug!("a member left while the server stopped");
         }
@@ -292,7 +394,9 @@ impl Shared {
             // It may have been dismissed since the directory was asked, and its departure settled.
             stays = self.directory().has(lease.id, member);
             if !stays {
-                space.member_gone(member, &mut released);
+                space.member_gone(member);
+                // It had no time to make any.
+                space.bury(u64::MAX, &mut released);
             }
         });
         self.store.release(&released);
@@ -309,7 +413,7 @@ impl Shared {
     }
 
     /// Changes a lease, and brings the answers of queues that follow from it to their shards.
-    pub(super) fn answer_queues(&self, lease: &Lease, change: impl FnOnce(&mut LeaseSpace)) {
+    pub(super) fn answer_queues(&self, lease: &Lease, change: impl FnOnce(&mut Space<'_>)) {
         let mut posts = Posts::new();
         {
             let mut space = lease.space();
@@ -406,7 +510,7 @@ impl Shared {
     }
 
     pub(super) fn status(&self) -> ServerStatus {
-        super::status::collect(self)
+        super::status::collect(self, None)
     }
 
     pub(super) fn check(&self) {
@@ -417,6 +521,9 @@ impl Shared {
         if self.connections.load(Ordering::Relaxed) == 0 {
             self.store.check();
             assert_eq!(self.replies.waiting_bytes(), 0, "no reply waits without a connection");
+            let directory = self.directory();
+            assert!(directory.accounts().all().all(|(_, account)| account.connections == 0));
+            assert!(self.tenants.all().iter().all(|tenant| tenant.replies.waiting_bytes() == 0));
         }
     }
 }

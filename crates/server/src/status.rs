@@ -1,9 +1,9 @@
 //! What a server says about itself: the reply to `Status`, as JSON, and what `rampool status` and the metrics
 //! show.
 
-use super::shared::{Counts, Shared};
+use super::shared::{Counts, Looked, Shared};
 use crate::block::ExportStatus;
-use rampool_lease::{LeaseSpace, QueueCounts, QueueId, SpaceUsage};
+use rampool_lease::{LeaseSpace, Payer, QueueCounts, QueueId};
 use rampool_wire::frame::Listed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -44,6 +44,8 @@ pub struct ServerStatus {
     pub sleeps: u64,
     pub operations: OperationCounts,
     pub leases: Vec<LeaseStatus>,
+    /// Those that have something here: all for the master key, for a tenant itself.
+    pub tenants: Vec<TenantStatus>,
     /// Block devices.
     pub exports: Vec<ExportStatus>,
 }
@@ -73,11 +75,15 @@ pub struct OperationCounts {
 #[non_exhaustive]
 pub struct LeaseStatus {
     pub lease: u64,
+    /// Empty: that of the master key, or there is none.
+    pub tenant: String,
     pub name: String,
     pub host: String,
     pub bytes: u64,
     pub used_bytes: u64,
     pub metadata_bytes: u64,
+    /// Of replies that its clients have not taken, but for 64 KiB of each connection.
+    pub reply_bytes: u64,
     /// Pages that are not zero.
     pub pages: u64,
     /// Frames that several regions share after a fork.
@@ -86,6 +92,25 @@ pub struct LeaseStatus {
     pub operations: OperationCounts,
     pub members: Vec<MemberStatus>,
     pub queues: Vec<QueueStatus>,
+}
+
+/// One tenant: what is charged to it.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct TenantStatus {
+    /// Empty: the master key, or there is none.
+    pub name: String,
+    pub weight: u32,
+    /// Of its leases, and how much that may be.
+    pub lent_bytes: u64,
+    pub quota_bytes: Option<u64>,
+    pub connections: u64,
+    pub regions: u64,
+    pub queues: u64,
+    pub reply_bytes: u64,
+    /// Time that threads of the server have worked for it.
+    pub served_us: u64,
 }
 
 /// One remote queue.
@@ -128,6 +153,18 @@ pub struct MemberStatus {
 }
 
 impl OperationCounts {
+    fn join(&mut self, other: &Self) {
+        self.gets += other.gets;
+        self.got_pages += other.got_pages;
+        self.puts += other.puts;
+        self.put_pages += other.put_pages;
+        self.discards += other.discards;
+        self.control += other.control;
+        self.refused += other.refused;
+        self.bytes_in += other.bytes_in;
+        self.bytes_out += other.bytes_out;
+    }
+
     fn add(&mut self, counts: &Counts) {
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         self.gets += read(&counts.gets);
@@ -142,15 +179,39 @@ impl OperationCounts {
     }
 }
 
-pub(super) fn collect(shared: &Shared) -> ServerStatus {
-    let (summaries, lent_bytes, free_bytes) = {
+/// What a tenant may see; `None`: everything.
+pub(super) fn collect(shared: &Shared, viewer: Payer) -> ServerStatus {
+    let (mut summaries, lent_bytes, free_bytes, mut accounts, rules) = {
         let directory = shared.directory();
-        (directory.summary(), directory.lent_bytes(), directory.free_bytes())
+        let accounts = directory.accounts();
+        let all: Vec<_> = accounts.all().collect();
+        (directory.summary(), directory.lent_bytes(), directory.free_bytes(), all, accounts.rules().clone())
     };
+    if viewer.is_some() {
+        summaries.retain(|lease| lease.tenant == viewer);
+        accounts.retain(|(tenant, _)| *tenant == viewer);
+    }
+    let text = |name: Payer| name.map_or_else(String::new, |name| name.to_string());
+    let known: BTreeMap<_, _> = shared.tenants.all().into_iter().map(|known| (known.name, known)).collect();
+    let tenants = accounts.into_iter().map(|(name, account)| {
+        let quota = rules.quota(name);
+        TenantStatus {
+            name: text(name),
+            weight: quota.weight,
+            lent_bytes: account.lent_bytes,
+            quota_bytes: quota.memory_bytes,
+            connections: account.connections,
+            regions: account.regions,
+            queues: account.queues,
+            reply_bytes: known.get(&name).map_or(0, |known| known.replies.waiting_bytes()),
+            served_us: known.get(&name).map_or(0, |known| known.served_ns() / 1000),
+        }
+    });
+    let tenants: Vec<TenantStatus> = tenants.collect();
     let spaces: BTreeMap<_, _> = shared.leases().into_iter().map(|lease| (lease.id, lease)).collect();
     let leases = summaries.into_iter().map(|summary| {
         let space = spaces.get(&summary.lease);
-        let (usage, queues) = space.map(|lease| look(&lease.space())).unwrap_or_default();
+        let (usage, queues) = space.map(|lease| lease.look(look)).unwrap_or_default();
         let mut operations = OperationCounts::default();
         if let Some(lease) = space {
             operations.add(&lease.counts);
@@ -167,6 +228,8 @@ pub(super) fn collect(shared: &Shared) -> ServerStatus {
         };
         LeaseStatus {
             lease: summary.lease.0,
+            tenant: text(summary.tenant),
+            reply_bytes: space.map_or(0, |lease| lease.replies.waiting_bytes()),
             name: summary.name,
             host: summary.host,
             bytes: summary.bytes,
@@ -180,6 +243,10 @@ pub(super) fn collect(shared: &Shared) -> ServerStatus {
             queues,
         }
     });
+    let leases: Vec<LeaseStatus> = leases.collect();
+    if let Some(name) = viewer {
+        return of_tenant(shared, leases, tenants, free_bytes, rules.quota(Some(name)).memory_bytes);
+    }
     let mut operations = OperationCounts::default();
     let (mut protocol_errors, mut failed_handshakes, mut sleeps) = (0, 0, 0);
     for shard in &shared.shards {
@@ -216,12 +283,45 @@ pub(super) fn collect(shared: &Shared) -> ServerStatus {
         failed_handshakes,
         sleeps,
         operations,
-        leases: leases.collect(),
+        leases,
+        tenants,
         exports: blocks.status(),
     }
 }
 
-fn look(space: &LeaseSpace) -> (SpaceUsage, Vec<QueueStatus>) {
+/// The server as a tenant sees it: its own part.
+fn of_tenant(
+    shared: &Shared,
+    leases: Vec<LeaseStatus>,
+    tenants: Vec<TenantStatus>,
+    free_bytes: u64,
+    quota: Option<u64>,
+) -> ServerStatus {
+    let own = tenants.first().cloned().unwrap_or_default();
+    let all = shared.config.memory_bytes;
+    let memory_bytes = quota.map_or(all, |quota| quota.min(all));
+    let mut operations = OperationCounts::default();
+    leases.iter().for_each(|lease| operations.join(&lease.operations));
+    ServerStatus {
+        server: shared.server,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime_ms: shared.now().0,
+        draining: shared.draining(),
+        compressed: shared.config.store == super::StoreKind::Compressed,
+        memory_bytes,
+        lent_bytes: own.lent_bytes,
+        free_bytes: free_bytes.min(memory_bytes.saturating_sub(own.lent_bytes)),
+        used_bytes: leases.iter().map(|lease| lease.used_bytes).sum(),
+        reply_bytes: own.reply_bytes,
+        connections: own.connections,
+        operations,
+        leases,
+        tenants,
+        ..ServerStatus::default()
+    }
+}
+
+fn look(space: &LeaseSpace) -> Looked {
     let queue = |(listed, counts): (Listed, QueueCounts)| QueueStatus {
         name: listed.name,
         messages: listed.messages,

@@ -6,7 +6,8 @@
 //! that only part of a page is written, in place, while the page tables that name it are locked and theirs is
 //! the only reference ([`PageStore::is_writable`]). Its bytes are gone with the last reference: reads of a
 //! frame never go beyond what was written into it since it was taken, so no tenant ever sees what another
-//! left behind.
+//! left behind. Where the frames are open, though, all clients may read the file that they lie in: that is for
+//! a server whose clients are one user's, such as a private one.
 //!
 //! Two stores stand behind one trait: [`RawStore`] keeps pages as they are, [`CompressedStore`] packs them
 //! with LZ4 into frames of 16 sizes.
@@ -21,7 +22,9 @@ pub use slab::Slabs;
 
 use rampool_lease::{FrameIndex, StoredPage};
 use rampool_wire::frame::PageEntry;
+use rampool_wire::places::Place;
 use rampool_wire::units::OS_PAGE_BYTES;
+use std::os::fd::BorrowedFd;
 
 /// How large a store may grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +37,8 @@ pub struct StoreConfig {
     pub transit_bytes: u64,
     /// Lock the memory, so that it is never swapped out.
     pub lock: bool,
+    /// Have the frames in a memory file that clients may read ([`PageStore::file`]), if the kernel allows it.
+    pub open: bool,
 }
 
 /// What a store holds.
@@ -106,6 +111,21 @@ pub trait PageStore: Send + Sync {
     /// Gives back one reference of each frame.
     fn release(&self, frames: &[FrameIndex]) {
         self.slabs().release(frames);
+    }
+
+    /// The file that the frames lie in, to be read only; `None`: they are this process's alone.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.slabs().file()
+    }
+
+    /// Where a page lies in that file. Call it while the caller, or the page table, holds the frame.
+    fn place(&self, page: &StoredPage) -> Place {
+        self.slabs().place(page.frame, page.len.into())
+    }
+
+    /// The bytes of a page are about to change in place: who reads it in the file notices.
+    fn touch(&self, frame: FrameIndex) {
+        self.slabs().touch(frame);
     }
 
     /// Where the frames lie.

@@ -3,6 +3,7 @@
 mod client;
 mod hostile;
 mod keyed;
+mod tenants;
 
 use super::*;
 use client::{Client, DEADLINE, No, open_policy, policy};

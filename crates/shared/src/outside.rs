@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -35,7 +36,8 @@ use rampool_net::transport::{
     Endpoint, EndpointError, Handshake, HandshakeError, Listener, LocalPolicy, Stream,
 };
 
-/// The most processes that one rank serves at a time.
+/// The most processes that one rank serves at a time. Beyond it, those that have not shown the secret yet make
+/// room, the oldest first.
 const MOST_CLIENTS: usize = 64;
 /// The longest that an unauthenticated peer may occupy a thread.
 const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(10);
@@ -290,9 +292,41 @@ impl Shared {
     }
 }
 
+/// Sockets of those that have not shown the secret yet, in the order in which they came.
+#[derive(Default)]
+struct Strangers(Mutex<BTreeMap<u64, OwnedFd>>);
+
+impl Strangers {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, OwnedFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn came(&self, number: u64, socket: &impl AsFd) {
+        // Without a descriptor for it, it cannot make room.
+        if let Ok(socket) = socket.as_fd().try_clone_to_owned() {
+            self.waiting().insert(number, socket);
+        }
+    }
+
+    /// It has shown the secret, or is gone.
+    fn is_known(&self, number: u64) {
+        self.waiting().remove(&number);
+    }
+
+    /// Ends the connection of the oldest. False: there is none.
+    fn make_room(&self) -> bool {
+        let Some((_, socket)) = self.waiting().pop_first() else { return false };
+        // The thread that waits for it sees its end.
+        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        true
+    }
+}
+
 /// Admits outsiders until the run is over.
 fn admit_outside_clients(shared: &Shared, listener: &Listener, secret: &Arc<str>) {
     let clients = Arc::new(AtomicUsize::new(0));
+    let strangers = Arc::new(Strangers::default());
+    let mut number = 0;
     while !shared.is_over() {
         if !readable(listener, Instant::now() + LOOK) {
             continue;
@@ -308,7 +342,8 @@ fn admit_outside_clients(shared: &Shared, listener: &Listener, secret: &Arc<str>
                 continue;
             }
         };
-        if clients.fetch_add(1, Ordering::Relaxed) >= MOST_CLIENTS {
+        let others = clients.fetch_add(1, Ordering::Relaxed);
+        if others >= 2 * MOST_CLIENTS || (others >= MOST_CLIENTS && !strangers.make_room()) {
             clients.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!(
                 "an outsider at {} was rejected: {MOST_CLIENTS} are connected already",
@@ -317,22 +352,29 @@ fn admit_outside_clients(shared: &Shared, listener: &Listener, secret: &Arc<str>
             continue;
         }
         let (host, count, secret) = (shared.clone(), Arc::clone(&clients), Arc::clone(secret));
-        let serve = move || {
-            let from = stream.peer().to_string();
-            if let Err(why) = receive(&host, stream, &secret) {
-                tracing::warn!("an outsider at {from} has gone: {why}");
+        number += 1;
+        strangers.came(number, &stream);
+        let serve = {
+            let strangers = Arc::clone(&strangers);
+            move || {
+                let from = stream.peer().to_string();
+                if let Err(why) = receive(&host, stream, &secret, || strangers.is_known(number)) {
+                    tracing::warn!("an outsider at {from} has gone: {why}");
+                }
+                strangers.is_known(number);
+                count.fetch_sub(1, Ordering::Relaxed);
             }
-            count.fetch_sub(1, Ordering::Relaxed);
         };
         if let Err(error) = std::thread::Builder::new().name("rampool-outside".to_owned()).spawn(serve) {
             clients.fetch_sub(1, Ordering::Relaxed);
+            strangers.is_known(number);
             tracing::warn!("an outsider was rejected: cannot start a thread: {error}");
         }
     }
 }
 
-/// Serves one outsider, from its first message to its last.
-fn receive(shared: &Shared, stream: Stream, secret: &str) -> Result<(), String> {
+/// Serves one outsider, from its first message to its last. `is_known`: it has shown the secret.
+fn receive(shared: &Shared, stream: Stream, secret: &str, is_known: impl FnOnce()) -> Result<(), String> {
     if is_another_user(stream.peer()) {
         return Err("it is another user's".to_owned());
     }
@@ -349,6 +391,7 @@ fn receive(shared: &Shared, stream: Stream, secret: &str) -> Result<(), String> 
         }
         Some(Control::Visit { secret: shown, guest, .. }) if is_same(&shown, secret) => {
             number = guest;
+            is_known();
             Control::Welcome {}
         }
         Some(Control::Visit { .. }) => Control::Refused { why: "it belongs to another run".to_owned() },

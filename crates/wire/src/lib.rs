@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   session        preface, versions, encryption, features: who may talk, and how
+//!      |-- tenant    the name of a client's tenant, and the generation of its key
 //!      |
 //!   frame          header, table, bulk: requests and replies of pages, bytes, queues, keys
 //!      |-- layout    which bytes, in MPI's terms: loops, lists, runs
@@ -10,6 +11,7 @@
 //!      `-- checksum  CRC-32C of headers, tables and pages
 //!
 //!   rings          bytes between two processes that share memory
+//!   places         where pages lie in a server's memory, for clients that read them there
 //!   fabric         a connection over UCX: how it is set up, and what bounds it
 //!   units          numbers with units: PageIndex, Extent, ByteLen, Tick
 //! ```
@@ -28,6 +30,8 @@ pub mod fabric;
 pub mod frame;
 pub mod keys;
 pub mod layout;
+pub mod places;
 pub mod rings;
 pub mod session;
+pub mod tenant;
 pub mod units;

@@ -3,13 +3,14 @@
 //!
 //! Both sides send one 32-byte preface. The client speaks first; the server reads it, decides with [`agree`],
 //! and sends the outcome in its own preface. Where either side has a key, a Noise `NNpsk0` handshake with
-//! that key follows, with both prefaces as its prologue: an attacker who alters a preface on the way, to
+//! that key follows, with all of these bytes as its prologue: an attacker who alters some on the way, to
 //! negotiate less security, makes the handshake fail. A third message, sealed and empty, proves to the server
 //! that its peer can derive the session's keys and is no replay.
 //!
 //! ```text
 //!   client                                    server
 //!     preface                        ->
+//!     tenant                         ->                                        only with a tenant's key
 //!                                    <-       preface (agreed, or why not)
 //!     length u16, Noise message 1    ->                                        only with a key
 //!                                    <-       length u16, Noise message 2      length 0: wrong key
@@ -43,8 +44,11 @@ pub mod features {
     pub const UCX: u32 = 8;
     /// A part of a page may be requested without a layout ([`crate::frame::Opcode::ReadPiece`]).
     pub const PIECES: u32 = 16;
+    /// The server's frames may be read in their file, and replies say where pages lie ([`crate::places`]); only
+    /// together with rings.
+    pub const PLACES: u32 = 32;
     /// Every bit this build knows.
-    pub const KNOWN: u32 = LZ4 | RINGS | KEYS | UCX | PIECES;
+    pub const KNOWN: u32 = LZ4 | RINGS | KEYS | UCX | PIECES | PLACES;
 }
 
 /// The encryption that one side wants.
@@ -121,10 +125,14 @@ pub enum Refusal {
     User = 6,
     #[error("the server has as many connections as it allows")]
     TooManyConnections = 7,
+    #[error("this key is revoked; ask for one of a later generation")]
+    Revoked = 8,
+    #[error("the server was started with the key of one tenant, and this client has another")]
+    OtherTenant = 9,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 7] = [
+    const ALL: [Refusal; 9] = [
         Refusal::Version,
         Refusal::KeyNeeded,
         Refusal::NoKeyHere,
@@ -132,6 +140,8 @@ impl Refusal {
         Refusal::EncryptionNeedsKey,
         Refusal::User,
         Refusal::TooManyConnections,
+        Refusal::Revoked,
+        Refusal::OtherTenant,
     ];
 }
 
@@ -169,7 +179,7 @@ pub enum PrefaceError {
 ///   24  verdict               u8      0 ask, 1 agreed, 2 refused
 ///   25  detail                u8      agreed: security; refused: reason
 ///   26  on one machine        u8      in the client's: it sees the server on its own machine; 0 or 1
-///   27  zero                  u8
+///   27  tenant                u8      in the client's: its tenant follows ([`crate::tenant`]); 0 or 1
 ///   28  CRC-32C of the above  u32
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -184,13 +194,15 @@ pub struct Preface {
     /// In a client's preface: the server is on its machine, by its address. A relay on the server's machine
     /// is local for the server, but not for the client.
     pub local_peer: bool,
+    /// In a client's preface: a [`crate::tenant::TenantId`] follows.
+    pub has_tenant: bool,
 }
 
 impl Preface {
     /// A client's first message.
     #[must_use]
     pub fn ask(encryption: Encryption, has_key: bool, features: u32, nonce: u64) -> Self {
-        let (verdict, local_peer) = (Verdict::Ask, false);
+        let (verdict, local_peer, has_tenant) = (Verdict::Ask, false, false);
         Self {
             min_version: WIRE_VERSION,
             max_version: WIRE_VERSION,
@@ -200,6 +212,7 @@ impl Preface {
             nonce,
             verdict,
             local_peer,
+            has_tenant,
         }
     }
 
@@ -207,6 +220,12 @@ impl Preface {
     #[must_use]
     pub fn to_local_peer(self, local_peer: bool) -> Self {
         Self { local_peer, ..self }
+    }
+
+    /// Whether the client's key is that of a tenant.
+    #[must_use]
+    pub fn of_tenant(self, has_tenant: bool) -> Self {
+        Self { has_tenant, ..self }
     }
 
     #[must_use]
@@ -225,6 +244,7 @@ impl Preface {
             Verdict::Refused(reason) => (2, reason as u8),
         };
         out[26] = u8::from(self.local_peer);
+        out[27] = u8::from(self.has_tenant);
         let crc = checksum::crc32c(&out[..28]);
         out[28..].copy_from_slice(&crc.to_le_bytes());
         out
@@ -257,7 +277,11 @@ impl Preface {
             }
             _ => return Err(PrefaceError::Malformed),
         };
-        if bytes[11] > 1 || bytes[26] > 1 || bytes[8] > bytes[9] {
+        if bytes[11] > 1 || bytes[26] > 1 || bytes[27] > 1 || bytes[8] > bytes[9] {
+            return Err(PrefaceError::Malformed);
+        }
+        // Only a client is a tenant, and only by its key.
+        if bytes[27] == 1 && (bytes[11] == 0 || verdict != Verdict::Ask) {
             return Err(PrefaceError::Malformed);
         }
         Ok(Self {
@@ -269,6 +293,7 @@ impl Preface {
             nonce: u64::from(word(16)) | u64::from(word(20)) << 32,
             verdict,
             local_peer: bytes[26] == 1,
+            has_tenant: bytes[27] == 1,
         })
     }
 }
@@ -310,6 +335,7 @@ pub fn agree(client: &Preface, server: &ServerPolicy, nonce: u64) -> Preface {
         nonce,
         verdict,
         local_peer: false,
+        has_tenant: false,
     }
 }
 

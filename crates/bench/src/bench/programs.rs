@@ -5,7 +5,7 @@
 //! part of the budget. Kernel swap keeps its compressed pages outside the budget, too. The content is random
 //! and does not compress.
 
-mod kernel_swap;
+pub mod kernel_swap;
 mod least;
 mod redis;
 

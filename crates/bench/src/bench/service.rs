@@ -146,7 +146,7 @@ impl Service {
         self.child.id()
     }
 
-    fn start(mut command: Command, place: &Place<'_>) -> Result<Self> {
+    pub fn start(mut command: Command, place: &Place<'_>) -> Result<Self> {
         // Removes what this process has loaded for its own calls: the other side should not pay for it.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).env_remove("LD_PRELOAD");
         before_exec(&mut command, place.namespace.map(AsRawFd::as_raw_fd), place.server_cpu);

@@ -44,6 +44,11 @@ pub struct Args {
     #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
     key_file: Option<PathBuf>,
 
+    /// File (TOML) with quotas of tenants and their revoked keys; SIGHUP makes the server read it again
+    /// [default: none]
+    #[arg(long, env = "RAMPOOL_SERVE_TENANTS", value_name = "FILE")]
+    tenants: Option<PathBuf>,
+
     /// Encrypt connections: auto (those from other machines), on or off [default: auto]
     #[arg(long, env = "RAMPOOL_ENCRYPTION", value_name = "WHEN")]
     #[serde(deserialize_with = "from_text")]
@@ -159,6 +164,12 @@ pub struct Args {
     #[arg(long, hide = true)]
     #[serde(skip)]
     until_stdin_closes: bool,
+
+    /// Let clients read the memory of all leases themselves: for a process that starts a server for its own
+    /// programs
+    #[arg(long, hide = true)]
+    #[serde(skip)]
+    open_frames: bool,
 }
 
 /// An export's name and size: `swap=4G`.
@@ -202,6 +213,7 @@ pub struct Settings {
     pub memory: ByteLen,
     pub listen: Vec<Endpoint>,
     pub key_file: Option<PathBuf>,
+    pub tenants: Option<PathBuf>,
     pub encryption: Encryption,
     pub store: StoreKind,
     pub shards: Option<usize>,
@@ -223,6 +235,7 @@ pub struct Settings {
     pub log_level: String,
     pub ready_file: Option<PathBuf>,
     pub until_stdin_closes: bool,
+    pub open_frames: bool,
 }
 
 impl Args {
@@ -250,6 +263,7 @@ impl Args {
             memory: super::parse_memory(memory)?,
             listen,
             key_file: self.key_file.or(file.key_file),
+            tenants: self.tenants.or(file.tenants),
             encryption: self.encryption.or(file.encryption).unwrap_or_default(),
             store: match self.store.or(file.store) {
                 None | Some(Store::Raw) => StoreKind::Raw,
@@ -290,6 +304,7 @@ impl Args {
             log_level: self.log_level.or(file.log_level).unwrap_or_else(|| "info".into()),
             ready_file: self.ready_file.or(file.ready_file),
             until_stdin_closes: self.until_stdin_closes,
+            open_frames: self.open_frames,
         })
     }
 }
@@ -359,7 +374,7 @@ mod tests {
 
     #[test]
     fn every_argument_may_stand_in_the_file() {
-        let file = "memory = \"1G\"\nlisten = \"127.0.0.1:0\"\nkey-file = \"k\"\nencryption = \"off\"\nstore = \"raw\"\nshards = 1\nspin-us = 0\n\
+        let file = "memory = \"1G\"\nlisten = \"127.0.0.1:0\"\nkey-file = \"k\"\ntenants = \"t\"\nencryption = \"off\"\nstore = \"raw\"\nshards = 1\nspin-us = 0\n\
             grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\nqueue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\ncopy-to = \"h:1\"\nucx-clients = \"trusted\"\n\
             nbd = \"unix:/run/n\"\nexport = [\"swap=4G\", \"a b=512M\"]\nnbd-plain = true\nno-lock = true\nno-rings = true\nmetrics = \"127.0.0.1:9\"\n\
             log = \"json\"\nlog-level = \"debug\"\nready-file = \"r\"\n";

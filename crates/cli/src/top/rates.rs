@@ -28,6 +28,8 @@ pub struct ProcessRow {
     pub faults_per_s: f64,
     /// Share of the faults in which no thread waited for a server; `None` without faults.
     pub hit_rate: Option<f64>,
+    /// Threads that waited for a page at a time, on average: 1 is one thread that does nothing else.
+    pub waiting: f64,
     pub in_bytes_per_s: f64,
     pub out_bytes_per_s: f64,
     /// Half, 99 % and 99.9 % of the faults were served within this time; 0 without faults.
@@ -145,6 +147,7 @@ fn process_row(before: Option<&Process>, now: &Process) -> ProcessRow {
         local_bytes: now.local_bytes,
         faults_per_s: rate(since.faults, seconds),
         hit_rate: (since.faults > 0).then(|| since.local_share()),
+        waiting: rate(since.waited_ns, seconds) / 1e9,
         in_bytes_per_s: rate((since.demand_pages + since.prefetched_pages) * PAGE, seconds),
         out_bytes_per_s: rate(since.written_back_pages * PAGE, seconds),
         latency_ns: [0.5, 0.99, 0.999].map(|share| since.fault_latency_ns(share)),
@@ -156,6 +159,7 @@ fn process_row(before: Option<&Process>, now: &Process) -> ProcessRow {
 fn difference(before: &StatsSnapshot, now: &StatsSnapshot) -> StatsSnapshot {
     let mut since = StatsSnapshot {
         faults: now.faults.saturating_sub(before.faults),
+        waited_ns: now.waited_ns.saturating_sub(before.waited_ns),
         demand_fetches: now.demand_fetches.saturating_sub(before.demand_fetches),
         demand_pages: now.demand_pages.saturating_sub(before.demand_pages),
         prefetched_pages: now.prefetched_pages.saturating_sub(before.prefetched_pages),
@@ -254,6 +258,7 @@ mod tests {
         let now = process(1500, |c| {
             c.faults = 1200;
             c.demand_fetches = 950;
+            c.waited_ns = 300_000_000;
             c.demand_pages = 10;
             c.prefetched_pages = 30;
             c.written_back_pages = 20;
@@ -264,7 +269,7 @@ mod tests {
         let rows = compare(&before, &now);
         let row = &rows.processes[0];
         assert_eq!((row.pid, row.run, row.resident_bytes), (7, 3, 100 * PAGE));
-        assert_eq!((row.faults_per_s, row.hit_rate), (400.0, Some(0.75)));
+        assert_eq!((row.faults_per_s, row.hit_rate, row.waiting), (400.0, Some(0.75), 0.6));
         assert_eq!((row.in_bytes_per_s, row.out_bytes_per_s), (80.0 * PAGE as f64, 40.0 * PAGE as f64));
         assert_eq!(row.latency_ns, [1 << 15, 1 << 15, 1 << 21], "of the new faults alone");
     }

@@ -247,6 +247,7 @@ pub mod tests {
             local_bytes: 512 * MIB,
             faults_per_s: 25_000.0,
             hit_rate: Some(0.925),
+            waiting: 0.64,
             in_bytes_per_s: (100 * MIB) as f64,
             out_bytes_per_s: 1.5 * MIB as f64,
             latency_ns: [1 << 14, 1 << 18, 1 << 20],

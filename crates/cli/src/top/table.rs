@@ -17,6 +17,7 @@ pub enum Column {
     Local,
     Faults,
     Hits,
+    Waiting,
     In,
     Out,
     P50,
@@ -25,7 +26,7 @@ pub enum Column {
 }
 
 impl Column {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Run,
         Self::Pid,
         Self::Program,
@@ -33,6 +34,7 @@ impl Column {
         Self::Local,
         Self::Faults,
         Self::Hits,
+        Self::Waiting,
         Self::In,
         Self::Out,
         Self::P50,
@@ -49,6 +51,7 @@ impl Column {
             Self::Local => "LOCAL",
             Self::Faults => "FAULTS/s",
             Self::Hits => "HIT",
+            Self::Waiting => "WAIT",
             Self::In => "IN/s",
             Self::Out => "OUT/s",
             Self::P50 => "P50",
@@ -68,6 +71,7 @@ impl Column {
             Self::Hits => {
                 row.hit_rate.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
             }
+            Self::Waiting => format!("{:.0} %", row.waiting * 100.0),
             Self::In => byte_rate(row.in_bytes_per_s),
             Self::Out => byte_rate(row.out_bytes_per_s),
             Self::P50 => time(row.latency_ns[0]),
@@ -87,6 +91,7 @@ impl Column {
             Self::Faults => b.faults_per_s.total_cmp(&a.faults_per_s),
             // The worst first.
             Self::Hits => a.hit_rate.unwrap_or(1.0).total_cmp(&b.hit_rate.unwrap_or(1.0)),
+            Self::Waiting => b.waiting.total_cmp(&a.waiting),
             Self::In => b.in_bytes_per_s.total_cmp(&a.in_bytes_per_s),
             Self::Out => b.out_bytes_per_s.total_cmp(&a.out_bytes_per_s),
             Self::P50 => b.latency_ns[0].cmp(&a.latency_ns[0]),

@@ -1,11 +1,15 @@
 //! What the shell keeps of a request: the bytes of its frame, and the caller's memory.
 
+use std::cell::OnceCell;
+use std::rc::Rc;
+
 use rampool_net::transport::PieceMut;
 use rampool_pinning::keys::Key;
-use rampool_session::What;
-use rampool_wire::frame::{Block, Opcode, RegionId, Status, Window};
+use rampool_session::{Stamp, What};
+use rampool_wire::frame::{Block, Opcode, PageEntry, RegionId, Status, Window};
 use rampool_wire::units::{Extent, PageIndex};
 
+use super::PoolRegion;
 use crate::error::{LostReason, Operation, PoolError};
 
 /// The body of the request with the same number; its lists keep their capacity from request to request.
@@ -15,6 +19,12 @@ pub(super) struct Body {
     /// For Get, Put and Discard. `memory[i]` is where the pages of `extents[i]` lie, or will; unused by Discard.
     pub extents: Vec<Extent>,
     pub memory: Vec<*mut u8>,
+    /// For Get and Put: which region it is of, and the stamp of the store, if places are kept.
+    pub of: Option<(PoolRegion, Stamp)>,
+    /// The checksums of the pages of a Put.
+    pub crcs: Vec<u32>,
+    /// The checksums of pages that two servers store, once they are made; both requests have them.
+    pub entries: Option<Rc<OnceCell<Vec<PageEntry>>>>,
     /// The table of a control request, a `FetchOp` or a `Scan`.
     pub table: Vec<u8>,
     /// For Gather, Scatter and Accumulate.
@@ -37,6 +47,9 @@ impl Body {
         self.arg = 0;
         self.extents.clear();
         self.memory.clear();
+        self.of = None;
+        self.crcs.clear();
+        self.entries = None;
         self.table.clear();
         self.window = None;
         self.blocks.clear();
@@ -49,6 +62,11 @@ impl Body {
     /// Whether the bytes of a window go through the staging: the places are too many, and too small, for the kernel.
     pub fn is_staged(&self) -> bool {
         self.places.len() > 1 && self.places.len() * 1024 > self.bytes as usize
+    }
+
+    /// For Get, Put and Discard: the pages, in order.
+    pub fn indices(&self) -> impl Iterator<Item = PageIndex> {
+        self.extents.iter().flat_map(Extent::pages)
     }
 
     pub fn pages(&self) -> u32 {

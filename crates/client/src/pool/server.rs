@@ -14,10 +14,12 @@ use rampool_pinning::path::Wish;
 use rampool_session::{Class, LinkId, Lost, Request, RequestId};
 use rampool_wire::checksum;
 use rampool_wire::frame::{self, Block, Header, Opcode, PageEntry};
+use rampool_wire::places::{Place as Whereabouts, parse_places, split_places};
 use rampool_wire::session::features;
 use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
 
 use super::body::Body;
+use super::frames::FramesFile;
 use super::keyed::ExposedMemories;
 use super::reconnect::{Attempt, Place};
 use super::stats::LinkStats;
@@ -62,10 +64,16 @@ pub(super) struct Server {
     /// The head that came last, and the request whose bytes follow it.
     pub head: Option<Header>,
     pub receiving: Option<RequestId>,
+    /// The bytes that are coming have no place.
+    pub dropping: bool,
     pub drained: bool,
     compressed: bool,
     /// A part of a page may be asked for without a layout.
     pub takes_pieces: bool,
+    /// Its answers say where pages lie.
+    tells_places: bool,
+    /// Where they can be read, while there is a connection.
+    pub frames: Option<FramesFile>,
     zero_copy: Option<ZeroCopyWish>,
     /// Memory that the server reaches by key.
     pub(super) exposed: Option<Box<ExposedMemories>>,
@@ -78,6 +86,7 @@ pub(super) struct Server {
     // The answer that is arriving: its entries, and its compressed pages.
     entries: Vec<PageEntry>,
     packed: Vec<u8>,
+    told: Vec<Whereabouts>,
     // Or its checksums; and the table of a scan's.
     crcs: Vec<u32>,
     scan_table: Vec<u8>,
@@ -99,7 +108,14 @@ pub(super) enum Placed {
 
 impl Server {
     pub fn new(index: ServerIndex, name: String, link: Link<Option<Departure>>) -> Self {
-        let mut server = Self {
+        let mut server = Self::absent(index, name);
+        server.use_link(link);
+        server
+    }
+
+    /// One that cannot be reached.
+    pub fn absent(index: ServerIndex, name: String) -> Self {
+        Self {
             index,
             name,
             link: None,
@@ -111,9 +127,12 @@ impl Server {
             departed: Rc::default(),
             head: None,
             receiving: None,
+            dropping: false,
             drained: true,
             compressed: false,
             takes_pieces: false,
+            tells_places: false,
+            frames: None,
             zero_copy: None,
             exposed: None,
             stats: LinkStats::default(),
@@ -123,14 +142,15 @@ impl Server {
             out_entries: Vec::new(),
             entries: Vec::new(),
             packed: Vec::new(),
+            told: Vec::new(),
             crcs: Vec::new(),
             scan_table: Vec::new(),
-        };
-        server.use_link(link);
-        server
+        }
     }
 
-    fn use_link(&mut self, link: Link<Option<Departure>>) {
+    fn use_link(&mut self, mut link: Link<Option<Departure>>) {
+        self.tells_places = link.features() & features::PLACES != 0;
+        self.frames = link.take_frames().and_then(FramesFile::adopt);
         self.compressed = link.features() & features::LZ4 != 0;
         self.takes_pieces = link.features() & features::PIECES != 0;
         self.link = Some(link);
@@ -168,7 +188,9 @@ impl Server {
     pub fn close(&mut self) {
         self.attempt = None;
         self.receiving = None;
+        self.dropping = false;
         self.drained = true;
+        self.frames = None;
         if self.link.take().is_some()
             && let Some(exposed) = &mut self.exposed
         {
@@ -212,17 +234,30 @@ impl Server {
             Opcode::Get | Opcode::Discard => frame::encode_extents(&mut self.frame, header, &body.extents),
             Opcode::Put => {
                 self.out_entries.clear();
+                let made = body.entries.as_ref().and_then(|entries| entries.get());
+                if let Some(made) = made {
+                    self.out_entries.extend_from_slice(made);
+                }
+                let mut at = 0;
                 for (extent, memory) in body.extents.iter().zip(&body.memory) {
                     for n in 0..extent.count as usize {
                         let page = memory.wrapping_add(n * OS_PAGE_BYTES);
-                        // SAFETY: the caller of `Pool::store` promised that these pages are readable and do not change until the operation
-                        // ends, and this request is one of its parts.
-                        let entry = entry_of(unsafe { std::slice::from_raw_parts(page, OS_PAGE_BYTES) });
-                        if !entry.is_zero() {
+                        if made.is_none() {
+                            // SAFETY: the caller of `Pool::store` promised that these pages are readable and do not change until the
+                            // operation ends, and this request is one of its parts.
+                            let bytes = unsafe { std::slice::from_raw_parts(page, OS_PAGE_BYTES) };
+                            self.out_entries.push(entry_of(bytes));
+                        }
+                        if !self.out_entries[at].is_zero() {
                             push_piece(&mut self.pieces, page);
                         }
-                        self.out_entries.push(entry);
+                        at += 1;
                     }
+                }
+                body.crcs.clear();
+                body.crcs.extend(self.out_entries.iter().map(|entry| entry.crc));
+                if let Some(entries) = &body.entries {
+                    entries.get_or_init(|| self.out_entries.clone());
                 }
                 frame::encode_put(&mut self.frame, header, &body.extents, &self.out_entries);
                 departure = Some(Departure { request: number, departed: self.departed.clone() });
@@ -281,7 +316,12 @@ impl Server {
         match header.opcode {
             Opcode::Get => {
                 let pages = body.pages() as usize;
-                frame::parse_get_reply(header, link.table(), pages, self.compressed, &mut self.entries)?;
+                let (table, places) = match self.tells_places {
+                    true => split_places(link.table(), pages)?,
+                    false => (link.table(), &[][..]),
+                };
+                frame::parse_get_reply(header, table, pages, self.compressed, &mut self.entries)?;
+                parse_places(places, if self.tells_places { pages } else { 0 }, &mut self.told)?;
                 self.lay_out(body);
                 if header.bulk_len == 0 {
                     return Ok(Placed::Here);
@@ -331,6 +371,19 @@ impl Server {
         Ok(Placed::Coming)
     }
 
+    /// A head with its table has come, and bytes follow it that nothing waits for any more.
+    pub fn drop_bytes(&mut self) {
+        let bytes = self.head.map_or(0, |head| head.bulk_len as usize);
+        self.packed.resize(bytes.max(self.packed.len()), 0);
+        self.places.clear();
+        self.places.push(PieceMut { ptr: self.packed.as_mut_ptr(), len: bytes });
+        self.dropping = true;
+        if let Some(link) = &mut self.link {
+            // SAFETY: the place is in `packed`, which is not touched before the bulk is in or the link is dropped.
+            unsafe { link.place(&self.places) };
+        }
+    }
+
     /// All bytes of an answer are in their places: unpacks and checks them. The first page of what is damaged.
     pub fn check(&mut self, of: &Request, body: &mut Body) -> Option<PageIndex> {
         match of.ask.opcode {
@@ -345,6 +398,21 @@ impl Server {
                 (!whole).then_some(PageIndex(of.ask.at / OS_PAGE_BYTES as u64))
             }
         }
+    }
+
+    /// Where the pages of a `Get` lie, that has just been answered, and their checksums.
+    pub fn told(&self) -> impl Iterator<Item = (Whereabouts, u32)> {
+        self.told.iter().zip(&self.entries).map(|(place, entry)| (*place, entry.crc))
+    }
+
+    /// Where the pages of a `Put` lie, that has just been answered.
+    pub fn stored_at(&mut self, pages: usize) -> &[Whereabouts] {
+        let table = self.link.as_ref().map_or(&[][..], Link::table);
+        if !self.tells_places || parse_places(table, pages, &mut self.told).is_err() {
+            // Not knowing where pages lie is no harm.
+            self.told.clear();
+        }
+        &self.told
     }
 
     /// The table and the bytes of a reply that is waited for.

@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 use rampool_net::transport::{Flush, Received};
 use rampool_paging::placement::ServerIndex;
 use rampool_session::{
-    Ask, Break, Class, Client, Failed, Input, LinkId, Lost, OpId, Outcome, Output, RequestId, Time, What,
+    Ask, Break, Class, Client, Failed, Input, Known, LinkId, Lost, OpId, Outcome, Output, Places, RequestId,
+    Stamp, Time, What,
 };
 use rampool_wire::frame::{Opcode, RegionId, Status, parse_message};
-use rampool_wire::units::ByteLen;
+use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES};
 
-use super::PoolEvent;
 use super::body::{Body, Reply, lost, operation};
 use super::reconnect::{Attempt, Reached, Trouble};
 use super::server::{Handed, Placed, Server, link_lost};
+use super::{PoolEvent, PoolRegion};
 use crate::error::{LostReason, Operation, PoolError};
 
 /// Page data taken in by one call before the caller hears of what is complete.
@@ -27,6 +28,11 @@ pub(super) struct Shell {
     bodies: Vec<Body>,
     pub events: VecDeque<PoolEvent>,
     replies: Vec<Reply>,
+    /// Where pages lie, by region, while a server's memory can be read.
+    places: BTreeMap<PoolRegion, Places>,
+    last_stamp: u32,
+    /// For packed pages, kept for its capacity.
+    packed: Vec<u8>,
     /// What servers said about operations that they refuse.
     messages: BTreeMap<OpId, String>,
     epoch: Instant,
@@ -40,6 +46,9 @@ impl Shell {
             bodies: Vec::new(),
             events: VecDeque::new(),
             replies: Vec::new(),
+            places: BTreeMap::new(),
+            last_stamp: 0,
+            packed: Vec::new(),
             messages: BTreeMap::new(),
             epoch: now,
         }
@@ -80,8 +89,80 @@ impl Shell {
     }
 
     /// The client's machine and the bodies, to fill these while it cuts pages up.
-    pub fn parts(&mut self) -> (&mut Client, &mut Vec<Body>) {
-        (&mut self.client, &mut self.bodies)
+    pub fn parts(&mut self) -> (&mut Client, &mut Vec<Body>, &mut BTreeMap<PoolRegion, Places>) {
+        (&mut self.client, &mut self.bodies, &mut self.places)
+    }
+
+    // --- Pages that are read where they lie ------------------------------------------------------------------------
+
+    /// What the answers to a request for pages, or to a store, are noted under; `None`: there is no server whose
+    /// memory can be read.
+    pub fn stamp(&mut self, region: PoolRegion, opcode: Opcode) -> Option<(PoolRegion, Stamp)> {
+        if self.servers.iter().all(|server| server.frames.is_none()) {
+            return None;
+        }
+        if opcode == Opcode::Put {
+            self.last_stamp = self.last_stamp.wrapping_add(1);
+        }
+        Some((region, Stamp(self.last_stamp)))
+    }
+
+    pub fn discarded(&mut self, region: PoolRegion, extent: Extent) {
+        if let Some(places) = self.places.get_mut(&region) {
+            places.discarded(extent);
+        }
+    }
+
+    pub fn forget_places(&mut self, region: PoolRegion) {
+        self.places.remove(&region);
+    }
+
+    /// Copies all these pages out of the servers' memory. False: they have to be asked for.
+    ///
+    /// # Safety
+    /// As [`super::Pool::fetch`].
+    pub unsafe fn read_in_place(&mut self, region: PoolRegion, extents: &[Extent], dst: *mut u8) -> bool {
+        let Some(places) = self.places.get_mut(&region) else { return false };
+        let pages = || extents.iter().flat_map(Extent::pages);
+        let is_known = |page| {
+            places.known(page).is_some_and(|known| self.servers[known.server.as_usize()].frames.is_some())
+        };
+        if !pages().all(is_known) {
+            return false;
+        }
+        for (page, at) in pages().zip((0..).step_by(OS_PAGE_BYTES)) {
+            let known = places.known(page).expect("seen above");
+            let server = &mut self.servers[known.server.as_usize()];
+            let frames = server.frames.as_ref().expect("seen above");
+            // SAFETY: the caller's promise; a page is within what was promised.
+            if !unsafe { frames.read(&known, dst.wrapping_add(at), &mut self.packed) } {
+                places.missed(page, known);
+                return false;
+            }
+            server.stats.in_place_pages += 1;
+        }
+        true
+    }
+
+    /// A request for pages has been answered.
+    fn note_fetched(&mut self, index: usize, request: RequestId) {
+        let (server, body) = (&self.servers[index], &self.bodies[request.0 as usize]);
+        let Some((region, _)) = body.of.filter(|_| server.frames.is_some()) else { return };
+        let places = self.places.entry(region).or_default();
+        for (page, (place, crc)) in body.indices().zip(server.told()) {
+            places.fetched(page, Known { server: server.index, place, crc });
+        }
+    }
+
+    /// A store has been answered.
+    fn note_stored(&mut self, server: ServerIndex, request: RequestId) {
+        let body = &self.bodies[request.0 as usize];
+        let Some((region, stamp)) = body.of else { return };
+        let Some(places) = self.places.get_mut(&region) else { return };
+        let told = self.servers[server.as_usize()].stored_at(body.pages() as usize);
+        for ((page, place), crc) in body.indices().zip(told).zip(&body.crcs) {
+            places.stored(stamp, page, Known { server, place: *place, crc: *crc });
+        }
     }
 
     pub fn submit(&mut self, id: RequestId, ask: Ask, now: Instant) {
@@ -182,7 +263,9 @@ impl Shell {
                 self.servers[link.server.as_usize()].back(link);
                 self.announce_all(link.server, now);
             }
-            Output::Lost { server, during, reason } => self.lost(server, during, reason),
+            Output::Lost { server, during, reason, spare } => self.lost(server, during, reason, spare),
+            Output::Moved { from, .. } => self.servers[from.as_usize()].stats.moved += 1,
+            Output::Drop { link } => self.servers[link.server.as_usize()].drop_bytes(),
             Output::Draining { server, left_ms } => {
                 let name = self.servers[server.as_usize()].name.clone();
                 self.events.push_back(PoolEvent::Draining {
@@ -248,6 +331,7 @@ impl Shell {
                         }
                     }
                 }
+                Ok(Received::Bulk(_)) if std::mem::take(&mut server.dropping) => {}
                 Ok(Received::Bulk(_)) => self.body_came(index, now),
             }
             // A head without its pages leaves the link waiting for them, whatever comes first.
@@ -268,6 +352,8 @@ impl Shell {
         let waited = self.time(now) - of.made_at;
         let damaged = self.servers[index].check(of, &mut self.bodies[request.0 as usize]);
         if damaged.is_none() {
+            self.note_fetched(index, request);
+            let of = self.client.request(request);
             let (demand, pages) = (of.ask.class == Class::Demand, self.bodies[request.0 as usize].pages());
             let stats = &mut self.servers[index].stats;
             stats.fetched_pages += u64::from(pages);
@@ -281,6 +367,9 @@ impl Shell {
     fn answered(&mut self, link: LinkId, request: RequestId, number: u64, wanted: bool, refused: bool) {
         let server = &mut self.servers[link.server.as_usize()];
         let header = server.head.expect("a head was told of");
+        if header.opcode == Opcode::Put && header.status == Status::Ok {
+            return self.note_stored(link.server, request);
+        }
         let body = &mut self.bodies[request.0 as usize];
         let of = self.client.request(request);
         if wanted {
@@ -390,12 +479,17 @@ impl Shell {
         self.hear(now, Input::Failed { link, why });
     }
 
-    fn lost(&mut self, server: ServerIndex, during: Option<What>, reason: Lost) {
+    fn lost(&mut self, server: ServerIndex, during: Option<What>, reason: Lost, spare: bool) {
         let of = &mut self.servers[server.as_usize()];
         let reason = of.reason(reason);
         of.lost = Some(reason.clone());
         let operation = during.map_or(Operation::Idle, operation);
-        self.events.push_back(PoolEvent::Lost { server, name: of.name.clone(), operation, reason });
+        let name = of.name.clone();
+        self.events.push_back(if spare {
+            PoolEvent::Degraded { server, name, operation, reason }
+        } else {
+            PoolEvent::Lost { server, name, operation, reason }
+        });
     }
 
     /// Gives every server up: everything under way ends.

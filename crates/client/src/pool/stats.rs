@@ -103,9 +103,11 @@ fn middle_of(bucket: usize) -> u64 {
 pub(super) struct LinkStats {
     pub requests: u64,
     pub fetched_pages: u64,
+    pub in_place_pages: u64,
     pub stored_pages: u64,
     pub sent_bytes: u64,
     pub received_bytes: u64,
+    pub moved: u64,
     pub latency: Histogram,
 }
 
@@ -121,6 +123,8 @@ pub struct ServerStats {
     pub lease_bytes: u64,
     pub requests: u64,
     pub fetched_pages: u64,
+    /// Pages that were read out of its memory without asking it.
+    pub in_place_pages: u64,
     pub stored_pages: u64,
     /// Bytes of frames, heads and tables included.
     pub sent_bytes: u64,
@@ -131,6 +135,8 @@ pub struct ServerStats {
     pub damaged: u64,
     /// Broken connections that were made again.
     pub reconnects: u64,
+    /// Requests for pages that another server was asked for instead.
+    pub moved: u64,
     /// Requests that wait to be sent.
     pub queued: usize,
     /// Requests that wait for an answer, and the bytes of their pages.
@@ -144,6 +150,9 @@ pub struct ServerStats {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
+    /// On how many servers each page lies as long as none is lost; and on average, without those that are.
+    pub copies: u8,
+    pub copies_left: f64,
     pub servers: Vec<ServerStats>,
 }
 

@@ -20,18 +20,18 @@ const TOKEN: LeaseToken = LeaseToken([7; 16]);
 fn what_closing_leases_are_about_to_give_back_is_told_apart_from_what_is_not_there() {
     let mut directory =
         Directory::new(Limits { memory_bytes: 10 * 4096, grace_ms: 50, max_leases: 2, max_members: 3 });
-    let (big, member) = directory.open(&open(8 * 4096), TOKEN).unwrap();
-    let (small, _) = directory.open(&open(4096), TOKEN).unwrap();
-    assert_eq!(directory.open(&open(4096), TOKEN), Err(OpenError::TooMany));
+    let (big, member) = directory.open(None, &open(8 * 4096), TOKEN).unwrap();
+    let (small, _) = directory.open(None, &open(4096), TOKEN).unwrap();
+    assert_eq!(directory.open(None, &open(4096), TOKEN), Err(OpenError::TooMany));
     assert!(directory.leave(big, member).unwrap().lease_closes);
     let waits = OpenError::Closing { free: 4096, closing: 8 * 4096 };
-    assert_eq!(directory.open(&open(9 * 4096), TOKEN), Err(waits));
+    assert_eq!(directory.open(None, &open(9 * 4096), TOKEN), Err(waits));
     assert_eq!(
-        directory.open(&open(4096), TOKEN),
+        directory.open(None, &open(4096), TOKEN),
         Err(waits),
         "a place among the leases is about to be free as well"
     );
-    assert_eq!(directory.open(&open(9 * 4096 + 1), TOKEN), Err(OpenError::TooLarge { free: 9 * 4096 }));
+    assert_eq!(directory.open(None, &open(9 * 4096 + 1), TOKEN), Err(OpenError::TooLarge { free: 9 * 4096 }));
     let mut space = LeaseSpace::new(4096);
     let mut resize =
         |directory: &mut Directory, pages: u64| resize_lease(directory, &mut space, small, pages * 4096);
@@ -39,40 +39,40 @@ fn what_closing_leases_are_about_to_give_back_is_told_apart_from_what_is_not_the
     assert_eq!(resize(&mut directory, 11), Err(ResizeError::TooLarge { free: 9 * 4096 }));
     directory.closed(big);
     assert_eq!(resize(&mut directory, 3), Ok(()));
-    assert_eq!(directory.open(&open(7 * 4096), TOKEN).map(drop), Ok(()));
+    assert_eq!(directory.open(None, &open(7 * 4096), TOKEN).map(drop), Ok(()));
     directory.check();
 }
 
 #[test]
 fn a_lease_that_does_not_fit_is_told_what_is_free() {
     let mut directory = Directory::new(limits());
-    directory.open(&open(700), TOKEN).unwrap();
-    assert_eq!(directory.open(&open(301), TOKEN), Err(OpenError::TooLarge { free: 300 }));
-    assert_eq!(directory.open(&open(u64::MAX), TOKEN), Err(OpenError::TooLarge { free: 300 }));
-    assert_eq!(directory.open(&open(0), TOKEN), Err(OpenError::Empty));
-    directory.open(&open(300), TOKEN).unwrap();
+    directory.open(None, &open(700), TOKEN).unwrap();
+    assert_eq!(directory.open(None, &open(301), TOKEN), Err(OpenError::TooLarge { free: 300 }));
+    assert_eq!(directory.open(None, &open(u64::MAX), TOKEN), Err(OpenError::TooLarge { free: 300 }));
+    assert_eq!(directory.open(None, &open(0), TOKEN), Err(OpenError::Empty));
+    directory.open(None, &open(300), TOKEN).unwrap();
     directory.check();
 }
 
 #[test]
 fn a_lost_member_that_comes_back_in_time_keeps_its_place() {
     let mut directory = Directory::new(limits());
-    let (lease, member) = directory.open(&open(10), TOKEN).unwrap();
+    let (lease, member) = directory.open(None, &open(10), TOKEN).unwrap();
     let first = ConnectionNumber::FIRST;
     directory.disconnected(Tick(100), lease, member, first);
     assert_eq!(directory.next_expiry(), Some(Tick(150)));
     assert_eq!(directory.expire(Tick(149)), []);
-    let (_, second, _) = directory.attach(&attach(lease, TOKEN, member)).unwrap();
+    let (_, second, _) = directory.attach(None, &attach(lease, TOKEN, member)).unwrap();
     assert_eq!(directory.expire(Tick(1000)), []);
     // It may come back before its old connection is seen to be broken.
-    let (_, third, _) = directory.attach(&attach(lease, TOKEN, member)).unwrap();
+    let (_, third, _) = directory.attach(None, &attach(lease, TOKEN, member)).unwrap();
     assert!(directory.is_current(lease, member, third) && !directory.is_current(lease, member, second));
     directory.disconnected(Tick(500), lease, member, second);
     assert_eq!(directory.next_expiry(), None, "that one does not count any more");
     directory.disconnected(Tick(1000), lease, member, third);
     assert_eq!(directory.expire(Tick(1050)), [Departed { lease, member, lease_closes: true }]);
     assert_eq!(
-        directory.attach(&attach(lease, TOKEN, member)),
+        directory.attach(None, &attach(lease, TOKEN, member)),
         Err(AttachError::NoSuchLease),
         "it is closing"
     );
@@ -85,28 +85,31 @@ fn a_lost_member_that_comes_back_in_time_keeps_its_place() {
 #[test]
 fn a_lease_lives_as_long_as_its_last_member() {
     let mut directory = Directory::new(limits());
-    let (lease, first) = directory.open(&open(10), TOKEN).unwrap();
-    let (second, ..) = directory.attach(&attach(lease, TOKEN, MemberId(0))).unwrap();
+    let (lease, first) = directory.open(None, &open(10), TOKEN).unwrap();
+    let (second, ..) = directory.attach(None, &attach(lease, TOKEN, MemberId(0))).unwrap();
     assert_ne!(first, second);
     assert_eq!(directory.leave(lease, first), Some(Departed { lease, member: first, lease_closes: false }));
     assert_eq!(directory.leave(lease, first), None);
-    assert_eq!(directory.attach(&attach(lease, TOKEN, first)), Err(AttachError::MemberGone));
+    assert_eq!(directory.attach(None, &attach(lease, TOKEN, first)), Err(AttachError::MemberGone));
     assert_eq!(directory.leave(lease, second), Some(Departed { lease, member: second, lease_closes: true }));
 }
 
 #[test]
 fn a_token_is_needed_to_join() {
     let mut directory = Directory::new(limits());
-    let (lease, member) = directory.open(&open(10), TOKEN).unwrap();
-    assert_eq!(directory.attach(&attach(lease, LeaseToken([8; 16]), member)), Err(AttachError::NoSuchLease));
-    assert_eq!(directory.attach(&attach(LeaseId(99), TOKEN, member)), Err(AttachError::NoSuchLease));
+    let (lease, member) = directory.open(None, &open(10), TOKEN).unwrap();
+    assert_eq!(
+        directory.attach(None, &attach(lease, LeaseToken([8; 16]), member)),
+        Err(AttachError::NoSuchLease)
+    );
+    assert_eq!(directory.attach(None, &attach(LeaseId(99), TOKEN, member)), Err(AttachError::NoSuchLease));
 }
 
 #[test]
 fn a_lease_grows_into_what_is_free_and_shrinks_to_what_is_used() {
     let mut directory = Directory::new(Limits { memory_bytes: 100 * 4096, ..limits() });
-    let (lease, member) = directory.open(&open(4096), TOKEN).unwrap();
-    directory.open(&open(50 * 4096), TOKEN).unwrap();
+    let (lease, member) = directory.open(None, &open(4096), TOKEN).unwrap();
+    directory.open(None, &open(50 * 4096), TOKEN).unwrap();
     let mut space = LeaseSpace::new(4096);
     let mut resize =
         |directory: &mut Directory, pages: u64| resize_lease(directory, &mut space, lease, pages * 4096);
@@ -175,7 +178,7 @@ proptest! {
             match step {
                 Step::Open(bytes) => {
                     let lent: u64 = sizes.values().sum();
-                    let result = directory.open(&open(bytes), TOKEN);
+                    let result = directory.open(None, &open(bytes), TOKEN);
                     prop_assert_eq!(result.is_ok(), bytes > 0 && bytes <= 1000 - lent && sizes.len() < 5);
                     if let Ok((lease, member)) = result {
                         prop_assert!(sizes.insert(lease, bytes).is_none());
@@ -184,7 +187,7 @@ proptest! {
                 }
                 Step::Join(i) if count > 0 => {
                     let lease = known[i % count].lease;
-                    let result = directory.attach(&attach(lease, TOKEN, MemberId(0)));
+                    let result = directory.attach(None, &attach(lease, TOKEN, MemberId(0)));
                     prop_assert_eq!(result.is_ok(), known.iter().filter(|k| k.lease == lease).count() < 3);
                     if let Ok((member, connection, bytes)) = result {
                         prop_assert_eq!(bytes, sizes[&lease]);
@@ -194,7 +197,7 @@ proptest! {
                 }
                 Step::Return(i) if count > 0 => {
                     let k = &mut known[i % count];
-                    let (_, connection, _) = directory.attach(&attach(k.lease, TOKEN, k.member)).unwrap();
+                    let (_, connection, _) = directory.attach(None, &attach(k.lease, TOKEN, k.member)).unwrap();
                     prop_assert!(connection > k.connection);
                     // The state of the one before does not matter any more.
                     directory.disconnected(Tick(now), k.lease, k.member, k.connection);
@@ -233,4 +236,72 @@ proptest! {
             prop_assert_eq!(directory.next_expiry(), expiry);
         }
     }
+}
+
+fn alice() -> Payer {
+    Some("alice".parse().unwrap())
+}
+
+fn bytes_each(most: u64) -> crate::Rules {
+    let default = crate::Quota { memory_bytes: Some(most), ..crate::Quota::default() };
+    crate::Rules { default, ..crate::Rules::default() }
+}
+
+#[test]
+fn a_tenants_leases_stay_within_its_quota() {
+    let mut directory = Directory::new(limits());
+    directory.accounts_mut().set_rules(bytes_each(500));
+    let (first, member) = directory.open(alice(), &open(300), TOKEN).unwrap();
+    let over = OverQuota { what: "bytes", has: 300, quota: 500 };
+    assert_eq!(directory.open(alice(), &open(201), TOKEN), Err(OpenError::OverQuota(over)));
+    let (second, _) = directory.open(alice(), &open(200), TOKEN).unwrap();
+    let mut space = LeaseSpace::new(200);
+    let over = OverQuota { has: 500, ..over };
+    assert_eq!(resize_lease(&mut directory, &mut space, second, 201), Err(ResizeError::OverQuota(over)));
+    resize_lease(&mut directory, &mut space, second, 150).unwrap();
+    // Others have theirs, and the master what is left.
+    directory.open(Some("bob".parse().unwrap()), &open(500), TOKEN).unwrap();
+    directory.check();
+    // What is about to be given back is waited for.
+    assert!(directory.leave(first, member).unwrap().lease_closes);
+    assert!(matches!(directory.open(alice(), &open(350), TOKEN), Err(OpenError::Closing { .. })));
+    assert!(matches!(directory.open(alice(), &open(351), TOKEN), Err(OpenError::OverQuota(_))));
+    directory.closed(first);
+    directory.open(alice(), &open(350), TOKEN).unwrap();
+    // A smaller quota takes nothing away, and what is there may shrink.
+    directory.accounts_mut().set_rules(bytes_each(1));
+    directory.check();
+    resize_lease(&mut directory, &mut space, second, 100).unwrap();
+    assert!(resize_lease(&mut directory, &mut space, second, 101).is_err());
+    directory.check();
+}
+
+#[test]
+fn a_ticket_is_of_no_use_to_another_tenant() {
+    let mut directory = Directory::new(limits());
+    let (lease, member) = directory.open(alice(), &open(10), TOKEN).unwrap();
+    for other in [None, Some("bob".parse().unwrap())] {
+        for member in [MemberId(0), member] {
+            let attached = directory.attach(other, &attach(lease, TOKEN, member));
+            assert_eq!(attached, Err(AttachError::NoSuchLease));
+        }
+    }
+    directory.attach(alice(), &attach(lease, TOKEN, member)).unwrap();
+}
+
+#[test]
+fn accounts_return_to_zero() {
+    let mut directory = Directory::new(limits());
+    let (lease, member) = directory.open(alice(), &open(10), TOKEN).unwrap();
+    directory.accounts_mut().connect(alice());
+    directory.accounts_mut().charge(alice(), 2, 1).unwrap();
+    let account = crate::Account { lent_bytes: 10, connections: 1, regions: 2, queues: 1 };
+    assert_eq!(directory.accounts().of(alice()), account);
+    directory.leave(lease, member).unwrap();
+    directory.accounts_mut().settle(alice(), (2, 1), (0, 0));
+    directory.accounts_mut().disconnect(alice());
+    assert_eq!(directory.accounts().of(alice()).lent_bytes, 10, "not before it is free");
+    directory.closed(lease);
+    assert_eq!(directory.accounts().all().count(), 0);
+    directory.check();
 }

@@ -129,7 +129,8 @@ fn run(steps: Vec<Step>, limit: u64) {
             }
             Step::Free { member, region } => {
                 let region = pick(&model, region);
-                let result = space.free_region(MemberId(member), region, &mut released);
+                let result = space.free_region(MemberId(member), region);
+                while space.bury(1, &mut released) {}
                 assert_eq!(result, may(&model, member, region));
                 if result.is_ok() {
                     model.regions.remove(&region);
@@ -183,7 +184,8 @@ fn run(steps: Vec<Step>, limit: u64) {
                 }
             }
             Step::Gone { member } => {
-                space.member_gone(MemberId(member), &mut released);
+                space.member_gone(MemberId(member));
+                space.bury(u64::MAX, &mut released);
                 model.regions.retain(|_, (owner, _)| *owner != Some(MemberId(member)));
                 assert_eq!(space.create_region(MemberId(member)), Err(SpaceError::MemberGone));
                 space.member_joined(MemberId(member), ConnectionNumber::FIRST);
@@ -229,7 +231,8 @@ fn run(steps: Vec<Step>, limit: u64) {
         }
     }
     let mut released = Vec::new();
-    space.close(&mut released);
+    space.close();
+    space.bury(u64::MAX, &mut released);
     space.check();
     model.regions.clear();
     model.settle(&released);
@@ -308,9 +311,11 @@ fn a_clone_costs_no_frames_and_sees_the_past() {
     let mut found = Vec::new();
     space.look_up(child, copy, &[Extent::page(PageIndex(5))], &mut found).unwrap();
     assert_eq!(found, [page(5)]);
-    space.member_gone(ME, &mut released);
+    space.member_gone(ME);
+    space.bury(u64::MAX, &mut released);
     assert_eq!(released, [FrameIndex(99_999)]);
-    space.member_gone(child, &mut released);
+    space.member_gone(child);
+    space.bury(u64::MAX, &mut released);
     assert_eq!(released.len(), 64 * 512 + 1);
     space.check();
 }
@@ -352,7 +357,7 @@ fn what_comes_over_a_replaced_connection_is_told_apart_and_a_repeated_request_ma
     let token = rampool_wire::frame::LeaseToken([1; 16]);
     let open =
         rampool_wire::frame::OpenLease { bytes: 1 << 20, pid: 1, name: String::new(), host: String::new() };
-    let (lease, member) = directory.open(&open, token).unwrap();
+    let (lease, member) = directory.open(None, &open, token).unwrap();
     let back = rampool_wire::frame::AttachLease {
         lease,
         token,
@@ -361,7 +366,7 @@ fn what_comes_over_a_replaced_connection_is_told_apart_and_a_repeated_request_ma
         name: String::new(),
         host: String::new(),
     };
-    let (_, second, _) = directory.attach(&back).unwrap();
+    let (_, second, _) = directory.attach(None, &back).unwrap();
     assert!(
         directory.is_current(lease, member, second)
             && !directory.is_current(lease, member, ConnectionNumber::FIRST)
@@ -382,9 +387,11 @@ fn what_comes_over_a_replaced_connection_is_told_apart_and_a_repeated_request_ma
     assert_ne!(copy, region);
     assert_eq!(space.usage().regions, 2);
     // What was freed since is not handed out again.
-    space.free_region(member, copy, &mut Vec::new()).unwrap();
+    space.free_region(member, copy).unwrap();
+    assert!(!space.bury(u64::MAX, &mut Vec::new()));
     assert_ne!(space.make_once(member, 8, |space| space.clone_region(member, region)), Ok(copy));
-    space.member_gone(member, &mut Vec::new());
+    space.member_gone(member);
+    space.bury(u64::MAX, &mut Vec::new());
     assert_eq!(space.make_once(member, 9, |space| space.create_region(member)), Err(SpaceError::MemberGone));
     space.check();
 }
@@ -418,15 +425,18 @@ fn a_region_with_a_name_is_one_region_for_all_members_and_outlives_them() {
     space.open_region(ME, RegionSelector::Region(own), 4096).unwrap();
     space.put(you, own, &[Extent::page(PageIndex(0))], &[page(1)], &mut Vec::new()).unwrap();
     let mut released = Vec::new();
-    space.member_gone(ME, &mut released);
+    space.member_gone(ME);
+    space.bury(u64::MAX, &mut released);
     assert_eq!(released, []);
     assert_eq!(space.open_region(ME, RegionSelector::Name("orders"), 0), Err(SpaceError::MemberGone));
     // The member that adopts it is its only user again.
     space.adopt_region(you, own).unwrap();
-    space.member_gone(you, &mut released);
+    space.member_gone(you);
+    space.bury(u64::MAX, &mut released);
     assert_eq!(released, [FrameIndex(1)]);
     space.check();
-    space.close(&mut released);
+    space.close();
+    space.bury(u64::MAX, &mut released);
     space.check();
 }
 
@@ -463,7 +473,8 @@ fn regions_beyond_a_few_are_paid_for() {
     let last = space.clone_region(member, regions[0]).unwrap();
     assert_eq!(space.usage().used_bytes, REGION_BYTES);
     assert_eq!(space.create_region(member), Err(SpaceError::Full { free: 0 }));
-    space.free_region(member, last, &mut Vec::new()).unwrap();
+    space.free_region(member, last).unwrap();
+    assert!(!space.bury(u64::MAX, &mut Vec::new()));
     space.check();
     assert_eq!(space.usage().used_bytes, 0);
 }

@@ -16,8 +16,10 @@ use rampool_wire::session::{
     AcceptError, Encryption, PREFACE_BYTES, Preface, PrefaceError, Refusal, Security, ServerPolicy, Verdict,
     accept, agree, features,
 };
+use rampool_wire::tenant::{TENANT_BYTES, TenantId};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What this side brings to a handshake.
@@ -25,7 +27,8 @@ use std::time::Instant;
 pub struct LocalPolicy {
     pub key: Option<Key>,
     pub encryption: Encryption,
-    /// Bits of `session::features`, but for that of UCX. Those of rings and keys count for Unix sockets only.
+    /// Bits of `session::features`, but for that of UCX. Those of rings, keys and places count for Unix sockets
+    /// only.
     pub features: u32,
     /// With it, a client only connects over UCX, and a server accepts UCX from clients that ask for it; the
     /// handshake goes over TCP.
@@ -36,7 +39,11 @@ impl LocalPolicy {
     fn features_over(&self, stream: &Stream) -> u32 {
         let unix = matches!(stream.peer(), Peer::Unix { .. });
         let ucx = if self.ucx.is_some() && !unix { features::UCX } else { 0 };
-        (if unix { self.features } else { self.features & !(features::RINGS | features::KEYS) }) | ucx
+        (if unix {
+            self.features
+        } else {
+            self.features & !(features::RINGS | features::KEYS | features::PLACES)
+        }) | ucx
     }
 }
 
@@ -111,6 +118,9 @@ pub enum Wants {
     Write,
 }
 
+/// A server's judgement of a tenant before the proof of its key.
+pub type Gate = Arc<dyn Fn(TenantId) -> Option<Refusal> + Send + Sync>;
+
 /// A handshake under way. Drive it with [`Handshake::advance`] whenever the socket is ready; give up on it at
 /// a deadline of your own.
 pub struct Handshake {
@@ -118,18 +128,23 @@ pub struct Handshake {
     stream: Option<Stream>,
     local: LocalPolicy,
     asked: Option<Preface>,
+    /// The client's, from its preface; it counts once its key is proved.
+    tenant: Option<TenantId>,
     refuse: Option<Refusal>,
+    gate: Option<Gate>,
     incoming: Vec<u8>,
     have: usize,
     outgoing: Vec<u8>,
-    /// Leaves with the first byte of `outgoing`.
-    hand_over: Option<OwnedFd>,
+    /// Leave with the first byte of `outgoing`.
+    hand_over: Vec<OwnedFd>,
     sent: usize,
     /// Came with what is incoming.
     handed: Vec<OwnedFd>,
     rings: Option<Box<Rings>>,
     /// Bytes of each ring that a server offers.
     ring_bytes: u32,
+    /// The file of the server's frames: what it hands over with the rings, and what the client got.
+    frames: Option<OwnedFd>,
     fabric: Option<Box<Fabric>>,
     state: State,
 }
@@ -137,6 +152,8 @@ pub struct Handshake {
 enum State {
     /// Server: the client's preface. Client: the server's.
     AwaitPreface,
+    /// Server: the client's tenant, behind this preface.
+    AwaitTenant(Preface),
     AwaitLength(Box<Keyed>),
     AwaitMessage(Box<Keyed>),
     /// Client: the server's offer of shared memory.
@@ -178,8 +195,12 @@ impl Handshake {
         let features = local.features_over(&stream);
         let nonce = u64::from_le_bytes(random_bytes());
         let preface = Preface::ask(local.encryption, local.key.is_some(), features, nonce)
-            .to_local_peer(stream.is_local());
-        Self::start(stream, local, Some(preface), None, preface.encode().to_vec())
+            .to_local_peer(stream.is_local())
+            .of_tenant(local.key.as_ref().is_some_and(|key| key.tenant().is_some()));
+        let tenant = local.key.as_ref().and_then(Key::tenant);
+        let mut outgoing = preface.encode().to_vec();
+        outgoing.extend(tenant.iter().flat_map(TenantId::encode));
+        Self { tenant, ..Self::start(stream, local, Some(preface), None, outgoing) }
     }
 
     /// Starts as the server: it listens first. `refuse`: a reason of the server's own not to talk to this
@@ -201,15 +222,18 @@ impl Handshake {
             stream: Some(stream),
             local,
             asked,
+            tenant: None,
             refuse,
+            gate: None,
             incoming,
             have: 0,
             outgoing,
-            hand_over: None,
+            hand_over: Vec::new(),
             sent: 0,
             handed: Vec::new(),
             rings: None,
             ring_bytes: RING_BYTES,
+            frames: None,
             fabric: None,
             state: State::AwaitPreface,
         }
@@ -219,6 +243,20 @@ impl Handshake {
     #[must_use]
     pub fn with_rings_of(mut self, ring_bytes: u32) -> Self {
         self.ring_bytes = ring_bytes;
+        self
+    }
+
+    /// As a server: hands this file over, for the client to read, where places are agreed on.
+    #[must_use]
+    pub fn with_frames(mut self, frames: Option<OwnedFd>) -> Self {
+        self.frames = frames;
+        self
+    }
+
+    /// As a server: asks this which tenants to refuse.
+    #[must_use]
+    pub fn with_gate(mut self, gate: Gate) -> Self {
+        self.gate = Some(gate);
         self
     }
 
@@ -263,15 +301,17 @@ impl Handshake {
         loop {
             while self.sent < self.outgoing.len() {
                 let rest = &self.outgoing[self.sent..];
-                let sent = match &self.hand_over {
-                    Some(fd) => self.stream().send_with(rest, fd.as_fd()),
-                    None => self.stream().send_from(rest),
+                let sent = if self.hand_over.is_empty() {
+                    self.stream().send_from(rest)
+                } else {
+                    let fds: Vec<BorrowedFd<'_>> = self.hand_over.iter().map(AsFd::as_fd).collect();
+                    self.stream().send_with(rest, &fds)
                 };
                 match sent.map_err(HandshakeError::Io)? {
                     Some(n) => self.sent += n,
                     None => return Ok(None),
                 }
-                self.hand_over = None;
+                self.hand_over.clear();
             }
             if let State::Finishing(Outcome::Secured(..)) = self.state {
                 self.choose_kind()?;
@@ -325,7 +365,10 @@ impl Handshake {
             let offer = match Rings::offer(self.ring_bytes) {
                 Ok((rings, offer, fd)) => {
                     self.rings = Some(Box::new(rings));
-                    self.hand_over = Some(fd);
+                    self.hand_over.push(fd);
+                    if agreed.features & features::PLACES != 0 {
+                        self.hand_over.extend(self.frames.take());
+                    }
                     offer
                 }
                 Err(error) => {
@@ -399,7 +442,9 @@ impl Handshake {
 
     /// Client: maps what the server offers.
     fn take(&mut self, offer: Offer) -> Offer {
-        let (Some(geometry), Some(fd)) = (offer.geometry(), self.handed.pop()) else { return Offer::NONE };
+        let mut handed = std::mem::take(&mut self.handed).into_iter();
+        let (Some(geometry), Some(fd)) = (offer.geometry(), handed.next()) else { return Offer::NONE };
+        self.frames = handed.next();
         match Rings::take(geometry, fd.as_fd()) {
             Ok(rings) => {
                 self.rings = Some(Box::new(rings));
@@ -424,7 +469,11 @@ impl Handshake {
                     (None, None) => CarrierKind::Socket,
                 };
                 let carrier = Carrier { stream, kind };
-                Ok(Some(Link::new(carrier, seal, agreed.security, agreed.features)))
+                let mut link = Link::new(carrier, seal, agreed.security, agreed.features, self.tenant);
+                if self.asked.is_some() {
+                    link.set_frames(self.frames.take());
+                }
+                Ok(Some(link))
             }
             _ => unreachable!("called only when finishing"),
         }
@@ -449,8 +498,16 @@ impl Handshake {
                 let preface = Preface::parse(&bytes)?;
                 match self.asked {
                     Some(asked) => self.read_answer(&asked, &preface)?,
+                    None if preface.has_tenant => {
+                        self.expect(TENANT_BYTES, State::AwaitTenant(preface));
+                    }
                     None => self.answer(&preface),
                 }
+            }
+            State::AwaitTenant(preface) => {
+                let bytes: [u8; TENANT_BYTES] = self.incoming[..].try_into().expect("a tenant was awaited");
+                self.tenant = Some(TenantId::parse(&bytes)?);
+                self.answer(&preface);
             }
             State::AwaitLength(keyed) => {
                 let len = usize::from(u16::from_le_bytes([self.incoming[0], self.incoming[1]]));
@@ -507,7 +564,7 @@ impl Handshake {
             (_, Security::Open) => self.state = State::Finishing(Outcome::Secured(None, agreed)),
             (None, _) => unreachable!("`accept` allows a proof only where this side has a key"),
             (Some(key), _) => {
-                let mut proof = Proof::new(key, &prologue(asked, answer), true);
+                let mut proof = Proof::new(key, &prologue(asked, self.tenant, answer), true);
                 let message = proof.write();
                 self.say(message);
                 self.expect(2, State::AwaitLength(Box::new(Keyed::Proof(proof, agreed))));
@@ -518,6 +575,13 @@ impl Handshake {
 
     /// Server: the client's preface has arrived.
     fn answer(&mut self, asked: &Preface) {
+        let key = self.local.key.as_ref().and_then(|key| key.towards(self.tenant));
+        if asked.has_key && key.is_none() && self.local.key.is_some() {
+            self.refuse = self.refuse.or(Some(Refusal::OtherTenant));
+        }
+        if let (Some(tenant), Some(gate)) = (self.tenant, &self.gate) {
+            self.refuse = self.refuse.or_else(|| gate(tenant));
+        }
         let policy = ServerPolicy {
             encryption: self.local.encryption,
             has_key: self.local.key.is_some(),
@@ -527,7 +591,7 @@ impl Handshake {
         };
         let answer = agree(asked, &policy, u64::from_le_bytes(random_bytes()));
         self.say(answer.encode().to_vec());
-        match (answer.verdict, &self.local.key) {
+        match (answer.verdict, &key) {
             (Verdict::Refused(Refusal::Version), _) => {
                 let error =
                     HandshakeError::ClientVersion { lowest: asked.min_version, highest: asked.max_version };
@@ -541,7 +605,7 @@ impl Handshake {
                     State::Finishing(Outcome::Secured(None, Agreed { security, features: answer.features }));
             }
             (Verdict::Agreed(security), Some(key)) => {
-                let proof = Proof::new(key, &prologue(asked, &answer), false);
+                let proof = Proof::new(key, &prologue(asked, self.tenant, &answer), false);
                 let agreed = Agreed { security, features: answer.features };
                 self.expect(2, State::AwaitLength(Box::new(Keyed::Proof(proof, agreed))));
             }
@@ -621,10 +685,10 @@ pub fn connect<G>(
     }
 }
 
-/// Both prefaces: altering either makes the proof fail.
-fn prologue(asked: &Preface, answer: &Preface) -> [u8; 2 * PREFACE_BYTES] {
-    let mut prologue = [0; 2 * PREFACE_BYTES];
-    prologue[..PREFACE_BYTES].copy_from_slice(&asked.encode());
-    prologue[PREFACE_BYTES..].copy_from_slice(&answer.encode());
+/// Both prefaces, and the tenant between them: altering any of it makes the proof fail.
+fn prologue(asked: &Preface, tenant: Option<TenantId>, answer: &Preface) -> Vec<u8> {
+    let mut prologue = asked.encode().to_vec();
+    prologue.extend(tenant.iter().flat_map(TenantId::encode));
+    prologue.extend(answer.encode());
     prologue
 }

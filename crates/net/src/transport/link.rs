@@ -10,6 +10,7 @@ use rampool_kernel::ring::Sent;
 use rampool_pinning::path::{Always, PathChoice, Wish};
 use rampool_wire::frame::{HEADER_BYTES, Header, MAX_TABLE_BYTES, WireError};
 use rampool_wire::session::{Security, features};
+use rampool_wire::tenant::TenantId;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -102,6 +103,9 @@ pub struct Link<G = ()> {
     carrier: Carrier,
     security: Security,
     features: u32,
+    /// Client: the file of the server's frames.
+    frames: Option<OwnedFd>,
+    tenant: Option<TenantId>,
     seal: Option<Sealing>,
     incoming: Incoming,
     outgoing: Outgoing<G>,
@@ -191,7 +195,13 @@ impl<G> Frame<G> {
 unsafe impl<G: Send> Send for Link<G> {}
 
 impl<G> Link<G> {
-    pub(super) fn new(carrier: Carrier, seal: Option<Seal>, security: Security, features: u32) -> Self {
+    pub(super) fn new(
+        carrier: Carrier,
+        seal: Option<Seal>,
+        security: Security,
+        features: u32,
+        tenant: Option<TenantId>,
+    ) -> Self {
         let seal = seal.map(|seal| Sealing {
             seal,
             received: Vec::new(),
@@ -221,7 +231,17 @@ impl<G> Link<G> {
             calls: Vec::new(),
             queued_bytes: 0,
         };
-        Self { zero_copy: Err(Always::Off), carrier, security, features, seal, incoming, outgoing }
+        Self {
+            zero_copy: Err(Always::Off),
+            carrier,
+            security,
+            features,
+            frames: None,
+            tenant,
+            seal,
+            incoming,
+            outgoing,
+        }
     }
 
     /// What carries its bytes, and the keys, for another kind of frames. Only right after the handshake:
@@ -256,6 +276,12 @@ impl<G> Link<G> {
     #[must_use]
     pub fn features(&self) -> u32 {
         self.features
+    }
+
+    /// The client's tenant, whose key both sides have proved; `None`: it has the master, or there is no key.
+    #[must_use]
+    pub fn tenant(&self) -> Option<TenantId> {
+        self.tenant
     }
 
     /// From now on large pieces leave without a copy, where that pays: `measured` is from how many bytes on.
@@ -296,6 +322,15 @@ impl<G> Link<G> {
     /// now.
     pub fn hand_over(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
         self.carrier.hand_over(fd)
+    }
+
+    pub(super) fn set_frames(&mut self, frames: Option<OwnedFd>) {
+        self.frames = frames;
+    }
+
+    /// Client: the file of the server's frames, if the server has handed it over ([`features::PLACES`]).
+    pub fn take_frames(&mut self) -> Option<OwnedFd> {
+        self.frames.take()
     }
 
     /// What the peer has handed over before the frame that came last.

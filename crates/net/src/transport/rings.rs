@@ -241,7 +241,7 @@ impl Rings {
 
     /// Client: hands a descriptor to the server, before the frame that speaks of it. False: not now.
     pub(super) fn hand_over(stream: &Stream, fd: BorrowedFd<'_>) -> io::Result<bool> {
-        Ok(stream.send_with(&[1], fd)?.is_some())
+        Ok(stream.send_with(&[1], &[fd])?.is_some())
     }
 
     /// Server: what the client has handed over. More doorbells before it than an honest client rings are not

@@ -399,12 +399,11 @@ impl Stream {
 
     /// [`Self::send_from`] together with a descriptor, over a Unix socket. Where any bytes are sent, so is
     /// the descriptor.
-    pub(crate) fn send_with(&self, buffer: &[u8], fd: BorrowedFd<'_>) -> io::Result<Option<usize>> {
+    pub(crate) fn send_with(&self, buffer: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
         use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-        let fds = [fd];
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "there is room for one descriptor");
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "there is room for two descriptors");
         match sendmsg(
             &self.fd,
             &[io::IoSlice::new(buffer)],

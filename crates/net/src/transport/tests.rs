@@ -11,6 +11,7 @@ use proptest::test_runner::{Config, TestRng, TestRunner};
 use rampool_wire::checksum;
 use rampool_wire::frame::{Header, Opcode, WireError, encode_frame};
 use rampool_wire::session::{Encryption, Refusal, Security, features};
+use rampool_wire::tenant::TenantId;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
@@ -368,6 +369,126 @@ fn different_keys_are_told_apart_at_both_ends() {
         let (client, server) = shake::<()>(&endpoint, policy(Key::generate()), policy(Key::generate()));
         assert!(matches!(server, Err(HandshakeError::WrongKey)));
         assert!(matches!(client, Err(HandshakeError::WrongKey)));
+    }
+}
+
+fn tenant(name: &str, generation: u32) -> TenantId {
+    TenantId { name: name.parse().unwrap(), generation }
+}
+
+fn with_key(key: &Key) -> LocalPolicy {
+    LocalPolicy { key: Some(key.clone()), encryption: Encryption::Auto, features: 0, ucx: None }
+}
+
+#[test]
+fn a_server_with_the_master_knows_each_tenant_by_its_key() {
+    let master = Key::generate();
+    let endpoint: Endpoint = "127.0.0.1:0".parse().unwrap();
+    for of in [tenant("alice", 1), tenant("alice", 2), tenant("bob", 1)] {
+        let key = master.derive(of).unwrap();
+        let (client, server) = shake::<()>(&endpoint, with_key(&key), with_key(&master));
+        assert_eq!((client.unwrap().tenant(), server.unwrap().tenant()), (Some(of), Some(of)));
+    }
+    let (client, server) = shake::<()>(&endpoint, with_key(&master), with_key(&master));
+    assert_eq!((client.unwrap().tenant(), server.unwrap().tenant()), (None, None));
+}
+
+#[test]
+fn a_tenant_is_neither_another_nor_a_server_for_another() {
+    let master = Key::generate();
+    let endpoint: Endpoint = "127.0.0.1:0".parse().unwrap();
+    let alice = master.derive(tenant("alice", 1)).unwrap();
+    let bob = master.derive(tenant("bob", 1)).unwrap();
+    // A key that says it is another's, or one's own later generation.
+    for claimed in ["bob 1 ", "alice 2 "] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("forged.key");
+        std::fs::write(&path, format!("{claimed}{}", alice.to_hex())).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let forged = Key::load(&path).unwrap();
+        let (client, server) = shake::<()>(&endpoint, with_key(&forged), with_key(&master));
+        assert!(matches!(server, Err(HandshakeError::WrongKey)), "{claimed}");
+        assert!(matches!(client, Err(HandshakeError::WrongKey)), "{claimed}");
+        // As a server it derives nothing, and has a wrong key where it says that it is the other.
+        let (client, _) = shake::<()>(&endpoint, with_key(&bob), with_key(&forged));
+        assert!(client.is_err(), "{claimed}");
+    }
+    // The bare digits of a tenant's key are not the master.
+    let bare = Key::from_hex(&alice.to_hex()).unwrap();
+    for (client, server) in [(&bare, &master), (&bob, &bare), (&master, &bare)] {
+        let (client, server) = shake::<()>(&endpoint, with_key(client), with_key(server));
+        assert!(matches!(server, Err(HandshakeError::WrongKey)));
+        assert!(matches!(client, Err(HandshakeError::WrongKey)));
+    }
+    for other in [&bob, &master] {
+        let (client, server) = shake::<()>(&endpoint, with_key(other), with_key(&alice));
+        assert!(matches!(server, Err(HandshakeError::Refused(Refusal::OtherTenant))));
+        assert!(client.is_err());
+    }
+    let (client, server) = shake::<()>(&endpoint, with_key(&alice), with_key(&alice));
+    assert_eq!((client.unwrap().tenant(), server.unwrap().tenant()), (alice.tenant(), alice.tenant()));
+}
+
+#[test]
+fn a_gate_refuses_before_the_proof() {
+    let master = Key::generate();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let gate: Gate = Arc::new(|of: TenantId| (of.generation < 2).then_some(Refusal::Revoked));
+    let mut server =
+        Handshake::server(Stream::adopt(theirs).unwrap(), with_key(&master), None).with_gate(gate.clone());
+    let old = master.derive(tenant("alice", 1)).unwrap();
+    let mut client = Handshake::client(Stream::adopt(ours).unwrap(), with_key(&old));
+    assert!(client.advance::<()>().unwrap().is_none());
+    assert!(matches!(server.advance::<()>(), Err(HandshakeError::Refused(Refusal::Revoked))));
+    let told = client.advance::<()>().err().unwrap();
+    assert!(told.to_string().contains("revoked") && !told.may_pass(), "{told}");
+}
+
+/// Whatever in the first bytes of a tenant is changed on the way: there is no link.
+#[test]
+fn a_changed_tenant_or_preface_ends_the_handshake() {
+    let master = Key::generate();
+    let alice = master.derive(tenant("alice", 1)).unwrap();
+    for at in 0..rampool_wire::session::PREFACE_BYTES + rampool_wire::tenant::TENANT_BYTES {
+        let (client_side, middle_client) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (middle_server, server_side) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut client = Handshake::client(Stream::adopt(client_side).unwrap(), with_key(&alice));
+        let mut server = Handshake::server(Stream::adopt(server_side).unwrap(), with_key(&master), None);
+        assert!(client.advance::<()>().unwrap().is_none());
+        let mut first = [0; 72];
+        std::io::Read::read_exact(&mut &middle_client, &mut first).unwrap();
+        first[at] ^= 2;
+        let (preface, of) = first.split_at_mut(32);
+        for part in [preface, of] {
+            let (body, crc) = part.split_at_mut(part.len() - 4);
+            crc.copy_from_slice(&checksum::crc32c(body).to_le_bytes());
+        }
+        if (28..32).contains(&at) || (68..72).contains(&at) {
+            continue;
+        }
+        std::io::Write::write_all(&mut &middle_server, &first).unwrap();
+        for socket in [&middle_client, &middle_server] {
+            socket.set_nonblocking(true).unwrap();
+        }
+        let pass = |from: &std::os::unix::net::UnixStream, to: &std::os::unix::net::UnixStream| {
+            let mut some = [0; 1024];
+            if let Ok(n) = std::io::Read::read(&mut &*from, &mut some) {
+                // The other end may have closed.
+                let _ = std::io::Write::write_all(&mut &*to, &some[..n]);
+            }
+        };
+        let (mut ours, mut theirs) = (None, None);
+        for _ in 0..6 {
+            theirs = theirs.or_else(|| server.advance::<()>().transpose());
+            pass(&middle_server, &middle_client);
+            ours = ours.or_else(|| client.advance::<()>().transpose());
+            pass(&middle_client, &middle_server);
+            if theirs.as_ref().is_some_and(Result::is_err) || ours.as_ref().is_some_and(Result::is_err) {
+                break;
+            }
+        }
+        assert!(!matches!(theirs, Some(Ok(_))), "byte {at}");
+        assert!(!matches!(ours, Some(Ok(_))), "byte {at}");
     }
 }
 

@@ -60,10 +60,10 @@ impl Disk {
             name: format!("export {}", export.name),
             host: String::new(),
         };
-        let opened = shared.directory().open(&request, LeaseToken(random_bytes()));
+        let opened = shared.directory().open(None, &request, LeaseToken(random_bytes()));
         let (id, member) =
             opened.map_err(|source| StartError::ExportMemory { name: export.name.clone(), bytes, source })?;
-        let lease = Arc::new(Lease::new(id, bytes, shared.config.queues));
+        let lease = Arc::new(Lease::new(shared, id, bytes, &shared.tenants.of(None)));
         let region = {
             let mut space = lease.space();
             space.member_joined(member, ConnectionNumber::FIRST);

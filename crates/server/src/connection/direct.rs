@@ -6,8 +6,8 @@
 //! bytes being sent do not change.
 
 use super::{
-    Connection, End, Held, Membership, Refused, ScratchBuffers, count, count_alone, keyed, no_lease, queue,
-    rows,
+    Connection, End, Held, Membership, Paused, Refused, ScratchBuffers, Slice, count, count_alone, keyed,
+    no_lease, queue, rows,
 };
 use crate::copy_worker::{Delivered, Order};
 use crate::shared::Shared;
@@ -33,6 +33,13 @@ const FETCHED_AHEAD: usize = 1024;
 const LINE_BYTES: usize = 64;
 /// So few runs are not worth the preparations for many.
 const FEW_RUNS: u64 = 8;
+/// Steps between two looks at the clock: of runs that are copied in a row, and of pieces, of which one in a
+/// packed page counts for more.
+const STEPS_AT_ONCE: u64 = 4096;
+const PIECES_AT_ONCE: u32 = 32;
+const PACKED_COUNTS_FOR: u32 = 8;
+/// Bytes that are scanned between two looks at the clock.
+const SCANNED_AT_ONCE: u32 = 64 << 10;
 pub(super) static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
 
 /// A `Scatter` or `Accumulate` whose bytes are on their way: whole pages into frames, the rest into
@@ -43,6 +50,42 @@ pub(super) struct Part {
     staging: Vec<u8>,
     whole: Vec<PageIndex>,
     update: Option<(Kind, Combine)>,
+}
+
+/// A `Gather` that goes on with the next turn.
+pub(super) struct Gathering {
+    header: Header,
+    place: Option<ByKey>,
+    window: Window,
+    gathered: Gathered,
+}
+
+impl Gathering {
+    /// What it holds.
+    pub(super) fn frames(&self) -> &[FrameIndex] {
+        &self.gathered.frames
+    }
+
+    /// Of its reply.
+    pub(super) fn bytes(&self) -> usize {
+        self.window.len as usize
+    }
+}
+
+/// A `Scan` that goes on with the next turn.
+pub(super) struct Scanning {
+    header: Header,
+    request: ScanRequest,
+    scan: Scan,
+    found: Vec<u8>,
+    done: u32,
+}
+
+impl Scanning {
+    /// Of its reply, so far.
+    pub(super) fn bytes(&self) -> usize {
+        self.found.len()
+    }
 }
 
 /// The checksums of what is gathered, block by block.
@@ -133,7 +176,7 @@ impl Connection {
         let parsed = keyed::split(&header, self.link.table())
             .and_then(|(place, table)| Ok((place, Window::parse(table)?)));
         match parsed {
-            Ok((place, window)) => self.gather_window(shared, buffers, header, place, &window),
+            Ok((place, window)) => self.gather_window(shared, buffers, header, place, window),
             Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         }
         Ok(())
@@ -145,7 +188,7 @@ impl Connection {
         buffers: &mut ScratchBuffers,
         header: Header,
         place: Option<ByKey>,
-        window: &Window,
+        window: Window,
     ) {
         let mut gathered = Gathered {
             frames: std::mem::take(&mut buffers.frames),
@@ -164,6 +207,18 @@ impl Connection {
         gathered.pieces.clear();
         gathered.buffer.clear();
         gathered.crcs.clear();
+        self.go_on_gathering(shared, buffers, Gathering { header, place, window, gathered }, copied);
+    }
+
+    /// Collects a window, from where it stopped, and sends it when it has all.
+    pub(super) fn go_on_gathering(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        gathering: Gathering,
+        copied: bool,
+    ) {
+        let Gathering { header, place, window, mut gathered } = gathering;
         let mut urgency = Urgency::Demand;
         let mut locked = None;
         let result = self.membership.as_ref().ok_or_else(no_lease).and_then(|membership| {
@@ -173,15 +228,28 @@ impl Connection {
                 // The body of a message: heads go first.
                 urgency = Urgency::Prefetch;
             }
-            gathered.collect(shared, self.arena, &mut view, window, copied)?;
+            if !gathered.collect(shared, self.arena, &mut view, &window, copied, &mut buffers.slice)? {
+                return Ok(false);
+            }
             for counts in [&shared.shards[self.arena].counts, &membership.lease.counts] {
                 count_alone(&counts.gets, 1);
                 count_alone(&counts.bytes_out, window.len.into());
             }
             locked = copied.then_some(space);
-            Ok(())
+            Ok(true)
         });
-        let Gathered { frames, pieces, buffer, crcs } = gathered;
+        if matches!(result, Ok(false)) {
+            // What was to be copied is not held: it begins again.
+            let gathered = if copied {
+                shared.store.release(&gathered.frames);
+                Gathered::default()
+            } else {
+                gathered
+            };
+            self.paused = Some(Paused::Gather(Box::new(Gathering { header, place, window, gathered })));
+            return;
+        }
+        let Gathered { frames, pieces, buffer, crcs, .. } = gathered;
         self.collected += buffer.len();
         (buffers.frames, buffers.pieces, buffers.crcs) = (frames, pieces, crcs);
         let held = if copied {
@@ -191,7 +259,7 @@ impl Connection {
             Held::frames_and_bytes(&shared.store, &buffers.frames, buffer).back_to(&buffers.buffer_pool)
         };
         match result {
-            Ok(()) => {
+            Ok(_) => {
                 buffers.head.clear();
                 let mut table = std::mem::take(&mut buffers.table);
                 table.clear();
@@ -247,7 +315,7 @@ impl Connection {
         let run = Program::run(piece.offset().cast_signed(), piece.len as u64)
             .expect("a part of a page of a region");
         let window = Window { program: run, from: 0, len: u32::try_from(piece.len).expect("at most a page") };
-        self.gather_window(shared, buffers, header, None, &window);
+        self.gather_window(shared, buffers, header, None, window);
         Ok(())
     }
 
@@ -436,41 +504,74 @@ impl Connection {
             Ok(request) => request,
             Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
-        let mut scan = Scan::new(request.kind, request.test, request.want, request.low, request.high);
-        let mut found = Vec::new();
+        let scan = Scan::new(request.kind, request.test, request.want, request.low, request.high);
+        let scanning = Scanning { header, request, scan, found: Vec::new(), done: 0 };
+        self.go_on_scanning(shared, buffers, scanning);
+        Ok(())
+    }
+
+    /// Scans a window from where it stopped, and answers when it was all.
+    pub(super) fn go_on_scanning(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        mut scanning: Scanning,
+    ) {
+        let Scanning { header, request, scan, found, done } = &mut scanning;
+        let (header, window) = (*header, &request.window);
+        let unit = u32::try_from(request.kind.bytes()).expect("at most 8");
         let result = self.membership().and_then(|membership| {
             let space = membership.space()?;
             let mut view = space.view(membership.member, RegionId(header.region))?;
-            view.reaches(request.window.program.bounds().1.cast_unsigned())?;
-            // Small runs lie anywhere, and copying them in a row takes far less time than one by one.
+            view.reaches(window.program.bounds().1.cast_unsigned())?;
             let mut together = Vec::new();
-            let all_together = copy_small_runs(shared, &mut view, &request.window, &mut together);
-            scan.feed(&together, &mut found);
-            let one_by_one = (!all_together).then(|| request.window.pieces());
             let mut unpacked = Unpacked::new(shared, self.arena);
-            for piece in one_by_one.into_iter().flatten() {
-                let Some(page) = view.page(piece.page) else {
-                    scan.feed(&ZEROES[..piece.len], &mut found);
-                    continue;
-                };
-                let memory = if usize::from(page.len) == OS_PAGE_BYTES {
-                    shared.store.memory(page.frame).cast_const()
+            while *done < window.len {
+                let len = window.bytes_in(*done, STEPS_AT_ONCE, unit).min(SCANNED_AT_ONCE);
+                together.clear();
+                // Small runs lie anywhere, and copying them in a row takes far less time than one by one.
+                if copy_small_runs(shared, &mut view, window, (*done, len), &mut together) {
+                    scan.feed(&together, found);
+                    *done += len;
                 } else {
-                    unpacked.page(piece.page, &page, || {})?
-                };
-                // SAFETY: the piece is within the page, which is not written while the lease is locked, or
-                // within the unpacked one, which is kept.
-                let bytes = unsafe { std::slice::from_raw_parts(memory.add(piece.within), piece.len) };
-                scan.feed(bytes, &mut found);
+                    let mut looks = 0;
+                    for piece in window.pieces_of(*done, len) {
+                        looks += 1;
+                        *done += u32::try_from(piece.len).expect("at most a page");
+                        let Some(page) = view.page(piece.page) else {
+                            scan.feed(&ZEROES[..piece.len], found);
+                            continue;
+                        };
+                        let memory = if usize::from(page.len) == OS_PAGE_BYTES {
+                            shared.store.memory(page.frame).cast_const()
+                        } else {
+                            looks += PACKED_COUNTS_FOR;
+                            unpacked.page(piece.page, &page, || {})?
+                        };
+                        // SAFETY: the piece is within the page, which is not written while the lease is locked,
+                        // or within the unpacked one, which is kept.
+                        let bytes =
+                            unsafe { std::slice::from_raw_parts(memory.add(piece.within), piece.len) };
+                        scan.feed(bytes, found);
+                        if looks >= PIECES_AT_ONCE {
+                            break;
+                        }
+                    }
+                }
+                if *done < window.len && buffers.slice.is_over() {
+                    return Ok(false);
+                }
             }
             for counts in [&shared.shards[self.arena].counts, &membership.lease.counts] {
                 count_alone(&counts.gets, 1);
                 count_alone(&counts.bytes_out, found.len() as u64);
             }
-            Ok(())
+            Ok(true)
         });
         match result {
-            Ok(()) => {
+            Ok(false) => self.paused = Some(Paused::Scan(Box::new(scanning))),
+            Ok(true) => {
+                let Scanning { request, scan, found, .. } = scanning;
                 buffers.head.clear();
                 let mut table = Vec::with_capacity(24);
                 encode_reduced(&scan.reduced(), &mut table);
@@ -492,7 +593,6 @@ impl Connection {
             }
             Err(refused) => self.refuse(buffers, header, &refused, shared),
         }
-        Ok(())
     }
 
     /// Orders a copy to another server; the answer comes when it has arrived there.
@@ -516,6 +616,7 @@ impl Connection {
                     lease,
                     member,
                     connection,
+                    identity: self.identity,
                     copy,
                 });
                 self.copies += 1;
@@ -550,7 +651,8 @@ impl Connection {
                 Refused::new(Status::BadRequest, "a region's name has 1 to 255 bytes of UTF-8")
             })?)
         };
-        Ok(membership.space()?.open_region(membership.member, selector, header.arg)?)
+        // A name may be new.
+        Ok(membership.space()?.make(0, |space| space.open_region(membership.member, selector, header.arg))?)
     }
 }
 
@@ -705,8 +807,23 @@ impl Edit<'_> {
             .expect("the region was there a moment ago");
         let PageState::Own(page) = state else { panic!("a page that is to be changed is its region's own") };
         assert!(self.shared.store.is_writable(&page), "a page that is changed has one reference");
-        let mut room = [0; OS_PAGE_BYTES];
-        let (old, new) = (&mut [0; OS_PAGE_BYTES][..piece.len], &mut room[..piece.len]);
+        self.shared.store.touch(page.frame);
+        // Most pieces are small, and to clear a page for each takes longer than to change them.
+        if piece.len <= LINE_BYTES {
+            self.patch_in(piece, page, (&mut [0; LINE_BYTES], &mut [0; LINE_BYTES]), change);
+        } else {
+            self.patch_in(piece, page, (&mut [0; OS_PAGE_BYTES], &mut [0; OS_PAGE_BYTES]), change);
+        }
+    }
+
+    fn patch_in(
+        &mut self,
+        piece: Piece,
+        page: StoredPage,
+        (old, new): (&mut [u8], &mut [u8]),
+        change: impl FnOnce(&mut [u8]),
+    ) {
+        let (old, new) = (&mut old[..piece.len], &mut new[..piece.len]);
         // SAFETY: the piece is within the page; only its page table refers to the frame, and that is locked:
         // no other thread reads or writes it.
         let target = unsafe {
@@ -807,13 +924,17 @@ pub(crate) struct Gathered {
     pub(crate) frames: Vec<FrameIndex>,
     pub(crate) pieces: Vec<Place>,
     pub(crate) buffer: Vec<u8>,
-    /// Of each block.
+    /// Of each block, when it is all there.
     pub(crate) crcs: Vec<u32>,
+    blocks: Blocks,
+    /// Bytes of the window.
+    done: u32,
 }
 
 impl Gathered {
-    /// Collects a window while the lease is locked. With an error, the frames so far are held. `copied`: it
-    /// is copied before the lock goes, and plain pages are not held.
+    /// Collects a window while the lease is locked. False: the slice is over before it is complete; call it
+    /// again, and what is there stays. With an error, the frames so far are held. `copied`: it is copied before
+    /// the lock goes, and plain pages are not held.
     pub(crate) fn collect(
         &mut self,
         shared: &Shared,
@@ -821,34 +942,55 @@ impl Gathered {
         view: &mut View<'_>,
         window: &Window,
         copied: bool,
-    ) -> Result<(), Refused> {
+        slice: &mut Slice,
+    ) -> Result<bool, Refused> {
         view.reaches(window.program.bounds().1.cast_unsigned())?;
         if copied
             && let Some(piece) = window.only_piece()
             && self.point_at(shared, view.page(piece.page), piece)
         {
-            return Ok(());
+            return Ok(true);
         }
-        // It never grows after this: pieces point into it.
-        self.buffer.reserve_exact(window.len as usize);
-        if copy_small_runs(shared, view, window, &mut self.buffer) {
-            self.pieces.push(Place { ptr: self.buffer.as_ptr(), len: self.buffer.len() });
-            self.crcs.push(checksum::crc32c(&self.buffer));
-            return Ok(());
+        if self.done == 0 {
+            // It never grows after this: pieces point into it.
+            self.buffer.reserve_exact(window.len as usize);
+            self.blocks.crcs = std::mem::take(&mut self.crcs);
         }
-        let mut blocks = Blocks { crcs: std::mem::take(&mut self.crcs), ..Blocks::default() };
+        while self.done < window.len {
+            let len = window.bytes_in(self.done, STEPS_AT_ONCE, 1);
+            let start = self.buffer.len();
+            if !copy_small_runs(shared, view, window, (self.done, len), &mut self.buffer) {
+                break;
+            }
+            note_copied(&self.buffer, start, &mut self.pieces, &mut self.blocks);
+            self.done += len;
+            if self.done < window.len && slice.is_over() {
+                return Ok(false);
+            }
+        }
+        let mut looks = 0;
+        let blocks = &mut self.blocks;
         let mut ahead = Ahead::default();
         let mut unpacked = Unpacked::new(shared, arena);
         // Most pieces lie in the page of the one before.
         let mut near: Option<(PageIndex, *const u8)> = None;
-        for piece in window.pieces() {
+        for piece in window.pieces_of(self.done, window.len - self.done) {
+            looks += 1;
+            if looks >= PIECES_AT_ONCE {
+                looks = 0;
+                if slice.is_over() {
+                    ahead.copy(&mut self.buffer, &mut self.pieces, blocks);
+                    return Ok(false);
+                }
+            }
+            self.done += u32::try_from(piece.len).expect("at most a page");
             let from_frame = piece.len >= FROM_FRAME_BYTES;
             if !from_frame
                 && let Some((page, memory)) = near
                 && page == piece.page
             {
                 if ahead.is_full() {
-                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                    ahead.copy(&mut self.buffer, &mut self.pieces, blocks);
                 }
                 ahead.push(memory.wrapping_add(piece.within), piece.len);
                 continue;
@@ -861,10 +1003,14 @@ impl Gathered {
                     (None, shared.store.memory(page.frame).cast_const())
                 }
                 Some(page) if !from_frame => {
-                    let before = || ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                    looks += PACKED_COUNTS_FOR;
+                    let before = || ahead.copy(&mut self.buffer, &mut self.pieces, blocks);
                     (None, unpacked.page(piece.page, &page, before)?)
                 }
                 Some(page) => {
+                    if usize::from(page.len) < OS_PAGE_BYTES {
+                        looks += PACKED_COUNTS_FOR;
+                    }
                     let presented = shared
                         .store
                         .present(arena, &page, false)
@@ -877,13 +1023,13 @@ impl Gathered {
             let from = memory.wrapping_add(piece.within);
             if !from_frame {
                 if ahead.is_full() {
-                    ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+                    ahead.copy(&mut self.buffer, &mut self.pieces, blocks);
                 }
                 ahead.push(from, piece.len);
                 near = Some((piece.page, memory));
                 continue;
             }
-            ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+            ahead.copy(&mut self.buffer, &mut self.pieces, blocks);
             self.frames.extend(frame);
             if piece.is_whole() {
                 blocks.end_block(&self.buffer);
@@ -901,10 +1047,10 @@ impl Gathered {
                 _ => self.pieces.push(Place { ptr: from, len: piece.len }),
             }
         }
-        ahead.copy(&mut self.buffer, &mut self.pieces, &mut blocks);
+        ahead.copy(&mut self.buffer, &mut self.pieces, blocks);
         blocks.end_block(&self.buffer);
-        self.crcs = blocks.crcs;
-        Ok(())
+        self.crcs = std::mem::take(&mut blocks.crcs);
+        Ok(true)
     }
 
     /// The usual small window, a part of one page, is sent from where it lies. False, with no effect, if the
@@ -917,15 +1063,32 @@ impl Gathered {
     }
 }
 
-/// Copies a window of many small runs behind the bytes in `buffer`. False, with no effect, where it is none,
-/// or a page is packed. As [`rows::copy`].
-fn copy_small_runs(shared: &Shared, view: &mut View<'_>, window: &Window, buffer: &mut Vec<u8>) -> bool {
+/// Copies a part of a window of many small runs behind the bytes in `buffer`. False, with no effect, where it is
+/// none, or a page is packed. As [`rows::copy`].
+fn copy_small_runs(
+    shared: &Shared,
+    view: &mut View<'_>,
+    window: &Window,
+    part: (u32, u32),
+    buffer: &mut Vec<u8>,
+) -> bool {
     let short = |longest| longest < FROM_FRAME_BYTES as u64;
     if window.program.run_count() <= FEW_RUNS || !window.program.longest_run().is_some_and(short) {
         return false;
     }
-    buffer.reserve_exact(window.len as usize);
-    rows::copy(shared.store.slabs(), view, window, buffer)
+    buffer.reserve_exact(part.1 as usize);
+    rows::copy(shared.store.slabs(), view, window, part, buffer)
+}
+
+/// The bytes of the buffer from `start` on were copied behind what is collected.
+fn note_copied(buffer: &[u8], start: usize, places: &mut Vec<Place>, blocks: &mut Blocks) {
+    let (at, bytes) = (buffer.as_ptr().wrapping_add(start), buffer.len() - start);
+    match places.last_mut() {
+        Some(last) if last.ptr.wrapping_add(last.len) == at => last.len += bytes,
+        _ => places.push(Place { ptr: at, len: bytes }),
+    }
+    blocks.uncounted += bytes;
+    blocks.between = true;
 }
 
 /// Prefetches memory for a frame that begins like this: if it asks for bytes of a page, they are brought into
@@ -1005,14 +1168,7 @@ impl Ahead {
             unsafe { append(buffer, *from, *len) };
         }
         self.count = 0;
-        let at = buffer.as_ptr().wrapping_add(start);
-        let bytes = buffer.len() - start;
-        match places.last_mut() {
-            Some(last) if last.ptr.wrapping_add(last.len) == at => last.len += bytes,
-            _ => places.push(Place { ptr: at, len: bytes }),
-        }
-        blocks.uncounted += bytes;
-        blocks.between = true;
+        note_copied(buffer, start, places, blocks);
     }
 }
 
@@ -1029,5 +1185,61 @@ unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, len: usize) {
         let to = buffer.as_mut_ptr().add(end);
         rows::copy_one(from, to, len);
         buffer.set_len(end + len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Scratch;
+    use crate::{Server, ServerConfig, StoreKind};
+    use rampool_wire::frame::page_crc;
+
+    /// A request that goes to and fro between packed pages unpacks each of them once, as long as they do not
+    /// share a place.
+    #[test]
+    fn a_packed_page_is_unpacked_once_for_a_request() {
+        let mut config = ServerConfig::new(8 << 20, "127.0.0.1:0".parse().unwrap());
+        (config.store, config.lock_memory) = (StoreKind::Compressed, false);
+        let server = Server::start(config).unwrap();
+        let shared = &server.shared;
+        let packed = |byte: u8| {
+            let page = [byte; OS_PAGE_BYTES];
+            let mut frames = Vec::new();
+            assert!(shared.store.take(0, &[4096], &mut frames));
+            // SAFETY: a frame that was just taken, of 4096 bytes.
+            unsafe {
+                std::ptr::copy_nonoverlapping(page.as_ptr(), shared.store.memory(frames[0]), OS_PAGE_BYTES)
+            };
+            let entry = PageEntry { crc: page_crc(&page), len: 4096 };
+            let stored = shared.store.settle(0, frames[0], entry, &mut Scratch::default());
+            assert!(usize::from(stored.len) < OS_PAGE_BYTES);
+            stored
+        };
+        let pages: Vec<StoredPage> = (0..4).map(packed).collect();
+        let before = shared.store.usage().frames;
+        let mut unpacked = Unpacked::new(shared, 0);
+        let mut first = Vec::new();
+        for (number, page) in (0..).zip(&pages) {
+            let memory = unpacked.page(PageIndex(number), page, || panic!("nothing gives way")).ok().unwrap();
+            // SAFETY: it is valid until another page is asked for.
+            assert_eq!(u64::from(unsafe { memory.read() }), number);
+            first.push(memory);
+        }
+        for round in 0..100_u64 {
+            let number = round * 3 % 4;
+            let memory = unpacked
+                .page(PageIndex(number), &pages[usize::try_from(number).unwrap()], || {})
+                .ok()
+                .unwrap();
+            assert_eq!(memory, first[usize::try_from(number).unwrap()], "it is the same copy");
+        }
+        assert_eq!(shared.store.usage().frames, before + 4);
+        // One with the same place gives way, and what is copied from it is copied before.
+        let mut gave_way = false;
+        let number = PageIndex(UNPACKED as u64);
+        assert!(unpacked.page(number, &pages[1], || gave_way = true).is_ok() && gave_way);
+        drop(unpacked);
+        shared.store.release(&pages.iter().map(|page| page.frame).collect::<Vec<_>>());
     }
 }

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 enum Now {
     /// It waits, or its answer is among the posts.
     Asked,
+    /// The answer comes when its pages are free.
+    Freed,
     Answer {
         arg: u64,
         region: u64,
@@ -100,6 +102,7 @@ impl Connection {
                     self.told(shared, buffers, post);
                 }
             }
+            Ok(Now::Freed) => self.go_on_freeing(shared, buffers, header),
             Ok(Now::Answer { arg, region, table }) => {
                 self.tell(buffers, Header { region, ..header }, arg, &table)
             }
@@ -123,9 +126,10 @@ impl Connection {
         let asker =
             Asker { member: membership.member, request: header.request, origin: (self.arena, self.token) };
         let mut timeout_ms = 0;
+        let queues = u64::from(header.opcode == Opcode::OpenQueue && header.arg == 1);
         let mut act = |command: &mut dyn FnMut(&mut LeaseSpace) -> Result<Now, QueueSpaceError>| {
             let mut space = membership.space()?;
-            let done = command(&mut space);
+            let done = if queues > 0 { space.make(queues, command) } else { command(&mut space) };
             collect(shared, &mut space, &mut buffers.posts);
             Ok(done?)
         };
@@ -144,15 +148,10 @@ impl Connection {
                     Ok(Now::Answer { arg: queue.0, region: region.0, table })
                 })
             }
-            Opcode::FreeQueue => {
-                let mut released = Vec::new();
-                let result = act(&mut |space| {
-                    space.free_queue(queue, &mut released)?;
-                    answer(0)
-                });
-                shared.store.release(&released);
-                result
-            }
+            Opcode::FreeQueue => act(&mut |space| {
+                space.free_queue(queue)?;
+                Ok(Now::Freed)
+            }),
             Opcode::ListQueues => act(&mut |space| {
                 let (mut table, mut last) = (Vec::new(), 0);
                 for (listed, _) in space.queues().list(queue) {

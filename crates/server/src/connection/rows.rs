@@ -24,15 +24,21 @@ const WAYS: usize = 8;
 const LINE_BYTES: usize = 64;
 const MOST_LINES: usize = 4;
 
-/// Copies the bytes of a window behind those in `buffer`, which has room for them. False, with no effect,
-/// where a page is not plain. Call it while the lease of the view is locked, and with a window within the
-/// region.
-pub(super) fn copy(slabs: &Slabs, view: &mut View<'_>, window: &Window, buffer: &mut Vec<u8>) -> bool {
-    let len = window.len as usize;
+/// Copies `len` bytes of a window, those behind the first `done`, behind those in `buffer`, which has room for
+/// them. False, with no effect, where a page is not plain. Call it while the lease of the view is locked, and
+/// with a window within the region.
+pub(super) fn copy(
+    slabs: &Slabs,
+    view: &mut View<'_>,
+    window: &Window,
+    (done, len): (u32, u32),
+    buffer: &mut Vec<u8>,
+) -> bool {
+    let len = len as usize;
     assert!(buffer.capacity() - buffer.len() >= len, "there is room for the window");
     let to = buffer.spare_capacity_mut().as_mut_ptr().cast();
     let mut copier = Copier { slabs, view, to, batches: [Batch::new(), Batch::new()], filling: 0 };
-    for row in window.program.rows(window.from, len as u64) {
+    for row in window.program.rows(window.from + u64::from(done), len as u64) {
         let done = match row {
             Row::Even { first, stride, count, len } => {
                 copier.even(first.cast_unsigned(), stride, count, in_memory(len))

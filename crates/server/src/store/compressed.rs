@@ -31,7 +31,7 @@ impl CompressedStore {
             config.memory_bytes.saturating_add(config.memory_bytes / 16).saturating_add(config.transit_bytes);
         let most = usize::try_from(most.div_ceil(SLAB_BYTES as u64)).expect("a 64-bit machine");
         let most = most + config.arenas * sizes.len();
-        Self { slabs: Slabs::new(sizes, SLAB_BYTES, most, config.arenas, config.lock) }
+        Self { slabs: Slabs::new(sizes, SLAB_BYTES, most, config) }
     }
 
     /// The bytes of a frame that the caller has a reference to and that is not written.

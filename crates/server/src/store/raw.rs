@@ -22,7 +22,7 @@ impl RawStore {
         let most = config.memory_bytes.saturating_add(config.transit_bytes).div_ceil(SLAB_BYTES as u64);
         let most = usize::try_from(most).expect("a 64-bit machine");
         let page = u32::try_from(OS_PAGE_BYTES).expect("4096");
-        Self { slabs: Slabs::new(vec![page], SLAB_BYTES, most + config.arenas, config.arenas, config.lock) }
+        Self { slabs: Slabs::new(vec![page], SLAB_BYTES, most + config.arenas, config) }
     }
 }
 

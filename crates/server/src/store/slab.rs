@@ -8,13 +8,16 @@
 //! Invariants: `held_slabs <= max_slabs`; in each slab, free slots and slots with references make up all
 //! slots; `used_bytes` is the sum of the sizes of frames with references.
 
-use super::StoreUsage;
+use super::{StoreConfig, StoreUsage};
+use rampool_kernel::sealed::{self, SealedMemory};
 use rampool_lease::{FrameIndex, StoredPage};
+use rampool_wire::places::{PLAN_BYTES, Place, Plan};
 use rampool_wire::units::OS_PAGE_BYTES;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munlock, munmap};
 use std::collections::{BTreeSet, HashMap};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const SLOT_BITS: u32 = 16;
@@ -25,6 +28,8 @@ pub struct Slabs {
     sizes: Vec<u32>,
     slab_bytes: usize,
     lock: bool,
+    /// Where slabs are mapped, if not each on its own.
+    file: Option<FramesFile>,
     cells: Box<[Cell]>,
     arenas: Vec<Mutex<Arena>>,
     /// Numbers of slabs that are not mapped, lowest last.
@@ -33,6 +38,49 @@ pub struct Slabs {
     used_bytes: AtomicU64,
     frames: AtomicU64,
     unlocked: AtomicBool,
+}
+
+/// The file of frames that are open: all slabs one after the other, by their numbers ([`rampool_wire::places`]).
+struct FramesFile {
+    memory: SealedMemory,
+    fd: OwnedFd,
+    /// The same, opened to be read only.
+    reader: OwnedFd,
+    plan: Plan,
+    granule_bytes: u32,
+}
+
+impl FramesFile {
+    /// For this many bytes of slabs; `None` where the kernel refuses it.
+    fn create(granule_bytes: u32, bytes: usize) -> Option<Self> {
+        let plan = Plan::of(granule_bytes, bytes as u64 / u64::from(granule_bytes)).ok()?;
+        let (memory, fd) =
+            SealedMemory::create(c"rampool-frames", usize::try_from(plan.file_bytes()).ok()?).ok()?;
+        let reader = std::fs::File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?.into();
+        let start = memory.span(0, memory.bytes());
+        // SAFETY: our own mapping, of this length. A forked child has no use for it.
+        let _ = unsafe { madvise(start.cast(), memory.bytes(), Advice::LinuxDontFork) };
+        // SAFETY: the first page of a file that no other process knows yet.
+        unsafe { std::ptr::copy_nonoverlapping(plan.encode().as_ptr(), start, PLAN_BYTES) };
+        Some(Self { memory, fd, reader, plan, granule_bytes })
+    }
+
+    /// The first byte of this slab, and its offset in the file.
+    fn slab(&self, number: u32, slab_bytes: usize) -> (*mut u8, usize) {
+        let first = usize::try_from(self.plan.frames_at()).expect("a 64-bit machine");
+        let offset = first + number as usize * slab_bytes;
+        (self.memory.span(offset, slab_bytes), offset)
+    }
+
+    /// The granule with which a frame of a slab begins.
+    fn granule(&self, number: u32, slot: usize, slab: &Slab, slab_bytes: usize) -> u32 {
+        let bytes = number as usize * slab_bytes + slot * slab.frame_bytes;
+        u32::try_from(bytes / self.granule_bytes as usize).expect("a plan has fewer than 2^32 granules")
+    }
+
+    fn generation(&self, granule: u32) -> &AtomicU32 {
+        self.memory.word32(usize::try_from(self.plan.generation_at(granule)).expect("a 64-bit machine"))
+    }
 }
 
 /// What can be asked about a slab without a lock. Only for slabs with a frame that the asker has a reference
@@ -62,14 +110,14 @@ struct Arena {
 
 impl Slabs {
     /// `sizes`: frame sizes, ascending, dividing into `slab_bytes` with at most 65536 slots.
-    pub(super) fn new(
-        sizes: Vec<u32>,
-        slab_bytes: usize,
-        max_slabs: usize,
-        arenas: usize,
-        lock: bool,
-    ) -> Self {
+    pub(super) fn new(sizes: Vec<u32>, slab_bytes: usize, max_slabs: usize, config: &StoreConfig) -> Self {
+        let (arenas, lock) = (config.arenas, config.lock);
         let max_slabs = max_slabs.max(sizes.len() * arenas);
+        let file =
+            config.open.then(|| FramesFile::create(sizes[0], max_slabs.checked_mul(slab_bytes)?)).flatten();
+        if config.open && file.is_none() {
+            tracing::warn!("the kernel does not allow a file for the frames: clients ask for each page");
+        }
         let arena =
             || Mutex::new(Arena { partial: vec![BTreeSet::new(); sizes.len()], slots: HashMap::new() });
         Self {
@@ -77,6 +125,7 @@ impl Slabs {
             sizes,
             slab_bytes,
             lock,
+            file,
             cells: (0..max_slabs).map(|_| Cell::default()).collect(),
             unmapped: Mutex::new(
                 (0..u32::try_from(max_slabs).expect("fewer than 2^32 slabs")).rev().collect(),
@@ -160,6 +209,33 @@ impl Slabs {
         self.slab(number).references[slot].load(Ordering::Acquire) == 1
     }
 
+    pub(super) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(|file| file.reader.as_fd())
+    }
+
+    /// See [`super::PageStore::place`].
+    pub(super) fn place(&self, frame: FrameIndex, len: u32) -> Place {
+        let Some(file) = &self.file else { return Place::NONE };
+        let (number, slot) = split(frame);
+        let granule = file.granule(number, slot, self.slab(number), self.slab_bytes);
+        Place { granule, generation: file.generation(granule).load(Ordering::Relaxed), len }
+    }
+
+    /// From here on the frame's bytes may be anything.
+    pub(super) fn touch(&self, frame: FrameIndex) {
+        let (number, slot) = split(frame);
+        self.move_on(number, slot, self.slab(number));
+    }
+
+    fn move_on(&self, number: u32, slot: usize, slab: &Slab) {
+        if let Some(file) = &self.file {
+            let granule = file.granule(number, slot, slab, self.slab_bytes);
+            file.generation(granule).fetch_add(1, Ordering::Relaxed);
+            // Before the bytes change.
+            fence(Ordering::Release);
+        }
+    }
+
     /// The entry of a page of 4096 plain bytes.
     pub(super) fn plain_page(&self, frame: FrameIndex, crc: u32) -> StoredPage {
         let charge = self.size(frame);
@@ -183,6 +259,7 @@ impl Slabs {
             if old > 1 {
                 continue;
             }
+            self.move_on(number, slot, slab);
             bytes += u64::from(self.sizes[slab.class]);
             count += 1;
             let (arena, class, total) = (slab.arena, slab.class, slab.references.len());
@@ -285,7 +362,7 @@ impl Slabs {
 
     fn map_slab(&self, arena: usize, inner: &mut Arena, class: usize) -> Option<()> {
         let number = self.unmapped.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-        let Some(base) = self.map_memory() else {
+        let Some(base) = self.map_memory(number) else {
             self.unmapped.lock().unwrap_or_else(PoisonError::into_inner).push(number);
             return None;
         };
@@ -301,7 +378,15 @@ impl Slabs {
     }
 
     /// Aligned, so that huge pages fit, and locked if that was asked for and is allowed.
-    fn map_memory(&self) -> Option<*mut u8> {
+    fn map_memory(&self, number: u32) -> Option<*mut u8> {
+        if let Some(file) = &self.file {
+            let (base, _) = file.slab(number, self.slab_bytes);
+            // SAFETY: a part of our own mapping.
+            if self.lock && unsafe { mlock(base.cast(), self.slab_bytes) }.is_err() {
+                self.unlocked.store(true, Ordering::Relaxed);
+            }
+            return Some(base);
+        }
         let (bytes, align) = (self.slab_bytes, self.slab_bytes);
         // SAFETY: a new anonymous mapping at an address of the kernel's choice; the ends beyond the aligned
         // middle are unmapped again, and no other code knows of them.
@@ -339,8 +424,17 @@ impl Slabs {
         // SAFETY: the pointer came from `Box::into_raw` and was taken out of its cell just now; there is no
         // reference to a frame of the slab.
         let slab = unsafe { Box::from_raw(slab) };
-        // SAFETY: our own mapping, of this size, with no frame in use.
-        unsafe { munmap(slab.base.cast(), self.slab_bytes) }.expect("our own mapping");
+        match &self.file {
+            Some(file) => {
+                // SAFETY: a part of our own mapping.
+                let _ = unsafe { munlock(slab.base.cast(), self.slab_bytes) };
+                // What the kernel does not take back is written over when the slab is mapped again.
+                let _ =
+                    sealed::give_back(file.fd.as_fd(), file.slab(number, self.slab_bytes).1, self.slab_bytes);
+            }
+            // SAFETY: our own mapping, of this size, with no frame in use.
+            None => unsafe { munmap(slab.base.cast(), self.slab_bytes) }.expect("our own mapping"),
+        }
         self.held_slabs.fetch_sub(1, Ordering::Relaxed);
         let mut unmapped = self.unmapped.lock().unwrap_or_else(PoisonError::into_inner);
         unmapped.push(number);

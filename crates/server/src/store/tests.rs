@@ -3,15 +3,23 @@
 use super::*;
 use proptest::test_runner::{TestRng, TestRunner};
 use rampool_wire::frame::page_crc;
+use rampool_wire::places::{PLAN_BYTES, Plan};
 use rampool_wire::units::OS_PAGE_BYTES;
+use std::os::unix::fs::FileExt;
 
 fn config(memory_bytes: u64, arenas: usize) -> StoreConfig {
-    StoreConfig { memory_bytes, arenas, transit_bytes: 0, lock: false }
+    StoreConfig { memory_bytes, arenas, transit_bytes: 0, lock: false, open: false }
 }
 
 fn stores(memory_bytes: u64, arenas: usize) -> Vec<Box<dyn PageStore>> {
     let config = config(memory_bytes, arenas);
-    vec![Box::new(RawStore::new(&config)), Box::new(CompressedStore::new(&config))]
+    let open = StoreConfig { open: true, ..config };
+    vec![
+        Box::new(RawStore::new(&config)),
+        Box::new(CompressedStore::new(&config)),
+        Box::new(RawStore::new(&open)),
+        Box::new(CompressedStore::new(&open)),
+    ]
 }
 
 /// A page that packs well, half, or not at all.
@@ -196,4 +204,75 @@ fn locked_memory_is_locked() {
     assert!(store.take(0, &[4096; 1024], &mut frames));
     assert!(store.usage().unlocked || locked_kib() >= before + 4096, "4 MiB are in use and not locked");
     store.release(&frames);
+}
+
+/// Who reads frames in their file: the bytes of a page at its place, and the generation there now.
+struct Reader {
+    plan: Plan,
+    file: std::fs::File,
+}
+
+impl Reader {
+    fn of(store: &dyn PageStore) -> Self {
+        let file =
+            std::fs::File::from(store.file().expect("the frames are open").try_clone_to_owned().unwrap());
+        let mut plan = [0; PLAN_BYTES];
+        file.read_exact_at(&mut plan, 0).unwrap();
+        Self { plan: Plan::parse(&plan).unwrap(), file }
+    }
+
+    fn read(&self, place: Place) -> (Vec<u8>, u32) {
+        let (mut bytes, mut generation) = (vec![0; place.len as usize], [0; 4]);
+        self.file.read_exact_at(&mut bytes, self.plan.frame_at(place.granule)).unwrap();
+        self.file.read_exact_at(&mut generation, self.plan.generation_at(place.granule)).unwrap();
+        (bytes, u32::from_ne_bytes(generation))
+    }
+}
+
+#[test]
+fn an_open_frame_is_where_its_place_says_until_its_generation_moves_on() {
+    let open = StoreConfig { open: true, ..config(16 << 20, 2) };
+    let stores: [Box<dyn PageStore>; 2] =
+        [Box::new(RawStore::new(&open)), Box::new(CompressedStore::new(&open))];
+    for store in stores {
+        let reader = Reader::of(&*store);
+        let mut rng = TestRunner::deterministic().new_rng();
+        let mut kept: Vec<(StoredPage, Place, Vec<u8>)> = Vec::new();
+        let mut gone: Vec<Place> = Vec::new();
+        for step in 0..5000 {
+            if below(&mut rng, 5) < 3 && kept.len() < 2000 {
+                let page = page(&mut rng);
+                let stored = arrive(&*store, below(&mut rng, 2), &page).expect("room for all");
+                let place = store.place(&stored);
+                assert!(reader.plan.has(place) && !gone.contains(&place), "a place of a page that is gone");
+                kept.push((stored, place, page));
+            } else if !kept.is_empty() {
+                let (stored, place, _) = kept.swap_remove(below(&mut rng, kept.len()));
+                store.release(&[stored.frame]);
+                gone.push(place);
+            }
+            if step % 100 == 0 {
+                for (stored, place, page) in &kept {
+                    let (bytes, generation) = reader.read(*place);
+                    assert_eq!((generation, store.place(stored)), (place.generation, *place));
+                    let plain = if bytes.len() == OS_PAGE_BYTES {
+                        bytes
+                    } else {
+                        lz4_flex::block::decompress(&bytes, OS_PAGE_BYTES).unwrap()
+                    };
+                    assert!(plain == *page, "another page lies there");
+                }
+                assert!(gone.iter().all(|place| reader.read(*place).1 != place.generation));
+            }
+        }
+        let (stored, place, _) = &kept[0];
+        store.touch(stored.frame);
+        assert_ne!(reader.read(*place).1, place.generation, "its bytes may change now");
+        store.release(&kept.iter().map(|(stored, ..)| stored.frame).collect::<Vec<_>>());
+        store.check();
+        // To be read only.
+        use std::io::Write as _;
+        assert!((&reader.file).write(&[0]).is_err());
+    }
+    assert!(RawStore::new(&config(16 << 20, 1)).file().is_none(), "frames are open on request only");
 }

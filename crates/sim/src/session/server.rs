@@ -41,6 +41,7 @@ pub(super) struct Answer {
 
 #[derive(Debug)]
 pub(super) struct Server {
+    index: usize,
     pub run: u64,
     directory: Directory,
     space: LeaseSpace,
@@ -56,19 +57,32 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub fn new(plan: &Plan, run: u64) -> (Self, Membership) {
+    pub fn new(plan: &Plan, index: usize, run: u64) -> (Self, Membership) {
         let grace_ms = u64::try_from(plan.grace.as_millis()).expect("short");
         let limits = Limits { memory_bytes: 2 * ROOM, grace_ms, max_leases: 4, max_members: 4 };
         let mut directory = Directory::new(limits);
         let request = OpenLease { bytes: ROOM, pid: 1, name: "sim".into(), host: "sim".into() };
-        let (lease, member) = directory.open(&request, TOKEN).expect("an empty server has room");
+        let (lease, member) = directory.open(None, &request, TOKEN).expect("an empty server has room");
         let mut space = LeaseSpace::new(ROOM);
         space.member_joined(member, ConnectionNumber::FIRST);
-        let region = space.create_region(member).expect("a lease has room for a region");
+        let mut make = || space.create_region(member).expect("a lease has room for a region");
+        // Each server has a number of its own for the program's region, and others before it.
+        let region = (0..=index).map(|_| make()).last().expect("at least one");
         let counters = [0; super::world::COUNTERS];
         let (updated, made) = (BTreeSet::new(), BTreeSet::new());
-        let server =
-            Self { run, directory, space, lease, member, region, counters, updated, made, down: false };
+        let server = Self {
+            index,
+            run,
+            directory,
+            space,
+            lease,
+            member,
+            region,
+            counters,
+            updated,
+            made,
+            down: false,
+        };
         (server, (member, ConnectionNumber::FIRST))
     }
 
@@ -78,7 +92,7 @@ impl Server {
             member: self.member,
             run: self.run,
             max_requests: plan.max_requests,
-            max_bytes: plan.max_bytes,
+            max_bytes: plan.max_bytes(self.index),
             grace: plan.grace,
             heartbeat: plan.heartbeat,
         }
@@ -93,7 +107,7 @@ impl Server {
     ) -> Result<(Membership, Grant), Status> {
         let request =
             AttachLease { lease, token: TOKEN, member, pid: 1, name: "sim".into(), host: "sim".into() };
-        match self.directory.attach(&request) {
+        match self.directory.attach(None, &request) {
             Ok((member, connection, _)) => {
                 self.space.member_joined(member, connection);
                 Ok(((member, connection), self.grant(plan)))
@@ -112,8 +126,10 @@ impl Server {
     /// Another member says that this one is gone.
     pub fn dismiss(&mut self) {
         if self.directory.leave(self.lease, self.member).is_some() {
-            self.space.member_gone(self.member, &mut Vec::new());
-            self.space.close(&mut Vec::new());
+            self.space.member_gone(self.member);
+            self.space.bury(u64::MAX, &mut Vec::new());
+            self.space.close();
+            self.space.bury(u64::MAX, &mut Vec::new());
             self.directory.closed(self.lease);
         }
     }
@@ -124,9 +140,11 @@ impl Server {
 
     pub fn expire(&mut self, now_ms: u64) {
         for departed in self.directory.expire(Tick(now_ms)) {
-            self.space.member_gone(departed.member, &mut Vec::new());
+            self.space.member_gone(departed.member);
+            self.space.bury(u64::MAX, &mut Vec::new());
             if departed.lease_closes {
-                self.space.close(&mut Vec::new());
+                self.space.close();
+                self.space.bury(u64::MAX, &mut Vec::new());
                 self.directory.closed(departed.lease);
             }
         }

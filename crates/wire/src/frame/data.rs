@@ -3,13 +3,15 @@
 //! ```text
 //!   Get, Discard     extents                     16 bytes each: first u64, count u32, zero u32
 //!   Put              extents, page entries        8 bytes each: crc u32, length u32
-//!   reply to Get     page entries
+//!   reply to Get     page entries, and places if agreed on (12 bytes each, see `crate::places`)
+//!   reply to Put     places, if agreed on
 //! ```
 //! Pages follow in the order of the extents. A page's length is 4096 (plain), 0 (the zero page: no bytes
 //! travel and no server keeps a frame for it) or, where compression was agreed, 1..=4095 (one LZ4 block that
 //! unpacks to 4096 bytes).
 
 use super::{Header, MAX_PAGE_INDEX, Reader, WireError};
+use crate::places::{Place, push_places};
 use crate::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 /// Pages one request may name.
@@ -67,15 +69,16 @@ pub fn encode_put(out: &mut Vec<u8>, header: Header, extents: &[Extent], entries
     bulk
 }
 
-/// Appends the head of a reply to `Get`; the pages' bytes must follow on the wire. Returns how many bytes
-/// that is.
+/// Appends the head of a reply to `Get`; the pages' bytes must follow on the wire. `places`: where they lie,
+/// if that was agreed on ([`crate::places`]). Returns how many bytes follow.
 ///
 /// # Panics
 /// If there are more than [`MAX_PAGES`] entries.
-pub fn encode_get_reply(out: &mut Vec<u8>, reply: Header, entries: &[PageEntry]) -> usize {
+pub fn encode_get_reply(out: &mut Vec<u8>, reply: Header, entries: &[PageEntry], places: &[Place]) -> usize {
     assert!(entries.len() <= MAX_PAGES, "at most {MAX_PAGES} pages a reply");
     let start = begin_frame(out);
     let bulk = push_entries(out, entries);
+    push_places(out, places);
     end_frame(out, start, reply, bulk);
     bulk
 }
@@ -283,7 +286,7 @@ mod tests {
             let pages = parse_extents(&header, table, &mut got).unwrap();
             prop_assert_eq!(got, extents);
             let mut out = Vec::new();
-            encode_get_reply(&mut out, header.reply(Status::Ok), &pool[..pages]);
+            encode_get_reply(&mut out, header.reply(Status::Ok), &pool[..pages], &[]);
             let (reply, table) = split(&out);
             let mut entries = Vec::new();
             prop_assert_eq!(parse_get_reply(&reply, table, pages, true, &mut entries), Ok(()));

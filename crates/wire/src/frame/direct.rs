@@ -135,7 +135,30 @@ impl Window {
     /// The runs, cut at page boundaries.
     #[must_use]
     pub fn pieces(&self) -> Pieces<'_> {
-        Pieces { runs: self.program.window(self.from, self.len.into()), offset: 0, left: 0 }
+        self.pieces_of(0, self.len)
+    }
+
+    /// The pieces of `len` of its bytes behind the first `done`.
+    #[must_use]
+    pub fn pieces_of(&self, done: u32, len: u32) -> Pieces<'_> {
+        Pieces { runs: self.program.window(self.from + u64::from(done), len.into()), offset: 0, left: 0 }
+    }
+
+    /// How many of the bytes behind the first `done` can be gone through in so many steps, or little more: at
+    /// least `unit`, and a multiple of it, or all that are left.
+    #[must_use]
+    pub fn bytes_in(&self, done: u32, most_steps: u64, unit: u32) -> u32 {
+        let left = self.len - done;
+        let mut len = left;
+        loop {
+            let steps = self.program.steps(self.from + u64::from(done), len.into());
+            if steps <= most_steps || len <= unit {
+                return len;
+            }
+            let share = u64::from(len) * most_steps / steps;
+            let share = u32::try_from(share).expect("less than a length").max(len / 8);
+            len = (share / unit * unit).max(unit).min(len - 1);
+        }
     }
 
     /// The window as a piece, if it is one without expanding the program.

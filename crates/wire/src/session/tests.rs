@@ -16,8 +16,9 @@ fn verdict() -> impl Strategy<Value = Verdict> {
 }
 
 prop_compose! {
-    fn preface()(a in 0..5u8, b in 0..5u8, encryption in encryption(), has_key: bool, features: u32, nonce: u64, verdict in verdict(), local_peer: bool) -> Preface {
-        Preface { min_version: a.min(b), max_version: a.max(b), encryption, has_key, features, nonce, verdict, local_peer }
+    fn preface()(a in 0..5u8, b in 0..5u8, encryption in encryption(), has_key: bool, features: u32, nonce: u64, verdict in verdict(), local_peer: bool, tenant: bool) -> Preface {
+        let has_tenant = tenant && has_key && verdict == Verdict::Ask;
+        Preface { min_version: a.min(b), max_version: a.max(b), encryption, has_key, features, nonce, verdict, local_peer, has_tenant }
     }
 }
 

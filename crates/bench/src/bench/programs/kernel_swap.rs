@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::bench::trial::{self, Outcome};
 
-const DEVICE: &str = "/dev/zram0";
-const SYS: &str = "/sys/block/zram0";
+/// Makes devices, and takes them away.
+const CONTROL: &str = "/sys/class/zram-control";
 const SIZE: &str = "6G";
 const CGROUPS: &str = "/sys/fs/cgroup/memory";
 
@@ -23,9 +23,10 @@ pub struct KernelSwap {
     guard: Child,
 }
 
-/// Ends swapping once its standard input ends, and removes the cgroup named by its first argument.
-const GUARD: &str =
-    "cat >/dev/null; swapoff /dev/zram0; echo 1 >/sys/block/zram0/reset; sleep 0.2; rmdir \"$0\"";
+/// Ends swapping once its standard input ends, and removes the cgroup named by its first argument and the
+/// device with the number that is its second.
+const GUARD: &str = "cat >/dev/null; swapoff /dev/zram$1; echo 1 >/sys/block/zram$1/reset; \
+    echo $1 >/sys/class/zram-control/hot_remove; sleep 0.2; rmdir \"$0\"";
 
 impl KernelSwap {
     /// Refuses if the machine already swaps: it would be unknown where pages go.
@@ -37,31 +38,35 @@ impl KernelSwap {
         if !Path::new(CGROUPS).join("memory.limit_in_bytes").exists() {
             bail!("there is no version 1 memory cgroup at {CGROUPS}");
         }
-        if !Path::new(SYS).exists() {
+        if !Path::new(CONTROL).exists() {
             // Where zram is a module.
             let _ = Command::new("modprobe").arg("zram").output();
         }
-        let size = fs::read_to_string(format!("{SYS}/disksize")).context("this kernel has no zram0")?;
-        if size.trim() != "0" {
-            bail!("zram0 is in use");
-        }
-        fs::write(format!("{SYS}/disksize"), SIZE).context("cannot set the size of zram0 (root only)")?;
+        // A device of its own: others may be in use.
+        let number = fs::read_to_string(format!("{CONTROL}/hot_add"))
+            .context("this kernel has no zram, or keeps it for root")?;
+        let number = number.trim();
+        let device = format!("/dev/zram{number}");
+        fs::write(format!("/sys/block/zram{number}/disksize"), SIZE)
+            .with_context(|| format!("cannot set the size of {device}"))?;
         let mut guard = Command::new("sh");
         guard
             .args(["-c", GUARD])
             .arg(cgroup())
+            .arg(number)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0);
         let swap = Self { guard: guard.spawn().context("cannot run `sh`")? };
-        for (program, arguments) in [("mkswap", &[DEVICE][..]), ("swapon", &["-p", "100", DEVICE])] {
+        for (program, arguments) in [("mkswap", &[device.as_str()][..]), ("swapon", &["-p", "100", &device])]
+        {
             let done = Command::new(program)
                 .args(arguments)
                 .output()
                 .with_context(|| format!("cannot run `{program}`"))?;
             if !done.status.success() {
-                bail!("`{program} {DEVICE}` failed: {}", String::from_utf8_lossy(&done.stderr).trim());
+                bail!("`{program} {device}` failed: {}", String::from_utf8_lossy(&done.stderr).trim());
             }
         }
         Ok(swap)

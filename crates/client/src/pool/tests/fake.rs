@@ -351,7 +351,7 @@ impl Connection {
             }
         }
         let mut head = Vec::new();
-        frame::encode_get_reply(&mut head, header.reply(Status::Ok), &entries);
+        frame::encode_get_reply(&mut head, header.reply(Status::Ok), &entries, &[]);
         self.answer(state, header.reply(Status::Ok), &head[frame::HEADER_BYTES..], bulk);
     }
 

@@ -261,7 +261,7 @@ fn offered(offer: &[u8], handed: Option<std::os::fd::BorrowedFd<'_>>) -> (Handsh
     let answer = rampool_wire::session::agree(&Preface::parse(&preface).unwrap(), &policy, 2);
     server.send_from(&answer.encode()).unwrap();
     match handed {
-        Some(fd) => server.send_with(offer, fd).unwrap(),
+        Some(fd) => server.send_with(offer, &[fd]).unwrap(),
         None => server.send_from(offer).unwrap(),
     };
     (client, server)
