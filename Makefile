@@ -87,4 +87,4 @@ uninstall: ## remove what `make install` installed
 
 clean: ## remove everything that was built
 	@$(CARGO) clean --quiet
-	@rm -rf .venv crates/python/rampool.data
+	@rm -rf .venv .venv-torch crates/python/rampool.data
