@@ -37,6 +37,7 @@ mod foresight;
 mod hand_over;
 pub(crate) mod in_thread;
 mod lost;
+mod merged;
 mod movein;
 mod spare;
 mod unchanged;
@@ -44,6 +45,7 @@ mod verify;
 
 use foresight::Foresight;
 use lost::Lost;
+use merged::Merged;
 pub use movein::InstallBy;
 use movein::MoveIn;
 use spare::Spare;
@@ -183,6 +185,7 @@ pub struct Pager<B: Backing> {
     spare: Spare,
     unchanged: Unchanged,
     move_in: MoveIn,
+    merged: Merged,
 }
 
 enum FollowUp {
@@ -281,6 +284,7 @@ impl<B: Backing> Pager<B> {
             spare: Spare::default(),
             unchanged,
             move_in: MoveIn::default(),
+            merged: Merged::default(),
             foresight,
         })
     }
@@ -378,6 +382,7 @@ impl<B: Backing> Pager<B> {
             let now = Instant::now();
             if now >= next_tick {
                 next_tick = now + supervisor.tick(self);
+                self.undo_merging(now);
                 if !supervisor.wake_up(self) {
                     return;
                 }
