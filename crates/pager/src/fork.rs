@@ -460,11 +460,11 @@ mod tests {
         }
         let (_uffd, handed, ()) = foster.hand_over().unwrap();
         assert!(handed.absent.is_empty());
-        // SAFETY: both pages are there.
-        assert_eq!(
-            unsafe { [memory.at(0).read_volatile(), memory.at(OS_PAGE_BYTES).read_volatile()] },
-            [1, 2]
-        );
+        let first_byte = |page: usize| {
+            // SAFETY: both pages are there.
+            unsafe { memory.at(page * OS_PAGE_BYTES).read_volatile() }
+        };
+        assert_eq!([first_byte(0), first_byte(1)], [1, 2]);
     }
 
     #[test]
