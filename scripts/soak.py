@@ -364,7 +364,7 @@ class Round:
         self.libraries = libraries
         self.local = rng.choice((12, 16, 24, 40)) * MIB
         self.argv, rungs = self.program(names)
-        self.rung = rng.choice(rungs)
+        self.fault_mode = rng.choice(rungs)
 
     def program(self, names):
         rng = self.rng
@@ -389,7 +389,7 @@ class Round:
         return argv, ("uffd",) if argv in full else ("uffd", "uffd", "uffd-user")
 
     def text(self):
-        return " ".join(map(str, [Path(self.argv[0]).name, *self.argv[1:], self.rung, f"{self.local // MIB}M", self.allocator, *self.env, *(f"+{p.name}" for p in self.pressures)]))
+        return " ".join(map(str, [Path(self.argv[0]).name, *self.argv[1:], self.fault_mode, f"{self.local // MIB}M", self.allocator, *self.env, *(f"+{p.name}" for p in self.pressures)]))
 
     def run(self):
         """Returns what the run counted, or nothing if the kernel ended it for want of memory."""
@@ -402,7 +402,7 @@ class Round:
                 self.argv,
                 local=self.local,
                 servers=[self.server],
-                options=["--verify", "--rung", self.rung, "--memory", "1900M"],
+                options=["--verify", "--fault-mode", self.fault_mode, "--memory", "1900M"],
                 env={**self.env, **self.libraries[self.allocator]},
                 stats=file,
                 prepare=lambda: [pressure.prepare() for pressure in self.pressures],

@@ -147,7 +147,7 @@ pub fn run(direct: &mut Direct, side: u64) -> Result<Ran, Box<dyn Error>> {
             exchange(&mut direct, side, worker, "single", |n| n as f32).map_err(|e| e.to_string())?;
         let double =
             exchange(&mut direct, side, worker, "double", |n| n as f64).map_err(|e| e.to_string())?;
-        direct.pool().leave();
+        direct.pool().close();
         Ok([single, double])
     };
     let times: Vec<Result<[Duration; 2], String>> = std::thread::scope(|scope| {

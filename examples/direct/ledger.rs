@@ -62,7 +62,7 @@ pub fn run(
             Ok(())
         };
         let posted = post().map_err(|error| error.to_string());
-        direct.pool().leave();
+        direct.pool().close();
         posted
     };
     let done: Vec<Result<(), String>> = std::thread::scope(|scope| {

@@ -53,6 +53,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (what, amount, took) in ran.measured {
         println!("{:.0} {what} a second", amount as f64 / took.as_secs_f64());
     }
-    direct.pool().leave();
+    direct.pool().close();
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 const HEAD_BYTES: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const BOUNDS: QueueBounds = QueueBounds { messages: 64, bytes: 64 << 20 };
 
 /// The content of a head: the client, the number of its request, and the answer.
@@ -61,7 +61,7 @@ fn work(direct: &mut Direct, give_up_after: Option<u64>) -> Result<u64, Box<dyn 
     let requests = direct.open_queue("requests")?;
     let mut served = 0;
     loop {
-        let mut message = direct.take(&requests, PATIENCE)?.ok_or("no request comes any more")?;
+        let mut message = direct.take(&requests, TIMEOUT)?.ok_or("no request comes any more")?;
         direct.prefetch_body(&mut message);
         let head = Head::of(&message)?;
         if head.client == Head::END {
@@ -74,10 +74,10 @@ fn work(direct: &mut Direct, give_up_after: Option<u64>) -> Result<u64, Box<dyn 
             return Ok(served);
         }
         let answers = direct.open_queue(&format!("answers to {}", head.client))?;
-        let mut body = direct.body(&mut message, PATIENCE)?;
+        let mut body = direct.body(&mut message, TIMEOUT)?;
         let answer = Head { sum: sum_of(&body), ..head };
         body.reverse();
-        direct.send(&answers, &answer.to_bytes(), SendBody::Bytes(&body), PATIENCE)?;
+        direct.send(&answers, &answer.to_bytes(), SendBody::Bytes(&body), TIMEOUT)?;
         direct.done(message);
         served += 1;
     }
@@ -90,7 +90,7 @@ fn ask(direct: &mut Direct, client: u64, requests: u64, bytes: usize) -> Result<
     let mut seen = vec![false; usize::try_from(requests)?];
     for number in 0..requests {
         let head = Head { client, number, sum: 0 };
-        let send = direct.start_send(&queue, &head.to_bytes(), body(client, number, bytes), PATIENCE)?;
+        let send = direct.start_send(&queue, &head.to_bytes(), body(client, number, bytes), TIMEOUT)?;
         if number > 0 {
             take_answer(direct, &answers, client, bytes, &mut seen)?;
         }
@@ -110,9 +110,9 @@ fn take_answer(
     seen: &mut [bool],
 ) -> Result<(), Box<dyn Error>> {
     loop {
-        let mut message = direct.take(answers, PATIENCE)?.ok_or("no answer comes")?;
+        let mut message = direct.take(answers, TIMEOUT)?.ok_or("no answer comes")?;
         let answer = Head::of(&message)?;
-        let mut got = direct.body(&mut message, PATIENCE)?;
+        let mut got = direct.body(&mut message, TIMEOUT)?;
         direct.done(message);
         got.reverse();
         if answer.client != client || got != body(client, answer.number, bytes) || answer.sum != sum_of(&got)
@@ -137,13 +137,13 @@ pub fn run(direct: &mut Direct, clients: u64, requests: u64, bytes: usize) -> Re
     let worker = |give_up_after| -> Result<u64, String> {
         let mut direct = join("worker")?;
         let served = work(&mut direct, give_up_after).map_err(|error| error.to_string());
-        direct.pool().leave();
+        direct.pool().close();
         served
     };
     let client = |number| -> Result<(), String> {
         let mut direct = join("client")?;
         let asked = ask(&mut direct, number, requests, bytes).map_err(|error| error.to_string());
-        direct.pool().leave();
+        direct.pool().close();
         asked
     };
     let served = std::thread::scope(|scope| {
@@ -157,7 +157,7 @@ pub fn run(direct: &mut Direct, clients: u64, requests: u64, bytes: usize) -> Re
             // A client that has given up needs no answer, so it is dropped.
             let end = Head { client: Head::END, number: 0, sum: 0 };
             direct
-                .send(&queue, &end.to_bytes(), SendBody::None, PATIENCE)
+                .send(&queue, &end.to_bytes(), SendBody::None, TIMEOUT)
                 .map_err(|error| error.to_string())?;
         }
         let mut served = joined(weak.join())?;

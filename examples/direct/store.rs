@@ -64,7 +64,7 @@ impl<'a> Store<'a> {
     fn claim(&mut self, key: u64) -> Result<u64, Box<dyn Error>> {
         for at in self.places(key) {
             // The first client gets it; all see the same.
-            let before = self.direct.compare_swap(self.region, at + KEY, 0, key)?;
+            let before = self.direct.compare_exchange(self.region, at + KEY, 0, key)?;
             if before == 0 || before == key {
                 return Ok(at);
             }
@@ -97,7 +97,7 @@ pub fn run(direct: &mut Direct, clients: u64, rounds: u64) -> Result<Ran, Box<dy
                 return Err(format!("key {key} has {text:?}"));
             }
         }
-        direct.pool().leave();
+        direct.pool().close();
         Ok(())
     };
     let started = Instant::now();

@@ -144,7 +144,7 @@ pub fn frame(data: &[u8]) {
                 );
                 assert_eq!(PushHeads::fit(&heads), heads.len());
                 let mut again = Vec::new();
-                PushHeads::encode(pushes.patience_ms, &heads, &mut again);
+                PushHeads::encode(pushes.timeout_ms, &heads, &mut again);
                 assert_eq!(again, table);
             }
         }
@@ -504,8 +504,8 @@ pub fn text(data: &[u8]) {
     let _ = text.parse::<rampool_client::pool::LeaseTicket>();
     let _ = text.parse::<rampool_client::pool::RegionTicket>();
     let _ = text.parse::<rampool_client::pool::Membership>();
-    if let Ok(doors) = text.parse::<rampool_shared::DoorTicket>() {
-        assert_eq!(doors.to_string().parse::<rampool_shared::DoorTicket>().ok(), Some(doors));
+    if let Ok(ticket) = text.parse::<rampool_shared::OutsideTicket>() {
+        assert_eq!(ticket.to_string().parse::<rampool_shared::OutsideTicket>().ok(), Some(ticket));
     }
     if let Ok(handed) = text.parse::<rampool_pager::region::HandedOver>() {
         assert_eq!(handed.to_string().parse(), Ok(handed));

@@ -98,7 +98,7 @@ fn frames() -> Vec<Vec<u8>> {
         .unwrap();
     let (mut push, mut deliveries, mut take, mut settle, mut wait, mut open) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    Push { patience_ms: 9, head: &[7; 64], body: Body::InPool(5600, &reference) }.encode(&mut push);
+    Push { timeout_ms: 9, head: &[7; 64], body: Body::InPool(5600, &reference) }.encode(&mut push);
     let delivery = Delivery {
         number: 3,
         redelivered: true,
@@ -112,9 +112,9 @@ fn frames() -> Vec<Vec<u8>> {
     in_pool.encode(&mut deliveries);
     let mut heads = Vec::new();
     PushHeads::encode(9, &[&[7; 64], b"", b"head"], &mut heads);
-    Take { patience_ms: 9, most: 5, acknowledged: vec![1, 2, 3] }.encode(&mut take);
+    Take { timeout_ms: 9, most: 5, acknowledged: vec![1, 2, 3] }.encode(&mut take);
     Settlement::Return.encode(&[1, 2], &mut settle);
-    AwaitBody { number: 3, patience_ms: 4 }.encode(&mut wait);
+    AwaitBody { number: 3, timeout_ms: 4 }.encode(&mut wait);
     QueueBounds { messages: 100, bytes: 1 << 20 }.encode("jobs", &mut open);
     let mut listed = Vec::new();
     for name in ["jobs", "other jobs"] {
@@ -343,10 +343,10 @@ fn texts() {
     let status = br#"{"server":1,"version":"0.1.0","leases":[{"lease":1,"name":"x","members":[{"pid":3}]}]}"#;
     let handed =
         b"rampool-handed-over-1 1000 2000 rampool-region-1;1;2 rampool-lease-1;64;3,09090909090909090909090909090909,127.0.0.1:7117=4G";
-    let doors = b"127.0.0.1:4040,unix:/run/door#run-17";
+    let ticket = b"127.0.0.1:4040,unix:/run/rank#run-17";
     let seeds = [
         &handed[..],
-        doors,
+        ticket,
         b"rampool-member-1;3;1f",
         b"127.0.0.1:7117=4G",
         b"unix:/run/x",

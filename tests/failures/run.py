@@ -581,7 +581,7 @@ def wrong_key(world, scale):
     still_serves(world, open_server)
 
 
-def strangers(seed):
+def unauthenticated_messages(seed):
     """What may arrive at an open port."""
     rng = random.Random(seed)
     yield b""
@@ -622,7 +622,7 @@ def garbage_at_the_server(world, scale):
         one = bytearray(said[0])
         one[at] ^= 1 << rng.randrange(8)
         damaged.append(bytes(one))
-    for message in [*strangers(scale.seed), *damaged, said[0][:-1], said[0] + rng.randbytes(5000)]:
+    for message in [*unauthenticated_messages(scale.seed), *damaged, said[0][:-1], said[0] + rng.randbytes(5000)]:
         with socket.create_connection((host, int(port)), 10) as s:
             s.settimeout(0.05)
             try:
@@ -639,7 +639,7 @@ def garbage_at_the_server(world, scale):
 
 @suite.test()
 def garbage_from_the_server(world, scale):
-    for message in strangers(scale.seed):
+    for message in unauthenticated_messages(scale.seed):
         fake = socket.create_server(("127.0.0.1", 0))
         fake.settimeout(30)
 
@@ -699,7 +699,7 @@ def programs_that_cannot_work_are_refused(world, scale):
     go, note = world.dir / "go", r'__asm__(".section .note.go.buildid,\"a\",@note\n.long 4, 4, 4\n.ascii \"Go\\0\\0\"\n.long 0\n.text\n");'
     source.write_text(note + "\nint main(void) { return 0; }\n")
     subprocess.run(["gcc", "-o", go, source], check=True, timeout=60)
-    outcome = world.run([go], local=16 * MIB, servers=[server], options=["--memory", "32M", "--rung", "segv"])
+    outcome = world.run([go], local=16 * MIB, servers=[server], options=["--memory", "32M", "--fault-mode", "segv"])
     check(outcome.code == REFUSED and "is a Go program" in outcome.err, f"{outcome.code} {outcome.said()}")
 
 

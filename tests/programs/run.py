@@ -169,25 +169,25 @@ def redis_case(world, scale, keys, operations, shares, options=()):
         scale.note(f"at {share:.0%}: {outcome.wall:.2f} s, --local {local / MIB:.0f} MiB, most held {outcome.peak_anonymous / MIB:.0f} MiB, {outcome.faults()} faults")
 
 
-# ---- the lower rungs, where the kernel cannot wait for a page in a system call
+# ---- the lower fault modes, where the kernel cannot wait for a page in a system call
 
 LOWER = ("uffd-user", "segv")
 
 
-def rung_case(rung):
+def fault_mode_case(fault_mode):
     def register(function):
         def case(world, scale):
-            function(world, scale, ["--rung", rung])
+            function(world, scale, ["--fault-mode", fault_mode])
 
-        case.__name__ = f"{function.__name__}_on_{rung}".replace("-", "_")
+        case.__name__ = f"{function.__name__}_on_{fault_mode}".replace("-", "_")
         suite.test()(case)
 
     return register
 
 
-for rung in LOWER:
+for fault_mode in LOWER:
 
-    @rung_case(rung)
+    @fault_mode_case(fault_mode)
     def sort_and_sqlite(world, scale, options):
         lines = world.dir / "lines"
         with open(lines, "wb") as out:
@@ -196,22 +196,22 @@ for rung in LOWER:
         argv = [PYTHON, HERE / "work/sqlite_work.py", scale.pick(200_000, 60_000), scale.pick(20_000, 1_000), scale.seed]
         both_shares(world, scale, argv, timeout=300, shares=(0.5,), options=options)
 
-    @rung_case(rung)
+    @fault_mode_case(fault_mode)
     def python_and_redis(world, scale, options):
         argv = [PYTHON, HERE / "work/family_work.py", scale.pick(128, 16), scale.seed]
         both_shares(world, scale, argv, timeout=120, memory=2 << 30, shares=(0.5,), options=["--memory", "1900M", *options])
-        redis_case(world, scale, scale.pick(50_000, 8_000 if rung == "uffd-user" else 5_000), scale.pick(20_000, 1_000), (0.5,), options)
+        redis_case(world, scale, scale.pick(50_000, 8_000 if fault_mode == "uffd-user" else 5_000), scale.pick(20_000, 1_000), (0.5,), options)
 
-    @rung_case(rung)
+    @fault_mode_case(fault_mode)
     def calls_and_mappings(world, scale, options):
         corner(world, scale, "syscalls", scale.pick(128, 40), world.dir, "wrapped", timeout=scale.pick(300, 90), options=options)
         corner(world, scale, "freed", 24, options=options)
         # Found children that needed an absent page to start the agent that was to bring it.
         corner(world, scale, "processes", 32, "quick-children", options=options)
 
-    @rung_case(rung)
+    @fault_mode_case(fault_mode)
     def mappings_change_at_random(world, scale, options):
-        # Found memory that a forked child did not get: on the lowest rung what was managed once and is the program's own again, and, wherever forks are not
+        # Found memory that a forked child did not get: on the lowest fault mode what was managed once and is the program's own again, and, wherever forks are not
         # followed, what mremap left behind or added.
         seeds = [(7, 300), (4149552136, 1000), *((scale.seed + round_, 20000) for round_ in range(scale.pick(4, 0)))]
         for seed, operations in seeds:
@@ -265,9 +265,9 @@ def guards_over_memory_that_is_away(world, scale):
         return scale.note("this kernel has no MADV_GUARD_INSTALL")
     # No event tells of a guard: what was away may be back when it is gone.
     corner(world, scale, "guards", 24, "lax", same_output=False)
-    for rung in LOWER:
-        refused = world.run([built("guards"), 24], local=16 * MIB, options=["--rung", rung])
-        check(refused.text() == "no guards\n", f"{rung}: {refused.code} {refused.text()} {refused.said()}")
+    for fault_mode in LOWER:
+        refused = world.run([built("guards"), 24], local=16 * MIB, options=["--fault-mode", fault_mode])
+        check(refused.text() == "no guards\n", f"{fault_mode}: {refused.code} {refused.text()} {refused.said()}")
 
 
 @suite.test()
@@ -405,9 +405,9 @@ def a_private_server_that_cannot_start_ends_the_run_with_its_words(world, scale)
 
 @suite.test()
 def a_program_that_brings_its_allocator_forks(world, scale):
-    for rung in ("auto", "segv"):
-        outcome = world.run([built("own_malloc"), scale.pick(500, 20)], local=64 * MIB, options=["--rung", rung], timeout=60)
-        check(outcome.code == 0 and outcome.text() == "ok\n", f"{rung}: ends with {outcome.code}: {outcome.said()}")
+    for fault_mode in ("auto", "segv"):
+        outcome = world.run([built("own_malloc"), scale.pick(500, 20)], local=64 * MIB, options=["--fault-mode", fault_mode], timeout=60)
+        check(outcome.code == 0 and outcome.text() == "ok\n", f"{fault_mode}: ends with {outcome.code}: {outcome.said()}")
 
 
 @suite.test()
@@ -430,10 +430,10 @@ def programs_of_another_user_run_without_rampool(world, scale):
 
 
 @suite.test()
-def no_mappings_left_on_the_lowest_rung(world, scale):
+def no_mappings_left_in_the_lowest_fault_mode(world, scale):
     """Each page that is protected by itself may need two mappings more: without any, the program goes on, or ends with a reason."""
     for case in ("many-mappings", "many-mappings-first"):
-        outcome = world.run([built("processes"), 32, case], local=16 * MIB, servers=[world.serve("1G")], options=["--memory", "600M", "--rung", "segv"], timeout=120)
+        outcome = world.run([built("processes"), 32, case], local=16 * MIB, servers=[world.serve("1G")], options=["--memory", "600M", "--fault-mode", "segv"], timeout=120)
         told = outcome.code == 74 and "vm.max_map_count" in outcome.err
         check(outcome.code == 0 or told, f"{case} ends with {outcome.code}: {outcome.said()}")
         scale.note(f"{case}: {'ended with the reason' if told else 'went on'} after {outcome.wall:.1f} s")

@@ -25,13 +25,13 @@ def test_an_array_larger_than_local_memory(pool):
     assert stats["resident_pages"] * 4096 <= (2 << 20) + (1 << 20), stats
 
 
-@pytest.mark.parametrize("rung", ["auto", "uffd-user", "segv"])
-def test_every_rung(python, rung):
+@pytest.mark.parametrize("fault_mode", ["auto", "uffd-user", "segv"])
+def test_every_fault_mode(python, fault_mode):
     said = python(f"""
 import os, warnings, numpy as np, faulthandler
 import rampool
 warnings.simplefilter("ignore")
-pool = rampool.connect(os.environ["SERVER"], memory="64M", local="2M", rung={rung!r})
+pool = rampool.connect(os.environ["SERVER"], memory="64M", local="2M", fault_mode={fault_mode!r})
 a = pool.from_array(np.arange(2_000_000))
 a += 1
 assert a.sum() == 2_000_000 * 2_000_001 // 2
@@ -42,8 +42,8 @@ del a; pool.close(); print("well")
     assert said == "well\n"
 
 
-def test_system_calls_below_the_full_rung_are_warned_of(pool, server):
-    with rampool.connect(server, memory="16M", local="1M", rung="uffd-user") as below:
+def test_system_calls_below_the_full_mode_are_warned_of(pool, server):
+    with rampool.connect(server, memory="16M", local="1M", fault_mode="uffd-user") as below:
         from rampool import _pool
 
         _pool._warned_of_system_calls = False

@@ -168,8 +168,8 @@ def test_elements_are_updated_at_once(pool):
     there = pool.remote(None, (3, 4), "u8")
     assert there.fetch_add((1, 2), 5) == 0
     assert there.fetch_add((1, -2), 5) == 5
-    assert there.compare_swap((1, 2), 10, 77) == 10
-    assert there.compare_swap((1, 2), 10, 78) == 77
+    assert there.compare_exchange((1, 2), 10, 77) == 10
+    assert there.compare_exchange((1, 2), 10, 78) == 77
     assert there[1, 2] == 77
 
 

@@ -1,6 +1,6 @@
 //! System calls on absent pages, where the kernel cannot wait for them. `rampool run` loads this library with
-//! the agent on the rungs below the full one. A program that pages memory of its own (`PagedMemory`) can load
-//! it for the same purpose.
+//! the agent on the fault modes below the full one. A program that pages memory of its own (`PagedMemory`)
+//! can load it for the same purpose.
 //!
 //! ```text
 //!   agent    the agent's functions, found when this library is loaded

@@ -1,5 +1,5 @@
-//! SIGSEGV stays the agent's on the last rung. In programs that page memory of their own, SIGBUS does too if
-//! threads wait for pages in its handler.
+//! SIGSEGV stays the agent's on the last fault mode. In programs that page memory of their own, SIGBUS does
+//! too if threads wait for pages in its handler.
 
 use std::ffi::c_int;
 

@@ -1,5 +1,5 @@
 //! A program that pages memory of its own, with this library loaded: system calls are given absent pages, on
-//! every rung below the full one.
+//! every fault mode below the full one.
 //!
 //! Each test runs itself again with the library before the C library; the assertions about the calls are in
 //! that process.
@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use rampool::backing::memory::MemoryBacking;
-use rampool::fault::RungChoice;
+use rampool::fault::FaultModeChoice;
 use rampool::pager::Waiting;
 use rampool::region::{PagedConfig, PagedMemory, Region};
 use rampool_kernel::probe::{Capabilities, NEEDED};
@@ -31,30 +31,30 @@ const WATCHDOG_S: u32 = 120;
 /// Set in the process that has the library.
 const LOADED: &str = "RAMPOOL_TEST_LOADED";
 
-macro_rules! on_every_lower_rung {
+macro_rules! on_every_lower_mode {
     ($($scenario:ident),* $(,)?) => {
-        on_rung!(user_mode, RungChoice::UserMode, false, $($scenario),*);
-        on_rung!(user_mode_by_copy, RungChoice::UserMode, true, $($scenario),*);
-        on_rung!(in_thread, RungChoice::InThread, false, $($scenario),*);
-        on_rung!(segv, RungChoice::Segv, false, $($scenario),*);
+        in_mode!(user_mode, FaultModeChoice::UserMode, false, $($scenario),*);
+        in_mode!(user_mode_by_copy, FaultModeChoice::UserMode, true, $($scenario),*);
+        in_mode!(in_thread, FaultModeChoice::InThread, false, $($scenario),*);
+        in_mode!(segv, FaultModeChoice::Segv, false, $($scenario),*);
     };
 }
 
-macro_rules! on_rung {
-    ($name:ident, $rung:expr, $copy:expr, $($scenario:ident),*) => {
+macro_rules! in_mode {
+    ($name:ident, $fault_mode:expr, $copy:expr, $($scenario:ident),*) => {
         mod $name {
             use super::*;
             $(#[test]
             fn $scenario() {
-                if allowed($rung) && with_the_library() {
-                    super::$scenario($rung, $copy);
+                if allowed($fault_mode) && with_the_library() {
+                    super::$scenario($fault_mode, $copy);
                 }
             })*
         }
     };
 }
 
-on_every_lower_rung!(
+on_every_lower_mode!(
     regions_go_through_files_whole,
     what_threads_exchange_while_pages_leave_is_right,
     a_message_that_is_waited_for_finds_the_pages_that_tell_of_it,
@@ -63,15 +63,16 @@ on_every_lower_rung!(
     blocked_signals_and_own_handlers_are_no_harm,
 );
 
-/// A rung is skipped only if the kernel itself reports that it lacks it, or does not allow it to this user.
-fn allowed(rung: RungChoice) -> bool {
+/// A fault mode is skipped only if the kernel itself reports that it lacks it, or does not allow it to this
+/// user.
+fn allowed(fault_mode: FaultModeChoice) -> bool {
     let found = Capabilities::probe();
-    let answer = match rung {
-        RungChoice::Segv => found.segv.as_ref().map(|()| true).map_err(ToString::to_string),
+    let answer = match fault_mode {
+        FaultModeChoice::Segv => found.segv.as_ref().map(|()| true).map_err(ToString::to_string),
         _ => found.user_mode.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
     };
     if answer != Ok(true) {
-        skip("uffd-user", &format!("the kernel does not allow {rung:?} here: {answer:?}"));
+        skip("uffd-user", &format!("the kernel does not allow {fault_mode:?} here: {answer:?}"));
     }
     answer == Ok(true)
 }
@@ -133,7 +134,7 @@ fn with_the_library() -> bool {
     false
 }
 
-fn memory(local: usize, rung: RungChoice, evict_by_copy: bool) -> PagedMemory {
+fn memory(local: usize, fault_mode: FaultModeChoice, evict_by_copy: bool) -> PagedMemory {
     let mut backing = MemoryBacking::default();
     let region = backing.create_region();
     let config = PagedConfig {
@@ -141,7 +142,7 @@ fn memory(local: usize, rung: RungChoice, evict_by_copy: bool) -> PagedMemory {
         // Pages read ahead would be resident before the call that is to meet them.
         prefetch_bytes: 0,
         waiting: Waiting { follow_faults: false, ..Waiting::default() },
-        rung,
+        fault_mode,
         evict_by_copy,
         ..PagedConfig::default()
     };
@@ -177,8 +178,8 @@ fn bytes_mut(region: &Region, offset: usize, count: usize) -> &mut [u8] {
 }
 
 /// Only a quarter of what is written is resident, and a quarter of where it is read into.
-fn regions_go_through_files_whole(rung: RungChoice, by_copy: bool) {
-    let memory = memory(4 * MIB, rung, by_copy);
+fn regions_go_through_files_whole(fault_mode: FaultModeChoice, by_copy: bool) {
+    let memory = memory(4 * MIB, fault_mode, by_copy);
     let (from, to) = (memory.alloc(16 * MIB).unwrap(), memory.alloc(16 * MIB).unwrap());
     fill(&from, 1);
     let mut file = tempfile::tempfile().unwrap();
@@ -215,9 +216,9 @@ fn verify_stat(to: &Region) {
 
 /// Two pairs of threads hand each other all of a region through sockets, while two more read at random and so
 /// drive pages out.
-fn what_threads_exchange_while_pages_leave_is_right(rung: RungChoice, by_copy: bool) {
+fn what_threads_exchange_while_pages_leave_is_right(fault_mode: FaultModeChoice, by_copy: bool) {
     const ROUNDS: u64 = 3;
-    let memory = memory(4 * MIB, rung, by_copy);
+    let memory = memory(4 * MIB, fault_mode, by_copy);
     let regions: Vec<(Region, Region)> =
         (0..2).map(|_| (memory.alloc(8 * MIB).unwrap(), memory.alloc(8 * MIB).unwrap())).collect();
     let (busy, still_at_it) = (memory.alloc(8 * MIB).unwrap(), AtomicUsize::new(2));
@@ -268,9 +269,9 @@ fn what_threads_exchange_while_pages_leave_is_right(rung: RungChoice, by_copy: b
 
 /// The kernel writes the header of a message, the sender's name and the control data after the message has
 /// arrived, and loses the message if it cannot.
-fn a_message_that_is_waited_for_finds_the_pages_that_tell_of_it(rung: RungChoice, by_copy: bool) {
+fn a_message_that_is_waited_for_finds_the_pages_that_tell_of_it(fault_mode: FaultModeChoice, by_copy: bool) {
     const BODY: &[u8] = b"a message, once";
-    let memory = memory(MIB, rung, by_copy);
+    let memory = memory(MIB, fault_mode, by_copy);
     let (region, busy) = (memory.alloc(MIB).unwrap(), memory.alloc(4 * MIB).unwrap());
     fill(&busy, 7);
     let (here, there) = UnixDatagram::pair().unwrap();
@@ -329,8 +330,8 @@ fn a_message_that_is_waited_for_finds_the_pages_that_tell_of_it(rung: RungChoice
 }
 
 /// The buffers of a call may be more than all local memory, in several threads at once.
-fn a_call_with_more_than_local_memory_ends(rung: RungChoice, by_copy: bool) {
-    let memory = memory(256 << 10, rung, by_copy);
+fn a_call_with_more_than_local_memory_ends(fault_mode: FaultModeChoice, by_copy: bool) {
+    let memory = memory(256 << 10, fault_mode, by_copy);
     let region = memory.alloc(12 * MIB).unwrap();
     fill(&region, 5);
     std::thread::scope(|scope| {
@@ -347,8 +348,8 @@ fn a_call_with_more_than_local_memory_ends(rung: RungChoice, by_copy: bool) {
     verify(&region, 5);
 }
 
-fn bad_addresses_are_still_errors(rung: RungChoice, by_copy: bool) {
-    let memory = memory(MIB, rung, by_copy);
+fn bad_addresses_are_still_errors(fault_mode: FaultModeChoice, by_copy: bool) {
+    let memory = memory(MIB, fault_mode, by_copy);
     let region = memory.alloc(4 * MIB).unwrap();
     fill(&region, 9);
     let file = File::open("/dev/zero").unwrap();
@@ -387,8 +388,8 @@ extern "C" fn own_handler(_: i32) {
 }
 
 /// A program that does not know which signals bring its pages.
-fn blocked_signals_and_own_handlers_are_no_harm(rung: RungChoice, by_copy: bool) {
-    let memory = memory(MIB, rung, by_copy);
+fn blocked_signals_and_own_handlers_are_no_harm(fault_mode: FaultModeChoice, by_copy: bool) {
+    let memory = memory(MIB, fault_mode, by_copy);
     let region = memory.alloc(4 * MIB).unwrap();
     fill(&region, 3);
     // SAFETY: sets of signals of this thread's own, and a handler of the right signature.

@@ -9,10 +9,10 @@
 //! daemon does) takes the only server of the child's faults with it.
 //!
 //! A child without such a line (made by a bare `clone`, while the program had no descriptor left, or after it
-//! gave away the right to join the servers once more) is served by its parent to its end. The guardian of the
-//! run holds its context as well ([`rampool_run::guardian`]), so that the parent's death leaves no zeroes. A
-//! child with a line whose parent is killed before it answered ends with an error, before `fork(3)` returned
-//! in it.
+//! gave away the right to join the servers once more) is served by its parent to its end. The fork fallback
+//! of the run holds its context as well ([`rampool_run::fork_fallback`]), so that the parent's death leaves
+//! no zeroes. A child with a line whose parent is killed before it answered ends with an error, before
+//! `fork(3)` returned in it.
 //!
 //! Where the kernel reports no forks (below the full mode, or without CAP_SYS_PTRACE), the order is another:
 //! before the fork the pager stops evicting and lists what is absent; the child registers its memory again
@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize
 use std::time::{Duration, Instant};
 
 use rampool_client::pool::RegionTicket;
-use rampool_kernel::bell::Bell;
+use rampool_kernel::doorbell::Doorbell;
 use rampool_kernel::uffd::{Features, Scope, Uffd};
 use rampool_net::transport::Endpoint;
 use rampool_pager::fault::{CopyThread, FaultCatcher};
@@ -63,7 +63,7 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Memory is managed: a child inherits some.
 static PAGING: AtomicBool = AtomicBool::new(false);
 /// The parent serves this process.
-static FOSTERED: AtomicBool = AtomicBool::new(false);
+static FORK_SERVED: AtomicBool = AtomicBool::new(false);
 /// The two ends of the line of the fork under way, in the program's table of descriptors; the pager takes a
 /// copy of the first.
 static PARENT_END: AtomicI32 = AtomicI32::new(NONE);
@@ -78,8 +78,8 @@ static FEATURES: AtomicU64 = AtomicU64::new(0);
 /// Requests of the program's threads to the pager, where forks are not followed.
 static REQUEST: AtomicU32 = AtomicU32::new(REQUEST_NONE);
 /// The doorbell's word, and its descriptor in the agent's table.
-static RUNG: AtomicU32 = AtomicU32::new(0);
-static BELL: AtomicI32 = AtomicI32::new(NONE);
+static RINGS: AtomicU32 = AtomicU32::new(0);
+static DOORBELL: AtomicI32 = AtomicI32::new(NONE);
 const REQUEST_NONE: u32 = 0;
 const REQUEST_PREPARE: u32 = 1;
 const REQUEST_THAW: u32 = 2;
@@ -185,9 +185,9 @@ pub enum Request {
 pub fn note_faults(faults: &FaultCatcher) {
     FOLLOWED.store(faults.follows_forks(), Ordering::Release);
     FEATURES.store(faults.features().0, Ordering::Release);
-    if bell().is_none() && (!faults.follows_forks() || !faults.follows_mappings()) {
-        match Bell::new(&RUNG) {
-            Ok(bell) => BELL.store(bell.leak(), Ordering::Release),
+    if doorbell().is_none() && (!faults.follows_forks() || !faults.follows_mappings()) {
+        match Doorbell::new(&RINGS) {
+            Ok(doorbell) => DOORBELL.store(doorbell.leak(), Ordering::Release),
             Err(error) => end_process(settings(), &format!("the agent cannot be called: {error}")),
         }
     }
@@ -199,9 +199,9 @@ pub fn inherits_copying() -> bool {
 }
 
 /// The doorbell that rings when there is a [`Request`].
-pub fn bell() -> Option<RawFd> {
-    let bell = BELL.load(Ordering::Acquire);
-    (bell != NONE).then_some(bell)
+pub fn doorbell() -> Option<RawFd> {
+    let doorbell = DOORBELL.load(Ordering::Acquire);
+    (doorbell != NONE).then_some(doorbell)
 }
 
 pub fn requested() -> Option<Request> {
@@ -226,10 +226,10 @@ pub fn requested() -> Option<Request> {
 
 /// The pager has done what was asked.
 pub fn request_done() {
-    if let Some(bell) = bell() {
-        let mut rung = 0u64;
+    if let Some(doorbell) = doorbell() {
+        let mut rings = 0u64;
         // SAFETY: an eventfd gives eight bytes.
-        unsafe { libc::read(bell, (&raw mut rung).cast(), 8) };
+        unsafe { libc::read(doorbell, (&raw mut rings).cast(), 8) };
     }
     REQUEST.store(REQUEST_NONE, Ordering::Release);
     // SAFETY: wakes waiters on a static word.
@@ -246,7 +246,7 @@ pub fn request_done() {
 /// Asks the pager and waits until it is done.
 fn request(what: u32) {
     REQUEST.store(what, Ordering::Release);
-    Bell::ring(&RUNG);
+    Doorbell::ring(&RINGS);
     let since = Instant::now();
     while REQUEST.load(Ordering::Acquire) == what {
         let second = libc::timespec { tv_sec: 1, tv_nsec: 0 };
@@ -335,7 +335,7 @@ impl Unmanaged {
         let signals = rampool_kernel::thread::hold_signals();
         lock(|| false);
         let unmanaged = Self { signals };
-        (!PAGING.load(Ordering::Acquire) && !FOSTERED.load(Ordering::Acquire)).then_some(unmanaged)
+        (!PAGING.load(Ordering::Acquire) && !FORK_SERVED.load(Ordering::Acquire)).then_some(unmanaged)
     }
 }
 
@@ -507,16 +507,16 @@ extern "C" fn after_in_child() {
     watch::forget_after_fork();
     REQUEST.store(REQUEST_NONE, Ordering::Release);
     rampool_kernel::segv::forget_after_fork();
-    BELL.store(NONE, Ordering::Release);
+    DOORBELL.store(NONE, Ordering::Release);
     let line = CHILD_END.swap(NONE, Ordering::AcqRel);
     close(PARENT_END.swap(NONE, Ordering::AcqRel));
     let Some(settings) = settings() else {
         LOCKED.store(false, Ordering::Release);
         return;
     };
-    if FOSTERED.load(Ordering::Acquire) || (PAGING.load(Ordering::Acquire) && line == NONE) {
+    if FORK_SERVED.load(Ordering::Acquire) || (PAGING.load(Ordering::Acquire) && line == NONE) {
         // Forks of this process have nothing to hand on either: its server serves them.
-        FOSTERED.store(true, Ordering::Release);
+        FORK_SERVED.store(true, Ordering::Release);
         PAGING.store(false, Ordering::Release);
         LOCKED.store(false, Ordering::Release);
         return;

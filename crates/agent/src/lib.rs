@@ -5,7 +5,7 @@
 //!   heap     the agent's own heap: nothing here may depend on memory that it serves
 //!   scan     which of the program's memory may be taken over
 //!   watch    while the program fits: a thread that looks at one counter now and then, and nothing else
-//!   keeper   when it does not fit any more: runs the pager, adopts new memory, keeps the budget
+//!   budget_controller  when it does not fit any more: runs the pager, adopts new memory, keeps the budget
 //!   haste    the agent's thread goes first while the program holds too much
 //!   fork     a child gets its own agent, and the parent serves it until then
 //!   alone    calls of programs that must be single-threaded: the agent's thread steps aside
@@ -17,11 +17,11 @@
 //! comes near its budget it runs exactly as without the agent.
 
 mod alone;
+mod budget_controller;
 mod ending;
 mod fork;
 mod haste;
 mod heap;
-mod keeper;
 mod next;
 mod report;
 mod scan;
@@ -55,8 +55,8 @@ extern "C" fn start() {
         Ok(settings) => {
             let settings: &'static Settings = Box::leak(Box::new(settings));
             touch::note_main_thread();
-            touch::prepare(settings.rung);
-            if settings.rung == rampool_kernel::probe::Rung::Segv {
+            touch::prepare(settings.fault_mode);
+            if settings.fault_mode == rampool_kernel::probe::FaultMode::Segv {
                 keep_malloc_in_place();
             }
             fork::install_handlers(settings);

@@ -12,7 +12,7 @@ use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::guard::Guard;
 use rampool_kernel::maps::VmaKind;
 use rampool_kernel::pagetable;
-use rampool_kernel::probe::Rung;
+use rampool_kernel::probe::FaultMode;
 use rampool_kernel::thread::Stack;
 use rampool_kernel::touch::{Use, managed};
 
@@ -121,14 +121,14 @@ const HEAD_BYTES: usize = 16;
 
 /// At start: where `librampool_agent_io.so` is loaded, its malloc asks for these, and below the full mode for
 /// buffers to be kept.
-pub fn prepare(rung: Rung) {
+pub fn prepare(fault_mode: FaultMode) {
     // SAFETY: a constant, terminated name.
     let present = !unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"rampool_agent_io".as_ptr()) }.is_null();
     if present && let Ok(mapping) = rampool_kernel::memory::Mapping::anonymous(BLOCKS_BYTES) {
         BLOCKS.store(mapping.leak().0, Ordering::Release);
     }
-    GUARDING.store(rung != Rung::Full, Ordering::Release);
-    TELLING.store(rung == Rung::Segv, Ordering::Release);
+    GUARDING.store(fault_mode != FaultMode::Full, Ordering::Release);
+    TELLING.store(fault_mode == FaultMode::Segv, Ordering::Release);
 }
 
 /// The calling thread is one of the agent's from now on.

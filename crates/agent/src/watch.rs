@@ -17,21 +17,21 @@ use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::descriptors::Spare;
 use rampool_kernel::maps::Pagemap;
 use rampool_kernel::memory::ResidentCounter;
-use rampool_kernel::probe::Rung;
+use rampool_kernel::probe::FaultMode;
 use rampool_kernel::thread::SpawnError;
 use rampool_net::key::Key;
-use rampool_pager::fault::{CatchConfig, CopyThread, FaultCatcher, RungChoice};
+use rampool_pager::fault::{CatchConfig, CopyThread, FaultCatcher, FaultModeChoice};
 use rampool_pager::fork::ChildMemory;
 use rampool_pager::pager::{Pager, Waiting};
 use rampool_pager::region::PagedConfig;
-use rampool_run::guardian::Guarded;
-use rampool_run::roll::Signature;
+use rampool_run::fork_fallback::FallbackLine;
+use rampool_run::process_registry::Signature;
 use rampool_run::settings::Settings;
 
+use crate::budget_controller::BudgetController;
 use crate::ending::Ending;
 use crate::fork::Transition;
 use crate::haste::Haste;
-use crate::keeper::Keeper;
 use crate::{end_process, fork, report, scan, touch};
 
 /// The stack of the agent's thread.
@@ -148,7 +148,7 @@ struct Tools {
     /// Needed, and its lack reported, only when the program outgrows its local memory.
     faults: Option<Result<FaultCatcher, String>>,
     stats: PagerStats,
-    guarded: Option<Guarded>,
+    fallback: Option<FallbackLine>,
     /// While this is held, the run knows that this process lives.
     signature: Option<Signature>,
 }
@@ -173,7 +173,7 @@ impl Tools {
             faults: (!is_child).then(|| open_faults(settings)),
             stats: report::publish(settings),
             // A child may have few descriptors, and has its memory to ask for first.
-            guarded: if is_child { None } else { Guarded::connect(&settings.run_dir) },
+            fallback: if is_child { None } else { FallbackLine::connect(&settings.run_dir) },
             signature: Signature::sign(&settings.run_dir, is_child),
         })
     }
@@ -253,12 +253,13 @@ fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
     let main_block = touch::main_thread_block().map(|(start, end)| scan::whole_pages(start, end));
     let table = scan::thread_table().map(|(start, end)| scan::whole_pages(start, end));
     let spare = Spare::hold(SPARE_DESCRIPTORS);
-    let (mut pager, mut keeper) = start_pager(settings, inheritance, tools, haste, main_block, table);
+    let (mut pager, mut budget_controller) =
+        start_pager(settings, inheritance, tools, haste, main_block, table);
     READY.store(true, Ordering::Release);
     drop(spare);
-    keeper.adopt_new_memory(&mut pager);
+    budget_controller.adopt_new_memory(&mut pager);
     transition.complete();
-    pager.run(&mut keeper);
+    pager.run(&mut budget_controller);
 }
 
 /// Reports that this process is not managed, and why. None of its memory has left.
@@ -312,7 +313,7 @@ fn start_pager(
     haste: Haste,
     main_block: Option<(usize, usize)>,
     table: Option<(usize, usize)>,
-) -> (Pager<Pool>, Keeper) {
+) -> (Pager<Pool>, BudgetController) {
     let kept_open = inheritance.as_ref().and_then(|inheritance| inheritance.faults.keep_open());
     let mut config = PoolConfig::attach(settings.ticket.clone(), report::program_name());
     config.op_deadline = Duration::from_millis(settings.op_deadline_ms);
@@ -362,8 +363,8 @@ fn start_pager(
         // A child inherits the table as managed; it is resident, and stays so.
         pager.take_over(&memory, table);
     }
-    let guarded = tools.guarded.or_else(|| Guarded::connect(&settings.run_dir));
-    (pager, Keeper::new(settings, tools.counter, tools.ending, signature, guarded, haste))
+    let fallback = tools.fallback.or_else(|| FallbackLine::connect(&settings.run_dir));
+    (pager, BudgetController::new(settings, tools.counter, tools.ending, signature, fallback, haste))
 }
 
 fn or_end<T, E: std::fmt::Display>(settings: &Settings, result: Result<T, E>) -> T {
@@ -372,12 +373,12 @@ fn or_end<T, E: std::fmt::Display>(settings: &Settings, result: Result<T, E>) ->
 
 /// Opens the fault mode of this run.
 pub fn open_faults(settings: &Settings) -> Result<FaultCatcher, String> {
-    let rung = match settings.rung {
-        Rung::Full => RungChoice::Full,
-        Rung::UserMode => RungChoice::UserMode,
-        Rung::Segv => RungChoice::Segv,
+    let fault_mode = match settings.fault_mode {
+        FaultMode::Full => FaultModeChoice::Full,
+        FaultMode::UserMode => FaultModeChoice::UserMode,
+        FaultMode::Segv => FaultModeChoice::Segv,
     };
-    FaultCatcher::open(CatchConfig { rung, evict_by_copy: settings.evict_by_copy }).map_err(|error| {
+    FaultCatcher::open(CatchConfig { fault_mode, evict_by_copy: settings.evict_by_copy }).map_err(|error| {
         format!("page faults cannot be caught: {error}; `rampool doctor` says what to change")
     })
 }

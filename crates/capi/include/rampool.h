@@ -156,7 +156,7 @@ typedef enum {
 
 /**
  * Options of a pool, by name. Names, values and defaults are those of the command line without the dashes:
- * "server", "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption",
+ * "server", "memory", "local", "page-size", "prefetch", "fault-mode", "name", "key-file", "encryption",
  * "compression", "stripe", "same-host", "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms".
  * Write amounts as 4096, 512M or 1.5G.
  */
@@ -849,7 +849,7 @@ rampool_status rampool_direct_fetch_op(rampool_direct *direct,
  * # Safety
  * As rampool_direct_fetch_op(); `expected` and `desired` point to numbers of this kind.
  */
-rampool_status rampool_direct_compare_swap(rampool_direct *direct,
+rampool_status rampool_direct_compare_exchange(rampool_direct *direct,
                                            const rampool_direct_region *region,
                                            uint64_t offset,
                                            uint32_t kind,
@@ -1150,7 +1150,7 @@ rampool_status rampool_queue_delete(rampool_direct *direct,
 
 /**
  * Appends a message: a head of at most 256 bytes, which is delivered at once, and a body of any length (0:
- * none), which follows. Blocks until the server has all of it. If the queue stays full for `patience_ms`
+ * none), which follows. Blocks until the server has all of it. If the queue stays full for `timeout_ms`
  * milliseconds, the status is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly
  * once.
  *
@@ -1164,13 +1164,13 @@ rampool_status rampool_queue_send(rampool_direct *direct,
                                   size_t head_bytes,
                                   const void *body,
                                   size_t body_bytes,
-                                  uint32_t patience_ms);
+                                  uint32_t timeout_ms);
 
 /**
  * Appends `count` messages of `head_bytes` bytes each (at most 256), contiguous at `heads`, without bodies.
  * They travel in groups, each of which enters the queue whole. This takes fewer requests and answers than
  * rampool_queue_send() for each. Blocks until all are in the queue, or until a group has waited
- * `patience_ms` milliseconds for room. `*sent` is the number of messages, from the first on, that are in the
+ * `timeout_ms` milliseconds for room. `*sent` is the number of messages, from the first on, that are in the
  * queue. It is less than `count` if there was no room for more. If there was room for none, the status is
  * RAMPOOL_STATUS_NO_ROOM. One call sends at most 1048576 messages; with more, the status is
  * RAMPOOL_STATUS_INVALID, and none is sent.
@@ -1184,11 +1184,11 @@ rampool_status rampool_queue_send_many(rampool_direct *direct,
                                        const void *heads,
                                        size_t head_bytes,
                                        size_t count,
-                                       uint32_t patience_ms,
+                                       uint32_t timeout_ms,
                                        size_t *sent);
 
 /**
- * Takes the next message. Blocks until there is one, for at most `patience_ms` milliseconds; then `*message`
+ * Takes the next message. Blocks until there is one, for at most `timeout_ms` milliseconds; then `*message`
  * is null, and the call succeeds. A message stays in its queue until rampool_message_done(): if this process
  * is lost before that, or closes the direct view, another receiver gets it.
  *
@@ -1197,7 +1197,7 @@ rampool_status rampool_queue_send_many(rampool_direct *direct,
  */
 rampool_status rampool_queue_take(rampool_direct *direct,
                                   const rampool_queue *queue,
-                                  uint32_t patience_ms,
+                                  uint32_t timeout_ms,
                                   rampool_message **message);
 
 /**
@@ -1234,7 +1234,7 @@ bool rampool_message_redelivered(const rampool_message *message);
 
 /**
  * Reads the body of a message to `buffer`. Blocks until it is there. RAMPOOL_STATUS_BUSY if it has not
- * arrived at the server within `patience_ms` milliseconds, RAMPOOL_STATUS_GONE if its sender was lost
+ * arrived at the server within `timeout_ms` milliseconds, RAMPOOL_STATUS_GONE if its sender was lost
  * before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
  *
  * # Safety
@@ -1245,7 +1245,7 @@ rampool_status rampool_message_body(rampool_direct *direct,
                                     rampool_message *message,
                                     void *buffer,
                                     size_t size,
-                                    uint32_t patience_ms);
+                                    uint32_t timeout_ms);
 
 /**
  * Acknowledges the message, and frees its handle. Does not block: the server hears of it with the next
@@ -1271,7 +1271,7 @@ rampool_status rampool_message_give_back(rampool_direct *direct,
 /**
  * Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a
  * Kubernetes job. Without one, it starts a run of this process alone. Blocks until all ranks have joined. On
- * success, leave with rampool_shared_finish(); otherwise `*shared` is null.
+ * success, leave with rampool_shared_close(); otherwise `*shared` is null.
  *
  * If the run fails later, on any rank, every process of it ends with the same reason, on standard error or
  * through `rampool launch`. A child that the process forks is no rank: calls in it return
@@ -1289,7 +1289,7 @@ rampool_status rampool_shared_join(rampool_shared **shared);
  * # Safety
  * `shared` is null or came from rampool_shared_join() and was not finished; no other call uses it meanwhile.
  */
-rampool_status rampool_shared_finish(rampool_shared *shared);
+rampool_status rampool_shared_close(rampool_shared *shared);
 
 /**
  * This rank, from 0 on; 0 for null.
@@ -1649,13 +1649,13 @@ rampool_status rampool_shared_publish(const rampool_shared *shared,
  * `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a
  * zero byte; `buffer` is null or `size` bytes can be written there.
  */
-rampool_status rampool_shared_open_door(const rampool_shared *shared,
+rampool_status rampool_shared_listen(const rampool_shared *shared,
                                         const char *listen,
                                         char *buffer,
                                         size_t size);
 
 /**
- * Connects to the listeners of a run, by the ticket of rampool_shared_open_door(). From another machine it
+ * Connects to the listeners of a run, by the ticket of rampool_shared_listen(). From another machine it
  * needs the run's key, in the file `key_file` (null: none). Blocks at most a minute. On success, close
  * `*outside` with rampool_outside_close(); otherwise it is null.
  *
@@ -1778,7 +1778,7 @@ rampool_status rampool_shared_direct_fetch_op(const rampool_shared_direct *view,
  * # Safety
  * As rampool_shared_direct_fetch_op(); `expected` and `desired` are null or point to numbers of this kind.
  */
-rampool_status rampool_shared_direct_compare_swap(const rampool_shared_direct *view,
+rampool_status rampool_shared_direct_compare_exchange(const rampool_shared_direct *view,
                                                   uint64_t offset,
                                                   uint32_t kind,
                                                   const void *expected,

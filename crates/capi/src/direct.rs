@@ -422,7 +422,7 @@ pub unsafe extern "C" fn rampool_direct_ticket(
 pub unsafe extern "C" fn rampool_direct_close(direct: *mut DirectHandle) {
     if !direct.is_null() {
         // SAFETY: made by `Box::into_raw`, and closed once, as the caller promises.
-        unsafe { Box::from_raw(direct) }.0.pool().leave();
+        unsafe { Box::from_raw(direct) }.0.pool().close();
     }
 }
 

@@ -227,7 +227,7 @@ impl Work for Update {
             Ok(expected) => {
                 // SAFETY: likewise.
                 let expected = unsafe { load::<T>(expected) };
-                direct.0.compare_swap(region.0, self.offset, expected, operand)
+                direct.0.compare_exchange(region.0, self.offset, expected, operand)
             }
             Err(how) => direct.0.fetch_op(region.0, self.offset, how, operand),
         };
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn rampool_direct_fetch_op(
 /// # Safety
 /// As rampool_direct_fetch_op(); `expected` and `desired` point to numbers of this kind.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_direct_compare_swap(
+pub unsafe extern "C" fn rampool_direct_compare_exchange(
     direct: *mut DirectHandle,
     region: *const DirectRegionHandle,
     offset: u64,
@@ -294,13 +294,13 @@ pub unsafe extern "C" fn rampool_direct_compare_swap(
     let (Some(kind), false, false) = (kind_of(kind), expected.is_null(), desired.is_null()) else {
         return fail(
             RampoolStatus::Invalid,
-            format_args!("rampool_direct_compare_swap: a null pointer, or unknown kind {kind}"),
+            format_args!("rampool_direct_compare_exchange: a null pointer, or unknown kind {kind}"),
         );
     };
     with_kind(
         kind,
         Update {
-            call: "rampool_direct_compare_swap",
+            call: "rampool_direct_compare_exchange",
             direct,
             region,
             offset,

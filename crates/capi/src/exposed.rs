@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rampool_direct_join_handed_over(
             RampoolStatus::Ok
         }
         Err(error) => {
-            joined.pool().leave();
+            joined.pool().close();
             failed(&error)
         }
     }

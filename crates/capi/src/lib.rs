@@ -58,7 +58,7 @@ pub const RAMPOOL_ADVICE_DISCARD: u32 = 0;
 pub const RAMPOOL_ADVICE_WILL_NEED: u32 = 1;
 
 /// Options of a pool, by name. Names, values and defaults are those of the command line without the dashes:
-/// "server", "memory", "local", "page-size", "prefetch", "rung", "name", "key-file", "encryption",
+/// "server", "memory", "local", "page-size", "prefetch", "fault-mode", "name", "key-file", "encryption",
 /// "compression", "stripe", "same-host", "zero-copy", "pinned", "connect-deadline-ms", "op-deadline-ms".
 /// Write amounts as 4096, 512M or 1.5G.
 pub struct Builder(runtime::Builder);
@@ -468,7 +468,7 @@ mod tests {
             rampool_direct_get_layout(null_mut(), null(), 0, null(), number.cast_mut(), null());
             rampool_direct_accumulate(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number);
             rampool_direct_fetch_op(null_mut(), null(), 0, RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, number, null_mut());
-            rampool_direct_compare_swap(null_mut(), null(), 0, RAMPOOL_KIND_U64, number, number, null_mut());
+            rampool_direct_compare_exchange(null_mut(), null(), 0, RAMPOOL_KIND_U64, number, number, null_mut());
             rampool_direct_sum(null_mut(), null(), 0, null(), 77, null(), &raw mut total);
             rampool_direct_min(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), number.cast_mut(), &raw mut found);
             rampool_direct_max(null_mut(), null(), 0, null(), RAMPOOL_KIND_U64, null(), null_mut(), &raw mut found);

@@ -83,7 +83,7 @@ pub unsafe extern "C" fn rampool_queue_delete(
 }
 
 /// Appends a message: a head of at most 256 bytes, which is delivered at once, and a body of any length (0:
-/// none), which follows. Blocks until the server has all of it. If the queue stays full for `patience_ms`
+/// none), which follows. Blocks until the server has all of it. If the queue stays full for `timeout_ms`
 /// milliseconds, the status is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly
 /// once.
 ///
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn rampool_queue_send(
     head_bytes: usize,
     body: *const c_void,
     body_bytes: usize,
-    patience_ms: u32,
+    timeout_ms: u32,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (direct, queue) = unsafe { (direct.as_mut(), queue.as_ref()) };
@@ -110,13 +110,13 @@ pub unsafe extern "C" fn rampool_queue_send(
     // SAFETY: the caller promises as many readable bytes, which do not change during the call.
     let (head, body) = unsafe { (bytes_at(head, head_bytes), bytes_at(body, body_bytes)) };
     let body = if body.is_empty() { SendBody::None } else { SendBody::Bytes(body) };
-    done(direct.0.send(&queue.0, head, body, Duration::from_millis(patience_ms.into())))
+    done(direct.0.send(&queue.0, head, body, Duration::from_millis(timeout_ms.into())))
 }
 
 /// Appends `count` messages of `head_bytes` bytes each (at most 256), contiguous at `heads`, without bodies.
 /// They travel in groups, each of which enters the queue whole. This takes fewer requests and answers than
 /// rampool_queue_send() for each. Blocks until all are in the queue, or until a group has waited
-/// `patience_ms` milliseconds for room. `*sent` is the number of messages, from the first on, that are in the
+/// `timeout_ms` milliseconds for room. `*sent` is the number of messages, from the first on, that are in the
 /// queue. It is less than `count` if there was no room for more. If there was room for none, the status is
 /// RAMPOOL_STATUS_NO_ROOM. One call sends at most 1048576 messages; with more, the status is
 /// RAMPOOL_STATUS_INVALID, and none is sent.
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn rampool_queue_send_many(
     heads: *const c_void,
     head_bytes: usize,
     count: usize,
-    patience_ms: u32,
+    timeout_ms: u32,
     sent: *mut usize,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn rampool_queue_send_many(
     // SAFETY: the caller promises as many readable bytes, which do not change during the call.
     let all = unsafe { bytes_at(heads, total) };
     let heads: Vec<&[u8]> = (0..count).map(|n| &all[n * head_bytes..(n + 1) * head_bytes]).collect();
-    match direct.0.send_many(&queue.0, &heads, Duration::from_millis(patience_ms.into())) {
+    match direct.0.send_many(&queue.0, &heads, Duration::from_millis(timeout_ms.into())) {
         Ok(sent) => {
             *out = sent;
             RampoolStatus::Ok
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn rampool_queue_send_many(
     }
 }
 
-/// Takes the next message. Blocks until there is one, for at most `patience_ms` milliseconds; then `*message`
+/// Takes the next message. Blocks until there is one, for at most `timeout_ms` milliseconds; then `*message`
 /// is null, and the call succeeds. A message stays in its queue until rampool_message_done(): if this process
 /// is lost before that, or closes the direct view, another receiver gets it.
 ///
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn rampool_queue_send_many(
 pub unsafe extern "C" fn rampool_queue_take(
     direct: *mut DirectHandle,
     queue: *const QueueHandle,
-    patience_ms: u32,
+    timeout_ms: u32,
     message: *mut *mut MessageHandle,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn rampool_queue_take(
         return null_pointer("rampool_queue_take");
     };
     *out = std::ptr::null_mut();
-    match direct.0.take(&queue.0, Duration::from_millis(patience_ms.into())) {
+    match direct.0.take(&queue.0, Duration::from_millis(timeout_ms.into())) {
         Ok(message) => {
             if let Some(message) = message {
                 *out = Box::into_raw(Box::new(MessageHandle(message)));
@@ -250,7 +250,7 @@ pub unsafe extern "C" fn rampool_message_redelivered(message: *const MessageHand
 }
 
 /// Reads the body of a message to `buffer`. Blocks until it is there. RAMPOOL_STATUS_BUSY if it has not
-/// arrived at the server within `patience_ms` milliseconds, RAMPOOL_STATUS_GONE if its sender was lost
+/// arrived at the server within `timeout_ms` milliseconds, RAMPOOL_STATUS_GONE if its sender was lost
 /// before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
 ///
 /// # Safety
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn rampool_message_body(
     message: *mut MessageHandle,
     buffer: *mut c_void,
     size: usize,
-    patience_ms: u32,
+    timeout_ms: u32,
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (direct, message) = unsafe { (direct.as_mut(), message.as_mut()) };
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn rampool_message_body(
         // SAFETY: the caller promises as many writable bytes, which nothing else uses during the call.
         unsafe { std::slice::from_raw_parts_mut(buffer.cast(), size) }
     };
-    done(direct.0.body_into(&mut message.0, room, Duration::from_millis(patience_ms.into())).map(drop))
+    done(direct.0.body_into(&mut message.0, room, Duration::from_millis(timeout_ms.into())).map(drop))
 }
 
 /// Acknowledges the message, and frees its handle. Does not block: the server hears of it with the next

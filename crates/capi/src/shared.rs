@@ -62,7 +62,7 @@ pub struct RampoolSharedStats {
 
 /// Joins the run that the environment describes: that of `rampool launch`, mpirun, srun, torchrun or a
 /// Kubernetes job. Without one, it starts a run of this process alone. Blocks until all ranks have joined. On
-/// success, leave with rampool_shared_finish(); otherwise `*shared` is null.
+/// success, leave with rampool_shared_close(); otherwise `*shared` is null.
 ///
 /// If the run fails later, on any rank, every process of it ends with the same reason, on standard error or
 /// through `rampool launch`. A child that the process forks is no rank: calls in it return
@@ -101,13 +101,13 @@ pub unsafe extern "C" fn rampool_shared_join(shared: *mut *mut SharedHandle) -> 
 /// # Safety
 /// `shared` is null or came from rampool_shared_join() and was not finished; no other call uses it meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_finish(shared: *mut SharedHandle) -> RampoolStatus {
+pub unsafe extern "C" fn rampool_shared_close(shared: *mut SharedHandle) -> RampoolStatus {
     if shared.is_null() {
         return RampoolStatus::Ok;
     }
     // SAFETY: made by `Box::into_raw`, and finished once, as the caller promises.
     let handle = unsafe { Box::from_raw(shared) };
-    status(handle.shared.finish())
+    status(handle.shared.close())
 }
 
 /// This rank, from 0 on; 0 for null.

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use runtime::proto::layout::Layout;
 use runtime::shared::{
-    DoorTicket, Outside, OutsideConfig, OutsideError, Region, SharedDirect, SharedDirectError,
+    Outside, OutsideConfig, OutsideError, OutsideTicket, Region, SharedDirect, SharedDirectError,
 };
 
 use crate::direct::LayoutHandle;
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn rampool_shared_publish(
 /// `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a
 /// zero byte; `buffer` is null or `size` bytes can be written there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_open_door(
+pub unsafe extern "C" fn rampool_shared_listen(
     shared: *const SharedHandle,
     listen: *const c_char,
     buffer: *mut c_char,
@@ -128,17 +128,17 @@ pub unsafe extern "C" fn rampool_shared_open_door(
     let (Some(shared), Some(listen)) = (unsafe { (shared.as_ref(), text(listen)) }) else {
         return fail(
             RampoolStatus::Invalid,
-            "rampool_shared_open_door: a null pointer, or an address that is not UTF-8",
+            "rampool_shared_listen: a null pointer, or an address that is not UTF-8",
         );
     };
-    match shared.shared.open_door(listen) {
+    match shared.shared.listen(listen) {
         // SAFETY: as the caller promises.
-        Ok(ticket) => unsafe { write_text("rampool_shared_open_door", &ticket.to_string(), buffer, size) },
+        Ok(ticket) => unsafe { write_text("rampool_shared_listen", &ticket.to_string(), buffer, size) },
         Err(error) => fail(RampoolStatus::Run, error),
     }
 }
 
-/// Connects to the listeners of a run, by the ticket of rampool_shared_open_door(). From another machine it
+/// Connects to the listeners of a run, by the ticket of rampool_shared_listen(). From another machine it
 /// needs the run's key, in the file `key_file` (null: none). Blocks at most a minute. On success, close
 /// `*outside` with rampool_outside_close(); otherwise it is null.
 ///
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn rampool_outside_open(
         );
     };
     *out = std::ptr::null_mut();
-    let ticket: DoorTicket = match ticket.parse() {
+    let ticket: OutsideTicket = match ticket.parse() {
         Ok(ticket) => ticket,
         Err(error) => return fail(RampoolStatus::Invalid, error),
     };
@@ -420,7 +420,7 @@ pub unsafe extern "C" fn rampool_shared_direct_fetch_op(
 /// # Safety
 /// As rampool_shared_direct_fetch_op(); `expected` and `desired` are null or point to numbers of this kind.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rampool_shared_direct_compare_swap(
+pub unsafe extern "C" fn rampool_shared_direct_compare_exchange(
     view: *const SharedDirectHandle,
     offset: u64,
     kind: u32,
@@ -430,9 +430,9 @@ pub unsafe extern "C" fn rampool_shared_direct_compare_swap(
 ) -> RampoolStatus {
     // SAFETY: null or valid, as the caller promises.
     let (Some(view), false, false) = (unsafe { view.as_ref() }, expected.is_null(), desired.is_null()) else {
-        return null_pointer("rampool_shared_direct_compare_swap");
+        return null_pointer("rampool_shared_direct_compare_exchange");
     };
-    let Some(kind) = kind_of(kind) else { return no_such("rampool_shared_direct_compare_swap", kind, 0) };
+    let Some(kind) = kind_of(kind) else { return no_such("rampool_shared_direct_compare_exchange", kind, 0) };
     let len = kind.bytes();
     // SAFETY: the caller's promise.
     unsafe { given(view.0.swap_bits(offset, kind, bits(expected, len), bits(desired, len)), len, old) }

@@ -3,7 +3,7 @@
 mod swap;
 
 use anyhow::Result;
-use rampool_kernel::probe::{Capabilities, Rung};
+use rampool_kernel::probe::{Capabilities, FaultMode};
 use rampool_kernel::uffd::{Features, OpenError};
 use rampool_net::transport::{SAME_HOST_VARIABLE, probe_rings, probe_ucx, zero_copy};
 use rampool_pinning::path::crossover;
@@ -18,7 +18,7 @@ pub struct Args {}
 /// The exit code is 0 if programs run in the best fault mode, 1 if in another, 2 if in none.
 pub fn run(_args: &Args) -> Result<i32> {
     let found = Capabilities::probe();
-    let best = found.best_rung();
+    let best = found.best_fault_mode();
     println!("kernel             {}", found.kernel);
     println!(
         "page size          {} bytes{}",
@@ -64,19 +64,19 @@ pub fn run(_args: &Args) -> Result<i32> {
     fabrics();
     swap::show();
     println!();
-    if best == Rung::Segv && found.segv.is_err() {
-        println!("No rung works here: `rampool run` cannot catch page faults.");
+    if best == FaultMode::Segv && found.segv.is_err() {
+        println!("No fault mode works here: `rampool run` cannot catch page faults.");
         fix(&found);
         return Ok(2);
     }
-    println!("`rampool run` will use the rung `{}`: {}", best.name(), meaning(best));
-    if best == Rung::Full {
+    println!("`rampool run` will use the fault mode `{}`: {}", best.name(), meaning(best));
+    if best == FaultMode::Full {
         return Ok(0);
     }
     println!("because {}", reason(&found));
-    if best == Rung::Segv && found.most_mappings < 1 << 18 {
+    if best == FaultMode::Segv && found.most_mappings < 1 << 18 {
         println!(
-            "On this rung, a large --local needs larger pages (--page-size 64K) or: sysctl -w vm.max_map_count=1048576"
+            "On this fault mode, a large --local needs larger pages (--page-size 64K) or: sysctl -w vm.max_map_count=1048576"
         );
     }
     fix(&found);
@@ -155,10 +155,10 @@ fn reason(found: &Capabilities) -> String {
         Ok(_) => "this kernel's userfaultfd lacks write protection or mapping events".to_owned(),
         Err(error) => error.to_string(),
     };
-    match found.best_rung() {
-        Rung::Full => "nothing is missing".to_owned(),
-        Rung::UserMode => format!("for the kernel's own faults: {}", why(&found.full)),
-        Rung::Segv => format!("for user code: {}", why(&found.user_mode)),
+    match found.best_fault_mode() {
+        FaultMode::Full => "nothing is missing".to_owned(),
+        FaultMode::UserMode => format!("for the kernel's own faults: {}", why(&found.full)),
+        FaultMode::Segv => format!("for user code: {}", why(&found.user_mode)),
     }
 }
 
@@ -166,14 +166,14 @@ fn reason(found: &Capabilities) -> String {
 fn fix(found: &Capabilities) {
     println!();
     if matches!(found.full, Err(OpenError::NotInKernel)) {
-        println!("For a better rung, run a kernel with CONFIG_USERFAULTFD.");
+        println!("For a better fault mode, run a kernel with CONFIG_USERFAULTFD.");
         return;
     }
     if found.full.is_ok() {
-        println!("For a better rung, run a newer kernel: Linux 5.7 at least, 6.8 for moving pages.");
+        println!("For a better fault mode, run a newer kernel: Linux 5.7 at least, 6.8 for moving pages.");
         return;
     }
-    println!("For the best rung, as root, one of:");
+    println!("For the best fault mode, as root, one of:");
     println!(
         "  sysctl -w vm.unprivileged_userfaultfd=1          (every user; put it in /etc/sysctl.d/ to keep it)"
     );
@@ -197,11 +197,11 @@ fn describe(found: &Result<Features, OpenError>) -> String {
     }
 }
 
-fn meaning(rung: Rung) -> &'static str {
-    match rung {
-        Rung::Full => "faults of the program and of system calls on its behalf",
-        Rung::UserMode => "faults of the program; buffers of system calls are made resident first",
-        Rung::Segv => "protected pages and a signal handler; system calls as on `uffd-user`",
+fn meaning(fault_mode: FaultMode) -> &'static str {
+    match fault_mode {
+        FaultMode::Full => "faults of the program and of system calls on its behalf",
+        FaultMode::UserMode => "faults of the program; buffers of system calls are made resident first",
+        FaultMode::Segv => "protected pages and a signal handler; system calls as on `uffd-user`",
     }
 }
 

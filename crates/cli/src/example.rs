@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<i32> {
             lines += &tell(program, sizes, &shared, report);
         }
     }
-    shared.finish()?;
+    shared.close()?;
     if let Some(file) = args.json.as_ref().filter(|_| shared.rank() == 0) {
         std::fs::write(file, lines)
             .with_context(|| format!("cannot write the times to {}", file.display()))?;

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rampool_client::pool::Pool;
-use rampool_kernel::probe::Rung;
+use rampool_kernel::probe::FaultMode;
 use rampool_kernel::words::remark;
-use rampool_run::guardian::Guardian;
-use rampool_run::roll::Roll;
+use rampool_run::fork_fallback::ForkFallback;
+use rampool_run::process_registry::ProcessRegistry;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -52,29 +52,31 @@ pub fn run(args: &Args) -> Result<i32> {
     };
     let name = program_name(args.process);
     let Begun { run_dir, private, mut pool, settings, libraries } = args.options.begin(&name, below_full)?;
-    debug_assert_eq!(settings.rung, Rung::Full);
+    debug_assert_eq!(settings.fault_mode, FaultMode::Full);
     let prepare = || {
         settings.write()?;
-        let roll = Roll::create(run_dir.path()).context("the run's directory cannot be written")?;
-        let guardian = Guardian::create(run_dir.path()).context("the run's directory cannot be written")?;
+        let registry =
+            ProcessRegistry::create(run_dir.path()).context("the run's directory cannot be written")?;
+        let fork_fallback =
+            ForkFallback::create(run_dir.path()).context("the run's directory cannot be written")?;
         let mut out = std::io::stdout();
         writeln!(out, "{}\n{}", run_dir.path().display(), libraries[0].display())?;
         out.flush()?;
-        anyhow::Ok((roll, guardian))
+        anyhow::Ok((registry, fork_fallback))
     };
-    let (roll, mut guardian) = match prepare() {
+    let (registry, mut fork_fallback) = match prepare() {
         Ok(prepared) => prepared,
         Err(error) => {
             // The lease would stay for the grace time otherwise.
-            pool.leave();
+            pool.close();
             return Err(error);
         }
     };
-    wait(&watched, &mut pool, &roll, &mut guardian)?;
+    wait(&watched, &mut pool, &registry, &mut fork_fallback)?;
     caretaker::end(
         pool,
-        &roll,
-        guardian,
+        &registry,
+        fork_fallback,
         run_dir,
         private,
         caretaker::Later::than(args.process.cast_unsigned()),
@@ -83,14 +85,19 @@ pub fn run(args: &Args) -> Result<i32> {
 }
 
 /// Keeps the lease alive until the process has ended.
-fn wait(watched: &OwnedFd, pool: &mut Pool, roll: &Roll, guardian: &mut Guardian) -> Result<()> {
+fn wait(
+    watched: &OwnedFd,
+    pool: &mut Pool,
+    registry: &ProcessRegistry,
+    fork_fallback: &mut ForkFallback,
+) -> Result<()> {
     let mut called = Instant::now();
     loop {
         caretaker::serve_pool(pool);
-        guardian.look(&mut remark);
+        fork_fallback.look(&mut remark);
         if called.elapsed() > caretaker::CALL_EVERY {
             called = Instant::now();
-            caretaker::dismiss_gone(roll, pool);
+            caretaker::dismiss_gone(registry, pool);
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_EVERY.subsec_nanos()) };
         match poll(&mut [PollFd::new(watched, PollFlags::IN)], Some(&timeout)) {

@@ -1,8 +1,8 @@
 //! `rampool launch`: a parallel program on shared memory, as several processes on one or many machines.
 
 mod binding;
-mod ears;
 mod hosts;
+mod rank_stderr;
 pub mod stats;
 mod verdict;
 
@@ -28,8 +28,8 @@ use crate::other_binary;
 use crate::program::ProgramError;
 use crate::signals::Signals;
 use binding::{Bind, Cpu};
-use ears::Ears;
 use hosts::Hosts;
+use rank_stderr::RankStderr;
 use stats::Inbox;
 use verdict::{End, verdict};
 
@@ -163,12 +163,12 @@ pub fn run(args: &Args) -> Result<i32> {
         empty_trace(dir)?;
     }
     let (mut reports, report_to) = std::io::pipe().context("cannot create a pipe")?;
-    let ears = Ears::new(format!("rampool {}: ", run.name));
+    let rank_stderr = RankStderr::new(format!("rampool {}: ", run.name));
     let mut ranks = match &hosts {
         None => start_here(args, &run, report_to.into(), inbox.as_ref(), &signals)?,
         Some(hosts) => {
             drop(report_to);
-            start_there(args, &run, hosts, &ears, &signals)?
+            start_there(args, &run, hosts, &rank_stderr, &signals)?
         }
     };
     let ends = wait(&mut ranks, &signals)?;
@@ -179,7 +179,7 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut said = Vec::new();
     // No more can arrive, and what cannot be read is dropped.
     let _ = reports.read_to_end(&mut said);
-    let said = String::from_utf8_lossy(&said).into_owned() + &ears.reports();
+    let said = String::from_utf8_lossy(&said).into_owned() + &rank_stderr.reports();
     let machines = hosts.map(|hosts| hosts.places(args.ranks)).unwrap_or_default();
     match verdict(&ends, &said, &machines) {
         None => Ok(0),
@@ -359,7 +359,13 @@ fn start_here(
 }
 
 /// Starts ranks on other machines, through a shell there.
-fn start_there(args: &Args, run: &Run, hosts: &Hosts, ears: &Ears, signals: &Signals) -> Result<Vec<Rank>> {
+fn start_there(
+    args: &Args,
+    run: &Run,
+    hosts: &Hosts,
+    rank_stderr: &RankStderr,
+    signals: &Signals,
+) -> Result<Vec<Rank>> {
     let places = hosts.places(args.ranks);
     let rendezvous = format!("{}:{}", places[0], args.port);
     let directory = std::env::current_dir().context("cannot read the current directory")?;
@@ -368,7 +374,7 @@ fn start_there(args: &Args, run: &Run, hosts: &Hosts, ears: &Ears, signals: &Sig
         let local = places.iter().filter(|other| *other == host).count();
         let mut variables =
             environment(args, rank, &rendezvous, run, u16::try_from(local).unwrap_or(u16::MAX));
-        variables.push((variable::REPORT_MARK, ears.mark().into()));
+        variables.push((variable::REPORT_MARK, rank_stderr.mark().into()));
         let mut words = args.ssh.split_whitespace().map(OsString::from).collect::<Vec<_>>();
         if words.is_empty() {
             bail!("--ssh is empty: give a command");
@@ -380,7 +386,7 @@ fn start_there(args: &Args, run: &Run, hosts: &Hosts, ears: &Ears, signals: &Sig
         start(&mut command, rank, &mut ranks)?;
         let child = &mut ranks.last_mut().expect("it was just started").child;
         give_input(child.stdin.take().expect("it has a pipe"), &run.key, rank == 0);
-        ears.listen(child.stderr.take().expect("it has a pipe"));
+        rank_stderr.listen(child.stderr.take().expect("it has a pipe"));
     }
     Ok(ranks)
 }

@@ -68,7 +68,7 @@ pub fn check(name: &OsStr) -> Result<Found, ProgramError> {
 pub fn check_below_full(program: &Path) -> Result<(), ProgramError> {
     if File::open(program).ok().and_then(|file| is_of_go(&file)) == Some(true) {
         return Err(ProgramError::Refused(format!(
-            "{} is a Go program: its runtime makes system calls itself and takes signals on stacks that may be paged out, which works only on the rung `uffd`; `rampool doctor` says how to enable it",
+            "{} is a Go program: its runtime makes system calls itself and takes signals on stacks that may be paged out, which works only on the fault mode `uffd`; `rampool doctor` says how to enable it",
             program.display()
         )));
     }

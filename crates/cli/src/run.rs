@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rampool_client::error::ConnectError;
 use rampool_client::pool::{LeaseRequest, Pool, PoolConfig, ServerSpec};
-use rampool_kernel::probe::{Capabilities, Rung};
+use rampool_kernel::probe::{Capabilities, FaultMode};
 use rampool_kernel::words::{remark, say, say_line};
 use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, SameHost};
-use rampool_run::guardian::Guardian;
+use rampool_run::fork_fallback::ForkFallback;
 use rampool_run::libraries;
-use rampool_run::roll::Roll;
+use rampool_run::process_registry::ProcessRegistry;
 use rampool_run::settings::{RUN_DIR_VARIABLE, Settings};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::ByteLen;
@@ -93,8 +93,8 @@ pub struct Options {
     prefetch: ByteLen,
 
     /// How to catch page faults: auto, uffd, uffd-user or segv (see `rampool doctor`)
-    #[arg(long, env = "RAMPOOL_RUNG", default_value = "auto", value_name = "RUNG")]
-    rung: String,
+    #[arg(long, env = "RAMPOOL_FAULT_MODE", default_value = "auto", value_name = "MODE")]
+    fault_mode: String,
 
     /// Compress pages on the network if the server agrees [default: off]
     #[arg(long, env = "RAMPOOL_COMPRESSION")]
@@ -145,25 +145,34 @@ pub fn run(args: &Args) -> Result<i32> {
     let Begun { run_dir, private, mut pool, settings, libraries } = args.options.begin(&name, below_full)?;
     let prepare = || {
         settings.write()?;
-        let roll = Roll::create(run_dir.path()).context("cannot write the run's directory")?;
-        let guardian = Guardian::create(run_dir.path()).context("cannot write the run's directory")?;
+        let registry = ProcessRegistry::create(run_dir.path()).context("cannot write the run's directory")?;
+        let fork_fallback =
+            ForkFallback::create(run_dir.path()).context("cannot write the run's directory")?;
         let (started, signals) = (Instant::now(), Signals::block()?);
         let process = start(&found, &args.command, &libraries, run_dir.path(), &signals)?;
-        anyhow::Ok((roll, guardian, signals, started, process))
+        anyhow::Ok((registry, fork_fallback, signals, started, process))
     };
-    let (roll, mut guardian, signals, started, process) = match prepare() {
+    let (registry, mut fork_fallback, signals, started, process) = match prepare() {
         Ok(prepared) => prepared,
         Err(error) => {
             // Otherwise the lease stays for the grace time.
-            pool.leave();
+            pool.close();
             return Err(error);
         }
     };
     let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
     let progress = args.progress.then_some(started);
     let mut later = caretaker::Later::than(process.cast_unsigned());
-    let status =
-        wait(&mut later, &mut pool, &roll, &mut guardian, &mut unmanaged, &signals, &run_dir, progress)?;
+    let status = wait(
+        &mut later,
+        &mut pool,
+        &registry,
+        &mut fork_fallback,
+        &mut unmanaged,
+        &signals,
+        &run_dir,
+        progress,
+    )?;
     let wall = started.elapsed();
     if let Some(to) = &args.stats {
         let counters = run_dir.read_stats();
@@ -192,7 +201,7 @@ pub fn run(args: &Args) -> Result<i32> {
             }
         }
     }
-    caretaker::end(pool, &roll, guardian, run_dir, private, later);
+    caretaker::end(pool, &registry, fork_fallback, run_dir, private, later);
     finish(status)
 }
 
@@ -230,12 +239,12 @@ impl Options {
             .then(|| PrivateServer::start(run_dir.path(), self.memory, self.local))
             .transpose()?;
         let capabilities = Capabilities::probe();
-        let rung = choose_rung(&capabilities, &self.rung)?;
-        if rung != Rung::Full {
+        let fault_mode = choose_fault_mode(&capabilities, &self.fault_mode)?;
+        if fault_mode != FaultMode::Full {
             below_full()?;
         }
         let mut libraries = vec![libraries::agent()?];
-        if rung != Rung::Full || !capabilities.fork_events {
+        if fault_mode != FaultMode::Full || !capabilities.fork_events {
             // Where the kernel cannot wait for pages in system calls, the agent helps. Where the kernel does not
             // report forks, a child's agent needs memory apart from the program's heap.
             libraries.push(libraries::agent_io()?);
@@ -308,7 +317,7 @@ impl Options {
             local_bytes: self.local.0,
             page_bytes,
             prefetch_bytes,
-            rung,
+            fault_mode,
             evict_by_copy: std::env::var_os("RAMPOOL_EVICT_BY_COPY").is_some_and(|value| value == "1"),
             verify: self.verify,
             op_deadline_ms: self.op_deadline_ms,
@@ -345,32 +354,33 @@ const LEAST_LEASE: u64 = 16 << 20;
 /// for its pages.
 const SLOW_END: Duration = Duration::from_secs(5);
 
-fn choose_rung(capabilities: &Capabilities, wanted: &str) -> Result<Rung> {
-    let best = capabilities.best_rung();
+fn choose_fault_mode(capabilities: &Capabilities, wanted: &str) -> Result<FaultMode> {
+    let best = capabilities.best_fault_mode();
     match wanted {
         "auto" => Ok(best),
         name => {
-            let rung = Rung::parse(name)
-                .with_context(|| format!("invalid --rung `{name}`: give auto, uffd, uffd-user or segv"))?;
+            let fault_mode = FaultMode::parse(name).with_context(|| {
+                format!("invalid --fault-mode `{name}`: give auto, uffd, uffd-user or segv")
+            })?;
             let user_mode =
                 capabilities.user_mode.as_ref().is_ok_and(|f| f.has(rampool_kernel::probe::NEEDED));
-            let refused = match rung {
-                Rung::Full => best != Rung::Full,
-                Rung::UserMode => !user_mode,
-                Rung::Segv => {
+            let refused = match fault_mode {
+                FaultMode::Full => best != FaultMode::Full,
+                FaultMode::UserMode => !user_mode,
+                FaultMode::Segv => {
                     if let Err(error) = &capabilities.segv {
-                        bail!("this machine does not allow the rung `{name}`: {error}");
+                        bail!("this machine does not allow the fault mode `{name}`: {error}");
                     }
                     false
                 }
             };
             if refused {
                 bail!(
-                    "this machine does not allow the rung `{name}`, only `{}` and below; `rampool doctor` says what to change",
+                    "this machine does not allow the fault mode `{name}`, only `{}` and below; `rampool doctor` says what to change",
                     best.name()
                 );
             }
-            Ok(rung)
+            Ok(fault_mode)
         }
     }
 }
@@ -414,8 +424,8 @@ fn start(
 fn wait(
     later: &mut caretaker::Later,
     pool: &mut Pool,
-    roll: &Roll,
-    guardian: &mut Guardian,
+    registry: &ProcessRegistry,
+    fork_fallback: &mut ForkFallback,
     unmanaged: &mut Unmanaged,
     signals: &Signals,
     run_dir: &RunDir,
@@ -454,11 +464,11 @@ fn wait(
             line.show(&run_dir.read_stats(), started.elapsed());
         }
         later.look();
-        guardian.look(&mut remark);
+        fork_fallback.look(&mut remark);
         unmanaged.look(later.program(), run_dir.path(), &mut remark);
         if called.elapsed() > caretaker::CALL_EVERY {
             called = Instant::now();
-            caretaker::dismiss_gone(roll, pool);
+            caretaker::dismiss_gone(registry, pool);
         }
         signals.wait(Duration::from_millis(100), |signal| {
             // SAFETY: our own child.
@@ -553,11 +563,11 @@ impl PrivateServer {
 
     /// Waits until the server prints where it listens.
     fn wait_until_ready(&mut self, run_dir: &Path) -> Result<()> {
-        const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+        const TIMEOUT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
         let output = self.child.stdout.as_mut().context("a private server has no standard output")?;
         let mut watched = [PollFd::new(output, PollFlags::IN)];
-        if retry_on_intr(|| poll(&mut watched, Some(&PATIENCE)))? == 0 {
-            bail!("the private server did not become ready in {} s", PATIENCE.tv_sec);
+        if retry_on_intr(|| poll(&mut watched, Some(&TIMEOUT)))? == 0 {
+            bail!("the private server did not become ready in {} s", TIMEOUT.tv_sec);
         }
         if output.read(&mut [0; 512])? == 0 {
             let status = self.child.wait()?;

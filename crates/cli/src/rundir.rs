@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rampool_client::stats::StatsSnapshot;
-use rampool_run::roll::Roll;
+use rampool_run::process_registry::ProcessRegistry;
 use rampool_run::settings::RUN_DIR_VARIABLE;
 use rustix::fs::{FlockOperation, flock};
 
@@ -73,7 +73,7 @@ pub fn is_under_way(pid: u32, run: &Path) -> bool {
 fn is_lived_in(run: &Path) -> bool {
     let is_held =
         || File::open(run).is_ok_and(|dir| flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err());
-    is_held() || !Roll::of(run).call().present.is_empty()
+    is_held() || !ProcessRegistry::of(run).look().present.is_empty()
 }
 
 /// Whether a process was started as part of the run with this directory, by its initial environment.

@@ -142,12 +142,12 @@ fn allow_descriptors(connections: usize) {
     }
 }
 
-fn drain(server: RunningServer, signals: &EndSignals, signal: i32, patience: Duration) -> Result<i32> {
-    tracing::info!(signal, ?patience, "stopping when the clients have left; a second signal stops at once");
+fn drain(server: RunningServer, signals: &EndSignals, signal: i32, timeout: Duration) -> Result<i32> {
+    tracing::info!(signal, ?timeout, "stopping when the clients have left; a second signal stops at once");
     // Tells systemd as soon as possible. Without systemd this does nothing.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     let draining =
-        std::thread::Builder::new().name("rampool-drain".into()).spawn(move || server.drain(patience))?;
+        std::thread::Builder::new().name("rampool-drain".into()).spawn(move || server.drain(timeout))?;
     while !draining.is_finished() {
         if signals.wait(Duration::from_millis(20)).is_some() {
             tracing::warn!("stopping at once");

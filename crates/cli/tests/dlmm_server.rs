@@ -43,6 +43,6 @@ fn a_link_named_dlmm_server_lends_what_its_second_number_says() {
         };
         let error = Pool::connect(&config(9)).err().unwrap().to_string();
         assert!(error.contains("8 MiB free"), "{error}");
-        Pool::connect(&config(8)).unwrap().leave();
+        Pool::connect(&config(8)).unwrap().close();
     }
 }

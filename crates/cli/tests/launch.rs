@@ -153,7 +153,7 @@ fn this_binary_is_a_rank() {
         "lock of a variable" => lock_of_a_variable(&shared),
         other => fail(&shared, other),
     }
-    shared.finish().unwrap_or_else(|error| panic!("{error}"));
+    shared.close().unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn lock_all(flags: libc::c_int) {
@@ -959,7 +959,7 @@ fn forks(shared: &Shared) {
                 let right = refused(shared.barrier(7))
                     && refused(shared.lock(1))
                     && refused(shared.atomic(region.address(), 8, AtomicOp::Load).map(drop))
-                    && refused(shared.finish())
+                    && refused(shared.close())
                     && !shared.is_here();
                 // SAFETY: ends the child, after what is to be done when a thread ends.
                 unsafe { libc::exit(i32::from(!right)) };
@@ -1245,7 +1245,7 @@ fn fail(shared: &Shared, how: &str) {
             assert!(matches!(error, SharedError::Stopped { .. }) && known, "{error}");
             assert_eq!(shared.lock(1).unwrap_err().to_string(), error.to_string());
             assert!(matches!(shared.alloc(1, AllocOptions::new()), Err(SharedError::Stopped { .. })));
-            assert!(matches!(shared.finish(), Err(SharedError::Stopped { .. })));
+            assert!(matches!(shared.close(), Err(SharedError::Stopped { .. })));
             std::process::exit(0);
         }
         "gives up" => {
@@ -1569,16 +1569,16 @@ fn alone(program: &str) -> Command {
 }
 
 #[test]
-fn strangers_are_sent_away_and_the_ranks_meet() {
+fn unauthenticated_peers_are_rejected_and_the_ranks_meet() {
     let port = free_port();
     let first = rank("counter", 0, 2, port).env("RAMPOOL_RUN", "ours").spawn().unwrap();
-    let stranger = loop {
+    let unauthenticated = loop {
         match std::net::TcpStream::connect(("127.0.0.1", port)) {
-            Ok(stranger) => break stranger,
+            Ok(unauthenticated) => break unauthenticated,
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     };
-    (&stranger).write_all(&[0xa5; 500]).unwrap();
+    (&unauthenticated).write_all(&[0xa5; 500]).unwrap();
     let (said, code) = end(rank("counter", 1, 2, port).env("RAMPOOL_RUN", "theirs").spawn().unwrap());
     assert!(said.contains("another run"), "{said}");
     assert_eq!(code, Some(9));
@@ -1616,15 +1616,15 @@ fn peers_that_say_nothing_keep_no_rank_out() {
 fn a_run_is_closed_to_all_who_do_not_have_its_key() {
     let port = free_port();
     let first = rank("counter", 0, 2, port).env("RAMPOOL_RUN", "slurm 77.0").spawn().unwrap();
-    let mut stranger = loop {
+    let mut unauthenticated = loop {
         match std::net::TcpStream::connect(("127.0.0.1", port)) {
-            Ok(stranger) => break stranger,
+            Ok(unauthenticated) => break unauthenticated,
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     };
-    stranger.write_all(&Preface::ask(Encryption::Auto, false, 0, 7).encode()).unwrap();
+    unauthenticated.write_all(&Preface::ask(Encryption::Auto, false, 0, 7).encode()).unwrap();
     let mut answer = [0; PREFACE_BYTES];
-    stranger.read_exact(&mut answer).unwrap();
+    unauthenticated.read_exact(&mut answer).unwrap();
     assert_eq!(Preface::parse(&answer).unwrap().verdict, Verdict::Refused(Refusal::KeyNeeded));
     let second = rank("counter", 1, 2, port).env("RAMPOOL_RUN", "slurm 77.0").spawn().unwrap();
     for child in [first, second] {

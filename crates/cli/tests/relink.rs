@@ -84,7 +84,7 @@ fn this_binary_is_a_rank() {
             "much at once" => much_at_once(&shared),
             "killed" => killed(&shared),
             "stopped" => stopped(&shared),
-            "strangers" => strangers(&shared),
+            "unauthenticated" => unauthenticated(&shared),
             other => panic!("no program {other}"),
         }
         is_over.store(true, Ordering::Release);
@@ -94,7 +94,7 @@ fn this_binary_is_a_rank() {
     if std::env::var("RAMPOOL_TEST_CUT_BY_OTHERS").is_ok() {
         wait_for(|| shared.stats().reconnections > 0);
     }
-    shared.finish().unwrap_or_else(|error| panic!("{error}"));
+    shared.close().unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn wait_for(mut done: impl FnMut() -> bool) {
@@ -274,7 +274,7 @@ fn stopped(shared: &Shared) {
 }
 
 /// Rank 0 accepts reconnecting ranks. Any other connection is refused with a reason, and the run goes on.
-fn strangers(shared: &Shared) {
+fn unauthenticated(shared: &Shared) {
     shared.barrier(0).unwrap();
     if shared.rank() == 0 {
         let listeners = sockets(libc::SO_ACCEPTCONN, 1);
@@ -446,7 +446,7 @@ fn a_rank_that_was_killed_is_not_waited_for() {
 
 #[test]
 fn only_the_process_that_was_met_may_come_back() {
-    let (said, code) = launch(3, "strangers", &[]);
+    let (said, code) = launch(3, "unauthenticated", &[]);
     assert_eq!(code, Some(0), "{said}");
 }
 

@@ -159,7 +159,7 @@ fn a_log_that_cannot_be_written_ends_no_server() {
         let server =
             Served::start(command.args(["serve", "--memory", "1M", "--listen", "127.0.0.1:0", "--no-lock"]));
         for _ in 0..2 {
-            visit_as_a_stranger(&server.address);
+            visit_unauthenticated(&server.address);
             assert!(status(&server.address, None, &[]).status.success(), "{name}");
         }
         server.signal(libc::SIGTERM);
@@ -168,11 +168,11 @@ fn a_log_that_cannot_be_written_ends_no_server() {
 }
 
 /// Sends what is no preface, and waits until the server has closed the connection, and said so in its log.
-fn visit_as_a_stranger(address: &str) {
+fn visit_unauthenticated(address: &str) {
     use std::io::Write;
-    let mut stranger = std::net::TcpStream::connect(address).unwrap();
-    stranger.write_all(&[7; 64]).unwrap();
-    let _ = stranger.read_to_end(&mut Vec::new());
+    let mut unauthenticated = std::net::TcpStream::connect(address).unwrap();
+    unauthenticated.write_all(&[7; 64]).unwrap();
+    let _ = unauthenticated.read_to_end(&mut Vec::new());
 }
 
 /// The log goes to a full pipe, which is not read until the server has ended.
@@ -201,7 +201,7 @@ fn a_log_that_is_not_read_delays_no_client() {
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     let server = Served { child, address: line.trim().strip_prefix("listening on ").unwrap().to_owned() };
     for _ in 0..3 {
-        visit_as_a_stranger(&server.address);
+        visit_unauthenticated(&server.address);
         assert!(status(&server.address, None, &[]).status.success());
     }
     server.signal(libc::SIGTERM);
@@ -226,7 +226,7 @@ fn a_log_that_is_not_read_delays_no_client() {
 
 /// Every connection that is no client counts, and few are logged.
 #[test]
-fn a_stranger_who_comes_again_and_again_costs_the_log_few_lines() {
+fn repeated_unauthenticated_visits_cost_the_log_few_lines() {
     const TIMES: u64 = 500;
     let mut command = rampool();
     let server = Served::start(command.args([
@@ -240,7 +240,7 @@ fn a_stranger_who_comes_again_and_again_costs_the_log_few_lines() {
         "json",
     ]));
     for _ in 0..TIMES {
-        visit_as_a_stranger(&server.address);
+        visit_unauthenticated(&server.address);
     }
     server.signal(libc::SIGTERM);
     let (code, log) = server.end();

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rampool_shared::{
-    AllocOptions, DoorError, DoorTicket, Homes, Outside, OutsideConfig, OutsideError, ProtocolKind, Shared,
-    SharedDirectError,
+    AllocOptions, Homes, Outside, OutsideConfig, OutsideError, OutsideListenError, OutsideTicket,
+    ProtocolKind, Shared, SharedDirectError,
 };
 use rampool_wire::elements::Combine;
 use rampool_wire::layout::Layout;
@@ -58,10 +58,10 @@ impl Run {
     }
 
     /// Where the listeners are: a rank prints it.
-    fn ticket(&mut self) -> DoorTicket {
+    fn ticket(&mut self) -> OutsideTicket {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
-            if let Some(text) = line.trim().strip_prefix("door ") {
+            if let Some(text) = line.trim().strip_prefix("ticket ") {
                 return text.parse().unwrap();
             }
             line.clear();
@@ -95,7 +95,7 @@ fn this_binary_is_a_rank() {
         "barriers" => barriers(&shared),
         other => panic!("no program {other}"),
     }
-    shared.finish().unwrap();
+    shared.close().unwrap();
 }
 
 const ROWS: usize = 64;
@@ -164,7 +164,7 @@ fn columns(shared: &Shared) {
     shared.barrier(3).unwrap();
     assert_eq!(shared.load(cell(0, 300)).unwrap(), 40 * ranks);
     shared.barrier(4).unwrap();
-    let before = table.compare_swap(2400, 40 * ranks, 5).unwrap();
+    let before = table.compare_exchange(2400, 40 * ranks, 5).unwrap();
     assert!(before == 40 * ranks || before == 5, "{before}");
     shared.barrier(5).unwrap();
 }
@@ -181,15 +181,15 @@ fn outsider(shared: &Shared) {
     let region = shared.alloc(8 * ROW_BYTES, AllocOptions::new()).unwrap();
     shared.publish("board", region).unwrap();
     for everywhere in ["0.0.0.0:0", "[::]:0"] {
-        let refused = shared.open_door(everywhere).unwrap_err();
+        let refused = shared.listen(everywhere).unwrap_err();
         assert!(
-            matches!(&refused, DoorError::Everywhere { address, .. } if address == everywhere),
+            matches!(&refused, OutsideListenError::Everywhere { address, .. } if address == everywhere),
             "{refused}"
         );
     }
-    let door = shared.open_door("127.0.0.1:0").unwrap();
+    let ticket = shared.listen("127.0.0.1:0").unwrap();
     if shared.rank() == 0 {
-        println!("door {door}");
+        println!("ticket {ticket}");
     }
     let (count, flag) = (region.at::<u64>(0), region.at::<u64>(512));
     for _ in 0..30 {
@@ -211,7 +211,7 @@ fn outsider(shared: &Shared) {
     assert_eq!(shared.load(count).unwrap(), 30 * u64::from(shared.ranks()) + 30);
 }
 
-fn come_in(ticket: &DoorTicket) -> Arc<Outside> {
+fn come_in(ticket: &OutsideTicket) -> Arc<Outside> {
     Outside::connect(ticket, OutsideConfig::default()).unwrap()
 }
 
@@ -242,9 +242,9 @@ fn an_outsider_counts_along_and_its_words_are_seen_under_every_protocol() {
 fn barriers(shared: &Shared) {
     let region = shared.alloc(ROW_BYTES, AllocOptions::new()).unwrap();
     shared.publish("board", region).unwrap();
-    let door = shared.open_door("127.0.0.1:0").unwrap();
+    let ticket = shared.listen("127.0.0.1:0").unwrap();
     if shared.rank() == 0 {
-        println!("door {door}");
+        println!("ticket {ticket}");
     }
     let word = region.at::<u64>(0);
     for round in 1..=20_u32 {
@@ -283,10 +283,10 @@ fn an_outsider_is_served_while_other_ranks_wait_at_a_barrier_for_the_one_that_wa
 }
 
 #[test]
-fn strangers_and_mistakes_are_refused_and_the_run_goes_on() {
+fn wrong_tickets_and_mistakes_are_refused_and_the_run_goes_on() {
     let mut run = Run::start(2, "outsider", ProtocolKind::Hlrc);
     let ticket = run.ticket();
-    let other: DoorTicket = format!("{ticket}x").parse().unwrap();
+    let other: OutsideTicket = format!("{ticket}x").parse().unwrap();
     let refused = Outside::connect(&other, OutsideConfig::default()).unwrap_err();
     assert!(
         matches!(&refused, OutsideError::Refused { why, .. } if why.contains("another run")),
@@ -311,7 +311,7 @@ fn strangers_and_mistakes_are_refused_and_the_run_goes_on() {
     for page in 2..8 {
         board.put(page * ROW_BYTES as u64 + 56, &(1000 + page).to_le_bytes()).unwrap();
     }
-    board.compare_swap(ROW_BYTES as u64, 0_u64, 1).unwrap();
+    board.compare_exchange(ROW_BYTES as u64, 0_u64, 1).unwrap();
     run.succeeds();
     let gone = board.get(0, &mut [0]).unwrap_err();
     assert!(gone.to_string().contains("the run at"), "{gone}");

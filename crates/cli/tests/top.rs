@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rampool_client::pool::{Pool, PoolConfig};
 use rampool_client::stats::{PagerStats, StatsPage};
-use rampool_kernel::probe::Rung;
+use rampool_kernel::probe::FaultMode;
 use rampool_net::transport::SameHost;
 use rampool_run::settings::Settings;
 use rampool_wire::session::Encryption;
@@ -99,7 +99,7 @@ fn a_run_its_server_and_its_lease_are_in_the_table() {
         local_bytes: 24 << 20,
         page_bytes: 4096,
         prefetch_bytes: 0,
-        rung: Rung::Full,
+        fault_mode: FaultMode::Full,
         op_deadline_ms: 1000,
         compression: false,
         spin_us: 0,

@@ -9,7 +9,7 @@
 //!   get, put            bytes, or a layout there and a layout here
 //!   copy                a layout there to another there, from server to server
 //!   accumulate          sum, min, max, and, or, xor of elements into a layout
-//!   fetch_op            one element: update it and learn what it was; fetch_add, compare_swap
+//!   fetch_op            one element: update it and learn what it was; fetch_add, compare_exchange
 //!   reduce, select      count, sum, least, greatest of a column's elements that match; which they are
 //!   send, take          messages of named queues, whose heads and bodies travel apart
 //! ```
@@ -278,7 +278,7 @@ pub struct Direct {
     next: u64,
     spin: Duration,
     zero_copy: Option<SharedZeroCopy>,
-    queues: queue::Desk,
+    queues: queue::QueueTable,
 }
 
 impl Direct {
@@ -315,7 +315,7 @@ impl Direct {
             next: 0,
             spin: Duration::ZERO,
             zero_copy: None,
-            queues: queue::Desk::default(),
+            queues: queue::QueueTable::default(),
         }
     }
 
@@ -435,14 +435,19 @@ impl Direct {
         self.opened(Err(ticket), 0)
     }
 
-    fn opened(&mut self, door: Result<&str, &RegionTicket>, bytes: u64) -> Result<DirectRegion, DirectError> {
-        if door.is_ok_and(|name| name.is_empty() || name.len() > MAX_NAME_BYTES) {
+    fn opened(
+        &mut self,
+        selector: Result<&str, &RegionTicket>,
+        bytes: u64,
+    ) -> Result<DirectRegion, DirectError> {
+        if selector.is_ok_and(|name| name.is_empty() || name.len() > MAX_NAME_BYTES) {
             return Err(DirectError::Name);
         }
-        let (region, bytes) = self.pool.open_region(door, bytes).map_err(|error| match (error, door) {
-            (PoolError::NoSuchRegion, Ok(name)) => DirectError::NoSuchName { name: name.to_owned() },
-            (error, _) => error.into(),
-        })?;
+        let (region, bytes) =
+            self.pool.open_region(selector, bytes).map_err(|error| match (error, selector) {
+                (PoolError::NoSuchRegion, Ok(name)) => DirectError::NoSuchName { name: name.to_owned() },
+                (error, _) => error.into(),
+            })?;
         Ok(DirectRegion { region, bytes })
     }
 
@@ -869,7 +874,7 @@ impl Direct {
     ///
     /// # Errors
     /// [`DirectError`].
-    pub fn compare_swap<T: Number>(
+    pub fn compare_exchange<T: Number>(
         &mut self,
         region: DirectRegion,
         offset: u64,

@@ -6,7 +6,7 @@
 //! a deadline.
 //!
 //! Which server holds a page is computed ([`rampool_paging::placement`]); an operation that crosses servers is cut up and completes as one. Every
-//! page's checksum is made when it is stored, kept by the server beside the page, and checked when it is back.
+//! page's checksum is made when it is stored, kept by the server with the page, and checked when it is back.
 //!
 //! Every operation ends in exactly one event. A broken connection is made again within the grace time that the server has for its clients, and what
 //! had no answer is asked again. A server that stops answering within the deadline, breaks the protocol, or cannot be reached in that time is
@@ -61,7 +61,7 @@ const GET_PAGES: u32 = 64;
 const PUT_PAGES: u32 = 32;
 /// The pause between two attempts to join a lease.
 const PAUSE: Duration = rampool_session::PAUSE;
-/// How long [`Pool::leave`] waits for servers to say goodbye.
+/// How long [`Pool::close`] waits for servers to say goodbye.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// A region of a pool: a sparse array of pages, zero where never stored.
@@ -551,7 +551,7 @@ impl Pool {
     /// were discarded, come as zeroes. A page whose store has not ended must not be asked for.
     ///
     /// # Safety
-    /// `dst` is writable memory of 4096 bytes for each page, used by nobody else until the operation's event has been returned by
+    /// `dst` is writable memory of 4096 bytes for each page, not used otherwise until the operation's event has been returned by
     /// [`Pool::poll`] or the pool was dropped.
     ///
     /// # Panics
@@ -714,7 +714,7 @@ impl Pool {
                     received_bytes: link.received_bytes,
                     refused: counts.refused,
                     damaged: counts.damaged,
-                    comebacks: counts.reconnects,
+                    reconnects: counts.reconnects,
                     queued,
                     outstanding,
                     outstanding_bytes,
@@ -727,7 +727,7 @@ impl Pool {
 
     /// Leaves the servers: this member's regions are freed at once instead of after the grace time. Use the pool for nothing after that. Blocks
     /// a second at most. A pool that is merely dropped closes its connections and nothing else, as befits a copy of it in a forked child.
-    pub fn leave(&mut self) {
+    pub fn close(&mut self) {
         let deadline = Instant::now() + LEAVE_DEADLINE;
         self.shell.hear(Instant::now(), Input::StayAway);
         let nothing = vec![RegionId(0); self.server_count()];

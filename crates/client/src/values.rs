@@ -209,7 +209,7 @@ impl Store {
     /// Leaves the lease.
     pub fn close(&mut self) {
         self.direct.wait_all();
-        self.direct.pool().leave();
+        self.direct.pool().close();
     }
 
     fn let_go(&mut self, value: Value) {

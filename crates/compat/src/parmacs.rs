@@ -360,7 +360,7 @@ impl Parmacs {
     }
 
     fn finish(&self) -> Result<(), SharedError> {
-        self.shared.finish()?;
+        self.shared.close()?;
         self.finished.store(true, Ordering::Release);
         Ok(())
     }

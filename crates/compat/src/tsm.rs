@@ -75,7 +75,7 @@ pub extern "C" fn tsm_unlock(lock: c_int) {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn tsm_finish() {
-    must("tsm_finish", Shared::finish);
+    must("tsm_finish", Shared::close);
 }
 
 /// `TSM_PID`.

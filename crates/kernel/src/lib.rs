@@ -9,7 +9,7 @@
 //!   segv      the same without userfaultfd: a SIGSEGV handler and mprotect
 //!   sigbus    userfaultfd without a second thread: faults served in a SIGBUS handler
 //!   pagetable one byte per page of the address space, readable in signal handlers
-//!   bell      a doorbell that threads with other descriptors, and signal handlers, can ring
+//!   doorbell  one that threads with other descriptors, and signal handlers, can ring
 //!   chain     a signal handler of ours before the program's own
 //!   guard     ranges that system calls are using, which must stay
 //!   touch     the same ranges made resident
@@ -27,10 +27,10 @@
 //! fault path or takes a decision. Addresses are plain `usize`: the memory behind them belongs to the
 //! program, so no reference to it is ever made.
 
-pub mod bell;
 pub mod birthplace;
 pub mod chain;
 pub mod descriptors;
+pub mod doorbell;
 pub mod exposed;
 pub mod guard;
 pub mod maps;

@@ -454,13 +454,13 @@ pub fn make_own(address: usize) -> Result<(), i32> {
     const ADD: usize = 1 << 28;
     // A waiter there would be woken for nothing, which waiters must expect, if the word were this.
     const UNLIKELY: usize = 0x800;
-    let nobody = std::sync::atomic::AtomicU32::new(0);
+    let waker = std::sync::atomic::AtomicU32::new(0);
     let address = address & !(OS_PAGE_BYTES - 1);
     // SAFETY: adds nothing, so no content changes; no thread waits on a word of our own.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_futex,
-            nobody.as_ptr(),
+            waker.as_ptr(),
             libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG,
             0usize,
             0usize,

@@ -34,8 +34,8 @@ pub fn write_if_room(fd: BorrowedFd<'_>, bytes: &[u8]) -> bool {
 
 /// As [`write_if_room`], but waits for the reader for so long in all, to the millisecond.
 #[must_use]
-pub fn write_within(fd: BorrowedFd<'_>, bytes: &[u8], patience: Duration) -> bool {
-    let until = Instant::now() + patience;
+pub fn write_within(fd: BorrowedFd<'_>, bytes: &[u8], timeout: Duration) -> bool {
+    let until = Instant::now() + timeout;
     bytes.chunks(PIPE_PIECE_BYTES).all(|piece| {
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -55,10 +55,10 @@ enum Attempt {
 }
 
 /// Writes a piece once there is room for something, within this time.
-fn try_to_write(fd: BorrowedFd<'_>, piece: &[u8], patience: Duration) -> Attempt {
+fn try_to_write(fd: BorrowedFd<'_>, piece: &[u8], timeout: Duration) -> Attempt {
     let raw = fd.as_raw_fd();
     let mut asked = libc::pollfd { fd: raw, events: libc::POLLOUT, revents: 0 };
-    let millis = i32::try_from(patience.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+    let millis = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
     // SAFETY: one entry, which lives across the call.
     match unsafe { libc::poll(&raw mut asked, 1, millis) } {
         0 => return Attempt::NoRoom,
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_gets_nothing_more() {
+    fn a_pipe_without_a_reading_end_gets_nothing_more() {
         let (mut reader, writer) = full_pipe();
         assert!(
             !write_if_room(writer.as_fd(), b"lost")

@@ -5,7 +5,7 @@ use crate::uffd::{Features, OpenError, Scope, Uffd};
 
 /// How faults of absent pages are caught, best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Rung {
+pub enum FaultMode {
     /// userfaultfd for user code and for system calls.
     Full,
     /// userfaultfd for user code; a system call on an absent page fails with EFAULT unless the agent makes it
@@ -15,7 +15,7 @@ pub enum Rung {
     Segv,
 }
 
-impl Rung {
+impl FaultMode {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -27,7 +27,7 @@ impl Rung {
 
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Full, Self::UserMode, Self::Segv].into_iter().find(|rung| rung.name() == name)
+        [Self::Full, Self::UserMode, Self::Segv].into_iter().find(|fault_mode| fault_mode.name() == name)
     }
 }
 
@@ -72,14 +72,14 @@ impl Capabilities {
 
     /// The best fault mode that this machine allows.
     #[must_use]
-    pub fn best_rung(&self) -> Rung {
+    pub fn best_fault_mode(&self) -> FaultMode {
         let usable = |found: &Result<Features, OpenError>| found.as_ref().is_ok_and(|f| f.has(NEEDED));
         if usable(&self.full) {
-            Rung::Full
+            FaultMode::Full
         } else if usable(&self.user_mode) {
-            Rung::UserMode
+            FaultMode::UserMode
         } else {
-            Rung::Segv
+            FaultMode::Segv
         }
     }
 }

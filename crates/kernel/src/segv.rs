@@ -12,8 +12,8 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-use crate::bell::Bell;
 use crate::chain::{Chain, is_fetch, is_write};
+use crate::doorbell::Doorbell;
 use crate::memory::{Advice, MapError, Mapping, advise};
 use crate::pagetable::{self, Mark};
 use crate::selfmem::{Protection, SelfMemory, SelfMemoryError, protect};
@@ -40,7 +40,7 @@ fn mark_of(id: u8, state: Mark) -> Mark {
 pub struct Segv {
     id: u8,
     slots: &'static Slots,
-    bell: Bell,
+    doorbell: Doorbell,
     memory: SelfMemory,
     /// More boundaries between protections than this, and installs are refused.
     most_boundaries: i64,
@@ -60,7 +60,7 @@ pub enum SegvError {
     #[error("the SIGSEGV handler cannot be installed (errno {0})")]
     Handler(i32),
     #[error("cannot create the pager's doorbell: {0}")]
-    Bell(#[from] SpawnError),
+    Doorbell(#[from] SpawnError),
 }
 
 const FREE: u32 = 0;
@@ -118,7 +118,7 @@ impl Segv {
         // SAFETY: changes nothing here.
         unsafe { advise(table.start(), table.bytes(), Advice::WipeOnFork) }.map_err(SegvError::Handler)?;
         let _ = table.leak();
-        let bell = Bell::new(&slots.word)?;
+        let doorbell = Doorbell::new(&slots.word)?;
         slots.alive.store(true, Ordering::Release);
         CATCHING[id].store(std::ptr::from_ref(slots).cast_mut(), Ordering::Release);
         let most_mappings = std::fs::read_to_string("/proc/sys/vm/max_map_count")
@@ -128,7 +128,7 @@ impl Segv {
         Ok(Self {
             id: u8::try_from(id).expect("few"),
             slots,
-            bell,
+            doorbell,
             memory,
             most_boundaries: most_mappings * 3 / 4 - 2000,
             crowded: false,
@@ -138,7 +138,7 @@ impl Segv {
     /// Readable when faults wait to be read.
     #[must_use]
     pub fn raw_fd(&self) -> RawFd {
-        self.bell.raw_fd()
+        self.doorbell.raw_fd()
     }
 
     /// Takes a range over with every page closed; what is present must be opened again with
@@ -296,7 +296,7 @@ impl Segv {
 
     /// Appends the faults that wait; those that need no answer any more are sent on.
     pub fn read_events(&self, out: &mut Vec<Event>) {
-        self.bell.hush();
+        self.doorbell.clear();
         for slot in self.in_use() {
             if slot.state.compare_exchange(POSTED, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
@@ -461,7 +461,7 @@ mod handler {
         slot.write.store(write, Ordering::Relaxed);
         slot.thread.store(crate::thread::current(), Ordering::Relaxed);
         slot.state.store(POSTED, Ordering::Release);
-        Bell::ring(&slots.word);
+        Doorbell::ring(&slots.word);
         // After a second without an answer the access is simply repeated, which asks again.
         let second = libc::timespec { tv_sec: 1, tv_nsec: 0 };
         loop {

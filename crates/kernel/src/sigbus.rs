@@ -37,11 +37,11 @@ struct Entry(&'static dyn Serve);
 static SERVING: [AtomicPtr<Entry>; SERVERS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; SERVERS];
 pub(crate) static CHAIN: Chain = Chain::new(libc::SIGBUS);
 /// Stands for a slot that is taken while its server is being made.
-static RESERVED: Entry = Entry(&Nobody);
+static RESERVED: Entry = Entry(&NoServer);
 
-struct Nobody;
+struct NoServer;
 
-impl Serve for Nobody {
+impl Serve for NoServer {
     fn serve(&self, _: usize, _: bool) -> bool {
         false
     }

@@ -89,7 +89,7 @@ pub fn spawn_detached(stack_bytes: usize, body: Box<dyn FnOnce() + Send>) -> Res
             // SAFETY: the thread was not made, so the box is still ours alone.
             drop(unsafe { Box::from_raw(argument) });
             OURS.fetch_sub(1, Ordering::Relaxed);
-            spare::leave(stack, spare::NOBODY);
+            spare::leave(stack, spare::NO_THREAD);
             Err(SpawnError::Thread { errno })
         }
     }
@@ -113,7 +113,7 @@ mod spare {
     /// A row that is being filled or emptied.
     const BUSY: u32 = u32::MAX;
     /// In place of a thread's number where no thread uses the stack.
-    pub(super) const NOBODY: u32 = u32::MAX - 1;
+    pub(super) const NO_THREAD: u32 = u32::MAX - 1;
     /// Each row's thread, `FREE` or `BUSY`.
     static THREADS: [AtomicU32; ROWS] = [const { AtomicU32::new(FREE) }; ROWS];
     static STARTS: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
@@ -171,7 +171,7 @@ mod spare {
     /// The kernel has no such thread of this process any more: nothing runs on its stack. Another one that
     /// got the number meanwhile only keeps the stack from being used.
     fn is_gone(thread: u32) -> bool {
-        if thread == NOBODY {
+        if thread == NO_THREAD {
             return true;
         }
         // SAFETY: system calls without pointers; signal 0 is never sent.

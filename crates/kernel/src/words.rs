@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// So long do last words wait for a reader.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Remarks left out for lack of room, and not yet reported.
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
@@ -40,7 +40,7 @@ pub fn last_words(line: &str) {
 /// As [`last_words`], where standard error is another descriptor.
 pub fn last_words_to(fd: BorrowedFd<'_>, line: &str) {
     // Without a reader there is nothing to report to.
-    let _ = write_within(fd, format!("{line}\n").as_bytes(), PATIENCE);
+    let _ = write_within(fd, format!("{line}\n").as_bytes(), TIMEOUT);
 }
 
 /// Writes a line if that is possible without waiting. The next one says how many were left out.
@@ -81,7 +81,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn lines_that_nobody_read_are_counted_when_somebody_reads_again() {
+    fn unread_lines_are_counted_when_reading_resumes() {
         let (mut reader, writer) = std::io::pipe().unwrap();
         while write_if_room(writer.as_fd(), &[b'x'; 4096]) {}
         remark_to(writer.as_fd(), "first");

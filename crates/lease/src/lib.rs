@@ -4,11 +4,11 @@
 //!   lease   Directory: the leases and their sizes; members join, go silent, reconnect or are given up
 //!   space   LeaseSpace: one lease's regions and what each of their pages is: a frame, a checksum, a length
 //!   table   the page tables below a region, in chunks that copy-on-write clones share
-//!   complaints  Complaints: limits the log lines that unauthenticated peers cause
+//!   log_limiter  LogLimiter: limits the log lines that unauthenticated peers cause
 //!   queue   Queues: one lease's remote FIFOs; the waiting requests, what is held, what is delivered again
 //! ```
 //!
-//! Read `lease` first, then `table`, then `space`, which uses it; `queue` and `complaints` are read on their
+//! Read `lease` first, then `table`, then `space`, which uses it; `queue` and `log_limiter` are read on their
 //! own.
 //!
 //! A [`FrameIndex`] stands for memory of the runtime's store. This crate decides which page is in which frame
@@ -17,20 +17,20 @@
 //! never wait for each other.
 #![forbid(unsafe_code)]
 
-mod complaints;
 mod lease;
+mod log_limiter;
 mod queue;
 mod space;
 mod table;
 
-pub use complaints::{Complaints, Repeated};
 pub use lease::{
     AttachError, ConnectionNumber, Departed, Directory, LeaseSummary, Limits, MemberSummary, OpenError,
     ResizeError, resize_lease,
 };
+pub use log_limiter::{LogLimiter, Repeated};
 pub use queue::{Asker, Output as QueueOutput, QueueCounts, QueueError, QueueId, QueueLimits, Queues};
 pub use rampool_wire::units::Tick;
-pub use space::{Door, LeaseSpace, PageState, QueueSpaceError, SpaceError, SpaceUsage, View};
+pub use space::{LeaseSpace, PageState, QueueSpaceError, RegionSelector, SpaceError, SpaceUsage, View};
 pub use table::StoredPage;
 
 /// Names a frame of the store, which alone knows what the number means.

@@ -402,15 +402,15 @@ impl Queues {
     /// Appends a message, now or when there is room. Ends in [`Output::Pushed`] or [`Output::Failed`].
     pub fn push(&mut self, now: Tick, asker: Asker, id: QueueId, push: &Push<'_>) {
         let may = self.needs(id, push).map(|_| ());
-        self.enter(asker, id, may, (now, push.patience_ms), std::iter::once(*push));
+        self.enter(asker, id, may, (now, push.timeout_ms), std::iter::once(*push));
     }
 
     /// Appends several messages without bodies, all of them now or when there is room for all; no other
     /// message comes between. Ends in [`Output::Pushed`] or [`Output::Failed`].
     pub fn push_heads(&mut self, now: Tick, asker: Asker, id: QueueId, heads: &PushHeads<'_>) {
-        let (may, patience_ms) = (self.heads_need(id, heads).map(|_| ()), heads.patience_ms);
-        let pushes = heads.heads().map(|head| Push { patience_ms, head, body: Body::None });
-        self.enter(asker, id, may, (now, patience_ms), pushes);
+        let (may, timeout_ms) = (self.heads_need(id, heads).map(|_| ()), heads.timeout_ms);
+        let pushes = heads.heads().map(|head| Push { timeout_ms, head, body: Body::None });
+        self.enter(asker, id, may, (now, timeout_ms), pushes);
     }
 
     fn enter<'a>(
@@ -418,7 +418,7 @@ impl Queues {
         asker: Asker,
         id: QueueId,
         may: Result<(), QueueError>,
-        (now, patience_ms): (Tick, u32),
+        (now, timeout_ms): (Tick, u32),
         pushes: impl Iterator<Item = Push<'a>> + Clone,
     ) {
         if let Some(number) = self.pushed.get(&asker.member).and_then(|pushed| pushed.get(asker.request)) {
@@ -454,9 +454,9 @@ impl Queues {
         }
         let messages: Vec<Message> = pushes.map(|push| Message::new(asker.member, &push)).collect();
         self.memory_bytes += messages.iter().map(Message::memory_bytes).sum::<u64>();
-        queue.senders.push_back(WaitingSender { asker, until: now.after(patience_ms), messages });
+        queue.senders.push_back(WaitingSender { asker, until: now.after(timeout_ms), messages });
         self.advance(id);
-        if patience_ms == 0 {
+        if timeout_ms == 0 {
             self.end_waits(id, |_| false, |waiting| waiting.is_same(&asker));
         }
     }
@@ -480,11 +480,11 @@ impl Queues {
         queue.receivers.retain(|waiting| !waiting.asker.is_same(&asker));
         queue.receivers.push_back(WaitingReceiver {
             asker,
-            until: now.after(take.patience_ms),
+            until: now.after(take.timeout_ms),
             most: take.most.into(),
         });
         self.advance(id);
-        if take.patience_ms == 0 {
+        if take.timeout_ms == 0 {
             self.end_waits(id, |_| false, |waiting| waiting.is_same(&asker));
         }
     }
@@ -531,7 +531,7 @@ impl Queues {
     /// Waits until the body of a message is there. Ends in [`Output::Body`] or [`Output::Failed`]. A message
     /// whose holder is told that its body is lost is removed from the queue; if that answer is lost, the
     /// repeated request finds no such message.
-    pub fn await_body(&mut self, now: Tick, asker: Asker, id: QueueId, number: u64, patience_ms: u32) {
+    pub fn await_body(&mut self, now: Tick, asker: Asker, id: QueueId, number: u64, timeout_ms: u32) {
         let message = self.queues.get(&id).ok_or(QueueError::NoSuchQueue).and_then(|queue| {
             let message =
                 queue.get(number).filter(|m| m.holder.is_some_and(|(holder, _)| holder == asker.member));
@@ -546,11 +546,11 @@ impl Queues {
                 return self.advance(id);
             }
             Ok(message) if message.missing == 0 => Output::Body { to: asker, there: true },
-            Ok(_) if patience_ms == 0 => Output::Body { to: asker, there: false },
+            Ok(_) if timeout_ms == 0 => Output::Body { to: asker, there: false },
             Ok(_) => {
                 let queue = self.queues.get_mut(&id).expect("looked at above");
                 queue.for_bodies.retain(|waiting| !waiting.asker.is_same(&asker));
-                queue.for_bodies.push(WaitingForBody { asker, until: now.after(patience_ms), number });
+                queue.for_bodies.push(WaitingForBody { asker, until: now.after(timeout_ms), number });
                 return;
             }
         };

@@ -167,7 +167,7 @@ struct Region {
 
 /// Which region to open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Door<'a> {
+pub enum RegionSelector<'a> {
     Name(&'a str),
     Region(RegionId),
 }
@@ -348,15 +348,15 @@ impl LeaseSpace {
     pub fn open_region(
         &mut self,
         member: MemberId,
-        door: Door<'_>,
+        selector: RegionSelector<'_>,
         bytes: u64,
     ) -> Result<(RegionId, u64), SpaceError> {
         if bytes > MAX_PAGE_INDEX * OS_PAGE_BYTES as u64 {
             return Err(SpaceError::RegionLength);
         }
-        let id = match door {
-            Door::Region(id) => id,
-            Door::Name(name) => match self.names.get(name) {
+        let id = match selector {
+            RegionSelector::Region(id) => id,
+            RegionSelector::Name(name) => match self.names.get(name) {
                 Some(id) => *id,
                 None if bytes == 0 => return Err(SpaceError::NoSuchRegion),
                 None if self.names.len() >= MAX_NAMES => return Err(SpaceError::TooManyNames),
@@ -681,8 +681,8 @@ impl LeaseSpace {
     }
 
     /// [`Queues::await_body`]. Outputs follow.
-    pub fn await_body(&mut self, now: Tick, asker: Asker, queue: QueueId, number: u64, patience_ms: u32) {
-        self.queues.await_body(now, asker, queue, number, patience_ms);
+    pub fn await_body(&mut self, now: Tick, asker: Asker, queue: QueueId, number: u64, timeout_ms: u32) {
+        self.queues.await_body(now, asker, queue, number, timeout_ms);
     }
 
     /// [`Queues::handle_timeout`]. Outputs follow.

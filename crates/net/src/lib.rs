@@ -8,15 +8,15 @@
 //!      |-- zero_copy  long pieces sent from where they lie
 //!      |-- registration  pinned memory: the pin-down cache and its registrars
 //!      `-- blocks     checksums of bytes in pieces
-//!   patience       adaptive spin: how long to poll before sleeping
+//!   adaptive_spin  how long to poll before sleeping
 //! ```
 //!
 //! Start with the first page of `transport`: `handshake`, `link`, then `carrier` with the ways below it.
-//! `patience` and `registration` are independent of it. Nothing here knows what a frame means.
+//! `adaptive_spin` and `registration` are independent of it. Nothing here knows what a frame means.
 
+pub mod adaptive_spin;
 pub mod blocks;
 pub mod key;
-pub mod patience;
 pub mod registration;
 pub mod transport;
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A [`FaultCatcher`] is all that the pager knows of the kernel. On kernels without UFFDIO_MOVE (before 6.8)
-//! the userfaultfd rungs evict by copying (`copying`). Nothing here takes a decision about pages.
+//! the userfaultfd fault modes evict by copying (`copying`). Nothing here takes a decision about pages.
 
 mod copying;
 
@@ -20,7 +20,7 @@ use rampool_kernel::guard::{self, Taking};
 use rampool_kernel::maps::Pagemap;
 use rampool_kernel::memory::{Advice, advise, make_own, unlock};
 use rampool_kernel::pagetable::{self, Mark};
-use rampool_kernel::probe::{Capabilities, NEEDED, Rung};
+use rampool_kernel::probe::{Capabilities, FaultMode, NEEDED};
 use rampool_kernel::segv::{Segv, SegvError};
 use rampool_kernel::selfmem::SelfMemoryError;
 use rampool_kernel::sigbus::{Serve, SigbusError, Slot};
@@ -35,7 +35,7 @@ use copying::Copying;
 
 /// Which fault mode to use.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum RungChoice {
+pub enum FaultModeChoice {
     /// The best one that this machine allows.
     #[default]
     Auto,
@@ -51,7 +51,7 @@ pub enum RungChoice {
 /// What is asked of a [`FaultCatcher`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct CatchConfig {
-    pub rung: RungChoice,
+    pub fault_mode: FaultModeChoice,
     /// Evict by copying even where the kernel can move pages (Linux 6.8): for tests and comparisons.
     pub evict_by_copy: bool,
 }
@@ -120,16 +120,16 @@ impl FaultCatcher {
     /// # Errors
     /// [`CatchError`] says what is missing.
     pub fn open(config: CatchConfig) -> Result<Self, CatchError> {
-        let rung = match config.rung {
-            RungChoice::Auto => Capabilities::probe().best_rung(),
-            RungChoice::Full => Rung::Full,
-            RungChoice::UserMode | RungChoice::InThread => Rung::UserMode,
-            RungChoice::Segv => Rung::Segv,
+        let fault_mode = match config.fault_mode {
+            FaultModeChoice::Auto => Capabilities::probe().best_fault_mode(),
+            FaultModeChoice::Full => FaultMode::Full,
+            FaultModeChoice::UserMode | FaultModeChoice::InThread => FaultMode::UserMode,
+            FaultModeChoice::Segv => FaultMode::Segv,
         };
-        let scope = match rung {
-            Rung::Full => Scope::Everything,
-            Rung::UserMode => Scope::UserMode,
-            Rung::Segv => return Ok(Self::Segv(Segv::open()?)),
+        let scope = match fault_mode {
+            FaultMode::Full => Scope::Everything,
+            FaultMode::UserMode => Scope::UserMode,
+            FaultMode::Segv => return Ok(Self::Segv(Segv::open()?)),
         };
         let offered = Uffd::probe(scope)?;
         if !offered.has(NEEDED) {
@@ -141,7 +141,7 @@ impl FaultCatcher {
                 wanted = wanted.with(optional);
             }
         }
-        if config.rung == RungChoice::InThread {
+        if config.fault_mode == FaultModeChoice::InThread {
             if !wanted.has(Features::MOVE) {
                 return Err(CatchError::CannotMove);
             }
@@ -204,16 +204,16 @@ impl FaultCatcher {
     }
 
     #[must_use]
-    pub fn rung(&self) -> Rung {
+    pub fn fault_mode(&self) -> FaultMode {
         match self {
-            Self::Uffd(catcher) if catcher.scope == Scope::Everything => Rung::Full,
-            Self::Uffd(_) => Rung::UserMode,
-            Self::Segv(_) => Rung::Segv,
+            Self::Uffd(catcher) if catcher.scope == Scope::Everything => FaultMode::Full,
+            Self::Uffd(_) => FaultMode::UserMode,
+            Self::Segv(_) => FaultMode::Segv,
         }
     }
 
     /// Threads that meet a fault call `server` from now on. Only for a catcher that was opened as
-    /// [`RungChoice::InThread`].
+    /// [`FaultModeChoice::InThread`].
     pub fn serve_in_thread(&self, server: &'static dyn Serve) {
         if let Self::Uffd(UffdCatcher { in_thread: Some(slot), .. }) = self {
             slot.serve_by(server);
@@ -244,7 +244,7 @@ impl FaultCatcher {
     /// System calls may be given absent pages.
     #[must_use]
     pub fn serves_system_calls(&self) -> bool {
-        self.rung() == Rung::Full
+        self.fault_mode() == FaultMode::Full
     }
 
     /// A fault says which byte is waited for, and what is present can be read by this process without meeting
@@ -822,8 +822,8 @@ mod tests {
     #[test]
     fn a_range_that_another_pager_has_taken_over_meanwhile_keeps_its_marks() {
         let bytes = 16 * OS_PAGE_BYTES;
-        for rung in [RungChoice::UserMode, RungChoice::InThread] {
-            let open = || FaultCatcher::open(CatchConfig { rung, ..CatchConfig::default() });
+        for fault_mode in [FaultModeChoice::UserMode, FaultModeChoice::InThread] {
+            let open = || FaultCatcher::open(CatchConfig { fault_mode, ..CatchConfig::default() });
             let (Ok(before), Ok(after)) = (open(), open()) else {
                 return rampool_testing::skip("uffd-user", "two pagers in one process");
             };
@@ -834,13 +834,13 @@ mod tests {
             after.manage(memory.start(), bytes).unwrap();
             let mark = pagetable::mark(memory.start());
             before.unmanage(memory.start(), bytes);
-            assert_eq!(pagetable::mark(memory.start()), mark, "{rung:?}: unmapped");
+            assert_eq!(pagetable::mark(memory.start()), mark, "{fault_mode:?}: unmapped");
             let elsewhere = Mapping::anonymous(bytes).unwrap();
             before.moved(memory.start(), elsewhere.start(), bytes);
-            assert_eq!(pagetable::mark(memory.start()), mark, "{rung:?}: moved");
-            assert_ne!(pagetable::mark(elsewhere.start()), mark, "{rung:?}");
+            assert_eq!(pagetable::mark(memory.start()), mark, "{fault_mode:?}: moved");
+            assert_ne!(pagetable::mark(elsewhere.start()), mark, "{fault_mode:?}");
             after.unmanage(memory.start(), bytes);
-            assert_eq!(pagetable::mark(memory.start()), 0, "{rung:?}");
+            assert_eq!(pagetable::mark(memory.start()), 0, "{fault_mode:?}");
             before.unmanage(elsewhere.start(), bytes);
             // Closed before the mappings go: otherwise the unmapping waits until its event is read.
             drop((before, after));

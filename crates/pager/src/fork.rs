@@ -8,9 +8,10 @@
 //!   kept for it where its mappings change already;
 //! * everything else that is absent is at the servers, and the child's view of it is a copy-on-write copy of
 //!   the region;
-//! * a fork fault server ([`Foster`]) answers the child's faults from there. A child that was made by
-//!   `fork(3)` soon takes over with a pager of its own ([`Foster::hand_over`]); one made by a bare `clone`
-//!   system call is served to its end.
+//! * a fork fault server ([`ForkFaultServer`]) answers the child's faults from there. A child that was made
+//!   by
+//!   `fork(3)` soon takes over with a pager of its own ([`ForkFaultServer::hand_over`]); one made by a bare
+//!   `clone` system call is served to its end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -112,7 +113,7 @@ type Kept = Arc<[u8; OS_PAGE_BYTES]>;
 
 /// A child that is served by its parent.
 #[derive(Debug)]
-pub struct Foster<R> {
+pub struct ForkFaultServer<R> {
     uffd: Uffd,
     space: AddressSpace,
     /// Pages whose content is at the servers.
@@ -123,13 +124,13 @@ pub struct Foster<R> {
 }
 
 /// Pages fetched by one fault of a child.
-pub(crate) const FOSTER_FETCH_PAGES: u32 = 16;
+pub(crate) const FORKED_FETCH_PAGES: u32 = 16;
 /// How long a child that changes its mappings is followed, until there is a moment in which it does not.
 const CHANGES_DEADLINE: Duration = Duration::from_secs(10);
 /// Pages that are poisoned at once: so many are looked at again when mappings change meanwhile.
 const POISONED_AT_ONCE: u32 = 1024;
 
-impl<R: Copy> Foster<R> {
+impl<R: Copy> ForkFaultServer<R> {
     pub(crate) fn new(uffd: Uffd, space: AddressSpace, absent: PageSet, region: R) -> Self {
         Self { uffd, space, absent, kept: BTreeMap::new(), region }
     }
@@ -262,7 +263,7 @@ impl<R: Copy> Foster<R> {
             return Ok(());
         };
         let kept = self.kept.get(&page).cloned();
-        let count = self.absent.run_at(page, FOSTER_FETCH_PAGES);
+        let count = self.absent.run_at(page, FORKED_FETCH_PAGES);
         let (extent, from) = if let Some(content) = &kept {
             (Extent::page(page), content.as_ptr().expose_provenance())
         } else if count == 0 {
@@ -453,12 +454,13 @@ mod tests {
         let [inherited, left] = [[1u8; OS_PAGE_BYTES], [2u8; OS_PAGE_BYTES]];
         assert_eq!(uffd.copy(memory.start(), inherited.as_ptr(), OS_PAGE_BYTES, false), Reply::Done);
         let spans = [Span { start: memory.start(), pages: 2, first: PageIndex(0) }];
-        let mut foster = Foster::new(uffd, AddressSpace::from_spans(&spans), PageSet::default(), ());
+        let mut fork_fault_server =
+            ForkFaultServer::new(uffd, AddressSpace::from_spans(&spans), PageSet::default(), ());
         for page in [0, 1] {
             // SAFETY: a page of bytes that lives across the call.
-            unsafe { foster.supply(PageIndex(page), left.as_ptr()) };
+            unsafe { fork_fault_server.supply(PageIndex(page), left.as_ptr()) };
         }
-        let (_uffd, handed, ()) = foster.hand_over().unwrap();
+        let (_uffd, handed, ()) = fork_fault_server.hand_over().unwrap();
         assert!(handed.absent.is_empty());
         let first_byte = |page: usize| {
             // SAFETY: both pages are there.

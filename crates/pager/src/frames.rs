@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_nobody_uses_any_more_are_given_back_and_the_others_stay() {
+    fn unused_slots_are_given_back_and_the_others_stay() {
         let mut frames = Frames::new(4, 2).unwrap();
         let fill = |frames: &mut Frames, id: u32| {
             let start: *mut u8 = std::ptr::with_exposed_provenance_mut(frames.take(id));

@@ -26,28 +26,28 @@ use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, push_page, total_pag
 
 use crate::backing::{Backing, BackingEvent};
 use crate::fault::{Departure, FaultCatcher};
-use crate::fork::{ChildMemory, FOSTER_FETCH_PAGES, Foster, PageSet};
+use crate::fork::{ChildMemory, FORKED_FETCH_PAGES, ForkFaultServer, PageSet};
 use crate::frames::{Frames, is_zero_page};
 use crate::space::AddressSpace;
 use rampool_client::stats::PagerStats;
-use rampool_net::patience::Patience;
+use rampool_net::adaptive_spin::AdaptiveSpin;
 
 mod adopt;
-mod foresight;
 mod hand_over;
 pub(crate) mod in_thread;
 mod lost;
 mod merged;
 mod movein;
+mod pointer_prefetcher;
 mod spare;
 mod unchanged;
 mod verify;
 
-use foresight::Foresight;
 use lost::Lost;
 use merged::Merged;
 pub use movein::InstallBy;
 use movein::MoveIn;
+use pointer_prefetcher::PointerPrefetcher;
 use spare::Spare;
 use unchanged::Unchanged;
 use verify::Verify;
@@ -159,9 +159,9 @@ pub struct Pager<B: Backing> {
     demands_in_flight: u32,
     waiting: Waiting,
     /// With answers that threads wait for.
-    answers: Patience,
+    answers: AdaptiveSpin,
     /// With what comes while no such answer is due.
-    events_to_come: Patience,
+    events_to_come: AdaptiveSpin,
     stats: PagerStats,
     place: Place,
     /// Stores that were refused for lack of room, to be sent again.
@@ -170,8 +170,8 @@ pub struct Pager<B: Backing> {
     fault_started: Option<Instant>,
     /// Events that arrived while the pager waited for another one.
     deferred: VecDeque<BackingEvent>,
-    /// Where pages for a fostered child arrive.
-    foster_frames: Mapping,
+    /// Where pages for a forked child arrive.
+    forked_frames: Mapping,
     /// A fork is under way that the kernel will not report: no page leaves.
     frozen: bool,
     /// The kernel cannot keep more pages apart.
@@ -179,7 +179,7 @@ pub struct Pager<B: Backing> {
     /// Why nothing comes from the servers any more.
     lost: Option<Lost>,
     /// `None`: nothing is fetched ahead, or the program's memory cannot be read without waiting.
-    foresight: Option<Foresight>,
+    pointer_prefetcher: Option<PointerPrefetcher>,
     /// The frames that each batch has, as runs of `(offset, pages)`.
     present: Vec<Vec<(u32, u32)>>,
     spare: Spare,
@@ -239,8 +239,8 @@ impl<B: Backing> Pager<B> {
         let zeroes = Mapping::huge_aligned(ZERO_BYTES)?;
         let config_batches = config.max_batches as usize;
         let unchanged = Unchanged::new(config.max_batches, config.batch_pages);
-        let foresight =
-            (config.max_prefetch_pages > 1 && faults.tells_exact_addresses()).then(Foresight::default);
+        let pointer_prefetcher = (config.max_prefetch_pages > 1 && faults.tells_exact_addresses())
+            .then(PointerPrefetcher::default);
         faults
             .prepare_frames(batches.memory().start(), batches.memory().bytes())
             .map_err(|errno| PagerError::Register { errno })?;
@@ -269,14 +269,14 @@ impl<B: Backing> Pager<B> {
             refused_since: None,
             demands_in_flight: 0,
             waiting,
-            answers: Patience::new(waiting.spin),
-            events_to_come: Patience::new(waiting.spin),
+            answers: AdaptiveSpin::new(waiting.spin),
+            events_to_come: AdaptiveSpin::new(waiting.spin),
             stats,
             place: Place::default(),
             refused: Vec::new(),
             fault_started: None,
             deferred: VecDeque::new(),
-            foster_frames: Mapping::anonymous(FOSTER_FETCH_PAGES as usize * OS_PAGE_BYTES)?,
+            forked_frames: Mapping::anonymous(FORKED_FETCH_PAGES as usize * OS_PAGE_BYTES)?,
             frozen: false,
             most_pages: u64::MAX,
             lost: None,
@@ -285,7 +285,7 @@ impl<B: Backing> Pager<B> {
             unchanged,
             move_in: MoveIn::default(),
             merged: Merged::default(),
-            foresight,
+            pointer_prefetcher,
         })
     }
 
@@ -355,7 +355,7 @@ impl<B: Backing> Pager<B> {
 
     /// Publishes the cache's levels and counts.
     pub fn publish(&self) {
-        let pointer_used_pages = self.foresight.as_ref().map_or(0, Foresight::used_pages);
+        let pointer_used_pages = self.pointer_prefetcher.as_ref().map_or(0, PointerPrefetcher::used_pages);
         self.stats.publish(
             &self.cache.stats(),
             pointer_used_pages,
@@ -394,10 +394,10 @@ impl<B: Backing> Pager<B> {
             if !busy && self.search() {
                 continue;
             }
-            let patience = if due { &mut self.answers } else { &mut self.events_to_come };
+            let adaptive_spin = if due { &mut self.answers } else { &mut self.events_to_come };
             if busy {
                 if let Some(since) = idle_since.take() {
-                    patience.waited(now.duration_since(since));
+                    adaptive_spin.waited(now.duration_since(since));
                 }
                 if due && self.demands_in_flight == 0 && !self.events_to_come.time().is_zero() {
                     // Mostly the woken thread runs first, and has met its next fault by now. Otherwise it
@@ -412,12 +412,12 @@ impl<B: Backing> Pager<B> {
                 continue;
             }
             let waited = now.duration_since(*idle_since.get_or_insert(now));
-            if waited < patience.time() {
+            if waited < adaptive_spin.time() {
                 // While no answer is due, the thread that was served last may wait for this very CPU.
-                patience.look_again(waited, !due);
+                adaptive_spin.look_again(waited, !due);
                 continue;
             }
-            patience.sleeps();
+            adaptive_spin.sleeps();
             fds.clear();
             fds.push(libc::pollfd { fd: self.faults.raw_fd(), events: libc::POLLIN, revents: 0 });
             self.backing.poll_fds(&mut fds);
@@ -503,7 +503,7 @@ impl<B: Backing> Pager<B> {
                     Some(page) if self.lost.is_some() => self.serve_without_servers(page, address, access),
                     Some(page) => {
                         self.stats.fault(access);
-                        let absent = self.foresight.is_some() && self.cache.is_absent(page);
+                        let absent = self.pointer_prefetcher.is_some() && self.cache.is_absent(page);
                         self.tell(Input::Fault { page, access });
                         if absent {
                             self.look_ahead(address + offset);
@@ -522,19 +522,21 @@ impl<B: Backing> Pager<B> {
 
     /// A thread waits for the page at `address`: this may tell which pages are wanted next.
     fn look_ahead(&mut self, address: usize) {
-        let Some(mut foresight) = self.foresight.take() else { return };
-        let pages = foresight.fault(address, &self.space, &self.cache);
+        let Some(mut pointer_prefetcher) = self.pointer_prefetcher.take() else { return };
+        let pages = pointer_prefetcher.fault(address, &self.space, &self.cache);
         if !pages.is_empty() {
             self.tell(Input::Expect { pages });
         }
-        self.foresight = Some(foresight);
+        self.pointer_prefetcher = Some(pointer_prefetcher);
     }
 
     /// Idle time: takes one step of a search for arrays of pointers, if there is one; returns whether there
     /// was.
     fn search(&mut self) -> bool {
-        let Some(foresight) = self.foresight.as_mut().filter(|f| f.is_searching()) else { return false };
-        foresight.search(&self.space, &self.cache);
+        let Some(pointer_prefetcher) = self.pointer_prefetcher.as_mut().filter(|f| f.is_searching()) else {
+            return false;
+        };
+        pointer_prefetcher.search(&self.space, &self.cache);
         true
     }
 
@@ -599,7 +601,7 @@ impl<B: Backing> Pager<B> {
     }
 
     /// Ends management of a range whose pages are all present, and leaves them to the program. Does nothing
-    /// while one is absent. For rungs that are not told of changed mappings.
+    /// while one is absent. For fault modes that are not told of changed mappings.
     pub fn give_back(&mut self, start: usize, end: usize) {
         if rampool_kernel::segv::all_present(start, end) {
             // Open first: between the two, a writing thread would otherwise meet a protection without an
@@ -679,7 +681,7 @@ impl<B: Backing> Pager<B> {
     /// # Errors
     /// Why the child cannot be served: a server failed, or the kernel does not say what it has not inherited.
     /// Where the kernel can poison pages, what the child lacks is poisoned then.
-    pub fn fork_child(&mut self, child: Uffd) -> Result<Foster<B::Region>, String> {
+    pub fn fork_child(&mut self, child: Uffd) -> Result<ForkFaultServer<B::Region>, String> {
         self.stats.forked();
         let mut absent = PageSet::default();
         let mut unsent = Vec::new();
@@ -700,7 +702,7 @@ impl<B: Backing> Pager<B> {
                 // Its context stays with it, without a server.
                 if self.faults.can_poison() {
                     unsent.iter().for_each(|(page, ..)| absent.insert(Extent::page(*page)));
-                    Foster::new(child, self.space.clone(), absent, self.region).give_up();
+                    ForkFaultServer::new(child, self.space.clone(), absent, self.region).give_up();
                 }
                 return Err(reason);
             }
@@ -716,13 +718,13 @@ impl<B: Backing> Pager<B> {
                 space.remove(start, end, |_| {});
             }
         }
-        let mut foster = Foster::new(child, space, absent, region);
+        let mut fork_fault_server = ForkFaultServer::new(child, space, absent, region);
         for (page, batch, offset_pages) in unsent {
             let content = self.batches.start_of(batch.0) + offset_pages as usize * OS_PAGE_BYTES;
             // SAFETY: the page lies in a batch, which is not written.
-            unsafe { foster.supply(page, std::ptr::with_exposed_provenance(content)) };
+            unsafe { fork_fault_server.supply(page, std::ptr::with_exposed_provenance(content)) };
         }
-        Ok(foster)
+        Ok(fork_fault_server)
     }
 
     /// The child's copy of the region, and the memory that it has not inherited.
@@ -833,17 +835,21 @@ impl<B: Backing> Pager<B> {
     ///
     /// # Errors
     /// Why a page could not be brought.
-    pub fn serve_foster(
+    pub fn serve_forked(
         &mut self,
-        foster: &mut Foster<B::Region>,
+        fork_fault_server: &mut ForkFaultServer<B::Region>,
         born: &mut dyn FnMut(&Uffd),
-    ) -> Result<Vec<Foster<B::Region>>, String> {
+    ) -> Result<Vec<ForkFaultServer<B::Region>>, String> {
         let zeroes = self.zeroes.start();
         let mut forked = Vec::new();
-        foster.serve(zeroes, &mut |region, extent| self.fetch_now(region, extent), &mut |child| {
-            born(child.context());
-            forked.push(child);
-        })?;
+        fork_fault_server.serve(
+            zeroes,
+            &mut |region, extent| self.fetch_now(region, extent),
+            &mut |child| {
+                born(child.context());
+                forked.push(child);
+            },
+        )?;
         let mut served = Vec::new();
         let mut failed = None;
         for mut child in forked {
@@ -861,7 +867,7 @@ impl<B: Backing> Pager<B> {
         match failed {
             None => Ok(served),
             Some(reason) => {
-                served.iter_mut().for_each(Foster::give_up);
+                served.iter_mut().for_each(ForkFaultServer::give_up);
                 Err(reason)
             }
         }
@@ -869,13 +875,13 @@ impl<B: Backing> Pager<B> {
 
     /// Fetches a few pages and waits for them; everything else that arrives meanwhile is kept for later.
     fn fetch_now(&mut self, region: B::Region, extent: Extent) -> Result<usize, String> {
-        let start = self.foster_frames.start();
+        let start = self.forked_frames.start();
         // SAFETY: the frames belong to this call, which waits for the answer.
-        unsafe { self.backing.fetch(region, FOSTER_TOKEN, &[extent], self.foster_frames.at(0), true) };
+        unsafe { self.backing.fetch(region, FORKED_TOKEN, &[extent], self.forked_frames.at(0), true) };
         let mut fds = Vec::new();
         loop {
             match self.backing.poll() {
-                Some(BackingEvent::Fetched { token: FOSTER_TOKEN }) => return Ok(start),
+                Some(BackingEvent::Fetched { token: FORKED_TOKEN }) => return Ok(start),
                 Some(BackingEvent::Lost { reason }) => return Err(reason),
                 Some(other) => self.deferred.push_back(other),
                 None => {
@@ -1355,7 +1361,7 @@ impl<B: Backing> Pager<B> {
 }
 
 const DEMAND_TOKEN: u64 = 1 << 33;
-const FOSTER_TOKEN: u64 = 1 << 34;
+const FORKED_TOKEN: u64 = 1 << 34;
 const HAND_OVER_TOKEN: u64 = 1 << 35;
 
 /// Half of a number of bytes, in whole pages, at least one.

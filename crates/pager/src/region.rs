@@ -1,23 +1,25 @@
 //! The paged view for programs that ask for it: regions larger than local memory.
 //!
 //! A [`PagedMemory`] is a budget of local memory, a backing, and one pager thread. A [`Region`] is ordinary
-//! memory at a fixed address: any thread may read and write it. How its faults are caught ([`RungChoice`])
-//! decides what else is possible:
+//! memory at a fixed address: any thread may read and write it. How its faults are caught
+//! ([`FaultModeChoice`]) decides what else is possible:
 //!
 //! | | full | user mode | SIGSEGV |
 //! |---|---|---|---|
 //! | system calls given pointers into absent pages | work | EFAULT, or helped | EFAULT, or helped |
-//! | a forked child | keeps the content while this process lives (with CAP_SYS_PTRACE), else has no region there | has no region there | has no region there |
-//! | `madvise`, `munmap`, `mremap` of parts of a region | followed | followed | not allowed: use [`Region::advise`] |
+//! | a forked child | keeps the content while this process lives (with CAP_SYS_PTRACE), else has no region
+//! there | has no region there | has no region there |
+//! | `madvise`, `munmap`, `mremap` of parts of a region | followed | followed | not allowed: use
+//! [`Region::advise`] |
 //! | threads that block SIGSEGV, or replace its handler | | | not allowed, or helped |
 //!
 //! *Helped* where `librampool_agent_io.so` is loaded (`LD_PRELOAD`), which stands before the C library's
 //! functions: [`PagedMemory::serves_system_calls`] says whether it is, and `docs/internals/faults.md` which
 //! calls it covers.
 //!
-//! [`RungChoice::InThread`] is as user mode, but each thread serves its own faults, in a SIGBUS handler: a
-//! fault wakes no other thread, and takes about a quarter less time. On request only, because it asks more of
-//! the program:
+//! [`FaultModeChoice::InThread`] is as user mode, but each thread serves its own faults, in a SIGBUS handler:
+//! a fault wakes no other thread, and takes about a quarter less time. On request only, because it asks more
+//! of the program:
 //!
 //! * no thread that touches a region blocks SIGBUS; handlers of SIGBUS are set before the first
 //!   [`PagedMemory`] (they still get what is not ours). Where `librampool_agent_io.so` is loaded it sees to
@@ -40,14 +42,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rampool_kernel::memory::{Advice, Mapping, advise, dont_fork};
-use rampool_kernel::probe::Rung;
+use rampool_kernel::probe::FaultMode;
 use rampool_kernel::uffd::Uffd;
 use rampool_paging::cache::CacheConfig;
 use rampool_wire::units::{ByteLen, OS_PAGE_BYTES};
 
 use crate::backing::Backing;
-use crate::fault::{CatchConfig, CatchError, FaultCatcher, RungChoice};
-use crate::fork::Foster;
+use crate::fault::{CatchConfig, CatchError, FaultCatcher, FaultModeChoice};
+use crate::fork::ForkFaultServer;
 use crate::pager::{InstallBy, Pager, PagerError, Supervisor, Waiting};
 use crate::system_calls::{self, Unhelped};
 use rampool_client::stats::{PagerStats, StatsSnapshot};
@@ -72,7 +74,7 @@ pub struct PagedConfig {
     pub capacity_bytes: Option<u64>,
     pub waiting: Waiting,
     /// How faults are caught.
-    pub rung: RungChoice,
+    pub fault_mode: FaultModeChoice,
     /// Evict by copying even where the kernel can move pages: for tests and comparisons.
     pub evict_by_copy: bool,
     /// How pages are put into the program.
@@ -87,7 +89,7 @@ impl Default for PagedConfig {
             prefetch_bytes: 2 << 20,
             capacity_bytes: None,
             waiting: Waiting::default(),
-            rung: RungChoice::Auto,
+            fault_mode: FaultModeChoice::Auto,
             evict_by_copy: false,
             install_by: InstallBy::default(),
         }
@@ -192,7 +194,7 @@ struct Shared {
     doorbell: OwnedFd,
     ended: Mutex<Option<String>>,
     ended_ready: Condvar,
-    rung: Rung,
+    fault_mode: FaultMode,
     serves_system_calls: bool,
     follows_forks: bool,
     follows_mappings: bool,
@@ -314,8 +316,10 @@ impl PagedMemory {
         B::Region: Send,
     {
         let cache = config.cache_config()?;
-        let faults =
-            FaultCatcher::open(CatchConfig { rung: config.rung, evict_by_copy: config.evict_by_copy })?;
+        let faults = FaultCatcher::open(CatchConfig {
+            fault_mode: config.fault_mode,
+            evict_by_copy: config.evict_by_copy,
+        })?;
         // SAFETY: a system call without pointers; the descriptor is new.
         let doorbell = unsafe {
             let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
@@ -330,9 +334,9 @@ impl PagedMemory {
             doorbell,
             ended: Mutex::default(),
             ended_ready: Condvar::new(),
-            rung: faults.rung(),
+            fault_mode: faults.fault_mode(),
             serves_system_calls: faults.serves_system_calls()
-                || system_calls::offer(config.rung == RungChoice::InThread),
+                || system_calls::offer(config.fault_mode == FaultModeChoice::InThread),
             follows_forks: faults.follows_forks(),
             follows_mappings: faults.follows_mappings(),
             lost: Mutex::default(),
@@ -349,23 +353,24 @@ impl PagedMemory {
             config.waiting,
             stats,
         )?;
-        let mut keeper = Keeper { shared: Arc::clone(&shared), fosters: Vec::new(), ended: None };
-        let body: Box<dyn FnOnce() + Send> = if config.rung == RungChoice::InThread {
+        let mut supervisor =
+            RegionSupervisor { shared: Arc::clone(&shared), fork_fault_servers: Vec::new(), ended: None };
+        let body: Box<dyn FnOnce() + Send> = if config.fault_mode == FaultModeChoice::InThread {
             // Threads may look at it at any time: it stays, emptied, when the pager has ended.
             let pagers: &'static InThread<B> = Box::leak(Box::new(InThread::new(config.waiting.spin)));
             pager.faults().serve_in_thread(pagers);
-            pagers.begin(pager, keeper);
+            pagers.begin(pager, supervisor);
             Box::new(move || {
                 let _own = Unhelped::begin();
-                let (pager, keeper) = pagers.run();
-                keeper.end(pager);
+                let (pager, supervisor) = pagers.run();
+                supervisor.end(pager);
             })
         } else {
             pager.install_by(config.install_by);
             Box::new(move || {
                 let _own = Unhelped::begin();
-                pager.run(&mut keeper);
-                keeper.end(pager);
+                pager.run(&mut supervisor);
+                supervisor.end(pager);
             })
         };
         rampool_kernel::thread::spawn_detached(1 << 20, body)?;
@@ -417,8 +422,8 @@ impl PagedMemory {
 
     /// The fault mode in use.
     #[must_use]
-    pub fn rung(&self) -> Rung {
-        self.pager.shared.rung
+    pub fn fault_mode(&self) -> FaultMode {
+        self.pager.shared.fault_mode
     }
 
     /// System calls may be given absent pages: in full mode, and below it where `librampool_agent_io.so` was
@@ -521,7 +526,7 @@ impl Region {
                     .unwrap_or(Ok(()))
                     .map_err(AdviseError::Kernel);
             }
-            RegionAdvice::WillNeed if shared.rung != Rung::Full => {
+            RegionAdvice::WillNeed if shared.fault_mode != FaultMode::Full => {
                 for page in (offset..offset + bytes).step_by(OS_PAGE_BYTES) {
                     // SAFETY: inside the region; the fault brings the page.
                     unsafe { self.mapping.at(page).read_volatile() };
@@ -549,17 +554,17 @@ impl Drop for Region {
 }
 
 /// Runs a library user's pager.
-struct Keeper<R> {
+struct RegionSupervisor<R> {
     shared: Arc<Shared>,
-    fosters: Vec<Foster<R>>,
+    fork_fault_servers: Vec<ForkFaultServer<R>>,
     ended: Option<String>,
 }
 
-impl<R: Copy> Keeper<R> {
+impl<R: Copy> RegionSupervisor<R> {
     /// The pager was told to stop, and has. Children that it served have what they got until now: the rest is
     /// a SIGBUS, never zeroes.
     fn end<B: Backing<Region = R>>(mut self, mut pager: Pager<B>) {
-        self.fosters.iter_mut().for_each(Foster::give_up);
+        self.fork_fault_servers.iter_mut().for_each(ForkFaultServer::give_up);
         pager.backing().close();
         drop(pager);
         let shared = self.shared;
@@ -568,7 +573,7 @@ impl<R: Copy> Keeper<R> {
     }
 }
 
-impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
+impl<B: Backing> Supervisor<B> for RegionSupervisor<B::Region> {
     fn tick(&mut self, pager: &mut Pager<B>) -> Duration {
         pager.publish();
         pager.retry_refused();
@@ -577,7 +582,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
 
     fn forked(&mut self, pager: &mut Pager<B>, child: Uffd) {
         match pager.fork_child(child) {
-            Ok(foster) => self.fosters.push(foster),
+            Ok(fork_fault_server) => self.fork_fault_servers.push(fork_fault_server),
             Err(reason) if pager.faults().can_poison() => {
                 remark(&format!("rampool: a forked child has only what was in local memory: {reason}"))
             }
@@ -606,7 +611,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
 
     fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
         out.push(libc::pollfd { fd: self.shared.doorbell.as_raw_fd(), events: libc::POLLIN, revents: 0 });
-        out.extend(self.fosters.iter().map(|f| libc::pollfd {
+        out.extend(self.fork_fault_servers.iter().map(|f| libc::pollfd {
             fd: f.raw_fd(),
             events: libc::POLLIN,
             revents: 0,
@@ -614,12 +619,12 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
     }
 
     fn wake_up(&mut self, pager: &mut Pager<B>) -> bool {
-        let mut rung = 0u64;
+        let mut rings = 0u64;
         // SAFETY: an eventfd gives eight bytes.
-        unsafe { libc::read(self.shared.doorbell.as_raw_fd(), (&raw mut rung).cast(), 8) };
+        unsafe { libc::read(self.shared.doorbell.as_raw_fd(), (&raw mut rings).cast(), 8) };
         let mut more = Vec::new();
-        for foster in &mut self.fosters {
-            match pager.serve_foster(foster, &mut |_| {}) {
+        for fork_fault_server in &mut self.fork_fault_servers {
+            match pager.serve_forked(fork_fault_server, &mut |_| {}) {
                 Ok(children) => more.extend(children),
                 Err(reason) => {
                     last_words(&format!("rampool: a forked child cannot be served: {reason}"));
@@ -627,7 +632,7 @@ impl<B: Backing> Supervisor<B> for Keeper<B::Region> {
                 }
             }
         }
-        self.fosters.append(&mut more);
+        self.fork_fault_servers.append(&mut more);
         loop {
             let command = self.shared.commands.lock().expect("no panic under this lock").pop_front();
             match command {

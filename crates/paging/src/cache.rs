@@ -28,7 +28,7 @@
 //!   fault.rs      a fault and its answer           fetch.rs      pages on their way in     prefetch.rs   which pages come early
 //!   writeback.rs  eviction batches                 policy.rs     which page leaves         rival.rs      which pages deserve to stay
 //!   manage.rs     adopted, forgotten, zeroed       budget.rs     frames and watermarks     page.rs, queue.rs   12 bytes a page
-//!   beside.rs     neighbours that are fetched along
+//!   neighbours.rs  neighbours that are fetched along
 //! ```
 //!
 //! It never waits, never sends a page whose bytes the servers hold, and never answers a fault twice except
@@ -41,12 +41,12 @@
 //! it. One that was there already (`AlreadyThere`) stays Fresh and is opened to writes; a write-protection
 //! fault on a Fresh page opens it and changes nothing else.
 
-mod beside;
 mod budget;
 mod check;
 mod fault;
 mod fetch;
 mod manage;
+mod neighbours;
 mod page;
 mod policy;
 mod prefetch;
@@ -60,10 +60,10 @@ use std::fmt;
 use crate::table::Table;
 use rampool_wire::units::{Extent, PageIndex};
 
-use beside::Beside;
 use budget::{Frames, Marks};
 use fault::Installed;
 use fetch::Fetch;
+use neighbours::Neighbours;
 use page::{DIRTY, Page, State};
 use policy::Queues;
 use prefetch::Streams;
@@ -252,7 +252,7 @@ pub struct CacheStats {
     /// Markers that no fault reached.
     pub wasted_markers: u64,
     /// Faults on Remote pages that no stream predicted.
-    pub stray_faults: u64,
+    pub random_faults: u64,
     /// Pages that were fetched along with a wanted neighbour.
     pub company_pages: u64,
     /// Pages fetched because they were expected.
@@ -341,7 +341,7 @@ pub struct Cache {
     waiting: VecDeque<u32>,
     faults_seen: u32,
     streams: Streams,
-    beside: Beside,
+    neighbours: Neighbours,
     /// Frames that streams take at a time: kept free beyond the reserve.
     appetite: u64,
     /// Pages that may leave unchanged before no more are opened on suspicion.
@@ -397,7 +397,7 @@ impl Cache {
             waiting: VecDeque::new(),
             faults_seen: 0,
             streams: Streams::new(),
-            beside: Beside::new(),
+            neighbours: Neighbours::new(),
             appetite: 0,
             looks: 0,
             pool_full: false,
@@ -450,8 +450,8 @@ impl Cache {
 
     /// Faults so far on pages at the servers that no stream predicted.
     #[must_use]
-    pub fn stray_faults(&self) -> u64 {
-        self.stats.stray_faults
+    pub fn random_faults(&self) -> u64 {
+        self.stats.random_faults
     }
 
     /// Shows the runs of pages that are mapped, until `visit` returns false.

@@ -7,18 +7,18 @@
 //! prefetching does: Roth, Sohi, ISCA '99).
 //!
 //! ```text
-//!   strays A B C ..   one search over resident memory: A, B and C stand at S, S - 32, S - 64      a trial begins behind S - 64
+//!   random faults A B C   one search over resident memory: A, B and C stand at S, S - 32, S - 64      a trial begins behind S - 64
 //!   fault at D        D is the first page on the trial's way that is absent; so is the next one    a walk, stride -32
 //!   fault at E        E stands in the walk's ring: what is before it has been passed; more entries ahead of it are read
 //! ```
 //!
-//! A *stray* (a random fault) is one that nothing predicted. The latest ones are searched for together, piece
+//! A *random fault* is one that nothing predicted. The latest ones are searched for together, piece
 //! by piece in idle time, so that no thread waits for a search. Where they are found in a row, or where the
 //! array is known, a *trial* begins: it reads the entries that follow and asks for nothing before faults
 //! reached them in their order. (A merge also writes the pointers in that order, but what follows there is
-//! old.) A search costs time in proportion to what is resident, so it is paid for by strays, and after each
-//! failure the next one must be paid for twice as dearly. Memory of earlier walks is searched first, which is
-//! cheap: a sort that merges goes through the same array again and again, piece by piece.
+//! old.) A search costs time in proportion to what is resident, so it is paid for by random faults, and after
+//! each failure the next one must be paid for twice as dearly. Memory of earlier walks is searched first,
+//! which is cheap: a sort that merges goes through the same array again and again, piece by piece.
 //!
 //! A walk keeps a *window* of pages asked for, which doubles with each proof that the program comes to them;
 //! nothing more is asked for without one, so a wrong guess costs a few pages. Objects that reach into the
@@ -48,8 +48,8 @@ const TRIAL_FAULTS: u64 = 96;
 const PROOFS: u32 = 2;
 /// Absent pages that a proof may pass over: another thread may be there just now.
 const PASSED_OVER: usize = 1;
-/// Strays that are looked for together.
-const STRAYS: usize = 16;
+/// Random faults that are looked for together.
+const RANDOM_FAULTS: usize = 16;
 /// Places that a search notes.
 const PLACES: usize = 256;
 /// Words looked at to either side of a place, and the furthest that two of a row stand apart.
@@ -59,16 +59,16 @@ const OBJECT_HEAD_BYTES: u64 = 64;
 /// Entries that must look like pointers before a stride is believed.
 const SAMPLE: usize = 8;
 /// Entries in a row that are no pointers end a walk.
-const MOST_STRANGERS: u32 = 4;
+const MOST_NON_POINTERS: u32 = 4;
 /// Strides tried, in words.
 const STRIDES: [i64; 9] = [1, 2, 3, 4, 5, 6, 8, 12, 16];
-/// Strays that pay for the search of so many resident pages.
-const PAGES_PER_STRAY: u64 = 8;
-const LEAST_STRAYS: u64 = 256;
+/// Random faults that pay for the search of so many resident pages.
+const PAGES_PER_FAULT: u64 = 8;
+const LEAST_RANDOM_FAULTS: u64 = 256;
 const MOST_DOUBLINGS: u32 = 12;
 /// The same for the pages where walks have been, and near them.
-const NEAR_PAGES_PER_STRAY: u64 = 64;
-const LEAST_NEAR_STRAYS: u64 = 32;
+const NEAR_PAGES_PER_FAULT: u64 = 64;
+const LEAST_NEAR_FAULTS: u64 = 32;
 /// Places where walks have been that are remembered.
 const GROUNDS: usize = 4;
 /// A walk no further than this from such a place belongs to it.
@@ -114,7 +114,7 @@ pub struct Pointers {
     found_near: bool,
     search: Option<Search>,
     /// Where threads waited for what nothing foresaw, the latest last.
-    strays: VecDeque<u64>,
+    random_faults: VecDeque<u64>,
     /// Faults so far.
     clock: u64,
     /// Of everything resident.
@@ -129,18 +129,18 @@ pub struct Pointers {
 /// What pays for searches of one kind.
 #[derive(Debug, Default)]
 struct Account {
-    /// Strays since the last search.
-    strays: u64,
+    /// Random faults since the last search.
+    random_faults: u64,
     /// How often the price of a search was doubled.
     doublings: u32,
 }
 
 impl Account {
     /// Whether a search of so many pages is paid for; then it is taken as begun.
-    fn affords(&mut self, pages: u64, pages_per_stray: u64, least: u64) -> bool {
-        let paid = self.strays >= (pages / pages_per_stray).max(least) << self.doublings;
+    fn affords(&mut self, pages: u64, pages_per_fault: u64, least: u64) -> bool {
+        let paid = self.random_faults >= (pages / pages_per_fault).max(least) << self.doublings;
         if paid {
-            self.strays = 0;
+            self.random_faults = 0;
         }
         paid
     }
@@ -239,7 +239,7 @@ struct Walk {
     /// Pages of the ring that were asked for.
     asked: usize,
     window: usize,
-    strangers: u32,
+    non_pointers: u32,
     used: u64,
     proofs: u32,
     reach: Reach,
@@ -302,12 +302,18 @@ impl Pointers {
         self.used_pages
     }
 
-    /// A thread waits for a page that is not resident, at `address`. `stray`: nothing else explains the
+    /// A thread waits for a page that is not resident, at `address`. `random`: nothing else explains the
     /// fault. Appends to `ahead` the pages that will be wanted next, the soonest first.
-    pub fn fault(&mut self, address: u64, stray: bool, memory: &mut impl Memory, ahead: &mut Vec<PageIndex>) {
+    pub fn fault(
+        &mut self,
+        address: u64,
+        random: bool,
+        memory: &mut impl Memory,
+        ahead: &mut Vec<PageIndex>,
+    ) {
         self.clock += 1;
         let clock = self.clock;
-        if self.walks.is_empty() && !stray {
+        if self.walks.is_empty() && !random {
             return;
         }
         let Some((page, _)) = memory.look(address) else { return };
@@ -325,15 +331,15 @@ impl Pointers {
                 walk.ask(memory, ahead);
             }
         }
-        if foreseen || !stray {
+        if foreseen || !random {
             return;
         }
-        if self.strays.len() == STRAYS {
-            self.strays.pop_front();
+        if self.random_faults.len() == RANDOM_FAULTS {
+            self.random_faults.pop_front();
         }
-        self.strays.push_back(address);
-        self.wide.strays += 1;
-        self.near.strays += 1;
+        self.random_faults.push_back(address);
+        self.wide.random_faults += 1;
+        self.near.random_faults += 1;
         if self.trials.is_empty() {
             self.begin_search(memory);
         } else {
@@ -366,9 +372,9 @@ impl Pointers {
         }
     }
 
-    /// Begins to look for pointers to the latest strays, if enough of them have paid for it.
+    /// Begins to look for pointers to the latest random faults, if enough of them have paid for it.
     fn begin_search(&mut self, memory: &impl Memory) {
-        if self.search.is_some() || self.strays.len() < STRAYS {
+        if self.search.is_some() || self.random_faults.len() < RANDOM_FAULTS {
             return;
         }
         let mut stretches: Vec<(u64, u64)> = Vec::new();
@@ -382,14 +388,14 @@ impl Pointers {
         }
         let near_pages = stretches.iter().map(|(low, high)| (high - low) / PAGE_BYTES).sum();
         self.found_near =
-            !stretches.is_empty() && self.near.affords(near_pages, NEAR_PAGES_PER_STRAY, LEAST_NEAR_STRAYS);
+            !stretches.is_empty() && self.near.affords(near_pages, NEAR_PAGES_PER_FAULT, LEAST_NEAR_FAULTS);
         if !self.found_near {
-            if !self.wide.affords(memory.resident_pages(), PAGES_PER_STRAY, LEAST_STRAYS) {
+            if !self.wide.affords(memory.resident_pages(), PAGES_PER_FAULT, LEAST_RANDOM_FAULTS) {
                 return;
             }
             stretches = vec![(0, u64::MAX)];
         }
-        self.search = Some(Search::new(self.strays.iter().copied().collect(), stretches));
+        self.search = Some(Search::new(self.random_faults.iter().copied().collect(), stretches));
     }
 
     /// All has been looked at: trials begin behind what was found.
@@ -454,7 +460,7 @@ impl Pointers {
         }
     }
 
-    /// A stray may prove a trial, or end them all.
+    /// A random fault may prove a trial, or end them all.
     fn try_out(
         &mut self,
         address: u64,
@@ -513,7 +519,7 @@ impl Walk {
             considered: 0,
             asked: 0,
             window: FIRST_WINDOW,
-            strangers: 0,
+            non_pointers: 0,
             used: clock,
             proofs: 0,
             reach: Reach::default(),
@@ -597,7 +603,7 @@ impl Walk {
                 self.fill(self.ring.len() + 1, memory);
                 if self.considered == self.ring.len() {
                     // The array itself may have left: its next page is wanted as well.
-                    if self.strangers < MOST_STRANGERS
+                    if self.non_pointers < MOST_NON_POINTERS
                         && let Some((page, true)) = memory.look(self.next)
                     {
                         add(page, ahead);
@@ -622,7 +628,7 @@ impl Walk {
 
     /// Reads entries until the ring has so many, as far as the array is resident.
     fn fill(&mut self, entries: usize, memory: &mut impl Memory) {
-        while self.ring.len() < entries && self.strangers < MOST_STRANGERS {
+        while self.ring.len() < entries && self.non_pointers < MOST_NON_POINTERS {
             let Some(value) = self.values.pop_front() else {
                 self.read_on(memory);
                 if self.values.is_empty() {
@@ -632,10 +638,10 @@ impl Walk {
             };
             match memory.look(value) {
                 Some((page, _)) => {
-                    self.strangers = 0;
+                    self.non_pointers = 0;
                     self.ring.push_back(Entry { value, page, asked: false, tail: None });
                 }
-                None => self.strangers += 1,
+                None => self.non_pointers += 1,
             }
         }
     }

@@ -258,7 +258,7 @@ impl Direct {
     }
 
     /// Writes `new` if the element is `expected`; gives what it was before. All are bits.
-    fn compare_swap(
+    fn compare_exchange(
         &self,
         py: Python<'_>,
         region: &Region,
@@ -273,7 +273,7 @@ impl Direct {
                 kind,
                 T,
                 direct
-                    .compare_swap::<T>(
+                    .compare_exchange::<T>(
                         region.region,
                         offset,
                         <T as Number>::from_bits(expected),
@@ -420,7 +420,7 @@ impl Direct {
             py.detach(|| {
                 let mut direct = self.direct.lock();
                 direct.wait_all();
-                direct.pool().leave();
+                direct.pool().close();
             });
         }
     }

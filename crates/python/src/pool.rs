@@ -122,7 +122,7 @@ impl Pool {
     fn paging(&self, py: Python<'_>) -> PyResult<Option<(&'static str, bool)>> {
         self.paged.check()?;
         Ok(py.detach(|| {
-            self.paged.lock().as_ref().map(|paged| (paged.rung().name(), paged.serves_system_calls()))
+            self.paged.lock().as_ref().map(|paged| (paged.fault_mode().name(), paged.serves_system_calls()))
         }))
     }
 

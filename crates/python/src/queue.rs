@@ -74,10 +74,9 @@ impl Queue {
         let body = body.map(|body| body.to_vec(py)).transpose()?;
         let until = seconds(timeout);
         let sent = wait(py, |soon| {
-            let patience =
-                until.map_or(soon, |until| until.min(soon)).saturating_duration_since(Instant::now());
+            let left = until.map_or(soon, |until| until.min(soon)).saturating_duration_since(Instant::now());
             let body = body.as_deref().map_or(SendBody::None, SendBody::Bytes);
-            match self.direct.lock().send(&self.queue, head, body, patience) {
+            match self.direct.lock().send(&self.queue, head, body, left) {
                 Err(QueueError::Full { .. }) if until.is_none_or(|until| Instant::now() < until) => None,
                 done => Some(done),
             }
@@ -91,9 +90,8 @@ impl Queue {
         this.direct.check()?;
         let until = seconds(timeout);
         let taken = wait(slf.py(), |soon| {
-            let patience =
-                until.map_or(soon, |until| until.min(soon)).saturating_duration_since(Instant::now());
-            match this.direct.lock().take(&this.queue, patience) {
+            let left = until.map_or(soon, |until| until.min(soon)).saturating_duration_since(Instant::now());
+            match this.direct.lock().take(&this.queue, left) {
                 Ok(None) if until.is_none_or(|until| Instant::now() < until) => None,
                 done => Some(done),
             }
@@ -145,7 +143,7 @@ impl Queue {
                 // Where that fails the messages come again.
                 let _ = direct.flush_done(&self.queue);
                 direct.wait_all();
-                direct.pool().leave();
+                direct.pool().close();
             });
         }
     }
@@ -201,9 +199,8 @@ impl Message {
         queue.direct.check()?;
         let until = seconds(timeout);
         let body = wait(py, |soon| {
-            let patience =
-                until.map_or(soon, |until| until.min(soon)).saturating_duration_since(Instant::now());
-            match self.with(|message| queue.direct.lock().body(message, patience)) {
+            let left = until.map_or(soon, |until| until.min(soon)).saturating_duration_since(Instant::now());
+            match self.with(|message| queue.direct.lock().body(message, left)) {
                 Ok(Err(QueueError::BodyLate { .. })) if until.is_none_or(|until| Instant::now() < until) => {
                     None
                 }

@@ -16,7 +16,7 @@ use rampool_client::pool::{LeaseRequest, LeaseTicket, Pool, PoolConfig, ServerSp
 use rampool_net::key::{Key, KeyError};
 use rampool_net::transport::SameHost;
 use rampool_net::transport::zero_copy::parse_wish;
-use rampool_pager::fault::RungChoice;
+use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::region::{PagedConfig, PagedError, PagedMemory};
 
 /// Every option: its name, what it takes, and what it is for.
@@ -35,7 +35,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("page-size", "AMOUNT", "bytes one fault brings, a power of two from 4K to 2M (default 4K)"),
     ("prefetch", "AMOUNT", "the most that is read ahead of a stream; 0 turns it off (default 2M)"),
     (
-        "rung",
+        "fault-mode",
         "auto|uffd|uffd-user|segv|in-thread",
         "how page faults are caught (default auto: the best that this machine allows; in-thread never by itself)",
     ),
@@ -178,8 +178,8 @@ impl Builder {
 
     /// How page faults are caught.
     #[must_use]
-    pub fn rung(mut self, rung: RungChoice) -> Self {
-        self.paged.rung = rung;
+    pub fn fault_mode(mut self, fault_mode: FaultModeChoice) -> Self {
+        self.paged.fault_mode = fault_mode;
         self
     }
 
@@ -273,13 +273,13 @@ impl Builder {
             "local" => self.paged.local_bytes = amount()?.0,
             "page-size" => self.paged.page_bytes = small()?,
             "prefetch" => self.paged.prefetch_bytes = small()?,
-            "rung" => {
-                self.paged.rung = match value {
-                    "auto" => RungChoice::Auto,
-                    "uffd" => RungChoice::Full,
-                    "uffd-user" => RungChoice::UserMode,
-                    "segv" => RungChoice::Segv,
-                    "in-thread" => RungChoice::InThread,
+            "fault-mode" => {
+                self.paged.fault_mode = match value {
+                    "auto" => FaultModeChoice::Auto,
+                    "uffd" => FaultModeChoice::Full,
+                    "uffd-user" => FaultModeChoice::UserMode,
+                    "segv" => FaultModeChoice::Segv,
+                    "in-thread" => FaultModeChoice::InThread,
                     _ => {
                         return Err(bad(format!(
                             "{value:?} is not `auto`, `uffd`, `uffd-user`, `segv` or `in-thread`"

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rampool::direct::{Direct, DirectError};
-use rampool::fault::RungChoice;
+use rampool::fault::FaultModeChoice;
 use rampool::pager::Waiting;
 use rampool::pool::{Pool, PoolConfig, RegionTicket, ServerSpec};
 use rampool::proto::layout::Layout;
@@ -31,7 +31,7 @@ fn serve(bytes: usize) -> RunningServer {
     Server::start(config).unwrap()
 }
 
-fn page(servers: &[&RunningServer], lease: usize, rung: RungChoice) -> PagedMemory {
+fn page(servers: &[&RunningServer], lease: usize, fault_mode: FaultModeChoice) -> PagedMemory {
     let specs =
         servers.iter().map(|server| ServerSpec { endpoint: server.addr().clone(), memory: None }).collect();
     let mut config = PoolConfig::new(specs, ByteLen(lease as u64), "owner");
@@ -39,7 +39,7 @@ fn page(servers: &[&RunningServer], lease: usize, rung: RungChoice) -> PagedMemo
     let mut pool = Pool::connect(&config).unwrap();
     let region = pool.create_region().unwrap();
     let waiting = Waiting { follow_faults: false, ..Waiting::default() };
-    let config = PagedConfig { local_bytes: LOCAL as u64, waiting, rung, ..PagedConfig::default() };
+    let config = PagedConfig { local_bytes: LOCAL as u64, waiting, fault_mode, ..PagedConfig::default() };
     PagedMemory::start(&config, pool, region).unwrap()
 }
 
@@ -100,7 +100,7 @@ fn reader() {
     for (n, bytes) in words.chunks(8).enumerate() {
         assert_eq!(u64::from_le_bytes(bytes.try_into().unwrap()), expected(n * 4096 + 16));
     }
-    direct.pool().leave();
+    direct.pool().close();
     println!("every byte is right");
 }
 
@@ -112,9 +112,9 @@ impl<F: Fn()> Drop for OnDrop<F> {
     }
 }
 
-fn owner_goes_on(rung: RungChoice) {
+fn owner_goes_on(fault_mode: FaultModeChoice) {
     let servers = [serve(128 * MIB), serve(128 * MIB)];
-    let memory = page(&[&servers[0], &servers[1]], 160 * MIB, rung);
+    let memory = page(&[&servers[0], &servers[1]], 160 * MIB, fault_mode);
     // What comes first is not at the start of the pool's region.
     let _other = memory.alloc(MIB).unwrap();
     let region = memory.alloc(BYTES).unwrap();
@@ -154,7 +154,7 @@ fn owner_goes_on(rung: RungChoice) {
     member.free(opened);
     assert!(matches!(member.open_ticket(second.region()), Err(DirectError::NoSuchRegion)));
     read_elsewhere(&first, 1);
-    member.pool().leave();
+    member.pool().close();
     for server in &servers {
         assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
         server.check();
@@ -164,7 +164,7 @@ fn owner_goes_on(rung: RungChoice) {
 #[test]
 fn another_process_reads_what_was_handed_over_while_the_owner_goes_on() {
     if Capabilities::probe().full.is_ok_and(|found| found.has(NEEDED)) {
-        owner_goes_on(RungChoice::Full);
+        owner_goes_on(FaultModeChoice::Full);
     } else {
         skip("uffd", "the kernel does not allow userfaultfd in full here");
     }
@@ -173,7 +173,7 @@ fn another_process_reads_what_was_handed_over_while_the_owner_goes_on() {
 #[test]
 fn also_where_faults_are_caught_by_sigsegv() {
     match Capabilities::probe().segv {
-        Ok(()) => owner_goes_on(RungChoice::Segv),
+        Ok(()) => owner_goes_on(FaultModeChoice::Segv),
         Err(why) => skip("segv", &why.to_string()),
     }
 }
@@ -182,7 +182,7 @@ fn also_where_faults_are_caught_by_sigsegv() {
 fn a_full_lease_says_so_and_the_owner_goes_on() {
     let server = serve(128 * MIB);
     // Room for what is not local, and for half of what is besides.
-    let memory = page(&[&server], BYTES - LOCAL / 2, RungChoice::Auto);
+    let memory = page(&[&server], BYTES - LOCAL / 2, FaultModeChoice::Auto);
     let region = memory.alloc(BYTES).unwrap();
     fill(&region, 1);
     let error = region.hand_over().unwrap_err();
@@ -198,7 +198,7 @@ fn a_full_lease_says_so_and_the_owner_goes_on() {
 #[test]
 fn what_was_not_handed_over_is_refused() {
     let server = serve(128 * MIB);
-    let memory = page(&[&server], 64 * MIB, RungChoice::Auto);
+    let memory = page(&[&server], 64 * MIB, FaultModeChoice::Auto);
     let region = memory.alloc(MIB).unwrap();
     fill(&region, 2);
     let handed = region.hand_over().unwrap();

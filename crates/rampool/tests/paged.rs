@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use rampool::backing::memory::MemoryBacking;
 use rampool::backing::{Backing, BackingEvent};
-use rampool::fault::RungChoice;
+use rampool::fault::FaultModeChoice;
 use rampool::pager::{InstallBy, Waiting};
 use rampool::proto::units::Extent;
 use rampool::region::{PagedConfig, PagedMemory, Region, RegionAdvice};
-use rampool_kernel::probe::{Capabilities, NEEDED, Rung};
+use rampool_kernel::probe::{Capabilities, FaultMode, NEEDED};
 use rampool_testing::skip;
 use words::{mix, word};
 
@@ -24,33 +24,33 @@ const MIB: usize = 1 << 20;
 /// A fault mode, and the way pages leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct How {
-    rung: RungChoice,
+    fault_mode: FaultModeChoice,
     evict_by_copy: bool,
     install_by: InstallBy,
 }
 
 /// Every scenario in every fault mode. A mode is left out only when the kernel's own answer is that it does
 /// not have it, or does not allow it to this user.
-macro_rules! on_every_rung {
+macro_rules! on_every_mode {
     ($($scenario:ident),* $(,)?) => {
-        on_rung!(full, RungChoice::Full, false, InstallBy::Copy, $($scenario),*);
-        on_rung!(full_move_in, RungChoice::Full, false, InstallBy::Move, $($scenario),*);
-        on_rung!(full_by_copy, RungChoice::Full, true, InstallBy::Copy, $($scenario),*);
-        on_rung!(user_mode, RungChoice::UserMode, false, InstallBy::Copy, $($scenario),*);
-        on_rung!(user_mode_move_in, RungChoice::UserMode, false, InstallBy::Move, $($scenario),*);
-        on_rung!(user_mode_by_copy, RungChoice::UserMode, true, InstallBy::Copy, $($scenario),*);
-        on_rung!(in_thread, RungChoice::InThread, false, InstallBy::Copy, $($scenario),*);
-        on_rung!(segv, RungChoice::Segv, false, InstallBy::Copy, $($scenario),*);
+        in_mode!(full, FaultModeChoice::Full, false, InstallBy::Copy, $($scenario),*);
+        in_mode!(full_move_in, FaultModeChoice::Full, false, InstallBy::Move, $($scenario),*);
+        in_mode!(full_by_copy, FaultModeChoice::Full, true, InstallBy::Copy, $($scenario),*);
+        in_mode!(user_mode, FaultModeChoice::UserMode, false, InstallBy::Copy, $($scenario),*);
+        in_mode!(user_mode_move_in, FaultModeChoice::UserMode, false, InstallBy::Move, $($scenario),*);
+        in_mode!(user_mode_by_copy, FaultModeChoice::UserMode, true, InstallBy::Copy, $($scenario),*);
+        in_mode!(in_thread, FaultModeChoice::InThread, false, InstallBy::Copy, $($scenario),*);
+        in_mode!(segv, FaultModeChoice::Segv, false, InstallBy::Copy, $($scenario),*);
     };
 }
 
-macro_rules! on_rung {
-    ($name:ident, $rung:expr, $copy:expr, $install:expr, $($scenario:ident),*) => {
+macro_rules! in_mode {
+    ($name:ident, $fault_mode:expr, $copy:expr, $install:expr, $($scenario:ident),*) => {
         mod $name {
             use super::*;
             $(#[test]
             fn $scenario() {
-                let how = How { rung: $rung, evict_by_copy: $copy, install_by: $install };
+                let how = How { fault_mode: $fault_mode, evict_by_copy: $copy, install_by: $install };
                 if allowed(how) {
                     super::$scenario(how);
                 }
@@ -59,7 +59,7 @@ macro_rules! on_rung {
     };
 }
 
-on_every_rung!(
+on_every_mode!(
     what_was_written_is_read_again_though_only_a_quarter_fits,
     random_reads_and_writes_by_several_threads_keep_every_value,
     fork_is_right_or_the_child_has_no_region,
@@ -80,9 +80,9 @@ on_every_rung!(
 /// What the kernel says about a fault mode, asked without the code under test.
 fn allowed(how: How) -> bool {
     let found = Capabilities::probe();
-    let answer = match how.rung {
-        RungChoice::Full => found.full.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
-        RungChoice::UserMode | RungChoice::InThread => {
+    let answer = match how.fault_mode {
+        FaultModeChoice::Full => found.full.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string),
+        FaultModeChoice::UserMode | FaultModeChoice::InThread => {
             found.user_mode.as_ref().map(|f| f.has(NEEDED)).map_err(ToString::to_string)
         }
         _ => found.segv.as_ref().map(|()| true).map_err(ToString::to_string),
@@ -90,7 +90,7 @@ fn allowed(how: How) -> bool {
     match answer {
         Ok(true) => true,
         other => {
-            let feature = if how.rung == RungChoice::Full { "uffd" } else { "uffd-user" };
+            let feature = if how.fault_mode == FaultModeChoice::Full { "uffd" } else { "uffd-user" };
             skip(feature, &format!("the kernel does not allow {how:?} here: {other:?}"));
             false
         }
@@ -101,7 +101,7 @@ fn config(local: usize, how: How) -> PagedConfig {
     PagedConfig {
         local_bytes: local as u64,
         waiting: Waiting { follow_faults: false, ..Waiting::default() },
-        rung: how.rung,
+        fault_mode: how.fault_mode,
         evict_by_copy: how.evict_by_copy,
         install_by: how.install_by,
         ..PagedConfig::default()
@@ -251,7 +251,7 @@ fn scans_that_race_with_writers_and_forks_keep_every_value(how: How) {
             // SAFETY: the child only reads the region, where it has one, and leaves by _exit.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                let followed = how.rung == RungChoice::Full && Capabilities::probe().fork_events;
+                let followed = how.fault_mode == FaultModeChoice::Full && Capabilities::probe().fork_events;
                 let wrong = followed
                     && (0..pages)
                         .step_by(7)
@@ -279,7 +279,7 @@ const ALONE: &str = "RAMPOOL_TEST_ALONE";
 /// leaves without being sent.
 #[test]
 fn a_thread_alone_gets_its_pages_by_moves_and_what_it_only_reads_stays_clean() {
-    let how = How { rung: RungChoice::Full, evict_by_copy: false, install_by: InstallBy::Auto };
+    let how = How { fault_mode: FaultModeChoice::Full, evict_by_copy: false, install_by: InstallBy::Auto };
     if !allowed(how) {
         return;
     }
@@ -355,7 +355,7 @@ fn fork_is_right_or_the_child_has_no_region(how: How) {
     for page in 0..pages {
         word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed);
     }
-    let followed = memory.rung() == Rung::Full && Capabilities::probe().fork_events;
+    let followed = memory.fault_mode() == FaultMode::Full && Capabilities::probe().fork_events;
     // SAFETY: the child only touches the region and leaves by _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -442,7 +442,7 @@ fn regions_outlive_their_memory_and_count_to_the_page(how: How) {
 }
 
 fn changed_mappings_are_followed_where_the_kernel_tells_of_them(how: How) {
-    if how.rung == RungChoice::Segv {
+    if how.fault_mode == FaultModeChoice::Segv {
         // Not allowed there, as `Region` says.
         return;
     }
@@ -479,7 +479,7 @@ fn changed_mappings_are_followed_where_the_kernel_tells_of_them(how: How) {
     }
     // SAFETY: the grown part of the moved mapping.
     unsafe {
-        if how.rung != RungChoice::InThread {
+        if how.fault_mode != FaultModeChoice::InThread {
             (*moved.add(1500 * 512)).store(5, Ordering::Relaxed);
             assert_eq!((*moved.add(1500 * 512)).load(Ordering::Relaxed), 5);
         }
@@ -496,7 +496,7 @@ fn system_calls_on_absent_pages_work_or_fail_but_never_lie(how: How) {
     }
     let mut file = tempfile::tempfile().unwrap();
     let copy = memory.alloc(16 * MIB).unwrap();
-    if how.rung == RungChoice::Full {
+    if how.fault_mode == FaultModeChoice::Full {
         // SAFETY: the region is not written while these bytes are read.
         file.write_all(unsafe { std::slice::from_raw_parts(region.as_ptr(), region.len()) }).unwrap();
         file.rewind().unwrap();
@@ -652,7 +652,7 @@ const LOSE: &str = "RAMPOOL_TEST_LOSE";
 
 fn a_child_whose_parent_lets_its_memory_go_reads_no_zeroes(how: How) {
     let memory = memory(MIB, how);
-    if memory.rung() != Rung::Full || !Capabilities::probe().fork_events {
+    if memory.fault_mode() != FaultMode::Full || !Capabilities::probe().fork_events {
         // It has no region.
         return;
     }
@@ -714,7 +714,7 @@ fn status_of(child: i32) -> i32 {
 }
 
 fn a_child_that_changes_its_mappings_while_it_is_given_up_reads_no_zeroes(how: How) {
-    if how.rung != RungChoice::Full || !Capabilities::probe().fork_events {
+    if how.fault_mode != FaultModeChoice::Full || !Capabilities::probe().fork_events {
         // It has no region.
         return;
     }
@@ -750,7 +750,7 @@ fn a_child_that_changes_its_mappings_while_it_is_given_up_reads_no_zeroes(how: H
 }
 
 fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
-    let inherited = how.rung == RungChoice::Full && Capabilities::probe().fork_events;
+    let inherited = how.fault_mode == FaultModeChoice::Full && Capabilities::probe().fork_events;
     let kept = memory(MIB, how);
     let region = kept.alloc(2 * MIB).unwrap();
     (0..512).for_each(|page| word(&region, page * 512).store(mix(page as u64), Ordering::Relaxed));
@@ -792,7 +792,7 @@ fn forks_while_other_threads_take_and_drop_memory_are_right(how: How) {
 }
 
 fn a_child_that_changes_its_mappings_at_once_has_what_had_not_been_stored(how: How) {
-    if how.rung != RungChoice::Full || !Capabilities::probe().fork_events {
+    if how.fault_mode != FaultModeChoice::Full || !Capabilities::probe().fork_events {
         // It has no region.
         return;
     }
@@ -874,7 +874,7 @@ fn lost_servers_poison_what_they_held_and_nothing_else(how: How) {
     // A thread meets a page that can only come from the server; it ends the process with SIGBUS, after the
     // main thread has looked around.
     let (hold, held) = std::sync::mpsc::channel::<()>();
-    if how.rung == RungChoice::InThread {
+    if how.fault_mode == FaultModeChoice::InThread {
         // The thread that needs the page is the one that learns of the loss; a handler that is set now would
         // stand before ours.
         println!("everything local is right");
@@ -927,10 +927,10 @@ fn lost_servers_poison_what_they_held_and_nothing_else(how: How) {
     panic!("a lost page was read");
 }
 
-/// The user-mode and SIGSEGV rungs are for those without privileges: run them without.
+/// The user-mode and SIGSEGV fault modes are for those without privileges: run them without.
 #[test]
-fn the_lower_rungs_need_no_privileges() {
-    const NOBODY: u32 = 65534;
+fn the_lower_fault_modes_need_no_privileges() {
+    const UNPRIVILEGED: u32 = 65534;
     // SAFETY: geteuid has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("skipped: this user has no privileges, so the other tests have shown it");
@@ -940,15 +940,20 @@ fn the_lower_rungs_need_no_privileges() {
     let program = dir.path().join("paged");
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     rampool_testing::copy_program(&std::env::current_exe().unwrap(), &program);
-    for rung in ["user_mode::", "user_mode_by_copy::what", "segv::"] {
-        let output =
-            Command::new(&program).arg(rung).current_dir("/").uid(NOBODY).gid(NOBODY).output().unwrap();
+    for fault_mode in ["user_mode::", "user_mode_by_copy::what", "segv::"] {
+        let output = Command::new(&program)
+            .arg(fault_mode)
+            .current_dir("/")
+            .uid(UNPRIVILEGED)
+            .gid(UNPRIVILEGED)
+            .output()
+            .unwrap();
         let said =
             String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{rung} without rights: {said}");
+        assert!(output.status.success(), "{fault_mode} without rights: {said}");
         assert!(
             !said.contains("skipped:") && said.contains(" passed") && !said.contains(" 0 passed"),
-            "{rung} without rights: {said}"
+            "{fault_mode} without rights: {said}"
         );
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rampool::backing::memory::MemoryBacking;
-use rampool::fault::RungChoice;
+use rampool::fault::FaultModeChoice;
 use rampool::pager::{InstallBy, Waiting};
 use rampool::region::{PagedConfig, PagedMemory};
 use rampool_kernel::probe::{Capabilities, NEEDED};
@@ -33,7 +33,7 @@ fn an_array_of_pointers_brings_what_it_points_to() {
     let config = PagedConfig {
         local_bytes: 20 << 20,
         waiting: Waiting { follow_faults: false, ..Waiting::default() },
-        rung: RungChoice::Full,
+        fault_mode: FaultModeChoice::Full,
         install_by: InstallBy::Copy,
         ..PagedConfig::default()
     };

@@ -232,7 +232,7 @@ fn random_operations_over_three_servers_return_what_was_stored_last() {
         config.compression = compression;
         let mut pool = Pool::connect(&config).unwrap();
         exercise(&mut pool, 7 + u64::from(compression), 600);
-        pool.leave();
+        pool.close();
         assert!(
             servers.iter().all(|s| s.wait_until_idle(Instant::now() + WATCHDOG)),
             "a goodbye returns everything at once"
@@ -407,7 +407,7 @@ fn a_forked_childs_region_is_a_clone_that_the_child_takes_over() {
     assert_eq!(fetch(&mut child, mine, &[extent(1499, 2)]), [content(1499, 3), content(1500, 1)].concat());
     assert_eq!(fetch(&mut parent, region, &[extent(999, 2)]), [content(999, 2), content(1000, 1)].concat());
     // The parent's end does not take the child's pages along.
-    parent.leave();
+    parent.close();
     assert_eq!(
         fetch(&mut child, mine, &[extent(0, 2000)]),
         [
@@ -417,7 +417,7 @@ fn a_forked_childs_region_is_a_clone_that_the_child_takes_over() {
         ]
         .concat()
     );
-    child.leave();
+    child.close();
     assert!(servers.iter().all(|s| s.wait_until_idle(Instant::now() + WATCHDOG)));
 }
 
@@ -462,7 +462,7 @@ fn a_cut_link_is_made_again_and_nothing_is_lost() {
         let mut pool = Pool::connect(&config).unwrap();
         exercise(&mut pool, 11, 400);
         assert!(relay.cuts() >= 10, "{} cuts", relay.cuts());
-        assert!(pool.stats().servers[0].comebacks >= 5, "{:?}", pool.stats());
+        assert!(pool.stats().servers[0].reconnects >= 5, "{:?}", pool.stats());
         let mut make = |from: Option<PoolRegion>| {
             relay.lose_answer();
             match from {
@@ -475,7 +475,7 @@ fn a_cut_link_is_made_again_and_nothing_is_lost() {
         let status = server.status();
         assert_eq!(status.leases[0].regions, regions.len() as u64, "a repeated request made a second region");
         relay.calm();
-        pool.leave();
+        pool.close();
         assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
         server.check();
     }
@@ -493,7 +493,7 @@ fn what_arrives_late_over_a_replaced_connection_changes_nothing() {
     }
     assert!(relay.late_bytes() > 100_000, "{} bytes came late in {} cuts", relay.late_bytes(), relay.cuts());
     relay.calm();
-    pool.leave();
+    pool.close();
     assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
     server.check();
 }

@@ -63,7 +63,7 @@ fn process() {
             say(&format!("@ sent {sender} {number}"));
         }
         say("@ end");
-        direct.pool().leave();
+        direct.pool().close();
         return;
     }
     // Until it is killed.
@@ -277,7 +277,7 @@ fn run(seed: u64) {
     assert!(fates.values().filter(|fate| fate.sent).count() >= 2 * MESSAGES as usize);
     println!("seed {seed}: {} messages, {redelivered} redelivered", fates.len());
     direct.free_queue(&queue).unwrap();
-    direct.pool().leave();
+    direct.pool().close();
     assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
     server.check();
 }

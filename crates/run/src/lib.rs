@@ -3,14 +3,14 @@
 //! ```text
 //!   rampool run --- settings ---> the agent in each program      lease, local memory, fault mode
 //!       ^                              |
-//!       |--- roll ---------------------|   the process registry: locks on files
-//!       `--- guardian -----------------'   faults of a forked child whose server has died
+//!       |--- process_registry ---------|   which processes live: locks on files
+//!       `--- fork_fallback ------------'   faults of a forked child whose server has died
 //!   libraries      where the agent's libraries lie
 //! ```
 //!
-//! Read `settings` first; `roll`, `guardian` and `libraries` are read on their own.
+//! Read `settings` first; `process_registry`, `fork_fallback` and `libraries` are read on their own.
 
-pub mod guardian;
+pub mod fork_fallback;
 pub mod libraries;
-pub mod roll;
+pub mod process_registry;
 pub mod settings;

@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rampool_kernel::probe::Rung;
+use rampool_kernel::probe::FaultMode;
 use rampool_wire::session::Encryption;
 
 use rampool_client::pool::{LeaseTicket, TicketError};
@@ -34,7 +34,7 @@ pub struct Settings {
     pub local_bytes: u64,
     pub page_bytes: u32,
     pub prefetch_bytes: u32,
-    pub rung: Rung,
+    pub fault_mode: FaultMode,
     /// Evict by copying even where the kernel can move pages.
     pub evict_by_copy: bool,
     /// Compare every page that returns with the bytes that left.
@@ -74,7 +74,7 @@ impl Settings {
         let mut file =
             std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(io)?;
         let mut text = format!(
-            "ticket = {}\nencryption = {}\nsame_host = {}\nlocal_bytes = {}\npage_bytes = {}\nprefetch_bytes = {}\nrung = {}\nevict_by_copy = {}\nverify = {}\nop_deadline_ms = {}\n\
+            "ticket = {}\nencryption = {}\nsame_host = {}\nlocal_bytes = {}\npage_bytes = {}\nprefetch_bytes = {}\nfault_mode = {}\nevict_by_copy = {}\nverify = {}\nop_deadline_ms = {}\n\
              compression = {}\nspin_us = {}\nfollow_faults = {}\n",
             self.ticket,
             self.encryption,
@@ -82,7 +82,7 @@ impl Settings {
             self.local_bytes,
             self.page_bytes,
             self.prefetch_bytes,
-            self.rung.name(),
+            self.fault_mode.name(),
             self.evict_by_copy,
             self.verify,
             self.op_deadline_ms,
@@ -132,7 +132,7 @@ impl Settings {
             local_bytes: field(&path, "local_bytes", find("local_bytes"))?,
             page_bytes: field(&path, "page_bytes", find("page_bytes"))?,
             prefetch_bytes: field(&path, "prefetch_bytes", find("prefetch_bytes"))?,
-            rung: find("rung").and_then(Rung::parse).ok_or_else(|| missing("rung"))?,
+            fault_mode: find("fault_mode").and_then(FaultMode::parse).ok_or_else(|| missing("fault_mode"))?,
             evict_by_copy: field(&path, "evict_by_copy", find("evict_by_copy"))?,
             verify: field(&path, "verify", find("verify"))?,
             op_deadline_ms: field(&path, "op_deadline_ms", find("op_deadline_ms"))?,

@@ -93,19 +93,19 @@ pub(super) struct Held {
     /// Other memory of a reply.
     bytes: Vec<u8>,
     /// The pool that it returns to.
-    shelf: Option<Arc<Shelf>>,
+    buffer_pool: Option<Arc<BufferPool>>,
 }
 
 /// Buffers of sent replies, for the next ones: memory that is in the cache, and that the kernel need not
 /// supply.
 #[derive(Default, Debug)]
-pub(super) struct Shelf(Mutex<Vec<Vec<u8>>>);
+pub(super) struct BufferPool(Mutex<Vec<Vec<u8>>>);
 
 /// Buffers in the pool, and bytes of each.
-const MOST_SHELVED: usize = 4;
-const LARGEST_SHELVED: usize = 1 << 20;
+const MOST_POOLED: usize = 4;
+const LARGEST_POOLED: usize = 1 << 20;
 
-impl Shelf {
+impl BufferPool {
     /// An empty buffer with room for `bytes`: the one that was used last, if it has it.
     fn take(&self, bytes: usize) -> Vec<u8> {
         let found = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -115,12 +115,12 @@ impl Shelf {
     }
 
     fn put_back(&self, mut buffer: Vec<u8>) {
-        if buffer.capacity() == 0 || buffer.capacity() > LARGEST_SHELVED {
+        if buffer.capacity() == 0 || buffer.capacity() > LARGEST_POOLED {
             return;
         }
         buffer.clear();
         let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffers.len() < MOST_SHELVED {
+        if buffers.len() < MOST_POOLED {
             buffers.push(buffer);
         }
     }
@@ -132,13 +132,13 @@ impl Held {
     }
 
     fn bytes(bytes: Vec<u8>) -> Self {
-        Self { store: None, one: [FrameIndex(0)], many: Vec::new(), bytes, shelf: None }
+        Self { store: None, one: [FrameIndex(0)], many: Vec::new(), bytes, buffer_pool: None }
     }
 
     /// Its bytes return to the pool when the reply has been sent.
-    fn back_to(self, shelf: &Arc<Shelf>) -> Self {
+    fn back_to(self, buffer_pool: &Arc<BufferPool>) -> Self {
         let mut held = self;
-        held.shelf = Some(Arc::clone(shelf));
+        held.buffer_pool = Some(Arc::clone(buffer_pool));
         held
     }
 
@@ -154,15 +154,19 @@ impl Held {
         match frames {
             [] => Self::bytes(bytes),
             // The usual reply, one page, allocates nothing.
-            [one] => {
-                Self { store: Some(Arc::clone(store)), one: [*one], many: Vec::new(), bytes, shelf: None }
-            }
+            [one] => Self {
+                store: Some(Arc::clone(store)),
+                one: [*one],
+                many: Vec::new(),
+                bytes,
+                buffer_pool: None,
+            },
             many => Self {
                 store: Some(Arc::clone(store)),
                 one: [FrameIndex(0)],
                 many: many.to_vec(),
                 bytes,
-                shelf: None,
+                buffer_pool: None,
             },
         }
     }
@@ -173,15 +177,15 @@ impl Drop for Held {
         if let Some(store) = &self.store {
             store.release(if self.many.is_empty() { &self.one } else { &self.many });
         }
-        if let Some(shelf) = &self.shelf {
-            shelf.put_back(std::mem::take(&mut self.bytes));
+        if let Some(buffer_pool) = &self.buffer_pool {
+            buffer_pool.put_back(std::mem::take(&mut self.bytes));
         }
     }
 }
 
 /// Buffers of a shard, reused from request to request.
 #[derive(Default)]
-pub(super) struct Workbench {
+pub(super) struct ScratchBuffers {
     extents: Vec<Extent>,
     pages: Vec<Option<StoredPage>>,
     entries: Vec<PageEntry>,
@@ -193,7 +197,7 @@ pub(super) struct Workbench {
     released: Vec<FrameIndex>,
     scratch: Scratch,
     sink: Vec<u8>,
-    shelf: Arc<Shelf>,
+    buffer_pool: Arc<BufferPool>,
     /// The bytes, checksums and table of a gather that the link copies.
     gathered: Vec<u8>,
     crcs: Vec<u32>,
@@ -204,7 +208,7 @@ pub(super) struct Workbench {
     pub(super) alarm: Option<Instant>,
 }
 
-impl Workbench {
+impl ScratchBuffers {
     fn set_alarm(&mut self, at: Instant) {
         self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
     }
@@ -222,13 +226,13 @@ impl Workbench {
 }
 
 /// The lease of a connection, and its member.
-struct Seat {
+struct Membership {
     lease: Arc<Lease>,
     member: MemberId,
     connection: ConnectionNumber,
 }
 
-impl Seat {
+impl Membership {
     /// The lease's pages, if this connection still speaks for its member.
     fn space(&self) -> Result<MutexGuard<'_, LeaseSpace>, SpaceError> {
         let space = self.lease.space();
@@ -271,7 +275,7 @@ enum Asked {
 
 pub(super) struct Connection {
     link: Link<Held>,
-    seat: Option<Seat>,
+    membership: Option<Membership>,
     parked: Option<Parked>,
     arriving: Arriving,
     /// Bytes that were collected for answers since the last flush.
@@ -345,7 +349,7 @@ impl Connection {
         let exposures = keyed::Exposures::default();
         Self {
             link,
-            seat: None,
+            membership: None,
             parked: None,
             arriving,
             collected: 0,
@@ -416,11 +420,11 @@ impl Connection {
     pub(super) fn receive(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         now: Instant,
     ) -> Result<Turn, End> {
         let (mut frames, mut look_at, mut began) = (0, LOOK_AT_CLOCK_AFTER, None);
-        while frames < FRAMES_A_TURN && bench.posts.is_empty() {
+        while frames < FRAMES_A_TURN && buffers.posts.is_empty() {
             if frames >= look_at {
                 look_at = frames + LOOK_AT_CLOCK_AFTER;
                 // `now` may be old: other connections had their turn since.
@@ -432,8 +436,8 @@ impl Connection {
             if self.is_full(shared) {
                 return Ok(Turn::Full);
             }
-            let seat = self.seat.as_ref();
-            match self.link.receive_glimpsing(|frame| direct::look_ahead(shared, seat, frame))? {
+            let membership = self.membership.as_ref();
+            match self.link.receive_glimpsing(|frame| direct::look_ahead(shared, membership, frame))? {
                 Received::Blocked => return Ok(Turn::Idle),
                 Received::Head(header) => {
                     self.heard = now;
@@ -444,7 +448,7 @@ impl Connection {
                         > shared.config.max_requests as usize
                     {
                         self.refuse(
-                            bench,
+                            buffers,
                             header,
                             &Refused::new(Status::OverCredit, "more requests outstanding than were granted"),
                             shared,
@@ -454,9 +458,9 @@ impl Connection {
                     let direct = is_direct(header.opcode);
                     frames += if direct || header.opcode == Opcode::Copy { DIRECT_COUNTS_FOR } else { 1 };
                     if header.opcode == Opcode::ReadPiece && !header.is_by_key() {
-                        self.read_piece(shared, bench, header)?;
+                        self.read_piece(shared, buffers, header)?;
                     } else {
-                        self.request(shared, bench, header, now)?;
+                        self.request(shared, buffers, header, now)?;
                     }
                     if direct
                         && (self.collected >= self.flush_collected_bytes()
@@ -468,9 +472,9 @@ impl Connection {
                 Received::Bulk(header) => {
                     self.heard = now;
                     if self.arriving.part.is_some() {
-                        self.finish_part(shared, bench, header);
+                        self.finish_part(shared, buffers, header);
                     } else {
-                        self.finish_put(shared, bench, header);
+                        self.finish_put(shared, buffers, header);
                     }
                 }
             }
@@ -481,61 +485,66 @@ impl Connection {
     fn request(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         now: Instant,
     ) -> Result<(), End> {
         let counts = &shared.shards[self.arena].counts;
         if header.is_by_key() && !matches!(header.opcode, Opcode::Gather | Opcode::Scatter) {
             let error = End::Protocol("a key where none belongs".to_owned());
-            return Err(self.protocol_error(shared, bench, header, error));
+            return Err(self.protocol_error(shared, buffers, header, error));
         }
-        if self.seat.is_none() && is_laborious(header.opcode) {
-            return self.refuse_unread(shared, bench, header);
+        if self.membership.is_none() && is_laborious(header.opcode) {
+            return self.refuse_unread(shared, buffers, header);
         }
         match header.opcode {
             Opcode::Get => {
-                let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
+                let pages = parse_extents(&header, self.link.table(), &mut buffers.extents);
                 match pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
-                    Ok(()) => self.get(shared, bench, header),
-                    Err(error) => return Err(self.protocol_error(shared, bench, header, error)),
+                    Ok(()) => self.get(shared, buffers, header),
+                    Err(error) => return Err(self.protocol_error(shared, buffers, header, error)),
                 }
             }
-            Opcode::Put => return self.begin_put(shared, bench, header),
-            Opcode::Scatter | Opcode::Accumulate => return self.begin_part(shared, bench, header),
+            Opcode::Put => return self.begin_put(shared, buffers, header),
+            Opcode::Scatter | Opcode::Accumulate => return self.begin_part(shared, buffers, header),
             Opcode::Discard => {
-                let pages = parse_extents(&header, self.link.table(), &mut bench.extents);
+                let pages = parse_extents(&header, self.link.table(), &mut buffers.extents);
                 if let Err(error) = pages.map_err(End::from).and_then(|_| no_bulk(&header)) {
-                    return Err(self.protocol_error(shared, bench, header, error));
+                    return Err(self.protocol_error(shared, buffers, header, error));
                 }
                 count(&counts.discards, 1);
-                let result = self.seat().and_then(|seat| {
-                    count(&seat.lease.counts.discards, 1);
-                    bench.released.clear();
-                    let extents = &bench.extents;
-                    let mut space = seat.space()?;
+                let result = self.membership().and_then(|membership| {
+                    count(&membership.lease.counts.discards, 1);
+                    buffers.released.clear();
+                    let extents = &buffers.extents;
+                    let mut space = membership.space()?;
                     space.is_ordinary(RegionId(header.region))?;
-                    Ok(space.discard(seat.member, RegionId(header.region), extents, &mut bench.released)?)
+                    Ok(space.discard(
+                        membership.member,
+                        RegionId(header.region),
+                        extents,
+                        &mut buffers.released,
+                    )?)
                 });
-                shared.store.release(&bench.released);
-                bench.released.clear();
-                self.answer(shared, bench, header, result.map(|()| 0));
+                shared.store.release(&buffers.released);
+                buffers.released.clear();
+                self.answer(shared, buffers, header, result.map(|()| 0));
             }
             _ => {
                 if let Err(error) = no_bulk(&header) {
-                    return Err(self.protocol_error(shared, bench, header, error));
+                    return Err(self.protocol_error(shared, buffers, header, error));
                 }
                 count_alone(&counts.control, 1);
-                if let Some(seat) = &self.seat {
-                    count(&seat.lease.counts.control, 1);
+                if let Some(membership) = &self.membership {
+                    count(&membership.lease.counts.control, 1);
                 }
                 return match header.opcode {
-                    Opcode::Gather => self.gather(shared, bench, header),
-                    Opcode::FetchOp => self.fetch_op(shared, bench, header),
-                    Opcode::Scan => self.scan(shared, bench, header),
-                    Opcode::Copy => self.copy(shared, bench, header),
-                    Opcode::Expose => self.expose(shared, bench, header),
-                    Opcode::Revoke => self.revoke(shared, bench, header),
+                    Opcode::Gather => self.gather(shared, buffers, header),
+                    Opcode::FetchOp => self.fetch_op(shared, buffers, header),
+                    Opcode::Scan => self.scan(shared, buffers, header),
+                    Opcode::Copy => self.copy(shared, buffers, header),
+                    Opcode::Expose => self.expose(shared, buffers, header),
+                    Opcode::Revoke => self.revoke(shared, buffers, header),
                     Opcode::OpenQueue
                     | Opcode::FreeQueue
                     | Opcode::ListQueues
@@ -543,8 +552,8 @@ impl Connection {
                     | Opcode::Take
                     | Opcode::Settle
                     | Opcode::AwaitBody
-                    | Opcode::PushHeads => self.queue(shared, bench, header, now),
-                    _ => self.control(shared, bench, header),
+                    | Opcode::PushHeads => self.queue(shared, buffers, header, now),
+                    _ => self.control(shared, buffers, header),
                 };
             }
         }
@@ -552,46 +561,56 @@ impl Connection {
     }
 
     /// A connection without a lease is told so before any work on its request.
-    fn refuse_unread(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+    fn refuse_unread(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        header: Header,
+    ) -> Result<(), End> {
         let carries = matches!(header.opcode, Opcode::Scatter | Opcode::Accumulate);
         if !carries && let Err(error) = no_bulk(&header) {
-            return Err(self.protocol_error(shared, bench, header, error));
+            return Err(self.protocol_error(shared, buffers, header, error));
         }
         if header.bulk_len == 0 {
-            self.refuse(bench, header, &no_lease(), shared);
+            self.refuse(buffers, header, &no_lease(), shared);
             return Ok(());
         }
         self.arriving.refused = Some((Status::NotAllowed, 0, NO_LEASE.to_owned()));
-        bench.places.clear();
-        bench.lay_out_sink(header.bulk_len as usize);
+        buffers.places.clear();
+        buffers.lay_out_sink(header.bulk_len as usize);
         // SAFETY: the sink belongs to the shard, is never read, and outlives its connections.
-        unsafe { self.link.place(&bench.places) };
+        unsafe { self.link.place(&buffers.places) };
         Ok(())
     }
 
-    fn get(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+    fn get(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         let compressed = self.link.features() & features::LZ4 != 0;
-        bench.pages.clear();
-        bench.entries.clear();
-        bench.frames.clear();
-        bench.pieces.clear();
+        buffers.pages.clear();
+        buffers.entries.clear();
+        buffers.frames.clear();
+        buffers.pieces.clear();
         let counts = &shared.shards[self.arena].counts;
         let mut bytes = 0;
         let (link, mut locked) = (&mut self.link, None);
-        let result = self.seat.as_ref().ok_or_else(no_lease).and_then(|seat| {
-            let space = seat.space()?;
-            space.look_up(seat.member, RegionId(header.region), &bench.extents, &mut bench.pages)?;
-            let copied = bench.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
+        let result = self.membership.as_ref().ok_or_else(no_lease).and_then(|membership| {
+            let space = membership.space()?;
+            space.look_up(
+                membership.member,
+                RegionId(header.region),
+                &buffers.extents,
+                &mut buffers.pages,
+            )?;
+            let copied = buffers.pages.len() == 1 && link.copies(OS_PAGE_BYTES);
             // Holds frames before the lock is released: a page that is replaced meanwhile releases a frame
             // that stays. What the link copies is copied before.
-            for page in &bench.pages {
+            for page in &buffers.pages {
                 let Some(page) = page else {
-                    bench.entries.push(PageEntry::ZERO);
+                    buffers.entries.push(PageEntry::ZERO);
                     continue;
                 };
                 if copied && usize::from(page.len) == OS_PAGE_BYTES {
-                    bench.entries.push(PageEntry { crc: page.crc, len: page.len.into() });
-                    bench.pieces.push(Piece { ptr: shared.store.memory(page.frame), len: OS_PAGE_BYTES });
+                    buffers.entries.push(PageEntry { crc: page.crc, len: page.len.into() });
+                    buffers.pieces.push(Piece { ptr: shared.store.memory(page.frame), len: OS_PAGE_BYTES });
                     bytes += u64::from(page.len);
                     continue;
                 }
@@ -601,54 +620,59 @@ impl Connection {
                     .map_err(|e| Refused::new(Status::BadRequest, e))?;
                 let (frame, len) =
                     presented.ok_or_else(|| Refused::new(Status::PoolFull, "no room to unpack a page"))?;
-                bench.frames.push(frame);
-                bench.entries.push(PageEntry { crc: page.crc, len });
-                bench.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
+                buffers.frames.push(frame);
+                buffers.entries.push(PageEntry { crc: page.crc, len });
+                buffers.pieces.push(Piece { ptr: shared.store.memory(frame), len: len as usize });
                 bytes += u64::from(len);
             }
-            for counts in [counts, &seat.lease.counts] {
+            for counts in [counts, &membership.lease.counts] {
                 count_alone(&counts.gets, 1);
-                count_alone(&counts.got_pages, bench.pages.len() as u64);
+                count_alone(&counts.got_pages, buffers.pages.len() as u64);
                 count_alone(&counts.bytes_out, bytes);
             }
             locked = copied.then_some(space);
             Ok(())
         });
-        let held = Held::frames(&shared.store, &bench.frames);
+        let held = Held::frames(&shared.store, &buffers.frames);
         match result {
             Ok(()) => {
-                bench.head.clear();
-                encode_get_reply(&mut bench.head, header.reply(Status::Ok), &bench.entries);
+                buffers.head.clear();
+                encode_get_reply(&mut buffers.head, header.reply(Status::Ok), &buffers.entries);
                 // SAFETY: `held` keeps a reference to every frame until the reply has left, unless the link
                 // copies the page at once, and then the page is the table's for as long as the lease is
                 // locked; settled frames are not written.
-                unsafe { link.send(Urgency::Demand, &bench.head, &bench.pieces, held) };
+                unsafe { link.send(Urgency::Demand, &buffers.head, &buffers.pieces, held) };
                 drop(locked);
             }
             Err(refused) => {
                 drop(locked);
-                self.refuse(bench, header, &refused, shared);
+                self.refuse(buffers, header, &refused, shared);
             }
         }
     }
 
     /// Table of a `Put`: takes frames for the pages and lets them come.
-    fn begin_put(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+    fn begin_put(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        header: Header,
+    ) -> Result<(), End> {
         let compressed = self.link.features() & features::LZ4 != 0;
         let arriving = &mut self.arriving;
         let parsed =
             parse_put(&header, self.link.table(), compressed, &mut arriving.extents, &mut arriving.entries);
         if let Err(error) = parsed {
-            return Err(self.protocol_error(shared, bench, header, error.into()));
+            return Err(self.protocol_error(shared, buffers, header, error.into()));
         }
         assert!(arriving.frames.is_empty(), "one put arrives at a time");
         arriving.refused = None;
-        if self.seat.is_none() {
+        if self.membership.is_none() {
             arriving.refused = Some((Status::NotAllowed, 0, NO_LEASE.to_owned()));
         } else {
-            bench.lens.clear();
-            bench.lens.extend(arriving.entries.iter().map(|e| e.len).filter(|len| *len > 0));
-            if !shared.store.take(self.arena, &bench.lens, &mut arriving.frames) {
+            buffers.lens.clear();
+            buffers.lens.extend(arriving.entries.iter().map(|e| e.len).filter(|len| *len > 0));
+            if !shared.store.take(self.arena, &buffers.lens, &mut arriving.frames) {
                 arriving.refused = Some((
                     Status::PoolFull,
                     0,
@@ -656,160 +680,167 @@ impl Connection {
                 ));
             }
         }
-        bench.places.clear();
+        buffers.places.clear();
         if self.arriving.refused.is_some() {
-            bench.lay_out_sink(header.bulk_len as usize);
+            buffers.lay_out_sink(header.bulk_len as usize);
         } else {
             let lens = self.arriving.entries.iter().map(|e| e.len as usize).filter(|len| *len > 0);
             for (frame, len) in self.arriving.frames.iter().zip(lens) {
-                bench.places.push(PieceMut { ptr: shared.store.memory(*frame), len });
+                buffers.places.push(PieceMut { ptr: shared.store.memory(*frame), len });
             }
         }
         if header.bulk_len == 0 {
-            self.finish_put(shared, bench, header);
+            self.finish_put(shared, buffers, header);
         } else {
             // SAFETY: frames just taken belong to `arriving` until `Bulk`, and are released only with or
             // after the link; the sink belongs to the shard, is never read, and outlives its connections.
-            unsafe { self.link.place(&bench.places) };
+            unsafe { self.link.place(&buffers.places) };
         }
         Ok(())
     }
 
     /// All pages of a `Put` are in their frames: enters them.
-    fn finish_put(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+    fn finish_put(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         let counts = &shared.shards[self.arena].counts;
         let mut arriving = std::mem::take(&mut self.arriving);
         if let Some((status, arg, message)) = arriving.refused.take() {
             self.arriving = arriving;
-            self.refuse(bench, header, &Refused { status, arg, message }, shared);
+            self.refuse(buffers, header, &Refused { status, arg, message }, shared);
             return;
         }
-        bench.pages.clear();
+        buffers.pages.clear();
         let mut frames = arriving.frames.drain(..);
         for entry in &arriving.entries {
             let page = (!entry.is_zero()).then(|| {
                 let frame = frames.next().expect("one frame for each page that is not zero");
-                shared.store.settle(self.arena, frame, *entry, &mut bench.scratch)
+                shared.store.settle(self.arena, frame, *entry, &mut buffers.scratch)
             });
-            bench.pages.push(page);
+            buffers.pages.push(page);
         }
         drop(frames);
-        bench.released.clear();
-        let result = self.seat().and_then(|seat| {
-            let mut space = seat.space()?;
+        buffers.released.clear();
+        let result = self.membership().and_then(|membership| {
+            let mut space = membership.space()?;
             space.is_ordinary(RegionId(header.region))?;
             space.put(
-                seat.member,
+                membership.member,
                 RegionId(header.region),
                 &arriving.extents,
-                &bench.pages,
-                &mut bench.released,
+                &buffers.pages,
+                &mut buffers.released,
             )?;
             drop(space);
-            for counts in [counts, &seat.lease.counts] {
+            for counts in [counts, &membership.lease.counts] {
                 count(&counts.puts, 1);
-                count(&counts.put_pages, bench.pages.len() as u64);
+                count(&counts.put_pages, buffers.pages.len() as u64);
                 count(&counts.bytes_in, header.bulk_len.into());
             }
             Ok(0)
         });
         if result.is_err() {
-            bench.released.clear();
-            bench.released.extend(bench.pages.iter().flatten().map(|page| page.frame));
+            buffers.released.clear();
+            buffers.released.extend(buffers.pages.iter().flatten().map(|page| page.frame));
         }
-        shared.store.release(&bench.released);
-        bench.released.clear();
+        shared.store.release(&buffers.released);
+        buffers.released.clear();
         self.arriving = arriving;
-        self.answer(shared, bench, header, result);
+        self.answer(shared, buffers, header, result);
     }
 
-    fn control(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+    fn control(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) -> Result<(), End> {
         let region = RegionId(header.region);
         let result = match header.opcode {
             Opcode::OpenLease => {
                 match OpenLease::parse(self.link.table()) {
-                    Ok(request) => self.ask(shared, bench, header, Ask::Open(request), None),
-                    Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+                    Ok(request) => self.ask(shared, buffers, header, Ask::Open(request), None),
+                    Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
                 }
                 return Ok(());
             }
             Opcode::ResizeLease => {
-                self.ask(shared, bench, header, Ask::Resize(header.arg), None);
+                self.ask(shared, buffers, header, Ask::Resize(header.arg), None);
                 return Ok(());
             }
             Opcode::AttachLease => {
                 match self.attach(shared) {
-                    Ok(Ok(granted)) => self.grant(bench, header, &granted),
-                    Ok(Err(refused)) => self.refuse(bench, header, &refused, shared),
-                    Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+                    Ok(Ok(granted)) => self.grant(buffers, header, &granted),
+                    Ok(Err(refused)) => self.refuse(buffers, header, &refused, shared),
+                    Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
                 }
                 return Ok(());
             }
-            Opcode::CreateRegion => self.seat().and_then(|seat| {
-                let made = seat
-                    .space()?
-                    .make_once(seat.member, header.request, |space| space.create_region(seat.member));
+            Opcode::CreateRegion => self.membership().and_then(|membership| {
+                let made = membership.space()?.make_once(membership.member, header.request, |space| {
+                    space.create_region(membership.member)
+                });
                 Ok(made?.0)
             }),
-            Opcode::CloneRegion => self.seat().and_then(|seat| {
-                let made = seat
-                    .space()?
-                    .make_once(seat.member, header.request, |space| space.clone_region(seat.member, region));
+            Opcode::CloneRegion => self.membership().and_then(|membership| {
+                let made = membership.space()?.make_once(membership.member, header.request, |space| {
+                    space.clone_region(membership.member, region)
+                });
                 Ok(made?.0)
             }),
-            Opcode::AdoptRegion => self
-                .seat()
-                .and_then(|seat| Ok(seat.space()?.adopt_region(seat.member, region).map(|()| region.0)?)),
+            Opcode::AdoptRegion => self.membership().and_then(|membership| {
+                Ok(membership.space()?.adopt_region(membership.member, region).map(|()| region.0)?)
+            }),
             Opcode::OpenRegion => {
                 let opened = self.open_region(header);
                 match opened {
                     Ok((region, bytes)) => {
-                        self.answer(shared, bench, Header { region: region.0, ..header }, Ok(bytes))
+                        self.answer(shared, buffers, Header { region: region.0, ..header }, Ok(bytes))
                     }
-                    Err(refused) => self.refuse(bench, header, &refused, shared),
+                    Err(refused) => self.refuse(buffers, header, &refused, shared),
                 }
                 return Ok(());
             }
             Opcode::FreeRegion => {
-                bench.released.clear();
-                let result = self.seat().and_then(|seat| {
-                    let result = seat.space()?.free_region(seat.member, region, &mut bench.released);
+                buffers.released.clear();
+                let result = self.membership().and_then(|membership| {
+                    let result =
+                        membership.space()?.free_region(membership.member, region, &mut buffers.released);
                     Ok(result.map(|()| 0)?)
                 });
-                shared.store.release(&bench.released);
-                bench.released.clear();
+                shared.store.release(&buffers.released);
+                buffers.released.clear();
                 result
             }
             Opcode::Heartbeat => Ok(0),
             Opcode::Status => {
-                self.send_status(shared, bench, header);
+                self.send_status(shared, buffers, header);
                 return Ok(());
             }
             // For another member of the lease, whose process is gone.
             Opcode::Goodbye
-                if header.arg != 0 && self.seat.as_ref().is_none_or(|seat| seat.member.0 != header.arg) =>
+                if header.arg != 0
+                    && self
+                        .membership
+                        .as_ref()
+                        .is_none_or(|membership| membership.member.0 != header.arg) =>
             {
-                self.seat().map(|seat| {
-                    let departed = shared.directory().leave(seat.lease.id, MemberId(header.arg));
+                self.membership().map(|membership| {
+                    let departed = shared.directory().leave(membership.lease.id, MemberId(header.arg));
                     if let Some(departed) = departed {
-                        tracing::debug!(lease = seat.lease.id.0, member = header.arg, "dismissed");
+                        tracing::debug!(lease = membership.lease.id.0, member = header.arg, "dismissed");
                         shared.depart(departed);
                     }
                     0
                 })
             }
             Opcode::Goodbye => {
-                if let Some(seat) = self.seat.take() {
-                    seat.lease.disconnected(seat.member, seat.connection);
+                if let Some(membership) = self.membership.take() {
+                    membership.lease.disconnected(membership.member, membership.connection);
                     let mut directory = shared.directory();
-                    let current = directory.is_current(seat.lease.id, seat.member, seat.connection);
-                    let departed = if current { directory.leave(seat.lease.id, seat.member) } else { None };
+                    let current =
+                        directory.is_current(membership.lease.id, membership.member, membership.connection);
+                    let departed =
+                        if current { directory.leave(membership.lease.id, membership.member) } else { None };
                     drop(directory);
                     if let Some(departed) = departed {
                         shared.depart(departed);
                     }
                 }
-                self.answer(shared, bench, header, Ok(0));
+                self.answer(shared, buffers, header, Ok(0));
                 return Err(End::Goodbye);
             }
             _ => Err(Refused::new(Status::BadRequest, "not a request of a client")),
@@ -819,7 +850,7 @@ impl Connection {
             (Ok(new), Opcode::CreateRegion | Opcode::CloneRegion) => Header { region: *new, ..header },
             _ => header,
         };
-        self.answer(shared, bench, reply, result.map(|_| 0));
+        self.answer(shared, buffers, reply, result.map(|_| 0));
         Ok(())
     }
 
@@ -828,7 +859,7 @@ impl Connection {
     fn ask(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         ask: Ask,
         until: Option<Instant>,
@@ -845,25 +876,25 @@ impl Connection {
             }
         };
         match asked {
-            Asked::Granted(granted) => self.grant(bench, header, &granted),
-            Asked::Resized => self.answer(shared, bench, header, Ok(0)),
-            Asked::Refused(refused) => self.refuse(bench, header, &refused, shared),
+            Asked::Granted(granted) => self.grant(buffers, header, &granted),
+            Asked::Resized => self.answer(shared, buffers, header, Ok(0)),
+            Asked::Refused(refused) => self.refuse(buffers, header, &refused, shared),
             Asked::Later(refused) => {
                 let now = Instant::now();
                 let until = until.unwrap_or(now + LEASE_WAIT);
                 if now < until {
                     self.parked = Some(Parked { header, ask, until });
                 } else {
-                    self.refuse(bench, header, &refused, shared);
+                    self.refuse(buffers, header, &refused, shared);
                 }
             }
         }
     }
 
     /// Retries what had to wait; called when a lease has closed, and now and then for the deadline.
-    pub(super) fn ask_again(&mut self, shared: &Shared, bench: &mut Workbench) {
+    pub(super) fn ask_again(&mut self, shared: &Shared, buffers: &mut ScratchBuffers) {
         if let Some(Parked { header, ask, until }) = self.parked.take() {
-            self.ask(shared, bench, header, ask, Some(until));
+            self.ask(shared, buffers, header, ask, Some(until));
         }
     }
 
@@ -871,10 +902,10 @@ impl Connection {
         self.parked.is_some()
     }
 
-    fn grant(&mut self, bench: &mut Workbench, header: Header, granted: &Granted) {
-        bench.head.clear();
-        encode_frame(&mut bench.head, header.reply(Status::Ok), &granted.encode(), 0);
-        self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+    fn grant(&mut self, buffers: &mut ScratchBuffers, header: Header, granted: &Granted) {
+        buffers.head.clear();
+        encode_frame(&mut buffers.head, header.reply(Status::Ok), &granted.encode(), 0);
+        self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
     }
 
     fn open(&mut self, shared: &Shared, request: &OpenLease) -> Asked {
@@ -918,23 +949,23 @@ impl Connection {
                     tracing::debug!(bytes = request.bytes, name = request.name, peer = %self.link.peer(), %error, "lease waits");
                     return Asked::Later(refused);
                 }
-                shared.complain("lease refused", Some(self.link.peer()), &error);
+                shared.log_peer_error("lease refused", Some(self.link.peer()), &error);
                 Asked::Refused(refused)
             }
         }
     }
 
     fn resize(&self, shared: &Shared, bytes: u64) -> Asked {
-        let seat = match self.seat() {
-            Ok(seat) => seat,
+        let membership = match self.membership() {
+            Ok(membership) => membership,
             Err(refused) => return Asked::Refused(refused),
         };
-        let mut space = match seat.space() {
+        let mut space = match membership.space() {
             Ok(space) => space,
             Err(error) => return Asked::Refused(error.into()),
         };
         let mut directory = shared.directory();
-        let Err(error) = resize_lease(&mut directory, &mut space, seat.lease.id, bytes) else {
+        let Err(error) = resize_lease(&mut directory, &mut space, membership.lease.id, bytes) else {
             return Asked::Resized;
         };
         let (status, arg) = match error {
@@ -963,7 +994,8 @@ impl Connection {
         Ok(match attached {
             Ok((member, connection, bytes)) => {
                 let lease = shared.lease(request.lease);
-                let Some(lease) = lease.filter(|lease| shared.seat(lease, member, connection)) else {
+                let Some(lease) = lease.filter(|lease| shared.attach_member(lease, member, connection))
+                else {
                     return Ok(Err(Refused::new(Status::MemberGone, AttachError::MemberGone)));
                 };
                 if connection != ConnectionNumber::FIRST {
@@ -972,7 +1004,7 @@ impl Connection {
                 Ok(self.sit(shared, lease, (member, connection), request.token, bytes))
             }
             Err(error) => {
-                shared.complain("could not join a lease", Some(self.link.peer()), &error);
+                shared.log_peer_error("could not join a lease", Some(self.link.peer()), &error);
                 let status = match error {
                     AttachError::NoSuchLease => Status::NoSuchLease,
                     AttachError::MemberGone => Status::MemberGone,
@@ -985,7 +1017,7 @@ impl Connection {
 
     /// Whether it works with a lease, or did.
     pub(super) fn has_lease(&self) -> bool {
-        self.seat.is_some()
+        self.membership.is_some()
     }
 
     /// When it connected, if it has no lease and waits for none.
@@ -1018,7 +1050,7 @@ impl Connection {
             heartbeat_ms: ms(shared.config.heartbeat),
         };
         lease.connected(member, connection, self.link.means());
-        self.seat = Some(Seat { lease, member, connection });
+        self.membership = Some(Membership { lease, member, connection });
         granted
     }
 
@@ -1027,7 +1059,7 @@ impl Connection {
         self.replies.change(self.counted, 0);
         self.link.take_handed().into_iter().for_each(|fd| shared.close_elsewhere(fd));
         shared.store.release(&self.arriving.frames);
-        if let Some(Seat { lease, member, connection }) = self.seat.take() {
+        if let Some(Membership { lease, member, connection }) = self.membership.take() {
             let id: LeaseId = lease.id;
             lease.disconnected(member, connection);
             if !self.waiting.is_empty() {
@@ -1040,10 +1072,13 @@ impl Connection {
     /// Whether its member has reconnected on another connection, as far as that can be seen without waiting for
     /// the lease.
     pub(super) fn is_replaced(&self) -> bool {
-        let is_replaced = |seat: &Seat| {
-            Some(seat.lease.idle_space()?.admit(seat.member, seat.connection) == Err(SpaceError::Replaced))
+        let is_replaced = |membership: &Membership| {
+            Some(
+                membership.lease.idle_space()?.admit(membership.member, membership.connection)
+                    == Err(SpaceError::Replaced),
+            )
         };
-        self.seat.as_ref().and_then(is_replaced).unwrap_or(false)
+        self.membership.as_ref().and_then(is_replaced).unwrap_or(false)
     }
 
     /// Tells the client, once, that the server stops.
@@ -1055,11 +1090,11 @@ impl Connection {
         }
     }
 
-    fn seat(&self) -> Result<&Seat, Refused> {
-        self.seat.as_ref().ok_or_else(no_lease)
+    fn membership(&self) -> Result<&Membership, Refused> {
+        self.membership.as_ref().ok_or_else(no_lease)
     }
 
-    fn send_status(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+    fn send_status(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         let mut status = shared.status();
         let json = loop {
             let json = serde_json::to_vec(&status).expect("numbers and strings");
@@ -1070,18 +1105,18 @@ impl Connection {
             let keep = status.leases.len() / 2;
             status.leases.truncate(keep);
         };
-        bench.head.clear();
-        encode_frame(&mut bench.head, header.reply(Status::Ok), &[], json.len());
+        buffers.head.clear();
+        encode_frame(&mut buffers.head, header.reply(Status::Ok), &[], json.len());
         let piece = [Piece { ptr: json.as_ptr(), len: json.len() }];
         // SAFETY: the guard owns the bytes, whose address does not change with the move of the vector.
-        unsafe { self.link.send(Urgency::Demand, &bench.head, &piece, Held::bytes(json)) };
+        unsafe { self.link.send(Urgency::Demand, &buffers.head, &piece, Held::bytes(json)) };
     }
 
     /// Queues a reply without pages.
     fn answer(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         result: Result<u64, Refused>,
     ) {
@@ -1091,23 +1126,29 @@ impl Connection {
                 &header.reply(Status::Ok).with_arg(arg).encode(),
                 Held::nothing(),
             ),
-            Err(refused) => self.refuse(bench, header, &refused, shared),
+            Err(refused) => self.refuse(buffers, header, &refused, shared),
         }
     }
 
-    fn refuse(&mut self, bench: &mut Workbench, header: Header, refused: &Refused, shared: &Shared) {
-        let lease: Option<&Counts> = self.seat.as_ref().map(|seat| &seat.lease.counts);
+    fn refuse(&mut self, buffers: &mut ScratchBuffers, header: Header, refused: &Refused, shared: &Shared) {
+        let lease: Option<&Counts> = self.membership.as_ref().map(|membership| &membership.lease.counts);
         for counts in [Some(&shared.shards[self.arena].counts), lease].into_iter().flatten() {
             count(&counts.refused, 1);
         }
-        bench.head.clear();
-        encode_error(&mut bench.head, header.reply(refused.status).with_arg(refused.arg), &refused.message);
-        self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+        buffers.head.clear();
+        encode_error(&mut buffers.head, header.reply(refused.status).with_arg(refused.arg), &refused.message);
+        self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
     }
 
     /// Reports the error to the client, if it still reads; the connection ends with `error`.
-    fn protocol_error(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, error: End) -> End {
-        self.refuse(bench, header, &Refused::new(Status::BadRequest, &error), shared);
+    fn protocol_error(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        header: Header,
+        error: End,
+    ) -> End {
+        self.refuse(buffers, header, &Refused::new(Status::BadRequest, &error), shared);
         error
     }
 }

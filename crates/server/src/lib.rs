@@ -17,14 +17,14 @@
 pub mod block;
 mod closer;
 mod connection;
-mod courier;
+mod copy_worker;
 mod query;
+mod reaper;
 mod shard;
 mod shared;
 mod status;
-mod steward;
 pub mod store;
-mod strangers;
+mod unauthenticated;
 
 pub use query::{QueryError, query_status};
 pub use status::{LeaseStatus, MemberStatus, OperationCounts, QueueStatus, ServerStatus};
@@ -268,13 +268,13 @@ impl Server {
         let shared = Arc::new(shared);
         let mut running =
             RunningServer { shared: Arc::clone(&shared), endpoints, block_endpoints, threads: Vec::new() };
-        running.spawn("rampool-steward", {
+        running.spawn("rampool-reaper", {
             let shared = Arc::clone(&shared);
-            move || steward::run(&shared, &orders)
+            move || reaper::run(&shared, &orders)
         })?;
-        running.spawn("rampool-couriers", {
+        running.spawn("rampool-copies", {
             let shared = Arc::clone(&shared);
-            move || courier::run(&shared, &duties)
+            move || copy_worker::run(&shared, &duties)
         })?;
         let mut block_listeners = Some(block_listeners);
         for index in 0..block_threads {
@@ -324,13 +324,13 @@ impl RunningServer {
     }
 
     /// Tells the clients that the server stops, grants no new leases, waits until every member has left or
-    /// `patience` is over, then stops. Until then leases are served as before: their processes fork, and
+    /// `timeout` is over, then stops. Until then leases are served as before: their processes fork, and
     /// reconnect when a connection breaks.
-    pub fn drain(self, patience: Duration) {
-        self.shared.start_draining(patience);
-        let deadline = Instant::now() + patience;
+    pub fn drain(self, timeout: Duration) {
+        self.shared.start_draining(timeout);
+        let deadline = Instant::now() + timeout;
         while Instant::now() < deadline && self.shared.has_members() {
-            std::thread::sleep(Duration::from_millis(5).min(patience));
+            std::thread::sleep(Duration::from_millis(5).min(timeout));
         }
     }
 
@@ -340,7 +340,8 @@ impl RunningServer {
     /// Whether a thread of the server has died, which is a defect.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        self.threads.iter().any(JoinHandle::is_finished) || self.shared.courier_died.load(Ordering::Relaxed)
+        self.threads.iter().any(JoinHandle::is_finished)
+            || self.shared.copy_worker_died.load(Ordering::Relaxed)
     }
 
     /// Waits until no member, lease or connection is left, or the deadline; for tests that look at what is

@@ -3,10 +3,10 @@
 //! After work it looks for more for a short while before it sleeps, because a wake-up costs more than a
 //! request. What came for several requests or connections by then is answered in one go.
 
-use super::connection::{Connection, End, Held, Turn, Workbench};
+use super::connection::{Connection, End, Held, ScratchBuffers, Turn};
 use super::shared::{Arrival, Shared, lock};
-use super::strangers::Newcomers;
-use rampool_net::patience::Patience;
+use super::unauthenticated::Unauthenticated;
+use rampool_net::adaptive_spin::AdaptiveSpin;
 use rampool_net::transport::{
     Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Means, Peer, Stream, Wants,
 };
@@ -68,11 +68,11 @@ pub(super) struct Shard {
     /// the latest last.
     awake: VecDeque<u64>,
     /// Handshakes that go on, of those that have a place, and of those that have none.
-    newcomers: Newcomers,
-    turned_away: Newcomers,
+    unauthenticated: Unauthenticated,
+    turned_away: Unauthenticated,
     turning_away: usize,
     next_shard: usize,
-    bench: Workbench,
+    buffers: ScratchBuffers,
 }
 
 struct Slot {
@@ -109,7 +109,7 @@ impl Slot {
     }
 
     /// The kernel does not report its bytes: it must be polled, or asked to ring.
-    fn is_beside_kernel(&self) -> bool {
+    fn bypasses_kernel(&self) -> bool {
         matches!(&self.state, State::Connected(connection) if matches!(connection.link().means(), Means::Rings | Means::Ucx))
     }
 }
@@ -132,8 +132,8 @@ impl Shard {
         }
         let (slots, free, again, warm) = (Vec::new(), Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
         let awake = VecDeque::with_capacity(MOST_AWAKE + 1);
-        let (newcomers, turned_away, bench) =
-            (Newcomers::default(), Newcomers::default(), Workbench::default());
+        let (unauthenticated, turned_away, buffers) =
+            (Unauthenticated::default(), Unauthenticated::default(), ScratchBuffers::default());
         let (is_deaf, turning_away, next_shard) = (false, 0, 0);
         Ok(Self {
             index,
@@ -146,11 +146,11 @@ impl Shard {
             again,
             warm,
             awake,
-            newcomers,
+            unauthenticated,
             turned_away,
             turning_away,
             next_shard,
-            bench,
+            buffers,
         })
     }
 
@@ -158,7 +158,7 @@ impl Shard {
     pub(super) fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
         let (spin, sweep_every) = (self.shared.config.spin, self.sweep_interval());
-        let mut patience = Patience::new(spin);
+        let mut adaptive_spin = AdaptiveSpin::new(spin);
         rampool_kernel::thread::ask_for_short_slices();
         let mut next_sweep = Instant::now() + sweep_every;
         let mut idle_since: Option<Instant> = None;
@@ -170,7 +170,7 @@ impl Shard {
             if away > 2 * sweep_every {
                 self.excuse(away, now);
             }
-            if self.bench.alarm.is_some_and(|alarm| now >= alarm) {
+            if self.buffers.alarm.is_some_and(|alarm| now >= alarm) {
                 self.sound_alarm(now);
             }
             if now >= next_sweep {
@@ -178,7 +178,7 @@ impl Shard {
                 next_sweep = now + sweep_every;
             }
             let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
-            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < patience.time();
+            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < adaptive_spin.time();
             let (most_looks, most_turns) =
                 if self.warm.is_empty() { (RING_LOOKS, RING_TURNS) } else { (WARM_LOOKS, WARM_TURNS) };
             let any = !(self.warm.is_empty() && self.awake.is_empty());
@@ -187,12 +187,12 @@ impl Shard {
                 turns += 1;
                 if self.look_at_warm(now) {
                     if idle_since.take().is_some() {
-                        patience.waited(waited);
+                        adaptive_spin.waited(waited);
                     }
                     looks = 0;
                 } else {
                     idle_since = idle_since.or(Some(now));
-                    patience.look_again(waited, false);
+                    adaptive_spin.look_again(waited, false);
                 }
                 continue;
             }
@@ -203,10 +203,10 @@ impl Shard {
                 }
                 self.poll_all();
             }
-            let due = self.bench.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
+            let due = self.buffers.alarm.map_or(next_sweep, |alarm| alarm.min(next_sweep));
             let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
             if !spinning {
-                patience.sleeps();
+                adaptive_spin.sleeps();
                 self.shared.shards[self.index].sleeps.fetch_add(1, Ordering::Relaxed);
             }
             let timeout = Timespec {
@@ -221,12 +221,12 @@ impl Shard {
             if events.is_empty() && self.again.is_empty() {
                 idle_since = idle_since.or(Some(now));
                 if spinning {
-                    patience.look_again(waited, false);
+                    adaptive_spin.look_again(waited, false);
                 }
                 continue;
             }
             if let Some(since) = idle_since.take() {
-                patience.waited(since.elapsed());
+                adaptive_spin.waited(since.elapsed());
             }
             self.warm_up(&events);
             let now = Instant::now();
@@ -247,7 +247,7 @@ impl Shard {
             self.close(index, &End::Stopping);
         }
         if self.index == 0 {
-            self.shared.complain_of_repetitions(true);
+            self.shared.log_repeated_peer_errors(true);
         }
     }
 
@@ -261,10 +261,10 @@ impl Shard {
             return self.poll_all();
         }
         let tokens = events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER);
-        self.warm
-            .extend(tokens.filter(|token| {
-                self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.is_beside_kernel())
-            }));
+        self.warm.extend(
+            tokens
+                .filter(|token| self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.bypasses_kernel())),
+        );
     }
 
     /// Nothing is warm, and everything is in the poll set.
@@ -297,7 +297,7 @@ impl Shard {
     fn count_look(&mut self, token: u64, found: bool) -> bool {
         let index = slot_of(token);
         let slot = &mut self.slots[index];
-        if slot.is_beside_kernel() || !slot.has(token) {
+        if slot.bypasses_kernel() || !slot.has(token) {
             return true;
         }
         if found {
@@ -389,7 +389,7 @@ impl Shard {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(error) => {
-                    self.shared.complain("could not accept a connection", None, &error);
+                    self.shared.log_peer_error("could not accept a connection", None, &error);
                     if is_want(&error) && !self.make_room(Instant::now()) {
                         // The connection waits in the kernel, which would report it again and again.
                         self.listen(false);
@@ -445,9 +445,9 @@ impl Shard {
     }
 
     fn answer_doorbell(&mut self, now: Instant) {
-        let mut rung = [0; 8];
+        let mut rings = [0; 8];
         // Whether the doorbell was rung more than once makes no difference.
-        let _ = rustix::io::read(&self.shared.shards[self.index].doorbell, &mut rung);
+        let _ = rustix::io::read(&self.shared.shards[self.index].doorbell, &mut rings);
         let arrivals = std::mem::take(&mut *lock(&self.shared.shards[self.index].arrivals));
         for arrival in arrivals {
             self.add(arrival, now);
@@ -458,12 +458,12 @@ impl Shard {
             let Some(slot) = self.slots.get_mut(index) else { continue };
             let State::Connected(connection) = &mut slot.state else { continue };
             if u64::from(slot.generation) == done.token >> 32 {
-                connection.delivered(&self.shared, &mut self.bench, done);
+                connection.delivered(&self.shared, &mut self.buffers, done);
                 let flushed = connection.flush(now);
                 self.after(index, flushed.map(|_| Turn::Idle));
             }
         }
-        self.bench.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
+        self.buffers.posts = std::mem::take(&mut *lock(&self.shared.shards[self.index].posts));
         self.hand_out(now);
         let draining = self.shared.draining();
         for index in 0..self.slots.len() {
@@ -472,7 +472,7 @@ impl Shard {
                 connection.say_draining(&self.shared);
             }
             if connection.is_parked() {
-                connection.ask_again(&self.shared, &mut self.bench);
+                connection.ask_again(&self.shared, &mut self.buffers);
             } else if !draining {
                 continue;
             }
@@ -512,7 +512,7 @@ impl Shard {
         if let Err(error) =
             epoll::add(&self.epoll, &handshake, epoll::EventData::new_u64(token), slot.interest)
         {
-            self.shared.complain("cannot poll a new connection", Some(handshake.peer()), &error);
+            self.shared.log_peer_error("cannot poll a new connection", Some(handshake.peer()), &error);
             self.free.push(index);
             if has_place {
                 self.shared.give_place_back();
@@ -523,7 +523,7 @@ impl Shard {
             State::Shaking { handshake: Box::new(handshake), deadline: now + HANDSHAKE_TIME, has_place };
         let slots = &self.slots;
         if has_place {
-            self.newcomers.add(token, |token| shakes(slots, token));
+            self.unauthenticated.add(token, |token| shakes(slots, token));
         } else {
             self.turned_away.add(token, |token| shakes(slots, token));
             self.turning_away += 1;
@@ -540,7 +540,7 @@ impl Shard {
     /// had no lease for longest. False: there is none.
     fn make_room(&mut self, now: Instant) -> bool {
         let slots = &self.slots;
-        if let Some(oldest) = self.newcomers.take_oldest(|token| shakes(slots, token)) {
+        if let Some(oldest) = self.unauthenticated.take_oldest(|token| shakes(slots, token)) {
             self.fail(slot_of(oldest), "it did not finish before its place was given to another client");
             return true;
         }
@@ -559,7 +559,7 @@ impl Shard {
     /// A handshake has failed.
     fn fail(&mut self, index: usize, error: impl std::fmt::Display) {
         let State::Shaking { handshake, .. } = &self.slots[index].state else { return };
-        self.shared.complain("handshake failed", Some(handshake.peer()), &error);
+        self.shared.log_peer_error("handshake failed", Some(handshake.peer()), &error);
         self.shared.shards[self.index].failed_handshakes.fetch_add(1, Ordering::Relaxed);
         self.forget(index);
     }
@@ -603,15 +603,15 @@ impl Shard {
                 Err(error) => self.fail(index, error),
             },
             State::Connected(connection) => {
-                let received = connection.receive(&self.shared, &mut self.bench, now);
-                if !self.bench.posts.is_empty() {
+                let received = connection.receive(&self.shared, &mut self.buffers, now);
+                if !self.buffers.posts.is_empty() {
                     // Others have waited for these: they leave before the connection's own answers.
                     self.hand_out(now);
                 }
                 let slot = &mut self.slots[index];
                 let quiet = matches!(received, Ok(Turn::Idle))
                     && slot.interest == epoll::EventFlags::IN
-                    && !slot.is_beside_kernel();
+                    && !slot.bypasses_kernel();
                 let State::Connected(connection) = &mut slot.state else { return };
                 if quiet && connection.heard != now && connection.link().queued_bytes() == 0 {
                     // An empty read.
@@ -629,7 +629,7 @@ impl Shard {
     /// connection in one go.
     fn hand_out(&mut self, now: Instant) {
         let (mut others, mut told) = (Vec::new(), Vec::new());
-        for post in std::mem::take(&mut self.bench.posts) {
+        for post in std::mem::take(&mut self.buffers.posts) {
             if post.shard != self.index {
                 others.push(post);
                 continue;
@@ -638,7 +638,7 @@ impl Shard {
             let Some(slot) = self.slots.get_mut(index) else { continue };
             let State::Connected(connection) = &mut slot.state else { continue };
             if u64::from(slot.generation) == post.token >> 32 {
-                connection.told(&self.shared, &mut self.bench, post);
+                connection.told(&self.shared, &mut self.buffers, post);
                 if !told.contains(&index) {
                     told.push(index);
                 }
@@ -654,10 +654,10 @@ impl Shard {
 
     /// A request has waited in a queue for long enough.
     fn sound_alarm(&mut self, now: Instant) {
-        self.bench.alarm = None;
+        self.buffers.alarm = None;
         for index in 0..self.slots.len() {
             if let State::Connected(connection) = &self.slots[index].state {
-                connection.queue_alarm(&self.shared, &mut self.bench);
+                connection.queue_alarm(&self.shared, &mut self.buffers);
             }
         }
         self.hand_out(now);
@@ -676,7 +676,7 @@ impl Shard {
         if turn == Turn::More || (turn == Turn::Full && !connection.is_full(&self.shared)) {
             self.again.push(token(index, slot.generation));
         }
-        if slot.is_beside_kernel() {
+        if slot.bypasses_kernel() {
             // Whatever happens there, the doorbell rings or the socket ends.
             self.keep_awake(index);
             return self.watch(index, epoll::EventFlags::IN);
@@ -739,7 +739,7 @@ impl Shard {
     fn sweep(&mut self, now: Instant) {
         self.listen(true);
         if self.index == 0 {
-            self.shared.complain_of_repetitions(false);
+            self.shared.log_repeated_peer_errors(false);
         }
         let silence = self.shared.config.silence;
         let draining_over = self.shared.draining() && self.shared.drain_left_ms() == 0;
@@ -755,7 +755,7 @@ impl Shard {
                 State::Connected(_) if draining_over => Some(End::Stopping),
                 State::Connected(connection) => {
                     if connection.is_parked() {
-                        connection.ask_again(&self.shared, &mut self.bench);
+                        connection.ask_again(&self.shared, &mut self.buffers);
                         let flushed = connection.flush(now);
                         self.after(index, flushed.map(|_| Turn::Idle));
                         continue;
@@ -791,7 +791,7 @@ impl Shard {
         let peer = connection.link().peer().clone();
         match end {
             End::Goodbye | End::Replaced | End::Stopping => tracing::debug!(%peer, "disconnected: {end}"),
-            End::MadeRoom => self.shared.complain("disconnected", Some(&peer), end),
+            End::MadeRoom => self.shared.log_peer_error("disconnected", Some(&peer), end),
             // Status queries come and go, every second perhaps.
             End::Link(LinkError::Closed | LinkError::Io(_)) if !connection.has_lease() => {
                 tracing::debug!(%peer, "disconnected: {end}")
@@ -799,9 +799,9 @@ impl Shard {
             End::Link(LinkError::Closed | LinkError::Io(_)) => tracing::info!(%peer, "disconnected: {end}"),
             End::Link(_) | End::Protocol(_) => {
                 self.shared.shards[self.index].protocol_errors.fetch_add(1, Ordering::Relaxed);
-                self.shared.complain("disconnected", Some(&peer), end);
+                self.shared.log_peer_error("disconnected", Some(&peer), end);
             }
-            End::Silent | End::Stuck => self.shared.complain("disconnected", Some(&peer), end),
+            End::Silent | End::Stuck => self.shared.log_peer_error("disconnected", Some(&peer), end),
         }
         // What is queued, perhaps the reason, leaves if the socket takes it.
         let _ = connection.flush(Instant::now());

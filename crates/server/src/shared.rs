@@ -2,8 +2,8 @@
 
 use super::closer::Closer;
 use super::connection::Refused;
-use super::courier::{self, Delivered, Desk, Order};
-use super::strangers::Grumbler;
+use super::copy_worker::{self, CopyTable, Delivered, Order};
+use super::unauthenticated::PeerLog;
 use super::{ServerConfig, ServerStatus};
 use crate::block::Blocks;
 use crate::store::PageStore;
@@ -31,16 +31,16 @@ pub(super) struct Shared {
     pub(super) drain_until_ms: AtomicU64,
     /// Places taken, by connections and by handshakes under way.
     pub(super) connections: AtomicUsize,
-    pub(super) grumbler: Grumbler,
+    pub(super) peer_log: PeerLog,
     pub(super) replies: Arc<Replies>,
     closer: Closer,
     pub(super) shards: Vec<Mailbox>,
     directory: Mutex<Directory>,
     leases: RwLock<BTreeMap<LeaseId, Arc<Lease>>>,
-    steward: Mutex<Sender<Departed>>,
+    reaper: Mutex<Sender<Departed>>,
     /// A thread that copies to other servers has panicked.
-    pub(super) courier_died: AtomicBool,
-    couriers: Mutex<Sender<courier::Duty>>,
+    pub(super) copy_worker_died: AtomicBool,
+    copy_workers: Mutex<Sender<copy_worker::Duty>>,
     blocks: OnceLock<Blocks>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Lease {
     space: Mutex<LeaseSpace>,
     pub(super) counts: Counts,
     /// The copy table: orders of copies to other servers.
-    pub(super) desk: Desk,
+    pub(super) copy_table: CopyTable,
     /// The transports of its members' connections, for the status.
     means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
 }
@@ -144,7 +144,13 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Lease {
     pub(super) fn new(id: LeaseId, bytes: u64, limits: QueueLimits) -> Self {
         let space = Mutex::new(LeaseSpace::new(bytes).with_queue_limits(limits));
-        Self { id, space, counts: Counts::default(), desk: Desk::default(), means: Mutex::default() }
+        Self {
+            id,
+            space,
+            counts: Counts::default(),
+            copy_table: CopyTable::default(),
+            means: Mutex::default(),
+        }
     }
 
     pub(super) fn space(&self) -> MutexGuard<'_, LeaseSpace> {
@@ -185,7 +191,7 @@ impl Shared {
     pub(super) fn new(
         config: ServerConfig,
         store: Arc<dyn PageStore>,
-    ) -> io::Result<(Self, Receiver<Departed>, Receiver<courier::Duty>)> {
+    ) -> io::Result<(Self, Receiver<Departed>, Receiver<copy_worker::Duty>)> {
         let limits = Limits {
             memory_bytes: config.memory_bytes,
             grace_ms: u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX),
@@ -205,8 +211,8 @@ impl Shared {
             })
         };
         let shards = (0..config.shards).map(|_| mailbox()).collect::<io::Result<_>>()?;
-        let (steward, orders) = channel();
-        let (couriers, duties) = channel();
+        let (reaper, orders) = channel();
+        let (copy_workers, duties) = channel();
         let replies = Arc::new(Replies::new(&config));
         let shared = Self {
             config,
@@ -217,14 +223,14 @@ impl Shared {
             stopping: AtomicBool::new(false),
             drain_until_ms: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
-            grumbler: Grumbler::default(),
+            peer_log: PeerLog::default(),
             closer: Closer::default(),
             shards,
             directory: Mutex::new(Directory::new(limits)),
             leases: RwLock::default(),
-            steward: Mutex::new(steward),
-            courier_died: AtomicBool::new(false),
-            couriers: Mutex::new(couriers),
+            reaper: Mutex::new(reaper),
+            copy_worker_died: AtomicBool::new(false),
+            copy_workers: Mutex::new(copy_workers),
             blocks: OnceLock::new(),
         };
         Ok((shared, orders, duties))
@@ -256,7 +262,7 @@ impl Shared {
 
     /// Hands a departure to the reaper.
     pub(super) fn depart(&self, departed: Departed) {
-        if lock(&self.steward).send(departed).is_err() {
+        if lock(&self.reaper).send(departed).is_err() {
             // The reaper only ends with the server, and then all memory is freed.
             tracing::debug!("a member left while the server stopped");
         }
@@ -265,16 +271,21 @@ impl Shared {
     /// Hands a copy to its lease's copy worker.
     pub(super) fn order(&self, order: Order) {
         let lease = Arc::clone(&order.lease);
-        if let Some(duty) = lease.desk.hand_over(order)
-            && lock(&self.couriers).send(duty).is_err()
+        if let Some(duty) = lease.copy_table.hand_over(order)
+            && lock(&self.copy_workers).send(duty).is_err()
         {
-            // Couriers are started until the server ends.
+            // Copy workers are started until the server ends.
             tracing::debug!("a copy was ordered while the server stopped");
         }
     }
 
     /// The member uses this connection of its lease from now on. False: it has left by now.
-    pub(super) fn seat(&self, lease: &Lease, member: MemberId, connection: ConnectionNumber) -> bool {
+    pub(super) fn attach_member(
+        &self,
+        lease: &Lease,
+        member: MemberId,
+        connection: ConnectionNumber,
+    ) -> bool {
         let (mut stays, mut released) = (true, Vec::new());
         self.answer_queues(lease, |space| {
             space.member_joined(member, connection);
@@ -310,13 +321,13 @@ impl Shared {
 
     /// Brings answers of queues to their shards.
     pub(super) fn post(&self, posts: Posts) {
-        let mut rung = vec![false; if posts.is_empty() { 0 } else { self.shards.len() }];
+        let mut rings = vec![false; if posts.is_empty() { 0 } else { self.shards.len() }];
         for post in posts {
             let shard = post.shard;
             lock(&self.shards[shard].posts).push(post);
-            rung[shard] = true;
+            rings[shard] = true;
         }
-        for (shard, _) in self.shards.iter().zip(rung).filter(|(_, rung)| *rung) {
+        for (shard, _) in self.shards.iter().zip(rings).filter(|(_, rings)| *rings) {
             shard.ring();
         }
     }
@@ -364,9 +375,9 @@ impl Shared {
         self.drain_until_ms.load(Ordering::Relaxed) != 0
     }
 
-    pub(super) fn start_draining(&self, patience: Duration) {
+    pub(super) fn start_draining(&self, timeout: Duration) {
         let until =
-            self.now().0.saturating_add(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX)).max(1);
+            self.now().0.saturating_add(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)).max(1);
         self.drain_until_ms.store(until, Ordering::SeqCst);
         self.wake_all();
     }

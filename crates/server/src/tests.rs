@@ -291,7 +291,7 @@ fn memory_is_taken_as_pages_arrive_and_given_back() {
 
 /// What one tenant wrote, wherever its frames go next, no other ever reads.
 #[test]
-fn nobody_reads_what_another_tenant_wrote() {
+fn no_tenant_reads_what_another_tenant_wrote() {
     let server = Server::start(config(8 * MIB)).unwrap();
     let secret = vec![0x5e; OS_PAGE_BYTES];
     for round in 0..3 {
@@ -421,7 +421,7 @@ fn a_shard_that_was_kept_away_for_longer_than_a_silence_hears_its_clients_before
         let client = Client::with_lease(server.addr(), open_policy(), MIB);
         let kept = super::shared::lock(&mailbox.arrivals);
         mailbox.ring();
-        // Once it has heard the bell it waits for the lock.
+        // Once it has heard the doorbell it waits for the lock.
         while is_readable(mailbox.doorbell.as_fd()) {
             std::thread::yield_now();
         }
@@ -492,7 +492,7 @@ fn a_client_that_talks_nonsense_is_cut_off_and_the_others_are_served() {
 }
 
 #[test]
-fn random_bytes_after_the_handshake_hurt_nobody() {
+fn random_bytes_after_the_handshake_hurt_no_other_client() {
     let server = Server::start(config(64 * MIB)).unwrap();
     let mut bystander = Client::with_lease(server.addr(), open_policy(), MIB);
     let region = bystander.create_region().unwrap();
@@ -646,7 +646,7 @@ fn damaged_and_hostile_requests_for_bytes_change_nothing() {
 #[test]
 fn requests_without_a_lease_are_refused_before_they_are_read() {
     let server = Server::start(config(64 * MIB)).unwrap();
-    let mut stranger = Client::new(server.addr(), open_policy());
+    let mut leaseless = Client::new(server.addr(), open_policy());
     for (opcode, bulk) in [
         (Opcode::Gather, &[][..]),
         (Opcode::Scan, &[]),
@@ -655,13 +655,14 @@ fn requests_without_a_lease_are_refused_before_they_are_read() {
         (Opcode::Scatter, &[5; 9000]),
         (Opcode::Accumulate, &[5; 8]),
     ] {
-        let no = direct(&mut stranger, opcode, RegionId(1), 0, b"no layout", bulk).unwrap().err().unwrap();
+        let no = direct(&mut leaseless, opcode, RegionId(1), 0, b"no layout", bulk).unwrap().err().unwrap();
         assert_eq!(no.status, Status::NotAllowed, "{opcode:?}");
     }
-    stranger.open(MIB).unwrap();
-    let no = direct(&mut stranger, Opcode::Gather, RegionId(1), 0, b"no layout", &[]).unwrap().err().unwrap();
+    leaseless.open(MIB).unwrap();
+    let no =
+        direct(&mut leaseless, Opcode::Gather, RegionId(1), 0, b"no layout", &[]).unwrap().err().unwrap();
     assert_eq!(no.status, Status::BadRequest);
-    stranger.wait_closed();
+    leaseless.wait_closed();
     idle(&server);
 }
 
@@ -694,8 +695,8 @@ fn parts_of_pages_are_read_without_a_layout_and_nonsense_is_refused() {
         assert_eq!(read(&mut client, region, arg(39_999, 1)).unwrap().bulk, [0]);
         assert_eq!(read(&mut client, region, arg(39_999, 2)).err().unwrap().status, Status::BadRequest);
         assert_eq!(read(&mut client, RegionId(99), arg(0, 8)).err().unwrap().status, Status::NoSuchRegion);
-        let mut stranger = Client::new(server.addr(), wishes());
-        assert_eq!(read(&mut stranger, region, arg(0, 8)).err().unwrap().status, Status::NotAllowed);
+        let mut leaseless = Client::new(server.addr(), wishes());
+        assert_eq!(read(&mut leaseless, region, arg(0, 8)).err().unwrap().status, Status::NotAllowed);
         // Into the next page; a table; a bulk; a key.
         let good = Header::request(Opcode::ReadPiece, 900).with_region(region).with_arg(arg(0, 8));
         let nonsense: [(Header, &[u8], usize); 4] = [
@@ -719,7 +720,7 @@ fn parts_of_pages_are_read_without_a_layout_and_nonsense_is_refused() {
         }
         assert_eq!(read(&mut client, region, arg(3 * 4096, 4096)).unwrap().bulk, page);
         assert!(!server.is_broken());
-        drop((client, stranger));
+        drop((client, leaseless));
         idle(&server);
     }
 }
@@ -897,7 +898,7 @@ fn more_requests_than_granted_end_the_connection() {
 
 /// Raw requests to a queue that no correct client makes.
 #[test]
-fn queues_answer_strangers_greed_and_nonsense() {
+fn queues_refuse_leaseless_greedy_and_malformed_requests() {
     use rampool_wire::frame::{
         AwaitBody, Body, Push, PushHeads, QueueBounds, Settlement, Take, encode_frame,
     };
@@ -908,9 +909,9 @@ fn queues_answer_strangers_greed_and_nonsense() {
         out
     };
     let open = table(&|out| QueueBounds { messages: 10, bytes: 1 << 20 }.encode("jobs", out));
-    let mut stranger = Client::new(server.addr(), open_policy());
+    let mut leaseless = Client::new(server.addr(), open_policy());
     assert_eq!(
-        stranger.call(Opcode::OpenQueue, |h| h.with_arg(1), &open).err().unwrap().status,
+        leaseless.call(Opcode::OpenQueue, |h| h.with_arg(1), &open).err().unwrap().status,
         Status::NotAllowed
     );
     let mut client = Client::with_lease(server.addr(), open_policy(), 8 * MIB);
@@ -926,7 +927,7 @@ fn queues_answer_strangers_greed_and_nonsense() {
     }
     assert_eq!(client.discard(region, 0, 1).unwrap_err().status, Status::NotAllowed);
     // What is not there, or not one's own.
-    let push = table(&|out| Push { patience_ms: 0, head: b"head", body: Body::Bytes(5000) }.encode(out));
+    let push = table(&|out| Push { timeout_ms: 0, head: b"head", body: Body::Bytes(5000) }.encode(out));
     assert_eq!(
         client.call(Opcode::Push, |h| h.with_arg(99), &push).err().unwrap().status,
         Status::NoSuchQueue
@@ -945,7 +946,7 @@ fn queues_answer_strangers_greed_and_nonsense() {
         Status::BadRequest
     );
     assert_eq!(client.call(Opcode::PushHeads, |h| h.with_arg(queue), &group).unwrap().header.arg, 2);
-    let wait = |number| table(&|out| AwaitBody { number, patience_ms: 0 }.encode(out));
+    let wait = |number| table(&|out| AwaitBody { number, timeout_ms: 0 }.encode(out));
     assert_eq!(
         client.call(Opcode::AwaitBody, |h| h.with_arg(queue), &wait(1)).err().unwrap().status,
         Status::NoSuchMessage,
@@ -957,7 +958,7 @@ fn queues_answer_strangers_greed_and_nonsense() {
     assert_eq!(client.call(Opcode::Settle, |h| h.with_arg(queue), &withdraw).unwrap().header.arg, 1);
     server.check();
     // More that waits than may be unanswered.
-    let take = table(&|out| Take { patience_ms: 60_000, most: 1, acknowledged: Vec::new() }.encode(out));
+    let take = table(&|out| Take { timeout_ms: 60_000, most: 1, acknowledged: Vec::new() }.encode(out));
     for request in 1000..1020 {
         let mut head = Vec::new();
         encode_frame(&mut head, Header::request(Opcode::Take, request).with_arg(queue), &take, 0);
@@ -980,7 +981,7 @@ fn queues_answer_strangers_greed_and_nonsense() {
         assert_eq!(refused.status, Status::BadRequest, "{opcode:?}: {}", refused.message);
         client.wait_closed();
     }
-    drop((stranger, client));
+    drop((leaseless, client));
     assert!(server.wait_until_idle(Instant::now() + DEADLINE));
     server.check();
 }
@@ -1043,8 +1044,8 @@ fn a_server_tells_what_it_does() {
 }
 
 fn client_endpoint() -> &'static Endpoint {
-    static NOBODY: std::sync::OnceLock<Endpoint> = std::sync::OnceLock::new();
-    NOBODY.get_or_init(|| "127.0.0.1:1".parse().unwrap())
+    static UNREACHABLE: std::sync::OnceLock<Endpoint> = std::sync::OnceLock::new();
+    UNREACHABLE.get_or_init(|| "127.0.0.1:1".parse().unwrap())
 }
 
 #[test]
@@ -1072,7 +1073,7 @@ fn a_server_does_not_start_where_it_would_be_unsafe() {
 /// A connection that is asked without the poll set ([`shard`]) is heard when its shard has slept, and while
 /// others have more to say than it.
 #[test]
-fn who_was_warm_is_heard_after_a_sleep_and_beside_others() {
+fn a_warm_connection_is_heard_after_a_sleep_and_among_others() {
     let server =
         Server::start(ServerConfig { shards: 1, spin: Duration::from_millis(2), ..config(MIB) }).unwrap();
     let mut clients: Vec<Client> = (0..6).map(|_| Client::new(server.addr(), open_policy())).collect();
@@ -1238,20 +1239,20 @@ fn joining_a_busy_lease_leaves_the_directory_to_others() {
 
 /// A peer that does not authenticate keeps its place only until another one comes.
 #[test]
-fn strangers_who_say_nothing_keep_no_client_out() {
+fn silent_unauthenticated_connections_keep_no_client_out() {
     let server = Server::start(ServerConfig { max_connections: 2, shards: 1, ..config(MIB) }).unwrap();
     let Endpoint::Tcp { host, port } = server.addr() else { unreachable!() };
-    let strangers = [(); 2].map(|()| std::net::TcpStream::connect((host.as_str(), *port)).unwrap());
+    let unauthenticated = [(); 2].map(|()| std::net::TcpStream::connect((host.as_str(), *port)).unwrap());
     let deadline = Instant::now() + DEADLINE;
     while server.status().connections < 2 {
-        assert!(Instant::now() < deadline, "the strangers have no places");
+        assert!(Instant::now() < deadline, "the unauthenticated connections have no places");
         std::thread::yield_now();
     }
     let mut clients =
         [Client::with_lease(server.addr(), open_policy(), 4096), Client::new(server.addr(), open_policy())];
-    for mut stranger in &strangers {
-        stranger.set_read_timeout(Some(DEADLINE)).unwrap();
-        assert_eq!(std::io::Read::read(&mut stranger, &mut [0]).unwrap(), 0, "it is cut off");
+    for mut connection in &unauthenticated {
+        connection.set_read_timeout(Some(DEADLINE)).unwrap();
+        assert_eq!(std::io::Read::read(&mut connection, &mut [0]).unwrap(), 0, "it is cut off");
     }
     assert_eq!((server.status().connections, server.status().failed_handshakes), (2, 2));
     let third =

@@ -225,9 +225,9 @@ mod tests {
             assert!(other.open(&changed, &mut plain).is_err(), "byte {at}");
             assert!(other.open(&sealed[..at], &mut plain).is_err(), "{at} bytes of it");
         }
-        let mut stranger = DatagramSeal::new(&[3; 32], &[3; 32]);
+        let mut foreign = DatagramSeal::new(&[3; 32], &[3; 32]);
         let first = sealed.clone();
-        stranger.seal(b"hello", &mut sealed);
+        foreign.seal(b"hello", &mut sealed);
         assert!(other.open(&sealed, &mut plain).is_err());
         for _ in 0..5000 {
             one.seal(b"more", &mut sealed);
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn sealed_messages_arrive_once_and_in_order_though_datagrams_are_lost_and_forged() {
-        let ((one, here), (two, there), (stranger, _)) = (socket(), socket(), socket());
+        let ((one, here), (two, there), (foreign, _)) = (socket(), socket(), socket());
         let mut sender = one_peer(one, Rank(1), there, Some(DatagramSeal::new(&[1; 32], &[2; 32])), 30);
         let mut receiver = one_peer(two, Rank(0), here, Some(DatagramSeal::new(&[2; 32], &[1; 32])), 30);
         let numbered = |number: u32| Message { epoch: number, body: Body::Abort { why: SECRET.repeat(60) } };
@@ -249,7 +249,7 @@ mod tests {
         let watchdog = Instant::now() + Duration::from_secs(60);
         while got.len() < 200 || !sender.is_settled() {
             assert!(Instant::now() < watchdog, "{} of 200 messages came", got.len());
-            let _ = stranger.send_to(&[7; 64], there);
+            let _ = foreign.send_to(&[7; 64], there);
             assert!(
                 sender.receive(&mut Vec::new()).is_empty() && receiver.receive(&mut got).is_empty(),
                 "no rank is lost"

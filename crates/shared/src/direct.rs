@@ -286,7 +286,12 @@ impl SharedDirect {
     ///
     /// # Errors
     /// [`SharedDirectError`].
-    pub fn compare_swap<T: Number>(&self, offset: u64, expected: T, new: T) -> Result<T, SharedDirectError> {
+    pub fn compare_exchange<T: Number>(
+        &self,
+        offset: u64,
+        expected: T,
+        new: T,
+    ) -> Result<T, SharedDirectError> {
         self.swap_bits(offset, T::KIND, expected.bits(), new.bits()).map(T::from_bits)
     }
 
@@ -305,10 +310,10 @@ impl SharedDirect {
         self.word(offset, kind, |offset| Access::Fetch { offset, kind, how, operand })
     }
 
-    /// Like [`SharedDirect::compare_swap`], in bits.
+    /// Like [`SharedDirect::compare_exchange`], in bits.
     ///
     /// # Errors
-    /// As [`SharedDirect::compare_swap`].
+    /// As [`SharedDirect::compare_exchange`].
     pub fn swap_bits(
         &self,
         offset: u64,

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use rampool_sharing::allocator::{Allocator, Order};
 use rampool_sharing::control::{Answer, Control, Demand};
-use rampool_sharing::desk::{Desk, Order};
 use rampool_sharing::{
     Action, BarrierId, Body, Config, DirectOp, Engine, Event, LockId, Message, OpResult, ProtocolKind, Rank,
     Reason, RegionConfig, SyncOp, ThreadId, TimerId,
@@ -51,7 +51,7 @@ pub(super) enum Outcome {
 pub(super) struct Slot {
     ready: AtomicBool,
     state: Mutex<SlotState>,
-    bell: Condvar,
+    doorbell: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -67,7 +67,7 @@ impl Slot {
         state.outcome = Some(outcome);
         self.ready.store(true, Ordering::Release);
         if state.asleep {
-            self.bell.notify_one();
+            self.doorbell.notify_one();
         }
     }
 
@@ -91,10 +91,10 @@ impl Slot {
         state.asleep = true;
         while state.outcome.is_none() {
             state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                None => self.bell.wait(state).expect("no thread panics while holding it"),
+                None => self.doorbell.wait(state).expect("no thread panics while holding it"),
                 Some(left) if left.is_zero() => break,
                 Some(left) => {
-                    self.bell.wait_timeout(state, left).expect("no thread panics while holding it").0
+                    self.doorbell.wait_timeout(state, left).expect("no thread panics while holding it").0
                 }
             };
         }
@@ -170,7 +170,7 @@ pub(super) struct Host {
     inquiry: Option<Inquiry>,
     inquiries: u32,
     /// Rank 0's allocator.
-    desk: Option<Desk>,
+    allocator: Option<Allocator>,
     /// Allocations that threads wait for.
     tickets: BTreeMap<u64, ThreadId>,
     next_ticket: u64,
@@ -333,8 +333,8 @@ impl Host {
             in_barrier: BTreeMap::new(),
             inquiry: None,
             inquiries: 0,
-            desk: (rank == Rank(0))
-                .then(|| Desk::new(config.ranks, config.range_bytes / OS_PAGE_BYTES as u64 - 1)),
+            allocator: (rank == Rank(0))
+                .then(|| Allocator::new(config.ranks, config.range_bytes / OS_PAGE_BYTES as u64 - 1)),
             tickets: BTreeMap::new(),
             next_ticket: 0,
             turn: 0,
@@ -401,8 +401,8 @@ impl Host {
         self.tickets.insert(ticket, thread);
         let turn = collective.then_some(self.turn);
         self.turn += u32::from(collective);
-        if self.desk.is_some() {
-            self.desk_ask(self.rank, ticket, turn, demand);
+        if self.allocator.is_some() {
+            self.allocator_ask(self.rank, ticket, turn, demand);
         } else {
             self.tell(Rank(0), &Control::Ask { ticket, turn, demand });
         }
@@ -979,8 +979,8 @@ impl Host {
                 self.expect(due);
             }
             Action::Renewed { pages } => {
-                if let Some(desk) = &mut self.desk {
-                    desk.renewed(pages);
+                if let Some(allocator) = &mut self.allocator {
+                    allocator.renewed(pages);
                 }
             }
             Action::Fatal(reason) => self.fatal(reason),
@@ -1123,10 +1123,10 @@ impl Host {
         }
         match control {
             Control::Heartbeat {} => {}
-            Control::Ask { ticket, turn, demand } if self.desk.is_some() => {
-                self.desk_ask(from, ticket, turn, demand)
+            Control::Ask { ticket, turn, demand } if self.allocator.is_some() => {
+                self.allocator_ask(from, ticket, turn, demand)
             }
-            Control::Added { serial } if self.desk.is_some() => self.desk_added(from, serial),
+            Control::Added { serial } if self.allocator.is_some() => self.allocator_added(from, serial),
             Control::Add { serial, region } if from == Rank(0) => {
                 if self.open(region) {
                     self.tell(from, &Control::Added { serial });
@@ -1170,8 +1170,8 @@ impl Host {
 
     /// Adds a region that every rank adds by itself, before anything is sent.
     pub fn open_first(&mut self, demand: Demand) -> Option<RegionConfig> {
-        let mut desk = Desk::new(1, u64::from(u32::MAX));
-        let of_all = self.desk.as_mut().unwrap_or(&mut desk);
+        let mut allocator = Allocator::new(1, u64::from(u32::MAX));
+        let of_all = self.allocator.as_mut().unwrap_or(&mut allocator);
         of_all.ask(self.rank, 0, None, demand);
         let mut found = None;
         while let Some(order) = of_all.poll() {
@@ -1185,22 +1185,22 @@ impl Host {
         found.filter(|&region| self.open(region))
     }
 
-    fn desk_ask(&mut self, from: Rank, ticket: u64, turn: Option<u32>, demand: Demand) {
-        self.desk.as_mut().expect("rank 0").ask(from, ticket, turn, demand);
-        self.desk_orders();
+    fn allocator_ask(&mut self, from: Rank, ticket: u64, turn: Option<u32>, demand: Demand) {
+        self.allocator.as_mut().expect("rank 0").ask(from, ticket, turn, demand);
+        self.allocator_orders();
     }
 
-    fn desk_added(&mut self, from: Rank, serial: u64) {
-        if self.desk.as_mut().expect("rank 0").carried_out(from, serial) {
-            self.desk_orders();
+    fn allocator_added(&mut self, from: Rank, serial: u64) {
+        if self.allocator.as_mut().expect("rank 0").carried_out(from, serial) {
+            self.allocator_orders();
         } else {
             self.lose(from, "it reports an operation that it was not given");
         }
     }
 
-    fn desk_orders(&mut self) {
+    fn allocator_orders(&mut self) {
         while self.stopped.is_none()
-            && let Some(order) = self.desk.as_mut().expect("rank 0").poll()
+            && let Some(order) = self.allocator.as_mut().expect("rank 0").poll()
         {
             match order {
                 Order::Add { serial, region } => {
@@ -1208,7 +1208,7 @@ impl Host {
                         self.tell(Rank(rank), &Control::Add { serial, region });
                     }
                     if self.open(region) {
-                        let _ = self.desk.as_mut().expect("rank 0").carried_out(self.rank, serial);
+                        let _ = self.allocator.as_mut().expect("rank 0").carried_out(self.rank, serial);
                     }
                 }
                 Order::Drop { serial, region } => {
@@ -1216,7 +1216,7 @@ impl Host {
                         self.tell(Rank(rank), &Control::Drop { serial, region });
                     }
                     self.handle(Event::Freed { pages: region.pages, renew: false });
-                    let _ = self.desk.as_mut().expect("rank 0").carried_out(self.rank, serial);
+                    let _ = self.allocator.as_mut().expect("rank 0").carried_out(self.rank, serial);
                 }
                 Order::Renew { pages } => self.handle(Event::Freed { pages, renew: true }),
                 Order::Give { to, ticket, answer } if to == self.rank => self.given(ticket, answer),

@@ -36,7 +36,7 @@
 //! unsafe { *counter += 1 };
 //! shared.unlock(7)?;
 //! shared.barrier(0)?;
-//! shared.finish()?;
+//! shared.close()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -91,7 +91,9 @@ pub use direct::{SharedDirect, SharedDirectError};
 pub use error::{JoinError, SharedError};
 pub use line::LineError;
 pub use memory::{MemoryError, Reach};
-pub use outside::{DoorError, DoorTicket, DoorTicketError, Outside, OutsideConfig, OutsideError};
+pub use outside::{
+    Outside, OutsideConfig, OutsideError, OutsideListenError, OutsideTicket, OutsideTicketError,
+};
 pub use rampool_sharing::{
     AtomicOp, Homes, LockPath, Managers, OpError, ProtocolKind, Rank, Reason, Stats, Tuning,
 };
@@ -825,7 +827,7 @@ impl Shared {
     ///
     /// # Errors
     /// If the run has ended, or ends meanwhile.
-    pub fn finish(&self) -> Result<(), SharedError> {
+    pub fn close(&self) -> Result<(), SharedError> {
         match self.run(Waiting::Finish, Host::leave)? {
             Outcome::Finished => {
                 self.inner.finished.store(true, Ordering::Release);

@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_in_the_socket_wakes_nobody_and_the_next_byte_does() {
+    fn what_stays_in_the_socket_wakes_no_thread_and_the_next_byte_does() {
         let (mut near, mut far) = pair();
         for what in ["first", "another length", "x", "x"] {
             near.set_quiet();
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_like_those_before_wakes_nobody_who_sleeps_and_what_follows_does() {
+    fn an_answer_like_those_before_wakes_no_sleeper_and_what_follows_does() {
         let (mut near, mut far) = pair();
         expect_the_same(&mut near, &mut far);
         say(&mut far, "same");

@@ -36,9 +36,9 @@ use rampool_net::transport::{
 };
 
 /// The most processes that one rank serves at a time.
-const MOST_VISITORS: usize = 64;
+const MOST_CLIENTS: usize = 64;
 /// The longest that an unauthenticated peer may occupy a thread.
-const STRANGER: Duration = Duration::from_secs(10);
+const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(10);
 /// More than a [`SharedDirect`] requests at a time.
 const MOST_ANSWER_BYTES: usize = 16 << 20;
 /// The locks of outsiders begin here, above those of semaphores.
@@ -58,53 +58,51 @@ const ADDRESS_BYTES: usize = 256;
 /// and from beyond it together with the key. As text it can be given to other processes; any process that
 /// reads it is admitted.
 #[derive(Clone, PartialEq, Eq)]
-pub struct DoorTicket {
-    doors: Vec<Endpoint>,
+pub struct OutsideTicket {
+    listeners: Vec<Endpoint>,
     secret: String,
 }
 
-impl fmt::Debug for DoorTicket {
+impl fmt::Debug for OutsideTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DoorTicket").field("doors", &self.doors).finish_non_exhaustive()
+        f.debug_struct("OutsideTicket").field("listeners", &self.listeners).finish_non_exhaustive()
     }
 }
 
-impl fmt::Display for DoorTicket {
+impl fmt::Display for OutsideTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let doors: Vec<String> = self.doors.iter().map(ToString::to_string).collect();
-        write!(f, "{}#{}", doors.join(","), self.secret)
+        let listeners: Vec<String> = self.listeners.iter().map(ToString::to_string).collect();
+        write!(f, "{}#{}", listeners.join(","), self.secret)
     }
 }
 
-/// A text that is not a [`DoorTicket`].
+/// A text that is not an [`OutsideTicket`].
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{text:?} is not a ticket for a run: write HOST:PORT,HOST:PORT#SECRET, as Shared::open_door returns it"
-)]
-pub struct DoorTicketError {
+#[error("{text:?} is not a ticket for a run: write HOST:PORT,HOST:PORT#SECRET, as Shared::listen returns it")]
+pub struct OutsideTicketError {
     text: String,
     #[source]
     source: Option<EndpointError>,
 }
 
-impl FromStr for DoorTicket {
-    type Err = DoorTicketError;
+impl FromStr for OutsideTicket {
+    type Err = OutsideTicketError;
 
-    fn from_str(text: &str) -> Result<Self, DoorTicketError> {
-        let error = |source| DoorTicketError { text: text.to_owned(), source };
-        let (doors, secret) = text.split_once('#').ok_or_else(|| error(None))?;
-        let doors = doors
+    fn from_str(text: &str) -> Result<Self, OutsideTicketError> {
+        let error = |source| OutsideTicketError { text: text.to_owned(), source };
+        let (listeners, secret) = text.split_once('#').ok_or_else(|| error(None))?;
+        let listeners = listeners
             .split(',')
-            .map(|door| door.parse().map_err(|source| error(Some(source))))
+            .map(|address| address.parse().map_err(|source| error(Some(source))))
             .collect::<Result<_, _>>()?;
-        Ok(Self { doors, secret: secret.to_owned() })
+        Ok(Self { listeners, secret: secret.to_owned() })
     }
 }
 
 /// Why a rank cannot listen for outsiders.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum DoorError {
+pub enum OutsideListenError {
     #[error("rank {rank} cannot listen on {address}: {source}")]
     Listen { rank: u16, address: String, source: std::io::Error },
     #[error("rank {rank}: {address} is not an address to listen on for outsiders: write HOST:PORT, of at most {} bytes", ADDRESS_BYTES - 1)]
@@ -120,7 +118,7 @@ pub enum DoorError {
     Exchange(Box<super::SharedDirectError>),
 }
 
-impl From<SharedError> for DoorError {
+impl From<SharedError> for OutsideListenError {
     fn from(error: SharedError) -> Self {
         Self::Exchange(Box::new(error.into()))
     }
@@ -171,54 +169,54 @@ impl Shared {
     ///
     /// # Errors
     /// If this rank cannot listen, or the run is over.
-    pub fn open_door(&self, listen: &str) -> Result<DoorTicket, DoorError> {
+    pub fn listen(&self, listen: &str) -> Result<OutsideTicket, OutsideListenError> {
         let rank = self.rank();
-        let bad = || DoorError::Address { rank, address: listen.to_owned() };
+        let bad = || OutsideListenError::Address { rank, address: listen.to_owned() };
         let endpoint: Endpoint = listen.parse().map_err(|_| bad())?;
         let Endpoint::Tcp { host, .. } = &endpoint else { return Err(bad()) };
         if host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified()) {
-            return Err(DoorError::Everywhere { rank, address: listen.to_owned() });
+            return Err(OutsideListenError::Everywhere { rank, address: listen.to_owned() });
         }
-        let listener = Listener::bind(&endpoint).map_err(|source| DoorError::Listen {
+        let listener = Listener::bind(&endpoint).map_err(|source| OutsideListenError::Listen {
             rank,
             address: listen.to_owned(),
             source,
         })?;
-        let door = listener.endpoint().to_string();
-        if door.len() >= ADDRESS_BYTES {
+        let address = listener.endpoint().to_string();
+        if address.len() >= ADDRESS_BYTES {
             return Err(bad());
         }
         // Each rank writes its address into shared memory, and rank 0 the secret. The second allocation
         // completes when all have done that.
         let options = AllocOptions::new().protocol(ProtocolKind::Hlrc);
         let list = self.alloc((usize::from(self.ranks()) + 1) * ADDRESS_BYTES, options)?;
-        let exchanged = |error| DoorError::Exchange(Box::new(error));
+        let exchanged = |error| OutsideListenError::Exchange(Box::new(error));
         let there = self.direct(list)?;
         let slot = |rank: u16| u64::from(rank) * ADDRESS_BYTES as u64;
-        there.put(slot(rank), door.as_bytes()).map_err(exchanged)?;
+        there.put(slot(rank), address.as_bytes()).map_err(exchanged)?;
         if rank == 0 {
             let secret: [u8; SECRET_BYTES] = random_bytes();
             there.put(slot(self.ranks()), &secret).map_err(exchanged)?;
         }
         let all_have = self.alloc(1, options)?;
-        let mut doors = Vec::with_capacity(usize::from(self.ranks()));
+        let mut listeners = Vec::with_capacity(usize::from(self.ranks()));
         for rank in 0..self.ranks() {
             let mut text = [0; ADDRESS_BYTES];
             there.get(slot(rank), &mut text).map_err(exchanged)?;
             let text = String::from_utf8_lossy(text.split(|&byte| byte == 0).next().unwrap_or_default())
                 .into_owned();
-            doors.push(text.parse().map_err(|_| DoorError::Address { rank, address: text })?);
+            listeners.push(text.parse().map_err(|_| OutsideListenError::Address { rank, address: text })?);
         }
         let mut secret = [0; SECRET_BYTES];
         there.get(slot(self.ranks()), &mut secret).map_err(exchanged)?;
         let secret = Arc::<str>::from(secret.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
         self.free(all_have)?;
         self.free(list)?;
-        let (host, ticket) = (self.clone(), DoorTicket { doors, secret: secret.to_string() });
-        let thread = std::thread::Builder::new().name("rampool-door".to_owned());
+        let (host, ticket) = (self.clone(), OutsideTicket { listeners, secret: secret.to_string() });
+        let thread = std::thread::Builder::new().name("rampool-listen".to_owned());
         thread
-            .spawn(move || keep_door(&host, &listener, &secret))
-            .map_err(|source| DoorError::Thread { rank, source })?;
+            .spawn(move || admit_outside_clients(&host, &listener, &secret))
+            .map_err(|source| OutsideListenError::Thread { rank, source })?;
         Ok(ticket)
     }
 
@@ -293,8 +291,8 @@ impl Shared {
 }
 
 /// Admits outsiders until the run is over.
-fn keep_door(shared: &Shared, listener: &Listener, secret: &Arc<str>) {
-    let visitors = Arc::new(AtomicUsize::new(0));
+fn admit_outside_clients(shared: &Shared, listener: &Listener, secret: &Arc<str>) {
+    let clients = Arc::new(AtomicUsize::new(0));
     while !shared.is_over() {
         if !readable(listener, Instant::now() + LOOK) {
             continue;
@@ -310,24 +308,24 @@ fn keep_door(shared: &Shared, listener: &Listener, secret: &Arc<str>) {
                 continue;
             }
         };
-        if visitors.fetch_add(1, Ordering::Relaxed) >= MOST_VISITORS {
-            visitors.fetch_sub(1, Ordering::Relaxed);
+        if clients.fetch_add(1, Ordering::Relaxed) >= MOST_CLIENTS {
+            clients.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!(
-                "an outsider at {} was rejected: {MOST_VISITORS} are connected already",
+                "an outsider at {} was rejected: {MOST_CLIENTS} are connected already",
                 stream.peer()
             );
             continue;
         }
-        let (host, count, secret) = (shared.clone(), Arc::clone(&visitors), Arc::clone(secret));
-        let visit = move || {
+        let (host, count, secret) = (shared.clone(), Arc::clone(&clients), Arc::clone(secret));
+        let serve = move || {
             let from = stream.peer().to_string();
             if let Err(why) = receive(&host, stream, &secret) {
                 tracing::warn!("an outsider at {from} has gone: {why}");
             }
             count.fetch_sub(1, Ordering::Relaxed);
         };
-        if let Err(error) = std::thread::Builder::new().name("rampool-visitor".to_owned()).spawn(visit) {
-            visitors.fetch_sub(1, Ordering::Relaxed);
+        if let Err(error) = std::thread::Builder::new().name("rampool-outside".to_owned()).spawn(serve) {
+            clients.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!("an outsider was rejected: cannot start a thread: {error}");
         }
     }
@@ -338,7 +336,7 @@ fn receive(shared: &Shared, stream: Stream, secret: &str) -> Result<(), String> 
     if is_another_user(stream.peer()) {
         return Err("it is another user's".to_owned());
     }
-    let deadline = Instant::now() + STRANGER;
+    let deadline = Instant::now() + UNAUTHENTICATED_TIMEOUT;
     let mut line = shake(Handshake::server(stream, shared.policy(), None), deadline)
         .map_err(|error| error.to_string())?;
     let mut number = 0;
@@ -362,7 +360,7 @@ fn receive(shared: &Shared, stream: Stream, secret: &str) -> Result<(), String> 
         match line.wait_control(Instant::now() + LOOK) {
             Ok(Some(asked)) => {
                 let _due = shared.inner.answering.begin();
-                say(&mut line, &shared.serve(number, asked), Instant::now() + STRANGER)
+                say(&mut line, &shared.serve(number, asked), Instant::now() + UNAUTHENTICATED_TIMEOUT)
                     .map_err(|error| error.to_string())?
             }
             Ok(None) => {}
@@ -419,7 +417,7 @@ impl Default for OutsideConfig {
 /// take turns.
 #[derive(Debug)]
 pub struct Outside {
-    ticket: DoorTicket,
+    ticket: OutsideTicket,
     config: OutsideConfig,
     guest: u32,
     lines: Mutex<Lines>,
@@ -444,8 +442,8 @@ impl Outside {
     ///
     /// # Errors
     /// [`OutsideError`], with the address.
-    pub fn connect(ticket: &DoorTicket, config: OutsideConfig) -> Result<Arc<Self>, OutsideError> {
-        let open = std::iter::repeat_with(|| None).take(ticket.doors.len()).collect();
+    pub fn connect(ticket: &OutsideTicket, config: OutsideConfig) -> Result<Arc<Self>, OutsideError> {
+        let open = std::iter::repeat_with(|| None).take(ticket.listeners.len()).collect();
         let guest = u32::from_le_bytes(random_bytes());
         let outside =
             Self { ticket: ticket.clone(), config, guest, lines: Mutex::new(Lines { open, at: 0, did: 0 }) };
@@ -496,7 +494,7 @@ impl Outside {
         let mut busy = 0;
         loop {
             let at = lines.at;
-            let address = self.ticket.doors[at].to_string();
+            let address = self.ticket.listeners[at].to_string();
             let what = what(at != lines.did);
             let line = self.line(&mut lines, deadline)?;
             let answer = say(line, &what, deadline).and_then(|()| line.wait_control(deadline));
@@ -506,9 +504,9 @@ impl Outside {
             }
             match answer {
                 Ok(Some(Control::Busy {})) => {
-                    lines.at = (at + 1) % self.ticket.doors.len();
+                    lines.at = (at + 1) % self.ticket.listeners.len();
                     busy += 1;
-                    if busy % self.ticket.doors.len() == 0 {
+                    if busy % self.ticket.listeners.len() == 0 {
                         std::thread::sleep(RETRY);
                     }
                     if Instant::now() >= deadline {
@@ -531,7 +529,7 @@ impl Outside {
         const OPERATION: &str = "coming in";
         let at = lines.at;
         if lines.open[at].is_none() {
-            let endpoint = &self.ticket.doors[at];
+            let endpoint = &self.ticket.listeners[at];
             let address = || endpoint.to_string();
             let shaken =
                 Stream::connect(endpoint, deadline).map_err(HandshakeError::Connect).and_then(|stream| {
@@ -579,13 +577,13 @@ mod tests {
     #[test]
     fn a_ticket_survives_its_text_and_what_is_none_is_refused() {
         let text = "127.0.0.1:4000,host-2:4001,[::1]:7#run 7#x";
-        let ticket: DoorTicket = text.parse().unwrap();
+        let ticket: OutsideTicket = text.parse().unwrap();
         assert_eq!(
-            (ticket.doors.len(), ticket.secret.as_str(), ticket.to_string().as_str()),
+            (ticket.listeners.len(), ticket.secret.as_str(), ticket.to_string().as_str()),
             (3, "run 7#x", text)
         );
         for bad in ["", "127.0.0.1:4000", "#run", "127.0.0.1#run", "127.0.0.1:1,#run"] {
-            let error = bad.parse::<DoorTicket>().unwrap_err().to_string();
+            let error = bad.parse::<OutsideTicket>().unwrap_err().to_string();
             assert!(error.contains("HOST:PORT"), "{error}");
         }
     }

@@ -45,7 +45,7 @@ pub(super) struct Known {
 
 /// Orders to the thread.
 pub(super) struct Orders {
-    bell: OwnedFd,
+    doorbell: OwnedFd,
     waiting: Mutex<Vec<Order>>,
 }
 
@@ -55,7 +55,7 @@ pub(super) enum Order {
         rank: Rank,
         attempt: u32,
     },
-    Knock {
+    Probe {
         rank: Rank,
     },
     /// The run is over.
@@ -67,7 +67,7 @@ impl Orders {
     /// If there are too many descriptors.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            doorbell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             waiting: Mutex::default(),
         })
     }
@@ -75,11 +75,11 @@ impl Orders {
     pub fn give(&self, order: Order) {
         self.waiting.lock().expect("no thread panics while holding it").push(order);
         // It can only fail if the counter is full, and then it is readable already.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes());
     }
 
     fn take(&self) -> Vec<Order> {
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        let _ = rustix::io::read(&self.doorbell, &mut [0; 8]);
         std::mem::take(&mut *self.waiting.lock().expect("no thread panics while holding it"))
     }
 }
@@ -97,7 +97,7 @@ pub(super) fn run(inner: &Arc<Inner>, known: &Known, orders: &Orders) {
                 Order::Dial { rank, attempt } => {
                     talks.extend(Talk::begin(inner, known, Whom::Dialled { rank, attempt }))
                 }
-                Order::Knock { rank } => talks.extend(Talk::begin(inner, known, Whom::Knocked { rank })),
+                Order::Probe { rank } => talks.extend(Talk::begin(inner, known, Whom::Probed { rank })),
             }
         }
         while Instant::now() >= deaf_until {
@@ -132,7 +132,7 @@ fn sleep(known: &Known, orders: &Orders, talks: &[Talk], deaf_until: Instant) {
             tv_nsec: i64::from(left.subsec_nanos()),
         }
     });
-    let mut fds = vec![PollFd::new(&orders.bell, PollFlags::IN)];
+    let mut fds = vec![PollFd::new(&orders.doorbell, PollFlags::IN)];
     if !is_deaf {
         fds.push(PollFd::new(&known.listener, PollFlags::IN));
     }
@@ -152,7 +152,7 @@ struct Talk {
 #[derive(Clone, Copy, Debug)]
 enum Whom {
     Dialled { rank: Rank, attempt: u32 },
-    Knocked { rank: Rank },
+    Probed { rank: Rank },
     Guest,
 }
 
@@ -179,7 +179,7 @@ enum Trouble {
 impl Talk {
     /// Begins to connect. `None`: that failed at once, and was reported.
     fn begin(inner: &Inner, known: &Known, whom: Whom) -> Option<Self> {
-        let (Whom::Dialled { rank, .. } | Whom::Knocked { rank }) = whom else {
+        let (Whom::Dialled { rank, .. } | Whom::Probed { rank }) = whom else {
             unreachable!("guests come by themselves")
         };
         let place = known.places[usize::from(rank.0)]
@@ -236,7 +236,7 @@ impl Talk {
                         self.step = Step::Connecting(connecting);
                         return Ok(());
                     }
-                    Some(_) if matches!(self.whom, Whom::Knocked { .. }) => {
+                    Some(_) if matches!(self.whom, Whom::Probed { .. }) => {
                         return Err(Trouble::Listens);
                     }
                     Some(stream) => Step::Shaking(Box::new(Handshake::client(stream, known.policy.clone()))),
@@ -333,7 +333,7 @@ fn trouble_to_connect(error: std::io::Error) -> Trouble {
 fn tell(inner: &Inner, whom: Whom, trouble: Trouble) {
     let (rank, attempt) = match whom {
         Whom::Dialled { rank, attempt } => (rank, Some(attempt)),
-        Whom::Knocked { rank } => (rank, None),
+        Whom::Probed { rank } => (rank, None),
         Whom::Guest => {
             // A probe sends nothing, and unauthenticated peers do not concern the run.
             if let Trouble::Never(why) = trouble {

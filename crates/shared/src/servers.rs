@@ -60,7 +60,7 @@ impl Servers {
 
     /// Gives the lease back.
     pub fn leave(mut self) {
-        self.direct.pool().leave();
+        self.direct.pool().close();
     }
 
     /// The servers may drop the page at `offset`. Does not block.

@@ -1,7 +1,7 @@
 //! The events that a rank waits for, and the thread that each of them wakes.
 //!
 //! ```text
-//!   all ---- bell     the service thread shall look again
+//!   all ---- doorbell the service thread shall look again
 //!       ---- faults   userfaultfd
 //!       ---- lines -- connections to other ranks, datagrams
 //!                  -- nudge   the thread that sleeps on `lines` shall look at its slot
@@ -25,7 +25,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use rampool_sharing::Rank;
 
-const BELL: u64 = 0;
+const DOORBELL: u64 = 0;
 const FAULTS: u64 = 1;
 const LINES: u64 = 2;
 /// In `lines`; smaller numbers are ranks.
@@ -38,7 +38,7 @@ const EVENTS: usize = 64;
 pub(super) struct Watch {
     all: OwnedFd,
     lines: OwnedFd,
-    bell: OwnedFd,
+    doorbell: OwnedFd,
     nudge: OwnedFd,
 }
 
@@ -56,20 +56,20 @@ impl Watch {
     /// If there are too many descriptors.
     pub fn new(faults: BorrowedFd<'_>, datagrams: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let (bell, nudge) = (eventfd(0, flags)?, eventfd(0, flags)?);
+        let (doorbell, nudge) = (eventfd(0, flags)?, eventfd(0, flags)?);
         let (all, lines) =
             (epoll::create(epoll::CreateFlags::CLOEXEC)?, epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let add = |to: &OwnedFd, fd: BorrowedFd<'_>, key| {
             epoll::add(to, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
         };
-        add(&all, bell.as_fd(), BELL)?;
+        add(&all, doorbell.as_fd(), DOORBELL)?;
         add(&all, faults, FAULTS)?;
         add(&all, lines.as_fd(), LINES)?;
         add(&lines, nudge.as_fd(), NUDGE)?;
         if let Some(datagrams) = datagrams {
             add(&lines, datagrams, DATAGRAMS)?;
         }
-        Ok(Self { all, lines, bell, nudge })
+        Ok(Self { all, lines, doorbell, nudge })
     }
 
     /// # Errors
@@ -102,7 +102,7 @@ impl Watch {
     /// Wakes the service thread.
     pub fn ring(&self) {
         // It can only fail if the counter is full, and then it is readable already.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes());
     }
 
     /// The thread that sleeps in [`Watch::wait_lines`] returns, now or when it gets there, until
@@ -124,7 +124,7 @@ impl Watch {
         for event in ready.events.drain(..) {
             any = true;
             match event.data.u64() {
-                BELL => drop(rustix::io::read(&self.bell, &mut [0; 8])),
+                DOORBELL => drop(rustix::io::read(&self.doorbell, &mut [0; 8])),
                 FAULTS => ready.faults = true,
                 _ => lines = true,
             }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_wakes_the_service_thread_only_while_nobody_else_looks() {
+    fn a_message_wakes_the_service_thread_only_while_no_other_thread_looks() {
         let (watch, near, mut far, _faults) = watched();
         let mut ready = Ready::default();
         assert!(!watch.wait(Duration::ZERO, &mut ready), "nothing has come");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_connection_wakes_nobody_until_it_is_quiet_no_more() {
+    fn a_quiet_connection_wakes_no_thread_until_it_is_quiet_no_more() {
         let (watch, near, mut far, _faults) = watched_quietly();
         let mut ready = Ready::default();
         for _ in 0..3 {
@@ -292,7 +292,7 @@ mod tests {
         watch.end_nudge();
         assert!(!watch.wait(Duration::ZERO, &mut ready), "it is over");
         watch.ring();
-        assert!(watch.wait(LONG, &mut ready) && !ready.faults, "the bell is the service thread's");
+        assert!(watch.wait(LONG, &mut ready) && !ready.faults, "the doorbell is the service thread's");
         rustix::io::write(&faults, &1_u64.to_ne_bytes()).unwrap();
         assert!(watch.wait(LONG, &mut ready) && ready.faults);
     }

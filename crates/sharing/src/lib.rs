@@ -51,11 +51,11 @@
 
 mod adapt;
 mod ahead;
+pub mod allocator;
 mod by_lock;
 pub mod channel;
 pub mod config;
 pub mod control;
-pub mod desk;
 pub mod diff;
 pub mod direct;
 mod engine;

@@ -2,11 +2,11 @@
 //! which process may use it.
 //!
 //! The rank that connected while the ranks met connects again, since that way is known to work. The other
-//! cannot know such a way; it *knocks*: it checks whether the process still listens, since a killed process
+//! cannot know such a way; it *probes*: it checks whether the process still listens, since a killed process
 //! never comes back, and no rank should wait for it.
 //!
 //! ```text
-//!            cut                   Dial, Knock                 asked / resumed
+//!            cut                   Dial, Probe                 asked / resumed
 //!   Up ------------> Down(pausing) -----------> Down(trying) -------------------> Up
 //!                         ^        came_to(failed)   |
 //!                         +--------------------------+
@@ -17,13 +17,13 @@
 //! Attempts of a pair are numbered by the rank that connects. One that was overtaken by a later one is
 //! refused, so of several simultaneous connections the last counts. If a process no longer listens, its own
 //! machine reports that at once. A refusal from another machine may come from a firewall; it has to last for
-//! [`Patience::sure_us`].
+//! [`RelinkTiming::sure_us`].
 
 use super::control::Resume;
 
 /// How long and how often to try. Microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Patience {
+pub struct RelinkTiming {
     /// A cut connection is given up after this.
     pub grace_us: u64,
     /// The pause after an attempt that failed, at first, and at most; it doubles.
@@ -33,7 +33,7 @@ pub struct Patience {
     pub sure_us: u64,
 }
 
-impl Patience {
+impl RelinkTiming {
     /// With the default pauses.
     #[must_use]
     pub fn new(grace_us: u64) -> Self {
@@ -47,7 +47,7 @@ pub enum Step {
     /// Connect, and ask to resume ([`Resume`]). Report the outcome: [`Relink::came_to`], [`Relink::resumed`].
     Dial { attempt: u32 },
     /// Check whether the process listens, and report the outcome.
-    Knock,
+    Probe,
     /// The rank is lost. Returned once.
     GiveUp(Verdict),
 }
@@ -75,7 +75,7 @@ pub enum Attempt {
 /// See the module. One for each connection that may be cut.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Relink {
-    patience: Patience,
+    timing: RelinkTiming,
     dials: bool,
     near: bool,
     /// The last attempt that was made, or accepted.
@@ -105,8 +105,8 @@ struct Down {
 impl Relink {
     /// `dials`: this rank connected to the other. `near`: the other is on this machine.
     #[must_use]
-    pub fn new(patience: Patience, dials: bool, near: bool) -> Self {
-        Self { patience, dials, near, attempt: 0, state: State::Up, rules: Rules::default() }
+    pub fn new(timing: RelinkTiming, dials: bool, near: bool) -> Self {
+        Self { timing, dials, near, attempt: 0, state: State::Up, rules: Rules::default() }
     }
 
     /// Leaves a rule out, so that a test sees the failure.
@@ -119,8 +119,8 @@ impl Relink {
     pub fn cut(&mut self, now_us: u64, until_us: Option<u64>) {
         if self.state == State::Up {
             // Mostly the other end reconnects by itself before a check is necessary.
-            let due_us = if self.dials { now_us } else { now_us + self.patience.least_pause_us };
-            let until_us = until_us.unwrap_or(now_us + self.patience.grace_us);
+            let due_us = if self.dials { now_us } else { now_us + self.timing.least_pause_us };
+            let until_us = until_us.unwrap_or(now_us + self.timing.grace_us);
             self.state = State::Down(Down {
                 until_us,
                 due_us: Some(due_us),
@@ -154,7 +154,7 @@ impl Relink {
             down.due_us = None;
             down.tries += 1;
             if !self.dials {
-                return Some(Step::Knock);
+                return Some(Step::Probe);
             }
             self.attempt += 1;
             return Some(Step::Dial { attempt: self.attempt });
@@ -183,10 +183,9 @@ impl Relink {
             Attempt::Refused => Some(down.refused_us.unwrap_or(now_us)),
             Attempt::Failed | Attempt::Answered => None,
         };
-        down.ended =
-            down.refused_us.is_some_and(|since| self.near || now_us >= since + self.patience.sure_us);
-        let pause = self.patience.least_pause_us << down.tries.saturating_sub(1).min(16);
-        down.due_us = Some(now_us + pause.min(self.patience.most_pause_us));
+        down.ended = down.refused_us.is_some_and(|since| self.near || now_us >= since + self.timing.sure_us);
+        let pause = self.timing.least_pause_us << down.tries.saturating_sub(1).min(16);
+        down.due_us = Some(now_us + pause.min(self.timing.most_pause_us));
     }
 
     /// The other end asks to resume over a connection that it made. `true`: the old connection is broken,
@@ -302,12 +301,12 @@ mod tests {
     use super::super::Rank;
     use super::*;
 
-    const PATIENCE: Patience =
-        Patience { grace_us: 10_000, least_pause_us: 10, most_pause_us: 100, sure_us: 1000 };
+    const TIMING: RelinkTiming =
+        RelinkTiming { grace_us: 10_000, least_pause_us: 10, most_pause_us: 100, sure_us: 1000 };
 
     /// Every attempt has this outcome; when is the rank given up, and how?
     fn given_up(dials: bool, near: bool, outcome: Attempt) -> (u64, Verdict) {
-        let mut relink = Relink::new(PATIENCE, dials, near);
+        let mut relink = Relink::new(TIMING, dials, near);
         assert_eq!(relink.poll(0), None, "nothing is to be done while it is up");
         relink.cut(5, None);
         let mut now = 5;
@@ -323,7 +322,7 @@ mod tests {
                     return (now, verdict);
                 }
                 Some(step) => {
-                    assert_eq!(step == Step::Knock, !dials);
+                    assert_eq!(step == Step::Probe, !dials);
                     relink.came_to(now, outcome);
                 }
                 None => {}
@@ -355,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_way_that_hangs_is_given_up_in_time() {
-        let mut relink = Relink::new(PATIENCE, true, false);
+        let mut relink = Relink::new(TIMING, true, false);
         relink.cut(0, Some(77));
         assert_eq!(relink.poll(0), Some(Step::Dial { attempt: 1 }));
         assert_eq!(relink.poll(76), None, "one attempt at a time");
@@ -366,13 +365,13 @@ mod tests {
 
     #[test]
     fn the_last_attempt_counts() {
-        let mut relink = Relink::new(PATIENCE, false, false);
+        let mut relink = Relink::new(TIMING, false, false);
         assert_eq!(relink.asked(2), Ok(()), "the other end may notice first");
         assert!(relink.asked(1).is_err() && relink.asked(2).is_err());
         relink.cut(0, None);
         assert_eq!(relink.asked(4), Ok(()));
         assert!(!relink.is_down());
-        let mut dials = Relink::new(PATIENCE, true, false);
+        let mut dials = Relink::new(TIMING, true, false);
         assert!(dials.asked(1).is_err());
         dials.cut(0, None);
         assert_eq!(dials.poll(0), Some(Step::Dial { attempt: 1 }));
@@ -382,8 +381,8 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_told_apart() {
-        let relink = Relink::new(PATIENCE, false, false);
+    fn unauthenticated_peers_are_told_apart() {
+        let relink = Relink::new(TIMING, false, false);
         let resume =
             Resume { run: "ours".into(), rank: Rank(3), incarnation: 30, of: 10, attempt: 1, received: 0 };
         assert_eq!(relink.check(&resume, "ours", 10, 30), Ok(()));

@@ -7,7 +7,7 @@
 //! | | live | detached | free |
 //! |---|---|---|---|
 //! | a peer of the owner's | fine | wrong: the bytes are lost | wrong: it is somebody else's memory |
-//! | a peer that the owner gave up | fine | fine: nobody looks at it | wrong |
+//! | a peer that the owner gave up | fine | fine: it is not read | wrong |
 //!
 //! At the end the faults stop, and every memory must come free.
 

@@ -1,5 +1,5 @@
 //! Two ranks whose connection is cut again and again ([`rampool_sharing::stream`], [`rampool_sharing::relink`]), in a world that decides when each of them notices, how much of
-//! what was on the way still comes, how long an attempt to connect takes, and who else knocks.
+//! what was on the way still comes, how long an attempt to connect takes, and who else connects.
 //!
 //! Each end has numbered things to say. What the other end takes is judged at once: the next number, or it is wrong. At the end the cuts stop, and everything must have come, unless somebody
 //! had to be given up.
@@ -8,15 +8,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 use rampool_sharing::Rank;
 use rampool_sharing::control::{Control, FrameKind, Framed, Resume, deframe, frame};
-use rampool_sharing::relink::{Attempt, Patience, Relink, RelinkRule, Step};
+use rampool_sharing::relink::{Attempt, Relink, RelinkRule, RelinkTiming, Step};
 use rampool_sharing::stream::{Limits, Stream};
 
 use crate::rng::Rng;
 
 const LIMITS: Limits = Limits { window: 400, answer: 100, chunk: 120 };
-/// Microseconds that nobody is given up in.
-const PATIENCE: Patience =
-    Patience { grace_us: 1 << 40, least_pause_us: 20, most_pause_us: 200, sure_us: 1 << 39 };
+/// Microseconds in which no rank is given up.
+const TIMING: RelinkTiming =
+    RelinkTiming { grace_us: 1 << 40, least_pause_us: 20, most_pause_us: 200, sure_us: 1 << 39 };
 const RUN: &str = "this run";
 const STEPS: u64 = 3000;
 /// Of the end that connects, and of the other.
@@ -31,7 +31,7 @@ pub struct Tally {
     /// Cuts of a connection over which nothing but the agreement had passed, or not even that.
     pub cut_again: u64,
     pub overtaken: u64,
-    pub strangers: u64,
+    pub unauthenticated: u64,
     pub held_back: u64,
     pub acknowledged_alone: u64,
 }
@@ -54,7 +54,7 @@ struct Wire {
     arrived: [Vec<u8>; 2],
     passed: u64,
     attempt: u32,
-    by_stranger: bool,
+    by_unauthenticated: bool,
 }
 
 struct End {
@@ -74,7 +74,7 @@ struct World {
     wires: BTreeMap<u64, Wire>,
     next_wire: u64,
     /// Connections that have not come to the other end yet, with the time when they do.
-    knocking: Vec<(u64, u64)>,
+    probing: Vec<(u64, u64)>,
     to_say: u64,
     quiet: bool,
     cuts: Cuts,
@@ -88,7 +88,7 @@ struct World {
 pub fn run(seed: u64, cuts: Cuts, omit: Option<RelinkRule>) -> Tally {
     let mut ends = [true, false].map(|dials| End {
         stream: Stream::new(Some(LIMITS)),
-        relink: Relink::new(PATIENCE, dials, false),
+        relink: Relink::new(TIMING, dials, false),
         over: Some(0),
         next_to_say: 0,
         next_to_hear: 0,
@@ -102,7 +102,7 @@ pub fn run(seed: u64, cuts: Cuts, omit: Option<RelinkRule>) -> Tally {
         ends,
         wires: BTreeMap::from([(0, Wire::default())]),
         next_wire: 1,
-        knocking: Vec::new(),
+        probing: Vec::new(),
         to_say: if matches!(cuts, Cuts::Random) { 150 } else { 12 },
         quiet: false,
         cuts,
@@ -138,7 +138,7 @@ impl World {
                 7 => self.maybe_cut(),
                 8 => self.notice(),
                 9 => self.connect(),
-                10 if !self.quiet => self.stranger(),
+                10 if !self.quiet => self.unauthenticated_peer(),
                 _ => self.poll(),
             }
             if self.quiet && self.ends.iter().all(|end| end.next_to_hear == self.to_say) {
@@ -187,7 +187,7 @@ impl World {
     /// Some bytes come to one end of one connection.
     fn carry(&mut self) {
         let Some(&number) = self.wires.keys().nth(self.rng.index(self.wires.len().max(1))) else { return };
-        if self.knocking.iter().any(|&(_, late)| late == number) {
+        if self.probing.iter().any(|&(_, late)| late == number) {
             return;
         }
         let to = self.rng.index(2);
@@ -217,12 +217,12 @@ impl World {
         loop {
             let Some(wire) = self.wires.get_mut(&number) else { return };
             let Framed::Whole { kind, has, content, taken } =
-                deframe(&wire.arrived[to]).expect("nobody sends nonsense")
+                deframe(&wire.arrived[to]).expect("every message is well formed")
             else {
                 return;
             };
             let control = (kind == FrameKind::Control)
-                .then(|| Control::decode(content).expect("nobody sends nonsense"));
+                .then(|| Control::decode(content).expect("every message is well formed"));
             wire.arrived[to].drain(..taken);
             match control {
                 Some(Control::Resume { resume }) => self.asked(number, &resume),
@@ -232,7 +232,7 @@ impl World {
                 Some(Control::Refused { why }) => {
                     let wire = &self.wires[&number];
                     let is_late = why.contains("again since") && !self.ends[0].relink.awaits(wire.attempt);
-                    assert!(wire.by_stranger || is_late, "{why}");
+                    assert!(wire.by_unauthenticated || is_late, "{why}");
                     self.close(number, to);
                 }
                 Some(Control::NotDone { why }) => {
@@ -240,10 +240,10 @@ impl World {
                     assert_eq!(end.over, Some(number), "it hears what came another way");
                     assert_eq!(why[..8].parse(), Ok(end.next_to_hear), "out of order, twice or never");
                     end.next_to_hear += 1;
-                    end.stream.came(kind, taken, has).expect("nobody lies");
+                    end.stream.came(kind, taken, has).expect("every count is true");
                 }
-                Some(other) => panic!("nobody says {other:?}"),
-                None => self.ends[to].stream.came(kind, taken, has).expect("nobody lies"),
+                Some(other) => panic!("unexpected: {other:?}"),
+                None => self.ends[to].stream.came(kind, taken, has).expect("every count is true"),
             }
             // What it has to acknowledge leaves.
             if self.ends[to].over == Some(number) {
@@ -257,15 +257,15 @@ impl World {
         let checked = end.relink.check(resume, RUN, INCARNATIONS[1], INCARNATIONS[0]);
         if let Err(why) = checked.and_then(|()| end.relink.asked(resume.attempt).map_err(str::to_owned)) {
             self.tally.overtaken += u64::from(why.contains("again since"));
-            self.tally.strangers += u64::from(self.wires[&number].by_stranger);
+            self.tally.unauthenticated += u64::from(self.wires[&number].by_unauthenticated);
             let wire = self.wires.get_mut(&number).expect("it came over it");
             put(&mut wire.on_the_way[0], &Control::Refused { why });
             wire.closed[1] = true;
             return;
         }
-        assert!(!self.wires[&number].by_stranger, "a stranger was let in: {resume:?}");
+        assert!(!self.wires[&number].by_unauthenticated, "an unauthenticated peer was let in: {resume:?}");
         let received = end.stream.received();
-        end.stream.resume(resume.received).expect("nobody lies");
+        end.stream.resume(resume.received).expect("every count is true");
         if let Some(old) = end.over.replace(number) {
             self.close(old, 1);
         }
@@ -285,7 +285,7 @@ impl World {
             return;
         }
         assert_eq!(end.over, None, "it is connected already");
-        end.stream.resume(received).expect("nobody lies");
+        end.stream.resume(received).expect("every count is true");
         end.over = Some(number);
         self.tally.resumed += 1;
         self.flush(0);
@@ -337,7 +337,7 @@ impl World {
             let failed = self
                 .wires
                 .iter()
-                .find(|(_, wire)| !wire.by_stranger && self.ends[0].relink.awaits(wire.attempt));
+                .find(|(_, wire)| !wire.by_unauthenticated && self.ends[0].relink.awaits(wire.attempt));
             if let Some((&number, _)) =
                 failed.filter(|(_, wire)| is_cut(wire) || self.rng.one_in(if self.quiet { 60 } else { 4 }))
             {
@@ -357,7 +357,7 @@ impl World {
                     put(&mut wire.on_the_way[1], &Control::Resume { resume });
                     self.arrive(wire);
                 }
-                Some(Step::Knock) => self.ends[at].relink.came_to(self.now, Attempt::Answered),
+                Some(Step::Probe) => self.ends[at].relink.came_to(self.now, Attempt::Answered),
                 Some(Step::GiveUp(verdict)) => panic!("given up: {verdict:?}"),
                 None => {}
             }
@@ -381,13 +381,13 @@ impl World {
         self.next_wire += 1;
         // Until it comes, nothing of it is carried.
         let late = if self.rng.one_in(4) { 3000 } else { 60 };
-        self.knocking.push((self.now + self.rng.below(late), number));
+        self.probing.push((self.now + self.rng.below(late), number));
         self.wires.insert(number, wire);
     }
 
     /// Attempts whose time has come may be carried; before, their bytes wait like any others.
     fn connect(&mut self) {
-        self.knocking.retain(|&(due, _)| due > self.now);
+        self.probing.retain(|&(due, _)| due > self.now);
         let dead: Vec<u64> = self
             .wires
             .iter()
@@ -401,7 +401,7 @@ impl World {
     }
 
     /// Somebody who is not the rank that was met: of another run, an old process, or who looks for one.
-    fn stranger(&mut self) {
+    fn unauthenticated_peer(&mut self) {
         if !matches!(self.cuts, Cuts::Random) || !self.rng.one_in(20) {
             return;
         }
@@ -412,7 +412,7 @@ impl World {
             1 => Resume { incarnation: INCARNATIONS[0] + 1, ..good },
             _ => Resume { of: INCARNATIONS[1] - 1, ..good },
         };
-        let mut wire = Wire { attempt, by_stranger: true, ..Wire::default() };
+        let mut wire = Wire { attempt, by_unauthenticated: true, ..Wire::default() };
         put(&mut wire.on_the_way[1], &Control::Resume { resume });
         self.arrive(wire);
     }

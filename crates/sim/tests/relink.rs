@@ -18,7 +18,7 @@ fn nothing_is_lost_or_heard_twice_however_often_the_connection_is_cut() {
         all.resumed += tally.resumed;
         all.cut_again += tally.cut_again;
         all.overtaken += tally.overtaken;
-        all.strangers += tally.strangers;
+        all.unauthenticated += tally.unauthenticated;
         all.held_back += tally.held_back;
         all.acknowledged_alone += tally.acknowledged_alone;
     }
@@ -29,7 +29,7 @@ fn nothing_is_lost_or_heard_twice_however_often_the_connection_is_cut() {
         all.resumed,
         all.cut_again,
         all.overtaken,
-        all.strangers,
+        all.unauthenticated,
         all.held_back,
         all.acknowledged_alone,
     ];

@@ -10,7 +10,7 @@ use rampool_client::direct::{Direct, DirectRegion, Filter, Total};
 use rampool_client::pool::PoolConfig;
 use rampool_kernel::thread::allowed_cpus;
 use rampool_net::transport::SameHost;
-use rampool_pager::fault::RungChoice;
+use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::pager::InstallBy;
 use rampool_wire::layout::{Layout, Order};
 use rampool_wire::session::Encryption;
@@ -116,7 +116,7 @@ fn over_tcp(
     if wanted(Part::Column) {
         column(report, &mut direct, &server, rows, rounds)?;
     }
-    direct.pool().leave();
+    direct.pool().close();
     Ok(())
 }
 
@@ -615,7 +615,7 @@ fn same_host(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Com
     report.ratio("same host: put of 1 MiB / memcpy", &puts, &copies, Some(Reach::AtLeast(0.5)));
     for (direct, region) in [&mut rings, &mut socket] {
         direct.free(*region);
-        direct.pool().leave();
+        direct.pool().close();
     }
     Ok(())
 }
@@ -711,7 +711,7 @@ fn column(
         prefetch_bytes: 2 << 20,
         spin: SPIN,
         install_by: InstallBy::Auto,
-        rung: RungChoice::Auto,
+        fault_mode: FaultModeChoice::Auto,
     }
     .open()?;
     let region = memory.alloc(index(bytes))?;
@@ -873,6 +873,6 @@ fn copies(report: &mut Report, cpus: &[usize], rounds: usize, common: &Common) -
         &by_client,
     );
     report.ratio("copy / get and put", &by_servers, &by_client, Some(Reach::AtLeast(1.8)));
-    direct.pool().leave();
+    direct.pool().close();
     Ok(())
 }

@@ -94,7 +94,7 @@ pub fn run(args: &Args) -> Result<i32> {
     for (name, plain) in PLAIN {
         report.ratio(&format!("{name} / {plain}"), figures.of(name), figures.of(plain), None);
     }
-    direct.pool().leave();
+    direct.pool().close();
     report.finish(common.json.as_deref())
 }
 
@@ -234,7 +234,7 @@ fn by_clients(
             let mut direct = Direct::connect(&PoolConfig::attach(lease.clone(), "client"))?;
             let region = direct.open_ticket(ticket)?;
             let done = work(&mut direct, region, number);
-            direct.pool().leave();
+            direct.pool().close();
             done
         };
         let threads: Vec<_> = (0..CLIENTS).map(|number| scope.spawn(move || client(number))).collect();

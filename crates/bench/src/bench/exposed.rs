@@ -113,7 +113,7 @@ fn compare(
         bail!("the operations did not use the key as expected: {stats:?}");
     }
     direct.free(region);
-    direct.pool().leave();
+    direct.pool().close();
     Ok(())
 }
 

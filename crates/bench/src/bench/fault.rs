@@ -18,7 +18,7 @@ use super::peer::{self, RawStream, Wanted};
 use super::report::{Reach, Report};
 use super::service::{Paged, Place, Service, Words};
 use super::workload::permutation;
-use rampool_pager::fault::RungChoice;
+use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::pager::InstallBy;
 use rampool_pager::region::{PagedMemory, Region};
 use rampool_pager::system_calls::Unhelped;
@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<i32> {
     ));
     report.note("times are the median of a round's accesses that faulted, as the program sees them; every page is compared afterwards");
     report
-        .note("in-thread: each fault is served by the thread that meets it, and system calls on absent pages fail (RungChoice::InThread)");
+        .note("in-thread: each fault is served by the thread that meets it, and system calls on absent pages fail (FaultModeChoice::InThread)");
     report.note("in-thread with system calls: the same in a process with librampool_agent_io.so, where system calls on absent pages work; the raw client's own calls do not go through it");
     report
         .note("floor: a thread that reads one event (in-thread: that meets the fault, in its SIGBUS handler), asks the raw peer for 4 KiB of as much memory and copies them in, page by page, and does nothing else");
@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<i32> {
 struct Way {
     name: &'static str,
     spin: Duration,
-    rung: RungChoice,
+    fault_mode: FaultModeChoice,
     reach: f64,
     /// In a process that has `librampool_agent_io.so`: system calls on absent pages are seen to work first.
     helped: bool,
@@ -110,15 +110,27 @@ struct Way {
 const HELPED: Way = Way {
     name: "in-thread with system calls, spinning",
     spin: SPIN,
-    rung: RungChoice::InThread,
+    fault_mode: FaultModeChoice::InThread,
     reach: 2.0,
     helped: true,
 };
 const WAYS: [Way; 4] = [
-    Way { name: "spinning", spin: SPIN, rung: RungChoice::Auto, reach: 2.0, helped: false },
+    Way { name: "spinning", spin: SPIN, fault_mode: FaultModeChoice::Auto, reach: 2.0, helped: false },
     HELPED,
-    Way { name: "in-thread, spinning", spin: SPIN, rung: RungChoice::InThread, reach: 1.6, helped: false },
-    Way { name: "blocking", spin: Duration::ZERO, rung: RungChoice::Auto, reach: 2.0, helped: false },
+    Way {
+        name: "in-thread, spinning",
+        spin: SPIN,
+        fault_mode: FaultModeChoice::InThread,
+        reach: 1.6,
+        helped: false,
+    },
+    Way {
+        name: "blocking",
+        spin: Duration::ZERO,
+        fault_mode: FaultModeChoice::Auto,
+        reach: 2.0,
+        helped: false,
+    },
 ];
 
 /// The library stands before the C library's functions from a process's start on, so this is another process,
@@ -224,7 +236,7 @@ struct Measured {
 }
 
 fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
-    let &Way { spin, rung, helped, .. } = way;
+    let &Way { spin, fault_mode, helped, .. } = way;
     let rounds = common.rounds(9, 2);
     let bytes: usize = common.pick(512 << 20, 32 << 20);
     let samples = common.pick(10_000, 500);
@@ -239,7 +251,7 @@ fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
         prefetch_bytes: 0,
         spin,
         install_by: InstallBy::Copy,
-        rung,
+        fault_mode,
     }
     .open()?;
     let region = memory.alloc(bytes)?;
@@ -312,8 +324,8 @@ fn measure(place: &Place<'_>, way: &Way, common: &Common) -> Result<Measured> {
             .map(|(page, _)| Wanted { from: (*page * 4096) as u64, copies: many, ..Wanted::first(4096) })
             .collect();
         let mut raw = RawStream::connect(&peer.address, spin)?;
-        let times = match rung {
-            RungChoice::InThread => floor::in_thread(raw, &wanted)?,
+        let times = match fault_mode {
+            FaultModeChoice::InThread => floor::in_thread(raw, &wanted)?,
             _ => floor::by_another_thread(&mut raw, &wanted)?,
         };
         if round > 0 {

@@ -49,7 +49,7 @@ enum Part {
 }
 
 const SPIN: Duration = Duration::from_millis(2);
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const HEAD_BYTES: usize = 64;
 const BODY_BYTES: usize = 1 << 20;
 
@@ -123,8 +123,8 @@ impl Ends {
             if let Some(other) = &mut other {
                 other.progress();
             }
-            if started.elapsed() > PATIENCE {
-                bail!("no message within {PATIENCE:?}");
+            if started.elapsed() > TIMEOUT {
+                bail!("no message within {TIMEOUT:?}");
             }
         }
     }
@@ -137,7 +137,7 @@ impl Ends {
             bail!("a message that was never sent");
         }
         let started = Instant::now();
-        let send = self.sender.start_send(&self.to, &self.head, body, PATIENCE)?;
+        let send = self.sender.start_send(&self.to, &self.head, body, TIMEOUT)?;
         let mut message = self.receive(None)?;
         let took = started.elapsed();
         if message.head() != self.head {
@@ -145,7 +145,7 @@ impl Ends {
         }
         self.sender.wait_send(send)?;
         if let Some(expected) = expected
-            && self.receiver.body(&mut message, PATIENCE)? != expected
+            && self.receiver.body(&mut message, TIMEOUT)? != expected
         {
             bail!("WRONG BODY of message {}", self.number);
         }
@@ -214,13 +214,13 @@ fn latency(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
             followed.push(ends.one_way(own, expected)?);
             ends.one_way(Vec::new(), None)?;
             // Another client's megabyte is on its way through the same server.
-            let send = other.start_send(&elsewhere, b"", body.clone(), PATIENCE)?;
+            let send = other.start_send(&elsewhere, b"", body.clone(), TIMEOUT)?;
             while other.under_way() == 0 {
                 other.advance_sends();
             }
             next_to.push(ends.one_way(Vec::new(), None)?);
             other.wait_send(send)?;
-            let Some(message) = other.take(&elsewhere, PATIENCE)? else { bail!("a message is missing") };
+            let Some(message) = other.take(&elsewhere, TIMEOUT)? else { bail!("a message is missing") };
             other.done(message);
         }
         figures.extend([p50(alone), p50(followed), p50(next_to)]);
@@ -254,6 +254,6 @@ fn latency(report: &mut Report, place: &Place<'_>, rounds: usize, common: &Commo
     );
     report.ratio("head with a body behind it / alone", &series[4], &series[3], Some(Reach::AtMost(1.3)));
     report.ratio("head next to another sender's body / alone", &series[5], &series[3], None);
-    ends.sender.send(&ends.to, b"", SendBody::None, PATIENCE)?;
+    ends.sender.send(&ends.to, b"", SendBody::None, TIMEOUT)?;
     Ok(())
 }

@@ -28,7 +28,7 @@ pub struct Args {
 }
 
 const SOURCE: &str = include_str!("openmpi/gather.c");
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// A gather must be this many times as fast, everything else faster.
 const GATHER: f64 = 4.0;
 
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<i32> {
             one_cell(&mut report, (way, number), cell, (&mut client, region), &mut theirs, rounds)?;
         }
         client.free(region);
-        client.pool().leave();
+        client.pool().close();
     }
     report.finish(common.json.as_deref())
 }
@@ -206,10 +206,10 @@ impl OpenMpi {
     }
 
     fn hear(&mut self) -> Result<String> {
-        match self.said.recv_timeout(PATIENCE) {
+        match self.said.recv_timeout(TIMEOUT) {
             Ok(line) => Ok(line),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                bail!("OpenMPI's side has said nothing for {} s", PATIENCE.as_secs())
+                bail!("OpenMPI's side has said nothing for {} s", TIMEOUT.as_secs())
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 bail!("OpenMPI's side has ended; its messages are above")

@@ -5,7 +5,7 @@ mod floor;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use rampool_pager::fault::RungChoice;
+use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::pager::InstallBy;
 use serde_json::json;
 
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<i32> {
             prefetch_bytes,
             spin,
             install_by,
-            rung: RungChoice::Auto,
+            fault_mode: FaultModeChoice::Auto,
         }
         .open()?;
         let region = memory.alloc(bytes)?;

@@ -29,7 +29,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time for a server to start, and to answer before the measurement.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Reads of 4 KiB from a memory server, compared with GETs of the same size from redis
 #[derive(clap::Args, Debug)]
@@ -313,7 +313,7 @@ fn start_memory_server(
         .spawn()
         .context("cannot start the memory server")?;
     let mut server = ServerProcess(child);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Ok(text) = std::fs::read_to_string(&ready) {
             return Ok((server, text.trim().parse()?));
@@ -354,7 +354,7 @@ pub(super) fn start_redis(
     let mut server = ServerProcess(
         child.with_context(|| format!("cannot start {}; is redis installed?", program.display()))?,
     );
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !redis::answers(&address) {
         if let Some(status) = server.0.try_wait()? {
             bail!("redis ended at once ({status})");

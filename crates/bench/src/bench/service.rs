@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rampool_client::pool::{Pool, PoolConfig};
 use rampool_kernel::thread::{allowed_cpus, pin_to_cpu};
 use rampool_net::key::Key;
-use rampool_pager::fault::RungChoice;
+use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::pager::{InstallBy, Waiting};
 use rampool_pager::region::{PagedConfig, PagedMemory, Region};
 use rampool_wire::session::Encryption;
@@ -208,7 +208,7 @@ pub struct Paged<'a> {
     pub prefetch_bytes: u32,
     pub spin: Duration,
     pub install_by: InstallBy,
-    pub rung: RungChoice,
+    pub fault_mode: FaultModeChoice,
 }
 
 impl Paged<'_> {
@@ -226,7 +226,7 @@ impl Paged<'_> {
             prefetch_bytes: self.prefetch_bytes,
             waiting,
             install_by: self.install_by,
-            rung: self.rung,
+            fault_mode: self.fault_mode,
             ..PagedConfig::default()
         };
         Ok(PagedMemory::start(&config, pool, region)?)

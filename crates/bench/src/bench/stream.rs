@@ -12,7 +12,7 @@ mod kernels;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use rampool_pager::fault::RungChoice;
+use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::pager::InstallBy;
 use rampool_wire::units::ByteLen;
 use serde_json::json;
@@ -148,7 +148,7 @@ impl Bench<'_> {
             prefetch_bytes,
             spin: SPIN,
             install_by: InstallBy::Copy,
-            rung: RungChoice::Auto,
+            fault_mode: FaultModeChoice::Auto,
         }
     }
 

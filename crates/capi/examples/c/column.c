@@ -58,7 +58,7 @@ static void outsider(const char *ticket)
     must(rampool_shared_direct_get_layout(table, 16, cells, prices, dense), "gather");
     check(prices[0] == 0.5 && prices[ROWS - 1] == ROWS - 0.5, "the prices");
     must(rampool_shared_direct_fetch_op(table, COUNT, RAMPOOL_KIND_U64, RAMPOOL_COMBINE_SUM, &one, NULL), "count");
-    must(rampool_shared_direct_compare_swap(table, FLAG, RAMPOOL_KIND_U64, &none, &one, &before), "flag");
+    must(rampool_shared_direct_compare_exchange(table, FLAG, RAMPOOL_KIND_U64, &none, &one, &before), "flag");
     check(before == 0, "the flag");
     printf("%d prices from outside\n", ROWS);
     rampool_shared_direct_close(table);
@@ -107,7 +107,7 @@ static void run(int waits)
     sum = 0;
     if (waits) {
         must(rampool_shared_publish(shared, "table", address), "publish");
-        must(rampool_shared_open_door(shared, "127.0.0.1:0", ticket, sizeof ticket), "door");
+        must(rampool_shared_listen(shared, "127.0.0.1:0", ticket, sizeof ticket), "listen");
         if (rank == 0) {
             printf("%s\n", ticket);
             fflush(stdout);
@@ -129,7 +129,7 @@ static void run(int waits)
     rampool_shared_direct_close(table);
     rampool_layout_free(cells);
     rampool_layout_free(dense);
-    must(rampool_shared_finish(shared), "finish");
+    must(rampool_shared_close(shared), "close");
 }
 
 int main(int argc, char **argv)

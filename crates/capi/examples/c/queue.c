@@ -11,7 +11,7 @@
 
 #include <rampool.h>
 
-#define PATIENCE_MS 20000
+#define TIMEOUT_MS 20000
 
 struct head {
     unsigned long long number, sum;
@@ -52,18 +52,18 @@ static int serve(const char *ticket)
         size_t head_bytes, body_bytes;
         unsigned char *body;
 
-        if (rampool_queue_take(direct, requests, PATIENCE_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
+        if (rampool_queue_take(direct, requests, TIMEOUT_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
             return failed("service: take");
         memset(&head, 0, sizeof head);
         memcpy(&head, rampool_message_head(message, &head_bytes), sizeof head);
         body_bytes = (size_t)rampool_message_body_bytes(message);
         going = body_bytes > 0;
         body = malloc(body_bytes + 1);
-        if (rampool_message_body(direct, message, body, body_bytes, PATIENCE_MS) != RAMPOOL_STATUS_OK)
+        if (rampool_message_body(direct, message, body, body_bytes, TIMEOUT_MS) != RAMPOOL_STATUS_OK)
             return failed("service: body");
         head.sum = sum_of(body, body_bytes);
         free(body);
-        if (going && rampool_queue_send(direct, answers, &head, sizeof head, NULL, 0, PATIENCE_MS) != RAMPOOL_STATUS_OK)
+        if (going && rampool_queue_send(direct, answers, &head, sizeof head, NULL, 0, TIMEOUT_MS) != RAMPOOL_STATUS_OK)
             return failed("service: answer");
         rampool_message_done(direct, message);
     }
@@ -134,7 +134,7 @@ int main(int argc, char **argv)
         return failed("more than one call sends");
     for (i = 0; i < 4; i++) {
         size_t length;
-        if (rampool_queue_take(direct, many, PATIENCE_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
+        if (rampool_queue_take(direct, many, TIMEOUT_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
             return failed("take one of many");
         if (memcmp(rampool_message_head(message, &length), "onetwosixten" + 3 * i, 3) != 0 || length != 3) {
             fprintf(stderr, "message %zu of many is wrong\n", i);
@@ -150,9 +150,9 @@ int main(int argc, char **argv)
         for (i = 0; i < bytes; i++)
             body[i] = (unsigned char)(number * 31 + i);
         head.number = number;
-        if (rampool_queue_send(direct, requests, &head, sizeof head, body, bytes, PATIENCE_MS) != RAMPOOL_STATUS_OK)
+        if (rampool_queue_send(direct, requests, &head, sizeof head, body, bytes, TIMEOUT_MS) != RAMPOOL_STATUS_OK)
             return failed("send");
-        if (rampool_queue_take(direct, answers, PATIENCE_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
+        if (rampool_queue_take(direct, answers, TIMEOUT_MS, &message) != RAMPOOL_STATUS_OK || message == NULL)
             return failed("take");
         memcpy(&head, rampool_message_head(message, &i), sizeof head);
         if (i != sizeof head || head.number != number || head.sum != sum_of(body, bytes) || rampool_message_redelivered(message)) {

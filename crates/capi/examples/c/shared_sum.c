@@ -121,6 +121,6 @@ int main(void)
     must(rampool_shared_barrier(shared, 5), "barrier");
     must(rampool_shared_free(shared, memory), "free");
     check(rampool_shared_free(shared, memory) == RAMPOOL_STATUS_INVALID, "freed twice");
-    must(rampool_shared_finish(shared), "finish");
+    must(rampool_shared_close(shared), "close");
     return 0;
 }

@@ -102,9 +102,9 @@ int main(int argc, char **argv)
     MUST(rampool_direct_fetch_op(direct, table, balance_at, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, &hundred, &old));
     CHECK(old == content[0].balance);
     MUST(rampool_direct_fetch_op(direct, table, balance_at, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_REPLACE, &old, NULL));
-    MUST(rampool_direct_compare_swap(direct, table, balance_at, RAMPOOL_KIND_I64, &content[0].balance, &one, &value));
+    MUST(rampool_direct_compare_exchange(direct, table, balance_at, RAMPOOL_KIND_I64, &content[0].balance, &one, &value));
     CHECK(value == content[0].balance);
-    MUST(rampool_direct_compare_swap(direct, table, balance_at, RAMPOOL_KIND_I64, &content[0].balance, &hundred, &value));
+    MUST(rampool_direct_compare_exchange(direct, table, balance_at, RAMPOOL_KIND_I64, &content[0].balance, &hundred, &value));
     CHECK(value == 1);
     MUST(rampool_direct_put(direct, table, balance_at, &content[0].balance, sizeof(int64_t)));
     MUST(rampool_direct_fetch_op(direct, table, rate_at, RAMPOOL_KIND_F64, RAMPOOL_COMBINE_MAX, &half, &rate));
@@ -152,7 +152,7 @@ int main(int argc, char **argv)
     REFUSED(rampool_direct_fetch_op(direct, table, 0, RAMPOOL_KIND_I64, 8, &one, NULL), "unknown way 8");
     REFUSED(rampool_direct_fetch_op(direct, table, rate_at, RAMPOOL_KIND_F64, RAMPOOL_COMBINE_XOR, &half, NULL), "F64");
     REFUSED(rampool_direct_fetch_op(direct, table, 3, RAMPOOL_KIND_I64, RAMPOOL_COMBINE_SUM, &one, NULL), "aligned");
-    REFUSED(rampool_direct_compare_swap(direct, table, 0, RAMPOOL_KIND_I64, NULL, &one, NULL), "null");
+    REFUSED(rampool_direct_compare_exchange(direct, table, 0, RAMPOOL_KIND_I64, NULL, &one, NULL), "null");
     REFUSED(rampool_direct_sum(direct, table, rows * sizeof(struct row), column, RAMPOOL_KIND_I64, NULL, &total), "reaches");
     REFUSED(rampool_direct_sum(direct, table, 0, column, RAMPOOL_KIND_I64, &none, &total), "filter");
     REFUSED(rampool_direct_copy(direct, table, 0, column, copy, 0, word), "bytes");

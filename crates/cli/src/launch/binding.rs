@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_bound_where_ranks_have_to_share_cpus_or_there_is_only_one() {
+    fn no_rank_is_bound_where_ranks_have_to_share_cpus_or_there_is_only_one() {
         assert_eq!(shares(machine(1, 1), 3), None);
         assert_eq!(shares(machine(1, 4), 1), None);
         assert_eq!(shares(Vec::new(), 2), None);

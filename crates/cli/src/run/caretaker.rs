@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rampool_client::pool::{Pool, PoolEvent};
 use rampool_kernel::words::remark;
-use rampool_run::guardian::Guardian;
-use rampool_run::roll::Roll;
+use rampool_run::fork_fallback::ForkFallback;
+use rampool_run::process_registry::ProcessRegistry;
 
 use super::PrivateServer;
 use crate::rundir::{self, RunDir};
@@ -37,25 +37,25 @@ pub fn serve_pool(pool: &mut Pool) {
 }
 
 /// Removes the members whose processes are gone from the lease. Returns how many processes of the run live.
-pub fn dismiss_gone(roll: &Roll, pool: &mut Pool) -> usize {
-    let call = roll.call();
-    for member in &call.gone {
+pub fn dismiss_gone(registry: &ProcessRegistry, pool: &mut Pool) -> usize {
+    let processes = registry.look();
+    for member in &processes.gone {
         pool.dismiss(member);
     }
-    call.present.len()
+    processes.present.len()
 }
 
 /// Called when the program has ended: returns everything, unless processes that it started live on. Then a
 /// caretaker does so after them.
 pub fn end(
     mut pool: Pool,
-    roll: &Roll,
-    mut guardian: Guardian,
+    registry: &ProcessRegistry,
+    mut fork_fallback: ForkFallback,
     run_dir: RunDir,
     private: Option<PrivateServer>,
     later: Later,
 ) {
-    if somebody_lives_on(roll, &mut pool, run_dir.path(), later) || is_needed(&mut guardian) {
+    if somebody_lives_on(registry, &mut pool, run_dir.path(), later) || is_needed(&mut fork_fallback) {
         // SAFETY: this process has one thread, so the copy has all it needs.
         let caretaker = unsafe { libc::fork() };
         if caretaker > 0 {
@@ -65,22 +65,22 @@ pub fn end(
         }
         if caretaker == 0 {
             leave_terminal();
-            take_care(&mut pool, roll, &mut guardian);
-            pool.leave();
+            take_care(&mut pool, registry, &mut fork_fallback);
+            pool.close();
             drop((private, run_dir));
             // SAFETY: ends the copy without the exit handlers of the original.
             unsafe { libc::_exit(0) };
         }
         // No copy can be made: the run ends for the remaining processes, too.
     }
-    pool.leave();
+    pool.close();
     drop((private, run_dir));
 }
 
-fn somebody_lives_on(roll: &Roll, pool: &mut Pool, run_dir: &Path, mut later: Later) -> bool {
+fn somebody_lives_on(registry: &ProcessRegistry, pool: &mut Pool, run_dir: &Path, mut later: Later) -> bool {
     let since = Instant::now();
     loop {
-        let present = dismiss_gone(roll, pool) > 0;
+        let present = dismiss_gone(registry, pool) > 0;
         let waited = since.elapsed();
         // A child that was forked a moment ago may not have registered yet.
         if present && waited >= STRAGGLERS
@@ -164,13 +164,13 @@ fn leave_terminal() {
 }
 
 /// Output has no reader from here on.
-fn is_needed(guardian: &mut Guardian) -> bool {
-    guardian.look(&mut |_| {});
-    guardian.is_needed()
+fn is_needed(fork_fallback: &mut ForkFallback) -> bool {
+    fork_fallback.look(&mut |_| {});
+    fork_fallback.is_needed()
 }
 
-fn take_care(pool: &mut Pool, roll: &Roll, guardian: &mut Guardian) {
-    while dismiss_gone(roll, pool) > 0 || is_needed(guardian) {
+fn take_care(pool: &mut Pool, registry: &ProcessRegistry, fork_fallback: &mut ForkFallback) {
+    while dismiss_gone(registry, pool) > 0 || is_needed(fork_fallback) {
         let until = Instant::now() + LOOK_EVERY;
         // Messages would have no reader here. A socket that cannot be watched belongs to a lost server.
         while pool.next_event(until).is_ok_and(|event| event.is_some()) {}

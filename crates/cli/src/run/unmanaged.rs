@@ -163,11 +163,11 @@ mod tests {
         assert_eq!(look(&mut unmanaged, another.id()), 1, "the same program again");
         assert_eq!(unmanaged.reasons().count(), 1);
         // An id that once was a process of the run, and now belongs to an unrelated process.
-        let mut stranger = Command::new("sleep").env_clear().arg("1000").spawn().unwrap();
-        std::fs::write(run_dir.path().join(format!("{}.stats", stranger.id())), "").unwrap();
-        assert_eq!(look(&mut unmanaged, with.id()), 1, "a stranger is not named");
-        stranger.kill().unwrap();
-        stranger.wait().unwrap();
+        let mut unrelated = Command::new("sleep").env_clear().arg("1000").spawn().unwrap();
+        std::fs::write(run_dir.path().join(format!("{}.stats", unrelated.id())), "").unwrap();
+        assert_eq!(look(&mut unmanaged, with.id()), 1, "an unrelated process is not named");
+        unrelated.kill().unwrap();
+        unrelated.wait().unwrap();
         assert!(told[0].contains("cat was started without LD_PRELOAD"), "{told:?}");
         for child in [&mut with, &mut without, &mut another] {
             drop(child.stdin.take());

@@ -18,7 +18,7 @@ use super::settings::{LogFormat, Settings};
 /// Most lines that wait to be written.
 const MOST_WAITING: usize = 1024;
 /// Longest time that a server waits at its end until its log is written.
-const END_PATIENCE: Duration = Duration::from_secs(1);
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 enum Entry {
     /// A line, and how many were dropped before it.
@@ -64,7 +64,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        let deadline = Instant::now() + END_PATIENCE;
+        let deadline = Instant::now() + END_TIMEOUT;
         let (written, is_written) = sync_channel(1);
         let mut end = Entry::End(self.queue.left_out.swap(0, Ordering::Relaxed), written);
         while let Err(TrySendError::Full(again)) = self.queue.entries.try_send(end) {

@@ -22,7 +22,7 @@ pub enum Verdict {
 }
 
 /// A thread that calls back for each message of a queue, one after the other. It is a member of the lease of
-/// its own. Dropping it ends it after the message at hand; [`QueueListener::finish`] tells how it went as
+/// its own. Dropping it ends it after the message at hand; [`QueueListener::close`] tells how it went as
 /// well.
 pub struct QueueListener {
     stop: Arc<AtomicBool>,
@@ -55,13 +55,13 @@ impl QueueListener {
                     Ok(Verdict::Done) => direct.done(message),
                     Ok(Verdict::GiveBack) => direct.give_back(message)?,
                     Err(panic) => {
-                        direct.pool().leave();
+                        direct.pool().close();
                         resume_unwind(panic);
                     }
                 }
             }
             direct.flush_done(&queue)?;
-            direct.pool().leave();
+            direct.pool().close();
             Ok(())
         };
         let thread = std::thread::Builder::new()
@@ -78,13 +78,13 @@ impl QueueListener {
     ///
     /// # Panics
     /// If the callback has.
-    pub fn finish(mut self) -> Result<(), QueueError> {
+    pub fn close(mut self) -> Result<(), QueueError> {
         self.stop.store(true, Ordering::Release);
         let thread = self.thread.take().expect("it is joined once");
         thread.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// It has ended by itself: [`QueueListener::finish`] says why.
+    /// It has ended by itself: [`QueueListener::close`] says why.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)

@@ -189,7 +189,7 @@ pub struct PendingSend {
 
 /// A client's part of its queues.
 #[derive(Default)]
-pub(super) struct Desk {
+pub(super) struct QueueTable {
     /// Sends whose result was not fetched yet.
     sends: BTreeMap<u64, Sending>,
     /// Those of them that have a body.
@@ -213,7 +213,7 @@ struct Inbox {
     standing: Option<u64>,
 }
 
-impl Desk {
+impl QueueTable {
     /// A region is freed: a later message about it opens it anew.
     pub(super) fn forget(&mut self, region: PoolRegion) {
         self.told.retain(|_, told| *told != region);
@@ -309,7 +309,7 @@ impl Direct {
     // --- sending ------------------------------------------------------------------------------------------------------------------------
 
     /// Appends a message to a queue. Blocks until the server has all of it, at most for as long as there is
-    /// no room (`patience`; zero: not at all), and the time of its transfer.
+    /// no room (`timeout`; zero: not at all), and the time of its transfer.
     ///
     /// # Errors
     /// [`QueueError`]. Except where the server is lost, the message is then not in the queue.
@@ -318,9 +318,9 @@ impl Direct {
         queue: &Queue,
         head: &[u8],
         body: SendBody<'_>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), QueueError> {
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let request = self.push(queue, head, body, left)?;
@@ -347,7 +347,7 @@ impl Direct {
     }
 
     /// Begins to append a message; its head leaves at once, a body of its own follows while this `Direct` is
-    /// used or waited for. If the queue is full it waits for room for `patience`, or for as long as a request
+    /// used or waited for. If the queue is full it waits for room for `timeout`, or for as long as a request
     /// may if that is shorter (a quarter of the pool's deadline for operations).
     ///
     /// # Errors
@@ -357,9 +357,9 @@ impl Direct {
         queue: &Queue,
         head: &[u8],
         body: Vec<u8>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<PendingSend, QueueError> {
-        let request = self.push(queue, head, SendBody::Bytes(&body), patience)?;
+        let request = self.push(queue, head, SendBody::Bytes(&body), timeout)?;
         Ok(self.note_send(queue, request, (!body.is_empty()).then_some(body)))
     }
 
@@ -375,7 +375,7 @@ impl Direct {
 
     /// Appends many messages without bodies, which costs a fraction of one send for each: they travel in
     /// groups of up to 16 KiB (heads, and 2 bytes for each), and a group enters the queue whole, with no
-    /// other message in between. Blocks until all are in the queue; at most for `patience` for each group,
+    /// other message in between. Blocks until all are in the queue; at most for `timeout` for each group,
     /// while there is no room for it. Returns how many are in the queue, the first ones: fewer than there are
     /// if there was no room for more.
     ///
@@ -386,11 +386,11 @@ impl Direct {
         &mut self,
         queue: &Queue,
         heads: &[&[u8]],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<usize, QueueError> {
         let mut sent = 0;
         while sent < heads.len() {
-            let until = Instant::now() + patience;
+            let until = Instant::now() + timeout;
             let result = loop {
                 let left = until.saturating_duration_since(Instant::now());
                 let (pending, count) = self.start_send_many(queue, &heads[sent..], left)?;
@@ -423,7 +423,7 @@ impl Direct {
         &mut self,
         queue: &Queue,
         heads: &[&[u8]],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(PendingSend, usize), QueueError> {
         assert!(!heads.is_empty(), "no messages to send");
         let bytes = heads.iter().map(|head| head.len()).max().unwrap_or_default();
@@ -439,7 +439,7 @@ impl Direct {
             count -= 1;
         }
         let mut table = Vec::new();
-        PushHeads::encode(self.patience_ms(patience), &heads[..count], &mut table);
+        PushHeads::encode(self.timeout_ms(timeout), &heads[..count], &mut table);
         let request = self.pool.ask_queue(queue.server, Opcode::PushHeads, queue.id, &table);
         Ok((self.note_send(queue, request, None), count))
     }
@@ -477,7 +477,7 @@ impl Direct {
         queue: &Queue,
         head: &[u8],
         body: SendBody<'_>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<u64, QueueError> {
         if head.len() > MAX_HEAD_BYTES {
             return Err(QueueError::Head { queue: queue.name.to_string(), bytes: head.len() });
@@ -501,7 +501,7 @@ impl Direct {
             }
         };
         let mut table = Vec::with_capacity(64 + head.len());
-        Push { patience_ms: self.patience_ms(patience), head, body }.encode(&mut table);
+        Push { timeout_ms: self.timeout_ms(timeout), head, body }.encode(&mut table);
         Ok(self.pool.ask_queue(queue.server, Opcode::Push, queue.id, &table))
     }
 
@@ -585,18 +585,18 @@ impl Direct {
 
     // --- taking -------------------------------------------------------------------------------------------------------------------------
 
-    /// Takes the next message. Blocks until there is one, or for `patience`: then `None`. Tells the server on
+    /// Takes the next message. Blocks until there is one, or for `timeout`: then `None`. Tells the server on
     /// its way which messages are [done](Direct::done).
     ///
     /// # Errors
     /// [`QueueError`].
-    pub fn take(&mut self, queue: &Queue, patience: Duration) -> Result<Option<Message>, QueueError> {
-        self.fill(queue, 1, patience)?;
+    pub fn take(&mut self, queue: &Queue, timeout: Duration) -> Result<Option<Message>, QueueError> {
+        self.fill(queue, 1, timeout)?;
         Ok(self.inbox(queue).messages.pop_front())
     }
 
     /// Takes up to `most` messages (at least one request's worth of which come at once). Blocks until there
-    /// is one, or for `patience`: then there are none.
+    /// is one, or for `timeout`: then there are none.
     ///
     /// # Errors
     /// [`QueueError`].
@@ -604,9 +604,9 @@ impl Direct {
         &mut self,
         queue: &Queue,
         most: usize,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Vec<Message>, QueueError> {
-        self.fill(queue, u16::try_from(most).unwrap_or(u16::MAX).clamp(1, BATCH), patience)?;
+        self.fill(queue, u16::try_from(most).unwrap_or(u16::MAX).clamp(1, BATCH), timeout)?;
         let inbox = self.inbox(queue);
         let count = inbox.messages.len().min(most);
         Ok(inbox.messages.drain(..count).collect())
@@ -690,8 +690,8 @@ impl Direct {
     }
 
     /// Brings messages here if there are none.
-    fn fill(&mut self, queue: &Queue, most: u16, patience: Duration) -> Result<(), QueueError> {
-        let until = Instant::now() + patience;
+    fn fill(&mut self, queue: &Queue, most: u16, timeout: Duration) -> Result<(), QueueError> {
+        let until = Instant::now() + timeout;
         while self.inbox(queue).messages.is_empty() {
             let standing = self.inbox(queue).standing.take();
             let stood = standing.is_some();
@@ -716,12 +716,12 @@ impl Direct {
         Ok(())
     }
 
-    fn ask_take(&mut self, queue: &Queue, most: u16, patience: Duration) -> u64 {
+    fn ask_take(&mut self, queue: &Queue, most: u16, timeout: Duration) -> u64 {
         let mut acknowledged = std::mem::take(&mut self.inbox(queue).done);
         let rest = acknowledged.split_off(acknowledged.len().min(MAX_SETTLED));
         self.inbox(queue).done = rest;
         let mut table = Vec::with_capacity(16 + acknowledged.len() * 8);
-        Take { patience_ms: self.patience_ms(patience), most, acknowledged }.encode(&mut table);
+        Take { timeout_ms: self.timeout_ms(timeout), most, acknowledged }.encode(&mut table);
         self.pool.ask_queue(queue.server, Opcode::Take, queue.id, &table)
     }
 
@@ -795,12 +795,12 @@ impl Direct {
     }
 
     /// The body of a message, empty if it has none. Blocks until all of it is at the server, at most for
-    /// `patience`, and here. A second call brings it here again.
+    /// `timeout`, and here. A second call brings it here again.
     ///
     /// # Errors
     /// [`QueueError::BodyLost`], [`QueueError::BodyLate`], or the error of the servers that hold it.
-    pub fn body(&mut self, message: &mut Message, patience: Duration) -> Result<Vec<u8>, QueueError> {
-        self.await_body(message, patience)?;
+    pub fn body(&mut self, message: &mut Message, timeout: Duration) -> Result<Vec<u8>, QueueError> {
+        self.await_body(message, timeout)?;
         let Some(place) = &message.body else { return Ok(Vec::new()) };
         let pending = match message.fetch.take() {
             Some(Fetch::Getting(pending)) => Some(pending),
@@ -823,7 +823,7 @@ impl Direct {
         &mut self,
         message: &mut Message,
         buffer: &mut [u8],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<usize, QueueError> {
         let (bytes, room) = (message.body_bytes(), buffer.len() as u64);
         if bytes > room {
@@ -835,11 +835,11 @@ impl Direct {
             });
         }
         if matches!(message.fetch, Some(Fetch::Getting(_))) {
-            let body = self.body(message, patience)?;
+            let body = self.body(message, timeout)?;
             buffer[..body.len()].copy_from_slice(&body);
             return Ok(body.len());
         }
-        self.await_body(message, patience)?;
+        self.await_body(message, timeout)?;
         let Some(place) = &message.body else { return Ok(0) };
         let direct = |source| QueueError::Direct { queue: message.queue.name.to_string(), source };
         let bytes = usize::try_from(bytes).expect("no longer than the buffer");
@@ -861,9 +861,9 @@ impl Direct {
         message: &mut Message,
         region: DirectRegion,
         offset: u64,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), QueueError> {
-        self.await_body(message, patience)?;
+        self.await_body(message, timeout)?;
         let Some(place) = &message.body else { return Ok(()) };
         let direct = |source| QueueError::Direct { queue: message.queue.name.to_string(), source };
         let target =
@@ -877,7 +877,7 @@ impl Direct {
     }
 
     /// Where the body of a message lies, as a region and the offset of its first byte, if it is in one piece:
-    /// every operation of the direct view works there. Blocks until it is there, at most for `patience`. A
+    /// every operation of the direct view works there. Blocks until it is there, at most for `timeout`. A
     /// body that came with its message may only be read, and is gone when the message is done with.
     ///
     /// # Errors
@@ -885,9 +885,9 @@ impl Direct {
     pub fn body_place(
         &mut self,
         message: &mut Message,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Option<(DirectRegion, u64)>, QueueError> {
-        self.await_body(message, patience)?;
+        self.await_body(message, timeout)?;
         let Some(place) = &message.body else { return Ok(None) };
         let (low, high) = place.program.bounds();
         if (high - low).cast_unsigned() != place.program.bytes() {
@@ -897,14 +897,14 @@ impl Direct {
     }
 
     /// Waits until the server has all of a body.
-    fn await_body(&mut self, message: &mut Message, patience: Duration) -> Result<(), QueueError> {
+    fn await_body(&mut self, message: &mut Message, timeout: Duration) -> Result<(), QueueError> {
         if message.body.as_ref().is_some_and(|place| !self.pool.knows(place.region)) {
             return Err(QueueError::Direct {
                 queue: message.queue.name.to_string(),
                 source: DirectError::NoSuchRegion,
             });
         }
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         while message.arriving {
             let queue = &message.queue;
             let request = match message.fetch.take() {
@@ -933,9 +933,9 @@ impl Direct {
         Ok(())
     }
 
-    fn ask_body(&mut self, queue: &Queue, number: u64, patience: Duration) -> u64 {
+    fn ask_body(&mut self, queue: &Queue, number: u64, timeout: Duration) -> u64 {
         let mut table = Vec::new();
-        AwaitBody { number, patience_ms: self.patience_ms(patience) }.encode(&mut table);
+        AwaitBody { number, timeout_ms: self.timeout_ms(timeout) }.encode(&mut table);
         self.pool.ask_queue(queue.server, Opcode::AwaitBody, queue.id, &table)
     }
 
@@ -1064,8 +1064,8 @@ impl Direct {
         *self.queues.told.entry(ids).or_insert_with(|| pool.remember_at(server, region))
     }
 
-    fn patience_ms(&self, patience: Duration) -> u32 {
-        u32::try_from(patience.min(self.pool.longest_queue_wait()).as_micros().div_ceil(1000))
+    fn timeout_ms(&self, timeout: Duration) -> u32 {
+        u32::try_from(timeout.min(self.pool.longest_queue_wait()).as_micros().div_ceil(1000))
             .unwrap_or(u32::MAX)
     }
 }

@@ -128,11 +128,11 @@ impl Pool {
     /// Opens a region for every member of the lease: by name, or by its ticket. Blocks until all servers have answered. Returns its length.
     pub fn open_region(
         &mut self,
-        door: Result<&str, &RegionTicket>,
+        selector: Result<&str, &RegionTicket>,
         bytes: u64,
     ) -> Result<(PoolRegion, u64), PoolError> {
         let nothing = vec![RegionId(0); self.server_count()];
-        let (regions, name) = match door {
+        let (regions, name) = match selector {
             Ok(name) => (&nothing[..], name),
             Err(ticket) if ticket.is_of(&self.ticket.parts) => (&ticket.regions[..], ""),
             Err(_) => return Err(PoolError::NoSuchRegion),
@@ -160,7 +160,7 @@ impl Pool {
     /// block. Requests to one server leave, and are carried out, in the order in which they were made.
     ///
     /// # Safety
-    /// What `local` selects is memory (writable, for `Gather`, and used by nobody else; else readable and unchanged) until the operation's event was returned by
+    /// What `local` selects is memory (writable, for `Gather`, and not used otherwise; else readable and unchanged) until the operation's event was returned by
     /// [`Pool::poll`] or the pool was dropped.
     pub(crate) unsafe fn move_bytes(
         &mut self,

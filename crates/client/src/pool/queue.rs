@@ -1,4 +1,4 @@
-//! The queues' part of a pool. A queue lies at one server, which follows from its name: all members of a lease find it there, and nobody asks.
+//! The queues' part of a pool. A queue lies at one server, which follows from its name: all members of a lease find it there, without asking.
 
 use super::body::lost;
 use super::server::Server;
@@ -52,13 +52,13 @@ impl Pool {
         request
     }
 
-    /// Sends a request whose answer nobody waits for. Does not block.
+    /// Sends a request whose answer is not waited for. Does not block.
     pub(crate) fn tell_queue(&mut self, server: ServerIndex, opcode: Opcode, arg: u64, table: &[u8]) {
         let request = self.ask_queue(server, opcode, arg, table);
         self.forget_queue_reply(request);
     }
 
-    /// Nobody waits for this answer any more.
+    /// This answer is not waited for any more.
     pub(crate) fn forget_queue_reply(&mut self, request: u64) {
         if !self.shell.client.forget(request) {
             self.shell.take_reply(request);

@@ -130,7 +130,7 @@ pub struct ServerStats {
     /// Answers whose checksum did not fit and that were asked for again.
     pub damaged: u64,
     /// Broken connections that were made again.
-    pub comebacks: u64,
+    pub reconnects: u64,
     /// Requests that wait to be sent.
     pub queued: usize,
     /// Requests that wait for an answer, and the bytes of their pages.

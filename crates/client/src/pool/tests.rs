@@ -186,7 +186,7 @@ fn a_server_that_is_not_there_is_named() {
 
 #[test]
 fn a_server_that_never_answers_the_handshake_is_given_up() {
-    // Accepted by the kernel, read by nobody.
+    // Accepted by the kernel, and not read.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let spec = silent.local_addr().unwrap().to_string().parse().unwrap();
     let mut config = PoolConfig::new(vec![spec], ByteLen(MIB), "test");
@@ -563,7 +563,7 @@ fn a_second_member_reads_a_clone_and_takes_it_over() {
         fetch(&mut parent, region, &[extent(0, 10), extent(30, 10)]),
         [expected(&[extent(0, 10)], 2), expected(&[extent(30, 10)], 1)].concat()
     );
-    child.leave();
+    child.close();
     assert_eq!(fakes.iter().map(|f| f.state().departed).collect::<Vec<_>>(), [1, 1]);
 }
 

@@ -9,11 +9,11 @@ fn asker(member: u64, request: u64) -> Asker {
 }
 
 fn message(head: &[u8]) -> Push<'_> {
-    Push { patience_ms: 0, head, body: Body::None }
+    Push { timeout_ms: 0, head, body: Body::None }
 }
 
-fn take(patience_ms: u32, most: u16) -> Take {
-    Take { patience_ms, most, acknowledged: Vec::new() }
+fn take(timeout_ms: u32, most: u16) -> Take {
+    Take { timeout_ms, most, acknowledged: Vec::new() }
 }
 
 fn with_queue(bounds: QueueBounds) -> (Queues, QueueId) {
@@ -70,8 +70,8 @@ fn who_finds_it_full_waits_in_the_order_of_coming_or_is_told() {
         outputs(&mut queues),
         [Output::Failed { to: asker(1, 2), error: QueueError::Full { messages: 1 } }]
     );
-    queues.push(Tick(0), asker(1, 3), id, &Push { patience_ms: 100, ..message(b"123") });
-    queues.push(Tick(0), asker(3, 1), id, &Push { patience_ms: 200, ..message(b"1") });
+    queues.push(Tick(0), asker(1, 3), id, &Push { timeout_ms: 100, ..message(b"123") });
+    queues.push(Tick(0), asker(3, 1), id, &Push { timeout_ms: 200, ..message(b"1") });
     assert_eq!(outputs(&mut queues), [], "there would be room for the second, but the first was first");
     queues.handle_timeout(Tick(100));
     let got = outputs(&mut queues);
@@ -128,7 +128,7 @@ fn a_request_that_is_repeated_is_carried_out_once() {
     let (mut full, small) = with_queue(QueueBounds { messages: 1, bytes: 100 });
     full.push(Tick(0), asker(1, 1), small, &message(b"a"));
     for _ in 0..2 {
-        full.push(Tick(0), asker(1, 2), small, &Push { patience_ms: 9, ..message(b"b") });
+        full.push(Tick(0), asker(1, 2), small, &Push { timeout_ms: 9, ..message(b"b") });
     }
     outputs(&mut full);
     full.handle_timeout(Tick(9));
@@ -193,7 +193,7 @@ fn a_head_is_there_before_its_body() {
 #[test]
 fn who_is_done_before_the_body_is_there_does_not_trouble_the_sender() {
     let (mut queues, id) = with_queue(QueueBounds { messages: 1, bytes: 1 << 20 });
-    let push = |head| Push { patience_ms: 100, head, body: Body::Bytes(9000) };
+    let push = |head| Push { timeout_ms: 100, head, body: Body::Bytes(9000) };
     queues.push(Tick(0), asker(1, 1), id, &push(b"one"));
     queues.take(Tick(0), asker(2, 1), id, &take(0, 1));
     queues.await_body(Tick(0), asker(2, 2), id, 1, 100);
@@ -266,7 +266,7 @@ fn a_sender_that_is_lost_before_the_body_was_there_is_told_to_who_saw_the_head()
 fn a_queue_that_is_given_up_says_so_to_who_waits() {
     let (mut queues, id) = with_queue(QueueBounds { messages: 1, bytes: 100 });
     queues.push(Tick(0), asker(1, 1), id, &Push { body: Body::Bytes(10), ..message(b"a") });
-    queues.push(Tick(0), asker(1, 2), id, &Push { patience_ms: 5, ..message(b"b") });
+    queues.push(Tick(0), asker(1, 2), id, &Push { timeout_ms: 5, ..message(b"b") });
     queues.take(Tick(0), asker(2, 1), id, &take(5, 1));
     queues.take(Tick(0), asker(2, 2), id, &take(5, 1));
     queues.await_body(Tick(0), asker(2, 3), id, 1, 5);
@@ -289,9 +289,9 @@ fn a_queue_that_is_given_up_says_so_to_who_waits() {
 #[test]
 fn heads_that_are_sent_together_enter_together() {
     let (mut queues, id) = with_queue(QueueBounds { messages: 4, bytes: 30 });
-    let table = |patience_ms, heads: &[&[u8]]| {
+    let table = |timeout_ms, heads: &[&[u8]]| {
         let mut table = Vec::new();
-        PushHeads::encode(patience_ms, heads, &mut table);
+        PushHeads::encode(timeout_ms, heads, &mut table);
         table
     };
     let send = |queues: &mut Queues, request, table: &[u8]| {
@@ -307,7 +307,7 @@ fn heads_that_are_sent_together_enter_together() {
     );
     send(&mut queues, 3, &table(9, &[b"d", b"e"]));
     // A single one that would fit waits behind them.
-    queues.push(Tick(0), asker(2, 1), id, &Push { patience_ms: 9, ..message(b"f") });
+    queues.push(Tick(0), asker(2, 1), id, &Push { timeout_ms: 9, ..message(b"f") });
     assert_eq!(outputs(&mut queues), []);
     queues.take(Tick(0), asker(3, 1), id, &take(0, 2));
     queues.settle(MemberId(3), id, &[1, 2], Settlement::Done).unwrap();
@@ -547,16 +547,16 @@ enum Ask {
     Push {
         id: u64,
         bytes: u64,
-        patience_ms: u32,
+        timeout_ms: u32,
     },
     /// Messages with these identities and no bodies.
     PushHeads {
         ids: Range<u64>,
-        patience_ms: u32,
+        timeout_ms: u32,
     },
     Take {
         most: u16,
-        patience_ms: u32,
+        timeout_ms: u32,
     },
 }
 
@@ -609,41 +609,41 @@ impl World {
         let asker = asker(member, request);
         let now = Tick(self.now);
         match ask {
-            Ask::Push { id, bytes, patience_ms } => {
+            Ask::Push { id, bytes, timeout_ms } => {
                 let head = id.to_le_bytes();
                 let body = if *bytes == 0 { Body::None } else { Body::Bytes(*bytes) };
                 self.queues.push(
                     now,
                     asker,
                     self.queue,
-                    &Push { patience_ms: *patience_ms, head: &head, body },
+                    &Push { timeout_ms: *timeout_ms, head: &head, body },
                 );
                 self.model.push(
                     asker,
-                    self.now + u64::from(*patience_ms),
+                    self.now + u64::from(*timeout_ms),
                     vec![naive(*id, member, *bytes)],
-                    *patience_ms > 0,
+                    *timeout_ms > 0,
                 );
             }
-            Ask::PushHeads { ids, patience_ms } => {
+            Ask::PushHeads { ids, timeout_ms } => {
                 let all: Vec<[u8; 8]> = ids.clone().map(u64::to_le_bytes).collect();
                 let mut table = Vec::new();
                 PushHeads::encode(
-                    *patience_ms,
+                    *timeout_ms,
                     &all.iter().map(|head| &head[..]).collect::<Vec<_>>(),
                     &mut table,
                 );
                 self.queues.push_heads(now, asker, self.queue, &PushHeads::parse(&table).unwrap());
                 let group = ids.clone().map(|id| naive(id, member, 0)).collect();
-                self.model.push(asker, self.now + u64::from(*patience_ms), group, *patience_ms > 0);
+                self.model.push(asker, self.now + u64::from(*timeout_ms), group, *timeout_ms > 0);
             }
-            Ask::Take { most, patience_ms } => {
-                self.queues.take(now, asker, self.queue, &take(*patience_ms, *most));
+            Ask::Take { most, timeout_ms } => {
+                self.queues.take(now, asker, self.queue, &take(*timeout_ms, *most));
                 self.model.take(
                     asker,
-                    self.now + u64::from(*patience_ms),
+                    self.now + u64::from(*timeout_ms),
                     usize::from(*most),
-                    *patience_ms > 0,
+                    *timeout_ms > 0,
                 );
             }
         }
@@ -765,11 +765,11 @@ fn live(seed: u64, steps: usize) {
         match rng.below(16) {
             0..=4 => {
                 let bytes = if rng.below(3) == 0 { 1 + rng.below(12_000) } else { 0 };
-                let patience_ms = u32::try_from(rng.below(3) * 10).unwrap();
+                let timeout_ms = u32::try_from(rng.below(3) * 10).unwrap();
                 let ask = if bytes == 0 && rng.below(2) == 0 {
-                    Ask::PushHeads { ids: next_id..next_id + 1 + rng.below(BOUNDS.messages), patience_ms }
+                    Ask::PushHeads { ids: next_id..next_id + 1 + rng.below(BOUNDS.messages), timeout_ms }
                 } else {
-                    Ask::Push { id: next_id, bytes, patience_ms }
+                    Ask::Push { id: next_id, bytes, timeout_ms }
                 };
                 next_id = ask.pushes().end;
                 client.next += 1;
@@ -780,7 +780,7 @@ fn live(seed: u64, steps: usize) {
             5..=8 => {
                 let ask = Ask::Take {
                     most: u16::try_from(1 + rng.below(3)).unwrap(),
-                    patience_ms: u32::try_from(rng.below(3) * 10).unwrap(),
+                    timeout_ms: u32::try_from(rng.below(3) * 10).unwrap(),
                 };
                 client.next += 1;
                 client.unanswered.push((client.next, ask.clone()));
@@ -843,7 +843,7 @@ fn live(seed: u64, steps: usize) {
     while !world.model.list.is_empty() {
         let client = world.clients.get_mut(&last).unwrap();
         client.next += 1;
-        let (request, ask) = (client.next, Ask::Take { most: 9, patience_ms: 0 });
+        let (request, ask) = (client.next, Ask::Take { most: 9, timeout_ms: 0 });
         client.unanswered.push((request, ask.clone()));
         world.ask(last, request, &ask);
         world.read(last);

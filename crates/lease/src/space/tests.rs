@@ -118,7 +118,7 @@ fn run(steps: Vec<Step>, limit: u64) {
             }
             Step::Open { member, region } => {
                 let region = pick(&model, region);
-                match space.open_region(MemberId(member), Door::Region(region), 1 << 20) {
+                match space.open_region(MemberId(member), RegionSelector::Region(region), 1 << 20) {
                     Ok(opened) => {
                         assert_eq!(opened, (region, 1 << 20));
                         may(&model, member, region).unwrap();
@@ -317,7 +317,7 @@ fn a_clone_costs_no_frames_and_sees_the_past() {
 
 /// One page in each of many chunks: the tables would cost twice the pages, for nothing, if they were free.
 #[test]
-fn nobody_makes_the_server_hold_tables_for_pages_it_does_not_hold() {
+fn no_client_makes_the_server_hold_tables_for_pages_it_does_not_hold() {
     let limit = 64 << 20;
     let mut space = LeaseSpace::new(limit);
     space.member_joined(ME, ConnectionNumber::FIRST);
@@ -396,24 +396,31 @@ fn a_region_with_a_name_is_one_region_for_all_members_and_outlives_them() {
     for member in [ME, you] {
         space.member_joined(member, ConnectionNumber::FIRST);
     }
-    assert_eq!(space.open_region(you, Door::Name("orders"), 0), Err(SpaceError::NoSuchRegion));
-    let (orders, bytes) = space.open_region(ME, Door::Name("orders"), 10_000).unwrap();
-    assert_eq!((space.open_region(you, Door::Name("orders"), 0), bytes), (Ok((orders, 10_000)), 10_000));
-    assert_eq!(space.open_region(you, Door::Name("orders"), 5), Ok((orders, 10_000)), "it has its length");
+    assert_eq!(space.open_region(you, RegionSelector::Name("orders"), 0), Err(SpaceError::NoSuchRegion));
+    let (orders, bytes) = space.open_region(ME, RegionSelector::Name("orders"), 10_000).unwrap();
+    assert_eq!(
+        (space.open_region(you, RegionSelector::Name("orders"), 0), bytes),
+        (Ok((orders, 10_000)), 10_000)
+    );
+    assert_eq!(
+        space.open_region(you, RegionSelector::Name("orders"), 5),
+        Ok((orders, 10_000)),
+        "it has its length"
+    );
     assert_eq!(
         space.view(you, orders).unwrap().reaches(10_001),
         Err(SpaceError::BeyondRegion { bytes: 10_000, reach: 10_001 })
     );
     let own = space.create_region(ME).unwrap();
-    assert_eq!(space.open_region(you, Door::Region(own), 1), Err(SpaceError::NotOwner));
-    assert_eq!(space.open_region(ME, Door::Region(own), 0), Err(SpaceError::RegionLength));
-    assert_eq!(space.open_region(ME, Door::Region(own), u64::MAX), Err(SpaceError::RegionLength));
-    space.open_region(ME, Door::Region(own), 4096).unwrap();
+    assert_eq!(space.open_region(you, RegionSelector::Region(own), 1), Err(SpaceError::NotOwner));
+    assert_eq!(space.open_region(ME, RegionSelector::Region(own), 0), Err(SpaceError::RegionLength));
+    assert_eq!(space.open_region(ME, RegionSelector::Region(own), u64::MAX), Err(SpaceError::RegionLength));
+    space.open_region(ME, RegionSelector::Region(own), 4096).unwrap();
     space.put(you, own, &[Extent::page(PageIndex(0))], &[page(1)], &mut Vec::new()).unwrap();
     let mut released = Vec::new();
     space.member_gone(ME, &mut released);
     assert_eq!(released, []);
-    assert_eq!(space.open_region(ME, Door::Name("orders"), 0), Err(SpaceError::MemberGone));
+    assert_eq!(space.open_region(ME, RegionSelector::Name("orders"), 0), Err(SpaceError::MemberGone));
     // The member that adopts it is its only user again.
     space.adopt_region(you, own).unwrap();
     space.member_gone(you, &mut released);

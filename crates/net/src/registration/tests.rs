@@ -169,7 +169,7 @@ impl Dice {
 /// How changes to mappings are reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Tells {
-    Nobody,
+    NoOne,
     Program,
     Kernel,
 }
@@ -236,7 +236,7 @@ fn no_send_carries_pages_that_are_gone_whatever_happens_to_the_mappings() {
 
 /// Many threads unmap at once, faster than any reader catches up: what was not remembered counts as changed.
 #[test]
-fn whoever_misses_changes_takes_everything_as_changed() {
+fn a_rank_that_misses_changes_takes_everything_as_changed() {
     if !possible() {
         return;
     }
@@ -300,11 +300,11 @@ fn without_invalidation_old_pages_are_sent() {
     if !possible() {
         return;
     }
-    assert!(storm(1, 1500, Tells::Nobody) > 0);
+    assert!(storm(1, 1500, Tells::NoOne) > 0);
 }
 
 #[test]
-fn a_page_that_was_dropped_is_sent_again_only_if_nobody_says_so() {
+fn a_page_that_was_dropped_is_sent_again_only_if_no_rank_says_so() {
     if !possible() {
         return;
     }

@@ -94,12 +94,12 @@ impl SameHost {
 /// A connected, non-blocking stream of bytes.
 pub struct Carrier {
     pub(super) stream: Stream,
-    pub(super) beside: Beside,
+    pub(super) kind: CarrierKind,
 }
 
-/// What carries the bytes in the socket's place.
-pub(super) enum Beside {
-    Nothing,
+/// What carries the bytes: the socket, or what takes its place.
+pub(super) enum CarrierKind {
+    Socket,
     Rings(Box<Rings>),
     Fabric(Box<Fabric>),
 }
@@ -108,7 +108,7 @@ impl Carrier {
     /// A socket and no other way.
     /// The connection itself carries the bytes.
     pub fn over(stream: Stream) -> Self {
-        Self { stream, beside: Beside::Nothing }
+        Self { stream, kind: CarrierKind::Socket }
     }
 
     pub fn peer(&self) -> &Peer {
@@ -121,11 +121,11 @@ impl Carrier {
     }
 
     pub fn means(&self) -> Means {
-        match (&self.beside, self.stream.peer()) {
-            (Beside::Rings(_), _) => Means::Rings,
-            (Beside::Fabric(_), _) => Means::Ucx,
-            (Beside::Nothing, Peer::Unix { .. }) => Means::UnixSocket,
-            (Beside::Nothing, Peer::Tcp(_)) => Means::Tcp,
+        match (&self.kind, self.stream.peer()) {
+            (CarrierKind::Rings(_), _) => Means::Rings,
+            (CarrierKind::Fabric(_), _) => Means::Ucx,
+            (CarrierKind::Socket, Peer::Unix { .. }) => Means::UnixSocket,
+            (CarrierKind::Socket, Peer::Tcp(_)) => Means::Tcp,
         }
     }
 
@@ -136,10 +136,10 @@ impl Carrier {
     pub unsafe fn send(&mut self, pieces: &[libc::iovec]) -> io::Result<Option<usize>> {
         // SAFETY: the caller's promise.
         unsafe {
-            match &mut self.beside {
-                Beside::Rings(rings) => rings.send(&self.stream, pieces),
-                Beside::Fabric(fabric) => fabric.send(&self.stream, pieces),
-                Beside::Nothing => self.stream.send(pieces),
+            match &mut self.kind {
+                CarrierKind::Rings(rings) => rings.send(&self.stream, pieces),
+                CarrierKind::Fabric(fabric) => fabric.send(&self.stream, pieces),
+                CarrierKind::Socket => self.stream.send(pieces),
             }
         }
     }
@@ -152,10 +152,10 @@ impl Carrier {
     pub unsafe fn receive(&mut self, pieces: &mut [libc::iovec]) -> io::Result<Option<usize>> {
         // SAFETY: the caller's promise.
         unsafe {
-            match &mut self.beside {
-                Beside::Rings(rings) => rings.receive(&self.stream, pieces),
-                Beside::Fabric(fabric) => fabric.receive(&self.stream, pieces),
-                Beside::Nothing => self.stream.receive(pieces),
+            match &mut self.kind {
+                CarrierKind::Rings(rings) => rings.receive(&self.stream, pieces),
+                CarrierKind::Fabric(fabric) => fabric.receive(&self.stream, pieces),
+                CarrierKind::Socket => self.stream.receive(pieces),
             }
         }
     }
@@ -194,53 +194,57 @@ impl Carrier {
     /// Makes progress on pending sends: the kernel sends what it was given by itself, UCX only while it is
     /// called.
     pub fn drive(&mut self) {
-        if let Beside::Fabric(fabric) = &mut self.beside {
+        if let CarrierKind::Fabric(fabric) = &mut self.kind {
             fabric.drive();
         }
     }
 
     /// Whether a call that brings nothing costs one into the kernel.
     pub fn asks_kernel(&self) -> bool {
-        matches!(self.beside, Beside::Nothing)
+        matches!(self.kind, CarrierKind::Socket)
     }
 
     /// Whether what [`Carrier::may_sleep`] would say has been said, and no call has taken it back since.
     pub fn has_said_that_it_sleeps(&self, reading: bool, writing: bool) -> bool {
-        match &self.beside {
-            Beside::Rings(rings) => rings.has_said_that_it_sleeps(reading, writing),
+        match &self.kind {
+            CarrierKind::Rings(rings) => rings.has_said_that_it_sleeps(reading, writing),
             // UCX is asked each time.
-            Beside::Fabric(_) => false,
-            Beside::Nothing => true,
+            CarrierKind::Fabric(_) => false,
+            CarrierKind::Socket => true,
         }
     }
 
     /// To be called before each sleep on the socket. `reading`, `writing`: what shall end the sleep. False:
     /// do not sleep.
     pub fn may_sleep(&self, reading: bool, writing: bool) -> bool {
-        match &self.beside {
-            Beside::Rings(rings) => rings.may_sleep(reading, writing),
-            Beside::Fabric(fabric) => fabric.may_sleep(&self.stream, reading, writing),
-            Beside::Nothing => true,
+        match &self.kind {
+            CarrierKind::Rings(rings) => rings.may_sleep(reading, writing),
+            CarrierKind::Fabric(fabric) => fabric.may_sleep(&self.stream, reading, writing),
+            CarrierKind::Socket => true,
         }
     }
 
     /// Whether room to write shows on the socket as such. Otherwise it shows as something to read: a
     /// doorbell.
     pub fn shows_room(&self) -> bool {
-        matches!(self.beside, Beside::Nothing)
+        matches!(self.kind, CarrierKind::Socket)
     }
 
     /// Client, with rings: hands a descriptor over, before the frame that speaks of it. False: not over this
     /// connection, or not now.
     pub fn hand_over(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
-        if matches!(self.beside, Beside::Rings(_)) { Rings::hand_over(&self.stream, fd) } else { Ok(false) }
+        if matches!(self.kind, CarrierKind::Rings(_)) {
+            Rings::hand_over(&self.stream, fd)
+        } else {
+            Ok(false)
+        }
     }
 
     /// Server: what the client has handed over.
     pub fn take_handed(&mut self) -> Vec<OwnedFd> {
-        match &mut self.beside {
-            Beside::Rings(rings) => rings.take_handed(&self.stream),
-            Beside::Fabric(_) | Beside::Nothing => Vec::new(),
+        match &mut self.kind {
+            CarrierKind::Rings(rings) => rings.take_handed(&self.stream),
+            CarrierKind::Fabric(_) | CarrierKind::Socket => Vec::new(),
         }
     }
 
@@ -256,9 +260,9 @@ impl Carrier {
 
 impl AsFd for Carrier {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.beside {
-            Beside::Fabric(fabric) => fabric.as_fd(),
-            Beside::Rings(_) | Beside::Nothing => self.stream.as_fd(),
+        match &self.kind {
+            CarrierKind::Fabric(fabric) => fabric.as_fd(),
+            CarrierKind::Rings(_) | CarrierKind::Socket => self.stream.as_fd(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! From a connected socket to a [`Link`]: prefaces, then the proof of the key, then perhaps shared memory.
 //! The decisions are `rampool_wire::session`'s and `rampool_wire::rings`'.
 
-use super::carrier::{Beside, Carrier};
+use super::carrier::{Carrier, CarrierKind};
 use super::fabric::{Fabric, FabricError, Opening};
 use super::link::Link;
 use super::rings::{RING_BYTES, Rings};
@@ -274,7 +274,7 @@ impl Handshake {
                 self.hand_over = None;
             }
             if let State::Finishing(Outcome::Secured(..)) = self.state {
-                self.go_beside()?;
+                self.choose_kind()?;
                 continue;
             }
             if let State::Finishing(_) = self.state {
@@ -298,7 +298,7 @@ impl Handshake {
     }
 
     /// Both ends have authenticated. Goes on to shared memory or UCX where both have that.
-    fn go_beside(&mut self) -> Result<(), HandshakeError> {
+    fn choose_kind(&mut self) -> Result<(), HandshakeError> {
         let State::Finishing(Outcome::Secured(seal, agreed)) =
             std::mem::replace(&mut self.state, State::Over)
         else {
@@ -418,12 +418,12 @@ impl Handshake {
             State::Finishing(Outcome::Link(seal, agreed)) => {
                 let stream = self.stream.take().expect("a handshake finishes once");
                 let seal = if agreed.security == Security::Sealed { seal } else { None };
-                let beside = match (self.rings.take(), self.fabric.take()) {
-                    (_, Some(fabric)) => Beside::Fabric(fabric),
-                    (Some(rings), None) => Beside::Rings(rings),
-                    (None, None) => Beside::Nothing,
+                let kind = match (self.rings.take(), self.fabric.take()) {
+                    (_, Some(fabric)) => CarrierKind::Fabric(fabric),
+                    (Some(rings), None) => CarrierKind::Rings(rings),
+                    (None, None) => CarrierKind::Socket,
                 };
-                let carrier = Carrier { stream, beside };
+                let carrier = Carrier { stream, kind };
                 Ok(Some(Link::new(carrier, seal, agreed.security, agreed.features)))
             }
             _ => unreachable!("called only when finishing"),

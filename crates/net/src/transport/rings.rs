@@ -28,8 +28,8 @@ const LOOKS: u32 = 64;
 
 /// Descriptors that a client may hand over before one is asked for.
 const MOST_HANDED: usize = 8;
-/// Calls that look for a descriptor behind bells.
-const MOST_HUSHED: usize = 16;
+/// Calls that look for a descriptor behind doorbells.
+const MOST_DRAINED: usize = 16;
 
 /// One side of a pair of rings.
 pub(super) struct Rings {
@@ -46,7 +46,7 @@ pub(super) struct Rings {
     looks: u32,
     /// The socket has ended.
     ended: bool,
-    /// What a client has handed over with bells, until it is asked for.
+    /// What a client has handed over with doorbells, until it is asked for.
     handed: Vec<OwnedFd>,
 }
 
@@ -90,7 +90,7 @@ impl Rings {
         stream: &Stream,
         pieces: &[libc::iovec],
     ) -> io::Result<Option<usize>> {
-        self.awake(stream);
+        self.cancel_sleep(stream);
         let (mut total, mut unpublished) = (0, 0);
         'pieces: for piece in pieces {
             let mut done = 0;
@@ -141,7 +141,7 @@ impl Rings {
         stream: &Stream,
         pieces: &mut [libc::iovec],
     ) -> io::Result<Option<usize>> {
-        self.awake(stream);
+        self.cancel_sleep(stream);
         let (mut total, mut unpublished) = (0, 0);
         'pieces: for piece in pieces.iter() {
             let mut done = 0;
@@ -188,7 +188,7 @@ impl Rings {
         self.looks += 1;
         if self.looks >= LOOKS {
             self.looks = 0;
-            self.hush(stream);
+            self.drain_doorbells(stream);
         }
     }
 
@@ -214,26 +214,26 @@ impl Rings {
     }
 
     /// Takes back that this side sleeps, and reads the doorbell that was meant for it.
-    fn awake(&mut self, stream: &Stream) {
+    fn cancel_sleep(&mut self, stream: &Stream) {
         let asleep = self.asleep.replace([false; 2]);
-        let mut rung = false;
+        let mut rang = false;
         for (said, (direction, word)) in
             asleep.into_iter().zip([(self.out.reverse(), Word::ReaderSleeps), (self.out, Word::WriterSleeps)])
         {
-            rung |= said
+            rang |= said
                 && self.memory.word32(self.geometry.word(direction, word)).swap(0, Ordering::Relaxed) == 0;
         }
-        if rung || (self.late && asleep != [false; 2]) {
-            self.late = !self.hush(stream);
+        if rang || (self.late && asleep != [false; 2]) {
+            self.late = !self.drain_doorbells(stream);
         }
     }
 
-    /// Takes the bells off the socket, which would keep it readable. Whether there were any.
-    fn hush(&mut self, stream: &Stream) -> bool {
-        let mut bells = [0; 512];
+    /// Takes the doorbells off the socket, which would keep it readable. Whether there were any.
+    fn drain_doorbells(&mut self, stream: &Stream) -> bool {
+        let mut doorbells = [0; 512];
         let received = match self.out {
-            Direction::ToClient => stream.receive_with(&mut bells, &mut self.handed),
-            Direction::ToServer => stream.receive_into(&mut bells),
+            Direction::ToClient => stream.receive_with(&mut doorbells, &mut self.handed),
+            Direction::ToServer => stream.receive_into(&mut doorbells),
         };
         self.ended |= matches!(received, Ok(Some(0)) | Err(_)) || self.handed.len() > MOST_HANDED;
         matches!(received, Ok(Some(_)))
@@ -244,12 +244,12 @@ impl Rings {
         Ok(stream.send_with(&[1], fd)?.is_some())
     }
 
-    /// Server: what the client has handed over. More bells before it than an honest client rings are not
+    /// Server: what the client has handed over. More doorbells before it than an honest client rings are not
     /// taken off: they may come without end.
     pub(super) fn take_handed(&mut self, stream: &Stream) -> Vec<OwnedFd> {
         // A doorbell with a descriptor is the last that one call takes in.
-        for _ in 0..MOST_HUSHED {
-            if !self.handed.is_empty() || !self.hush(stream) || self.ended {
+        for _ in 0..MOST_DRAINED {
+            if !self.handed.is_empty() || !self.drain_doorbells(stream) || self.ended {
                 break;
             }
         }

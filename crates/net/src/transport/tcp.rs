@@ -344,8 +344,16 @@ impl Stream {
             // As in `send`.
             // SAFETY: the caller vouches for the one piece.
             let got = unsafe {
-                let (fd, nobody) = (self.fd.as_raw_fd(), null::<u8>());
-                libc::syscall(libc::SYS_recvfrom, fd, piece.iov_base, piece.iov_len, flags, nobody, nobody)
+                let (fd, no_address) = (self.fd.as_raw_fd(), null::<u8>());
+                libc::syscall(
+                    libc::SYS_recvfrom,
+                    fd,
+                    piece.iov_base,
+                    piece.iov_len,
+                    flags,
+                    no_address,
+                    no_address,
+                )
             };
             return non_blocking(got);
         }

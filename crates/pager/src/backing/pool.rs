@@ -92,6 +92,6 @@ unsafe impl Backing for Pool {
     }
 
     fn close(&mut self) {
-        self.leave();
+        Pool::close(self);
     }
 }

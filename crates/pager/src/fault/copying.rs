@@ -51,7 +51,7 @@ struct Giver {
     work: Mutex<Work>,
     ready: Condvar,
     /// Rings when the work is done.
-    bell: OwnedFd,
+    doorbell: OwnedFd,
 }
 
 #[derive(Default)]
@@ -78,14 +78,14 @@ impl CopyThread {
     /// When the kernel refuses a thread or a descriptor.
     pub fn start() -> Result<Self, SpawnError> {
         // SAFETY: a system call without pointers; the descriptor is new.
-        let bell = unsafe {
+        let doorbell = unsafe {
             let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
             if fd < 0 {
                 return Err(SpawnError::Thread { errno: rampool_kernel::last_errno() });
             }
             OwnedFd::from_raw_fd(fd)
         };
-        let giver = Arc::new(Giver { work: Mutex::default(), ready: Condvar::new(), bell });
+        let giver = Arc::new(Giver { work: Mutex::default(), ready: Condvar::new(), doorbell });
         let theirs = Arc::clone(&giver);
         rampool_kernel::thread::spawn_detached(256 << 10, Box::new(move || theirs.run()))?;
         Ok(Self(giver))
@@ -255,13 +255,13 @@ impl Copying {
                 announced.push((start, end));
                 true
             });
-            let mut rung = 0u64;
+            let mut rings = 0u64;
             // SAFETY: an eventfd gives eight bytes.
-            let n = unsafe { libc::read(self.giver.0.bell.as_raw_fd(), (&raw mut rung).cast(), 8) };
+            let n = unsafe { libc::read(self.giver.0.doorbell.as_raw_fd(), (&raw mut rings).cast(), 8) };
             if n == 8 {
                 break;
             }
-            let mut fds = [uffd.raw_fd(), self.giver.0.bell.as_raw_fd()].map(|fd| libc::pollfd {
+            let mut fds = [uffd.raw_fd(), self.giver.0.doorbell.as_raw_fd()].map(|fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
                 revents: 0,
@@ -322,7 +322,7 @@ impl Giver {
             self.work.lock().expect("no panic under this lock").given = given;
             let one = 1u64;
             // SAFETY: an eventfd takes eight bytes.
-            unsafe { libc::write(self.bell.as_raw_fd(), (&raw const one).cast(), 8) };
+            unsafe { libc::write(self.doorbell.as_raw_fd(), (&raw const one).cast(), 8) };
         }
     }
 }

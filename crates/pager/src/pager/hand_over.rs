@@ -18,7 +18,7 @@ use crate::fork::PageSet;
 /// Pages that are copied and stored together.
 const PIECE_PAGES: usize = 256;
 /// The servers take what left before within this time.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl<B: Backing> Pager<B> {
     /// Makes a copy at the servers of `bytes` bytes of managed memory from `start` on, and says from which
@@ -45,7 +45,7 @@ impl<B: Backing> Pager<B> {
         if extent.count as usize * OS_PAGE_BYTES != bytes {
             return Err("part of it is unmapped".into());
         }
-        let settled = self.freeze(supervisor, Instant::now() + PATIENCE);
+        let settled = self.freeze(supervisor, Instant::now() + TIMEOUT);
         let copied = settled
             .map_err(|unsent| format!("the servers do not take {unsent} pages that left local memory before"))
             .and_then(|()| self.backing.clone_region(self.region))

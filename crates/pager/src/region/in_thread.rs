@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rampool_kernel::sigbus::Serve;
 
-use super::Keeper;
+use super::RegionSupervisor;
 use crate::backing::Backing;
 use crate::pager::in_thread::Next;
 use crate::pager::{Pager, Supervisor, sleep_on};
@@ -36,7 +36,7 @@ pub(super) struct InThread<B: Backing> {
 
 struct State<B: Backing> {
     pager: Pager<B>,
-    keeper: Keeper<B::Region>,
+    supervisor: RegionSupervisor<B::Region>,
     /// The page of the latest fault.
     latest: usize,
 }
@@ -48,8 +48,8 @@ impl<B: Backing> InThread<B> {
     }
 
     /// Before the first region is taken.
-    pub(super) fn begin(&self, pager: Pager<B>, keeper: Keeper<B::Region>) {
-        *self.lock() = Some(State { pager, keeper, latest: 0 });
+    pub(super) fn begin(&self, pager: Pager<B>, supervisor: RegionSupervisor<B::Region>) {
+        *self.lock() = Some(State { pager, supervisor, latest: 0 });
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<State<B>>> {
@@ -57,7 +57,7 @@ impl<B: Backing> InThread<B> {
     }
 
     /// The pager's thread. Returns what is left when the pager is told to stop.
-    pub(super) fn run(&self) -> (Pager<B>, Keeper<B::Region>) {
+    pub(super) fn run(&self) -> (Pager<B>, RegionSupervisor<B::Region>) {
         let mut fds = Vec::new();
         let mut next_tick = Instant::now();
         loop {
@@ -65,22 +65,22 @@ impl<B: Backing> InThread<B> {
             fds.clear();
             {
                 let mut state = self.lock();
-                let State { pager, keeper, .. } = state.as_mut().expect("only this thread takes it");
-                if Supervisor::<B>::fork_pending(keeper) {
+                let State { pager, supervisor, .. } = state.as_mut().expect("only this thread takes it");
+                if Supervisor::<B>::fork_pending(supervisor) {
                     sleep = FORK_NAP;
                 } else {
-                    pager.serve_events(keeper);
-                    pager.serve_backing(keeper);
+                    pager.serve_events(supervisor);
+                    pager.serve_backing(supervisor);
                     let now = Instant::now();
                     if now >= next_tick {
-                        next_tick = now + keeper.tick(pager);
+                        next_tick = now + supervisor.tick(pager);
                     }
-                    if !keeper.wake_up(pager) {
-                        let State { pager, keeper, .. } = state.take().expect("as above");
-                        return (pager, keeper);
+                    if !supervisor.wake_up(pager) {
+                        let State { pager, supervisor, .. } = state.take().expect("as above");
+                        return (pager, supervisor);
                     }
                     fds.push(libc::pollfd { fd: pager.faults().raw_fd(), events: libc::POLLIN, revents: 0 });
-                    Supervisor::<B>::poll_fds(keeper, &mut fds);
+                    Supervisor::<B>::poll_fds(supervisor, &mut fds);
                 }
             }
             sleep_on(&mut fds, sleep);
@@ -95,8 +95,8 @@ where
 {
     fn settle(&self) {
         let _own = Unhelped::begin();
-        if let Some(State { pager, keeper, .. }) = self.lock().as_mut() {
-            pager.serve_events(keeper);
+        if let Some(State { pager, supervisor, .. }) = self.lock().as_mut() {
+            pager.serve_events(supervisor);
         }
     }
 
@@ -104,9 +104,9 @@ where
         let _own = Unhelped::begin();
         self.busy.store(true, Ordering::Relaxed);
         let mut state = self.lock();
-        let Some(State { pager, keeper, latest }) = state.as_mut() else { return false };
+        let Some(State { pager, supervisor, latest }) = state.as_mut() else { return false };
         let again = std::mem::replace(latest, address) == address;
-        let page = match pager.fault_here(address, write, again, keeper) {
+        let page = match pager.fault_here(address, write, again, supervisor) {
             Next::Foreign => return false,
             Next::Repeat => return true,
             Next::Wait(page) => page,
@@ -118,8 +118,8 @@ where
             let mut until = None;
             {
                 let mut state = self.lock();
-                let Some(State { pager, keeper, .. }) = state.as_mut() else { return false };
-                let (there, any) = pager.await_here(page, keeper);
+                let Some(State { pager, supervisor, .. }) = state.as_mut() else { return false };
+                let (there, any) = pager.await_here(page, supervisor);
                 if there {
                     return true;
                 }
@@ -129,7 +129,7 @@ where
                 if since.is_some_and(|since| since.elapsed() >= self.spin) {
                     // A page that waits for frames may wait for an event to be read, before which nothing
                     // leaves.
-                    pager.serve_events(keeper);
+                    pager.serve_events(supervisor);
                     fds.clear();
                     until = Some(pager.backing_fds(&mut fds).unwrap_or_else(|| Instant::now() + TICK_BUSY));
                     fds.push(libc::pollfd { fd: pager.faults().raw_fd(), events: libc::POLLIN, revents: 0 });

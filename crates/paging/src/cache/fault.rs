@@ -99,8 +99,8 @@ impl Cache {
             self.observe(index, state, access != Access::Read)
         };
         if state == State::Remote && !again && stream.is_none() {
-            self.stats.stray_faults += 1;
-            self.observe_beside(index);
+            self.stats.random_faults += 1;
+            self.observe_neighbours(index);
         }
         match state {
             State::Fetching => self.stats.faults_on_fetch += 1,

@@ -211,7 +211,7 @@ mod tests {
     use crate::table::PIECE;
 
     #[test]
-    fn pages_that_nobody_touches_take_no_memory() {
+    fn untouched_pages_take_no_memory() {
         let mut cache = Cache::new(CacheConfig {
             budget_pages: 4096,
             unit_pages: 1,

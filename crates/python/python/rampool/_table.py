@@ -466,11 +466,11 @@ class RemoteArray:
             self._direct.fetch_op(self._region, place, kind, "add", _bits(value, self.dtype)), self.dtype
         )
 
-    def compare_swap(self, key: Any, expected: Any, new: Any) -> Any:
+    def compare_exchange(self, key: Any, expected: Any, new: Any) -> Any:
         """Writes ``new`` to one element if it is ``expected``, bit by bit, at its server; gives what it was
         before."""
         place, kind = self._one(key)
-        before = self._direct.compare_swap(
+        before = self._direct.compare_exchange(
             self._region, place, kind, _bits(expected, self.dtype), _bits(new, self.dtype)
         )
         return _from_bits(before, self.dtype)

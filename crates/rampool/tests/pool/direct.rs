@@ -44,7 +44,7 @@ fn the_examples_find_what_they_expect() {
     ];
     assert!(ran.iter().all(|ran| !ran.says.is_empty()
         && ran.measured.iter().all(|(_, amount, took)| *amount > 0 && !took.is_zero())));
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&servers[0], &servers[1]]);
 }
 
@@ -223,10 +223,10 @@ pub fn exercise(config: &PoolConfig, seed: u64, steps: u32) {
     one.get(copy, 100, &mut was).unwrap();
     assert!(was == model[100..9100]);
     one.free(copy);
-    one.pool().leave();
+    one.pool().close();
     two.get(same, 100, &mut was).unwrap();
     assert_eq!(was, [1; 9000], "the region outlives the member that made it");
-    two.pool().leave();
+    two.pool().close();
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn short_runs_come_from_wherever_they_lie() {
                 assert!(direct.wait(get).unwrap() == want, "{len} bytes, in no order");
             }
         }
-        direct.pool().leave();
+        direct.pool().close();
         all_gone(&[&server]);
     }
 }
@@ -349,7 +349,7 @@ fn an_update_is_made_once_however_often_the_connection_breaks() {
         assert!(relay.cuts() >= 20, "{} cuts", relay.cuts());
         assert_eq!(direct.get_value::<u64>(region, 64).unwrap(), adds + 60);
         relay.calm();
-        direct.pool().leave();
+        direct.pool().close();
         all_gone(&[&server]);
     }
 }
@@ -362,8 +362,8 @@ fn many_clients_update_the_same_words_and_none_is_lost() {
     let lease = first.pool().lease_ticket();
     const CLIENTS: u64 = 4;
     const ROUNDS: u64 = 150;
-    // Word 0: fetch_add. Word 1: compare_swap loops. The words at 4 KiB steps: accumulate. Page 20: a run of
-    // bytes that is always written alike.
+    // Word 0: fetch_add. Word 1: compare_exchange loops. The words at 4 KiB steps: accumulate. Page 20: a run
+    // of bytes that is always written alike.
     let steps = Layout::bytes(8).unwrap().hvector(40, 1, 4096).unwrap();
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
@@ -377,7 +377,7 @@ fn many_clients_update_the_same_words_and_none_is_lost() {
                     direct.accumulate(region, 16, &steps, Combine::Sum, &[client + 1; 40]).unwrap();
                     let mut old = direct.get_value::<u64>(region, 8).unwrap();
                     loop {
-                        let found = direct.compare_swap(region, 8, old, old + 3).unwrap();
+                        let found = direct.compare_exchange(region, 8, old, old + 3).unwrap();
                         if found == old {
                             break;
                         }
@@ -393,7 +393,7 @@ fn many_clients_update_the_same_words_and_none_is_lost() {
                     );
                 }
                 assert!(seen.windows(2).all(|pair| pair[0] < pair[1]));
-                direct.pool().leave();
+                direct.pool().close();
             });
         }
     });
@@ -401,7 +401,7 @@ fn many_clients_update_the_same_words_and_none_is_lost() {
     assert_eq!(first.get_value::<u64>(region, 8).unwrap(), CLIENTS * ROUNDS * 3);
     let sums = first.get_values::<u64>(region, 16, &steps).unwrap();
     assert_eq!(sums, [ROUNDS * CLIENTS * (CLIENTS + 1) / 2; 40]);
-    first.pool().leave();
+    first.pool().close();
     all_gone(&[&servers[0], &servers[1]]);
 }
 
@@ -417,8 +417,8 @@ fn every_kind_of_element_is_updated_in_its_arithmetic() {
         direct.put_value(region, at, start).unwrap();
         assert_eq!(direct.fetch_add(region, at, add).unwrap(), start);
         assert_eq!(direct.fetch_op(region, at, Combine::Max, start).unwrap(), sum);
-        assert_eq!(direct.compare_swap(region, at, sum, other).unwrap(), sum);
-        assert_eq!(direct.compare_swap(region, at, sum, start).unwrap(), other);
+        assert_eq!(direct.compare_exchange(region, at, sum, other).unwrap(), sum);
+        assert_eq!(direct.compare_exchange(region, at, sum, start).unwrap(), other);
         assert_eq!(direct.fetch_op(region, at, Combine::Replace, start).unwrap(), other);
         assert_eq!(direct.get_value::<T>(region, at).unwrap(), start);
     }
@@ -443,7 +443,7 @@ fn every_kind_of_element_is_updated_in_its_arithmetic() {
     }
     let floats = Combine::Xor;
     assert!(matches!(direct.fetch_op(region, 24, floats, 1.0f64), Err(DirectError::NotForKind { .. })));
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&server]);
 }
 
@@ -495,13 +495,13 @@ fn columns_are_filtered_and_added_up_at_the_servers() {
             (MIB / 4, Total::Float(2.5))
         );
         assert_eq!(direct.select(floats, 0, &column, Filter::greater(1f32)).unwrap(), [3072]);
-        direct.pool().leave();
+        direct.pool().close();
         all_gone(&list);
     }
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_a_reason_and_harms_nobody() {
+fn what_makes_no_sense_is_refused_with_a_reason_and_harms_no_client() {
     let server = serve(16 * MIB);
     let mut direct = Direct::connect(&config(&[&server], 8 * MIB)).unwrap();
     let mut other = Direct::connect(&PoolConfig::attach(direct.pool().lease_ticket(), "other")).unwrap();
@@ -589,8 +589,8 @@ fn what_makes_no_sense_is_refused_with_a_reason_and_harms_nobody() {
         Err(DirectError::Pool(PoolError::Denied { operation: Operation::Gather(0), .. })) => {}
         gone => panic!("{gone:?}"),
     }
-    direct.pool().leave();
-    other.pool().leave();
+    direct.pool().close();
+    other.pool().close();
     all_gone(&[&server]);
 }
 
@@ -629,7 +629,7 @@ fn a_server_that_dies_in_the_middle_ends_what_needs_it_with_its_name() {
         direct.get_value::<u64>(region, 0),
         Ok(_) | Err(DirectError::Pool(PoolError::Lost { .. }))
     ));
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&alive]);
 }
 
@@ -655,7 +655,7 @@ fn operations_on_the_same_bytes_happen_in_the_order_in_which_they_were_started()
         let bytes = direct.wait(operation).unwrap();
         assert!(want.is_none_or(|want| bytes.iter().all(|byte| *byte == want)));
     }
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&servers[0], &servers[1]]);
 }
 
@@ -682,8 +682,8 @@ fn a_region_is_handed_from_pages_to_bytes_and_back() {
     assert_eq!(page[4000..4200], [9; 200]);
     assert!(matches!(reader.get(same, 0, &mut bytes), Err(DirectError::Pool(PoolError::Denied { .. }))));
     assert_eq!(pager.pool().lease_bytes(), ByteLen(16 * MIB));
-    pager.pool().leave();
-    reader.pool().leave();
+    pager.pool().close();
+    reader.pool().close();
     all_gone(&[&server]);
 }
 
@@ -741,7 +741,7 @@ fn bytes_go_from_server_to_server_without_the_client() {
         assert!(bytes == content);
         let short = Layout::bytes(7).unwrap();
         assert!(matches!(direct.copy((one, 0, &all), (two, 0, &short)), Err(DirectError::Lengths { .. })));
-        direct.pool().leave();
+        direct.pool().close();
         all_gone(&list);
     }
 }
@@ -780,7 +780,7 @@ fn a_copy_is_made_once_however_often_links_break() {
         direct.get(region, there, &mut bytes).unwrap();
         assert_eq!(bytes, [n; 4096]);
     }
-    direct.pool().leave();
+    direct.pool().close();
     drop(relays);
     all_gone(&[&source, &target]);
 }
@@ -810,7 +810,7 @@ fn a_copy_to_a_server_that_is_gone_ends_with_its_name_and_the_source_goes_on() {
     let mut bytes = [0; 4096];
     direct.get(region, here, &mut bytes).unwrap();
     assert_eq!(bytes, [4; 4096]);
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&source]);
 }
 
@@ -835,7 +835,7 @@ fn a_copy_that_does_not_fit_says_where_and_what_is_free() {
         }
         other => panic!("{other:?}"),
     }
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&source, &target]);
 }
 
@@ -877,7 +877,7 @@ fn a_region_that_was_freed_is_none_for_every_operation() {
         "{landed:?}"
     );
     direct.done(message);
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&server]);
 }
 
@@ -922,7 +922,7 @@ fn a_layout_that_selects_more_than_there_is_memory_or_time_for_is_refused() {
     assert!(matches!(direct.body(&mut message, Duration::ZERO), Err(QueueError::Room { room: 0, .. })));
     direct.done(message);
     assert_eq!(direct.get_value::<u64>(region, 8).unwrap(), 7);
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&server]);
 }
 
@@ -960,7 +960,7 @@ fn a_copy_to_a_server_that_hangs_keeps_no_other_tenants_copies_waiting() {
     let mut bytes = [0; 4096];
     direct.get(region, there, &mut bytes).unwrap();
     assert_eq!(bytes, [5; 4096]);
-    direct.pool().leave();
+    direct.pool().close();
     for (pending, mut direct, relay) in stuck {
         let name = relay.address.to_string();
         match direct.wait(pending) {
@@ -969,7 +969,7 @@ fn a_copy_to_a_server_that_hangs_keeps_no_other_tenants_copies_waiting() {
             }
             other => panic!("{other:?}"),
         }
-        direct.pool().leave();
+        direct.pool().close();
     }
     all_gone(&[&source, &target]);
 }

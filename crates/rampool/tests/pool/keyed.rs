@@ -100,7 +100,7 @@ fn bytes_land_in_exposed_memory_and_are_taken_from_there() {
 }
 
 #[test]
-fn what_is_on_other_servers_travels_beside_it() {
+fn what_is_on_other_servers_travels_as_requests() {
     let dir = tempfile::tempdir().unwrap();
     let near = Server::start(at(dir.path(), "near")).unwrap();
     let (far, other) = (serve(64 * MIB), Server::start(at(dir.path(), "other")).unwrap());
@@ -112,7 +112,7 @@ fn what_is_on_other_servers_travels_beside_it() {
 }
 
 #[test]
-fn nobody_has_to_be_able_to() {
+fn no_peer_has_to_be_able_to() {
     let dir = tempfile::tempdir().unwrap();
     let socket = Server::start(ServerConfig { rings: false, ..at(dir.path(), "s") }).unwrap();
     let rings = Server::start(at(dir.path(), "r")).unwrap();
@@ -131,7 +131,7 @@ fn nobody_has_to_be_able_to() {
 }
 
 #[test]
-fn memory_that_was_withdrawn_is_mapped_by_nobody_else() {
+fn memory_that_was_withdrawn_is_mapped_by_no_other_process() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(at(dir.path(), "s")).unwrap();
     let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();

@@ -95,8 +95,8 @@ fn messages_arrive_in_order_with_bodies_of_any_length() {
         servers.iter().all(|s| s.status().leases[0].queues.len() < names.len()),
         "all queues are at one server"
     );
-    one.pool().leave();
-    two.pool().leave();
+    one.pool().close();
+    two.pool().close();
     all_gone(&list);
 }
 
@@ -177,8 +177,8 @@ fn a_body_in_the_pool_stays_there_or_goes_from_server_to_server() {
     let error = two.body(&mut message, WATCHDOG).unwrap_err().to_string();
     assert!(error.contains("queue work") && error.contains("no such region"), "{error}");
     two.done(message);
-    one.pool().leave();
-    two.pool().leave();
+    one.pool().close();
+    two.pool().close();
     all_gone(&list);
 }
 
@@ -206,7 +206,7 @@ fn a_body_in_a_queue_is_read_and_never_written() {
             two.put(their_place, at, &[1; 8]),
             one.accumulate(place, at, &word, Combine::Sum, &[1u64]),
             one.fetch_add(place, at, 1u64).map(drop),
-            one.compare_swap(place, at, 7u64, 8).map(drop),
+            one.compare_exchange(place, at, 7u64, 8).map(drop),
             one.copy((elsewhere, 0, &word), (place, at, &word)),
         ];
         for result in results {
@@ -221,8 +221,8 @@ fn a_body_in_a_queue_is_read_and_never_written() {
         one.done(message);
         two.done(theirs);
     }
-    one.pool().leave();
-    two.pool().leave();
+    one.pool().close();
+    two.pool().close();
     all_gone(&list);
 }
 
@@ -247,7 +247,7 @@ fn what_a_lost_receiver_held_comes_again_and_says_so() {
     // The server hears of its end, and need not wait for it to come back.
     let mut second = another(&mut sender, &config);
     let second_queue = second.open_queue("jobs").unwrap();
-    first.pool().leave();
+    first.pool().close();
     drop((first, held));
     // What a member held is settled behind the answer to its goodbye.
     wait_until("the first receiver is settled", || status(&[&server], "jobs").held == 0);
@@ -261,8 +261,8 @@ fn what_a_lost_receiver_held_comes_again_and_says_so() {
     let now = status(&[&server], "jobs");
     // The server hears of the last one with the next request.
     assert_eq!((now.messages, now.held, now.redelivered), (5, 1, 3));
-    sender.pool().leave();
-    second.pool().leave();
+    sender.pool().close();
+    second.pool().close();
     all_gone(&[&server]);
 }
 
@@ -298,7 +298,7 @@ fn a_receiver_that_is_killed_gives_back_after_the_grace_time_and_a_sender_takes_
     other.flush_done(&queue).unwrap();
     let now = status(&[&server], "jobs");
     assert_eq!((now.messages, now.bytes, now.withdrawn), (0, 0, 1));
-    other.pool().leave();
+    other.pool().close();
     all_gone(&[&server]);
 }
 
@@ -335,7 +335,7 @@ fn a_full_queue_makes_senders_wait_or_tells_them() {
             let queue = patient.open_queue("small").unwrap();
             started.send(()).unwrap();
             patient.send(&queue, b"patient", SendBody::Bytes(&[3; 9000]), WATCHDOG).unwrap();
-            patient.pool().leave();
+            patient.pool().close();
         });
         waits.recv().unwrap();
         wait_until("the sender waits", || status(&[&server], "small").waiting_senders != 0);
@@ -347,10 +347,10 @@ fn a_full_queue_makes_senders_wait_or_tells_them() {
             receiver.done(message);
         }
         waiting.join().unwrap();
-        receiver.pool().leave();
+        receiver.pool().close();
     });
     assert_eq!(status(&[&server], "small").full, 2);
-    sender.pool().leave();
+    sender.pool().close();
     all_gone(&[&server]);
 }
 
@@ -396,9 +396,9 @@ fn what_makes_no_sense_is_named() {
         other => panic!("{other:?}"),
     }
     // Another tenant sees nothing of it.
-    let mut stranger = Direct::connect(&super::config(&[&server], 4 * MIB)).unwrap();
-    assert!(matches!(stranger.open_queue("one"), Err(QueueError::NoSuchQueue { .. })));
-    assert!(stranger.queues().unwrap().is_empty());
+    let mut other_tenant = Direct::connect(&super::config(&[&server], 4 * MIB)).unwrap();
+    assert!(matches!(other_tenant.open_queue("one"), Err(QueueError::NoSuchQueue { .. })));
+    assert!(other_tenant.queues().unwrap().is_empty());
     // A request that waits for a removed queue is told.
     std::thread::scope(|scope| {
         let mut waiter = another(&mut direct, &config);
@@ -408,15 +408,15 @@ fn what_makes_no_sense_is_named() {
             let result = waiter.take(&its, WATCHDOG);
             assert!(matches!(result, Err(QueueError::NoSuchQueue { .. })), "{result:?}");
             drop(message);
-            waiter.pool().leave();
+            waiter.pool().close();
         });
         wait_until("the receiver waits", || status(&[&server], "one").waiting_receivers != 0);
         direct.free_queue(&queue).unwrap();
         waiting.join().unwrap();
     });
     assert!(matches!(direct.send(&queue, b"", SendBody::None, NOW), Err(QueueError::NoSuchQueue { .. })));
-    stranger.pool().leave();
-    direct.pool().leave();
+    other_tenant.pool().close();
+    direct.pool().close();
     all_gone(&[&server]);
 }
 
@@ -492,7 +492,7 @@ fn cut_links_lose_no_message_and_append_none_twice() {
                             .send(&queue, &id.to_le_bytes(), SendBody::Bytes(&body_of(id)), WATCHDOG)
                             .unwrap();
                     }
-                    direct.pool().leave();
+                    direct.pool().close();
                 });
             }
             let receivers: Vec<_> = (0..2)
@@ -525,7 +525,7 @@ fn cut_links_lose_no_message_and_append_none_twice() {
                             }
                             if end {
                                 direct.flush_done(&queue).unwrap();
-                                direct.pool().leave();
+                                direct.pool().close();
                                 return got;
                             }
                         }
@@ -558,7 +558,7 @@ fn cut_links_lose_no_message_and_append_none_twice() {
         assert!(relay.cuts() >= 10, "{} cuts", relay.cuts());
         // What it holds back arrives now.
         drop(relay);
-        owner.pool().leave();
+        owner.pool().close();
         all_gone(&[&server]);
     }
 }
@@ -592,7 +592,7 @@ fn many_heads_travel_in_groups_that_are_not_torn() {
                     assert_eq!(count, 2);
                     direct.wait_send(pending).unwrap();
                 }
-                direct.pool().leave();
+                direct.pool().close();
             });
         }
         let (mut next, mut pairs, mut last) = ([0; 2], 0, None);
@@ -630,7 +630,7 @@ fn many_heads_travel_in_groups_that_are_not_torn() {
         matches!(receiver.send_many(&from, &[b"", &[0; MAX_HEAD_BYTES + 1]], NOW), Err(QueueError::Head { bytes, .. }) if bytes == MAX_HEAD_BYTES + 1)
     );
     assert_eq!(receiver.send_many(&from, &[], NOW).unwrap(), 0);
-    receiver.pool().leave();
+    receiver.pool().close();
     all_gone(&[&server]);
 }
 
@@ -664,7 +664,7 @@ fn a_lost_answer_is_given_again() {
     direct.flush_done(&queue).unwrap();
     let now = status(&[&server], "jobs");
     assert_eq!((now.messages, now.pushed), (0, 60));
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&server]);
 }
 
@@ -719,15 +719,15 @@ fn receivers_poll_or_are_called_back() {
         direct.done(answer);
     }
     assert!(!service.has_ended());
-    service.finish().unwrap();
+    service.close().unwrap();
     assert_eq!(status(&list, "requests").messages, 0);
     // A thread whose queue is given up ends, and says why.
     let attach = PoolConfig::attach(direct.pool().lease_ticket(), "service");
     let service = QueueListener::start(&attach, "requests", BOUNDS, |_, _| Verdict::Done).unwrap();
     direct.free_queue(&queue).unwrap();
     wait_until("the service ends", || service.has_ended());
-    assert!(matches!(service.finish(), Err(QueueError::NoSuchQueue { .. })));
-    direct.pool().leave();
+    assert!(matches!(service.close(), Err(QueueError::NoSuchQueue { .. })));
+    direct.pool().close();
     all_gone(&list);
 }
 
@@ -744,9 +744,9 @@ fn a_callback_that_panics_leaves_its_message_to_the_next_receiver() {
     let message = must_take(&mut direct, &queue);
     assert_eq!((message.head(), message.redelivered()), (&b"poison"[..], true));
     direct.done(message);
-    let finished = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| service.finish()));
+    let finished = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| service.close()));
     assert_eq!(finished.unwrap_err().downcast_ref(), Some(&"on purpose"));
-    direct.pool().leave();
+    direct.pool().close();
     all_gone(&[&server]);
 }
 
@@ -774,7 +774,7 @@ fn a_receiver_may_be_done_with_a_message_before_its_body_is_there() {
     one.wait_send(pending).unwrap();
     assert!(two.body(&mut message, WATCHDOG).unwrap() == bytes(2, 3 << 20));
     two.done(message);
-    one.pool().leave();
-    two.pool().leave();
+    one.pool().close();
+    two.pool().close();
     all_gone(&[&server]);
 }

@@ -14,7 +14,7 @@ fn means(pool: &Pool) -> Vec<Option<Means>> {
 }
 
 #[test]
-fn pages_come_back_through_shared_memory_whoever_sleeps_or_spins() {
+fn pages_come_back_through_shared_memory_whichever_side_sleeps_or_spins() {
     let dir = tempfile::tempdir().unwrap();
     for (spin, seed) in [(Duration::ZERO, 1), (Duration::from_millis(1), 2)] {
         let servers: Vec<_> = ["a", "b"]
@@ -26,7 +26,7 @@ fn pages_come_back_through_shared_memory_whoever_sleeps_or_spins() {
         let members: Vec<_> =
             servers[0].status().leases[0].members.iter().map(|member| member.means.clone()).collect();
         assert_eq!(members, ["rings"]);
-        pool.leave();
+        pool.close();
         for server in servers {
             assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
             server.check();
@@ -45,7 +45,7 @@ fn many_clients_at_once_are_each_served_and_woken() {
             scope.spawn(move || {
                 let mut pool = Pool::connect(&config(&[server], 2 * MIB)).unwrap();
                 exercise_pages(&mut pool, seed, 60, 200);
-                pool.leave();
+                pool.close();
             });
         }
     });
@@ -96,7 +96,7 @@ fn the_way_is_the_users_choice() {
         let mut pool = connect(server, same_host).unwrap();
         assert_eq!(means(&pool), [Some(want)]);
         exercise_pages(&mut pool, 3, 100, 500);
-        pool.leave();
+        pool.close();
     }
     let error = connect(&without, SameHost::Rings).err().expect("there are no rings").to_string();
     assert!(error.contains("unix:") && error.contains("--no-rings"), "{error}");
@@ -127,13 +127,13 @@ fn a_broken_connection_is_made_again_with_new_memory() {
         );
         // The answer may have come through the memory before either side saw the socket's end.
         let deadline = Instant::now() + WATCHDOG;
-        while pool.stats().servers[0].comebacks < u64::from(round) {
+        while pool.stats().servers[0].reconnects < u64::from(round) {
             assert!(Instant::now() < deadline, "round {round}: no client reconnects");
             assert!(pool.next_event(Instant::now() + Duration::from_millis(10)).unwrap().is_none());
         }
         assert_eq!(means(&pool), [Some(Means::Rings)]);
     }
-    assert_eq!(pool.stats().servers[0].comebacks, 5);
+    assert_eq!(pool.stats().servers[0].reconnects, 5);
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn there_and_back(direct: &mut Direct, region: DirectRegion, memory: &[u8]) -> R
 }
 
 #[test]
-fn kept_memory_that_changes_its_pages_is_sent_right_and_nobody_needs_to_say_so() {
+fn kept_memory_that_changes_its_pages_is_sent_right_without_notice() {
     if !possible() {
         return;
     }

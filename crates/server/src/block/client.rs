@@ -62,7 +62,7 @@ pub(super) enum Gone {
 
 /// Buffers of a worker.
 #[derive(Default)]
-pub(super) struct Bench {
+pub(super) struct ScratchBuffers {
     pad: Scratchpad,
     spare: Vec<Box<[u8]>>,
 }
@@ -105,7 +105,7 @@ impl Client {
         shared: &Shared,
         blocks: &Blocks,
         arena: usize,
-        bench: &mut Bench,
+        buffers: &mut ScratchBuffers,
         now: Instant,
     ) -> Self {
         let session = Session::new(Arc::clone(&blocks.exports));
@@ -126,9 +126,9 @@ impl Client {
             took: now,
             arena,
         };
-        client.carry_on(shared, blocks, bench, &[]);
+        client.carry_on(shared, blocks, buffers, &[]);
         if shared.draining() {
-            client.say_draining(shared, blocks, bench);
+            client.say_draining(shared, blocks, buffers);
         }
         client
     }
@@ -155,10 +155,10 @@ impl Client {
     }
 
     /// The server stops: a client that has not chosen an export cannot any more.
-    pub(super) fn say_draining(&mut self, shared: &Shared, blocks: &Blocks, bench: &mut Bench) {
+    pub(super) fn say_draining(&mut self, shared: &Shared, blocks: &Blocks, buffers: &mut ScratchBuffers) {
         if self.is_shaking() {
             self.session.handle(Input::Draining);
-            self.carry_on(shared, blocks, bench, &[]);
+            self.carry_on(shared, blocks, buffers, &[]);
         }
     }
 
@@ -167,7 +167,7 @@ impl Client {
         &mut self,
         shared: &Shared,
         blocks: &Blocks,
-        bench: &mut Bench,
+        buffers: &mut ScratchBuffers,
         now: Instant,
     ) -> Result<Turn, Gone> {
         let mut left = TURN_BYTES;
@@ -189,19 +189,19 @@ impl Client {
                 return Ok(Turn::More);
             }
             let cost = match self.work.take() {
-                Some(work) => self.work_on(shared, blocks, bench, work),
-                None => self.hear(shared, blocks, bench),
+                Some(work) => self.work_on(shared, blocks, buffers, work),
+                None => self.hear(shared, blocks, buffers),
             };
             left = left.saturating_sub(cost);
             if cost > 0 {
                 continue;
             }
             if drained {
-                self.put_buffer_back(bench);
+                self.put_buffer_back(buffers);
                 self.flush(now)?;
                 return Ok(Turn::Idle);
             }
-            match self.receive(bench)? {
+            match self.receive(buffers)? {
                 Some(0) => return Err(Gone::Closed),
                 // Where there was room for more, more has not come.
                 Some(_) => {
@@ -229,9 +229,9 @@ impl Client {
     }
 
     /// `None`: nothing now; 0: the client has closed.
-    fn receive(&mut self, bench: &mut Bench) -> Result<Option<usize>, Gone> {
+    fn receive(&mut self, buffers: &mut ScratchBuffers) -> Result<Option<usize>, Gone> {
         let incoming = self.incoming.get_or_insert_with(|| {
-            let bytes = bench.spare.pop().unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice());
+            let bytes = buffers.spare.pop().unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice());
             Incoming { bytes, start: 0, end: 0 }
         });
         if incoming.start == incoming.end {
@@ -245,28 +245,34 @@ impl Client {
         Ok(received)
     }
 
-    fn put_buffer_back(&mut self, bench: &mut Bench) {
+    fn put_buffer_back(&mut self, buffers: &mut ScratchBuffers) {
         if let Some(Incoming { bytes, .. }) = self.incoming.take_if(|incoming| incoming.start == incoming.end)
-            && bench.spare.len() < MOST_SPARE
+            && buffers.spare.len() < MOST_SPARE
         {
-            bench.spare.push(bytes);
+            buffers.spare.push(bytes);
         }
     }
 
     /// Hands received bytes to the session. Returns the cost; 0 where it needs more bytes.
-    fn hear(&mut self, shared: &Shared, blocks: &Blocks, bench: &mut Bench) -> usize {
+    fn hear(&mut self, shared: &Shared, blocks: &Blocks, buffers: &mut ScratchBuffers) -> usize {
         let Some(mut incoming) = self.incoming.take() else { return 0 };
         let bytes = &incoming.bytes[incoming.start..incoming.end];
         let taken = if bytes.is_empty() { 0 } else { self.session.handle(Input::Bytes(bytes)) };
-        self.carry_on(shared, blocks, bench, &bytes[..taken]);
+        self.carry_on(shared, blocks, buffers, &bytes[..taken]);
         incoming.start += taken;
         self.incoming = Some(incoming);
         if taken == 0 { 0 } else { taken.max(COMMAND_BYTES) }
     }
 
-    fn work_on(&mut self, shared: &Shared, blocks: &Blocks, bench: &mut Bench, work: Work) -> usize {
+    fn work_on(
+        &mut self,
+        shared: &Shared,
+        blocks: &Blocks,
+        buffers: &mut ScratchBuffers,
+        work: Work,
+    ) -> usize {
         let disk = self.disk.as_ref().expect("work is on the chosen export");
-        let pad = &mut bench.pad;
+        let pad = &mut buffers.pad;
         let (result, cost) = match work {
             Work::Read { offset, len } => {
                 let read = disk.read(shared, self.arena, pad, offset, len);
@@ -286,19 +292,19 @@ impl Client {
             Input::Failed(failure)
         });
         self.session.handle(input);
-        self.carry_on(shared, blocks, bench, &[]);
+        self.carry_on(shared, blocks, buffers, &[]);
         cost.max(COMMAND_BYTES)
     }
 
     /// Does what the session wants. `taken`: the bytes that it took last.
-    fn carry_on(&mut self, shared: &Shared, blocks: &Blocks, bench: &mut Bench, taken: &[u8]) {
+    fn carry_on(&mut self, shared: &Shared, blocks: &Blocks, buffers: &mut ScratchBuffers, taken: &[u8]) {
         let mut write = None;
         loop {
             while let Some(output) = self.session.poll() {
                 match output {
                     Output::Send(bytes) => self.outgoing.text(bytes),
-                    Output::SendData { len } => next_parts(bench, len, |part| self.outgoing.part(part)),
-                    Output::SkipData { len } => next_parts(bench, len, |part| {
+                    Output::SendData { len } => next_parts(buffers, len, |part| self.outgoing.part(part)),
+                    Output::SkipData { len } => next_parts(buffers, len, |part| {
                         assert!(matches!(part, Part::Zeroes(_)), "a hole is not stored")
                     }),
                     Output::Opened { export } => {
@@ -318,7 +324,7 @@ impl Client {
             }
             let Some(offset) = write.take() else { return };
             let disk = self.disk.as_ref().expect("work is on the chosen export");
-            let written = disk.write(shared, self.arena, &mut bench.pad, offset, taken);
+            let written = disk.write(shared, self.arena, &mut buffers.pad, offset, taken);
             self.session.handle(match written {
                 Ok(()) => Input::Done,
                 Err(failure) => {
@@ -331,10 +337,10 @@ impl Client {
 }
 
 /// Takes the parts that make up the next `len` bytes of what was read.
-fn next_parts(bench: &mut Bench, len: u32, mut tell: impl FnMut(Part)) {
+fn next_parts(buffers: &mut ScratchBuffers, len: u32, mut tell: impl FnMut(Part)) {
     let mut left = len as usize;
     while left > 0 {
-        let part = bench.pad.parts.pop_front().expect("the runs are as long as the parts");
+        let part = buffers.pad.parts.pop_front().expect("the runs are as long as the parts");
         left = left.checked_sub(part.len()).expect("no part is in two runs");
         tell(part);
     }

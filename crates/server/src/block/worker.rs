@@ -1,10 +1,10 @@
 //! One thread that serves block clients: it polls them, and gives each a turn.
 
 use super::Mailbox;
-use super::client::{Bench, Client, Gone, Turn};
+use super::client::{Client, Gone, ScratchBuffers, Turn};
 use crate::shared::{Shared, lock};
 use rampool_nbd::End;
-use rampool_net::patience::Patience;
+use rampool_net::adaptive_spin::AdaptiveSpin;
 use rampool_net::transport::{Listener, Peer, Stream};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
@@ -38,7 +38,7 @@ pub(crate) struct Worker {
     again: Vec<u64>,
     draining: bool,
     next: usize,
-    bench: Bench,
+    buffers: ScratchBuffers,
 }
 
 struct Slot {
@@ -73,14 +73,14 @@ impl Worker {
             again,
             draining,
             next,
-            bench: Bench::default(),
+            buffers: ScratchBuffers::default(),
         })
     }
 
     /// Works until the server stops.
     pub(crate) fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
-        let mut patience = Patience::new(self.shared.config.spin);
+        let mut adaptive_spin = AdaptiveSpin::new(self.shared.config.spin);
         rampool_kernel::thread::ask_for_short_slices();
         let mut next_sweep = Instant::now() + SWEEP_EVERY;
         let mut idle_since: Option<Instant> = None;
@@ -91,10 +91,10 @@ impl Worker {
                 next_sweep = now + SWEEP_EVERY;
             }
             let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
-            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < patience.time();
+            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < adaptive_spin.time();
             let timeout = if spinning { Duration::ZERO } else { next_sweep.saturating_duration_since(now) };
             if !spinning {
-                patience.sleeps();
+                adaptive_spin.sleeps();
                 self.shared.blocks().sleeps.fetch_add(1, Ordering::Relaxed);
             }
             let timeout = Timespec {
@@ -109,12 +109,12 @@ impl Worker {
             if events.is_empty() && self.again.is_empty() {
                 idle_since = idle_since.or(Some(now));
                 if spinning {
-                    patience.look_again(waited, false);
+                    adaptive_spin.look_again(waited, false);
                 }
                 continue;
             }
             if let Some(since) = idle_since.take() {
-                patience.waited(since.elapsed());
+                adaptive_spin.waited(since.elapsed());
             }
             let now = Instant::now();
             for token in std::mem::take(&mut self.again) {
@@ -145,7 +145,7 @@ impl Worker {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(error) => {
-                    self.shared.complain("could not accept a block client", None, &error);
+                    self.shared.log_peer_error("could not accept a block client", None, &error);
                     if crate::shard::is_want(&error) {
                         // The connection waits in the kernel, which would report it again and again.
                         self.listen(false);
@@ -179,7 +179,7 @@ impl Worker {
 
     fn turn_away(&self, stream: &Stream, why: &str) {
         self.shared.blocks().failed_handshakes.fetch_add(1, Ordering::Relaxed);
-        self.shared.complain("a block client was turned away", Some(stream.peer()), &why);
+        self.shared.log_peer_error("a block client was turned away", Some(stream.peer()), &why);
     }
 
     /// Connections are accepted from now on, or stay in the kernel until the next sweep.
@@ -196,9 +196,9 @@ impl Worker {
     }
 
     fn answer_doorbell(&mut self, now: Instant) {
-        let mut rung = [0; 8];
+        let mut rings = [0; 8];
         // Whether the doorbell was rung more than once makes no difference.
-        let _ = rustix::io::read(&self.mailbox().doorbell, &mut rung);
+        let _ = rustix::io::read(&self.mailbox().doorbell, &mut rings);
         let arrivals = std::mem::take(&mut *lock(&self.mailbox().arrivals));
         for stream in arrivals {
             self.add(stream, now);
@@ -206,7 +206,7 @@ impl Worker {
         if self.shared.draining() && !std::mem::replace(&mut self.draining, true) {
             for slot in &mut self.slots {
                 if let Some(client) = &mut slot.client {
-                    client.say_draining(&self.shared, self.shared.blocks(), &mut self.bench);
+                    client.say_draining(&self.shared, self.shared.blocks(), &mut self.buffers);
                 }
             }
         }
@@ -224,13 +224,13 @@ impl Worker {
         let token = token(index, slot.generation);
         if let Err(error) = epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(token), slot.interest)
         {
-            self.shared.complain("cannot poll a block client", Some(stream.peer()), &error);
+            self.shared.log_peer_error("cannot poll a block client", Some(stream.peer()), &error);
             self.free.push(index);
             self.shared.blocks().give_place_back(&self.shared);
             return;
         }
         let client =
-            Client::new(stream, &self.shared, self.shared.blocks(), self.index, &mut self.bench, now);
+            Client::new(stream, &self.shared, self.shared.blocks(), self.index, &mut self.buffers, now);
         slot.client = Some(Box::new(client));
         self.ready(token, now);
     }
@@ -242,7 +242,7 @@ impl Worker {
         let (true, Some(client)) = (u64::from(slot.generation) == token >> 32, &mut slot.client) else {
             return;
         };
-        let turn = match client.turn(&self.shared, self.shared.blocks(), &mut self.bench, now) {
+        let turn = match client.turn(&self.shared, self.shared.blocks(), &mut self.buffers, now) {
             Ok(turn) => turn,
             Err(gone) => return self.close(index, &gone),
         };
@@ -287,7 +287,7 @@ impl Worker {
         match (gone, export) {
             (Gone::Session(End::Violation(_)) | Gone::Slow, None) => {
                 blocks.failed_handshakes.fetch_add(1, Ordering::Relaxed);
-                self.shared.complain("the handshake of a block client failed", Some(peer), gone);
+                self.shared.log_peer_error("the handshake of a block client failed", Some(peer), gone);
             }
             (Gone::Session(End::Violation(_)), Some(export)) => {
                 blocks.protocol_errors.fetch_add(1, Ordering::Relaxed);

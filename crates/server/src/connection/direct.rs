@@ -6,12 +6,13 @@
 //! bytes being sent do not change.
 
 use super::{
-    Connection, End, Held, Refused, Seat, Workbench, count, count_alone, keyed, no_lease, queue, rows,
+    Connection, End, Held, Membership, Refused, ScratchBuffers, count, count_alone, keyed, no_lease, queue,
+    rows,
 };
-use crate::courier::{Delivered, Order};
+use crate::copy_worker::{Delivered, Order};
 use crate::shared::Shared;
 use rampool_kernel::memory::prefetch;
-use rampool_lease::{Door, FrameIndex, LeaseSpace, PageState, SpaceError, StoredPage, View};
+use rampool_lease::{FrameIndex, LeaseSpace, PageState, RegionSelector, SpaceError, StoredPage, View};
 use rampool_net::transport::{Piece as Place, PieceMut, Urgency};
 use rampool_wire::checksum;
 use rampool_wire::elements::{Combine, Kind, Scan, Want, combine};
@@ -126,14 +127,14 @@ impl Connection {
     pub(super) fn gather(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
     ) -> Result<(), End> {
         let parsed = keyed::split(&header, self.link.table())
             .and_then(|(place, table)| Ok((place, Window::parse(table)?)));
         match parsed {
-            Ok((place, window)) => self.gather_window(shared, bench, header, place, &window),
-            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+            Ok((place, window)) => self.gather_window(shared, buffers, header, place, &window),
+            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         }
         Ok(())
     }
@@ -141,36 +142,39 @@ impl Connection {
     fn gather_window(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         place: Option<ByKey>,
         window: &Window,
     ) {
         let mut gathered = Gathered {
-            frames: std::mem::take(&mut bench.frames),
-            pieces: std::mem::take(&mut bench.pieces),
+            frames: std::mem::take(&mut buffers.frames),
+            pieces: std::mem::take(&mut buffers.pieces),
             ..Gathered::default()
         };
         // What is copied here does not have to stay until it has been sent.
         let copied = place.is_none() && self.link.copies(window.len as usize);
-        gathered.buffer =
-            if copied { std::mem::take(&mut bench.gathered) } else { bench.shelf.take(window.len as usize) };
-        gathered.crcs = std::mem::take(&mut bench.crcs);
+        gathered.buffer = if copied {
+            std::mem::take(&mut buffers.gathered)
+        } else {
+            buffers.buffer_pool.take(window.len as usize)
+        };
+        gathered.crcs = std::mem::take(&mut buffers.crcs);
         gathered.frames.clear();
         gathered.pieces.clear();
         gathered.buffer.clear();
         gathered.crcs.clear();
         let mut urgency = Urgency::Demand;
         let mut locked = None;
-        let result = self.seat.as_ref().ok_or_else(no_lease).and_then(|seat| {
-            let space = seat.space()?;
-            let mut view = space.view(seat.member, RegionId(header.region))?;
+        let result = self.membership.as_ref().ok_or_else(no_lease).and_then(|membership| {
+            let space = membership.space()?;
+            let mut view = space.view(membership.member, RegionId(header.region))?;
             if space.is_ordinary(RegionId(header.region)).is_err() {
                 // The body of a message: heads go first.
                 urgency = Urgency::Prefetch;
             }
             gathered.collect(shared, self.arena, &mut view, window, copied)?;
-            for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+            for counts in [&shared.shards[self.arena].counts, &membership.lease.counts] {
                 count_alone(&counts.gets, 1);
                 count_alone(&counts.bytes_out, window.len.into());
             }
@@ -179,42 +183,42 @@ impl Connection {
         });
         let Gathered { frames, pieces, buffer, crcs } = gathered;
         self.collected += buffer.len();
-        (bench.frames, bench.pieces, bench.crcs) = (frames, pieces, crcs);
+        (buffers.frames, buffers.pieces, buffers.crcs) = (frames, pieces, crcs);
         let held = if copied {
-            bench.gathered = buffer;
-            Held::frames(&shared.store, &bench.frames)
+            buffers.gathered = buffer;
+            Held::frames(&shared.store, &buffers.frames)
         } else {
-            Held::frames_and_bytes(&shared.store, &bench.frames, buffer).back_to(&bench.shelf)
+            Held::frames_and_bytes(&shared.store, &buffers.frames, buffer).back_to(&buffers.buffer_pool)
         };
         match result {
             Ok(()) => {
-                bench.head.clear();
-                let mut table = std::mem::take(&mut bench.table);
+                buffers.head.clear();
+                let mut table = std::mem::take(&mut buffers.table);
                 table.clear();
                 let mut reply = header.reply(Status::Ok);
                 if header.opcode == Opcode::ReadPiece {
-                    reply.arg = bench.crcs[0].into();
+                    reply.arg = buffers.crcs[0].into();
                 } else {
-                    table.extend(bench.crcs.iter().flat_map(|crc| crc.to_le_bytes()));
+                    table.extend(buffers.crcs.iter().flat_map(|crc| crc.to_le_bytes()));
                 }
                 if let Some(place) = place {
                     drop(locked);
-                    self.deliver(shared, bench, header, place, &table);
+                    self.deliver(shared, buffers, header, place, &table);
                     drop(held);
-                    bench.table = table;
+                    buffers.table = table;
                     return;
                 }
-                encode_frame(&mut bench.head, reply, &table, window.len as usize);
-                bench.table = table;
+                encode_frame(&mut buffers.head, reply, &table, window.len as usize);
+                buffers.table = table;
                 // SAFETY: `held` keeps a reference to every frame until the reply is sent, and the buffer.
                 // Where the link copies this much at once, the page tables keep the frames while the lease is
                 // locked. A frame is only written while its page table holds the only reference.
-                unsafe { self.link.send(urgency, &bench.head, &bench.pieces, held) };
+                unsafe { self.link.send(urgency, &buffers.head, &buffers.pieces, held) };
                 drop(locked);
             }
             Err(refused) => {
                 drop(locked);
-                self.refuse(bench, header, &refused, shared);
+                self.refuse(buffers, header, &refused, shared);
             }
         }
     }
@@ -223,19 +227,19 @@ impl Connection {
     pub(super) fn read_piece(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
     ) -> Result<(), End> {
         let piece = match Piece::parse(&header) {
             Ok(piece) => piece,
-            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
         if self.link.copies(piece.len) {
             match self.send_plain_piece(shared, header, piece) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(refused) => {
-                    self.refuse(bench, header, &refused, shared);
+                    self.refuse(buffers, header, &refused, shared);
                     return Ok(());
                 }
             }
@@ -243,21 +247,21 @@ impl Connection {
         let run = Program::run(piece.offset().cast_signed(), piece.len as u64)
             .expect("a part of a page of a region");
         let window = Window { program: run, from: 0, len: u32::try_from(piece.len).expect("at most a page") };
-        self.gather_window(shared, bench, header, None, &window);
+        self.gather_window(shared, buffers, header, None, &window);
         Ok(())
     }
 
     /// False, with no effect, if the page is packed.
     fn send_plain_piece(&mut self, shared: &Shared, header: Header, piece: Piece) -> Result<bool, Refused> {
-        let seat = self.seat.as_ref().ok_or_else(no_lease)?;
+        let membership = self.membership.as_ref().ok_or_else(no_lease)?;
         let region = RegionId(header.region);
-        let space = seat.space()?;
-        let mut view = space.view(seat.member, region)?;
+        let space = membership.space()?;
+        let mut view = space.view(membership.member, region)?;
         view.reaches(piece.offset() + piece.len as u64)?;
         let Some((place, crc)) = lies_plain(shared, view.page(piece.page), piece) else { return Ok(false) };
         // The body of a message: heads go first.
         let urgency = if space.is_ordinary(region).is_ok() { Urgency::Demand } else { Urgency::Prefetch };
-        for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+        for counts in [&shared.shards[self.arena].counts, &membership.lease.counts] {
             count_alone(&counts.gets, 1);
             count_alone(&counts.bytes_out, piece.len as u64);
         }
@@ -274,27 +278,27 @@ impl Connection {
     pub(super) fn begin_part(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
     ) -> Result<(), End> {
         let parsed = keyed::split(&header, self.link.table())
             .and_then(|(place, table)| Ok((place, parse_part(&header, table)?)));
         let (place, mut part) = match parsed {
             Ok(parsed) => parsed,
-            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
         let header = Header { bulk_len: part.window.len, ..header };
         assert!(self.arriving.frames.is_empty() && self.arriving.part.is_none(), "one put arrives at a time");
         self.arriving.refused = None;
-        bench.lens.clear();
-        bench.lens.resize(part.whole.len(), u32::try_from(OS_PAGE_BYTES).expect("4096"));
-        if !shared.store.take(self.arena, &bench.lens, &mut self.arriving.frames) {
+        buffers.lens.clear();
+        buffers.lens.resize(part.whole.len(), u32::try_from(OS_PAGE_BYTES).expect("4096"));
+        if !shared.store.take(self.arena, &buffers.lens, &mut self.arriving.frames) {
             self.arriving.refused =
                 Some((Status::PoolFull, 0, "the server's memory is full of pages on their way".to_owned()));
         }
-        bench.places.clear();
+        buffers.places.clear();
         if self.arriving.refused.is_some() {
-            bench.lay_out_sink(header.bulk_len as usize);
+            buffers.lay_out_sink(header.bulk_len as usize);
         } else {
             let staging = part.staging.as_mut_ptr();
             let (mut at, mut frames) = (0, self.arriving.frames.iter());
@@ -311,59 +315,59 @@ impl Connection {
                     _ => places.push(PieceMut { ptr, len: piece.len }),
                 }
             }
-            bench.places = places;
+            buffers.places = places;
         }
         self.arriving.part = Some(part);
         if let Some(place) = place {
-            self.pick_up(bench, place, header.bulk_len);
-            self.finish_part(shared, bench, header);
+            self.pick_up(buffers, place, header.bulk_len);
+            self.finish_part(shared, buffers, header);
             return Ok(());
         }
         // SAFETY: frames just taken and the staging belong to `arriving` until `Bulk`, and are released only
         // with or after the link; the sink belongs to the shard, is never read, and outlives its connections.
-        unsafe { self.link.place(&bench.places) };
+        unsafe { self.link.place(&buffers.places) };
         Ok(())
     }
 
     /// All bytes of a `Scatter` or `Accumulate` are here: enters them, all or none.
-    pub(super) fn finish_part(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) {
+    pub(super) fn finish_part(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         let part = self.arriving.part.take().expect("its bytes were arriving");
         let mut frames = std::mem::take(&mut self.arriving.frames);
         if let Some((status, arg, message)) = self.arriving.refused.take() {
-            return self.refuse(bench, header, &Refused { status, arg, message }, shared);
+            return self.refuse(buffers, header, &Refused { status, arg, message }, shared);
         }
         let whole_pages = part.whole.len();
-        bench.released.clear();
-        let result = self.seat().and_then(|seat| {
+        buffers.released.clear();
+        let result = self.membership().and_then(|membership| {
             part.check_bytes()?;
-            let mut space = seat.space()?;
-            if space.answered(seat.member, header.request).is_some() {
+            let mut space = membership.space()?;
+            if space.answered(membership.member, header.request).is_some() {
                 return Ok(0);
             }
             let region = RegionId(header.region);
             let (low, high) = part.window.program.bounds();
             let (low, high) = (low.cast_unsigned(), high.cast_unsigned());
-            space.view(seat.member, region)?.reaches(high)?;
-            space.may_change(seat.member, region, low, high)?;
-            let mut edit = Edit { shared, arena: self.arena, seat, region, space: &mut space };
+            space.view(membership.member, region)?.reaches(high)?;
+            space.may_change(membership.member, region, low, high)?;
+            let mut edit = Edit { shared, arena: self.arena, membership, region, space: &mut space };
             edit.own(
                 part.pieces().filter(|piece| part.in_place(piece)).map(|piece| piece.page),
                 &part,
                 &mut frames,
-                &mut bench.released,
+                &mut buffers.released,
             )?;
             edit.change(&part);
-            space.remember(seat.member, header.request, 0);
+            space.remember(membership.member, header.request, 0);
             if part.update.is_none() {
                 queue::bytes_came(
                     shared,
                     &mut space,
-                    &mut bench.posts,
+                    &mut buffers.posts,
                     (region, low, part.window.len.into()),
                 );
             }
             drop(space);
-            for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+            for counts in [&shared.shards[self.arena].counts, &membership.lease.counts] {
                 count(&counts.puts, 1);
                 count(&counts.put_pages, whole_pages as u64);
                 count(&counts.bytes_in, header.bulk_len.into());
@@ -372,37 +376,37 @@ impl Connection {
         });
         // Frames that no page table has taken.
         shared.store.release(&frames);
-        shared.store.release(&bench.released);
-        bench.released.clear();
+        shared.store.release(&buffers.released);
+        buffers.released.clear();
         frames.clear();
         self.arriving.frames = frames;
-        self.answer(shared, bench, header, result);
+        self.answer(shared, buffers, header, result);
     }
 
     pub(super) fn fetch_op(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
     ) -> Result<(), End> {
         let op = match FetchOp::parse(&header, self.link.table()) {
             Ok(op) => op,
-            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
-        let result = self.seat().and_then(|seat| {
-            let mut space = seat.space()?;
-            if let Some(answer) = space.answered(seat.member, header.request) {
+        let result = self.membership().and_then(|membership| {
+            let mut space = membership.space()?;
+            if let Some(answer) = space.answered(membership.member, header.request) {
                 return Ok(answer);
             }
             let region = RegionId(header.region);
             let bytes = op.kind.bytes();
             space.is_ordinary(region)?;
-            space.view(seat.member, region)?.reaches(op.offset + bytes as u64)?;
+            space.view(membership.member, region)?.reaches(op.offset + bytes as u64)?;
             let within = usize::try_from(op.offset % OS_PAGE_BYTES as u64).expect("within a page");
             let page = PageIndex(op.offset / OS_PAGE_BYTES as u64);
-            let mut edit = Edit { shared, arena: self.arena, seat, region, space: &mut space };
+            let mut edit = Edit { shared, arena: self.arena, membership, region, space: &mut space };
             let mut frames = Vec::new();
-            if let Err(refused) = edit.own_pages(vec![page], &mut frames, &mut bench.released) {
+            if let Err(refused) = edit.own_pages(vec![page], &mut frames, &mut buffers.released) {
                 shared.store.release(&frames);
                 return Err(refused);
             }
@@ -413,25 +417,30 @@ impl Connection {
                 bytes.copy_from_slice(&new[..bytes.len()]);
             });
             let old = u64::from_le_bytes(old);
-            space.remember(seat.member, header.request, old);
+            space.remember(membership.member, header.request, old);
             Ok(old)
         });
-        shared.store.release(&bench.released);
-        bench.released.clear();
-        self.answer(shared, bench, header, result);
+        shared.store.release(&buffers.released);
+        buffers.released.clear();
+        self.answer(shared, buffers, header, result);
         Ok(())
     }
 
-    pub(super) fn scan(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+    pub(super) fn scan(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        header: Header,
+    ) -> Result<(), End> {
         let request = match ScanRequest::parse(&header, self.link.table()) {
             Ok(request) => request,
-            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
         let mut scan = Scan::new(request.kind, request.test, request.want, request.low, request.high);
         let mut found = Vec::new();
-        let result = self.seat().and_then(|seat| {
-            let space = seat.space()?;
-            let mut view = space.view(seat.member, RegionId(header.region))?;
+        let result = self.membership().and_then(|membership| {
+            let space = membership.space()?;
+            let mut view = space.view(membership.member, RegionId(header.region))?;
             view.reaches(request.window.program.bounds().1.cast_unsigned())?;
             // Small runs lie anywhere, and copying them in a row takes far less time than one by one.
             let mut together = Vec::new();
@@ -454,7 +463,7 @@ impl Connection {
                 let bytes = unsafe { std::slice::from_raw_parts(memory.add(piece.within), piece.len) };
                 scan.feed(bytes, &mut found);
             }
-            for counts in [&shared.shards[self.arena].counts, &seat.lease.counts] {
+            for counts in [&shared.shards[self.arena].counts, &membership.lease.counts] {
                 count_alone(&counts.gets, 1);
                 count_alone(&counts.bytes_out, found.len() as u64);
             }
@@ -462,7 +471,7 @@ impl Connection {
         });
         match result {
             Ok(()) => {
-                bench.head.clear();
+                buffers.head.clear();
                 let mut table = Vec::with_capacity(24);
                 encode_reduced(&scan.reduced(), &mut table);
                 let crc = if matches!(request.want, Want::Positions | Want::Values) {
@@ -471,7 +480,7 @@ impl Connection {
                     0
                 };
                 encode_frame(
-                    &mut bench.head,
+                    &mut buffers.head,
                     header.reply(Status::Ok).with_arg(crc.into()),
                     &table,
                     found.len(),
@@ -479,21 +488,26 @@ impl Connection {
                 let piece = [Place { ptr: found.as_ptr(), len: found.len() }];
                 // SAFETY: the guard owns the bytes, whose address does not change with the move of the
                 // vector.
-                unsafe { self.link.send(Urgency::Demand, &bench.head, &piece, Held::bytes(found)) };
+                unsafe { self.link.send(Urgency::Demand, &buffers.head, &piece, Held::bytes(found)) };
             }
-            Err(refused) => self.refuse(bench, header, &refused, shared),
+            Err(refused) => self.refuse(buffers, header, &refused, shared),
         }
         Ok(())
     }
 
     /// Orders a copy to another server; the answer comes when it has arrived there.
-    pub(super) fn copy(&mut self, shared: &Shared, bench: &mut Workbench, header: Header) -> Result<(), End> {
+    pub(super) fn copy(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        header: Header,
+    ) -> Result<(), End> {
         let copy = match CopyRequest::parse(self.link.table()) {
             Ok(copy) => copy,
-            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
-        match self.seat() {
-            Ok(Seat { lease, member, connection }) => {
+        match self.membership() {
+            Ok(Membership { lease, member, connection }) => {
                 let (lease, member, connection) = (Arc::clone(lease), *member, *connection);
                 shared.order(Order {
                     shard: self.arena,
@@ -506,37 +520,37 @@ impl Connection {
                 });
                 self.copies += 1;
             }
-            Err(refused) => self.refuse(bench, header, &refused, shared),
+            Err(refused) => self.refuse(buffers, header, &refused, shared),
         }
         Ok(())
     }
 
     /// A copy has ended.
-    pub(crate) fn delivered(&mut self, shared: &Shared, bench: &mut Workbench, done: Delivered) {
+    pub(crate) fn delivered(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, done: Delivered) {
         self.copies -= 1;
-        self.answer(shared, bench, done.header, done.result);
+        self.answer(shared, buffers, done.header, done.result);
     }
 
     pub(super) fn open_region(&mut self, header: Header) -> Result<(RegionId, u64), Refused> {
         let table = self.link.table();
-        let seat = self.seat()?;
-        let door = if header.region != 0 {
+        let membership = self.membership()?;
+        let selector = if header.region != 0 {
             if !table.is_empty() {
                 return Err(Refused::new(
                     Status::BadRequest,
                     "a region is opened by its name or by its number",
                 ));
             }
-            Door::Region(RegionId(header.region))
+            RegionSelector::Region(RegionId(header.region))
         } else {
             let name = std::str::from_utf8(table)
                 .ok()
                 .filter(|name| !name.is_empty() && name.len() <= MAX_NAME_BYTES);
-            Door::Name(name.ok_or_else(|| {
+            RegionSelector::Name(name.ok_or_else(|| {
                 Refused::new(Status::BadRequest, "a region's name has 1 to 255 bytes of UTF-8")
             })?)
         };
-        Ok(seat.space()?.open_region(seat.member, door, header.arg)?)
+        Ok(membership.space()?.open_region(membership.member, selector, header.arg)?)
     }
 }
 
@@ -544,7 +558,7 @@ impl Connection {
 struct Edit<'a> {
     shared: &'a Shared,
     arena: usize,
-    seat: &'a Seat,
+    membership: &'a Membership,
     region: RegionId,
     space: &'a mut LeaseSpace,
 }
@@ -604,7 +618,7 @@ impl Edit<'_> {
     }
 
     fn is_ready(&self, page: PageIndex) -> Result<bool, SpaceError> {
-        let state = self.space.page_state(self.seat.member, self.region, page)?;
+        let state = self.space.page_state(self.membership.member, self.region, page)?;
         Ok(matches!(state, PageState::Own(page) if self.shared.store.is_writable(&page)))
     }
 
@@ -632,7 +646,7 @@ impl Edit<'_> {
             };
             let state = self
                 .space
-                .page_state(self.seat.member, self.region, *page)
+                .page_state(self.membership.member, self.region, *page)
                 .expect("the region was there a moment ago");
             let (PageState::Own(old) | PageState::Shared(old)) = state else {
                 fill(ZEROES.as_ptr());
@@ -664,7 +678,7 @@ impl Edit<'_> {
     ) -> Result<(), Refused> {
         let extents: Vec<Extent> = list.iter().map(|(page, _)| Extent::page(*page)).collect();
         let pages: Vec<Option<StoredPage>> = list.iter().map(|(_, page)| Some(*page)).collect();
-        self.space.put(self.seat.member, self.region, &extents, &pages, released).map_err(|error| {
+        self.space.put(self.membership.member, self.region, &extents, &pages, released).map_err(|error| {
             frames.extend(list.iter().map(|(_, page)| page.frame));
             error.into()
         })
@@ -687,7 +701,7 @@ impl Edit<'_> {
     fn patch(&mut self, piece: Piece, change: impl FnOnce(&mut [u8])) {
         let state = self
             .space
-            .page_state(self.seat.member, self.region, piece.page)
+            .page_state(self.membership.member, self.region, piece.page)
             .expect("the region was there a moment ago");
         let PageState::Own(page) = state else { panic!("a page that is to be changed is its region's own") };
         assert!(self.shared.store.is_writable(&page), "a page that is changed has one reference");
@@ -704,7 +718,7 @@ impl Edit<'_> {
         target.copy_from_slice(new);
         let crc = patched_crc(page.crc, old, new, OS_PAGE_BYTES - piece.within - piece.len);
         self.space
-            .page_changed(self.seat.member, self.region, piece.page, crc)
+            .page_changed(self.membership.member, self.region, piece.page, crc)
             .expect("the region was there a moment ago");
     }
 }
@@ -917,10 +931,14 @@ fn copy_small_runs(shared: &Shared, view: &mut View<'_>, window: &Window, buffer
 /// Prefetches memory for a frame that begins like this: if it asks for bytes of a page, they are brought into
 /// the cache while the frame is checked and its reply begun. A hostile frame can only bring lines of pages
 /// into the cache that its peer may read. Does not block.
-pub(super) fn look_ahead(shared: &Shared, seat: Option<&Seat>, frame: &[u8]) {
+pub(super) fn look_ahead(shared: &Shared, membership: Option<&Membership>, frame: &[u8]) {
     let Some((region, piece)) = glimpse(frame) else { return };
-    let Some((seat, space)) = seat.and_then(|seat| Some((seat, seat.lease.idle_space()?))) else { return };
-    if let Ok(mut view) = space.view(seat.member, region)
+    let Some((membership, space)) =
+        membership.and_then(|membership| Some((membership, membership.lease.idle_space()?)))
+    else {
+        return;
+    };
+    if let Ok(mut view) = space.view(membership.member, region)
         && let Some(page) = view.page(piece.page)
         && usize::from(page.len) == OS_PAGE_BYTES
     {

@@ -6,7 +6,7 @@
 //! out, while its shard does nothing else for this connection; so a revocation that comes after it finds no
 //! use under way.
 
-use super::{Connection, End, Held, Refused, Workbench};
+use super::{Connection, End, Held, Refused, ScratchBuffers};
 use crate::shared::Shared;
 use rampool_kernel::sealed::SealedMemory;
 use rampool_net::transport::Urgency;
@@ -83,12 +83,12 @@ impl Connection {
     pub(super) fn expose(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
     ) -> Result<(), End> {
         let grant = match parse_grant(self.link.table()) {
             Ok(grant) => grant,
-            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
         let mut handed = self.link.take_handed();
         let memory = handed.pop();
@@ -97,9 +97,9 @@ impl Connection {
         if surplus {
             let error = End::Protocol("more descriptors than one came with a key".to_owned());
             memory.into_iter().for_each(|fd| shared.close_elsewhere(fd));
-            return Err(self.protocol_error(shared, bench, header, error));
+            return Err(self.protocol_error(shared, buffers, header, error));
         }
-        let result = self.seat().map(drop).and_then(|()| {
+        let result = self.membership().map(drop).and_then(|()| {
             if !self.link.takes_keys() {
                 return Err(Refused::new(
                     Status::NotAllowed,
@@ -126,7 +126,7 @@ impl Connection {
         if let (Some(fd), Err(_)) = (memory, &result) {
             shared.close_elsewhere(fd);
         }
-        self.answer(shared, bench, header, result);
+        self.answer(shared, buffers, header, result);
         Ok(())
     }
 
@@ -134,32 +134,32 @@ impl Connection {
     pub(super) fn revoke(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
     ) -> Result<(), End> {
         let key = match parse_revocation(self.link.table()) {
             Ok(key) => key,
-            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
         self.exposures.keys.revoke(key);
         assert!(self.exposures.drain(), "a revocation is answered when nothing is under way");
-        self.answer(shared, bench, header, Ok(0));
+        self.answer(shared, buffers, header, Ok(0));
         Ok(())
     }
 
-    /// Puts what was gathered (`bench.pieces`) where the client wants it, and answers with its checksums.
+    /// Puts what was gathered (`buffers.pieces`) where the client wants it, and answers with its checksums.
     pub(super) fn deliver(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         place: ByKey,
         table: &[u8],
     ) {
-        let len = bench.pieces.iter().map(|piece| piece.len).sum::<usize>();
+        let len = buffers.pieces.iter().map(|piece| piece.len).sum::<usize>();
         let len = u32::try_from(len).expect("at most MAX_DIRECT_BYTES");
         let put = self.exposures.reach(place, len, Access::Write, |mut to| {
-            for piece in &bench.pieces {
+            for piece in &buffers.pieces {
                 // SAFETY: the source is a frame, or a buffer, that the caller holds; the target is within our
                 // mapping of the client's memory. Raw copies: the client can write there, and compares with
                 // the checksums what has arrived.
@@ -169,23 +169,23 @@ impl Connection {
         });
         match put {
             Ok(()) => {
-                bench.head.clear();
-                encode_frame(&mut bench.head, header.reply(Status::Ok).by_key(), table, 0);
-                self.link.send_head(Urgency::Demand, &bench.head, Held::nothing());
+                buffers.head.clear();
+                encode_frame(&mut buffers.head, header.reply(Status::Ok).by_key(), table, 0);
+                self.link.send_head(Urgency::Demand, &buffers.head, Held::nothing());
             }
-            Err(refused) => self.refuse(bench, header, &refused, shared),
+            Err(refused) => self.refuse(buffers, header, &refused, shared),
         }
     }
 
-    /// Takes the bytes of a put from where the client has them to `bench.places`, unless it is refused
+    /// Takes the bytes of a put from where the client has them to `buffers.places`, unless it is refused
     /// already.
-    pub(super) fn pick_up(&mut self, bench: &Workbench, place: ByKey, len: u32) {
+    pub(super) fn pick_up(&mut self, buffers: &ScratchBuffers, place: ByKey, len: u32) {
         if self.arriving.refused.is_some() {
             return;
         }
         let taken = self.exposures.reach(place, len, Access::Read, |from| {
             let mut from = from.cast_const();
-            for place in &bench.places {
+            for place in &buffers.places {
                 // SAFETY: the source is within our mapping of the client's memory; the target are frames just
                 // taken and the staging of what arrives. Raw copies: what the client writes meanwhile is
                 // noticed by the checksums, which are made of what was copied.

@@ -3,7 +3,7 @@
 //! [`rampool_lease::Queues`] decides what a queue does. A request that has to wait is kept here by its
 //! number; its reply comes as a [`Post`] from another request, perhaps of another shard.
 
-use super::{Connection, End, Refused, Workbench};
+use super::{Connection, End, Refused, ScratchBuffers};
 use crate::shared::{Post, Posts, Shared};
 use rampool_lease::{Asker, LeaseSpace, QueueError, QueueId, QueueOutput, QueueSpaceError};
 use rampool_wire::frame::{
@@ -74,36 +74,36 @@ impl Connection {
     pub(super) fn queue(
         &mut self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: Header,
         now: Instant,
     ) -> Result<(), End> {
-        let asked = match self.ask_queue(shared, bench, &header, now) {
+        let asked = match self.ask_queue(shared, buffers, &header, now) {
             Ok(asked) => asked,
-            Err(error) => return Err(self.protocol_error(shared, bench, header, error.into())),
+            Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
         };
         match asked {
             Ok(Now::Asked) => {
                 let (own, number) = ((self.arena, self.token), header.request);
                 let is_own = |post: &Post| (post.shard, post.token) == own;
                 // Most requests have one answer, their own: it is not collected first.
-                match bench.posts.iter().position(|post| is_own(post) && post.request == number) {
+                match buffers.posts.iter().position(|post| is_own(post) && post.request == number) {
                     Some(at) => {
-                        let post = bench.posts.remove(at);
-                        self.pass_on(shared, bench, header, post);
+                        let post = buffers.posts.remove(at);
+                        self.pass_on(shared, buffers, header, post);
                     }
                     None => _ = self.waiting.insert(number, header),
                 }
                 // The connection's own answers are queued here; the others' leave with the end of this turn.
-                while let Some(at) = bench.posts.iter().position(is_own) {
-                    let post = bench.posts.remove(at);
-                    self.told(shared, bench, post);
+                while let Some(at) = buffers.posts.iter().position(is_own) {
+                    let post = buffers.posts.remove(at);
+                    self.told(shared, buffers, post);
                 }
             }
             Ok(Now::Answer { arg, region, table }) => {
-                self.tell(bench, Header { region, ..header }, arg, &table)
+                self.tell(buffers, Header { region, ..header }, arg, &table)
             }
-            Err(refused) => self.refuse(bench, header, &refused, shared),
+            Err(refused) => self.refuse(buffers, header, &refused, shared),
         }
         Ok(())
     }
@@ -111,19 +111,22 @@ impl Connection {
     fn ask_queue(
         &self,
         shared: &Shared,
-        bench: &mut Workbench,
+        buffers: &mut ScratchBuffers,
         header: &Header,
         now: Instant,
     ) -> Result<Result<Now, Refused>, WireError> {
         let table = self.link.table();
-        let Ok(seat) = self.seat() else { return Ok(Err(Refused::new(Status::NotAllowed, super::NO_LEASE))) };
+        let Ok(membership) = self.membership() else {
+            return Ok(Err(Refused::new(Status::NotAllowed, super::NO_LEASE)));
+        };
         let (queue, tick) = (QueueId(header.arg), shared.now());
-        let asker = Asker { member: seat.member, request: header.request, origin: (self.arena, self.token) };
-        let mut patience_ms = 0;
+        let asker =
+            Asker { member: membership.member, request: header.request, origin: (self.arena, self.token) };
+        let mut timeout_ms = 0;
         let mut act = |command: &mut dyn FnMut(&mut LeaseSpace) -> Result<Now, QueueSpaceError>| {
-            let mut space = seat.space()?;
+            let mut space = membership.space()?;
             let done = command(&mut space);
-            collect(shared, &mut space, &mut bench.posts);
+            collect(shared, &mut space, &mut buffers.posts);
             Ok(done?)
         };
         let answer = |arg| Ok(Now::Answer { arg, region: 0, table: Vec::new() });
@@ -135,7 +138,7 @@ impl Connection {
                 }
                 act(&mut |space| {
                     let (queue, region, bounds) =
-                        space.open_queue(seat.member, name, (header.arg == 1).then_some(bounds))?;
+                        space.open_queue(membership.member, name, (header.arg == 1).then_some(bounds))?;
                     let mut table = Vec::new();
                     bounds.encode("", &mut table);
                     Ok(Now::Answer { arg: queue.0, region: region.0, table })
@@ -162,7 +165,7 @@ impl Connection {
             }),
             Opcode::Push => {
                 let push = Push::parse(table)?;
-                patience_ms = push.patience_ms;
+                timeout_ms = push.timeout_ms;
                 act(&mut |space| {
                     space.push(tick, asker, queue, &push)?;
                     Ok(Now::Asked)
@@ -170,7 +173,7 @@ impl Connection {
             }
             Opcode::PushHeads => {
                 let heads = PushHeads::parse(table)?;
-                patience_ms = heads.patience_ms;
+                timeout_ms = heads.timeout_ms;
                 act(&mut |space| {
                     space.push_heads(tick, asker, queue, &heads)?;
                     Ok(Now::Asked)
@@ -178,7 +181,7 @@ impl Connection {
             }
             Opcode::Take => {
                 let take = Take::parse(table)?;
-                patience_ms = take.patience_ms;
+                timeout_ms = take.timeout_ms;
                 act(&mut |space| {
                     space.take(tick, asker, queue, &take);
                     Ok(Now::Asked)
@@ -186,55 +189,55 @@ impl Connection {
             }
             Opcode::Settle => {
                 let (how, numbers) = Settlement::parse(table)?;
-                act(&mut |space| answer(space.settle(seat.member, queue, &numbers, how)?))
+                act(&mut |space| answer(space.settle(membership.member, queue, &numbers, how)?))
             }
             _ => {
                 let wait = AwaitBody::parse(table)?;
-                patience_ms = wait.patience_ms;
+                timeout_ms = wait.timeout_ms;
                 act(&mut |space| {
-                    space.await_body(tick, asker, queue, wait.number, wait.patience_ms);
+                    space.await_body(tick, asker, queue, wait.number, wait.timeout_ms);
                     Ok(Now::Asked)
                 })
             }
         };
-        if patience_ms > 0 {
+        if timeout_ms > 0 {
             // A millisecond more: the machine counts whole ones.
-            bench.set_alarm(now + Duration::from_millis(u64::from(patience_ms) + 1));
+            buffers.set_alarm(now + Duration::from_millis(u64::from(timeout_ms) + 1));
         }
         Ok(result)
     }
 
     /// The answer to a request that waited, if it still does.
-    pub(crate) fn told(&mut self, shared: &Shared, bench: &mut Workbench, post: Post) {
+    pub(crate) fn told(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, post: Post) {
         if let Some(header) = self.waiting.remove(&post.request) {
-            self.pass_on(shared, bench, header, post);
+            self.pass_on(shared, buffers, header, post);
         }
     }
 
-    fn pass_on(&mut self, shared: &Shared, bench: &mut Workbench, header: Header, post: Post) {
+    fn pass_on(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header, post: Post) {
         match post.result {
-            Ok((arg, table)) => self.tell(bench, header, arg, &table),
-            Err(refused) => self.refuse(bench, header, &refused, shared),
+            Ok((arg, table)) => self.tell(buffers, header, arg, &table),
+            Err(refused) => self.refuse(buffers, header, &refused, shared),
         }
     }
 
-    fn tell(&mut self, bench: &mut Workbench, header: Header, arg: u64, table: &[u8]) {
-        bench.head.clear();
-        encode_frame(&mut bench.head, header.reply(Status::Ok).with_arg(arg), table, 0);
-        self.link.send_head(rampool_net::transport::Urgency::Demand, &bench.head, super::Held::nothing());
+    fn tell(&mut self, buffers: &mut ScratchBuffers, header: Header, arg: u64, table: &[u8]) {
+        buffers.head.clear();
+        encode_frame(&mut buffers.head, header.reply(Status::Ok).with_arg(arg), table, 0);
+        self.link.send_head(rampool_net::transport::Urgency::Demand, &buffers.head, super::Held::nothing());
     }
 
     /// Answers the requests of its lease that have timed out.
-    pub(crate) fn queue_alarm(&self, shared: &Shared, bench: &mut Workbench) {
+    pub(crate) fn queue_alarm(&self, shared: &Shared, buffers: &mut ScratchBuffers) {
         if self.waiting.is_empty() {
             return;
         }
-        let Ok(seat) = self.seat() else { return };
-        let Ok(mut space) = seat.space() else { return };
+        let Ok(membership) = self.membership() else { return };
+        let Ok(mut space) = membership.space() else { return };
         space.queue_timeout(shared.now());
-        collect(shared, &mut space, &mut bench.posts);
+        collect(shared, &mut space, &mut buffers.posts);
         if let Some(next) = space.queues().poll_timeout() {
-            bench.set_alarm(shared.started + Duration::from_millis(next.0.saturating_add(1)));
+            buffers.set_alarm(shared.started + Duration::from_millis(next.0.saturating_add(1)));
         }
     }
 }

@@ -133,24 +133,24 @@ fn a_full_store_refuses_all_of_a_request_and_goes_on() {
 #[test]
 fn threads_share_a_store() {
     for store in stores(64 << 20, 4) {
-        let shelf = std::sync::Mutex::new(Vec::<(StoredPage, u32)>::new());
+        let kept = std::sync::Mutex::new(Vec::<(StoredPage, u32)>::new());
         std::thread::scope(|scope| {
             for arena in 0..4 {
-                let (store, shelf) = (&*store, &shelf);
+                let (store, kept) = (&*store, &kept);
                 scope.spawn(move || {
                     let mut rng = TestRunner::deterministic().new_rng();
                     for _ in 0..3000 {
                         let page = page(&mut rng);
                         let stored = arrive(store, arena, &page).unwrap();
                         let other = {
-                            let mut shelf = shelf.lock().unwrap();
-                            shelf.push((stored, page_crc(&page)));
-                            let index = below(&mut rng, shelf.len());
-                            shelf.swap_remove(index)
+                            let mut kept = kept.lock().unwrap();
+                            kept.push((stored, page_crc(&page)));
+                            let index = below(&mut rng, kept.len());
+                            kept.swap_remove(index)
                         };
                         assert_eq!(page_crc(&depart(store, arena, &other.0, arena % 2 == 0)), other.1);
                         if rng.next_u64().is_multiple_of(4) {
-                            shelf.lock().unwrap().push(other);
+                            kept.lock().unwrap().push(other);
                         } else {
                             store.release(&[other.0.frame]);
                         }
@@ -159,7 +159,7 @@ fn threads_share_a_store() {
             }
         });
         store.check();
-        let rest: Vec<_> = shelf.into_inner().unwrap().into_iter().map(|(stored, _)| stored.frame).collect();
+        let rest: Vec<_> = kept.into_inner().unwrap().into_iter().map(|(stored, _)| stored.frame).collect();
         store.release(&rest);
         store.check();
         assert_eq!(store.usage().used_bytes, 0);

@@ -177,7 +177,7 @@ impl Hostile {
             Opcode::Push => {
                 header.arg = queue;
                 let body = if below(rng, 2) == 0 { Body::Bytes(5000) } else { Body::Bytes(0) };
-                Push { patience_ms: u32::try_from(pick(rng, &[0, 60_000])).unwrap(), head: b"head", body }
+                Push { timeout_ms: u32::try_from(pick(rng, &[0, 60_000])).unwrap(), head: b"head", body }
                     .encode(&mut table);
             }
             Opcode::PushHeads => {
@@ -186,8 +186,8 @@ impl Hostile {
             }
             Opcode::Take => {
                 header.arg = queue;
-                let patience_ms = u32::try_from(pick(rng, &[0, 60_000])).unwrap();
-                Take { patience_ms, most: 3, acknowledged: vec![below(rng, 5)] }.encode(&mut table);
+                let timeout_ms = u32::try_from(pick(rng, &[0, 60_000])).unwrap();
+                Take { timeout_ms, most: 3, acknowledged: vec![below(rng, 5)] }.encode(&mut table);
             }
             Opcode::Settle => {
                 header.arg = queue;
@@ -196,7 +196,7 @@ impl Hostile {
             }
             Opcode::AwaitBody => {
                 header.arg = queue;
-                AwaitBody { number: below(rng, 9), patience_ms: 10 }.encode(&mut table);
+                AwaitBody { number: below(rng, 9), timeout_ms: 10 }.encode(&mut table);
             }
             _ => {}
         }

@@ -200,18 +200,18 @@ fn what_is_no_memory_and_what_is_too_much_is_refused() {
     let endpoint = world.server.addr().clone();
     let policy =
         rampool_net::transport::LocalPolicy { features: features::RINGS | features::KEYS, ..open_policy() };
-    let mut stranger = Client::new(&endpoint, policy);
+    let mut leaseless = Client::new(&endpoint, policy);
     let mut table = Vec::new();
     encode_grant(&grant(0, 4096), &mut table);
-    assert_eq!(stranger.call(Opcode::Expose, |h| h, &table).err().unwrap().status, Status::NotAllowed);
-    let no = stranger.call(Opcode::Heartbeat, Header::by_key, &[]).err().unwrap();
+    assert_eq!(leaseless.call(Opcode::Expose, |h| h, &table).err().unwrap().status, Status::NotAllowed);
+    let no = leaseless.call(Opcode::Heartbeat, Header::by_key, &[]).err().unwrap();
     assert_eq!(
         (no.status, no.message.contains("a key where none belongs")),
         (Status::BadRequest, true),
         "{}",
         no.message
     );
-    stranger.wait_closed();
+    leaseless.wait_closed();
     // A connection that did not agree on keys has none.
     let mut plain = Client::with_lease(&endpoint, open_policy(), MIB);
     assert_eq!(plain.call(Opcode::Expose, |h| h, &table).err().unwrap().status, Status::NotAllowed);

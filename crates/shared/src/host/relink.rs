@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rampool_sharing::Rank;
 use rampool_sharing::control::{Control, Hello, Resume};
-use rampool_sharing::relink::{Attempt, Patience, Relink, Step, Verdict};
+use rampool_sharing::relink::{Attempt, Relink, RelinkTiming, Step, Verdict};
 
 use super::{Host, Leaving, PROCESS_ENDED, Unsent};
 use crate::line::Line;
@@ -45,10 +45,10 @@ impl Links {
 impl Host {
     /// Cut connections are made again from now on.
     pub fn may_relink(&mut self, hello: &Hello, incarnations: &[u64], orders: Arc<Orders>, grace: Duration) {
-        let patience = Patience::new(microseconds(grace));
+        let timing = RelinkTiming::new(microseconds(grace));
         for (peer, rank) in self.peers.iter_mut().zip(0..) {
             if let Some(peer) = peer.as_mut().filter(|peer| !peer.line.is_shared_memory()) {
-                let relink = Relink::new(patience, rank < self.rank.0, peer.line.is_local());
+                let relink = Relink::new(timing, rank < self.rank.0, peer.line.is_local());
                 peer.link = Some(Link { relink, how: String::new(), was_silent: false, last: String::new() });
             }
         }
@@ -106,7 +106,7 @@ impl Host {
                 let rank = Rank(rank);
                 match step {
                     Step::Dial { attempt } => orders.give(Order::Dial { rank, attempt }),
-                    Step::Knock => orders.give(Order::Knock { rank }),
+                    Step::Probe => orders.give(Order::Probe { rank }),
                     Step::GiveUp(verdict) => {
                         let how = self.why_given_up(rank, verdict);
                         self.lose_unless_done(rank, &how);

@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rampool_sharing::allocator::Allocator;
 use rampool_sharing::control::{Control, Wait};
-use rampool_sharing::desk::Desk;
 use rampool_sharing::{BarrierId, CondId, LockId, OpResult, Rank, ThreadId};
 
 use super::{Category, Host, Outcome, Slot};
@@ -230,7 +230,7 @@ impl Host {
         for &peer in &silent {
             self.tell(peer, &Control::WhoKeeps { inquiry: number, wait });
         }
-        let who = self.keepers(wait);
+        let who = self.blockers(wait);
         let until = Instant::now() + ANSWERS;
         self.inquiry = Some(Inquiry { number, thread, what, stuck, who, silent, until });
         self.conclude_if_answered();
@@ -238,7 +238,7 @@ impl Host {
 
     /// Another rank asks.
     pub(super) fn on_who_keeps(&mut self, from: Rank, inquiry: u32, wait: Wait) {
-        let who = self.keepers(wait);
+        let who = self.blockers(wait);
         self.tell(from, &Control::Keeps { inquiry, who });
     }
 
@@ -291,7 +291,7 @@ impl Host {
     }
 
     /// Threads of this rank that keep others waiting.
-    fn keepers(&self, wait: Wait) -> Vec<String> {
+    fn blockers(&self, wait: Wait) -> Vec<String> {
         match wait {
             Wait::Lock { lock } => self.holders(lock),
             Wait::Barrier { epoch } if self.engine.epoch() == epoch && self.engine.awaits_threads() => {
@@ -301,7 +301,7 @@ impl Host {
             Wait::Barrier { epoch } if self.engine.epoch() < epoch => vec![self.rank.to_string()],
             Wait::Barrier { .. } => Vec::new(),
             Wait::Allocation {} => {
-                let absent = self.desk.as_ref().and_then(Desk::absent).unwrap_or_default();
+                let absent = self.allocator.as_ref().and_then(Allocator::absent).unwrap_or_default();
                 absent.iter().map(ToString::to_string).collect()
             }
         }

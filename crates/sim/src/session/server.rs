@@ -15,7 +15,7 @@ const ROOM: u64 = 64 << 20;
 const TOKEN: LeaseToken = LeaseToken([7; 16]);
 
 /// Who speaks over a connection.
-pub(super) type Seat = (MemberId, ConnectionNumber);
+pub(super) type Membership = (MemberId, ConnectionNumber);
 
 /// A request as it travels. What the engine need not see is kept as plain numbers.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub fn new(plan: &Plan, run: u64) -> (Self, Seat) {
+    pub fn new(plan: &Plan, run: u64) -> (Self, Membership) {
         let grace_ms = u64::try_from(plan.grace.as_millis()).expect("short");
         let limits = Limits { memory_bytes: 2 * ROOM, grace_ms, max_leases: 4, max_members: 4 };
         let mut directory = Directory::new(limits);
@@ -85,7 +85,12 @@ impl Server {
     }
 
     /// The client wants to be the member again that it was, in a run of this server that it has met.
-    pub fn attach(&mut self, plan: &Plan, lease: LeaseId, member: MemberId) -> Result<(Seat, Grant), Status> {
+    pub fn attach(
+        &mut self,
+        plan: &Plan,
+        lease: LeaseId,
+        member: MemberId,
+    ) -> Result<(Membership, Grant), Status> {
         let request =
             AttachLease { lease, token: TOKEN, member, pid: 1, name: "sim".into(), host: "sim".into() };
         match self.directory.attach(&request) {
@@ -99,7 +104,7 @@ impl Server {
         }
     }
 
-    pub fn disconnected(&mut self, now_ms: u64, (member, connection): Seat) {
+    pub fn disconnected(&mut self, now_ms: u64, (member, connection): Membership) {
         self.space.queue_member_disconnected(member);
         self.directory.disconnected(Tick(now_ms), self.lease, member, connection);
     }
@@ -142,7 +147,7 @@ impl Server {
     }
 
     /// One request, as the server's runtime carries it out.
-    pub fn request(&mut self, (member, connection): Seat, asked: &Asked) -> Answer {
+    pub fn request(&mut self, (member, connection): Membership, asked: &Asked) -> Answer {
         let mut answer = Answer::default();
         let done =
             self.space.admit(member, connection).and_then(|()| self.carry_out(member, asked, &mut answer));

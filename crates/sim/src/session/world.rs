@@ -11,7 +11,7 @@ use rampool_wire::frame::{HEADER_BYTES, Header, LeaseId, MemberId, Opcode, Regio
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use super::plan::{Faults, Plan};
-use super::server::{Answer, Asked, Seat, Server};
+use super::server::{Answer, Asked, Membership, Server};
 use crate::rng::Rng;
 
 pub(super) const COUNTERS: usize = 4;
@@ -144,7 +144,7 @@ struct Frame {
 
 #[derive(Debug)]
 struct Conn {
-    seat: Option<Seat>,
+    membership: Option<Membership>,
     run: u64,
     out: VecDeque<Frame>,
     flushing: bool,
@@ -343,13 +343,14 @@ impl World {
             plan,
         };
         for index in 0..world.plan.servers {
-            let (server, seat) = Server::new(&world.plan, u64::from(index) + 1);
+            let (server, membership) = Server::new(&world.plan, u64::from(index) + 1);
             let link =
                 LinkId { server: world.client.add_server(world.plan.op_deadline, Time(0)), connection: 0 };
             let grant = server.grant(&world.plan);
-            world
-                .conns
-                .insert(link, Conn { seat: Some(seat), attached: true, up: true, ..Conn::new(server.run) });
+            world.conns.insert(
+                link,
+                Conn { membership: Some(membership), attached: true, up: true, ..Conn::new(server.run) },
+            );
             let judge = Judge { run: server.run, member: server.member, ..Judge::default() };
             world.judges.push(judge);
             world.servers.push(server);
@@ -1003,8 +1004,8 @@ impl World {
                 let header = Header::request(Opcode::AttachLease, ATTACH_NUMBER);
                 let run = conn.run;
                 let (status, mut grant) = match attached {
-                    Ok((seat, grant)) => {
-                        conn.seat = Some(seat);
+                    Ok((membership, grant)) => {
+                        conn.membership = Some(membership);
                         conn.attached = true;
                         (Status::Ok, Some(grant))
                     }
@@ -1034,7 +1035,7 @@ impl World {
 
     fn serve(&mut self, link: LinkId, asked: &Asked) {
         let network = self.networks[link.server.as_usize()];
-        let Some(seat) = self.conns[&link].seat else { return };
+        let Some(membership) = self.conns[&link].membership else { return };
         if self.poison == Some(asked.uid) {
             // What others asked is answered before.
             let after = self.op_ns() / 4;
@@ -1042,7 +1043,7 @@ impl World {
             return;
         }
         let server = &mut self.servers[link.server.as_usize()];
-        let answer = server.request(seat, asked);
+        let answer = server.request(membership, asked);
         let run = server.run;
         let conn = self.conns.get_mut(&link).expect("seen above");
         let slow = if self.now < network.slow_until { network.slow } else { 0 };
@@ -1171,8 +1172,8 @@ impl World {
         }
         // From now on nothing more comes of it.
         conn.late = None;
-        if let Some(seat) = conn.seat.take() {
-            server.disconnected(self.now / MS, seat);
+        if let Some(membership) = conn.membership.take() {
+            server.disconnected(self.now / MS, membership);
             if let Some(due) = server.next_expiry_ms() {
                 let after = (due * MS).saturating_sub(self.now);
                 self.at(after, Event::Expire(link.server));
@@ -1556,7 +1557,7 @@ impl World {
 impl Conn {
     fn new(run: u64) -> Self {
         Self {
-            seat: None,
+            membership: None,
             run,
             out: VecDeque::new(),
             flushing: false,

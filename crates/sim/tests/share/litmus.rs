@@ -421,7 +421,7 @@ fn l18_readers_of_one_lock_hold_it_at_the_same_time() {
 }
 
 #[test]
-fn l18_a_snapshot_reader_sees_one_release_whole_and_keeps_nobody_out() {
+fn l18_a_snapshot_reader_sees_one_release_whole_and_keeps_no_writer_out() {
     everywhere_judged(
         &[ProtocolKind::Ibec],
         |place| {

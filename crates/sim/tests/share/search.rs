@@ -144,7 +144,7 @@ fn nested_locks_with_bytes_of_one_page_in_every_order() {
 }
 
 #[test]
-fn direct_puts_and_sums_beside_stores_in_every_order() {
+fn direct_puts_and_sums_during_stores_in_every_order() {
     let directly = |at: usize, value: u32| {
         vec![
             Op::DirectPut { at, len: 1, value: 9 },
@@ -188,7 +188,7 @@ fn a_word_that_two_ranks_add_to_in_every_order() {
 }
 
 #[test]
-fn a_sibling_writes_beside_a_critical_section_in_every_order() {
+fn a_sibling_writes_during_a_critical_section_in_every_order() {
     let section = || vec![lock(1), Op::Mutate { at: 0, len: 1, value: 1 }, unlock(1), barrier(0), read(1)];
     let sibling = vec![write(1, 1), lock(2), write(2, 1), unlock(2), barrier(0), read(0)];
     for protocol in ProtocolKind::ALL {

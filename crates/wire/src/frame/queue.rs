@@ -4,14 +4,14 @@
 //!   OpenQueue     most messages u64, most bytes u64, name                reply: the same two, as they hold
 //!   FreeQueue     -
 //!   ListQueues    -                                                      reply: queues
-//!   Push          patience_ms u32, kind u8, zero u8, length of the head u16, length of the body u64,
+//!   Push          timeout_ms u32, kind u8, zero u8, length of the head u16, length of the body u64,
 //!                 head, reference
 //!                                                                        reply: where the body goes u64
-//!   Take          patience_ms u32, most u16, number of numbers u16, numbers u64 each
+//!   Take          timeout_ms u32, most u16, number of numbers u16, numbers u64 each
 //!                                                                        reply: deliveries
 //!   Settle        how u32, zero u32, numbers u64 each
-//!   AwaitBody     number u64, patience_ms u32, zero u32
-//!   PushHeads     patience_ms u32, count u16, zero u16, and for each: length of the head u16, head
+//!   AwaitBody     number u64, timeout_ms u32, zero u32
+//!   PushHeads     timeout_ms u32, count u16, zero u16, and for each: length of the head u16, head
 //! ```
 //! A head and the reference to a body in the pool travel in tables; the bytes of a body travel as those of
 //! any other region ([`super::Window`]).
@@ -88,7 +88,7 @@ impl<'a> Body<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Push<'a> {
     /// How long it may wait for room.
-    pub patience_ms: u32,
+    pub timeout_ms: u32,
     pub head: &'a [u8],
     pub body: Body<'a>,
 }
@@ -104,7 +104,7 @@ impl<'a> Push<'a> {
             self.head.len() <= MAX_HEAD_BYTES && reference.len() <= MAX_REFERENCE_BYTES,
             "a message that is too long"
         );
-        out.extend_from_slice(&self.patience_ms.to_le_bytes());
+        out.extend_from_slice(&self.timeout_ms.to_le_bytes());
         out.extend_from_slice(&[self.body.kind(), 0]);
         out.extend_from_slice(&u16::try_from(self.head.len()).expect("bounded above").to_le_bytes());
         out.extend_from_slice(&self.body.bytes().to_le_bytes());
@@ -116,7 +116,7 @@ impl<'a> Push<'a> {
     /// [`WireError`].
     pub fn parse(table: &'a [u8]) -> Result<Self, WireError> {
         let mut reader = Reader::new(table);
-        let patience_ms = reader.u32()?;
+        let timeout_ms = reader.u32()?;
         let [kind, zero] = reader.array()?;
         let (head, bytes) = (usize::from(reader.u16()?), reader.u64()?);
         if zero != 0 {
@@ -126,7 +126,7 @@ impl<'a> Push<'a> {
             return Err(WireError::BadMessage);
         }
         let head = reader.take(head)?;
-        Ok(Self { patience_ms, head, body: Body::parse(kind, bytes, reader.rest())? })
+        Ok(Self { timeout_ms, head, body: Body::parse(kind, bytes, reader.rest())? })
     }
 }
 
@@ -134,7 +134,7 @@ impl<'a> Push<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PushHeads<'a> {
     /// How long they may wait for room for all of them.
-    pub patience_ms: u32,
+    pub timeout_ms: u32,
     count: u16,
     /// A length (2) and a head for each of `count`.
     coded: &'a [u8],
@@ -156,13 +156,13 @@ impl<'a> PushHeads<'a> {
     ///
     /// # Panics
     /// If there are none, or more than [fit](Self::fit), or one is too long.
-    pub fn encode(patience_ms: u32, heads: &[&[u8]], out: &mut Vec<u8>) {
+    pub fn encode(timeout_ms: u32, heads: &[&[u8]], out: &mut Vec<u8>) {
         assert!(
             !heads.is_empty() && heads.iter().all(|head| head.len() <= MAX_HEAD_BYTES),
             "heads that are not messages"
         );
         let from = out.len();
-        out.extend_from_slice(&patience_ms.to_le_bytes());
+        out.extend_from_slice(&timeout_ms.to_le_bytes());
         out.extend_from_slice(&u16::try_from(heads.len()).expect("they fit").to_le_bytes());
         out.extend_from_slice(&[0; 2]);
         for head in heads {
@@ -176,7 +176,7 @@ impl<'a> PushHeads<'a> {
     /// [`WireError`].
     pub fn parse(table: &'a [u8]) -> Result<Self, WireError> {
         let mut reader = Reader::new(table);
-        let (patience_ms, count, zero) = (reader.u32()?, reader.u16()?, reader.u16()?);
+        let (timeout_ms, count, zero) = (reader.u32()?, reader.u16()?, reader.u16()?);
         if zero != 0 {
             return Err(WireError::Reserved);
         }
@@ -190,7 +190,7 @@ impl<'a> PushHeads<'a> {
             heads.take(len)?;
         }
         heads.end()?;
-        if count == 0 { Err(WireError::BadMessage) } else { Ok(Self { patience_ms, count, coded }) }
+        if count == 0 { Err(WireError::BadMessage) } else { Ok(Self { timeout_ms, count, coded }) }
     }
 
     /// How many they are.
@@ -287,7 +287,7 @@ impl<'a> Delivery<'a> {
 /// A request for messages, which also acknowledges others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
-    pub patience_ms: u32,
+    pub timeout_ms: u32,
     /// At least 1.
     pub most: u16,
     pub acknowledged: Vec<u64>,
@@ -300,7 +300,7 @@ impl Take {
     /// If too many are acknowledged.
     pub fn encode(&self, out: &mut Vec<u8>) {
         assert!(self.acknowledged.len() <= MAX_SETTLED, "{} messages at once", self.acknowledged.len());
-        out.extend_from_slice(&self.patience_ms.to_le_bytes());
+        out.extend_from_slice(&self.timeout_ms.to_le_bytes());
         out.extend_from_slice(&self.most.to_le_bytes());
         out.extend_from_slice(&u16::try_from(self.acknowledged.len()).expect("bounded above").to_le_bytes());
         self.acknowledged.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
@@ -310,12 +310,12 @@ impl Take {
     /// [`WireError`].
     pub fn parse(table: &[u8]) -> Result<Self, WireError> {
         let mut reader = Reader::new(table);
-        let (patience_ms, most, count) = (reader.u32()?, reader.u16()?, usize::from(reader.u16()?));
+        let (timeout_ms, most, count) = (reader.u32()?, reader.u16()?, usize::from(reader.u16()?));
         let acknowledged = read_numbers(&mut reader)?;
         if most == 0 || acknowledged.len() != count {
             return Err(WireError::BadMessage);
         }
-        Ok(Self { patience_ms, most, acknowledged })
+        Ok(Self { timeout_ms, most, acknowledged })
     }
 }
 
@@ -370,14 +370,14 @@ fn read_numbers(reader: &mut Reader<'_>) -> Result<Vec<u64>, WireError> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AwaitBody {
     pub number: u64,
-    pub patience_ms: u32,
+    pub timeout_ms: u32,
 }
 
 impl AwaitBody {
     /// Appends the table.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.number.to_le_bytes());
-        out.extend_from_slice(&self.patience_ms.to_le_bytes());
+        out.extend_from_slice(&self.timeout_ms.to_le_bytes());
         out.extend_from_slice(&[0; 4]);
     }
 
@@ -385,9 +385,9 @@ impl AwaitBody {
     /// [`WireError`].
     pub fn parse(table: &[u8]) -> Result<Self, WireError> {
         let mut reader = Reader::new(table);
-        let (number, patience_ms, zero) = (reader.u64()?, reader.u32()?, reader.u32()?);
+        let (number, timeout_ms, zero) = (reader.u64()?, reader.u32()?, reader.u32()?);
         reader.end()?;
-        if zero == 0 { Ok(Self { number, patience_ms }) } else { Err(WireError::Reserved) }
+        if zero == 0 { Ok(Self { number, timeout_ms }) } else { Err(WireError::Reserved) }
     }
 }
 
@@ -540,7 +540,7 @@ mod tests {
 
     #[test]
     fn the_documented_bytes_of_a_message_are_these() {
-        let push = Push { patience_ms: 5, head: b"head", body: Body::InPool(7, b"ref") };
+        let push = Push { timeout_ms: 5, head: b"head", body: Body::InPool(7, b"ref") };
         let bytes = coded(|out| push.encode(out));
         assert_eq!(bytes, [&[5, 0, 0, 0, 2, 0, 4, 0, 7, 0, 0, 0, 0, 0, 0, 0][..], b"headref"].concat());
         let delivery = Delivery {
@@ -586,7 +586,7 @@ mod tests {
             bytes in 1..u64::MAX, kind in 0..3u8, flags in any::<[bool; 2]>(), numbers in prop::collection::vec(any::<u64>(), 0..40),
         ) {
             let body = [Body::None, Body::Bytes(bytes), Body::InPool(bytes, &reference)][usize::from(kind)];
-            let push = Push { patience_ms: 7, head: &head, body };
+            let push = Push { timeout_ms: 7, head: &head, body };
             let table = coded(|out| push.encode(out));
             prop_assert_eq!(Push::parse(&table), Ok(push));
             let heads = [&head[..], b"", &head[..head.len() / 2]];
@@ -598,12 +598,12 @@ mod tests {
             let table = coded(|out| { one.encode(out); one.encode(out) });
             prop_assert_eq!(Delivery::parse_all(&table), Ok(vec![one, one]));
             prop_assert!(Delivery::parse_all(&table[..table.len() - 1]).is_err());
-            let take = Take { patience_ms: 1, most: 5, acknowledged: numbers.clone() };
+            let take = Take { timeout_ms: 1, most: 5, acknowledged: numbers.clone() };
             prop_assert_eq!(Take::parse(&coded(|out| take.encode(out))), Ok(take));
             for how in Settlement::ALL {
                 prop_assert_eq!(Settlement::parse(&coded(|out| how.encode(&numbers, out))), Ok((how, numbers.clone())));
             }
-            let wait = AwaitBody { number: bytes, patience_ms: 9 };
+            let wait = AwaitBody { number: bytes, timeout_ms: 9 };
             prop_assert_eq!(AwaitBody::parse(&coded(|out| wait.encode(out))), Ok(wait));
             let bounds = QueueBounds { messages: 3, bytes };
             let table = coded(|out| bounds.encode("jobs", out));

@@ -27,7 +27,7 @@ use super::super::report::{Reach, Report};
 use super::super::server::{WorkDir, memory, start_redis};
 use super::super::service::{Place, Service};
 use super::super::workload::word;
-use super::{Args, HEAD_BYTES, PATIENCE, SPIN};
+use super::{Args, HEAD_BYTES, SPIN, TIMEOUT};
 
 /// Messages at a time: as many of 64 bytes as one answer has room for.
 const BATCH: u16 = 160;
@@ -174,8 +174,8 @@ fn drive(ways: &mut [Box<dyn Way>], depth: usize, length: Duration) -> Result<f6
         if over && accepted == sent && got == sent && !asked {
             return Ok(sent as f64 / started.elapsed().as_secs_f64());
         }
-        if now.duration_since(last) > PATIENCE {
-            bail!("{got} of {sent} messages came, and then none for {PATIENCE:?}");
+        if now.duration_since(last) > TIMEOUT {
+            bail!("{got} of {sent} messages came, and then none for {TIMEOUT:?}");
         }
     }
 }
@@ -207,7 +207,7 @@ fn memory_ways(endpoint: &Endpoint, count: usize, together: bool) -> Result<Vec<
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
     let mut granted: Option<Granted> = None;
     for _ in 0..count {
-        let link = connect(endpoint, policy.clone(), Instant::now() + PATIENCE)?;
+        let link = connect(endpoint, policy.clone(), Instant::now() + TIMEOUT)?;
         let (head, table, acknowledged, groups) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
         let mut way = Memory { link, request: 0, queue: 0, head, table, acknowledged, together, groups };
         match &granted {
@@ -269,7 +269,7 @@ impl Way for Memory {
         }
         for message in messages {
             self.table.clear();
-            Push { patience_ms: 1000, head: message, body: Body::None }.encode(&mut self.table);
+            Push { timeout_ms: 1000, head: message, body: Body::None }.encode(&mut self.table);
             self.ask(Opcode::Push, self.queue);
         }
     }
@@ -278,7 +278,7 @@ impl Way for Memory {
         self.table.clear();
         let acknowledged = std::mem::take(&mut self.acknowledged);
         // Does not wait, like the other's.
-        Take { patience_ms: 0, most: BATCH, acknowledged }.encode(&mut self.table);
+        Take { timeout_ms: 0, most: BATCH, acknowledged }.encode(&mut self.table);
         self.ask(Opcode::Take, self.queue);
     }
 

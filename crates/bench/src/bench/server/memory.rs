@@ -1,6 +1,6 @@
 //! Connections to a memory server.
 
-use super::{Connections, PATIENCE, load::Connection};
+use super::{Connections, TIMEOUT, load::Connection};
 use anyhow::{Context, Result, bail};
 use rampool_net::transport::{
     Endpoint, Flush, Link, LocalPolicy, Piece, PieceMut, Received, Urgency, connect as connect_link,
@@ -33,7 +33,7 @@ pub fn connect(
     let policy = LocalPolicy { key: None, encryption: Encryption::Auto, features, ucx: None };
     // The first client's region holds the pages; the others are members of its lease, each with a
     // copy-on-write copy of the region.
-    let mut first = Client::new(connect_link(endpoint, policy.clone(), Instant::now() + PATIENCE)?);
+    let mut first = Client::new(connect_link(endpoint, policy.clone(), Instant::now() + TIMEOUT)?);
     let open = OpenLease { bytes: share, pid: std::process::id(), name: "bench".into(), host: "here".into() };
     let granted = first.call(Opcode::OpenLease, 0, &open.encode())?.1;
     let granted = rampool_wire::frame::Granted::parse(&granted)?;
@@ -44,7 +44,7 @@ pub fn connect(
     let mut clients = Vec::new();
     for _ in 1..connections {
         let copy = first.call(Opcode::CloneRegion, first.region.0, &[])?.0.region;
-        let mut client = Client::new(connect_link(endpoint, policy.clone(), Instant::now() + PATIENCE)?);
+        let mut client = Client::new(connect_link(endpoint, policy.clone(), Instant::now() + TIMEOUT)?);
         let attach = rampool_wire::frame::AttachLease {
             lease: granted.lease,
             token: granted.token,
@@ -108,7 +108,7 @@ impl Client {
 
 /// The memory server's next answer on a connection that waits for nothing else. Blocks.
 pub(in crate::bench) fn answer(link: &mut Link) -> Result<(Header, Vec<u8>)> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         link.flush()?;
         match link.receive()? {

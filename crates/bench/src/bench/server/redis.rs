@@ -1,6 +1,6 @@
 //! Connections to redis, in its own protocol.
 
-use super::{Connections, PATIENCE, load::Connection};
+use super::{Connections, TIMEOUT, load::Connection};
 use crate::bench::peer;
 use anyhow::{Context, Result, bail};
 use rampool_wire::frame::page_crc;
@@ -65,12 +65,12 @@ impl Client {
             Address::Tcp(port) => {
                 let socket = TcpStream::connect(("127.0.0.1", *port))?;
                 peer::set_up(&socket)?;
-                socket.set_read_timeout(Some(PATIENCE))?;
+                socket.set_read_timeout(Some(TIMEOUT))?;
                 Socket::Tcp(socket)
             }
             Address::Unix(path) => {
                 let socket = UnixStream::connect(path)?;
-                socket.set_read_timeout(Some(PATIENCE))?;
+                socket.set_read_timeout(Some(TIMEOUT))?;
                 Socket::Unix(socket)
             }
         };

@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<i32> {
         (other, sizes) => bail!("unknown experiment {other} with {} sizes", sizes.len()),
     }
     bench.shared.barrier(99)?;
-    bench.shared.finish()?;
+    bench.shared.close()?;
     if bench.shared.rank() == 0 {
         println!("{}", serde_json::to_string(&bench.samples)?);
     }

@@ -13,7 +13,7 @@ use super::kernels::{Kernel, RemoteArrays, Replay};
 use super::{Bench, CLIENTS, SPIN};
 use crate::bench::report::Report;
 use crate::bench::service::{Paged, before_exec};
-use rampool_pager::fault::RungChoice;
+use rampool_pager::fault::FaultModeChoice;
 use rampool_pager::pager::InstallBy;
 
 /// One client of the experiment
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Result<i32> {
         prefetch_bytes: args.prefetch_bytes,
         spin: SPIN,
         install_by: InstallBy::Copy,
-        rung: RungChoice::Auto,
+        fault_mode: FaultModeChoice::Auto,
     }
     .open()?;
     let mut remote = RemoteArrays::new(&memory, args.elements)?;

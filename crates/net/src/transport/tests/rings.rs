@@ -108,7 +108,7 @@ fn no_content_of_the_memory_harms_the_server() {
 }
 
 #[test]
-fn bells_that_nobody_asked_for_do_not_keep_the_socket_readable() {
+fn unrequested_doorbells_do_not_keep_the_socket_readable() {
     let (mut link, peer) = hostile();
     let deadline = Instant::now() + DEADLINE;
     for _ in 0..3 {
@@ -116,7 +116,7 @@ fn bells_that_nobody_asked_for_do_not_keep_the_socket_readable() {
         // Each time it has been woken for nothing it takes some away.
         while !link.may_sleep(true) || is_readable(&link) {
             assert_eq!(link.receive().unwrap(), Received::Blocked);
-            assert!(Instant::now() < deadline, "the bells ring for ever");
+            assert!(Instant::now() < deadline, "the doorbells ring for ever");
         }
     }
 }

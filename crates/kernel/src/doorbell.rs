@@ -14,7 +14,7 @@ use crate::thread::{SpawnError, spawn_detached};
 
 /// Even: listening; the lowest bit ends the thread.
 #[derive(Debug)]
-pub struct Bell {
+pub struct Doorbell {
     word: &'static AtomicU32,
     /// The thread's, open until the word says END.
     fd: RawFd,
@@ -22,7 +22,7 @@ pub struct Bell {
 
 const END: u32 = 1;
 
-impl Bell {
+impl Doorbell {
     /// `word` is zero, and is used for nothing else.
     ///
     /// # Errors
@@ -86,14 +86,14 @@ impl Bell {
     }
 
     /// Makes it silent again.
-    pub fn hush(&self) {
-        let mut rung = 0u64;
+    pub fn clear(&self) {
+        let mut rings = 0u64;
         // SAFETY: an eventfd gives eight bytes.
-        unsafe { libc::read(self.fd, (&raw mut rung).cast(), 8) };
+        unsafe { libc::read(self.fd, (&raw mut rings).cast(), 8) };
     }
 }
 
-impl Drop for Bell {
+impl Drop for Doorbell {
     fn drop(&mut self) {
         self.word.fetch_or(END, Ordering::AcqRel);
         wake(self.word);

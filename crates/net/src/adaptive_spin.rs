@@ -28,7 +28,7 @@ const GOOD_RUN: u32 = 1024;
 /// What the waits of one kind were like. Invariant: `score <= MEMORY`; looking pays while it is at least the
 /// half.
 #[derive(Clone, Debug)]
-pub struct Patience {
+pub struct AdaptiveSpin {
     most: Duration,
     score: u32,
     /// How far the wait under way was at the last look, if it was looked at all.
@@ -42,7 +42,7 @@ pub struct Patience {
     good: u32,
 }
 
-impl Patience {
+impl AdaptiveSpin {
     /// Looks for `most` at a time, from the start.
     pub fn new(most: Duration) -> Self {
         Self {
@@ -115,17 +115,17 @@ mod tests {
 
     const MOST: Duration = Duration::from_micros(100);
 
-    fn after(waits: impl IntoIterator<Item = u64>) -> Patience {
-        let mut patience = Patience::new(MOST);
+    fn after(waits: impl IntoIterator<Item = u64>) -> AdaptiveSpin {
+        let mut adaptive_spin = AdaptiveSpin::new(MOST);
         for us in waits {
-            patience.waited(Duration::from_micros(us));
+            adaptive_spin.waited(Duration::from_micros(us));
         }
-        patience
+        adaptive_spin
     }
 
     #[test]
     fn it_looks_while_most_things_come_soon() {
-        assert_eq!(Patience::new(MOST).time(), MOST);
+        assert_eq!(AdaptiveSpin::new(MOST).time(), MOST);
         assert_eq!(after((0..1000).map(|n| if n % 3 == 0 { 5000 } else { 30 })).time(), MOST);
     }
 
@@ -139,24 +139,24 @@ mod tests {
 
     #[test]
     fn who_shall_not_look_never_does() {
-        let mut patience = Patience::new(Duration::ZERO);
+        let mut adaptive_spin = AdaptiveSpin::new(Duration::ZERO);
         for _ in 0..2 * MEMORY {
-            assert_eq!(patience.time(), Duration::ZERO);
-            patience.waited(Duration::from_micros(1));
+            assert_eq!(adaptive_spin.time(), Duration::ZERO);
+            adaptive_spin.waited(Duration::from_micros(1));
         }
     }
 
     /// A thread that polls is away for 4 ms; one that sleeps is woken soon. Returns how many of the waits
     /// were polled through.
-    fn beside_a_busy_thread(patience: &mut Patience, waits: u32) -> u32 {
+    fn with_a_busy_thread(adaptive_spin: &mut AdaptiveSpin, waits: u32) -> u32 {
         let mut looked = 0;
         for _ in 0..waits {
-            if patience.time().is_zero() {
-                patience.waited(Duration::from_micros(50));
+            if adaptive_spin.time().is_zero() {
+                adaptive_spin.waited(Duration::from_micros(50));
             } else {
                 looked += 1;
-                patience.look_again(Duration::from_micros(1), true);
-                patience.waited(Duration::from_millis(4));
+                adaptive_spin.look_again(Duration::from_micros(1), true);
+                adaptive_spin.waited(Duration::from_millis(4));
             }
         }
         looked
@@ -164,26 +164,26 @@ mod tests {
 
     #[test]
     fn who_does_not_get_the_cpu_back_stops_looking_for_ever_longer() {
-        let mut patience = Patience::new(MOST);
-        let looked = beside_a_busy_thread(&mut patience, 100_000);
+        let mut adaptive_spin = AdaptiveSpin::new(MOST);
+        let looked = with_a_busy_thread(&mut adaptive_spin, 100_000);
         assert!(looked <= 12, "{looked} waits were looked through");
         // Alone again, it looks again, and one gap is no longer paid for as dearly.
         for _ in 0..LONGEST_BAR + 4 * GOOD_RUN {
-            if !patience.time().is_zero() {
-                patience.look_again(Duration::from_micros(1), true);
+            if !adaptive_spin.time().is_zero() {
+                adaptive_spin.look_again(Duration::from_micros(1), true);
             }
-            patience.waited(Duration::from_micros(30));
+            adaptive_spin.waited(Duration::from_micros(30));
         }
-        assert_eq!(patience.time(), MOST);
-        assert_eq!(patience.next_bar, BAR);
+        assert_eq!(adaptive_spin.time(), MOST);
+        assert_eq!(adaptive_spin.next_bar, BAR);
     }
 
     #[test]
     fn to_sleep_after_looking_is_no_gap() {
-        let mut patience = Patience::new(MOST);
-        patience.look_again(Duration::from_micros(90), true);
-        patience.sleeps();
-        patience.waited(Duration::from_secs(10));
-        assert_eq!(patience.barred, 0);
+        let mut adaptive_spin = AdaptiveSpin::new(MOST);
+        adaptive_spin.look_again(Duration::from_micros(90), true);
+        adaptive_spin.sleeps();
+        adaptive_spin.waited(Duration::from_secs(10));
+        assert_eq!(adaptive_spin.barred, 0);
     }
 }

@@ -3,11 +3,11 @@
 //! A child that cannot take its memory over (made by a bare `clone`, or without a descriptor left) is served
 //! by its parent to its end. When the parent dies first, the kernel closes the child's context with the
 //! parent's descriptors, and what is absent would read as zeroes from then on. So the parent's agent entrusts
-//! a copy of each such context to the process that started the run, the fork fallback (*guardian*), as soon
+//! a copy of each such context to the process that started the run, the *fork fallback*, as soon
 //! as it has it. A context that is open somewhere keeps its faults waiting; once the line to the agent hangs
-//! up, the guardian answers them: what is absent is lost, and an access to it a SIGBUS.
+//! up, the fallback answers them: what is absent is lost, and an access to it a SIGBUS.
 //!
-//! The guardian reads nothing from a context while the agent lives. Between the moment when the agent has a
+//! The fallback reads nothing from a context while the agent lives. Between the moment when the agent has a
 //! context and the moment when it has entrusted it lie a few microseconds: reading the event is what lets the
 //! child run. A parent that is killed in between leaves a child that reads zeroes, unless it was made by
 //! `fork(3)`, asks for its memory first, and ends because it gets no answer.
@@ -27,7 +27,7 @@ use rampool_wire::units::OS_PAGE_BYTES;
 const BACKLOG: i32 = 4096;
 
 fn path(run_dir: &Path) -> PathBuf {
-    run_dir.join("guardian.sock")
+    run_dir.join("fork-fallback.sock")
 }
 
 fn socket() -> Result<OwnedFd, Errno> {
@@ -35,13 +35,13 @@ fn socket() -> Result<OwnedFd, Errno> {
     net::socket_with(net::AddressFamily::UNIX, net::SocketType::SEQPACKET, flags, None)
 }
 
-/// A process's line to the guardian of its run, held as long as the process lives.
+/// A process's line to the fork fallback of its run, held as long as the process lives.
 #[derive(Debug)]
-pub struct Guarded {
+pub struct FallbackLine {
     line: OwnedFd,
 }
 
-impl Guarded {
+impl FallbackLine {
     /// `None`: the run is over, or this process has given away the right to enter its directory.
     #[must_use]
     pub fn connect(run_dir: &Path) -> Option<Self> {
@@ -50,8 +50,8 @@ impl Guarded {
         Some(Self { line })
     }
 
-    /// Gives the guardian a copy of the context of a child that this process serves. Does not block. False if
-    /// there is no guardian any more, or it has not looked for very long.
+    /// Gives the fallback a copy of the context of a child that this process serves. Does not block. False if
+    /// there is no fallback any more, or it has not looked for very long.
     pub fn entrust(&self, context: &Uffd) -> bool {
         let descriptors = [context.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -64,7 +64,7 @@ impl Guarded {
 
 /// Keeps the contexts of children that are served by others.
 #[derive(Debug)]
-pub struct Guardian {
+pub struct ForkFallback {
     listener: OwnedFd,
     lines: Vec<Line>,
     orphans: Vec<Orphan>,
@@ -74,7 +74,7 @@ pub struct Guardian {
 struct Line {
     socket: OwnedFd,
     pid: i32,
-    wards: Vec<Uffd>,
+    children: Vec<Uffd>,
 }
 
 #[derive(Debug)]
@@ -84,7 +84,7 @@ struct Orphan {
     told: bool,
 }
 
-impl Guardian {
+impl ForkFallback {
     /// # Errors
     /// When the socket cannot be made in the run's directory.
     pub fn create(run_dir: &Path) -> std::io::Result<Self> {
@@ -97,7 +97,7 @@ impl Guardian {
     /// Children are alive that depend on this fallback, or may come to do so.
     #[must_use]
     pub fn is_needed(&self) -> bool {
-        !self.orphans.is_empty() || self.lines.iter().any(|line| !line.wards.is_empty())
+        !self.orphans.is_empty() || self.lines.iter().any(|line| !line.children.is_empty())
     }
 
     /// Takes what was entrusted, and answers children whose parents are gone. Returns at once; `say` gets a
@@ -108,19 +108,19 @@ impl Guardian {
         {
             let pid =
                 net::sockopt::socket_peercred(&socket).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
-            self.lines.push(Line { socket, pid, wards: Vec::new() });
+            self.lines.push(Line { socket, pid, children: Vec::new() });
         }
         let orphans = &mut self.orphans;
         self.lines.retain_mut(|line| {
             let alive = line.receive();
-            line.wards.retain(is_alive);
+            line.children.retain(is_alive);
             if !alive {
                 let orphan = |context: Uffd| {
                     // The parent may have read of a fault, and died before it answered.
                     context.wake_all();
                     Orphan { context, parent: line.pid, told: false }
                 };
-                orphans.extend(line.wards.drain(..).map(orphan));
+                orphans.extend(line.children.drain(..).map(orphan));
             }
             alive
         });
@@ -152,7 +152,7 @@ impl Line {
                 Ok(message) if message.bytes == 1 => {
                     for message in control.drain() {
                         if let net::RecvAncillaryMessage::ScmRights(descriptors) = message {
-                            self.wards.extend(descriptors.map(Uffd::from_fd));
+                            self.children.extend(descriptors.map(Uffd::from_fd));
                         }
                     }
                 }

@@ -2,7 +2,7 @@
 //! log, and no client's place.
 
 use super::shared::{Shared, lock};
-use rampool_lease::{Complaints, Repeated};
+use rampool_lease::{LogLimiter, Repeated};
 use rampool_net::transport::Peer;
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -11,32 +11,32 @@ use std::sync::Mutex;
 
 /// In each minute the same is said once about the same peer, and later how often it was.
 const PERIOD_MS: u64 = 60_000;
-/// So many complaints of a minute are kept apart.
-const MOST_COMPLAINTS: usize = 32;
+/// So many events of a minute are kept apart.
+const MOST_PEER_EVENTS: usize = 32;
 
-/// What makes two complaints the same.
+/// What makes two events the same.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Complaint {
+struct PeerEvent {
     what: &'static str,
     from: String,
     error: String,
 }
 
 /// What the log says of unauthenticated peers.
-pub(super) struct Grumbler(Mutex<Complaints<Complaint>>);
+pub(super) struct PeerLog(Mutex<LogLimiter<PeerEvent>>);
 
-impl Default for Grumbler {
+impl Default for PeerLog {
     fn default() -> Self {
-        Self(Mutex::new(Complaints::new(PERIOD_MS, MOST_COMPLAINTS)))
+        Self(Mutex::new(LogLimiter::new(PERIOD_MS, MOST_PEER_EVENTS)))
     }
 }
 
 impl Shared {
     /// Logs what went wrong with a peer, be it a client or not; what is repeated is counted instead.
-    pub(super) fn complain(&self, what: &'static str, peer: Option<&Peer>, error: &dyn Display) {
+    pub(super) fn log_peer_error(&self, what: &'static str, peer: Option<&Peer>, error: &dyn Display) {
         let error = error.to_string();
-        let complaint = Complaint { what, from: peer.map(origin).unwrap_or_default(), error: error.clone() };
-        if lock(&self.grumbler.0).hear(self.now(), complaint) {
+        let event = PeerEvent { what, from: peer.map(origin).unwrap_or_default(), error: error.clone() };
+        if lock(&self.peer_log.0).hear(self.now(), event) {
             match peer {
                 Some(peer) => tracing::warn!(%peer, %error, "{what}"),
                 None => tracing::warn!(%error, "{what}"),
@@ -45,13 +45,13 @@ impl Shared {
     }
 
     /// Logs how often it was, when the minute is over, or at the end.
-    pub(super) fn complain_of_repetitions(&self, at_the_end: bool) {
-        let mut complaints = lock(&self.grumbler.0);
-        let repeated = if at_the_end { complaints.tell_all() } else { complaints.tell(self.now()) };
-        drop(complaints);
+    pub(super) fn log_repeated_peer_errors(&self, at_the_end: bool) {
+        let mut limiter = lock(&self.peer_log.0);
+        let repeated = if at_the_end { limiter.tell_all() } else { limiter.tell(self.now()) };
+        drop(limiter);
         for Repeated { what, times } in repeated {
             match what {
-                Some(Complaint { what, from, error }) => {
+                Some(PeerEvent { what, from, error }) => {
                     tracing::warn!(%from, %error, times, "{what}: more like this in the last minute")
                 }
                 None => {
@@ -81,9 +81,9 @@ fn origin(peer: &Peer) -> String {
 /// The tokens of a shard's connections whose handshake is under way, the oldest first, and of some that have
 /// gone on since.
 #[derive(Default)]
-pub(super) struct Newcomers(VecDeque<u64>);
+pub(super) struct Unauthenticated(VecDeque<u64>);
 
-impl Newcomers {
+impl Unauthenticated {
     /// `is_new`: whether the handshake of a token's connection is under way.
     pub(super) fn add(&mut self, token: u64, is_new: impl Fn(u64) -> bool) {
         if self.0.len() == self.0.capacity() {
@@ -114,13 +114,13 @@ mod tests {
 
     #[test]
     fn the_oldest_whose_handshake_goes_on_is_found_and_others_are_forgotten() {
-        let mut newcomers = Newcomers::default();
+        let mut unauthenticated = Unauthenticated::default();
         // All but every hundredth go on.
         let is_new = |token: u64| token.is_multiple_of(100);
-        (1..=10_000).for_each(|token| newcomers.add(token, is_new));
-        assert!(newcomers.0.len() < 1000, "{}", newcomers.0.len());
-        assert_eq!(newcomers.take_oldest(is_new), Some(100));
-        assert_eq!(newcomers.take_oldest(is_new), Some(200));
-        assert_eq!(newcomers.take_oldest(|token| token > 10_000), None);
+        (1..=10_000).for_each(|token| unauthenticated.add(token, is_new));
+        assert!(unauthenticated.0.len() < 1000, "{}", unauthenticated.0.len());
+        assert_eq!(unauthenticated.take_oldest(is_new), Some(100));
+        assert_eq!(unauthenticated.take_oldest(is_new), Some(200));
+        assert_eq!(unauthenticated.take_oldest(|token| token > 10_000), None);
     }
 }

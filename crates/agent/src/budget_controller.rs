@@ -9,10 +9,10 @@ use rampool_client::pool::PoolRegion;
 use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::memory::ResidentCounter;
 use rampool_kernel::uffd::Uffd;
-use rampool_pager::fork::{ChildMemory, Foster};
+use rampool_pager::fork::{ChildMemory, ForkFaultServer};
 use rampool_pager::pager::{Pager, Supervisor};
-use rampool_run::guardian::Guarded;
-use rampool_run::roll::Signature;
+use rampool_run::fork_fallback::FallbackLine;
+use rampool_run::process_registry::Signature;
 use rampool_run::settings::Settings;
 use rampool_wire::units::ByteLen;
 
@@ -38,8 +38,8 @@ const LEAST_LEASE_GROWTH: u64 = 64 << 20;
 const RETRY_FULL: Duration = Duration::from_millis(200);
 
 /// A child that is served until it asks for its memory.
-struct Ward {
-    foster: Foster<PoolRegion>,
+struct ServedChild {
+    fork_fault_server: ForkFaultServer<PoolRegion>,
     /// Ends when the child does, or starts another program. None: made by a bare clone, it will never ask.
     line: Option<OwnedFd>,
 }
@@ -51,11 +51,11 @@ struct Expected {
     region: PoolRegion,
 }
 
-pub struct Keeper {
+pub struct BudgetController {
     settings: &'static Settings,
     counter: ResidentCounter,
     ending: Ending,
-    wards: Vec<Ward>,
+    served: Vec<ServedChild>,
     /// Children that are not served until they have asked, where forks are not followed.
     expected: Vec<Expected>,
     /// Resident unmanaged pages when the program's mappings were last read.
@@ -66,27 +66,27 @@ pub struct Keeper {
     budget_told: u64,
     full_retried: Instant,
     full_reported: bool,
-    /// The line to the fork fallback, which serves the wards that outlive this process.
-    guarded: Option<Guarded>,
+    /// The line to the fork fallback, which serves the children that outlive this process.
+    fallback: Option<FallbackLine>,
     haste: Haste,
     /// Held as long as the process lives.
     _signature: Option<Signature>,
 }
 
-impl Keeper {
+impl BudgetController {
     pub fn new(
         settings: &'static Settings,
         counter: ResidentCounter,
         ending: Ending,
         signature: Option<Signature>,
-        guarded: Option<Guarded>,
+        fallback: Option<FallbackLine>,
         haste: Haste,
     ) -> Self {
         Self {
             settings,
             counter,
             ending,
-            wards: Vec::new(),
+            served: Vec::new(),
             expected: Vec::new(),
             other_at_scan: 0,
             tick: SHORTEST_TICK,
@@ -94,7 +94,7 @@ impl Keeper {
             budget_told: 0,
             full_retried: Instant::now() - RETRY_FULL,
             full_reported: false,
-            guarded,
+            fallback,
             haste,
             _signature: signature,
         }
@@ -169,9 +169,9 @@ impl Keeper {
     }
 
     /// Before this process ends without having served its children to the end: they must not meet zeroes.
-    fn give_wards_up(&mut self) {
-        for ward in &mut self.wards {
-            ward.foster.give_up();
+    fn give_served_up(&mut self) {
+        for child in &mut self.served {
+            child.fork_fault_server.give_up();
         }
     }
 
@@ -192,10 +192,10 @@ impl Keeper {
     }
 }
 
-/// Without a guardian (the run is over, or the process may not enter its directory) the child is not served
-/// once this process is gone.
-fn entrust(guarded: Option<&Guarded>, child: &Uffd) {
-    let _ = guarded.is_some_and(|guarded| guarded.entrust(child));
+/// Without a fork fallback (the run is over, or the process may not enter its directory) the child is not
+/// served once this process is gone.
+fn entrust(fallback: Option<&FallbackLine>, child: &Uffd) {
+    let _ = fallback.is_some_and(|fallback| fallback.entrust(child));
 }
 
 /// Asks the servers for a larger lease, by a quarter or by what they have left. Returns whether it became
@@ -214,7 +214,7 @@ fn grow_lease(pager: &mut Pager<Pool>) -> bool {
     }
 }
 
-impl Supervisor<Pool> for Keeper {
+impl Supervisor<Pool> for BudgetController {
     fn tick(&mut self, pager: &mut Pager<Pool>) -> Duration {
         self.ending.look();
         let mut other = self.other_pages(pager);
@@ -263,12 +263,12 @@ impl Supervisor<Pool> for Keeper {
         let line = fork::take_line();
         if line.is_none() {
             // It cannot ask for its memory, and must not read zeroes should this process be killed.
-            entrust(self.guarded.as_ref(), &child);
+            entrust(self.fallback.as_ref(), &child);
         }
         match pager.fork_child(child) {
-            Ok(foster) => self.wards.push(Ward { foster, line }),
+            Ok(fork_fault_server) => self.served.push(ServedChild { fork_fault_server, line }),
             Err(reason) => {
-                self.give_wards_up();
+                self.give_served_up();
                 end_process(
                     Some(self.settings),
                     &format!("a forked child cannot be given its memory: {reason}"),
@@ -278,7 +278,7 @@ impl Supervisor<Pool> for Keeper {
     }
 
     fn lost(&mut self, pager: &mut Pager<Pool>, reason: String) {
-        self.give_wards_up();
+        self.give_served_up();
         let mut remote = 0;
         pager.cache().absent_content(|extent, staged| {
             remote += if staged.is_none() { u64::from(extent.count) } else { 0 }
@@ -298,15 +298,15 @@ impl Supervisor<Pool> for Keeper {
     }
 
     fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
-        out.extend(fork::bell().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
+        out.extend(fork::doorbell().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
         out.extend(self.expected.iter().map(|child| libc::pollfd {
             fd: child.line.as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         }));
-        for ward in &self.wards {
-            out.push(libc::pollfd { fd: ward.foster.raw_fd(), events: libc::POLLIN, revents: 0 });
-            if let Some(line) = &ward.line {
+        for child in &self.served {
+            out.push(libc::pollfd { fd: child.fork_fault_server.raw_fd(), events: libc::POLLIN, revents: 0 });
+            if let Some(line) = &child.line {
                 out.push(libc::pollfd { fd: line.as_raw_fd(), events: libc::POLLIN, revents: 0 });
             }
         }
@@ -315,25 +315,27 @@ impl Supervisor<Pool> for Keeper {
     fn wake_up(&mut self, pager: &mut Pager<Pool>) -> bool {
         self.serve_request(pager);
         self.serve_expected(pager);
-        let mut wards = std::mem::take(&mut self.wards);
-        while let Some(mut ward) = wards.pop() {
-            let guarded = self.guarded.as_ref();
-            match pager.serve_foster(&mut ward.foster, &mut |child| entrust(guarded, child)) {
-                Ok(children) => {
-                    self.wards.extend(children.into_iter().map(|foster| Ward { foster, line: None }))
-                }
+        let mut served = std::mem::take(&mut self.served);
+        while let Some(mut child) = served.pop() {
+            let fallback = self.fallback.as_ref();
+            match pager.serve_forked(&mut child.fork_fault_server, &mut |child| entrust(fallback, child)) {
+                Ok(children) => self.served.extend(
+                    children
+                        .into_iter()
+                        .map(|fork_fault_server| ServedChild { fork_fault_server, line: None }),
+                ),
                 Err(reason) => {
-                    self.wards.push(ward);
-                    self.wards.append(&mut wards);
-                    self.give_wards_up();
+                    self.served.push(child);
+                    self.served.append(&mut served);
+                    self.give_served_up();
                     end_process(Some(self.settings), &format!("a forked child cannot be served: {reason}"))
                 }
             }
-            match ward.line.as_ref().map_or(fork::Line::Quiet, fork::listen) {
-                fork::Line::Quiet => self.wards.push(ward),
+            match child.line.as_ref().map_or(fork::Line::Quiet, fork::listen) {
+                fork::Line::Quiet => self.served.push(child),
                 fork::Line::Asked => {
-                    let line = ward.line.take().expect("it was listened to");
-                    let handed = ward.foster.hand_over().and_then(|(uffd, memory, region)| {
+                    let line = child.line.take().expect("it was listened to");
+                    let handed = child.fork_fault_server.hand_over().and_then(|(uffd, memory, region)| {
                         let ticket =
                             pager.backing().region_ticket(region).map_err(|error| error.to_string())?;
                         Ok((uffd, memory, ticket))
@@ -341,8 +343,8 @@ impl Supervisor<Pool> for Keeper {
                     match handed {
                         Ok((uffd, memory, ticket)) => fork::hand_over(&line, Some(&uffd), &memory, &ticket),
                         Err(error) => {
-                            self.wards.append(&mut wards);
-                            self.give_wards_up();
+                            self.served.append(&mut served);
+                            self.give_served_up();
                             end_process(
                                 Some(self.settings),
                                 &format!("a forked child cannot be given its memory: {error}"),
@@ -351,7 +353,7 @@ impl Supervisor<Pool> for Keeper {
                     }
                 }
                 fork::Line::Closed => {
-                    let region = ward.foster.region();
+                    let region = child.fork_fault_server.region();
                     rampool_pager::backing::Backing::free_region(pager.backing(), region);
                 }
             }

@@ -73,7 +73,7 @@ impl Side {
     }
 }
 
-/// A stray fault whose page came alone.
+/// A random fault whose page came alone.
 #[derive(Clone, Debug)]
 struct Probe {
     page: u32,
@@ -83,7 +83,7 @@ struct Probe {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Beside {
+pub(super) struct Neighbours {
     /// Below and above.
     sides: [Side; 2],
     probes: VecDeque<Probe>,
@@ -92,14 +92,14 @@ pub(super) struct Beside {
     with: Option<u32>,
 }
 
-impl Beside {
+impl Neighbours {
     pub fn new() -> Self {
         Self { sides: [Side::NEW; 2], probes: VecDeque::new(), clock: 0, with: None }
     }
 
     /// A fault on `page` that no stream foresaw. `remote`: whether the pages below and above would have to be
     /// fetched as well.
-    fn stray(&mut self, page: u32, remote: [bool; 2]) {
+    fn random_fault(&mut self, page: u32, remote: [bool; 2]) {
         self.clock += 1;
         while self.probes.front().is_some_and(|probe| probe.clock + WITHIN < self.clock) {
             let probe = self.probes.pop_front().expect("it was looked at");
@@ -137,17 +137,17 @@ impl Beside {
 
 impl Cache {
     /// A fault on a Remote page that no stream predicted.
-    pub(super) fn observe_beside(&mut self, index: u32) {
+    pub(super) fn observe_neighbours(&mut self, index: u32) {
         if self.config.unit_pages == 1 && self.config.max_prefetch_pages > 1 {
             let remote = [index.checked_sub(1), index.checked_add(1)]
                 .map(|at| at.is_some_and(|at| self.is_remote(at)));
-            self.beside.stray(index, remote);
+            self.neighbours.random_fault(index, remote);
         }
     }
 
     /// First and last page that a fetch of the wanted page `index` brings with it, at most `most` more.
     pub(super) fn company(&self, index: u32, most: u64) -> (u32, u32) {
-        let [below, above] = self.beside.with(index);
+        let [below, above] = self.neighbours.with(index);
         let first = index.checked_sub(1).filter(|at| below && most > 0 && self.is_remote(*at));
         let most = most - u64::from(first.is_some());
         let last = index.checked_add(1).filter(|at| above && most > 0 && self.is_remote(*at));

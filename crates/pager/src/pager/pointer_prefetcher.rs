@@ -11,7 +11,7 @@ use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
 use crate::space::AddressSpace;
 
 /// How many faults without a prediction must happen before the search starts.
-const IDLE_STRAYS: u64 = 128;
+const IDLE_RANDOM_FAULTS: u64 = 128;
 /// With less local memory than this, the pages of a few walks would evict pages in use.
 const LEAST_BUDGET_PAGES: u64 = 4096;
 /// Pages looked at for one piece of a search.
@@ -19,10 +19,10 @@ const LOOKS_A_PIECE: usize = 4096;
 const WORD_BYTES: usize = size_of::<u64>();
 
 #[derive(Debug, Default)]
-pub(super) struct Foresight {
+pub(super) struct PointerPrefetcher {
     pointers: Pointers,
     memory: Opened,
-    strays_seen: u64,
+    random_faults_seen: u64,
     ahead: Vec<PageIndex>,
 }
 
@@ -35,15 +35,15 @@ enum Opened {
     Open(SelfMemory),
 }
 
-impl Foresight {
+impl PointerPrefetcher {
     /// A thread waits for the content at `address`; the cache has taken notice. Returns the pages that will
     /// be wanted next, often none.
     pub fn fault(&mut self, address: usize, space: &AddressSpace, cache: &Cache) -> &[PageIndex] {
-        let strays = cache.stray_faults();
-        let stray = strays != self.strays_seen;
-        self.strays_seen = strays;
+        let random_faults = cache.random_faults();
+        let random = random_faults != self.random_faults_seen;
+        self.random_faults_seen = random_faults;
         self.ahead.clear();
-        if strays < IDLE_STRAYS || cache.budget_pages() < LEAST_BUDGET_PAGES {
+        if random_faults < IDLE_RANDOM_FAULTS || cache.budget_pages() < LEAST_BUDGET_PAGES {
             return &[];
         }
         if matches!(self.memory, Opened::NotYet) {
@@ -51,7 +51,7 @@ impl Foresight {
         }
         if let Opened::Open(memory) = &self.memory {
             let mut view = View { space, cache, memory };
-            self.pointers.fault(address as u64, stray, &mut view, &mut self.ahead);
+            self.pointers.fault(address as u64, random, &mut view, &mut self.ahead);
         }
         &self.ahead
     }

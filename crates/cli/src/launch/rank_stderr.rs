@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use rampool_kernel::words::pass_on;
 
 /// After all remote shells have ended, a process that a rank left behind may still keep standard error open.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Threads that each read the output of one rank.
-pub struct Ears {
+pub struct RankStderr {
     mark: String,
     teller: Sender<String>,
     told: Receiver<String>,
 }
 
-impl Ears {
+impl RankStderr {
     /// `mark` begins the lines that are not passed on. A program does not print it by chance.
     pub fn new(mark: String) -> Self {
         let (teller, told) = channel();
@@ -52,7 +52,7 @@ impl Ears {
     /// The lines that were not passed on, without the mark. Waits a moment for the ends of the streams.
     pub fn reports(self) -> String {
         drop(self.teller);
-        let (deadline, mut reports) = (Instant::now() + PATIENCE, String::new());
+        let (deadline, mut reports) = (Instant::now() + TIMEOUT, String::new());
         loop {
             match self.told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => reports.extend([line.as_str(), "\n"]),

@@ -1,4 +1,4 @@
-//! The roll of a run: which of its processes live, and which members of the lease they are.
+//! The process registry of a run: which of its processes live, and which members of the lease they are.
 //!
 //! A process may be killed, so it cannot report its own end. So each one signs with a file in the run's
 //! directory and holds a lock on it, which the kernel releases when the process ends or starts another
@@ -24,13 +24,13 @@ const UNSIGNED: &str = "unsigned-";
 /// A process signs at most this often: once for each program that it becomes.
 const SIGNATURES: u32 = 1 << 20;
 
-/// Where the roll of a run lies.
+/// Where the registry of a run lies.
 #[must_use]
 pub fn path(run_dir: &Path) -> PathBuf {
-    run_dir.join("roll")
+    run_dir.join("processes")
 }
 
-/// A process's line in the roll. It counts as alive until this is dropped, which the kernel does as well.
+/// A process's line in the registry. It counts as alive until this is dropped, which the kernel does as well.
 #[derive(Debug)]
 pub struct Signature {
     file: File,
@@ -42,10 +42,10 @@ impl Signature {
     /// rights away.
     #[must_use]
     pub fn sign(run_dir: &Path, joins: bool) -> Option<Self> {
-        let (roll, pid) = (path(run_dir), std::process::id());
+        let (registry, pid) = (path(run_dir), std::process::id());
         for number in 0..SIGNATURES {
-            let unsigned = roll.join(format!("{UNSIGNED}{pid}.{number}"));
-            let signed = roll.join(format!("{pid}.{number}"));
+            let unsigned = registry.join(format!("{UNSIGNED}{pid}.{number}"));
+            let signed = registry.join(format!("{pid}.{number}"));
             // An earlier program of this very process.
             if signed.exists() {
                 continue;
@@ -76,23 +76,23 @@ impl Signature {
     }
 }
 
-/// Reads the roll of a run.
+/// Reads the registry of a run.
 #[derive(Debug)]
-pub struct Roll {
+pub struct ProcessRegistry {
     path: PathBuf,
 }
 
-/// What a look at the roll showed.
+/// What a look at the registry showed.
 #[derive(Debug, Default)]
-pub struct Call {
+pub struct Processes {
     /// Processes that live, by process id.
     pub present: Vec<u32>,
     /// Members whose process is gone; each is told once.
     pub gone: Vec<Membership>,
 }
 
-impl Roll {
-    /// A new, empty roll.
+impl ProcessRegistry {
+    /// A new, empty registry.
     ///
     /// # Errors
     /// As making a directory.
@@ -102,7 +102,7 @@ impl Roll {
         Ok(Self { path })
     }
 
-    /// The roll of a run that exists, perhaps an empty one.
+    /// The registry of a run that exists, perhaps an empty one.
     #[must_use]
     pub fn of(run_dir: &Path) -> Self {
         Self { path: path(run_dir) }
@@ -110,7 +110,7 @@ impl Roll {
 
     /// Lists the processes that are present, and strikes out those that are not.
     #[must_use]
-    pub fn call(&self) -> Call {
+    pub fn look(&self) -> Processes {
         let mut gone = Vec::new();
         for (_, path) in self.entries() {
             if let Some(text) = read_if_left(&path) {
@@ -119,24 +119,24 @@ impl Roll {
         }
         // A process that is gone had waited for those that it handed something to: they have signed before,
         // and are seen now.
-        let mut call = Call::default();
+        let mut processes = Processes::default();
         let mut joining = false;
         for (pid, path) in self.entries() {
             if gone.iter().any(|(left, _)| *left == path) {
                 continue;
             }
-            call.present.push(pid);
+            processes.present.push(pid);
             let text = std::fs::read_to_string(&path).unwrap_or_default();
             joining |= text.starts_with(JOINS) && membership(&text).is_none();
         }
         if !joining {
             for (path, text) in gone {
-                call.gone.extend(membership(&text));
+                processes.gone.extend(membership(&text));
                 // What stays is read once more, and dismissed twice: no harm.
                 let _ = std::fs::remove_file(path);
             }
         }
-        call
+        processes
     }
 
     fn entries(&self) -> Vec<(u32, PathBuf)> {
@@ -175,16 +175,16 @@ mod tests {
     /// Calls until this many are present, and returns those found gone on the way. A signature may be held a
     /// little longer than its owner lives: by a child that another test's thread has forked and that has not
     /// started its program yet.
-    fn gone_when_present(roll: &Roll, present: usize) -> Vec<Membership> {
+    fn gone_when_present(registry: &ProcessRegistry, present: usize) -> Vec<Membership> {
         let deadline = Instant::now() + Duration::from_secs(30);
         let mut gone = Vec::new();
         loop {
-            let call = roll.call();
-            gone.extend(call.gone);
-            if call.present.len() == present {
+            let processes = registry.look();
+            gone.extend(processes.gone);
+            if processes.present.len() == present {
                 return gone;
             }
-            assert!(Instant::now() < deadline, "{} are present, not {present}", call.present.len());
+            assert!(Instant::now() < deadline, "{} are present, not {present}", processes.present.len());
             std::thread::yield_now();
         }
     }
@@ -192,39 +192,42 @@ mod tests {
     #[test]
     fn who_is_gone_is_told_once_and_who_lives_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let roll = Roll::create(dir.path()).unwrap();
-        assert!(roll.call().present.is_empty() && roll.call().gone.is_empty());
+        let registry = ProcessRegistry::create(dir.path()).unwrap();
+        assert!(registry.look().present.is_empty() && registry.look().gone.is_empty());
         let (mut first, mut second) =
             (Signature::sign(dir.path(), false).unwrap(), Signature::sign(dir.path(), true).unwrap());
         let third = Signature::sign(dir.path(), false).unwrap();
-        assert_eq!(roll.call().present, [std::process::id(); 3]);
+        assert_eq!(registry.look().present, [std::process::id(); 3]);
         first.joined(&member("rampool-member-1;1;2")).unwrap();
         drop(first);
         drop(third);
-        assert!(gone_when_present(&roll, 1).is_empty(), "a joining process may need what the first one left");
+        assert!(
+            gone_when_present(&registry, 1).is_empty(),
+            "a joining process may need what the first one left"
+        );
         second.joined(&member("rampool-member-1;5;6")).unwrap();
-        assert_eq!(gone_when_present(&roll, 1), [member("rampool-member-1;1;2")]);
-        assert!(roll.call().gone.is_empty());
+        assert_eq!(gone_when_present(&registry, 1), [member("rampool-member-1;1;2")]);
+        assert!(registry.look().gone.is_empty());
         drop(second);
-        assert_eq!(gone_when_present(&roll, 0), [member("rampool-member-1;5;6")]);
+        assert_eq!(gone_when_present(&registry, 0), [member("rampool-member-1;5;6")]);
     }
 
     #[test]
-    fn who_is_gone_before_it_joined_holds_nobody_up() {
+    fn a_process_gone_before_it_joined_delays_no_other() {
         let dir = tempfile::tempdir().unwrap();
-        let roll = Roll::create(dir.path()).unwrap();
+        let registry = ProcessRegistry::create(dir.path()).unwrap();
         let (mut parent, child) =
             (Signature::sign(dir.path(), false).unwrap(), Signature::sign(dir.path(), true).unwrap());
         parent.joined(&member("rampool-member-1;1")).unwrap();
         drop((parent, child));
-        assert_eq!(gone_when_present(&roll, 0), [member("rampool-member-1;1")]);
+        assert_eq!(gone_when_present(&registry, 0), [member("rampool-member-1;1")]);
         assert_eq!(std::fs::read_dir(path(dir.path())).unwrap().count(), 0);
     }
 
     #[test]
-    fn where_nothing_can_be_written_nobody_signs() {
+    fn where_nothing_can_be_written_no_process_signs() {
         let dir = tempfile::tempdir().unwrap();
         assert!(Signature::sign(&dir.path().join("over"), false).is_none());
-        assert!(Roll::of(&dir.path().join("over")).call().present.is_empty());
+        assert!(ProcessRegistry::of(&dir.path().join("over")).look().present.is_empty());
     }
 }

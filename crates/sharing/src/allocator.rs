@@ -20,7 +20,7 @@ pub enum Order {
     Add { serial: u64, region: RegionConfig },
     /// This region's pages are no longer used: every rank drops them and reports it with the serial.
     Drop { serial: u64, region: RegionConfig },
-    /// All ranks have dropped these pages: the next barrier is to renew them ([`Desk::renewed`]).
+    /// All ranks have dropped these pages: the next barrier is to renew them ([`Allocator::renewed`]).
     Renew { pages: Extent },
     /// This rank's demand is over.
     Give { to: Rank, ticket: u64, answer: Answer },
@@ -32,7 +32,7 @@ pub enum Order {
 ///
 /// Invariant: taken, dropped, free and never used pages are disjoint; a free extent lies inside one region.
 #[derive(Clone, Debug)]
-pub struct Desk {
+pub struct Allocator {
     ranks: u16,
     /// The first page that was never assigned, and the end of all pages.
     next: u64,
@@ -67,7 +67,7 @@ struct Out {
     tickets: Vec<(Rank, u64)>,
 }
 
-impl Desk {
+impl Allocator {
     /// `pages` pages of the operating system's size, from number 0, for `ranks` ranks.
     #[must_use]
     pub fn new(ranks: u16, pages: u64) -> Self {
@@ -304,14 +304,14 @@ mod tests {
     }
 
     /// Lets all ranks add the new regions; returns the answers.
-    fn settle(desk: &mut Desk, ranks: u16) -> Vec<(Rank, Answer)> {
+    fn settle(allocator: &mut Allocator, ranks: u16) -> Vec<(Rank, Answer)> {
         let mut answers = Vec::new();
-        while let Some(order) = desk.poll() {
+        while let Some(order) = allocator.poll() {
             match order {
                 Order::Add { serial, .. } | Order::Drop { serial, .. } => {
                     for rank in (0..ranks).rev() {
-                        assert!(desk.carried_out(Rank(rank), serial));
-                        assert!(!desk.carried_out(Rank(rank), serial), "once is enough");
+                        assert!(allocator.carried_out(Rank(rank), serial));
+                        assert!(!allocator.carried_out(Rank(rank), serial), "once is enough");
                     }
                 }
                 Order::Renew { .. } => {}
@@ -324,25 +324,25 @@ mod tests {
 
     #[test]
     fn a_collective_demand_is_answered_when_all_ranks_have_made_it() {
-        let mut desk = Desk::new(3, 1000);
+        let mut allocator = Allocator::new(3, 1000);
         for rank in [2, 0] {
-            desk.ask(Rank(rank), 7, Some(0), wish(5000, 4096));
-            assert_eq!(desk.poll(), None);
+            allocator.ask(Rank(rank), 7, Some(0), wish(5000, 4096));
+            assert_eq!(allocator.poll(), None);
         }
-        assert_eq!(desk.absent(), Some(vec![Rank(1)]));
-        desk.ask(Rank(1), 8, Some(0), wish(5000, 4096));
-        let answers = settle(&mut desk, 3);
+        assert_eq!(allocator.absent(), Some(vec![Rank(1)]));
+        allocator.ask(Rank(1), 8, Some(0), wish(5000, 4096));
+        let answers = settle(&mut allocator, 3);
         assert_eq!(answers.len(), 3);
         assert!(answers.iter().all(|(_, answer)| *answer == answers[0].1));
-        assert_eq!(desk.absent(), None);
+        assert_eq!(allocator.absent(), None);
     }
 
     #[test]
     fn ranks_that_ask_for_different_things_are_named() {
-        let mut desk = Desk::new(2, 1000);
-        desk.ask(Rank(1), 0, Some(4), wish(4096, 4096));
-        desk.ask(Rank(0), 0, Some(4), wish(8192, 4096));
-        let Some(Order::Mismatch { why }) = desk.poll() else { panic!("no mismatch") };
+        let mut allocator = Allocator::new(2, 1000);
+        allocator.ask(Rank(1), 0, Some(4), wish(4096, 4096));
+        allocator.ask(Rank(0), 0, Some(4), wish(8192, 4096));
+        let Some(Order::Mismatch { why }) = allocator.poll() else { panic!("no mismatch") };
         for word in ["rank 0 allocates 8192 bytes", "rank 1 allocates 4096 bytes", "call 4"] {
             assert!(why.contains(word), "{why}");
         }
@@ -350,43 +350,45 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_or_does_not_exist_is_refused() {
-        let mut desk = Desk::new(2, 100);
-        desk.ask(Rank(1), 0, None, wish(101 * 4096, 4096));
-        desk.ask(Rank(1), 0, None, wish(u64::MAX, 4096));
-        desk.ask(Rank(1), 0, None, wish(1, 5000));
-        desk.ask(Rank(1), 0, None, Demand::Free { first: PageIndex(3) });
-        let answers = settle(&mut desk, 2);
+        let mut allocator = Allocator::new(2, 100);
+        allocator.ask(Rank(1), 0, None, wish(101 * 4096, 4096));
+        allocator.ask(Rank(1), 0, None, wish(u64::MAX, 4096));
+        allocator.ask(Rank(1), 0, None, wish(1, 5000));
+        allocator.ask(Rank(1), 0, None, Demand::Free { first: PageIndex(3) });
+        let answers = settle(&mut allocator, 2);
         assert_eq!(answers.len(), 4);
         assert!(answers.iter().all(|(_, answer)| matches!(answer, Answer::Refused { .. })), "{answers:?}");
     }
 
     #[test]
     fn what_is_freed_is_given_out_again_when_a_barrier_has_made_it_new() {
-        let mut desk = Desk::new(2, 100);
-        desk.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
-        let Some((_, Answer::Region { region })) = settle(&mut desk, 2).pop() else { panic!("no region") };
-        desk.ask(Rank(1), 0, None, Demand::Free { first: region.pages.first });
-        let Some(Order::Drop { serial, .. }) = desk.poll() else { panic!("no rank drops it") };
-        assert!(desk.carried_out(Rank(0), serial));
-        assert_eq!(desk.poll(), None, "rank 1 still has it");
-        assert!(desk.carried_out(Rank(1), serial));
-        assert_eq!(desk.poll(), Some(Order::Renew { pages: region.pages }));
-        assert!(matches!(desk.poll(), Some(Order::Give { answer: Answer::Freed {}, .. })));
-        desk.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
-        let Some((_, Answer::Refused { why })) = settle(&mut desk, 2).pop() else {
+        let mut allocator = Allocator::new(2, 100);
+        allocator.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
+        let Some((_, Answer::Region { region })) = settle(&mut allocator, 2).pop() else {
+            panic!("no region")
+        };
+        allocator.ask(Rank(1), 0, None, Demand::Free { first: region.pages.first });
+        let Some(Order::Drop { serial, .. }) = allocator.poll() else { panic!("no rank drops it") };
+        assert!(allocator.carried_out(Rank(0), serial));
+        assert_eq!(allocator.poll(), None, "rank 1 still has it");
+        assert!(allocator.carried_out(Rank(1), serial));
+        assert_eq!(allocator.poll(), Some(Order::Renew { pages: region.pages }));
+        assert!(matches!(allocator.poll(), Some(Order::Give { answer: Answer::Freed {}, .. })));
+        allocator.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
+        let Some((_, Answer::Refused { why })) = settle(&mut allocator, 2).pop() else {
             panic!("it is not new yet")
         };
         assert!(why.contains("245760 freed ones become available after the next barrier"), "{why}");
-        desk.renewed(region.pages);
-        desk.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
-        assert_eq!(settle(&mut desk, 2).pop(), Some((Rank(0), Answer::Region { region })));
+        allocator.renewed(region.pages);
+        allocator.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
+        assert_eq!(settle(&mut allocator, 2).pop(), Some((Rank(0), Answer::Region { region })));
     }
 
     proptest! {
         /// Each number asks for that many pages, or frees something.
         #[test]
         fn what_is_given_out_never_overlaps(steps in proptest::collection::vec((0_u64..20, 0_u8..3, any::<usize>()), 1..60)) {
-            let mut desk = Desk::new(1, 400);
+            let mut allocator = Allocator::new(1, 400);
             let mut held: Vec<RegionConfig> = Vec::new();
             for (pages, size, which) in steps {
                 let page_bytes = 4096 << size;
@@ -395,12 +397,12 @@ mod tests {
                     _ if pages == 0 => Demand::Free { first: held.swap_remove(which % held.len()).pages.first },
                     _ => wish(pages * 4096, page_bytes),
                 };
-                desk.ask(Rank(0), 0, None, demand);
-                let answers = settle(&mut desk, 1);
+                allocator.ask(Rank(0), 0, None, demand);
+                let answers = settle(&mut allocator, 1);
                 prop_assert_eq!(answers.len(), 1);
                 if pages % 2 == 0 {
-                    for region in desk.dropped.clone() {
-                        desk.renewed(region.pages);
+                    for region in allocator.dropped.clone() {
+                        allocator.renewed(region.pages);
                     }
                 }
                 match &answers[0].1 {

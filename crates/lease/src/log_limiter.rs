@@ -18,10 +18,10 @@ pub struct Repeated<K> {
 
 /// Decides which events are logged, and counts the others.
 ///
-/// Invariant: the events logged in full, and those that [`Complaints::tell`] has counted or will count, are
+/// Invariant: the events logged in full, and those that [`LogLimiter::tell`] has counted or will count, are
 /// all events.
 #[derive(Debug)]
-pub struct Complaints<K> {
+pub struct LogLimiter<K> {
     period_ms: u64,
     most: usize,
     began: Option<Tick>,
@@ -30,7 +30,7 @@ pub struct Complaints<K> {
     others: u64,
 }
 
-impl<K: Ord + Clone> Complaints<K> {
+impl<K: Ord + Clone> LogLimiter<K> {
     /// In each period of so many milliseconds, so many different ones are kept apart.
     #[must_use]
     pub fn new(period_ms: u64, most: usize) -> Self {
@@ -79,35 +79,35 @@ mod tests {
 
     #[test]
     fn the_first_is_said_and_the_rest_is_counted_until_the_minute_is_over() {
-        let mut complaints = Complaints::new(60_000, 2);
-        assert!(complaints.hear(Tick(5), "a"));
-        assert!(!complaints.hear(Tick(6), "a") && !complaints.hear(Tick(60_004), "a"));
-        assert!(complaints.hear(Tick(7), "b"));
-        assert!(!complaints.hear(Tick(8), "c") && !complaints.hear(Tick(9), "d"), "two are kept apart");
-        assert_eq!(complaints.tell(Tick(60_004)), []);
+        let mut limiter = LogLimiter::new(60_000, 2);
+        assert!(limiter.hear(Tick(5), "a"));
+        assert!(!limiter.hear(Tick(6), "a") && !limiter.hear(Tick(60_004), "a"));
+        assert!(limiter.hear(Tick(7), "b"));
+        assert!(!limiter.hear(Tick(8), "c") && !limiter.hear(Tick(9), "d"), "two are kept apart");
+        assert_eq!(limiter.tell(Tick(60_004)), []);
         assert_eq!(
-            complaints.tell(Tick(60_005)),
+            limiter.tell(Tick(60_005)),
             [Repeated { what: Some("a"), times: 2 }, Repeated { what: None, times: 2 }]
         );
-        assert_eq!(complaints.tell(Tick(600_000)), []);
-        assert!(complaints.hear(Tick(600_000), "a"), "another period");
-        assert_eq!(complaints.tell_all(), []);
+        assert_eq!(limiter.tell(Tick(600_000)), []);
+        assert!(limiter.hear(Tick(600_000), "a"), "another period");
+        assert_eq!(limiter.tell_all(), []);
     }
 
     proptest! {
         #[test]
         fn nothing_that_was_heard_is_forgotten_and_few_lines_say_it(heard in proptest::collection::vec((0u64..50, 0u32..12), 0..400)) {
-            let (mut complaints, mut now, mut told, mut lines) = (Complaints::new(100, 4), 0, 0, 0);
+            let (mut limiter, mut now, mut told, mut lines) = (LogLimiter::new(100, 4), 0, 0, 0);
             for (pause, what) in &heard {
                 now += pause;
-                let repeated = complaints.tell(Tick(now));
+                let repeated = limiter.tell(Tick(now));
                 told += repeated.iter().map(|repeated| repeated.times).sum::<u64>();
                 lines += repeated.len() as u64;
-                let said = u64::from(complaints.hear(Tick(now), *what));
+                let said = u64::from(limiter.hear(Tick(now), *what));
                 (told, lines) = (told + said, lines + said);
-                prop_assert!(complaints.known.len() <= 4);
+                prop_assert!(limiter.known.len() <= 4);
             }
-            told += complaints.tell_all().iter().map(|repeated| repeated.times).sum::<u64>();
+            told += limiter.tell_all().iter().map(|repeated| repeated.times).sum::<u64>();
             prop_assert_eq!(told, heard.len() as u64);
             prop_assert!(lines <= 9 * (now / 100 + 1));
         }

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 /// The longest sleep: stopping is noticed within this time.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 /// Less than clients wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a connection that is not used stays.
 const IDLE: Duration = Duration::from_secs(5);
 /// How long a server that did not answer is not tried again: copies to it fail at once.
@@ -76,33 +76,33 @@ pub(super) struct Duty {
 ///
 /// Invariant: while there is a sender, its copy worker runs or is about to start.
 #[derive(Default)]
-pub(super) struct Desk(Mutex<Option<Sender<Order>>>);
+pub(super) struct CopyTable(Mutex<Option<Sender<Order>>>);
 
-impl Desk {
+impl CopyTable {
     /// Hands an order over. Returns the copy worker to start, if the lease had none.
     pub(super) fn hand_over(&self, order: Order) -> Option<Duty> {
-        let mut desk = lock(&self.0);
-        let order = match &*desk {
+        let mut copy_table = lock(&self.0);
+        let order = match &*copy_table {
             None => order,
-            Some(courier) => match courier.send(order) {
+            Some(copy_worker) => match copy_worker.send(order) {
                 Ok(()) => return None,
                 // It has panicked, which is reported where it happened.
                 Err(SendError(order)) => order,
             },
         };
-        let (courier, orders) = channel();
+        let (copy_worker, orders) = channel();
         let lease = Arc::clone(&order.lease);
-        courier.send(order).expect("the receiver is here");
-        *desk = Some(courier);
+        copy_worker.send(order).expect("the receiver is here");
+        *copy_table = Some(copy_worker);
         Some(Duty { lease, orders })
     }
 
     /// The copy worker ends, unless there is an order left.
     fn close(&self, orders: &Receiver<Order>) -> Option<Order> {
-        let mut desk = lock(&self.0);
+        let mut copy_table = lock(&self.0);
         let left = orders.try_recv().ok();
         if left.is_none() {
-            *desk = None;
+            *copy_table = None;
         }
         left
     }
@@ -184,7 +184,7 @@ struct Alarm<'a>(&'a Shared);
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.courier_died.store(true, Ordering::Relaxed);
+            self.0.copy_worker_died.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -192,7 +192,7 @@ impl Drop for Alarm<'_> {
 /// The copy worker could not be started.
 fn refuse_all(shared: &Shared, Duty { lease, orders }: &Duty, message: &str) {
     let mut told = BTreeSet::new();
-    while let Some(order) = lease.desk.close(orders) {
+    while let Some(order) = lease.copy_table.close(orders) {
         tell(
             shared,
             &mut told,
@@ -212,7 +212,7 @@ fn carry(shared: &Shared, Duty { lease, orders }: &Duty) {
             match orders.recv_timeout(LONGEST_SLEEP) {
                 Ok(order) => next = Some(order),
                 Err(RecvTimeoutError::Timeout) if ways.open.is_empty() && ways.down.is_empty() => {
-                    next = lease.desk.close(orders);
+                    next = lease.copy_table.close(orders);
                     if next.is_none() {
                         return;
                     }
@@ -248,7 +248,7 @@ fn carry(shared: &Shared, Duty { lease, orders }: &Duty) {
                 }
                 return stays;
             }
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             let more = next.is_some();
             let collected = collect(shared, way, more, told, deadline).or_else(|message| {
                 tracing::info!(peer = name, message, "the connection to another server broke");
@@ -319,7 +319,7 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
     if !ways.open.contains_key(&key) {
         let gone = match ways.down.get(&key.0) {
             Some((_, message)) => Err(message.clone()),
-            None => go(shared, &order.copy, MemberId(0), Instant::now() + PATIENCE).inspect_err(|message| {
+            None => go(shared, &order.copy, MemberId(0), Instant::now() + TIMEOUT).inspect_err(|message| {
                 _ = ways.down.insert(key.0.clone(), (Instant::now(), message.clone()))
             }),
         };
@@ -438,7 +438,7 @@ fn go(
     };
     // A client that can make this server connect anywhere learns no more about that address.
     let mut link = reached.map_err(|error| {
-        shared.complain("cannot copy to another server", None, &format_args!("{endpoint}: {error}"));
+        shared.log_peer_error("cannot copy to another server", None, &format_args!("{endpoint}: {error}"));
         NO_SERVER
     })?;
     let attach = AttachLease {
@@ -505,7 +505,7 @@ fn reply(
             (Received::Blocked, None) => return Ok(None),
             (Received::Blocked, Some(deadline)) => {
                 if !link.wait(deadline).map_err(|error| error.to_string())? {
-                    return Err(format!("no answer within {PATIENCE:?}"));
+                    return Err(format!("no answer within {TIMEOUT:?}"));
                 }
             }
             (Received::Head(header), _) if header.opcode == Opcode::Draining => *draining = true,
