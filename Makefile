@@ -48,7 +48,7 @@ test-rdma: ## test RDMA without a card: soft-RoCE in an emulated machine (on Deb
 	@scripts/test-rdma.sh
 
 soak: ## run programs that check every byte, under memory pressure, with --verify, for SECONDS (default 3600)
-	@scripts/setup.sh test
+	@scripts/setup.sh soak
 	@$(CARGO) build --workspace --release --quiet
 	@python3 scripts/soak.py
 

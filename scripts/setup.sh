@@ -1,6 +1,6 @@
 #!/bin/bash
 # Makes sure that this machine has what a goal needs:
-# `scripts/setup.sh build|wheel|test|test-python|test-rdma|test-block|bench`.
+# `scripts/setup.sh build|wheel|test|soak|test-python|test-rdma|test-block|bench`.
 #
 # Missing packages are installed if that needs no question (Debian or Ubuntu, as root, without a prompt).
 # Otherwise this script lists everything to install, and how, and ends with 1. If nothing is missing it prints
@@ -49,7 +49,18 @@ fi
 if [ "$goal" = test-python ] && have apt-get && ! /usr/bin/python3 -c 'import torch' 2>/dev/null; then
     packages+=(python3-torch)
 fi
-if [ "$goal" = test-rdma ]; then
+if [ "$goal" = soak ]; then
+    # What is missing is left out, and said.
+    PATH=$PATH:/usr/sbin:/sbin
+    want zramctl util-linux
+    want swapon mount
+    want ldconfig libc-bin
+    ldconfig -p | grep -q 'libjemalloc\.so' || packages+=(libjemalloc2)
+    if ! ldconfig -p | grep -q 'libmimalloc\.so'; then
+        mimalloc=$(apt-cache search --names-only '^libmimalloc[0-9.]*$' 2>/dev/null | cut -d ' ' -f 1 | sort -V | tail -n 1)
+        packages+=("${mimalloc:-libmimalloc2.0}")
+    fi
+elif [ "$goal" = test-rdma ]; then
     PATH=$PATH:/usr/sbin:/sbin
     for tool in qemu-system-x86_64:qemu-system-x86 ip:iproute2 rdma:iproute2 depmod:kmod xz:xz-utils strip:binutils ucx_perftest:ucx-utils; do
         want "${tool%%:*}" "${tool##*:}"
