@@ -11,7 +11,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || grep '##' $(MAKEFILE_LIST)
 
-demo: build ## run a program with a quarter of its memory local and the rest on a memory server, next to the same program all local
+demo: build ## run a program with a quarter of its memory local and the rest on two memory servers, kill one, compare the answers
 	@python3 examples/demo/run.py
 
 build: ## build the release binaries in target/release
@@ -87,4 +87,4 @@ uninstall: ## remove what `make install` installed
 
 clean: ## remove everything that was built
 	@$(CARGO) clean --quiet
-	@rm -rf .venv crates/python/rampool.data
+	@rm -rf .venv .venv-torch crates/python/rampool.data

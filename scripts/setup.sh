@@ -35,13 +35,19 @@ want python3 python3
 [ "$(uname -s)" = Linux ] || hints+=("Linux: rampool is built on userfaultfd")
 
 # --- to test ------------------------------------------------------------------------------------------------------------------------
+if [ "$goal" != build ] && have python3; then
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || hints+=("Python 3.11 or later, here is $(python3 --version)")
+fi
 if [ "$goal" = wheel ]; then
     want strip binutils
-    ! have python3 || python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || hints+=("Python 3.11 or later, here is $(python3 --version)")
     ! have python3 || python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 elif [ "$goal" != build ]; then
     # UCX is loaded at run time, so that nothing is built with it.
     ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || /sbin/ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || packages+=(libucx0)
+fi
+# PyTorch for CPUs: the package registry has it for GPUs only, in gigabytes. Elsewhere than on Debian its tests are left out.
+if [ "$goal" = test-python ] && have apt-get && ! /usr/bin/python3 -c 'import torch' 2>/dev/null; then
+    packages+=(python3-torch)
 fi
 if [ "$goal" = test-rdma ]; then
     PATH=$PATH:/usr/sbin:/sbin
@@ -103,7 +109,12 @@ wheel) python_packages 'numpy:numpy>=1.26,<3' 'maturin:maturin>=1.9,<2' ;;
 test) python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' || exit 1 ;;
 test-python)
     python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' 'mypy:mypy>=1.11' 'pandas:pandas' 'pyarrow:pyarrow' 'ipykernel:ipykernel' \
-        'dask:dask[array]' 'distributed:distributed' 'zict:zict>=3' 'duckdb:duckdb' 'fsspec:fsspec' 'joblib:joblib' 'uv:uv'
+        'dask:dask[array]' 'distributed:distributed' 'zict:zict>=3' 'duckdb:duckdb' 'fsspec:fsspec' 'joblib:joblib' 'polars:polars' 'uv:uv' || exit 1
+    if /usr/bin/python3 -c 'import sys, torch; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && ! .venv-torch/bin/python -c 'import numpy, pytest, torch' 2>/dev/null; then
+        # That build of PyTorch is for NumPy 1.
+        /usr/bin/python3 -m venv --system-site-packages .venv-torch &&
+            .venv-torch/bin/pip install --quiet --disable-pip-version-check 'numpy>=1.26,<2' 'pytest>=8,<10'
+    fi
     ;;
 esac
 if [ "$goal" = test ] || [ "$goal" = bench ]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The main job, small: a database in memory with everything local, then with a quarter of its memory local and the rest on a memory server.
+"""The main job, small: a database in memory with everything local, then with a quarter of its memory local and the rest on two memory servers, one of which is killed.
 
-The database is SQLite in an unmodified Python (orders.py); the server is a process of its own, reached over TCP. Both runs must give the same answer.
+The database is SQLite in an unmodified Python (orders.py); the servers are processes of their own, reached over TCP. Both runs must give the same answer.
 Python's standard library only.
 """
 
@@ -35,12 +35,14 @@ def binary():
     return str(path)
 
 
-def run(command):
-    """Seconds, peak resident bytes of the process, its output, what it said on standard error."""
+def run(command, meanwhile=None):
+    """Seconds, peak resident bytes of the process, its output, what it said on standard error. `meanwhile`: seconds, and what is done after them."""
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     watchdog = threading.Timer(LIMIT_S, process.kill)
     watchdog.start()
+    if meanwhile:
+        threading.Timer(*meanwhile).start()
     said = []
     reader = threading.Thread(target=lambda: said.append(process.stderr.read()))
     reader.start()
@@ -69,6 +71,15 @@ def start_server(rampool, memory):
     return server, line.removeprefix("listening on ").strip()
 
 
+def stop(server):
+    server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(30)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
 def shown(command):
     return " ".join(part.replace(str(ROOT) + "/", "").replace(sys.executable, "python3") for part in command)
 
@@ -90,19 +101,22 @@ def demo(rows, share):
     print(f"   {native_s:.2f} s, {native_peak // MIB} MiB of memory\n", flush=True)
 
     local, lent = int(native_peak * share) // MIB, max(4 * native_peak // MIB, 1024)
-    server, address = start_server(rampool, lent)
+    servers, addresses = [], []
     try:
-        print(f"2. a memory server\n   $ {shown([rampool])} serve --memory {lent}M --listen {address}\n", flush=True)
-        paged = [rampool, "run", "--local", f"{local}M", "--server", address, "--stats", "--", *program]
-        print(f"3. {share:.0%} of its memory local, the rest on the server\n   $ {shown(paged)}", flush=True)
-        paged_s, _, paged_output, summary = run(paged)
+        for _ in range(2):
+            server, address = start_server(rampool, lent)
+            servers.append(server)
+            addresses.append(address)
+        lines = "".join(f"   $ {shown([rampool])} serve --memory {lent}M --listen {address}\n" for address in addresses)
+        print(f"2. two memory servers\n{lines}", flush=True)
+        named = [word for address in addresses for word in ("--server", address)]
+        paged = [rampool, "run", "--local", f"{local}M", "--memory", f"{lent // 2}M", *named, "--stats", "--", *program]
+        middle = native_s * 0.75
+        print(f"3. {share:.0%} of its memory local, the rest on the servers; one of them is killed after {middle:.1f} s\n   $ {shown(paged)}", flush=True)
+        paged_s, _, paged_output, summary = run(paged, (middle, servers[1].kill))
     finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        for server in servers:
+            stop(server)
     print(indented(paged_output + summary), flush=True)
 
     def number(pattern):
@@ -128,7 +142,9 @@ def demo(rows, share):
         raise Failure("the answers differ")
     if not faults.isdigit() or int(faults) == 0:
         raise Failure("no page left the machine's memory: the demo shows nothing")
-    print("   The answers are the same, byte for byte.")
+    if f"server {addresses[1]} is lost" not in summary:
+        raise Failure("the program did not notice that a server was killed: the demo shows nothing")
+    print("   A server was killed in the middle, and the answers are the same, byte for byte.")
 
 
 def main():

@@ -136,7 +136,7 @@ fn frames() -> Vec<Vec<u8>> {
         framed(&|out| encode_extents(out, get, &extents)),
         framed(&|out| encode_extents(out, Header::request(Opcode::Discard, 2), &extents)),
         framed(&|out| _ = encode_put(out, Header::request(Opcode::Put, 3), &extents, &entries)),
-        framed(&|out| _ = encode_get_reply(out, get.reply(Status::Ok), &entries)),
+        framed(&|out| _ = encode_get_reply(out, get.reply(Status::Ok), &entries, &[])),
         framed(&|out| encode_error(out, get.reply(Status::PoolFull).with_arg(9), "no")),
         framed(&|out| encode_frame(out, Header::request(Opcode::Heartbeat, 4), &[], 0)),
         framed(&|out| encode_frame(out, Header::request(Opcode::Scatter, 5), &scatter, 4096)),

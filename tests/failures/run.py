@@ -116,10 +116,109 @@ def server_is_killed_under_a_family(world, scale):
 @suite.test()
 def one_of_two_servers_dies(world, scale):
     first, second = world.serve("2G", name="first"), world.serve("2G", name="second")
-    running = steady(world, [first, second])
+    running = steady(world, [first, second], options=["--copies", 1])
     second.kill()
     outcome = running.finish(60)
     must_be_lost(outcome, second.address)
+    check("1 copy of each page" in outcome.err, f"no line says that a loss ends it: {outcome.said()}")
+
+
+# ---- two copies of each page: any one server may be lost
+
+
+def hurt(server, how):
+    """Ends a server, or stops it: for a second, or until the world ends."""
+    if how == "killed":
+        server.kill()
+        return
+    server.process.send_signal(signal.SIGSTOP)
+    if how == "paused":
+        time.sleep(1)
+        server.process.send_signal(signal.SIGCONT)
+
+
+def survives(world, scale, argv, number, how, after_s, *, local=16 * MIB, env=None):
+    """Runs a program on `number` servers, one of which is hurt in the middle. Returns what the program wrote."""
+    servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
+    running = world.start(argv, local=local, servers=servers, env=env, options=["--memory", "800M"])
+    running.managed_pids(timeout=60)
+    time.sleep(after_s)
+    early = running.ended()
+    victim = servers[scale.seed % number]
+    hurt(victim, how)
+    since = time.monotonic()
+    outcome = running.finish(scale.pick(600, 180))
+    what = f"{number} servers, one {how} after {after_s:.2f} s"
+    check(outcome.code == 0, f"{what}: it ends with {outcome.code}: {outcome.said()}")
+    check("2 copies of each page" in outcome.err, f"{what}: no line says that there are two copies: {outcome.said()}")
+    found = re.search(r"absent (\d+)", outcome.err)
+    check(outcome.faults() > 0 and (not found or int(found.group(1)) > 0), f"{what}: no page left: the test shows nothing\n{outcome.said()}")
+    told = f"server {victim.address} is lost" in outcome.err
+    # A program that ends soon may do so before anything is noticed.
+    check(told or how == "paused" or early or time.monotonic() - since < 4, f"{what}: no line names {victim.address}: {outcome.said()}")
+    scale.note(f"{what}: {outcome.wall:.2f} s{', said' if told else ''}{', too late' if early else ''}")
+    return outcome
+
+
+@suite.test()
+def torture_survives_a_server(world, scale):
+    """Threads and forks, every byte checked."""
+    rng = random.Random(scale.seed)
+    cases = [(number, how) for number in (2, 3) for how in ("killed", "stopped", "paused")]
+    for number, how in scale.pick(cases * 3, [(2, "killed"), (3, "stopped"), (2, "paused")]):
+        argv = [built("torture"), rng.randrange(1 << 30), 8192, 4, scale.pick(20000, 3000), scale.pick(60, 12)]
+        survives(world, scale, argv, number, how, rng.random() * scale.pick(8, 2), local=10 * MIB)
+
+
+@suite.test()
+def sort_survives_a_server(world, scale):
+    rng = random.Random(scale.seed)
+    lines = world.dir / "lines"
+    lines.write_text("".join(f"{rng.randrange(1 << 60):020d}\n" for _ in range(scale.pick(4000, 1000) * 1000)))
+    argv, env = ["sort", "-S", "4G", "--parallel=2", lines], {"LC_ALL": "C"}
+    native = world.run(argv, env=env)
+    cases = [(number, how) for number in (2, 3) for how in ("killed", "stopped", "paused")]
+    for number, how in scale.pick(cases, [(3, "killed"), (2, "stopped")]):
+        outcome = survives(world, scale, argv, number, how, rng.random() * native.wall, local=native.peak_rss // 2, env=env)
+        check(outcome.digest() == native.digest(), f"its output differs\n{outcome.said()}")
+
+
+@suite.test()
+def forks_and_new_programs_after_a_loss(world, scale):
+    """What is forked or started when a server is gone already does without it."""
+    for how in ("killed", "stopped"):
+        servers = [world.serve("900M", name=f"server{n}") for n in range(2)]
+        script = 'for round in 1 2 3; do "$0" 48 "$1" || exit $?; sleep 0.5; done'
+        running = world.start(["sh", "-c", script, built("processes"), "fork-isolation"], local=16 * MIB, servers=servers, options=["--memory", "400M"])
+        running.managed_pids(timeout=60)
+        hurt(servers[0], how)
+        outcome = running.finish(180)
+        check(outcome.code == 0, f"{how}: it ends with {outcome.code}: {outcome.said()}")
+        scale.note(f"{how}: {outcome.wall:.2f} s")
+
+
+@suite.test()
+def both_copies_are_lost(world, scale):
+    for first_how in ("killed", "stopped"):
+        servers = [world.serve("2G", name=name) for name in ("first", "second")]
+        running = steady(world, servers)
+        hurt(servers[0], first_how)
+        wait_until("said to be lost", lambda: f"server {servers[0].address} is lost" in running.said(), 30)
+        check(not running.ended(), f"it ended with the first server: {running.said()}")
+        servers[1].kill()
+        must_be_lost(running.finish(60), servers[1].address)
+
+
+@suite.test()
+def two_copies_that_do_not_fit(world, scale):
+    """By default one copy is kept then; on request it is an error."""
+    servers = [world.serve("300M", name=name) for name in ("first", "second")]
+    program = [built("processes"), 32, "exit-42"]
+    outcome = world.run(program, local=16 * MIB, servers=servers, options=["--memory", "400M"], timeout=60)
+    check(outcome.code == 42 and "no room for 2" in outcome.err, f"it ends with {outcome.code}: {outcome.said()}")
+    wait_until("room again", lambda: all(free_bytes(server.address) >= 290 * MIB for server in servers))
+    outcome = world.run(program, local=16 * MIB, servers=servers, options=["--memory", "400M", "--copies", 2], timeout=60)
+    check(outcome.code == REFUSED, f"it ends with {outcome.code}: {outcome.said()}")
 
 
 @suite.test()

@@ -323,6 +323,9 @@ fn start_pager(
     // Not left to the environment: some programs move it into memory of their own, which a forked child has
     // only with this pool.
     config.same_host = Some(settings.same_host);
+    if let Some(inheritance) = &inheritance {
+        config.to_adopt(&inheritance.region);
+    }
     let mut pool = or_end(settings, Pool::connect(&config));
     let paged = PagedConfig {
         local_bytes: settings.local_bytes,

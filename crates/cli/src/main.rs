@@ -152,9 +152,9 @@ mod tests {
             texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<rampool_client::pool::ServerSpec>>()
         };
         let local = rampool_wire::units::ByteLen(8 << 20);
-        assert_eq!(run::wanted(&servers(&["a=30M", "b=2M"]), local).0, 32 << 20);
-        assert_eq!(run::wanted(&servers(&["a=30M", "b"]), local).0, 1 << 30);
-        assert_eq!(run::wanted(&servers(&["a"]), rampool_wire::units::ByteLen(1 << 30)).0, 4 << 30);
+        assert_eq!(run::wanted(&servers(&["a=30M", "b=2M"]), local, 1).0, 32 << 20);
+        assert_eq!(run::wanted(&servers(&["a=30M", "b"]), local, 1).0, 1 << 30);
+        assert_eq!(run::wanted(&servers(&["a"]), rampool_wire::units::ByteLen(1 << 30), 1).0, 4 << 30);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rampool_client::error::ConnectError;
-use rampool_client::pool::{LeaseRequest, Pool, PoolConfig, ServerSpec};
+use rampool_client::pool::{Copies, LeaseRequest, Pool, PoolConfig, ServerSpec};
 use rampool_kernel::probe::{Capabilities, FaultMode};
 use rampool_kernel::words::{remark, say, say_line};
 use rampool_net::key::Key;
@@ -75,6 +75,11 @@ pub struct Options {
     /// private server: what is free]
     #[arg(long, env = "RAMPOOL_MEMORY", value_name = "SIZE")]
     memory: Option<ByteLen>,
+
+    /// On how many servers each page lies: 1, or 2, so that the program survives the loss of any one server. The
+    /// servers lend twice --memory then [default: 2 where two or more servers have room for that, else 1]
+    #[arg(long, env = "RAMPOOL_COPIES", value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
+    copies: Option<u8>,
 
     /// Key file of the pool (see `rampool key`)
     #[arg(long, env = "RAMPOOL_KEY_FILE", value_name = "FILE")]
@@ -226,6 +231,9 @@ impl Options {
                 server.endpoint
             );
         }
+        if self.copies == Some(2) && self.servers.len() < 2 {
+            bail!("--copies 2 needs two servers: name each one with --server");
+        }
         Ok(())
     }
 
@@ -262,7 +270,7 @@ impl Options {
             bytes = Some(server.memory);
         }
         let is_stated = bytes.is_some();
-        let bytes = bytes.unwrap_or_else(|| wanted(&servers, self.local));
+        let bytes = bytes.unwrap_or_else(|| wanted(&servers, self.local, self.copies.unwrap_or(1)));
         if let Ok(there_is) = available::in_all()
             && self.local.0 > there_is
         {
@@ -281,6 +289,11 @@ impl Options {
         config.same_host = Some(same_host);
         config.op_deadline = Duration::from_millis(self.op_deadline_ms);
         config.compression = self.compression;
+        config.copies = match self.copies {
+            Some(2) => Copies::Two,
+            Some(_) => Copies::One,
+            None => Copies::TwoIfTheyFit,
+        };
         // Finds all other mistakes in the arguments before anything is leased.
         let bytes_of = |length: ByteLen| u32::try_from(length.0).unwrap_or(u32::MAX);
         let (page_bytes, prefetch_bytes) = (bytes_of(self.page_size), bytes_of(self.prefetch));
@@ -307,6 +320,9 @@ impl Options {
             }
             result => result,
         }?;
+        if self.servers.len() > 1 {
+            say_line(&format!("rampool: {}", survives(pool.copies(), pool.servers().count(), self.copies)));
+        }
 
         let settings = Settings {
             run_dir: run_dir.path().to_owned(),
@@ -340,11 +356,23 @@ fn most_resident() -> ByteLen {
     ByteLen(u64::try_from(usage.ru_maxrss).unwrap_or(0).saturating_mul(1024))
 }
 
-/// The default lease: the amounts named with the servers, and at least a sensible amount if one of them names
-/// none.
-pub fn wanted(servers: &[ServerSpec], local: ByteLen) -> ByteLen {
+/// What becomes of the program when a server is lost. `asked`: the number of copies that was asked for.
+fn survives(copies: u8, servers: usize, asked: Option<u8>) -> String {
+    match (copies, asked) {
+        (2, _) => format!("2 copies of each page, on {servers} servers: any one of them may be lost"),
+        (_, None) => format!(
+            "1 copy of each page: {servers} servers have no room for 2; if one of them is lost, the program ends"
+        ),
+        _ => "1 copy of each page: if a server is lost, the program ends".into(),
+    }
+}
+
+/// The default lease: what the amounts named with the servers make with so many copies, and at least a sensible
+/// amount if one of them names none.
+pub fn wanted(servers: &[ServerSpec], local: ByteLen, copies: u8) -> ByteLen {
     let named = servers.iter().filter_map(|s| s.memory).fold(0u64, |sum, m| sum.saturating_add(m.0));
     let all_named = servers.iter().all(|s| s.memory.is_some());
+    let named = named / u64::from(copies);
     ByteLen(if all_named { named } else { named.max(local.0.saturating_mul(4)).max(1 << 30) })
 }
 
@@ -353,6 +381,9 @@ const LEAST_LEASE: u64 = 16 << 20;
 /// A program that takes longer than this to end after SIGTERM looks as if it hangs; it may only be waiting
 /// for its pages.
 const SLOW_END: Duration = Duration::from_secs(5);
+/// How long this process sleeps at a time.
+const LONGEST_TURN: Duration = Duration::from_millis(100);
+const SHORTEST_TURN: Duration = Duration::from_millis(10);
 
 fn choose_fault_mode(capabilities: &Capabilities, wanted: &str) -> Result<FaultMode> {
     let best = capabilities.best_fault_mode();
@@ -470,7 +501,10 @@ fn wait(
             called = Instant::now();
             caretaker::dismiss_gone(registry, pool);
         }
-        signals.wait(Duration::from_millis(100), |signal| {
+        // The pool judges silence by the times at which it is looked at.
+        let due = pool.next_deadline().map(|due| due.saturating_duration_since(Instant::now()));
+        let turn = due.unwrap_or(LONGEST_TURN).clamp(SHORTEST_TURN, LONGEST_TURN);
+        signals.wait(turn, |signal| {
             // SAFETY: our own child.
             unsafe { libc::kill(pid, signal) };
             if signal == libc::SIGTERM && told_to_end.is_none() {

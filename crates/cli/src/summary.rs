@@ -115,6 +115,10 @@ pub fn summary(
             all.pool_full_events
         );
     }
+    if servers.copies > 1 {
+        let _ =
+            writeln!(out, "  copies         {:.1} of {} of each page", servers.copies_left, servers.copies);
+    }
     for (index, server) in servers.servers.iter().enumerate() {
         let _ = write!(out, "  server         {}{}", server.name, if server.alive { "" } else { " (lost)" });
         if let Some([p50, p99]) = waited(&all, index) {
@@ -152,11 +156,11 @@ pub fn json(
     wall: Duration,
     status: ExitStatus,
     local: ByteLen,
-    servers: &PoolStats,
+    pool: &PoolStats,
     unmanaged: &[&str],
 ) -> String {
     let all = total(processes);
-    let servers: Vec<serde_json::Value> = servers
+    let servers: Vec<serde_json::Value> = pool
         .servers
         .iter()
         .enumerate()
@@ -182,6 +186,8 @@ pub fn json(
         "signal": status.signal(),
         "local_bytes": local.0,
         "processes": processes,
+        "copies": pool.copies,
+        "copies_left": pool.copies_left,
         "servers": servers,
         "unmanaged": unmanaged,
     });

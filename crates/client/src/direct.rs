@@ -611,12 +611,34 @@ impl Direct {
         address: *const u8,
         here: &Layout,
     ) -> Result<(), DirectError> {
+        // SAFETY: the caller's promise, until the end of this call, which is that of the operation.
+        let pending = unsafe { self.start_put_layout_at(region, offset, there, address, here) }?;
+        self.wait(pending).map(drop)
+    }
+
+    /// Begins what [`Direct::put_layout_at`] does; [`Direct::wait`] gives an empty vector.
+    ///
+    /// # Safety
+    /// What `here` selects is memory that can be read until the operation has ended. If it is written
+    /// meanwhile, the operation ends with an error, or any of the bytes are there afterwards.
+    ///
+    /// # Errors
+    /// As [`Direct::put_layout`].
+    pub unsafe fn start_put_layout_at(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        there: &Layout,
+        address: *const u8,
+        here: &Layout,
+    ) -> Result<Pending, DirectError> {
         let (memory, here, bytes) = from_first(address.cast_mut(), here)?;
         let (there, here) = both(region, offset, there, bytes, &here)?;
         apart(&there)?;
         // SAFETY: the caller's promise; the memory is only read.
         let token = unsafe { self.begin(region, Job::Scatter, &there, &here, memory) }?;
-        self.finish(token)
+        self.buffers.insert(token, Vec::new());
+        Ok(Pending { token })
     }
 
     /// Begins to read what `there` selects from `offset` on; [`Direct::wait`] gives the bytes, one after the
@@ -720,7 +742,11 @@ impl Direct {
 
     /// Waits until an operation has ended, but not beyond `deadline`; whether it has. [`Direct::wait`] then returns at once.
     pub fn wait_until(&mut self, pending: &Pending, deadline: Instant) -> bool {
-        while !self.has_ended(pending.token) {
+        self.ended_by(pending.token, deadline)
+    }
+
+    fn ended_by(&mut self, token: u64, deadline: Instant) -> bool {
+        while !self.has_ended(token) {
             if Instant::now() >= deadline {
                 return false;
             }
@@ -917,9 +943,22 @@ impl Direct {
         expected: T,
         new: T,
     ) -> Result<T, DirectError> {
-        let pending =
-            self.start_update(region, offset, T::KIND, Change::IfEqual(expected.bits()), new.bits())?;
+        let pending = self.start_compare_exchange(region, offset, expected, new)?;
         self.wait_value(pending)
+    }
+
+    /// Begins to do as [`Direct::compare_exchange`].
+    ///
+    /// # Errors
+    /// [`DirectError::Layout`].
+    pub fn start_compare_exchange<T: Number>(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        expected: T,
+        new: T,
+    ) -> Result<PendingValue, DirectError> {
+        self.start_update(region, offset, T::KIND, Change::IfEqual(expected.bits()), new.bits())
     }
 
     /// Begins to update one number.
@@ -952,6 +991,11 @@ impl Direct {
         let token = self.token(Operation::FetchOp(offset));
         let request = self.pool.fetch_op(region.region, token, &FetchOp { kind, change, offset, operand });
         Ok(PendingValue { token, request })
+    }
+
+    /// Waits until an update has ended, but not beyond `deadline`; whether it has.
+    pub fn value_until(&mut self, pending: &PendingValue, deadline: Instant) -> bool {
+        self.ended_by(pending.token, deadline)
     }
 
     /// Waits for an update, and gives what the number was before.
@@ -1275,7 +1319,7 @@ impl Direct {
                 (token, Err(DirectError::Damaged { server: name, operation: self.operation(token) }))
             }
             PoolEvent::Failed { token, error } => (token, Err(error.into())),
-            PoolEvent::Lost { .. } | PoolEvent::Draining { .. } => return,
+            PoolEvent::Lost { .. } | PoolEvent::Degraded { .. } | PoolEvent::Draining { .. } => return,
         };
         let Some(at) = self.find(token) else { return };
         if self.started[at].ended.replace(result).is_none() {

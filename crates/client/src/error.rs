@@ -93,6 +93,9 @@ pub enum LostReason {
     Wire(#[from] WireError),
     #[error("protocol error: {0}")]
     Protocol(String),
+    /// The process that this one was forked by had lost it, and what was stored since is not there.
+    #[error("it was lost to this process's parent")]
+    Inherited,
     /// It took this client for dead and freed its regions.
     #[error(
         "it does not know this client any more: it was restarted, or gave the client up and freed its pages"

@@ -12,6 +12,10 @@
 //! had no answer is asked again. A server that stops answering within the deadline, breaks the protocol, or cannot be reached in that time is
 //! *lost*: one [`PoolEvent::Lost`], a [`PoolEvent::Failed`] for each operation that needed it, and the same for each later one. The pool never
 //! returns zeroes for a page it could not get, and never waits for ever.
+//!
+//! With two copies ([`Copies`]) pages are stored on two servers and read from one. While one of them is silent or its
+//! connection broken, the other one is read. A server that is lost costs a [`PoolEvent::Degraded`], as long as every
+//! page has another holder. It stays lost to this pool, and to those that take a region over from it.
 
 mod body;
 mod config;
@@ -25,7 +29,7 @@ mod shell;
 mod stats;
 mod ticket;
 
-pub use config::{LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
+pub use config::{Copies, LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
 pub use direct::RegionSelector;
 pub(crate) use direct::{Job, MOST_COPIED_BYTES, MOST_SCANNED, ScanPart};
 pub use keyed::KeyStats;
@@ -35,9 +39,10 @@ pub use ticket::{LeaseTicket, Membership, RegionTicket, TicketError};
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use rampool_paging::placement::{Placement, ServerIndex, Shortage, Want, apportion, share_lease};
+use rampool_paging::placement::{Holders, Placement, ServerIndex, Shortage, Want, apportion, share_copies};
 use rampool_wire::frame::{
     AttachLease, Granted, MAX_NAME_BYTES, MAX_PAGE_INDEX, MemberId, Opcode, OpenLease, RegionId, Status,
     parse_message,
@@ -47,11 +52,11 @@ use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
 
 use crate::error::{ConnectError, ConnectReason, LostReason, Operation, PoolError};
 use crate::stats::PagerStats;
-use body::{Reply, lost};
+use body::{Body, Reply, lost};
 use rampool_net::transport::{
     Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, SameHost, Way, connect,
 };
-use rampool_session::{Ask, Class, Grant, Input, Pages};
+use rampool_session::{Ask, Class, Fill, Grant, Input, Pages, Stamp};
 use reconnect::Place;
 use server::Server;
 use shell::{Shell, fresh};
@@ -61,6 +66,8 @@ use ticket::LeasePart;
 const GET_PAGES: u32 = 64;
 /// Pages one store carries at most: a demand request may have to wait until one has left.
 const PUT_PAGES: u32 = 32;
+/// How long one attempt to reach a server may take where another one has the same pages.
+const ATTEMPT: Duration = rampool_session::ATTEMPT;
 /// The pause between two attempts to join a lease.
 const PAUSE: Duration = rampool_session::PAUSE;
 /// How long [`Pool::close`] waits for servers to say goodbye.
@@ -72,6 +79,7 @@ pub struct PoolRegion(u32);
 
 /// What a region is called at each server.
 struct Names {
+    /// 0 at a server that was lost before.
     ids: Vec<RegionId>,
     /// All of it lies at this one.
     only: Option<ServerIndex>,
@@ -93,6 +101,8 @@ pub enum PoolEvent {
     Failed { token: u64, error: PoolError },
     /// A server is gone, with every page it held. Comes once for each server.
     Lost { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
+    /// A server is gone, and every page it held is on another one. Comes once for each server.
+    Degraded { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
     /// A server was told to stop and does so after `left`.
     Draining { server: ServerIndex, name: String, left: Duration },
 }
@@ -185,7 +195,22 @@ impl Pool {
             pool.add_server(config, reach, &server.endpoint)?;
         }
         let mut granted: Vec<Option<Granted>> = vec![None; servers.len()];
-        match pool.lease_shares(config, reach, servers, bytes, name, &mut granted) {
+        pool.ticket.copies = match config.copies {
+            Copies::Two => 2,
+            Copies::TwoIfTheyFit if servers.len() > 1 => 2,
+            Copies::One | Copies::TwoIfTheyFit => 1,
+        };
+        let mut shared = pool.lease_shares(config, reach, servers, bytes, name, &mut granted);
+        let too_little = matches!(
+            shared,
+            Err(ConnectError::TooLittle { .. }
+                | ConnectError::Server { reason: ConnectReason::Refused { .. }, .. })
+        );
+        if too_little && pool.ticket.copies == 2 && config.copies == Copies::TwoIfTheyFit {
+            pool.ticket.copies = 1;
+            shared = pool.lease_shares(config, reach, servers, bytes, name, &mut granted);
+        }
+        match shared {
             Ok(()) => pool.settle(config, servers, granted),
             Err(error) => {
                 // What others have granted would lie idle for the grace time.
@@ -211,7 +236,7 @@ impl Pool {
             servers.iter().map(|s| Want { named: s.memory.map(ByteLen::pages), free: None }).collect();
         // Each round but the last learns of one server's limit.
         'shares: loop {
-            let shares = share_lease(bytes.pages(), &wants)
+            let shares = share_copies(bytes.pages(), self.ticket.copies, &wants)
                 .map_err(|shortage| too_little(servers, &wants, bytes, shortage))?;
             for (i, share) in shares.iter().enumerate() {
                 let share = ByteLen::from_pages(*share).0;
@@ -273,40 +298,141 @@ impl Pool {
         name: &str,
     ) -> Result<Self, ConnectError> {
         let mut pool = Self::unleased(config)?;
-        for (i, part) in ticket.parts.iter().enumerate() {
-            pool.add_server(config, reach, &part.server.endpoint)?;
-            let attach = AttachLease {
-                lease: part.lease,
-                token: part.token,
-                member: MemberId(0),
-                pid: std::process::id(),
-                name: cut(name),
-                host: host_name(),
-            };
-            let reply = pool.ask_one(config, i, Opcode::AttachLease, 0, &attach.encode())?;
-            if let Some(free) = refusal(&pool.shell.servers[i].name, &reply, Operation::AttachLease)? {
-                let server = pool.shell.servers[i].name.clone();
-                let reason = ConnectReason::Refused {
-                    wanted: part.server.memory.unwrap_or_default(),
-                    free: ByteLen(free),
-                };
-                return Err(ConnectError::Server { server, reason });
-            }
-            let grant = pool.grant(reach, i, &part.server.endpoint, name, &reply, Operation::AttachLease)?;
-            pool.leased.push(grant.lease_bytes);
-        }
-        pool.placement = Placement::new(&ticket.weights(), ticket.stripe_pages)?;
         pool.ticket = ticket.clone();
+        let spared = ticket.copies > 1;
+        let mut troubles: Vec<(usize, ConnectError)> = Vec::new();
+        for (i, part) in ticket.parts.iter().enumerate() {
+            let inherited = spared && config.without.get(i) == Some(&true);
+            let added = if inherited {
+                Err(pool.lost_to_parent(part))
+            } else {
+                pool.add_server_in_time(config, reach, part, spared)
+            };
+            if let Err(error) = added {
+                if !spared {
+                    return Err(error);
+                }
+                troubles.push((i, error));
+                let now = pool.shell.time(Instant::now());
+                let server = pool.shell.client.add_server(config.op_deadline, now);
+                pool.shell.servers.push(Server::absent(server, part.server.endpoint.to_string()));
+            }
+            pool.leased.push(0);
+        }
+        pool.use_placement(Placement::new(&ticket.weights(), ticket.stripe_pages, ticket.copies)?);
+        for (i, part) in ticket.parts.iter().enumerate() {
+            if troubles.iter().any(|(missing, _)| *missing == i) {
+                continue;
+            }
+            match pool.join(config, reach, i, part, name) {
+                Ok(granted) => pool.leased[i] = granted.lease_bytes,
+                Err(error) if spared => troubles.push((i, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        // What the lost ones lease now, if it grew with the others.
+        let lent = |part: &LeasePart| part.server.memory.unwrap_or_default().0;
+        let (now, first) = ticket
+            .parts
+            .iter()
+            .zip(&pool.leased)
+            .filter(|(_, leased)| **leased > 0)
+            .fold((0u128, 0u128), |(now, first), (part, leased)| {
+                (now + u128::from(*leased), first + u128::from(lent(part)))
+            });
+        for (i, error) in troubles {
+            let share = u128::from(lent(&ticket.parts[i])) * now / first.max(1);
+            pool.leased[i] = u64::try_from(share).unwrap_or(u64::MAX);
+            let reason = match &error {
+                ConnectError::Server { reason: ConnectReason::Lost { reason, .. }, .. } => reason.clone(),
+                other => LostReason::Io(other.to_string()),
+            };
+            pool.do_without(i, reason);
+            if !pool.shell.client.has_all_pages() {
+                return Err(error);
+            }
+        }
         Ok(pool)
+    }
+
+    /// As [`Self::add_server`]. Where another server has the same pages, the attempts end soon.
+    fn add_server_in_time(
+        &mut self,
+        config: &PoolConfig,
+        reach: &Reach,
+        part: &LeasePart,
+        spared: bool,
+    ) -> Result<(), ConnectError> {
+        let deadline = config.connect_deadline;
+        let config = PoolConfig {
+            connect_deadline: if spared { deadline.min(ATTEMPT) } else { deadline },
+            ..config.clone()
+        };
+        let until = Instant::now() + rampool_session::SPARE_SILENCE;
+        loop {
+            match self.add_server(&config, reach, &part.server.endpoint) {
+                Err(error) if spared && error.may_pass() && Instant::now() < until => {
+                    std::thread::sleep(PAUSE)
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn lost_to_parent(&self, part: &LeasePart) -> ConnectError {
+        let reason = ConnectReason::Lost { operation: Operation::AdoptRegion, reason: LostReason::Inherited };
+        ConnectError::Server { server: part.server.endpoint.to_string(), reason }
+    }
+
+    /// From now on this server is lost.
+    fn do_without(&mut self, index: usize, reason: LostReason) {
+        let server = &mut self.shell.servers[index];
+        if server.lost.is_none() {
+            server.why = Some(reason);
+            let server = server.index;
+            self.shell.hear(Instant::now(), Input::Lose { server });
+        }
+    }
+
+    fn use_placement(&mut self, placement: Placement) {
+        self.shell.client.place(&placement);
+        self.placement = placement;
+    }
+
+    /// Becomes a member of a lease on one server.
+    fn join(
+        &mut self,
+        config: &PoolConfig,
+        reach: &Reach,
+        index: usize,
+        part: &LeasePart,
+        name: &str,
+    ) -> Result<Granted, ConnectError> {
+        let attach = AttachLease {
+            lease: part.lease,
+            token: part.token,
+            member: MemberId(0),
+            pid: std::process::id(),
+            name: cut(name),
+            host: host_name(),
+        };
+        let reply = self.ask_one(config, index, Opcode::AttachLease, 0, &attach.encode())?;
+        let server = self.shell.servers[index].name.clone();
+        if let Some(free) = refusal(&server, &reply, Operation::AttachLease)? {
+            let wanted = part.server.memory.unwrap_or_default();
+            let reason = ConnectReason::Refused { wanted, free: ByteLen(free) };
+            return Err(ConnectError::Server { server, reason });
+        }
+        self.grant(reach, index, &part.server.endpoint, name, &reply, Operation::AttachLease)
     }
 
     /// A pool without servers, to be filled.
     fn unleased(config: &PoolConfig) -> Result<Self, ConnectError> {
         Ok(Self {
             shell: Shell::new(Instant::now()),
-            placement: Placement::new(&[1], config.stripe_pages)?,
+            placement: Placement::new(&[1], config.stripe_pages, 1)?,
             regions: Vec::new(),
-            ticket: LeaseTicket { stripe_pages: config.stripe_pages, parts: Vec::new() },
+            ticket: LeaseTicket { stripe_pages: config.stripe_pages, copies: 1, parts: Vec::new() },
             leased: Vec::new(),
         })
     }
@@ -421,8 +547,15 @@ impl Pool {
             self.leased.push(granted.lease_bytes);
             self.shell.servers.push(server);
         }
-        self.placement = Placement::new(&self.ticket.weights(), config.stripe_pages)?;
+        let placement = Placement::new(&self.ticket.weights(), config.stripe_pages, self.ticket.copies)?;
+        self.use_placement(placement);
         Ok(self)
+    }
+
+    /// On how many servers each page lies as long as none is lost.
+    #[must_use]
+    pub fn copies(&self) -> u8 {
+        self.ticket.copies
     }
 
     /// What another process needs to become a member of this pool's lease ([`PoolConfig::attach`]).
@@ -455,7 +588,11 @@ impl Pool {
     /// [`PoolError::NoSuchRegion`].
     pub fn region_ticket(&self, region: PoolRegion) -> Result<RegionTicket, PoolError> {
         let leases = self.ticket.parts.iter().map(|part| part.lease).collect();
-        Ok(RegionTicket { regions: self.names(region)?.to_vec(), leases })
+        let names = self.names(region)?.iter().zip(&self.shell.servers);
+        let name = |(name, server): (&RegionId, &Server)| {
+            if server.lost.is_none() { *name } else { RegionId(0) }
+        };
+        Ok(RegionTicket { regions: names.map(name).collect(), leases })
     }
 
     /// Makes an empty region, on every server. Blocks until all have answered.
@@ -486,8 +623,21 @@ impl Pool {
         if !ticket.is_of(&self.ticket.parts) {
             return Err(PoolError::NoSuchRegion);
         }
+        for (index, _) in ticket.regions.iter().enumerate().filter(|(_, name)| name.0 == 0) {
+            self.do_without(index, LostReason::Inherited);
+        }
         let replies =
             self.ask_all(Opcode::AdoptRegion, &ticket.regions, &vec![0; self.server_count()], &[])?;
+        if self.ticket.copies > 1 {
+            // A server that does not have it any more is of no use here.
+            let refuses = |reply: &Result<Reply, _>| reply.as_ref().is_ok_and(|r| r.status != Status::Ok);
+            for index in (0..replies.len()).filter(|index| refuses(&replies[*index])) {
+                self.do_without(index, LostReason::GivenUp);
+            }
+            if self.shell.client.has_all_pages() {
+                return Ok(self.remember(ticket.regions.clone()));
+            }
+        }
         self.each_ok(&replies, Operation::AdoptRegion)?;
         Ok(self.remember(ticket.regions.clone()))
     }
@@ -613,6 +763,7 @@ impl Pool {
         check_range(extent);
         self.shell.discarded(region, extent);
         let (now, servers) = (Instant::now(), self.shell.servers.len());
+        let pairs = self.placement.pairs();
         let whole = u64::from(extent.count) <= u64::from(self.placement.stripe_pages());
         let mut add = |server: ServerIndex, extent: Extent| {
             let (id, body) = self.shell.reserve();
@@ -621,8 +772,8 @@ impl Pool {
             self.shell.submit(id, Ask { class: Class::WriteBack, at: extent.first.0, ..ask }, now);
         };
         if whole {
-            for (server, piece) in self.placement.split(extent) {
-                add(server, piece);
+            for (group, piece) in self.placement.split_groups(extent) {
+                pairs[usize::from(group.0)].iter().for_each(|server| add(server, piece));
             }
         } else {
             // One request for each server instead of one for each stripe: pages it does not hold are nothing to it.
@@ -686,17 +837,24 @@ impl Pool {
         self.shell.servers.iter().map(|server| server.name.as_str())
     }
 
-    /// The server that holds a page.
+    /// The server that holds a page, or the first of two.
     #[must_use]
     pub fn holder(&self, page: PageIndex) -> ServerIndex {
         self.placement.holder(page)
     }
 
+    /// All servers that hold a page as long as none is lost.
+    #[must_use]
+    pub fn holders(&self, page: PageIndex) -> Holders {
+        self.placement.holders(page)
+    }
+
     /// Fetches and stores whose event has not been returned.
     #[must_use]
     pub fn operations_under_way(&self) -> usize {
-        let of_server =
-            |event: &&PoolEvent| matches!(event, PoolEvent::Lost { .. } | PoolEvent::Draining { .. });
+        let of_server = |event: &&PoolEvent| {
+            matches!(event, PoolEvent::Lost { .. } | PoolEvent::Degraded { .. } | PoolEvent::Draining { .. })
+        };
         let known = self.shell.events.iter().filter(|event| !of_server(event)).count();
         self.shell.client.ops_under_way() + known
     }
@@ -711,6 +869,8 @@ impl Pool {
             bytes(|link| link.in_place_pages),
             servers().map(|link| link.latency.by_powers()),
         );
+        let lost = self.shell.servers.iter().filter(|server| server.lost.is_some()).count();
+        to.copies(bytes(|link| link.moved), lost as u64);
     }
 
     #[must_use]
@@ -734,6 +894,7 @@ impl Pool {
                     refused: counts.refused,
                     damaged: counts.damaged,
                     reconnects: counts.reconnects,
+                    moved: link.moved,
                     queued,
                     outstanding,
                     outstanding_bytes,
@@ -741,7 +902,12 @@ impl Pool {
                 }
             },
         );
-        PoolStats { servers: servers.collect() }
+        let is_lost = |server: ServerIndex| self.shell.servers[server.as_usize()].lost.is_some();
+        PoolStats {
+            copies: self.ticket.copies,
+            copies_left: self.placement.copies_without(is_lost),
+            servers: servers.collect(),
+        }
     }
 
     /// Leaves the servers: this member's regions are freed at once instead of after the grace time. Use the pool for nothing after that. Blocks
@@ -809,21 +975,13 @@ impl Pool {
             {
                 places.entry(region).or_default().changing(stamp, extent);
             }
-            client.submit_pages(
-                time,
-                &self.placement,
-                names,
-                pages,
-                extent,
-                |request, new, piece, before| {
-                    let body = if new { fresh(bodies, request) } else { &mut bodies[request.0 as usize] };
-                    body.of = of;
-                    body.extents.push(piece);
-                    body.memory.push(memory.wrapping_add(before as usize * OS_PAGE_BYTES));
-                },
-            );
+            client.submit_pages(time, &self.placement, names, pages, extent, |part| {
+                fill(bodies, part, memory, of);
+            });
         }
-        client.close_pages(names, pages);
+        client.close_pages(&self.placement, names, pages, |part| {
+            fill(bodies, part, std::ptr::null_mut(), of);
+        });
         self.shell.sealed(op, now);
         if class == Class::Demand {
             self.shell.send(now);
@@ -862,8 +1020,7 @@ impl Pool {
             self.give_back(made.into_iter(), Instant::now());
             return Err(error);
         }
-        let names = replies.into_iter().filter_map(|r| Some(r.ok()?.region)).collect();
-        Ok(self.remember(names))
+        Ok(self.remember(names_of(replies)))
     }
 
     /// Queues one control request to every server; the numbers of those whose answers can be waited for.
@@ -975,10 +1132,15 @@ impl Pool {
         }
     }
 
-    /// The first error among the replies of all servers.
+    /// The first error among the replies of all servers. One that is lost is none if every page has another holder.
     fn each_ok(&self, replies: &[Result<Reply, PoolError>], operation: Operation) -> Result<(), PoolError> {
+        let spared = self.shell.client.has_all_pages();
         for (server, reply) in self.shell.servers.iter().zip(replies) {
-            let reply = reply.as_ref().map_err(Clone::clone)?;
+            let reply = match reply {
+                Ok(reply) => reply,
+                Err(PoolError::Lost { .. }) if spared => continue,
+                Err(error) => return Err(error.clone()),
+            };
             let server = server.name.clone();
             match reply.status {
                 Status::Ok => {}
@@ -993,6 +1155,34 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// Notes which pages a request is about.
+fn fill(bodies: &mut Vec<Body>, part: Fill, memory: *mut u8, of: Option<(PoolRegion, Stamp)>) {
+    match part {
+        Fill::Pages { request, new, extent, before } => {
+            let body = if new { fresh(bodies, request) } else { &mut bodies[request.0 as usize] };
+            body.of = of;
+            body.extents.push(extent);
+            body.memory.push(memory.wrapping_add(before as usize * OS_PAGE_BYTES));
+        }
+        Fill::Same { request, like } => {
+            fresh(bodies, request);
+            let [same, body] = bodies
+                .get_disjoint_mut([request.0 as usize, like.0 as usize])
+                .expect("two requests have two bodies");
+            same.of = of;
+            same.extents.extend_from_slice(&body.extents);
+            same.memory.extend_from_slice(&body.memory);
+            let entries = Rc::default();
+            (same.entries, body.entries) = (Some(Rc::clone(&entries)), Some(entries));
+        }
+    }
+}
+
+/// What the region is called at each server; 0 where that is lost.
+fn names_of(replies: Vec<Result<Reply, PoolError>>) -> Vec<RegionId> {
+    replies.into_iter().map(|reply| reply.map_or(RegionId(0), |reply| reply.region)).collect()
 }
 
 /// The region's name on every server. Panics for a region that is not there: whoever submits pages keeps track of regions.

@@ -187,6 +187,10 @@ counters! {
     received_bytes,
     /// Bytes sent to servers, headers included.
     sent_bytes,
+    /// Requests for pages that another server with the same pages was asked for instead.
+    moved_requests,
+    /// Servers that are lost to the process while others have their pages.
+    lost_servers,
 }
 
 impl StatsPage {
@@ -255,6 +259,12 @@ impl PagerStats {
         for (told, times) in self.page.server_latency.iter().zip(servers) {
             told.iter().zip(times).for_each(|(told, count)| told.store(count, Relaxed));
         }
+    }
+
+    /// What the pool counts of servers that did not answer.
+    pub fn copies(&self, moved_requests: u64, lost_servers: u64) {
+        self.page.moved_requests.store(moved_requests, Relaxed);
+        self.page.lost_servers.store(lost_servers, Relaxed);
     }
 
     /// What the kernel counts for the whole process.
@@ -362,7 +372,7 @@ mod tests {
         stats.evicted(77);
         let mut times = [0; LATENCY_BUCKETS];
         times[20] = 5;
-        stats.pool(8000, 70, [[0; LATENCY_BUCKETS], times].into_iter());
+        stats.pool(8000, 70, 5, [[0; LATENCY_BUCKETS], times].into_iter());
         let page = stats.page();
         // SAFETY: the page is plain 64-bit words, all written by this thread.
         let bytes: Vec<u8> = unsafe {

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use rampool_paging::placement::{Placement, ServerIndex};
+use rampool_paging::placement::{Holders, Placement, ServerIndex};
 use rampool_wire::frame::{Opcode, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use crate::io::{Ask, Class, Input, Lost, OpId, Output, RequestId, Time};
+use crate::rule::Rule;
 use crate::session::Session;
-use crate::work::{Request, Work};
+use crate::work::{Orphaned, Request, Work};
 
 /// How often the sessions' deadlines are looked at, however often the shell tells the time.
 const CHECK_EVERY: Duration = Duration::from_micros(100);
@@ -20,8 +21,11 @@ pub struct Client {
     work: Work,
     now: Time,
     check_at: Time,
-    /// While an operation is cut up: the request to each server that still has room, with its first page and how many.
+    /// While an operation is cut up: of each group of holders the request that still has room, with its first page
+    /// and how many.
     open: Vec<Option<(RequestId, PageIndex, u32)>>,
+    /// The servers that hold the same pages, where there are two copies.
+    pairs: Vec<Holders>,
 }
 
 /// Pages of an operation: what is asked for, at most so many in one request.
@@ -31,6 +35,15 @@ pub struct Pages {
     pub opcode: Opcode,
     pub class: Class,
     pub limit: u32,
+}
+
+/// What a request made by [`Client::submit_pages`] is about.
+#[derive(Clone, Copy, Debug)]
+pub enum Fill {
+    /// These pages, which so many of the extent come before. `new`: it has none yet.
+    Pages { request: RequestId, new: bool, extent: Extent, before: u32 },
+    /// All pages of `like`, which is complete: to be stored by another server as well.
+    Same { request: RequestId, like: RequestId },
 }
 
 impl Client {
@@ -49,8 +62,44 @@ impl Client {
     pub fn add_server(&mut self, op_deadline: Duration, now: Time) -> ServerIndex {
         let server = ServerIndex(u16::try_from(self.sessions.len()).expect("fewer than 65536 servers"));
         self.sessions.push(Session::new(server, op_deadline, now));
-        self.open.push(None);
         server
+    }
+
+    /// Says which servers hold the same pages: once, when all servers are there.
+    pub fn place(&mut self, placement: &Placement) {
+        self.open = vec![None; placement.pairs().len()];
+        self.pairs = placement.pairs().iter().copied().filter(|pair| pair.copy.is_some()).collect();
+        self.look_for_spares();
+    }
+
+    /// Whether each page has a holder that is not lost.
+    #[must_use]
+    pub fn has_all_pages(&self) -> bool {
+        let mut pairs = self.pairs.iter();
+        if self.pairs.is_empty() {
+            !self.sessions.iter().any(is_lost)
+        } else {
+            pairs.all(|pair| self.holds(pair))
+        }
+    }
+
+    fn holds(&self, pair: &Holders) -> bool {
+        pair.iter().any(|server| !is_lost(&self.sessions[server.as_usize()]))
+    }
+
+    fn look_for_spares(&mut self) {
+        for index in 0..self.sessions.len() {
+            let is_other = |server: &ServerIndex| server.as_usize() != index;
+            let mut others = self
+                .pairs
+                .iter()
+                .filter(|pair| pair.iter().any(|server| !is_other(&server)))
+                .flat_map(|pair| pair.iter().filter(is_other))
+                .peekable();
+            let paired = others.peek().is_some();
+            let spare = paired && others.all(|server| !is_lost(&self.sessions[server.as_usize()]));
+            self.sessions[index].set_spare(spare, paired);
+        }
     }
 
     /// Forgets the servers for which `keep` is false. Nothing may be under way; the others are numbered anew.
@@ -64,7 +113,6 @@ impl Client {
         for (index, session) in (0..).zip(&mut self.sessions) {
             session.renamed(ServerIndex(index));
         }
-        self.open.truncate(self.sessions.len());
     }
 
     #[must_use]
@@ -88,9 +136,9 @@ impl Client {
         self.work.reserve()
     }
 
-    /// Cuts the pages of an extent into requests to the servers that hold them; full ones are submitted. `fill` hears
-    /// which pages go into which request: the request, whether it is new, the pages, and how many of the extent come
-    /// before them. After the last extent: [`Client::close_pages`].
+    /// Cuts the pages of an extent into requests to the servers that hold them; full ones are submitted. What is stored
+    /// goes to all holders, what is fetched comes from one. `fill` hears which pages go into which request. After the
+    /// last extent: [`Client::close_pages`]. `placement` is that of [`Client::place`].
     pub fn submit_pages(
         &mut self,
         now: Time,
@@ -98,59 +146,157 @@ impl Client {
         names: &[RegionId],
         pages: Pages,
         extent: Extent,
-        mut fill: impl FnMut(RequestId, bool, Extent, u32),
+        mut fill: impl FnMut(Fill),
     ) {
         self.now = now;
         let mut before = 0;
-        for (server, mut piece) in placement.split(extent) {
-            let limit = self.sessions[server.as_usize()].max_pages(pages.limit);
+        for (group, mut piece) in placement.split_groups(extent) {
+            let holders = placement.pairs()[usize::from(group.0)];
+            let limit = self.request_limit(holders, pages.limit);
             while piece.count > 0 {
-                let open = self.open[server.as_usize()].take();
+                let open = self.open[usize::from(group.0)].take();
                 let (id, first, count) = open.unwrap_or_else(|| (self.work.reserve(), piece.first, 0));
                 let fits = piece.count.min(limit - count);
-                fill(id, count == 0, Extent::new(piece.first, fits), before);
+                let extent = Extent::new(piece.first, fits);
+                fill(Fill::Pages { request: id, new: count == 0, extent, before });
                 before += fits;
                 piece = Extent::new(piece.first.offset(u64::from(fits)), piece.count - fits);
                 if count + fits == limit {
-                    self.submit_part(server, names, pages, (id, first, count + fits));
+                    self.submit_part(holders, names, pages, (id, first, count + fits), &mut fill);
                 } else {
-                    self.open[server.as_usize()] = Some((id, first, count + fits));
+                    self.open[usize::from(group.0)] = Some((id, first, count + fits));
                 }
             }
         }
     }
 
     /// Submits the requests of [`Client::submit_pages`] that still have room.
-    pub fn close_pages(&mut self, names: &[RegionId], pages: Pages) {
-        for server in 0..self.open.len() {
-            if let Some(open) = self.open[server].take() {
-                let server = ServerIndex(u16::try_from(server).expect("fewer than 65536 servers"));
-                self.submit_part(server, names, pages, open);
+    pub fn close_pages(
+        &mut self,
+        placement: &Placement,
+        names: &[RegionId],
+        pages: Pages,
+        mut fill: impl FnMut(Fill),
+    ) {
+        for group in 0..self.open.len() {
+            if let Some(open) = self.open[group].take() {
+                self.submit_part(placement.pairs()[group], names, pages, open, &mut fill);
             }
         }
     }
 
+    /// Pages of one request that each of its holders takes.
+    fn request_limit(&self, holders: Holders, limit: u32) -> u32 {
+        let of = |server: ServerIndex| &self.sessions[server.as_usize()];
+        let most = if self.work.rules.keep(Rule::FitsBoth) { 2 } else { 1 };
+        let live = holders.iter().take(most).filter(|server| !is_lost(of(*server)));
+        live.map(|server| of(server).max_pages(limit)).min().unwrap_or(limit)
+    }
+
     fn submit_part(
         &mut self,
-        server: ServerIndex,
+        holders: Holders,
         names: &[RegionId],
         pages: Pages,
         (id, first, count): (RequestId, PageIndex, u32),
+        fill: &mut impl FnMut(Fill),
     ) {
-        let ask = Ask {
+        let ask = |server: ServerIndex, other: Option<ServerIndex>| Ask {
             class: pages.class,
             op: Some(pages.op),
             bytes: u64::from(count) * OS_PAGE_BYTES as u64,
             at: first.0,
+            other: other.map(|other| (other, names[other.as_usize()])),
             ..Ask::control(server, pages.opcode, names[server.as_usize()])
         };
-        self.submit(id, ask);
+        let of = |server: ServerIndex| &self.sessions[server.as_usize()];
+        let (first, other) = match holders.copy {
+            Some(copy) if is_lost(of(copy)) => (holders.home, None),
+            Some(copy) if is_lost(of(holders.home)) => (copy, None),
+            Some(copy)
+                if pages.opcode == Opcode::Get && of(copy).is_well() && !of(holders.home).is_well() =>
+            {
+                (copy, Some(holders.home))
+            }
+            copy => (holders.home, copy),
+        };
+        if let Some(other) = other.filter(|_| pages.opcode != Opcode::Get)
+            && self.work.rules.keep(Rule::StoreAtAll)
+        {
+            let same = self.work.reserve();
+            fill(Fill::Same { request: same, like: id });
+            let mut ask = ask(other, Some(first));
+            if !self.work.rules.keep(Rule::AwaitAll) {
+                ask.op = None;
+            }
+            self.submit(same, ask);
+        }
+        self.submit(id, ask(first, other));
+        self.settle();
     }
 
     #[inline]
     fn submit(&mut self, id: RequestId, ask: Ask) {
         self.work.submit(id, ask, self.now);
         self.sessions[ask.server.as_usize()].enqueue(&mut self.work, id);
+    }
+
+    // --- Several holders -------------------------------------------------------------------------------------------
+
+    /// Decides about requests that got no use of their server: what is fetched comes from another holder, what is
+    /// stored is stored if another holder is left, and everything else fails.
+    #[inline]
+    fn settle(&mut self) {
+        if self.work.lost_one || self.work.well_again || !self.work.orphans.is_empty() {
+            self.settle_orphans();
+        }
+    }
+
+    fn settle_orphans(&mut self) {
+        if std::mem::take(&mut self.work.lost_one) {
+            self.look_for_spares();
+        }
+        if std::mem::take(&mut self.work.well_again) {
+            // What waits for a server that is not well may have another one now.
+            let Self { sessions, work, .. } = self;
+            sessions.iter_mut().filter(|of| !of.is_well()).for_each(|session| session.turn_away(work));
+        }
+        while let Some((id, why)) = self.work.orphans.pop_front() {
+            let request = *self.work.get(id);
+            let Ask { server, opcode, op, other, .. } = request.ask;
+            let other = other.map(|(other, _)| other);
+            let away = matches!(why, Orphaned::Away);
+            let of = |server: ServerIndex| &self.sessions[server.as_usize()];
+            let takes = other.filter(|other| if away { of(*other).is_well() } else { !is_lost(of(*other)) });
+            let keep = |rule| self.work.rules.keep(rule);
+            match (why, takes) {
+                (_, Some(other)) if opcode == Opcode::Get && (away || keep(Rule::FetchFromOther)) => {
+                    if away {
+                        self.sessions[server.as_usize()].moves(&self.work, id);
+                    }
+                    self.work.turn_to_other(id, !away);
+                    self.sessions[other.as_usize()].enqueue(&mut self.work, id);
+                    continue;
+                }
+                (Orphaned::Away, _) => {
+                    self.sessions[server.as_usize()].keeps(&self.work, id);
+                    continue;
+                }
+                // The other holder has a request of its own.
+                (Orphaned::Lost(_), Some(_)) if opcode == Opcode::Put && keep(Rule::OneHolderSuffices) => {}
+                (Orphaned::Lost(_), None) if opcode == Opcode::Put && !keep(Rule::OneHolderIsNeeded) => {}
+                (Orphaned::Lost(reason), _) => {
+                    op.inspect(|op| self.work.op_lost(*op, server, request.what(), reason));
+                }
+                (Orphaned::Damaged(page), _) => {
+                    op.inspect(|op| self.work.op_corrupt(*op, server, page));
+                    let (link, number) = (of(server).attempt(), self.work.number(id));
+                    let ended = Output::Answered { link, request: id, number, wanted: false, refused: false };
+                    self.work.outputs.push_back(ended);
+                }
+            }
+            self.work.finish(id);
+        }
     }
 
     /// The number of a request on the wire.
@@ -228,13 +374,16 @@ impl Client {
             Input::Lose { server } => sessions[server.as_usize()].lose(work, Lost::Connection),
             Input::Time => self.time(now),
         }
+        self.settle();
     }
 
     fn time(&mut self, now: Time) {
         if now >= self.check_at {
             self.check_at = now + CHECK_EVERY;
-            for session in &mut self.sessions {
-                session.time(&mut self.work, now);
+            for index in 0..self.sessions.len() {
+                self.sessions[index].time(&mut self.work, now);
+                // Before the next one: it may have become the only one that has some pages.
+                self.settle();
             }
         }
     }
@@ -263,6 +412,11 @@ impl Client {
     /// If an invariant is broken.
     pub fn check(&self) {
         self.work.check();
+        assert!(self.work.orphans.is_empty(), "every request has a server");
         self.sessions.iter().for_each(|session| session.check(&self.work));
     }
+}
+
+fn is_lost(session: &Session) -> bool {
+    session.lost().is_some()
 }

@@ -78,6 +78,8 @@ pub struct Ask {
     pub span: (u64, u64),
     /// Of a copy: the server that is to store the bytes.
     pub copy_to: Option<ServerIndex>,
+    /// Another server that has the same pages, or gets them by a request of its own, and its name for the region.
+    pub other: Option<(ServerIndex, RegionId)>,
     /// The shell waits for the reply itself.
     pub wanted: bool,
 }
@@ -97,6 +99,7 @@ impl Ask {
             at: 0,
             span: (0, 0),
             copy_to: None,
+            other: None,
             wanted: false,
         }
     }
@@ -224,8 +227,13 @@ pub enum Output {
     Close { link: LinkId },
     /// The connection is made again; what had no answer follows.
     Back { link: LinkId },
-    /// The server is lost for good. `during`: what it was asked for longest; none: nothing.
-    Lost { server: ServerIndex, during: Option<What>, reason: Lost },
+    /// The server is lost for good. `during`: what it was asked for longest; none: nothing. `spare`: every page that it
+    /// held has another holder.
+    Lost { server: ServerIndex, during: Option<What>, reason: Lost, spare: bool },
+    /// This request for pages goes to another of their holders. What comes of it from the first one has no place.
+    Moved { request: RequestId, from: ServerIndex },
+    /// Bytes follow the head that has just come, to a request that was moved: drop them. Nothing is told of their end.
+    Drop { link: LinkId },
     /// The server stops after so many milliseconds.
     Draining { server: ServerIndex, left_ms: u64 },
     /// The operation has ended; nothing touches its memory any more.

@@ -66,11 +66,25 @@
 //! The server ignores what still arrives over the old connection; so does the session ([`LinkId`]). A server that runs
 //! anew, or has given this member up, is lost with its pages.
 //!
-//! # Room for several holders of a page
+//! # Two holders of a page
 //!
-//! A request goes to one server and an operation counts its requests, so a store to several holders is more parts of
-//! one operation, and a hedge is a part whose answer ends the others. Placement is consulted in
-//! [`Client::submit_pages`] alone; what is observed of a server (answers, silence, breaks) is in [`Session`] alone.
+//! Placement ([`Client::place`]) is consulted in [`Client::submit_pages`] alone; what is observed of a server (answers,
+//! silence, breaks) is in [`Session`] alone; what follows for a page with two holders is in `Client::settle` alone.
+//!
+//! ```text
+//!   Well        up, and not suspected
+//!     -> Suspect   silent for 20 ms, or 4 times as long as late answers took        fetches go to the other holder,
+//!     -> Away      the connection is broken                                         stores wait
+//!   Suspect, Away
+//!     -> Well      an answer; attached again                                        nothing was missed
+//!     -> Lost      as above; and, where every page has another holder,              stores end without it
+//!                  after a second of silence or without a connection
+//! ```
+//!
+//! A store is a request to each holder, and ends with the last answer. So what is acknowledged lies at every holder that
+//! is not lost, and any of them may be read. A fetch is a request to one holder; one that moves has a new number, and
+//! an answer to the old one is dropped ([`Output::Drop`]). An operation fails with the last holder of one of its pages.
+//! The client's own pauses do not count as a server's silence.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -80,7 +94,7 @@ mod rule;
 mod session;
 mod work;
 
-pub use client::{Client, Pages};
+pub use client::{Client, Fill, Pages};
 pub use io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, RequestId,
     SENT_TOGETHER_BYTES, Time, What,
@@ -89,6 +103,6 @@ pub use places::{Known, Places, Stamp};
 pub use rule::Rule;
 pub use session::{
     ATTACH_NUMBER, ATTEMPT, BULK_WINDOW_BYTES, Counts, DEADLINES, LAST_CHANCE, LINK_QUEUE_BYTES, MAX_BREAKS,
-    PAUSE, Session,
+    PAUSE, SPARE_SILENCE, SUSPICION, Session,
 };
 pub use work::Request;

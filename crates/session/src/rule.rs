@@ -77,10 +77,34 @@ pub enum Rule {
     FullIsNotStored,
     /// A server that drains keeps working.
     DrainingWorks,
+    /// A store goes to every holder of its pages.
+    StoreAtAll,
+    /// A store ends when every holder has answered.
+    AwaitAll,
+    /// A store does not fail with a holder while another one is left.
+    OneHolderSuffices,
+    /// A store fails with the last holder.
+    OneHolderIsNeeded,
+    /// What a lost holder was asked for comes from the other one.
+    FetchFromOther,
+    /// The other holder is asked by its own name for the region.
+    OwnName,
+    /// Requests are of a size that each holder takes.
+    FitsBoth,
+    /// Pages are fetched elsewhere while a holder's connection is broken.
+    ReadElsewhere,
+    /// Pages are fetched elsewhere while a holder is silent.
+    Suspicion,
+    /// The answer of a holder that was asked in vain is expected, and has no place.
+    LateAnswer,
+    /// Only a server whose pages all have another holder is given up early.
+    OnlySpareEarly,
+    /// Time in which this process did nothing does not count for a broken connection.
+    OwnPausesDown,
 }
 
 impl Rule {
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 49] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -118,6 +142,18 @@ impl Rule {
         Self::FailAsOne,
         Self::FullIsNotStored,
         Self::DrainingWorks,
+        Self::StoreAtAll,
+        Self::AwaitAll,
+        Self::OneHolderSuffices,
+        Self::OneHolderIsNeeded,
+        Self::FetchFromOther,
+        Self::OwnName,
+        Self::FitsBoth,
+        Self::ReadElsewhere,
+        Self::Suspicion,
+        Self::LateAnswer,
+        Self::OnlySpareEarly,
+        Self::OwnPausesDown,
     ];
 }
 

@@ -1,7 +1,7 @@
 //! The conversation with one server: what waits to leave, what waits for an answer, and what a broken connection,
 //! a silent server or an odd answer means.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use rampool_paging::placement::ServerIndex;
@@ -15,7 +15,7 @@ use crate::io::{
     Time,
 };
 use crate::rule::Rule;
-use crate::work::{Phase, Work};
+use crate::work::{Orphaned, Phase, Work};
 
 /// Bytes of page data that prefetches and write-backs may each have outstanding: what a demand request, or its
 /// answer, may have to wait behind. A window each, because they travel in opposite directions.
@@ -34,6 +34,14 @@ pub const MAX_BREAKS: u32 = 8;
 pub const ATTEMPT: Duration = Duration::from_millis(2500);
 /// The pause after an attempt that failed.
 pub const PAUSE: Duration = Duration::from_millis(100);
+/// A server is lost after so much silence, or so long without a connection, where every page that it holds has another
+/// holder. It does not come back: what it has missed meanwhile is not made up for.
+pub const SPARE_SILENCE: Duration = Duration::from_secs(1);
+/// After this much silence, at least, requests for pages turn to the other holders. They come back with the first
+/// answer.
+pub const SUSPICION: Duration = Duration::from_millis(20);
+/// ... and after the time of the slowest of late answers so many times.
+const SLOWEST: u32 = 4;
 /// The number of the request that makes a client a member again; no other request has it.
 pub const ATTACH_NUMBER: u64 = u64::MAX;
 
@@ -73,9 +81,22 @@ pub struct Session {
     connection: u32,
     identity: Option<Identity>,
     reconnects: bool,
-    /// While reconnecting: when it has failed for good; when this step has, or the pause is over.
-    until: Time,
+    /// Every page that the server holds has another holder; some have.
+    spare: bool,
+    paired: bool,
+    /// While reconnecting: since when; when this step has failed, or the pause is over.
+    broke_at: Time,
     due: Time,
+    /// While reconnecting: when the time was looked at last.
+    looked: Time,
+    /// It is silent: requests for pages go elsewhere if they can.
+    suspect: bool,
+    /// Since when it has been silent for too long, and when that was looked at last.
+    silent: Option<(Time, Time)>,
+    /// How long late answers took.
+    slowest: Duration,
+    /// Numbers of requests that went elsewhere while their answer is out, with their bytes and class.
+    moved: BTreeMap<u64, (u64, Class)>,
     /// Connections that broke since the last answer.
     breaks: u32,
     /// Since when a deadline has been over, and when that was looked at last.
@@ -97,6 +118,8 @@ pub struct Session {
     heartbeat: Option<Duration>,
     last_sent: Time,
     last_progress: Time,
+    /// When a head or the bytes of an answer came last.
+    last_heard: Time,
     drained: bool,
     /// Whether something may have become free to leave.
     pub(crate) stirred: bool,
@@ -112,8 +135,15 @@ impl Session {
             connection: 0,
             identity: None,
             reconnects: false,
-            until: now,
+            spare: false,
+            paired: false,
+            broke_at: now,
             due: now,
+            looked: now,
+            suspect: false,
+            silent: None,
+            slowest: Duration::ZERO,
+            moved: BTreeMap::new(),
             breaks: 0,
             overdue: None,
             credits: Credits::new(1, 0),
@@ -129,6 +159,7 @@ impl Session {
             heartbeat: None,
             last_sent: now,
             last_progress: now,
+            last_heard: now,
             drained: true,
             stirred: false,
             counts: Counts::default(),
@@ -145,7 +176,7 @@ impl Session {
         (self.state == State::Up).then_some(self.attempt())
     }
 
-    fn attempt(&self) -> LinkId {
+    pub(crate) fn attempt(&self) -> LinkId {
         LinkId { server: self.server, connection: self.connection }
     }
 
@@ -216,18 +247,23 @@ impl Session {
         self.reconnects = reconnects;
     }
 
+    /// Whether every page that the server holds has another holder, and whether some have.
+    pub(crate) fn set_spare(&mut self, spare: bool, paired: bool) {
+        (self.spare, self.paired) = (spare, paired);
+    }
+
+    /// Whether it is worth asking for a page that another server holds as well.
+    pub(crate) fn is_well(&self) -> bool {
+        self.state == State::Up && !self.suspect
+    }
+
     /// Queues a request that was submitted. In a lost session it ends at once.
     pub(crate) fn enqueue(&mut self, work: &mut Work, id: RequestId) {
-        let request = work.get(id);
         if let State::Lost(reason) = self.state {
-            let (op, what) = (request.ask.op, request.what());
-            if let Some(op) = op {
-                work.op_lost(op, self.server, what, reason);
-            }
-            work.finish(id);
+            work.orphans.push_back((id, Orphaned::Lost(reason)));
             return;
         }
-        let class = request.ask.class;
+        let class = work.get(id).ask.class;
         self.write_backs += u32::from(class == Class::WriteBack);
         self.queues[class as usize].push_back(id);
         self.stirred = true;
@@ -373,13 +409,15 @@ impl Session {
         if self.state != State::Up || !self.is_current(link, work) {
             return;
         }
-        self.last_progress = now;
-        if let Err(reason) = self.judge(work, link, header) {
+        (self.last_progress, self.last_heard) = (now, now);
+        work.well_again |= self.suspect;
+        (self.suspect, self.silent) = (false, None);
+        if let Err(reason) = self.judge(work, link, header, now) {
             self.lose(work, reason);
         }
     }
 
-    fn judge(&mut self, work: &mut Work, link: LinkId, header: &Header) -> Result<(), Lost> {
+    fn judge(&mut self, work: &mut Work, link: LinkId, header: &Header, now: Time) -> Result<(), Lost> {
         let breach = |breach| Err(Lost::Breach(breach));
         let (opcode, number) = (header.opcode, header.request);
         if !header.is_reply() {
@@ -388,6 +426,16 @@ impl Session {
                 return Ok(());
             }
             return breach(Breach::Asks(opcode));
+        }
+        if let Some((bytes, class)) = self.moved.remove(&number) {
+            if opcode != Opcode::Get {
+                return breach(Breach::OtherOperation { answered: opcode, asked: Opcode::Get });
+            }
+            self.give_back(bytes, class);
+            if header.bulk_len > 0 {
+                work.outputs.push_back(Output::Drop { link });
+            }
+            return Ok(());
         }
         let Some(id) = work.find(number).filter(|id| work.phase(*id) == Phase::Sent) else {
             return breach(Breach::NothingAsked(opcode));
@@ -398,6 +446,10 @@ impl Session {
         }
         if request.ask.opcode != opcode && work.rules.keep(Rule::OwnOperation) {
             return breach(Breach::OtherOperation { answered: opcode, asked: request.ask.opcode });
+        }
+        if self.paired {
+            let took = self.outstanding.iter().find(|(sent, _)| *sent == number).map(|(_, at)| now - *at);
+            self.slowest = (self.slowest - self.slowest / 64).max(took.unwrap_or_default());
         }
         let ok = header.status == Status::Ok;
         let reads = ok && matches!(opcode, Opcode::Get | Opcode::Gather | Opcode::ReadPiece | Opcode::Scan);
@@ -456,13 +508,18 @@ impl Session {
         if self.link() != Some(link) || work.phase(id) != Phase::Receiving {
             return;
         }
-        self.last_progress = now;
+        (self.last_progress, self.last_heard) = (now, now);
         let request = *work.get(id);
         if let Some(page) = damaged {
             self.counts.damaged += 1;
             let once = !request.asked_again || !work.rules.keep(Rule::AskAgainOnce);
             if once && work.rules.keep(Rule::AskAgain) {
                 return self.ask_again(work, id);
+            }
+            if request.ask.other.is_some() {
+                self.forget_sent(work, id);
+                work.orphans.push_back((id, Orphaned::Damaged(page)));
+                return;
             }
             if let Some(op) = request.ask.op.filter(|_| !request.ask.wanted) {
                 work.op_corrupt(op, self.server, page);
@@ -478,9 +535,7 @@ impl Session {
 
     /// Puts a request back to the front of its queue, under a new number: the answer to come is another one.
     fn ask_again(&mut self, work: &mut Work, id: RequestId) {
-        let old = work.number(id);
-        self.give_back(work, id);
-        self.outstanding.retain(|(number, _)| *number != old);
+        self.forget_sent(work, id);
         work.renumber(id);
         work.set_phase(id, Phase::Queued);
         let request = work.get_mut(id);
@@ -489,9 +544,18 @@ impl Session {
         self.queues[request.ask.class as usize].push_front(id);
     }
 
+    /// A request that was sent, and is not any more.
+    fn forget_sent(&mut self, work: &Work, id: RequestId) {
+        let Ask { bytes, class, .. } = work.get(id).ask;
+        self.give_back(bytes, class);
+        let number = work.number(id);
+        self.outstanding.retain(|(sent, _)| *sent != number);
+    }
+
     fn end_request(&mut self, work: &mut Work, id: RequestId) {
         self.breaks = 0;
-        self.give_back(work, id);
+        let Ask { bytes, class, .. } = work.get(id).ask;
+        self.give_back(bytes, class);
         let number = work.number(id);
         if self.outstanding.front().is_some_and(|(front, _)| *front == number) {
             self.outstanding.pop_front();
@@ -508,8 +572,7 @@ impl Session {
         work.finish(id);
     }
 
-    fn give_back(&mut self, work: &Work, id: RequestId) {
-        let Ask { bytes, class, .. } = work.get(id).ask;
+    fn give_back(&mut self, bytes: u64, class: Class) {
         self.credits.give_back(bytes);
         if class >= Class::Prefetch {
             self.bulk_bytes[class as usize] -= bytes;
@@ -536,7 +599,7 @@ impl Session {
 
     fn time_up(&mut self, work: &mut Work, now: Time) {
         while let Some((number, _)) = self.outstanding.front() {
-            if work.find(*number).is_some() {
+            if work.find(*number).is_some() || self.moved.contains_key(number) {
                 break;
             }
             self.outstanding.pop_front();
@@ -551,11 +614,12 @@ impl Session {
             }
             self.overdue = Some((since, now));
             if now >= since + chance && work.rules.keep(Rule::Deadline) {
-                return self.lose(work, Lost::Deadline(self.op_deadline));
+                return self.lose(work, Lost::Deadline(self.most_silence(work)));
             }
         } else {
             self.overdue = None;
         }
+        self.watch_silence(work, now);
         let beats = self.heartbeat.is_some_and(|every| now >= self.last_sent + every);
         if beats && self.outstanding.is_empty() && work.rules.keep(Rule::Heartbeat) {
             let id = work.reserve();
@@ -564,8 +628,83 @@ impl Session {
         }
     }
 
+    /// Suspects a server that has been silent for longer than it ever was of late.
+    fn watch_silence(&mut self, work: &mut Work, now: Time) {
+        let timeout = self.timeout();
+        let due = self.outstanding.front().map(|(_, sent)| (*sent).max(self.last_heard) + timeout);
+        if !self.paired || self.suspect || due.is_none_or(|due| now < due) {
+            self.silent = None;
+            return;
+        }
+        let (mut since, looked) = self.silent.unwrap_or((now, now));
+        if now - looked > timeout / 8 && work.rules.keep(Rule::OwnPauses) {
+            since = now;
+        }
+        self.silent = Some((since, now));
+        if now >= since + timeout / 4 && work.rules.keep(Rule::Suspicion) {
+            (self.suspect, self.silent) = (true, None);
+            self.turn_away(work);
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        (self.slowest * SLOWEST).clamp(SUSPICION, SPARE_SILENCE / 4)
+    }
+
+    /// The requests for pages that another server holds as well are for the client to move, if it can.
+    pub(crate) fn turn_away(&mut self, work: &mut Work) {
+        if !work.rules.keep(Rule::ReadElsewhere) && self.state != State::Up {
+            return;
+        }
+        for queue in &mut self.queues {
+            queue.retain(|id| {
+                let stays = work.get(*id).ask.other.is_none() || work.get(*id).ask.opcode != Opcode::Get;
+                if !stays {
+                    work.orphans.push_back((*id, Orphaned::Away));
+                }
+                stays
+            });
+        }
+        for (number, _) in &self.outstanding {
+            let sent = work.find(*number).filter(|id| work.phase(*id) == Phase::Sent);
+            let Some(id) = sent else { continue };
+            let Ask { opcode, other, .. } = work.get(id).ask;
+            if opcode == Opcode::Get && other.is_some() {
+                work.orphans.push_back((id, Orphaned::Away));
+            }
+        }
+    }
+
+    /// The client found another server for a request, which is not this one's any more.
+    pub(crate) fn moves(&mut self, work: &Work, id: RequestId) {
+        let Ask { bytes, class, .. } = work.get(id).ask;
+        if work.phase(id) == Phase::Sent && work.rules.keep(Rule::LateAnswer) {
+            self.moved.insert(work.number(id), (bytes, class));
+        } else if work.phase(id) == Phase::Sent {
+            self.forget_sent(work, id);
+        }
+    }
+
+    /// The client found none: the request stays.
+    pub(crate) fn keeps(&mut self, work: &Work, id: RequestId) {
+        if work.phase(id) == Phase::Queued {
+            self.queues[work.get(id).ask.class as usize].push_back(id);
+            self.stirred = true;
+        }
+    }
+
     fn last_chance(&self, work: &Work) -> Duration {
-        if work.rules.keep(Rule::LastChance) { LAST_CHANCE.min(self.op_deadline / 4) } else { Duration::ZERO }
+        let most = LAST_CHANCE.min(self.most_silence(work) / 4);
+        if work.rules.keep(Rule::LastChance) { most } else { Duration::ZERO }
+    }
+
+    /// After so much silence the server is lost.
+    fn most_silence(&self, work: &Work) -> Duration {
+        if self.spare || !work.rules.keep(Rule::OnlySpareEarly) {
+            SPARE_SILENCE.min(self.op_deadline)
+        } else {
+            self.op_deadline
+        }
     }
 
     /// Whether the oldest request has waited for so long that nothing excuses it.
@@ -576,14 +715,20 @@ impl Session {
     fn oldest_due(&self, work: &Work) -> Option<Time> {
         let (_, sent) = *self.outstanding.front()?;
         let progress = if work.rules.keep(Rule::Progress) { self.last_progress } else { sent };
-        Some(sent.max(progress).min(sent + self.op_deadline * (DEADLINES - 1)) + self.op_deadline)
+        let silence = self.most_silence(work);
+        let due = (sent.max(progress) + silence).min(sent + self.op_deadline * DEADLINES);
+        // What leaves shows no more than that the way there is open.
+        Some(if self.spare { due.min(sent.max(self.last_heard) + silence * 2) } else { due })
     }
 
     /// When [`Session::time`] has something to do at the latest.
     pub(crate) fn next_timeout(&self, work: &Work) -> Option<Time> {
         match self.state {
             State::Lost(_) => None,
-            State::Pausing | State::Connecting | State::Attaching => Some(self.due.min(self.until)),
+            State::Pausing | State::Connecting | State::Attaching => {
+                let limit = self.reconnect_limit(work);
+                Some(self.due.min(self.broke_at + limit).min(self.looked + limit / 8))
+            }
             State::Up if !self.drained => Some(Time(0)),
             State::Up => {
                 let beat = self
@@ -594,7 +739,14 @@ impl Session {
                     let chance = self.last_chance(work);
                     (since + chance).min(looked + chance / 8)
                 });
-                [overdue.or_else(|| self.oldest_due(work)), beat].into_iter().flatten().min()
+                let silent =
+                    self.outstanding.front().filter(|_| self.paired && !self.suspect).map(|(_, sent)| {
+                        let timeout = self.timeout();
+                        let due = (*sent).max(self.last_heard) + timeout;
+                        self.silent
+                            .map_or(due, |(since, looked)| (since + timeout / 4).min(looked + timeout / 16))
+                    });
+                [overdue.or_else(|| self.oldest_due(work)), beat, silent].into_iter().flatten().min()
             }
         }
     }
@@ -614,20 +766,31 @@ impl Session {
         };
         // A request, however often it is repeated, does not wait for ever.
         let old = work.rules.keep(Rule::AgeLimit) && self.outstanding.iter().any(is_old);
-        let Some(identity) = self.identity.filter(|_| self.reconnects) else {
+        if self.identity.is_none() || !self.reconnects {
             return self.lose(work, Lost::Connection);
-        };
+        }
         if why == Break::Final || often || old {
             return self.lose(work, Lost::Connection);
         }
         work.outputs.push_back(Output::Close { link });
         self.requeue(work);
         self.overdue = None;
+        (self.suspect, self.silent) = (false, None);
+        self.moved.clear();
         self.waiting = 0;
         self.drained = true;
-        self.until = now + identity.grace.min(self.op_deadline);
+        (self.broke_at, self.looked) = (now, now);
         (self.state, self.due) = (State::Pausing, now);
         self.time_down(work, now);
+        if self.lost().is_none() {
+            self.turn_away(work);
+        }
+    }
+
+    /// A connection that is not made again within this time is not made again.
+    fn reconnect_limit(&self, work: &Work) -> Duration {
+        let grace = self.identity.map_or(Duration::ZERO, |identity| identity.grace);
+        grace.min(self.most_silence(work))
     }
 
     /// What had no answer goes back to the front of its queue, in order and under its number: the server answers a
@@ -655,7 +818,13 @@ impl Session {
     }
 
     fn time_down(&mut self, work: &mut Work, now: Time) {
-        if now >= self.until && work.rules.keep(Rule::ReconnectLimit) {
+        let (limit, gap) = (self.reconnect_limit(work), now - self.looked);
+        if self.spare && gap > limit / 4 && work.rules.keep(Rule::OwnPausesDown) {
+            // This process did nothing meanwhile.
+            self.broke_at = self.broke_at + gap;
+        }
+        self.looked = now;
+        if now >= self.broke_at + limit && work.rules.keep(Rule::ReconnectLimit) {
             return self.lose(work, Lost::Connection);
         }
         if now < self.due {
@@ -713,6 +882,7 @@ impl Session {
             Err(reason) => self.lose(work, reason),
             Ok(grant) => {
                 self.state = State::Up;
+                work.well_again |= self.paired;
                 self.counts.reconnects += 1;
                 let (credits, bulk_bytes) = (self.credits.clone(), self.bulk_bytes);
                 self.granted(&grant, work);
@@ -720,7 +890,7 @@ impl Session {
                 if !work.rules.keep(Rule::FreshCredits) {
                     (self.credits, self.bulk_bytes) = (credits, bulk_bytes);
                 }
-                (self.last_sent, self.last_progress) = (now, now);
+                (self.last_sent, self.last_progress, self.last_heard) = (now, now, now);
                 work.outputs.push_back(Output::Back { link });
             }
         }
@@ -773,17 +943,11 @@ impl Session {
         let sent = sent.iter().filter_map(|(number, _)| work.find(*number)).collect::<Vec<_>>();
         let all = || sent.iter().chain(queues.iter().flatten()).copied();
         let during = all().next().map(|id| work.get(id).what());
-        work.outputs.push_back(Output::Lost { server: self.server, during, reason });
-        for id in all() {
-            let request = *work.get(id);
-            if let Some(op) = request.ask.op {
-                work.op_lost(op, self.server, request.what(), reason);
-            }
-            self.ended(work, id);
-        }
-        if closes && !work.rules.keep(Rule::CloseFirst) {
-            work.outputs.push_back(close);
-        }
+        work.outputs.push_back(Output::Lost { server: self.server, during, reason, spare: self.spare });
+        work.orphans.extend(all().map(|id| (id, Orphaned::Lost(reason))));
+        work.lost_one = true;
+        (self.write_backs, self.making) = (0, None);
+        self.moved.clear();
     }
 
     /// # Panics
@@ -797,7 +961,13 @@ impl Session {
         if self.state == State::Up {
             let (requests, bytes) = self.credits.outstanding();
             let taken: u64 = live.clone().map(|id| work.get(id).ask.bytes).sum();
-            assert_eq!((requests as usize, bytes), (live.count(), taken), "credits are what is outstanding");
+            let (moved, moved_bytes) =
+                self.moved.values().fold((0, 0), |(n, bytes), (of, _)| (n + 1, bytes + of));
+            assert_eq!(
+                (requests as usize, bytes),
+                (live.count() + moved, taken + moved_bytes),
+                "credits are what is outstanding"
+            );
         }
     }
 }

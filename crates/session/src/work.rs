@@ -91,7 +91,24 @@ pub(crate) struct Work {
     ops: Vec<Op>,
     free_ops: Vec<u32>,
     pub outputs: VecDeque<Output>,
+    /// Requests that got no use of their server, for the client to decide about.
+    pub orphans: VecDeque<(RequestId, Orphaned)>,
+    /// A server was lost since that was looked at.
+    pub lost_one: bool,
+    /// A server is well again since that was looked at.
+    pub well_again: bool,
     pub rules: Rules,
+}
+
+/// Why a request gets no use of its server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Orphaned {
+    /// It is lost.
+    Lost(Lost),
+    /// It is away for the moment.
+    Away,
+    /// It sent this page damaged twice.
+    Damaged(PageIndex),
 }
 
 impl Work {
@@ -169,6 +186,24 @@ impl Work {
         let request = self.requests.get(slot as usize)?;
         let same = u64::from(request.generation) == number >> 32 || !self.rules.keep(Rule::Generation);
         (request.phase != Phase::Free && same).then_some(RequestId(slot))
+    }
+
+    /// The request goes to the other holder of its pages. What is known of that one is forgotten if `for_good`.
+    pub fn turn_to_other(&mut self, id: RequestId, for_good: bool) {
+        self.renumber(id);
+        let own_name = self.rules.keep(Rule::OwnName);
+        let request = self.get_mut(id);
+        request.phase = Phase::Queued;
+        (request.asked_again, request.departed) = (false, false);
+        let ask = &mut request.ask;
+        let first = (ask.server, ask.region);
+        let (server, region) = ask.other.expect("only what has another holder turns to it");
+        ask.server = server;
+        if own_name {
+            ask.region = region;
+        }
+        ask.other = Some(first).filter(|_| !for_good);
+        self.outputs.push_back(Output::Moved { request: id, from: first.0 });
     }
 
     /// From now on the answer to the old number is none of this request's.

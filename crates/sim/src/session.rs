@@ -32,6 +32,10 @@
 //!   no-hammering                 attempts to connect are some time apart
 //!   breaks-end,
 //!   reconnecting-ends            a connection is not made again for ever
+//!   one-holder-suffices          an operation fails only where all holders of a page are lost
+//!   acknowledged-is-kept         ... at every holder that is not lost
+//!   reads-find-a-holder          a thread does not wait for one holder while nothing is wrong with the other
+//!   spare-is-spare               a server is given up early only if another one has each of its pages
 //! ```
 
 mod plan;

@@ -1,9 +1,12 @@
 //! What the shell keeps of a request: the bytes of its frame, and the caller's memory.
 
+use std::cell::OnceCell;
+use std::rc::Rc;
+
 use rampool_net::transport::PieceMut;
 use rampool_pinning::keys::Key;
 use rampool_session::{Stamp, What};
-use rampool_wire::frame::{Block, Opcode, RegionId, Status, Window};
+use rampool_wire::frame::{Block, Opcode, PageEntry, RegionId, Status, Window};
 use rampool_wire::units::{Extent, PageIndex};
 
 use super::PoolRegion;
@@ -20,6 +23,8 @@ pub(super) struct Body {
     pub of: Option<(PoolRegion, Stamp)>,
     /// The checksums of the pages of a Put.
     pub crcs: Vec<u32>,
+    /// The checksums of pages that two servers store, once they are made; both requests have them.
+    pub entries: Option<Rc<OnceCell<Vec<PageEntry>>>>,
     /// The table of a control request, a `FetchOp` or a `Scan`.
     pub table: Vec<u8>,
     /// For Gather, Scatter and Accumulate.
@@ -46,6 +51,7 @@ impl Body {
         self.memory.clear();
         self.of = None;
         self.crcs.clear();
+        self.entries = None;
         self.table.clear();
         self.window = None;
         self.blocks.clear();

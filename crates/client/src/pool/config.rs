@@ -9,7 +9,7 @@ use rampool_pinning::path::Wish;
 use rampool_wire::session::Encryption;
 use rampool_wire::units::{ByteLen, ByteLenError};
 
-use super::ticket::LeaseTicket;
+use super::ticket::{LeaseTicket, RegionTicket};
 use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, SameHost};
 
@@ -27,6 +27,10 @@ pub struct PoolConfig {
     pub op_deadline: Duration,
     /// Consecutive pages on one server; a power of two. An attached pool takes it from the ticket.
     pub stripe_pages: u32,
+    /// On how many servers each page lies. An attached pool takes it from the ticket.
+    pub copies: Copies,
+    /// Servers that an attached pool does without, by their place in the ticket.
+    pub(super) without: Vec<bool>,
     /// Whether pages may travel compressed where the server agrees.
     pub compression: bool,
     /// How servers on this machine are reached; none: as the variable `RAMPOOL_SAME_HOST` says, or by shared memory where they can.
@@ -35,6 +39,19 @@ pub struct PoolConfig {
     pub zero_copy: Option<Wish>,
     /// The most memory that is kept pinned for it.
     pub pinned: ByteLen,
+}
+
+/// On how many servers each page of a pool lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Copies {
+    /// On one: a lost server takes its pages with it.
+    #[default]
+    One,
+    /// On two. Any one server may be lost. Open regions, queues and everything else of the direct view have one copy
+    /// all the same.
+    Two,
+    /// On two where there are two servers with room for that, else on one ([`super::Pool::copies`] says which).
+    TwoIfTheyFit,
 }
 
 /// A new lease, or one that exists.
@@ -65,6 +82,11 @@ impl PoolConfig {
         Self::with_lease(LeaseRequest::Attach { ticket, name: name.into() })
     }
 
+    /// Does without the servers that do not have this region, in a process that is to take it over.
+    pub fn to_adopt(&mut self, region: &RegionTicket) {
+        self.without = region.regions.iter().map(|name| name.0 == 0).collect();
+    }
+
     fn with_lease(lease: LeaseRequest) -> Self {
         Self {
             lease,
@@ -73,6 +95,8 @@ impl PoolConfig {
             connect_deadline: Duration::from_secs(5),
             op_deadline: Duration::from_secs(10),
             stripe_pages: DEFAULT_STRIPE_PAGES,
+            copies: Copies::One,
+            without: Vec::new(),
             compression: false,
             same_host: None,
             zero_copy: None,

@@ -5,7 +5,7 @@
 
 use super::body::{Body, Reply};
 use super::server::ZeroCopyWish;
-use super::{Names, Pool, PoolRegion, entry};
+use super::{Names, Pool, PoolRegion, entry, names_of};
 use crate::error::{LostReason, PoolError};
 use rampool_net::transport::zero_copy::{SharedZeroCopy, ZeroCopy, measured_crossover};
 use rampool_net::transport::{Link, PieceMut};
@@ -151,17 +151,18 @@ impl Pool {
             return Err(PoolError::NoSuchRegion);
         }
         self.each_ok(&replies, Operation::OpenRegion)?;
-        let replies: Vec<Reply> = replies.into_iter().flatten().collect();
-        let length = replies[0].arg;
-        if let Some(odd) = replies.iter().position(|reply| reply.arg != length) {
-            let message = format!(
-                "its part of the region is of {} bytes, another server's of {length}",
-                replies[odd].arg
-            );
-            let server = self.shell.servers[odd].name.clone();
-            return Err(PoolError::Denied { server, operation: Operation::OpenRegion, message });
+        let mut length = None;
+        for (server, reply) in self.shell.servers.iter().zip(&replies) {
+            let Ok(Reply { arg, .. }) = reply else { continue };
+            let length = length.get_or_insert(*arg);
+            if *length != *arg {
+                let message =
+                    format!("its part of the region is of {arg} bytes, another server's of {length}");
+                let server = server.name.clone();
+                return Err(PoolError::Denied { server, operation: Operation::OpenRegion, message });
+            }
         }
-        Ok((self.remember(replies.iter().map(|reply| reply.region).collect()), length))
+        Ok((self.remember(names_of(replies)), length.unwrap_or(bytes)))
     }
 
     /// Moves the bytes that `remote` selects in the region to or from those that `local` selects from `memory` on, in order. Ends in an event with `token`. Does not

@@ -64,6 +64,8 @@ pub(super) struct Server {
     /// The head that came last, and the request whose bytes follow it.
     pub head: Option<Header>,
     pub receiving: Option<RequestId>,
+    /// The bytes that are coming have no place.
+    pub dropping: bool,
     pub drained: bool,
     compressed: bool,
     /// A part of a page may be asked for without a layout.
@@ -106,7 +108,14 @@ pub(super) enum Placed {
 
 impl Server {
     pub fn new(index: ServerIndex, name: String, link: Link<Option<Departure>>) -> Self {
-        let mut server = Self {
+        let mut server = Self::absent(index, name);
+        server.use_link(link);
+        server
+    }
+
+    /// One that cannot be reached.
+    pub fn absent(index: ServerIndex, name: String) -> Self {
+        Self {
             index,
             name,
             link: None,
@@ -118,6 +127,7 @@ impl Server {
             departed: Rc::default(),
             head: None,
             receiving: None,
+            dropping: false,
             drained: true,
             compressed: false,
             takes_pieces: false,
@@ -135,9 +145,7 @@ impl Server {
             told: Vec::new(),
             crcs: Vec::new(),
             scan_table: Vec::new(),
-        };
-        server.use_link(link);
-        server
+        }
     }
 
     fn use_link(&mut self, mut link: Link<Option<Departure>>) {
@@ -180,6 +188,7 @@ impl Server {
     pub fn close(&mut self) {
         self.attempt = None;
         self.receiving = None;
+        self.dropping = false;
         self.drained = true;
         self.frames = None;
         if self.link.take().is_some()
@@ -225,19 +234,30 @@ impl Server {
             Opcode::Get | Opcode::Discard => frame::encode_extents(&mut self.frame, header, &body.extents),
             Opcode::Put => {
                 self.out_entries.clear();
-                body.crcs.clear();
+                let made = body.entries.as_ref().and_then(|entries| entries.get());
+                if let Some(made) = made {
+                    self.out_entries.extend_from_slice(made);
+                }
+                let mut at = 0;
                 for (extent, memory) in body.extents.iter().zip(&body.memory) {
                     for n in 0..extent.count as usize {
                         let page = memory.wrapping_add(n * OS_PAGE_BYTES);
-                        // SAFETY: the caller of `Pool::store` promised that these pages are readable and do not change until the operation
-                        // ends, and this request is one of its parts.
-                        let entry = entry_of(unsafe { std::slice::from_raw_parts(page, OS_PAGE_BYTES) });
-                        if !entry.is_zero() {
+                        if made.is_none() {
+                            // SAFETY: the caller of `Pool::store` promised that these pages are readable and do not change until the
+                            // operation ends, and this request is one of its parts.
+                            let bytes = unsafe { std::slice::from_raw_parts(page, OS_PAGE_BYTES) };
+                            self.out_entries.push(entry_of(bytes));
+                        }
+                        if !self.out_entries[at].is_zero() {
                             push_piece(&mut self.pieces, page);
                         }
-                        self.out_entries.push(entry);
-                        body.crcs.push(entry.crc);
+                        at += 1;
                     }
+                }
+                body.crcs.clear();
+                body.crcs.extend(self.out_entries.iter().map(|entry| entry.crc));
+                if let Some(entries) = &body.entries {
+                    entries.get_or_init(|| self.out_entries.clone());
                 }
                 frame::encode_put(&mut self.frame, header, &body.extents, &self.out_entries);
                 departure = Some(Departure { request: number, departed: self.departed.clone() });
@@ -349,6 +369,19 @@ impl Server {
         // the link is dropped; or they are in `packed` or the body's staging, which are not touched meanwhile.
         unsafe { link.place(&self.places) };
         Ok(Placed::Coming)
+    }
+
+    /// A head with its table has come, and bytes follow it that nothing waits for any more.
+    pub fn drop_bytes(&mut self) {
+        let bytes = self.head.map_or(0, |head| head.bulk_len as usize);
+        self.packed.resize(bytes.max(self.packed.len()), 0);
+        self.places.clear();
+        self.places.push(PieceMut { ptr: self.packed.as_mut_ptr(), len: bytes });
+        self.dropping = true;
+        if let Some(link) = &mut self.link {
+            // SAFETY: the place is in `packed`, which is not touched before the bulk is in or the link is dropped.
+            unsafe { link.place(&self.places) };
+        }
     }
 
     /// All bytes of an answer are in their places: unpacks and checks them. The first page of what is damaged.

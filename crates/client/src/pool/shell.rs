@@ -263,7 +263,9 @@ impl Shell {
                 self.servers[link.server.as_usize()].back(link);
                 self.announce_all(link.server, now);
             }
-            Output::Lost { server, during, reason } => self.lost(server, during, reason),
+            Output::Lost { server, during, reason, spare } => self.lost(server, during, reason, spare),
+            Output::Moved { from, .. } => self.servers[from.as_usize()].stats.moved += 1,
+            Output::Drop { link } => self.servers[link.server.as_usize()].drop_bytes(),
             Output::Draining { server, left_ms } => {
                 let name = self.servers[server.as_usize()].name.clone();
                 self.events.push_back(PoolEvent::Draining {
@@ -329,6 +331,7 @@ impl Shell {
                         }
                     }
                 }
+                Ok(Received::Bulk(_)) if std::mem::take(&mut server.dropping) => {}
                 Ok(Received::Bulk(_)) => self.body_came(index, now),
             }
             // A head without its pages leaves the link waiting for them, whatever comes first.
@@ -476,12 +479,17 @@ impl Shell {
         self.hear(now, Input::Failed { link, why });
     }
 
-    fn lost(&mut self, server: ServerIndex, during: Option<What>, reason: Lost) {
+    fn lost(&mut self, server: ServerIndex, during: Option<What>, reason: Lost, spare: bool) {
         let of = &mut self.servers[server.as_usize()];
         let reason = of.reason(reason);
         of.lost = Some(reason.clone());
         let operation = during.map_or(Operation::Idle, operation);
-        self.events.push_back(PoolEvent::Lost { server, name: of.name.clone(), operation, reason });
+        let name = of.name.clone();
+        self.events.push_back(if spare {
+            PoolEvent::Degraded { server, name, operation, reason }
+        } else {
+            PoolEvent::Lost { server, name, operation, reason }
+        });
     }
 
     /// Gives every server up: everything under way ends.

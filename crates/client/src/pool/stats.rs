@@ -107,6 +107,7 @@ pub(super) struct LinkStats {
     pub stored_pages: u64,
     pub sent_bytes: u64,
     pub received_bytes: u64,
+    pub moved: u64,
     pub latency: Histogram,
 }
 
@@ -134,6 +135,8 @@ pub struct ServerStats {
     pub damaged: u64,
     /// Broken connections that were made again.
     pub reconnects: u64,
+    /// Requests for pages that another server was asked for instead.
+    pub moved: u64,
     /// Requests that wait to be sent.
     pub queued: usize,
     /// Requests that wait for an answer, and the bytes of their pages.
@@ -147,6 +150,9 @@ pub struct ServerStats {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
+    /// On how many servers each page lies as long as none is lost; and on average, without those that are.
+    pub copies: u8,
+    pub copies_left: f64,
     pub servers: Vec<ServerStats>,
 }
 

@@ -616,3 +616,152 @@ fn operations_without_pages_end_like_others() {
     assert!(matches!(next(&mut pool), PoolEvent::Stored { token: 8 }));
     pool.discard(region, extent(5, 0));
 }
+
+// --- Two copies ----------------------------------------------------------------------------------------------------
+
+fn two_copies(fakes: &[&Fake]) -> PoolConfig {
+    let mut config = config(fakes, 8 * MIB);
+    config.copies = Copies::Two;
+    config
+}
+
+/// Polls until the pool has said that a server is lost and its pages are not.
+fn degraded(pool: &mut Pool) -> String {
+    loop {
+        match next(pool) {
+            PoolEvent::Degraded { name, .. } => return name,
+            PoolEvent::Lost { name, .. } => panic!("{name} is lost with its pages"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn pages_with_two_copies_outlive_any_one_server() {
+    for victim in 0..3 {
+        let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB), Fake::start(16 * MIB)];
+        let mut pool = Pool::connect(&two_copies(&[&fakes[0], &fakes[1], &fakes[2]])).unwrap();
+        assert_eq!((pool.copies(), pool.lease_bytes()), (2, ByteLen(16 * MIB)));
+        let region = pool.create_region().unwrap();
+        store(&mut pool, region, extent(0, 96), 1);
+        for page in 0..96 {
+            let holds = |fake: &Fake| fake.state().regions.values().any(|pages| pages.contains_key(&page));
+            let holders: Vec<usize> = (0..3).filter(|n| holds(&fakes[*n])).collect();
+            let mut expected: Vec<usize> =
+                pool.holders(PageIndex(page)).iter().map(ServerIndex::as_usize).collect();
+            expected.sort_unstable();
+            assert_eq!(holders, expected, "page {page} lies on its two holders");
+        }
+        let name = fakes[victim].endpoint.to_string();
+        fakes[victim].kill();
+        assert_eq!(degraded(&mut pool), name);
+        assert_eq!(fetch(&mut pool, region, &[extent(0, 96)]), expected(&[extent(0, 96)], 1));
+        store(&mut pool, region, extent(10, 50), 2);
+        pool.discard(region, extent(0, 4));
+        assert_eq!(fetch(&mut pool, region, &[extent(10, 50)]), expected(&[extent(10, 50)], 2));
+        assert_eq!(fetch(&mut pool, region, &[extent(0, 4)]), vec![0; 4 * OS_PAGE_BYTES]);
+        let stats = pool.stats();
+        assert!((stats.copies_left - 4.0 / 3.0).abs() < 1e-9, "{}", stats.copies_left);
+        // A second loss takes the pages that the two had together.
+        fakes[(victim + 1) % 3].kill();
+        assert!(matches!(next(&mut pool), PoolEvent::Lost { .. }));
+        let mut memory = Vec::new();
+        submit_fetch(&mut pool, region, 9, &[extent(0, 96)], &mut memory, true);
+        assert!(matches!(next(&mut pool), PoolEvent::Failed { token: 9, error: PoolError::Lost { .. } }));
+    }
+}
+
+#[test]
+fn what_is_under_way_with_a_lost_server_ends_well() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut pool = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let region = pool.create_region().unwrap();
+    store(&mut pool, region, extent(0, 64), 1);
+    for (token, ignored) in [(3, Opcode::Get), (4, Opcode::Put)] {
+        fakes[0].state().mood.ignore = Some(ignored);
+        let memory: Vec<u8> = extent(64, 64).pages().flat_map(|p| content(p.0, 2)).collect();
+        let mut fetched = Vec::new();
+        if ignored == Opcode::Get {
+            // The other server answers while this one is silent.
+            submit_fetch(&mut pool, region, token, &[extent(0, 64)], &mut fetched, true);
+            assert!(matches!(next(&mut pool), PoolEvent::Fetched { token: 3 }));
+            assert_eq!(fetched, expected(&[extent(0, 64)], 1));
+            assert!(pool.stats().servers[0].moved > 0);
+        } else {
+            submit_store(&mut pool, region, token, extent(64, 64), &memory);
+            // Not before the silent one is lost.
+            assert_eq!(degraded(&mut pool), fakes[0].endpoint.to_string());
+            assert!(matches!(next(&mut pool), PoolEvent::Stored { token: 4 }));
+            assert_eq!(fetch(&mut pool, region, &[extent(64, 64)]), memory);
+        }
+        fakes[0].state().mood.ignore = None;
+        if pool.stats().servers[0].alive {
+            continue;
+        }
+        fakes[0].kill();
+    }
+}
+
+#[test]
+fn a_child_does_without_the_servers_that_its_parent_lost() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut parent = Pool::connect(&two_copies(&[&fakes[0], &fakes[1], &fakes[2]])).unwrap();
+    let region = parent.create_region().unwrap();
+    store(&mut parent, region, extent(0, 96), 1);
+    // It is silent until it is lost, and then it is there again with what it had.
+    fakes[1].state().mood.ignore = Some(Opcode::Put);
+    store_through_loss(&mut parent, region);
+    fakes[1].state().mood.ignore = None;
+    let copy = parent.clone_region(region).unwrap();
+    let tickets = (parent.lease_ticket().to_string(), parent.region_ticket(copy).unwrap());
+    assert_eq!(tickets.1.to_string().split(';').nth(2).unwrap().split('.').next(), Some("0"));
+    let mut attach = PoolConfig::attach(tickets.0.parse().unwrap(), "child");
+    attach.to_adopt(&tickets.1);
+    let mut child = Pool::connect(&attach).unwrap();
+    let members = fakes[1].state().members;
+    let mine = child.adopt_region(&tickets.1).unwrap();
+    assert_eq!(fakes[1].state().members, members, "it did not join there");
+    assert_eq!(degraded(&mut child), fakes[1].endpoint.to_string());
+    assert_eq!(fetch(&mut child, mine, &[extent(0, 96)]), expected(&[extent(0, 96)], 2));
+    assert_eq!(child.lease_bytes(), parent.lease_bytes());
+    // A program of its own finds a server that has ended as it is.
+    fakes[1].kill();
+    let mut other = Pool::connect(&PoolConfig::attach(tickets.0.parse().unwrap(), "other")).unwrap();
+    let own = other.create_region().unwrap();
+    store_through_loss(&mut other, own);
+    assert_eq!(fetch(&mut other, own, &[extent(0, 96)]), expected(&[extent(0, 96)], 2));
+    // With another one gone, some pages have no holder.
+    fakes[2].kill();
+    let refused = Pool::connect(&PoolConfig::attach(tickets.0.parse().unwrap(), "too late"));
+    assert!(matches!(refused, Err(ConnectError::Server { .. })), "{:?}", refused.err());
+}
+
+/// Stores the first 96 pages in version 2, whatever is said about servers meanwhile.
+fn store_through_loss(pool: &mut Pool, region: PoolRegion) {
+    let memory: Vec<u8> = extent(0, 96).pages().flat_map(|p| content(p.0, 2)).collect();
+    submit_store(pool, region, 7, extent(0, 96), &memory);
+    loop {
+        match next(pool) {
+            PoolEvent::Stored { token: 7 } => return,
+            PoolEvent::Degraded { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn two_copies_are_kept_where_they_fit() {
+    let fakes = [Fake::start(10 * MIB), Fake::start(6 * MIB)];
+    let mut wish = config(&[&fakes[0], &fakes[1]], 6 * MIB);
+    wish.copies = Copies::TwoIfTheyFit;
+    let pool = Pool::connect(&wish).unwrap();
+    assert_eq!((pool.copies(), pool.lease_bytes()), (2, ByteLen(12 * MIB)));
+    drop(pool);
+    let fakes = [Fake::start(10 * MIB), Fake::start(6 * MIB)];
+    let mut wish = config(&[&fakes[0], &fakes[1]], 8 * MIB);
+    wish.copies = Copies::TwoIfTheyFit;
+    let pool = Pool::connect(&wish).unwrap();
+    assert_eq!((pool.copies(), pool.lease_bytes()), (1, ByteLen(8 * MIB)));
+    wish.copies = Copies::Two;
+    assert!(matches!(Pool::connect(&wish), Err(ConnectError::TooLittle { .. })));
+}

@@ -19,6 +19,8 @@ const MEMBER_MARK: &str = "rampool-member-1";
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseTicket {
     pub(super) stripe_pages: u32,
+    /// Of each page.
+    pub(super) copies: u8,
     pub(super) parts: Vec<LeasePart>,
 }
 
@@ -34,6 +36,7 @@ pub(super) struct LeasePart {
 /// The names of a region on every server of the pool, in the pool's order. Of use only to members of the same lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegionTicket {
+    /// 0: not there. A server that was lost to one process is lost to those that it forks.
     pub(super) regions: Vec<RegionId>,
     /// The lease on each server: elsewhere the same numbers are other regions. 0: the ticket does not say.
     pub(super) leases: Vec<LeaseId>,
@@ -67,7 +70,7 @@ pub enum TicketError {
 
 impl fmt::Display for LeaseTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{LEASE_MARK};{}", self.stripe_pages)?;
+        write!(f, "{LEASE_MARK};{}*{}", self.stripe_pages, self.copies)?;
         for part in &self.parts {
             write!(f, ";{:x},", part.lease.0)?;
             for byte in part.token.0 {
@@ -88,7 +91,11 @@ impl FromStr for LeaseTicket {
         if fields.next() != Some(LEASE_MARK) {
             return Err(TicketError::Mark);
         }
-        let stripe_pages = fields.next().and_then(|f| f.parse().ok()).ok_or(TicketError::Malformed)?;
+        let (stripe_pages, copies) = fields
+            .next()
+            .and_then(|field| field.split_once('*'))
+            .and_then(|(pages, copies)| Some((pages.parse().ok()?, copies.parse().ok()?)))
+            .ok_or(TicketError::Malformed)?;
         let mut parts = Vec::new();
         for field in fields {
             let mut words = field.splitn(3, ',');
@@ -104,7 +111,7 @@ impl FromStr for LeaseTicket {
         if parts.is_empty() {
             return Err(TicketError::Malformed);
         }
-        Ok(Self { stripe_pages, parts })
+        Ok(Self { stripe_pages, copies, parts })
     }
 }
 
@@ -208,6 +215,7 @@ mod tests {
     fn tickets_come_back_as_they_were() {
         let ticket = LeaseTicket {
             stripe_pages: 64,
+            copies: 2,
             parts: vec![
                 LeasePart {
                     server: "127.0.0.1:7000=1048576".parse().unwrap(),
@@ -238,15 +246,15 @@ mod tests {
     #[test]
     fn other_texts_are_refused() {
         assert_eq!("".parse::<LeaseTicket>(), Err(TicketError::Mark));
-        assert_eq!("rampool-lease-1;64".parse::<LeaseTicket>(), Err(TicketError::Malformed));
-        assert_eq!("rampool-lease-1;64;1,zz,h:1=1".parse::<LeaseTicket>(), Err(TicketError::Malformed));
+        assert_eq!("rampool-lease-1;64*1".parse::<LeaseTicket>(), Err(TicketError::Malformed));
+        assert_eq!("rampool-lease-1;64*1;1,zz,h:1=1".parse::<LeaseTicket>(), Err(TicketError::Malformed));
         assert_eq!("rampool-region-1".parse::<RegionTicket>(), Err(TicketError::Malformed));
         assert_eq!("rampool-region-1;x".parse::<RegionTicket>(), Err(TicketError::Malformed));
     }
 
     proptest! {
         #[test]
-        fn damaged_tickets_never_panic(text in "rampool-(lease|region)-1(;[0-9a-f,:=.]{0,60}){0,4}") {
+        fn damaged_tickets_never_panic(text in "rampool-(lease|region)-1(;[0-9a-f,:=.*]{0,60}){0,4}") {
             let _ = text.parse::<LeaseTicket>();
             let _ = text.parse::<RegionTicket>();
         }

@@ -67,8 +67,8 @@ unsafe impl Backing for Pool {
                     );
                     BackingEvent::Lost { reason }
                 }
-                // The server says good-bye in time; it is lost when it goes.
-                PoolEvent::Draining { .. } => continue,
+                // The server says good-bye in time; it is lost when it goes. And what another server has is not lost.
+                PoolEvent::Draining { .. } | PoolEvent::Degraded { .. } => continue,
             });
         }
     }

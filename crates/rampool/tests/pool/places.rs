@@ -26,7 +26,7 @@ fn what_was_stored_last_is_read_in_place() {
         exercise(&mut pool, 11, 1500);
         let (in_place, _) = read(&pool);
         assert!(in_place > 1000, "{in_place} pages were read in place");
-        pool.leave();
+        pool.close();
         all_gone(&[&server]);
     }
 }

@@ -21,6 +21,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, f
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const SLOT_BITS: u32 = 16;
+/// Empty slabs of the largest frames, which any page fits, that an arena keeps: as much as one answer has, so
+/// that unpacking pages for answer after answer does not map and unmap.
+const SPARE_BYTES: usize = 2 << 20;
 
 /// The frames of a store, and where they lie.
 pub struct Slabs {
@@ -106,6 +109,8 @@ struct Arena {
     partial: Vec<BTreeSet<u32>>,
     /// Free slots of every slab of this arena.
     slots: HashMap<u32, Vec<u16>>,
+    /// Slabs of the largest class that are empty.
+    spare: usize,
 }
 
 impl Slabs {
@@ -118,8 +123,9 @@ impl Slabs {
         if config.open && file.is_none() {
             tracing::warn!("the kernel does not allow a file for the frames: clients ask for each page");
         }
-        let arena =
-            || Mutex::new(Arena { partial: vec![BTreeSet::new(); sizes.len()], slots: HashMap::new() });
+        let arena = || {
+            Mutex::new(Arena { partial: vec![BTreeSet::new(); sizes.len()], slots: HashMap::new(), spare: 0 })
+        };
         Self {
             arenas: (0..arenas).map(|_| arena()).collect(),
             sizes,
@@ -186,6 +192,9 @@ impl Slabs {
     fn take_partial(&self, inner: &mut Arena, class: usize) -> Option<FrameIndex> {
         let number = *inner.partial[class].first()?;
         let slots = inner.slots.get_mut(&number).expect("a partial slab is its arena's");
+        if class + 1 == self.sizes.len() && slots.len() == self.slots_of(class) {
+            inner.spare -= 1;
+        }
         let slot = slots.pop().expect("a partial slab has a free slot");
         if slots.is_empty() {
             inner.partial[class].remove(&number);
@@ -275,8 +284,15 @@ impl Slabs {
             if free == 1 {
                 inner.partial[class].insert(number);
             }
+            if free < total {
+                continue;
+            }
+            let is_largest = class + 1 == self.sizes.len();
+            inner.spare += usize::from(is_largest);
             // One empty slab stays as a spare, so that a page coming and going does not map and unmap.
-            if free == total && inner.partial[class].len() > 1 {
+            let is_surplus = !is_largest || inner.spare > SPARE_BYTES / self.slab_bytes;
+            if is_surplus && inner.partial[class].len() > 1 {
+                inner.spare -= usize::from(is_largest);
                 inner.partial[class].remove(&number);
                 inner.slots.remove(&number);
                 self.unmap_slab(number);
@@ -320,6 +336,11 @@ impl Slabs {
         let (mut held, mut used, mut frames) = (0, 0, 0);
         for (index, arena) in self.arenas.iter().enumerate() {
             let inner = arena.lock().unwrap_or_else(PoisonError::into_inner);
+            let largest = self.sizes.len() - 1;
+            let is_spare = |(number, slots): &(&u32, &Vec<u16>)| {
+                self.slab(**number).class == largest && slots.len() == self.slots_of(largest)
+            };
+            assert_eq!(inner.spare, inner.slots.iter().filter(is_spare).count());
             for (number, slots) in &inner.slots {
                 let slab = self.slab(*number);
                 held += 1;
@@ -348,6 +369,11 @@ impl Slabs {
         class
     }
 
+    /// Frames of a slab.
+    fn slots_of(&self, class: usize) -> usize {
+        self.slab_bytes / self.sizes[class] as usize
+    }
+
     fn arena(&self, index: usize) -> MutexGuard<'_, Arena> {
         self.arenas[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -366,7 +392,8 @@ impl Slabs {
             self.unmapped.lock().unwrap_or_else(PoisonError::into_inner).push(number);
             return None;
         };
-        let slots = self.slab_bytes / self.sizes[class] as usize;
+        let slots = self.slots_of(class);
+        inner.spare += usize::from(class + 1 == self.sizes.len());
         let references = (0..slots).map(|_| AtomicU32::new(0)).collect();
         let slab = Box::new(Slab { base, frame_bytes: self.sizes[class] as usize, arena, class, references });
         self.cells[number as usize].slab.store(Box::into_raw(slab), Ordering::Release);

@@ -52,6 +52,8 @@ impl Faults {
 pub struct Plan {
     pub seed: u64,
     pub servers: u16,
+    /// Of each page.
+    pub copies: u8,
     pub op_deadline: Duration,
     pub grace: Duration,
     pub heartbeat: Duration,
@@ -99,9 +101,12 @@ impl Plan {
         }
         let op_ms = [1000, 10_000][rng.index(2)];
         let many = rng.one_in(4);
+        let servers = u16::try_from(rng.between(1, 4)).expect("small");
         Self {
             seed,
-            servers: u16::try_from(rng.between(1, 4)).expect("small"),
+            servers,
+            // The seed's lowest bit.
+            copies: if servers > 1 && seed.is_multiple_of(2) { 2 } else { 1 },
             op_deadline: Duration::from_millis(op_ms),
             grace: Duration::from_millis(op_ms * rng.between(1, 2)),
             heartbeat: Duration::from_millis(op_ms / 5),
@@ -128,6 +133,7 @@ impl Plan {
         match rule {
             Rule::Remembered => Self {
                 servers: 1,
+                copies: 1,
                 max_requests: 1000,
                 burst: 400,
                 updates: true,
@@ -148,7 +154,48 @@ impl Plan {
             Rule::ReconnectLimit | Rule::AttemptLimit | Rule::AttemptPause => {
                 Self { faults: Faults { cuts: true, hangs: true, silence: true, ..none }, ..plan }
             }
+            Rule::StoreAtAll | Rule::AwaitAll | Rule::OneHolderSuffices | Rule::OneHolderIsNeeded => {
+                plan.with_copies(Faults { cuts: true, silence: true, restarts: true, ..none })
+            }
+            Rule::FetchFromOther | Rule::OwnName | Rule::OnlySpareEarly => {
+                plan.with_copies(Faults { silence: true, restarts: true, damage: true, ..none })
+            }
+            Rule::FitsBoth => {
+                Self { max_bytes: 256 << 10, ..plan.with_copies(Faults { cuts: true, hangs: true, ..none }) }
+            }
+            Rule::LateAnswer | Rule::Suspicion => plan.with_copies(Faults { silence: true, ..none }),
+            Rule::ReadElsewhere => plan.with_copies(Faults { cuts: true, hangs: true, ..none }),
+            Rule::OwnPausesDown => plan.with_copies(Faults { cuts: true, hangs: true, pauses: true, ..none }),
             _ => plan,
         }
+    }
+
+    /// Two copies, little work and these faults.
+    fn with_copies(self, faults: Faults) -> Self {
+        let (servers, op_deadline) = (self.servers.max(2), Duration::from_secs(10));
+        let (grace, heartbeat) = (op_deadline, op_deadline / 5);
+        let (burst, narrow, pages, idle) = (12, false, true, false);
+        let (max_requests, max_bytes) = (64, 4 << 20);
+        Self {
+            servers,
+            copies: 2,
+            op_deadline,
+            grace,
+            heartbeat,
+            burst,
+            narrow,
+            pages,
+            idle,
+            max_requests,
+            max_bytes,
+            faults,
+            ..self
+        }
+    }
+
+    /// Bytes that this server lets be outstanding.
+    #[must_use]
+    pub fn max_bytes(&self, server: usize) -> u32 {
+        if self.copies > 1 && server % 2 == 1 { self.max_bytes / 2 } else { self.max_bytes }
     }
 }

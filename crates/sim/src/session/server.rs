@@ -41,6 +41,7 @@ pub(super) struct Answer {
 
 #[derive(Debug)]
 pub(super) struct Server {
+    index: usize,
     pub run: u64,
     directory: Directory,
     space: LeaseSpace,
@@ -56,7 +57,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub fn new(plan: &Plan, run: u64) -> (Self, Membership) {
+    pub fn new(plan: &Plan, index: usize, run: u64) -> (Self, Membership) {
         let grace_ms = u64::try_from(plan.grace.as_millis()).expect("short");
         let limits = Limits { memory_bytes: 2 * ROOM, grace_ms, max_leases: 4, max_members: 4 };
         let mut directory = Directory::new(limits);
@@ -64,11 +65,24 @@ impl Server {
         let (lease, member) = directory.open(None, &request, TOKEN).expect("an empty server has room");
         let mut space = LeaseSpace::new(ROOM);
         space.member_joined(member, ConnectionNumber::FIRST);
-        let region = space.create_region(member).expect("a lease has room for a region");
+        let mut make = || space.create_region(member).expect("a lease has room for a region");
+        // Each server has a number of its own for the program's region, and others before it.
+        let region = (0..=index).map(|_| make()).last().expect("at least one");
         let counters = [0; super::world::COUNTERS];
         let (updated, made) = (BTreeSet::new(), BTreeSet::new());
-        let server =
-            Self { run, directory, space, lease, member, region, counters, updated, made, down: false };
+        let server = Self {
+            index,
+            run,
+            directory,
+            space,
+            lease,
+            member,
+            region,
+            counters,
+            updated,
+            made,
+            down: false,
+        };
         (server, (member, ConnectionNumber::FIRST))
     }
 
@@ -78,7 +92,7 @@ impl Server {
             member: self.member,
             run: self.run,
             max_requests: plan.max_requests,
-            max_bytes: plan.max_bytes,
+            max_bytes: plan.max_bytes(self.index),
             grace: plan.grace,
             heartbeat: plan.heartbeat,
         }

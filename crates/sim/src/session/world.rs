@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use rampool_paging::placement::{Placement, ServerIndex};
+use rampool_paging::placement::{Holders, Placement, ServerIndex};
 use rampool_session::{
-    ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, Class, Client, DEADLINES, Failed, Grant, Input,
-    LAST_CHANCE, LinkId, Lost, MAX_BREAKS, Outcome, Output, PAUSE, Pages, RequestId, Time,
+    ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, Class, Client, DEADLINES, Failed, Fill, Grant,
+    Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, Outcome, Output, PAUSE, Pages, RequestId, Rule,
+    SPARE_SILENCE, Time,
 };
 use rampool_wire::frame::{HEADER_BYTES, Header, LeaseId, MemberId, Opcode, RegionId, Status};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
@@ -44,6 +45,9 @@ pub struct Tally {
     pub lies: u64,
     pub draining: u64,
     pub heartbeats: u64,
+    pub moved: u64,
+    pub dropped: u64,
+    pub spared: u64,
 }
 
 impl Tally {
@@ -55,7 +59,7 @@ impl Tally {
     }
 
     /// All of them.
-    pub fn counts_mut(&mut self) -> [&mut u64; 19] {
+    pub fn counts_mut(&mut self) -> [&mut u64; 22] {
         let Self {
             stored,
             fetched,
@@ -76,6 +80,9 @@ impl Tally {
             lies,
             draining,
             heartbeats,
+            moved,
+            dropped,
+            spared,
         } = self;
         [
             stored,
@@ -97,6 +104,9 @@ impl Tally {
             lies,
             draining,
             heartbeats,
+            moved,
+            dropped,
+            spared,
         ]
     }
 }
@@ -164,6 +174,8 @@ struct Conn {
     up: bool,
     /// What was sent over it and has no answer yet.
     unanswered: BTreeMap<RequestId, (Class, u64, Opcode)>,
+    /// The same of requests that went to another holder meanwhile, by number.
+    moved: BTreeMap<u64, u64>,
 }
 
 /// The way to one server.
@@ -188,6 +200,10 @@ struct Judge {
     broke_for_good: bool,
     dismissed: bool,
     down_since: Option<u64>,
+    /// The client's own time when its connection broke.
+    down_at: u64,
+    /// Since when nothing has been wrong with it or the way to it.
+    well_since: u64,
     heard: u64,
     sent: u64,
     reachable_since: u64,
@@ -233,6 +249,8 @@ struct Op {
     server: ServerIndex,
     made_at: u64,
     requests: Vec<RequestId>,
+    /// A thread waits.
+    demand: bool,
     /// The server of one of its parts is lost.
     failed: bool,
 }
@@ -306,7 +324,8 @@ impl World {
         let servers = usize::from(plan.servers);
         let mut world = Self {
             client,
-            placement: Placement::new(&vec![1; servers], STRIPE_PAGES).expect("a few equal servers"),
+            placement: Placement::new(&vec![1; servers], STRIPE_PAGES, plan.copies)
+                .expect("a few equal servers"),
             servers: Vec::new(),
             networks: Vec::new(),
             judges: Vec::new(),
@@ -343,7 +362,7 @@ impl World {
             plan,
         };
         for index in 0..world.plan.servers {
-            let (server, membership) = Server::new(&world.plan, u64::from(index) + 1);
+            let (server, membership) = Server::new(&world.plan, index.into(), u64::from(index) + 1);
             let link =
                 LinkId { server: world.client.add_server(world.plan.op_deadline, Time(0)), connection: 0 };
             let grant = server.grant(&world.plan);
@@ -362,6 +381,7 @@ impl World {
             });
             world.tell(Input::Granted { server: link.server, grant, reconnects: true });
         }
+        world.client.place(&world.placement);
         world.at(0, Event::Program);
         world.at(1, Event::Fault);
         world
@@ -431,6 +451,7 @@ impl World {
         }
         for judge in &mut self.judges {
             judge.reachable_since = judge.reachable_since.max(now);
+            judge.well_since = judge.well_since.max(now);
         }
         (self.poison, self.poisons) = (None, false);
         self.damage_once.clear();
@@ -489,6 +510,9 @@ impl World {
         judge.heard = self.now;
         let header = message.header;
         let gone = header.is_reply() && matches!(header.status, Status::MemberGone | Status::NoSuchLease);
+        if let Some(conn) = self.conns.get_mut(&link) {
+            conn.moved.remove(&header.request);
+        }
         self.head = Some((link, message));
         self.tell(Input::Head { link, header });
         self.pump();
@@ -556,7 +580,9 @@ impl World {
             }
             Output::Close { link } => self.close(link),
             Output::Back { link } => self.back(link),
-            Output::Lost { server, reason, .. } => self.lost(server, reason),
+            Output::Lost { server, reason, spare, .. } => self.lost(server, reason, spare),
+            Output::Moved { request, from } => self.moved(request, from),
+            Output::Drop { .. } => self.tally.dropped += 1,
             Output::Draining { .. } => self.tally.draining += 1,
             Output::Ended { token, outcome, .. } => self.ended(token, outcome),
         }
@@ -580,7 +606,8 @@ impl World {
         body.asked.number = number;
         let bytes = HEADER_BYTES + body.asked.values.len() * OS_PAGE_BYTES;
         let message = ToServer::Request(body.asked.clone());
-        let token = body.token;
+        // What is asked for lies nowhere yet.
+        let token = body.token.filter(|_| body.asked.opcode == Opcode::Put);
         let conn = self.conns.get_mut(&link).expect("nothing is sent over a connection that was closed");
         assert!(conn.up && !conn.client_closed, "nothing is sent over a connection that was closed");
         conn.unanswered.insert(request, (body.ask.class, body.ask.bytes, body.ask.opcode));
@@ -601,7 +628,11 @@ impl World {
             &self.conns.get(&link).expect("nothing is sent over a connection that was closed").unanswered;
         let (requests, taken) =
             sent.values().fold((0, 0), |(n, taken), (_, bytes, _)| (n + 1, taken + bytes));
-        let (most, most_bytes) = (self.plan.max_requests.min(256), u64::from(self.plan.max_bytes));
+        let moved = &self.conns[&link].moved;
+        let (requests, taken) =
+            moved.values().fold((requests, taken), |(n, taken), bytes| (n + 1, taken + bytes));
+        let most_bytes = u64::from(self.plan.max_bytes(link.server.as_usize()));
+        let most = self.plan.max_requests.min(256);
         assert!(requests < self.plan.max_requests, "credits-kept: {requests} requests are outstanding");
         assert!(taken + bytes <= most_bytes, "credits-kept: {taken} bytes are outstanding");
         let bulk = class >= Class::Prefetch;
@@ -706,6 +737,7 @@ impl World {
         let judge = &mut self.judges[link.server.as_usize()];
         judge.connected_at = None;
         judge.down_since = None;
+        judge.well_since = judge.well_since.max(self.now);
         judge.heard = self.now;
         let conn = self.conns.get_mut(&link).expect("it was just attached");
         conn.up = true;
@@ -722,8 +754,60 @@ impl World {
         }
     }
 
-    fn lost(&mut self, server: ServerIndex, reason: Lost) {
+    /// The other holder of a page.
+    fn other(&self, server: ServerIndex, page: PageIndex) -> Option<ServerIndex> {
+        self.placement.holders(page).iter().find(|holder| *holder != server)
+    }
+
+    /// The other holder of a request's pages, unless it is lost.
+    fn live_other(&self, body: &Body) -> Option<ServerIndex> {
+        let first = body.asked.extents.first().filter(|_| body.token.is_some())?.first;
+        self.other(body.ask.server, first).filter(|other| !self.judges[other.as_usize()].lost)
+    }
+
+    /// Whether every page that a server has is held by another one that lives.
+    fn is_spare(&self, server: ServerIndex) -> bool {
+        let of_it = |pair: &&Holders| pair.iter().any(|holder| holder == server);
+        let lives = |holder: ServerIndex| !self.judges[holder.as_usize()].lost;
+        let mut pairs = self.placement.pairs().iter().filter(of_it);
+        self.plan.copies > 1 && pairs.all(|pair| pair.iter().all(|holder| holder == server || lives(holder)))
+    }
+
+    /// A fetch goes to the other holder of its pages.
+    fn moved(&mut self, request: RequestId, from: ServerIndex) {
+        self.tally.moved += 1;
+        let body = self.bodies.get(&request).expect("what moves is under way");
+        assert_eq!(body.asked.opcode, Opcode::Get, "only what is fetched moves");
+        let to = self.other(from, body.asked.extents[0].first).expect("there is another holder");
+        let region = self.servers[to.as_usize()].region;
+        let body = self.bodies.get_mut(&request).expect("seen above");
+        if let Some(conn) = body.over.take().and_then(|link| self.conns.get_mut(&link)) {
+            assert!(
+                conn.receiving.as_ref().is_none_or(|(_, of, _)| *of != request),
+                "memory-returned: bytes still come for {request:?}"
+            );
+            conn.unanswered.remove(&request);
+            conn.moved.insert(body.asked.number, body.ask.bytes);
+        }
+        body.ask.server = to;
+        // The judge's own servers answer only to their own number.
+        body.asked.region = if self.plan.omit == Some(Rule::OwnName) { body.asked.region } else { region };
+        body.damaged = 0;
+        body.sent_before = false;
+        let demand = body.ask.class == Class::Demand;
+        self.judges[from.as_usize()].demand.remove(&request);
+        if demand {
+            self.judges[to.as_usize()].demand.insert(request);
+        }
+    }
+
+    fn lost(&mut self, server: ServerIndex, reason: Lost, spare: bool) {
         let (op, now) = (self.op_ns(), self.now);
+        assert_eq!(spare, self.is_spare(server), "spare-is-spare: {server:?}");
+        self.tally.spared += u64::from(spare);
+        let early = u64::try_from(SPARE_SILENCE.as_nanos()).expect("short");
+        let limit = if spare { op.min(early) } else { op };
+        let awake_down = self.awake().saturating_sub(self.judges[server.as_usize()].down_at);
         let judge = &mut self.judges[server.as_usize()];
         assert!(!std::mem::replace(&mut judge.lost, true), "lost-once: {server:?}");
         let ages = self.bodies.values().filter(|body| body.ask.server == server && body.sent_before);
@@ -734,8 +818,8 @@ impl World {
             Lost::Breach(breach) => panic!("honest-is-not-blamed: {breach}"),
             Lost::Deadline(_) => {
                 let silent = now - judge.heard;
-                assert!(silent >= op || old, "slow-is-not-dead: it was heard {silent} ns ago");
-                let chance = u64::try_from(LAST_CHANCE.as_nanos()).expect("short").min(op / 4);
+                assert!(silent >= limit || old, "slow-is-not-dead: it was heard {silent} ns ago");
+                let chance = u64::try_from(LAST_CHANCE.as_nanos()).expect("short").min(limit / 4);
                 let listened = now - self.awake_since >= chance || self.last_pause <= chance / 4;
                 assert!(listened, "paused-client-does-not-blame");
                 let unread =
@@ -753,6 +837,12 @@ impl World {
                 let unreachable = now.saturating_sub(judge.reachable_since) < attempt;
                 let excused = judge.refused || judge.broke_for_good || often || old || unreachable;
                 assert!(excused, "reachable-is-not-lost: {judge:?}");
+                let for_good = judge.refused || judge.broke_for_good || often || old;
+                let grace = u64::try_from(self.plan.grace.as_nanos()).expect("short");
+                assert!(
+                    !spare || for_good || awake_down >= limit.min(grace) / 2,
+                    "paused-client-does-not-blame: {awake_down} ns without a connection"
+                );
             }
         }
         match reason {
@@ -761,12 +851,22 @@ impl World {
             Lost::GivenUp => self.tally.lost_given_up += 1,
             Lost::Connection => self.tally.lost_connection += 1,
         }
-        for body in self.bodies.values().filter(|body| body.ask.server == server) {
-            if let Some(op) = body.token.and_then(|token| self.ops.get_mut(&token)) {
-                op.failed = true;
+        let of_it = |body: &Body| body.ask.server == server;
+        let (mut gone, mut failed) = (Vec::new(), Vec::new());
+        for (id, body) in self.bodies.iter().filter(|(_, body)| of_it(body)) {
+            let spared = self.live_other(body).is_some();
+            if !spared {
+                failed.extend(body.token);
+            }
+            // What is fetched moves.
+            if !spared || body.asked.opcode != Opcode::Get {
+                gone.push(*id);
             }
         }
-        self.bodies.retain(|_, body| body.ask.server != server);
+        for token in failed {
+            self.ops.get_mut(&token).expect("its request lives").failed = true;
+        }
+        self.bodies.retain(|id, _| !gone.contains(id));
         let judge = &mut self.judges[server.as_usize()];
         judge.control.clear();
         judge.demand.clear();
@@ -801,6 +901,10 @@ impl World {
             }
             Outcome::Lost { server, .. } => {
                 assert!(self.judges[server.as_usize()].lost, "lost-has-a-reason: {outcome:?}");
+                let is_lost = |server: ServerIndex| self.judges[server.as_usize()].lost;
+                let none_left = |page: u64| self.placement.holders(PageIndex(page)).iter().all(is_lost);
+                let excused = op.pages.is_empty() || op.pages.iter().any(|(page, _)| none_left(*page));
+                assert!(excused, "one-holder-suffices: {op:?}");
                 self.tally.failed += 1;
             }
         }
@@ -854,7 +958,12 @@ impl World {
 
     /// An acknowledged store lies at its server, as long as that lives, or what was stored since.
     fn judge_stored(&self, page: u64, store: u64) {
-        let holder = self.placement.holder(PageIndex(page));
+        for holder in self.placement.holders(PageIndex(page)).iter() {
+            self.judge_stored_at(holder, page, store);
+        }
+    }
+
+    fn judge_stored_at(&self, holder: ServerIndex, page: u64, store: u64) {
         let (server, judge) = (&self.servers[holder.as_usize()], &self.judges[holder.as_usize()]);
         if server.run != judge.run || judge.lost {
             return;
@@ -862,7 +971,7 @@ impl World {
         let Some(value) = server.value(page) else { return };
         let candidates = &self.pages[usize::try_from(page).expect("few")].candidates;
         let known = candidates.iter().any(|(number, may)| *number >= store && *may == value);
-        assert!(known, "acknowledged-is-kept: page {page} is {value}, not of {candidates:?}");
+        assert!(known, "acknowledged-is-kept: page {page} is {value} at {holder:?}, not of {candidates:?}");
     }
 
     /// Nothing waits past its deadline.
@@ -875,6 +984,7 @@ impl World {
         if self.now < self.paused_until {
             return;
         }
+        self.check_reads();
         let beat = u64::try_from(self.plan.heartbeat.as_nanos()).expect("short") / 2 + 5 * MS;
         let reconnect = self.op_ns().min(u64::try_from(self.plan.grace.as_nanos()).expect("short")) + 5 * MS;
         for (index, judge) in self.judges.iter().enumerate().filter(|(_, judge)| !judge.lost) {
@@ -889,6 +999,31 @@ impl World {
                 "idle-notices: nothing was sent for {} ns",
                 self.now - since
             );
+        }
+    }
+
+    /// A thread does not wait for one holder of its pages while nothing is wrong with the other one.
+    fn check_reads(&self) {
+        let faults = self.plan.faults;
+        let busy = self.plan.max_bytes < 1 << 20
+            || faults.slow
+            || faults.pauses
+            || faults.damage
+            || faults.poison
+            || faults.lies;
+        if self.plan.copies == 1 || !self.plan.pages || self.plan.narrow || self.plan.burst > 12 || busy {
+            return;
+        }
+        let most = u64::try_from(SPARE_SILENCE.as_nanos()).expect("short") * 9 / 10;
+        for (token, op) in self.ops.iter().filter(|(_, op)| op.kind == Kind::Fetch && op.demand) {
+            let age = self.now - op.made_at;
+            let well = |server: ServerIndex| {
+                let judge = &self.judges[server.as_usize()];
+                !judge.lost && judge.down_since.is_none() && judge.well_since + most < op.made_at
+            };
+            let served = |page: u64| self.placement.holders(PageIndex(page)).iter().any(well);
+            let waits = age > most && op.pages.iter().all(|(page, _)| served(*page));
+            assert!(!waits, "reads-find-a-holder: operation {token} waits for {age} ns, {op:?}");
         }
     }
 
@@ -1154,10 +1289,13 @@ impl World {
             self.pump();
             return;
         }
+        let awake = self.awake();
         let judge = &mut self.judges[link.server.as_usize()];
         judge.breaks += 1;
         judge.connected_at = None;
         judge.down_since = Some(self.now);
+        judge.well_since = self.now;
+        judge.down_at = awake;
         self.tell(Input::Down { link, why: Break::MayPass });
         self.pump();
         let judge = &self.judges[link.server.as_usize()];
@@ -1304,6 +1442,7 @@ impl World {
     fn unreachable(&mut self, index: usize, until: u64) {
         let judge = &mut self.judges[index];
         judge.reachable_since = judge.reachable_since.max(until);
+        judge.well_since = judge.well_since.max(until);
     }
 
     /// The process ends; another run begins at the same address, and may have lent the same numbers.
@@ -1315,7 +1454,7 @@ impl World {
             self.conns.get_mut(&link).expect("listed").late = None;
         }
         let run = self.servers[index].run + 100;
-        (self.servers[index], _) = Server::new(&self.plan, run);
+        (self.servers[index], _) = Server::new(&self.plan, index, run);
         self.servers[index].down = self.rng.one_in(3);
         self.judges[index].broke_for_good = true;
     }
@@ -1333,6 +1472,7 @@ impl World {
         if self.now < self.paused_until || self.ops.len() > 600 {
             return;
         }
+        self.pump();
         let burst = if self.rng.one_in(8) { self.plan.burst } else { 12 };
         for _ in 0..self.rng.between(1, burst) {
             let kind = match (self.plan.updates, self.plan.pages) {
@@ -1385,6 +1525,7 @@ impl World {
             server: ServerIndex(0),
             made_at,
             requests,
+            demand: false,
             failed: false,
         };
         self.ops.insert(token, op);
@@ -1406,30 +1547,27 @@ impl World {
         let mut order = Vec::new();
         let (client, placement, now) = (&mut self.client, &self.placement, Time(self.now));
         for (place, extent) in extents.iter().enumerate() {
-            client.submit_pages(now, placement, &names, pages, *extent, |id, new, piece, before| {
-                if new {
-                    // One for a lost server has ended, and its number is used again.
-                    order.retain(|other| *other != id);
-                    order.push(id);
-                    parts.insert(id, Asked::of(opcode, 0, RegionId(0)));
-                }
-                let asked = parts.get_mut(&id).expect("it is open");
-                asked.extents.push(piece);
-                if opcode == Opcode::Put {
-                    let before = before as usize;
-                    asked.values.extend(&values[place][before..before + piece.count as usize]);
-                }
+            client.submit_pages(now, placement, &names, pages, *extent, |fill| {
+                fill_part(fill, opcode, &values[place.min(values.len().max(1) - 1)..], &mut parts, &mut order)
             });
         }
-        client.close_pages(&names, pages);
+        client.close_pages(placement, &names, pages, |fill| {
+            fill_part(fill, opcode, &[], &mut parts, &mut order)
+        });
         for id in order {
             let mut asked = parts.remove(&id).expect("it was filled");
-            let server = self.placement.holder(asked.extents[0].first);
-            asked.region = names[server.as_usize()];
-            let bytes = asked.extents.iter().map(|e| u64::from(e.count)).sum::<u64>() * OS_PAGE_BYTES as u64;
-            let ask = Ask { class, bytes, op: Some(op), ..Ask::control(server, opcode, asked.region) };
+            let first = asked.extents[0].first;
+            let lost = |server: ServerIndex| self.client.session(server).lost().is_some();
+            if self.placement.holders(first).iter().all(lost) {
+                // It has ended.
+                self.ops.get_mut(&token).expect("it is not sealed").failed = true;
+                continue;
+            }
+            let ask = self.client.request(id).ask;
+            asked.region = names[ask.server.as_usize()];
             self.note(id, ask, asked, Some(token));
         }
+        self.ops.get_mut(&token).expect("it is not sealed").demand = class == Class::Demand;
         self.tell(Input::Sealed(op));
     }
 
@@ -1500,7 +1638,11 @@ impl World {
             for page in extent.pages() {
                 self.pages[usize::try_from(page.0).expect("few")].candidates.push((number, 0));
             }
-            for (server, piece) in self.placement.split(extent).collect::<Vec<_>>() {
+            let pieces = self.placement.split_groups(extent);
+            let pieces = pieces.flat_map(|(_, piece)| {
+                self.placement.holders(piece.first).iter().map(move |server| (server, piece))
+            });
+            for (server, piece) in pieces.collect::<Vec<_>>() {
                 let region = self.servers[server.as_usize()].region;
                 let asked = Asked { extents: vec![piece], ..Asked::of(Opcode::Discard, 0, region) };
                 let ask = Ask { class: Class::WriteBack, ..Ask::control(server, Opcode::Discard, region) };
@@ -1573,6 +1715,7 @@ impl Conn {
             attached: false,
             up: false,
             unanswered: BTreeMap::new(),
+            moved: BTreeMap::new(),
         }
     }
 }
@@ -1580,6 +1723,39 @@ impl Conn {
 impl Asked {
     fn of(opcode: Opcode, number: u64, region: RegionId) -> Self {
         Self { number, opcode, uid: 0, region, extents: Vec::new(), values: Vec::new(), counter: 0 }
+    }
+}
+
+/// The judge's copy of what goes into a request.
+fn fill_part(
+    fill: Fill,
+    opcode: Opcode,
+    values: &[Vec<u64>],
+    parts: &mut BTreeMap<RequestId, Asked>,
+    order: &mut Vec<RequestId>,
+) {
+    let mut begin = |id: RequestId, parts: &mut BTreeMap<RequestId, Asked>, asked: Asked| {
+        // One for a lost server has ended, and its number is used again.
+        order.retain(|other| *other != id);
+        order.push(id);
+        parts.insert(id, asked);
+    };
+    match fill {
+        Fill::Pages { request, new, extent, before } => {
+            if new {
+                begin(request, parts, Asked::of(opcode, 0, RegionId(0)));
+            }
+            let asked = parts.get_mut(&request).expect("it is open");
+            asked.extents.push(extent);
+            if opcode == Opcode::Put {
+                let before = before as usize;
+                asked.values.extend(&values[0][before..before + extent.count as usize]);
+            }
+        }
+        Fill::Same { request, like } => {
+            let same = parts[&like].clone();
+            begin(request, parts, same);
+        }
     }
 }
 
