@@ -48,7 +48,7 @@ test-rdma: ## test RDMA without a card: soft-RoCE in an emulated machine (on Deb
 	@scripts/test-rdma.sh
 
 soak: ## run programs that check every byte, under memory pressure, with --verify, for SECONDS (default 3600)
-	@scripts/setup.sh test
+	@scripts/setup.sh soak
 	@$(CARGO) build --workspace --release --quiet
 	@python3 scripts/soak.py
 
@@ -87,4 +87,4 @@ uninstall: ## remove what `make install` installed
 
 clean: ## remove everything that was built
 	@$(CARGO) clean --quiet
-	@rm -rf .venv crates/python/rampool.data
+	@rm -rf .venv .venv-torch crates/python/rampool.data

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Makes sure that this machine has what a goal needs:
-# `scripts/setup.sh build|wheel|test|test-python|test-rdma|test-block|bench`.
+# `scripts/setup.sh build|wheel|test|soak|test-python|test-rdma|test-block|bench`.
 #
 # Missing packages are installed if that needs no question (Debian or Ubuntu, as root, without a prompt).
 # Otherwise this script lists everything to install, and how, and ends with 1. If nothing is missing it prints
@@ -35,15 +35,32 @@ want python3 python3
 [ "$(uname -s)" = Linux ] || hints+=("Linux: rampool is built on userfaultfd")
 
 # --- to test ------------------------------------------------------------------------------------------------------------------------
+if [ "$goal" != build ] && have python3; then
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || hints+=("Python 3.11 or later, here is $(python3 --version)")
+fi
 if [ "$goal" = wheel ]; then
     want strip binutils
-    ! have python3 || python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || hints+=("Python 3.11 or later, here is $(python3 --version)")
     ! have python3 || python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 elif [ "$goal" != build ]; then
     # UCX is loaded at run time, so that nothing is built with it.
     ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || /sbin/ldconfig -p 2>/dev/null | grep -q 'libucp\.so\.0' || packages+=(libucx0)
 fi
-if [ "$goal" = test-rdma ]; then
+# PyTorch for CPUs: the package registry has it for GPUs only, in gigabytes. Elsewhere than on Debian its tests are left out.
+if [ "$goal" = test-python ] && have apt-get && ! /usr/bin/python3 -c 'import torch' 2>/dev/null; then
+    packages+=(python3-torch)
+fi
+if [ "$goal" = soak ]; then
+    # What is missing is left out, and said.
+    PATH=$PATH:/usr/sbin:/sbin
+    want zramctl util-linux
+    want swapon mount
+    want ldconfig libc-bin
+    ldconfig -p | grep -q 'libjemalloc\.so' || packages+=(libjemalloc2)
+    if ! ldconfig -p | grep -q 'libmimalloc\.so'; then
+        mimalloc=$(apt-cache search --names-only '^libmimalloc[0-9.]*$' 2>/dev/null | cut -d ' ' -f 1 | sort -V | tail -n 1)
+        packages+=("${mimalloc:-libmimalloc2.0}")
+    fi
+elif [ "$goal" = test-rdma ]; then
     PATH=$PATH:/usr/sbin:/sbin
     for tool in qemu-system-x86_64:qemu-system-x86 ip:iproute2 rdma:iproute2 depmod:kmod xz:xz-utils strip:binutils ucx_perftest:ucx-utils; do
         want "${tool%%:*}" "${tool##*:}"
@@ -103,7 +120,12 @@ wheel) python_packages 'numpy:numpy>=1.26,<3' 'maturin:maturin>=1.9,<2' ;;
 test) python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' || exit 1 ;;
 test-python)
     python_packages 'numpy:numpy>=1.26,<3' 'pytest:pytest>=8,<10' 'mypy:mypy>=1.11' 'pandas:pandas' 'pyarrow:pyarrow' 'ipykernel:ipykernel' \
-        'dask:dask[array]' 'distributed:distributed' 'zict:zict>=3' 'duckdb:duckdb' 'fsspec:fsspec' 'joblib:joblib' 'uv:uv'
+        'dask:dask[array]' 'distributed:distributed' 'zict:zict>=3' 'duckdb:duckdb' 'fsspec:fsspec' 'joblib:joblib' 'polars:polars' 'uv:uv' || exit 1
+    if /usr/bin/python3 -c 'import sys, torch; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && ! .venv-torch/bin/python -c 'import numpy, pytest, torch' 2>/dev/null; then
+        # That build of PyTorch is for NumPy 1.
+        /usr/bin/python3 -m venv --system-site-packages .venv-torch &&
+            .venv-torch/bin/pip install --quiet --disable-pip-version-check 'numpy>=1.26,<2' 'pytest>=8,<10'
+    fi
     ;;
 esac
 if [ "$goal" = test ] || [ "$goal" = bench ]; then

@@ -5,6 +5,7 @@ Every wait has a deadline. A run that passes its deadline is a hang: the stacks 
 
 import collections
 import hashlib
+import itertools
 import os
 import random
 import re
@@ -56,6 +57,23 @@ def built(name):
     return binary
 
 
+PURGING = {
+    "jemalloc": {"MALLOC_CONF": "background_thread:true,dirty_decay_ms:10,muzzy_decay_ms:0"},
+    "mimalloc": {"MIMALLOC_PURGE_DELAY": "1", "MIMALLOC_RESET_DELAY": "1", "MIMALLOC_PAGE_RESET": "1"},
+}
+
+
+def allocators():
+    """The default allocator and the installed ones, with purging threads if they have any."""
+    found = {"glibc": {}}
+    ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    libraries = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=60).stdout if ldconfig else ""
+    for name, env in PURGING.items():
+        if path := re.search(rf"^\s*lib{name}\.so\.\S+ .* => (\S+)$", libraries, re.M):
+            found[name] = {**env, "LD_PRELOAD": path.group(1)}
+    return found
+
+
 def rampool_binary():
     path = Path(os.environ.get("RAMPOOL_BIN") or TARGET / "release/rampool")
     if not path.exists():
@@ -86,6 +104,7 @@ def free_port():
 
 
 LASTING_S = 0.25
+SAMPLE_S = 0.004
 
 
 class Outcome:
@@ -132,7 +151,7 @@ class World:
     def __init__(self, name, keep=False):
         base = os.environ.get("RAMPOOL_TEST_DIR")
         self.dir = Path(tempfile.mkdtemp(prefix=f"rampool-{name}-", dir=base))
-        self.keep, self.servers, self.running, self.counter = keep, [], [], 0
+        self.keep, self.servers, self.running, self.numbers = keep, [], [], itertools.count(1)
 
     def __enter__(self):
         return self
@@ -159,8 +178,8 @@ class World:
     def serve(self, memory, *extra, listen=None, name="server", ready_s=20):
         """A memory server process on this machine."""
         listen = listen or f"127.0.0.1:{free_port()}"
-        self.counter += 1
-        ready, log = self.dir / f"{name}.{self.counter}.ready", self.dir / f"{name}.{self.counter}.log"
+        number = next(self.numbers)
+        ready, log = self.dir / f"{name}.{number}.ready", self.dir / f"{name}.{number}.log"
         with open(log, "wb") as out:
             process = subprocess.Popen(
                 [rampool_binary(), "serve", "--memory", str(memory), "--listen", listen, "--ready-file", str(ready), *map(str, extra)],
@@ -175,20 +194,21 @@ class World:
             time.sleep(0.005)
         return server
 
-    def start(self, argv, *, local=None, servers=(), options=(), env=None, stdin=subprocess.DEVNULL, cwd=None):
-        """Starts a program, under `rampool run` when `local` (bytes) is given, else natively."""
-        self.counter += 1
-        out, err = self.dir / f"{self.counter}.out", self.dir / f"{self.counter}.err"
+    def start(self, argv, *, local=None, servers=(), options=(), env=None, stdin=subprocess.DEVNULL, cwd=None, prepare=lambda: None, stats=None):
+        """Starts a program, under `rampool run` when `local` (bytes) is given, else natively. The new process calls `prepare` first.
+        `stats`: a file for the counters, in place of a summary on standard error."""
+        number = next(self.numbers)
+        out, err = self.dir / f"{number}.out", self.dir / f"{number}.err"
         argv = [str(a) for a in argv]
         if local is not None:
-            run = [str(rampool_binary()), "run", "--local", str(local), "--stats"]
+            run = [str(rampool_binary()), "run", "--local", str(local), f"--stats={stats}" if stats else "--stats"]
             for server in servers:
                 run += ["--server", server if isinstance(server, str) else server.address]
             argv = run + [str(o) for o in options] + ["--"] + argv
         with open(out, "wb") as o, open(err, "wb") as e:
             process = subprocess.Popen(
                 argv, stdin=stdin, stdout=o, stderr=e, env={**os.environ, **(env or {})}, cwd=cwd or self.dir,
-                start_new_session=True, preexec_fn=procs.end_with_parent,
+                start_new_session=True, preexec_fn=lambda: (procs.end_with_parent(), prepare()),
             )
         return Running(self, process, out, err, local)
 
@@ -233,7 +253,7 @@ class Running:
                     window.popleft()
                 if window[0][0] <= now - LASTING_S:
                     self.lasting = max(self.lasting, min(held for _, held in window))
-            self.done.wait(0.004)
+            self.done.wait(SAMPLE_S)
 
     def managed_pids(self, count=1, timeout=20):
         """Waits until the sampler has seen `count` managed processes."""

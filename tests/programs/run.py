@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "work"))
 import redis_work  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.suite import Suite  # noqa: E402
-from harness.world import LASTING_S, MIB, ROOT, Failure, built, check, free_port, skip  # noqa: E402
+from harness.world import LASTING_S, MIB, ROOT, Failure, allocators, built, check, free_port, skip  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 PYTHON = ROOT / ".venv/bin/python"
@@ -258,6 +258,32 @@ def memory_that_is_given_up(world, scale):
 
 
 @suite.test()
+def guards_over_memory_that_is_away(world, scale):
+    native = world.run([built("guards"), 24])
+    check(native.code == 0, f"natively it ends with {native.code}: {native.said()}")
+    if native.text() != "ok\n":
+        return scale.note("this kernel has no MADV_GUARD_INSTALL")
+    # No event tells of a guard: what was away may be back when it is gone.
+    corner(world, scale, "guards", 24, "lax", same_output=False)
+    for fault_mode in LOWER:
+        refused = world.run([built("guards"), 24], local=16 * MIB, options=["--fault-mode", fault_mode])
+        check(refused.text() == "no guards\n", f"{fault_mode}: {refused.code} {refused.text()} {refused.said()}")
+
+
+@suite.test()
+def allocators_that_purge(world, scale):
+    """Freed memory that an allocator gave up, and hands out again as zeroes, by threads that are preempted meanwhile: all bytes of all blocks."""
+    seconds = scale.pick(30, 3)
+    for name, env in allocators().items():
+        for threads in (1, 3):
+            argv = [built("allocate"), scale.seed, seconds, threads, 64]
+            paged = world.run(argv, timeout=seconds * 10 + 120, local=24 * MIB, servers=[world.serve("1G")], options=["--memory", "900M", "--verify"], env=env)
+            check(paged.code == 0, f"{name}, {threads} threads: ends with {paged.code}: {paged.said()}")
+            check(paged.faults() > 0, f"{name}: no page left: the test shows nothing\n{paged.said()}")
+            scale.note(f"{name}, {threads} threads: {re.search('allocated.*', paged.err).group()}, {paged.faults()} faults in {paged.wall:.1f} s")
+
+
+@suite.test()
 def memory_that_threads_give_up_while_they_are_preempted(world, scale):
     """Pages that were given up do not come back: neither while the old page is still leaving, nor after a lazy free, nor in a child."""
     seconds = scale.pick(60, 5)
@@ -280,6 +306,24 @@ def arrays_that_grow_and_move(world, scale):
 @suite.test()
 def stacks_and_signals(world, scale):
     corner(world, scale, "stacks", scale.pick(128, 32), scale.pick(10, 3), timeout=scale.pick(300, 90))
+
+
+@suite.test()
+def pages_that_the_kernel_merges(world, scale):
+    """The kernel drops the write protection of pages that it merges (KSM): what the program writes to them must not be lost."""
+    merging = Path("/sys/kernel/mm/ksm")
+    if not os.access(merging / "run", os.W_OK):
+        return skip("root", "the kernel cannot be told to merge pages")
+    wanted = {merging / "sleep_millisecs": "10", merging / "pages_to_scan": "10000", merging / "run": "1"}
+    before = {path: path.read_text() for path in wanted}
+    try:
+        for path, value in wanted.items():
+            path.write_text(value)
+        corner(world, scale, "merged", 24, scale.pick(20, 3), timeout=scale.pick(300, 120), same_output=False)
+        corner(world, scale, "merged", 24, scale.pick(20, 3), timeout=scale.pick(300, 120), same_output=False, options=["--verify"])
+    finally:
+        for path, value in before.items():
+            path.write_text(value)
 
 
 @suite.test()

@@ -1,6 +1,8 @@
 """What the tests need: memory servers on Unix sockets, which end with them."""
 
 import os
+import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -89,4 +91,11 @@ def until(condition, what):
         time.sleep(0.01)
 
 
-__all__ = ["Server", "until"]
+def stop(pid):
+    """Stops a process, and returns when none of its threads runs."""
+    os.kill(pid, signal.SIGSTOP)
+    states = lambda: [path.read_text().rsplit(")", 1)[1].split()[0] for path in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")]
+    until(lambda: set(states()) == {"T"}, f"the stop of process {pid}")
+
+
+__all__ = ["Server", "stop", "until"]

@@ -15,6 +15,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute()
 VENV = ROOT / ".venv/bin"
+# Where scripts/setup.sh has found Debian's PyTorch: that of the registry is for GPUs, and has gigabytes.
+TORCH = ROOT / ".venv-torch/bin"
 PACKAGE = ROOT / "crates/python/python/rampool"
 HERE = pathlib.Path(__file__).parent
 
@@ -34,25 +36,19 @@ def brief(words):
         ["cargo", "build", "--workspace", "--release", "--quiet", "--features", "rampool-python/extension"],
         check=True,
         cwd=ROOT,
+        # An extension is not linked to one interpreter's library.
+        env={**os.environ, "PYO3_PYTHON": str(VENV / "python"), "PYO3_BUILD_EXTENSION_MODULE": "1"},
     )
     place = TARGET / "python"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(PACKAGE, place / "rampool", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(TARGET / "release/librampool_python.so", place / "rampool/_native.abi3.so")
     environment = {"PYTHONPATH": str(place), "RAMPOOL_COMMAND": str(TARGET / "release/rampool")}
-    run(
-        VENV / "python",
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow",
-        HERE,
-        *words,
-        **environment,
-    )
+    test(VENV, "-m", "not slow", HERE, *words, **environment)
+
+
+def test(environment, *words, **variables):
+    run(environment / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, **variables)
 
 
 def whole(words):
@@ -68,18 +64,12 @@ def whole(words):
         "--force-reinstall",
         wheels[0],
     )
-    run(
-        VENV / "python",
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        HERE,
-        *words,
-        RAMPOOL_WHEEL=str(wheels[0]),
-    )
+    test(VENV, HERE, *words, RAMPOOL_WHEEL=str(wheels[0]))
     if not words:
+        if TORCH.is_dir():
+            install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"]
+            run(TORCH / "pip", *install, wheels[0])
+            test(TORCH, HERE / "test_torch.py", HERE / "test_doctests.py")
         run(VENV / "python", "-m", "mypy", "--strict", "-p", "rampool")
         run(
             VENV / "python",

@@ -23,6 +23,7 @@ def test_docstrings(server, name):
     names = {
         "SERVERS": server,
         "np": np,
+        "rampool": rampool,
         "connect": rampool.connect,
         "share": rampool.share,
         "local": rampool.local,

@@ -185,6 +185,9 @@ pub unsafe extern "C" fn mprotect(start: *mut c_void, bytes: usize, protection: 
     unsafe { next(start, bytes, protection) }
 }
 
+/// Linux 6.13.
+const MADV_GUARD_INSTALL: c_int = 102;
+
 /// As `madvise`.
 ///
 /// # Safety
@@ -198,6 +201,13 @@ pub unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int
         && touch(start, bytes, advice == libc::MADV_POPULATE_WRITE)
     {
         return 0;
+    }
+    if advice == MADV_GUARD_INSTALL {
+        // The kernel would not say what it takes away. Kernels without guards give this answer, and the C
+        // library closes its stacks in another way then.
+        // SAFETY: the calling thread's own errno.
+        unsafe { *libc::__errno_location() = libc::EINVAL };
+        return -1;
     }
     let gives_up = matches!(advice, libc::MADV_DONTNEED | libc::MADV_REMOVE);
     let _changing = gives_up.then(|| agent::changing(Change::Discard, start, bytes));

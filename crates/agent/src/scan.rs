@@ -6,6 +6,7 @@
 
 use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::maps::{Vma, VmaKind, read_maps};
+use rampool_kernel::memory::is_mapped;
 
 /// Mappings below this are left alone, except the heap.
 const SMALLEST_BYTES: usize = 64 << 10;
@@ -70,7 +71,8 @@ pub fn thread_table() -> Option<(usize, usize)> {
         const ENTRY_BYTES: usize = 16;
         // SAFETY: entry -1 of the table holds how many entries follow entry 0.
         let entries = unsafe { std::ptr::with_exposed_provenance::<usize>(table - ENTRY_BYTES).read() };
-        // Below it lies the allocator's header of the block, above it the next block's.
+        // With the C library's allocator, the header of the block lies below it, and the next block's above.
+        // With others there may be no memory at all.
         Some((table - 2 * ENTRY_BYTES, table + (entries + 1) * ENTRY_BYTES))
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -79,18 +81,23 @@ pub fn thread_table() -> Option<(usize, usize)> {
     }
 }
 
-/// Makes the pages of `[start, end)` resident, through the present fault server.
+/// Makes the pages of `[start, end)` resident that are mapped, through the present fault server. What is
+/// mapped there must be readable.
 pub fn touch(start: usize, end: usize) {
     let mut at = start;
     while at < end {
-        // SAFETY: `thread_table` is mapped and readable; the value is not used.
-        unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() };
+        if is_mapped(at) {
+            // SAFETY: mapped, and readable as the caller says; the value is not used.
+            unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() };
+        }
         at = (at & !(OS_PAGE_BYTES - 1)) + OS_PAGE_BYTES;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rampool_kernel::memory::Mapping;
+
     use super::*;
 
     fn vma(start: usize, end: usize, kind: VmaKind, open: bool) -> Vma {
@@ -114,6 +121,21 @@ mod tests {
             "a program's large static arrays are memory like any other"
         );
         assert!(!is_candidate(&vma(0, big, VmaKind::Anonymous, false), None));
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_not_touched() {
+        // A thread's table may begin where its allocator's memory does.
+        // Parts of it go; what other threads map there next must not go with the rest.
+        let memory = std::mem::ManuallyDrop::new(Mapping::anonymous(3 * OS_PAGE_BYTES).unwrap());
+        let (start, end) = (memory.start(), memory.start() + memory.bytes());
+        // SAFETY: the first and the last page of our own mapping, which are not used.
+        unsafe {
+            assert_eq!(libc::munmap(memory.at(0).cast(), OS_PAGE_BYTES), 0);
+            assert_eq!(libc::munmap(memory.at(2 * OS_PAGE_BYTES).cast(), OS_PAGE_BYTES), 0);
+        }
+        touch(start + 16, end - 16);
+        assert!(is_mapped(start + OS_PAGE_BYTES));
     }
 
     #[test]

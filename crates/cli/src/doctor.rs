@@ -1,5 +1,6 @@
 //! `rampool doctor`: what this machine allows, and how to fix what it does not.
 
+mod advice;
 mod swap;
 
 use anyhow::Result;
@@ -13,10 +14,26 @@ use crate::available;
 
 /// Show what this machine allows, how page faults will be caught, and how to fix what is missing
 #[derive(clap::Args, Debug)]
-pub struct Args {}
+pub struct Args {
+    /// Show only what to raise in a program that sizes itself by this machine's RAM
+    #[arg(long = "for", value_name = "PROGRAM")]
+    program: Option<advice::Program>,
+
+    /// With --for: the memory that the program is to use in all, local and leased [default: twice this
+    /// machine's]
+    #[arg(long, value_name = "SIZE", requires = "program")]
+    memory: Option<ByteLen>,
+}
 
 /// The exit code is 0 if programs run in the best fault mode, 1 if in another, 2 if in none.
-pub fn run(_args: &Args) -> Result<i32> {
+pub fn run(args: &Args) -> Result<i32> {
+    if let Some(program) = args.program {
+        let machine = available::in_all()?;
+        let memory = args.memory.map_or(machine.saturating_mul(2), |memory| memory.0);
+        println!("For {} in all (--memory names another amount):", ByteLen(memory));
+        print!("{}", advice::advice(program, memory, machine));
+        return Ok(0);
+    }
     let found = Capabilities::probe();
     let best = found.best_fault_mode();
     println!("kernel             {}", found.kernel);

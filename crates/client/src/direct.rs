@@ -53,7 +53,8 @@ pub use rampool_wire::frame::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
 pub use crate::pool::KeyStats;
 use crate::pool::{
-    Job, MOST_COPIED_BYTES, MOST_SCANNED, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ScanPart,
+    Job, MOST_COPIED_BYTES, MOST_SCANNED, Pool, PoolConfig, PoolEvent, PoolRegion, RegionSelector,
+    RegionTicket, ScanPart,
 };
 use rampool_net::transport::PieceMut;
 pub use rampool_net::transport::zero_copy::Kept;
@@ -436,7 +437,7 @@ impl Direct {
     /// [`DirectError`].
     pub fn open_pages(&mut self, region: PoolRegion, bytes: u64) -> Result<DirectRegion, DirectError> {
         let ticket = self.pool.region_ticket(region)?;
-        self.opened(Err(&ticket), bytes)
+        self.opened(RegionSelector::Ticket(&ticket), bytes)
     }
 
     /// Opens the region of this name, which is made, with `bytes` bytes, if there is none.
@@ -446,7 +447,7 @@ impl Direct {
     /// can be.
     pub fn open_or_create(&mut self, name: &str, bytes: u64) -> Result<DirectRegion, DirectError> {
         possible(bytes)?;
-        let region = self.opened(Ok(name), bytes)?;
+        let region = self.opened(RegionSelector::Name(name), bytes)?;
         if region.bytes == bytes {
             Ok(region)
         } else {
@@ -459,7 +460,7 @@ impl Direct {
     /// # Errors
     /// [`DirectError::NoSuchName`] if there is none.
     pub fn open(&mut self, name: &str) -> Result<DirectRegion, DirectError> {
-        self.opened(Ok(name), 0)
+        self.opened(RegionSelector::Name(name), 0)
     }
 
     /// Opens a region that another member has opened.
@@ -467,20 +468,20 @@ impl Direct {
     /// # Errors
     /// [`DirectError`].
     pub fn open_ticket(&mut self, ticket: &RegionTicket) -> Result<DirectRegion, DirectError> {
-        self.opened(Err(ticket), 0)
+        self.opened(RegionSelector::Ticket(ticket), 0)
     }
 
-    fn opened(
-        &mut self,
-        selector: Result<&str, &RegionTicket>,
-        bytes: u64,
-    ) -> Result<DirectRegion, DirectError> {
-        if selector.is_ok_and(|name| name.is_empty() || name.len() > MAX_NAME_BYTES) {
+    fn opened(&mut self, selector: RegionSelector<'_>, bytes: u64) -> Result<DirectRegion, DirectError> {
+        if let RegionSelector::Name(name) = selector
+            && (name.is_empty() || name.len() > MAX_NAME_BYTES)
+        {
             return Err(DirectError::Name);
         }
         let (region, bytes) =
             self.pool.open_region(selector, bytes).map_err(|error| match (error, selector) {
-                (PoolError::NoSuchRegion, Ok(name)) => DirectError::NoSuchName { name: name.to_owned() },
+                (PoolError::NoSuchRegion, RegionSelector::Name(name)) => {
+                    DirectError::NoSuchName { name: name.to_owned() }
+                }
                 (error, _) => error.into(),
             })?;
         Ok(DirectRegion { region, bytes })
@@ -610,12 +611,34 @@ impl Direct {
         address: *const u8,
         here: &Layout,
     ) -> Result<(), DirectError> {
+        // SAFETY: the caller's promise, until the end of this call, which is that of the operation.
+        let pending = unsafe { self.start_put_layout_at(region, offset, there, address, here) }?;
+        self.wait(pending).map(drop)
+    }
+
+    /// Begins what [`Direct::put_layout_at`] does; [`Direct::wait`] gives an empty vector.
+    ///
+    /// # Safety
+    /// What `here` selects is memory that can be read until the operation has ended. If it is written
+    /// meanwhile, the operation ends with an error, or any of the bytes are there afterwards.
+    ///
+    /// # Errors
+    /// As [`Direct::put_layout`].
+    pub unsafe fn start_put_layout_at(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        there: &Layout,
+        address: *const u8,
+        here: &Layout,
+    ) -> Result<Pending, DirectError> {
         let (memory, here, bytes) = from_first(address.cast_mut(), here)?;
         let (there, here) = both(region, offset, there, bytes, &here)?;
         apart(&there)?;
         // SAFETY: the caller's promise; the memory is only read.
         let token = unsafe { self.begin(region, Job::Scatter, &there, &here, memory) }?;
-        self.finish(token)
+        self.buffers.insert(token, Vec::new());
+        Ok(Pending { token })
     }
 
     /// Begins to read what `there` selects from `offset` on; [`Direct::wait`] gives the bytes, one after the
@@ -719,7 +742,11 @@ impl Direct {
 
     /// Waits until an operation has ended, but not beyond `deadline`; whether it has. [`Direct::wait`] then returns at once.
     pub fn wait_until(&mut self, pending: &Pending, deadline: Instant) -> bool {
-        while !self.has_ended(pending.token) {
+        self.ended_by(pending.token, deadline)
+    }
+
+    fn ended_by(&mut self, token: u64, deadline: Instant) -> bool {
+        while !self.has_ended(token) {
             if Instant::now() >= deadline {
                 return false;
             }
@@ -916,9 +943,22 @@ impl Direct {
         expected: T,
         new: T,
     ) -> Result<T, DirectError> {
-        let pending =
-            self.start_update(region, offset, T::KIND, Change::IfEqual(expected.bits()), new.bits())?;
+        let pending = self.start_compare_exchange(region, offset, expected, new)?;
         self.wait_value(pending)
+    }
+
+    /// Begins to do as [`Direct::compare_exchange`].
+    ///
+    /// # Errors
+    /// [`DirectError::Layout`].
+    pub fn start_compare_exchange<T: Number>(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        expected: T,
+        new: T,
+    ) -> Result<PendingValue, DirectError> {
+        self.start_update(region, offset, T::KIND, Change::IfEqual(expected.bits()), new.bits())
     }
 
     /// Begins to update one number.
@@ -951,6 +991,11 @@ impl Direct {
         let token = self.token(Operation::FetchOp(offset));
         let request = self.pool.fetch_op(region.region, token, &FetchOp { kind, change, offset, operand });
         Ok(PendingValue { token, request })
+    }
+
+    /// Waits until an update has ended, but not beyond `deadline`; whether it has.
+    pub fn value_until(&mut self, pending: &PendingValue, deadline: Instant) -> bool {
+        self.ended_by(pending.token, deadline)
     }
 
     /// Waits for an update, and gives what the number was before.

@@ -47,11 +47,13 @@ pub struct Store {
     direct: Direct,
     slots: Slots,
     regions: BTreeMap<u64, DirectRegion>,
+    /// Of extents that are no more; not freed yet.
+    unused: Vec<DirectRegion>,
     index: BTreeMap<Vec<u8>, Value>,
     bytes: u64,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Value {
     /// None of no bytes.
     place: Option<Place>,
@@ -62,7 +64,14 @@ impl Store {
     /// A store in the lease that `direct` has opened, or joined.
     #[must_use]
     pub fn new(direct: Direct) -> Self {
-        Self { direct, slots: Slots::default(), regions: BTreeMap::new(), index: BTreeMap::new(), bytes: 0 }
+        Self {
+            direct,
+            slots: Slots::default(),
+            regions: BTreeMap::new(),
+            unused: Vec::new(),
+            index: BTreeMap::new(),
+            bytes: 0,
+        }
     }
 
     /// Values.
@@ -112,42 +121,133 @@ impl Store {
     /// # Errors
     /// As [`Store::put`].
     pub unsafe fn put_at(&mut self, key: &[u8], parts: &[(*const u8, usize)]) -> Result<(), StoreError> {
-        let parts: Vec<(*const u8, usize)> = parts.iter().copied().filter(|(_, len)| *len > 0).collect();
+        // SAFETY: the caller's promise, until the end of this call, which is that of the operation.
+        let put = unsafe { self.start_put_at(key, parts) }?;
+        let finished = self.finish_put(put);
+        self.tidy();
+        finished
+    }
+
+    /// Begins to put. The key has its new value once [`Store::finish_put`] has returned. If what was begun is
+    /// given up instead ([`Store::drop_put`]), it keeps what it has.
+    ///
+    /// # Safety
+    /// As [`Store::put_at`], until the put is finished or dropped. Parts that change meanwhile are no value
+    /// to finish.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub unsafe fn start_put_at(
+        &mut self,
+        key: &[u8],
+        parts: &[(*const u8, usize)],
+    ) -> Result<PendingPut, StoreError> {
         let bytes = parts.iter().map(|(_, len)| *len as u64).sum();
-        let value = if parts.is_empty() {
-            Value { place: None, bytes }
-        } else {
-            let (place, region) = self.take(bytes)?;
-            // SAFETY: the caller's promise.
-            if let Err(error) = unsafe { self.write(region, place.offset, &parts, bytes) } {
+        let room = self.take_room(bytes)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.start_put_in(room, key, parts) }
+    }
+
+    /// Whether [`Store::take_room`] for so many bytes asks no server.
+    #[must_use]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        bytes == 0 || self.slots.has_room(bytes)
+    }
+
+    /// Room for a value, in a new region if there is none. Blocks as long as that takes.
+    ///
+    /// # Errors
+    /// [`StoreError::Direct`].
+    pub fn take_room(&mut self, bytes: u64) -> Result<Room, StoreError> {
+        Ok(Room { place: if bytes == 0 { None } else { Some(self.take(bytes)?) }, bytes })
+    }
+
+    /// Gives room back.
+    pub fn drop_room(&mut self, room: Room) {
+        room.place.into_iter().for_each(|place| self.give_back(place));
+    }
+
+    /// As [`Store::start_put_at`], into room for as many bytes as the parts have.
+    ///
+    /// # Safety
+    /// As [`Store::start_put_at`].
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    ///
+    /// # Panics
+    /// If the room is for another number of bytes.
+    pub unsafe fn start_put_in(
+        &mut self,
+        room: Room,
+        key: &[u8],
+        parts: &[(*const u8, usize)],
+    ) -> Result<PendingPut, StoreError> {
+        let parts: Vec<(*const u8, usize)> = parts.iter().copied().filter(|(_, len)| *len > 0).collect();
+        let bytes = parts.iter().map(|(_, len)| *len as u64).sum::<u64>();
+        assert_eq!(bytes, room.bytes, "the room is for the parts");
+        let (key, value) = (key.to_vec(), Value { place: room.place, bytes });
+        let Some(place) = room.place else { return Ok(PendingPut { key, value, pending: None }) };
+        // SAFETY: the caller's promise.
+        match unsafe { self.write(self.regions[&place.extent], place.offset, &parts, bytes) } {
+            Ok(pending) => Ok(PendingPut { key, value, pending: Some(pending) }),
+            Err(error) => {
                 self.give_back(place);
-                return Err(error);
+                Err(error)
             }
-            Value { place: Some(place), bytes }
-        };
-        self.bytes += bytes;
-        if let Some(before) = self.index.insert(key.to_vec(), value) {
+        }
+    }
+
+    /// Waits until a put has come to its end, but not beyond `deadline`; whether it has.
+    pub fn put_until(&mut self, put: &PendingPut, deadline: Instant) -> bool {
+        put.pending.as_ref().is_none_or(|pending| self.direct.wait_until(pending, deadline))
+    }
+
+    /// Waits for the end of a put, and makes its bytes the value of its key. The room of the value before may
+    /// wait for [`Store::tidy`].
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub fn finish_put(&mut self, put: PendingPut) -> Result<(), StoreError> {
+        let PendingPut { key, value, pending } = put;
+        if let Some(pending) = pending
+            && let Err(error) = self.direct.wait(pending)
+        {
+            value.place.into_iter().for_each(|place| self.give_back(place));
+            return Err(error.into());
+        }
+        self.bytes += value.bytes;
+        if let Some(before) = self.index.insert(key, value) {
             self.let_go(before);
         }
         Ok(())
     }
 
+    /// Waits for the end of a put, and gives its room back, as [`Store::finish_put`] does.
+    pub fn drop_put(&mut self, put: PendingPut) {
+        if let Some(pending) = put.pending {
+            // Failed or not, nothing refers to what it wrote.
+            drop(self.direct.wait(pending));
+        }
+        put.value.place.into_iter().for_each(|place| self.give_back(place));
+    }
+
     /// # Safety
-    /// As [`Store::put_at`]; there is a part.
+    /// As [`Store::start_put_at`]; there is a part.
     unsafe fn write(
         &mut self,
         region: DirectRegion,
         offset: u64,
         parts: &[(*const u8, usize)],
         bytes: u64,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Pending, StoreError> {
         let first = parts[0].0;
         let far =
             |start: *const u8| start.addr().cast_signed().wrapping_sub(first.addr().cast_signed()) as i64;
         let blocks: Vec<(u64, i64)> = parts.iter().map(|(start, len)| (*len as u64, far(*start))).collect();
         let (there, here) = (Layout::bytes(bytes)?, Layout::bytes(1)?.hindexed(&blocks)?);
         // SAFETY: the layout selects the parts and nothing else; for them the caller has promised it.
-        Ok(unsafe { self.direct.put_layout_at(region, offset, &there, first, &here) }?)
+        Ok(unsafe { self.direct.start_put_layout_at(region, offset, &there, first, &here) }?)
     }
 
     /// The value of a key.
@@ -199,11 +299,37 @@ impl Store {
         Ok(value.pending.map_or_else(|| Ok(Vec::new()), |pending| self.direct.wait(pending))?)
     }
 
-    /// Removes a key with its value; whether it had one. Does not block.
+    /// Removes a key with its value; whether it had one. Blocks only where that leaves a region empty.
     pub fn remove(&mut self, key: &[u8]) -> bool {
+        let removed = self.start_remove(key);
+        self.tidy();
+        removed
+    }
+
+    /// Removes a key with its value, without blocking; whether it had one. Its room may wait for
+    /// [`Store::tidy`].
+    pub fn start_remove(&mut self, key: &[u8]) -> bool {
         let Some(value) = self.index.remove(key) else { return false };
         self.let_go(value);
         true
+    }
+
+    /// Whether [`Store::tidy`] has something to do.
+    #[must_use]
+    pub fn is_untidy(&self) -> bool {
+        !self.unused.is_empty()
+    }
+
+    /// Gives regions that are empty back to the servers. Blocks as long as that takes.
+    pub fn tidy(&mut self) {
+        if self.unused.is_empty() {
+            return;
+        }
+        // What is still read there has been asked for before, and comes.
+        self.direct.wait_all();
+        for region in self.unused.drain(..) {
+            self.direct.free(region);
+        }
     }
 
     /// Leaves the lease.
@@ -219,11 +345,12 @@ impl Store {
         }
     }
 
-    /// A slot for so many bytes, and the region that it is in.
-    fn take(&mut self, bytes: u64) -> Result<(Place, DirectRegion), StoreError> {
+    /// A slot for so many bytes, in a region.
+    fn take(&mut self, bytes: u64) -> Result<Place, StoreError> {
         let taken = self.slots.take(bytes);
         let extent = taken.place.extent;
         if let Some(bytes) = taken.extent_bytes {
+            self.tidy();
             match self.direct.create(bytes) {
                 Ok(region) => drop(self.regions.insert(extent, region)),
                 Err(error) => {
@@ -232,18 +359,32 @@ impl Store {
                 }
             }
         }
-        Ok((taken.place, self.regions[&extent]))
+        Ok(taken.place)
     }
 
     fn give_back(&mut self, place: Place) {
-        if let Some(extent) = self.slots.give_back(place)
-            && let Some(region) = self.regions.remove(&extent)
-        {
-            // What is still read there has been asked for before, and comes.
-            self.direct.wait_all();
-            self.direct.free(region);
+        if let Some(extent) = self.slots.give_back(place) {
+            self.unused.extend(self.regions.remove(&extent));
         }
     }
+}
+
+/// Room for a value that is to come.
+#[must_use]
+#[derive(Debug)]
+pub struct Room {
+    /// None for no bytes.
+    place: Option<Place>,
+    bytes: u64,
+}
+
+/// A put under way. It keeps its room until it is finished or dropped by its [`Store`].
+#[must_use]
+#[derive(Debug)]
+pub struct PendingPut {
+    key: Vec<u8>,
+    value: Value,
+    pending: Option<Pending>,
 }
 
 /// A value on its way here.

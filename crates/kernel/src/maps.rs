@@ -145,6 +145,51 @@ fn read_from(address: usize) -> Option<Vma> {
     read.ok().and(found)
 }
 
+/// Calls `each` with every mapping whose pages the kernel may merge with others (KSM), for a process where
+/// there is one; returns at once where there is none. Before Linux 6.16 it returns at once until the kernel
+/// has looked at one.
+///
+/// # Errors
+/// When /proc cannot be read, or the kernel merges no pages.
+pub fn mergeable(mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
+    let mut text = [0u8; 1024];
+    let length = crate::procfs::open("ksm_stat")?.read(&mut text)?;
+    let text = &text[..length];
+    let value = |name: &str| {
+        let lines = text.split(|b| *b == b'\n');
+        lines.filter_map(|line| line.strip_prefix(name.as_bytes())).map(<[u8]>::trim_ascii).next()
+    };
+    let may = match value("ksm_mergeable:") {
+        Some(answer) => answer == b"yes",
+        None => value("ksm_rmap_items").is_some_and(|items| items != b"0"),
+    };
+    if may { mappings_with(&[b"mg"], |start, end, _| each(start, end)) } else { Ok(()) }
+}
+
+/// Calls `each` with every mapping that has one of these flags, and which of them.
+fn mappings_with<const N: usize>(
+    names: &[&[u8]; N],
+    mut each: impl FnMut(usize, usize, [bool; N]),
+) -> std::io::Result<()> {
+    let mut text = Vec::new();
+    crate::procfs::open("smaps")?.read_to_end(&mut text)?;
+    let mut range = None;
+    for line in text.split(|b| *b == b'\n') {
+        if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            let Some((start, end)) = range else { continue };
+            let has = names.map(|name| flags.split(|b| *b == b' ').any(|flag| flag == name));
+            if has.contains(&true) {
+                each(start, end, has);
+            }
+        } else if line.first().is_some_and(u8::is_ascii_hexdigit)
+            && let Some(vma) = parse_line(line)
+        {
+            range = Some((vma.start, vma.end));
+        }
+    }
+    Ok(())
+}
+
 /// What a forked child does not get of this process's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotInherited {
@@ -159,27 +204,16 @@ pub enum NotInherited {
 /// # Errors
 /// When /proc cannot be read.
 pub fn not_inherited() -> std::io::Result<Vec<NotInherited>> {
-    let mut text = Vec::new();
-    crate::procfs::open("smaps")?.read_to_end(&mut text)?;
     let mut found = Vec::new();
-    let mut range = None;
-    for line in text.split(|b| *b == b'\n') {
-        if let Some(flags) = line.strip_prefix(b"VmFlags:") {
-            let Some((start, end)) = range else { continue };
-            let has = |name: &[u8]| flags.split(|b| *b == b' ').any(|flag| flag == name);
-            // Both may hold: what is not there now is wiped once it is made inheritable for a fork.
-            if has(b"dc") {
-                found.push(NotInherited::Missing { start, end, watched: has(b"um") });
-            }
-            if has(b"wf") {
-                found.push(NotInherited::Wiped { start, end });
-            }
-        } else if line.first().is_some_and(u8::is_ascii_hexdigit)
-            && let Some(vma) = parse_line(line)
-        {
-            range = Some((vma.start, vma.end));
+    mappings_with(&[b"dc", b"wf", b"um"], |start, end, [missing, wiped, watched]| {
+        // Both may hold: what is not there now is wiped once it is made inheritable for a fork.
+        if missing {
+            found.push(NotInherited::Missing { start, end, watched });
         }
-    }
+        if wiped {
+            found.push(NotInherited::Wiped { start, end });
+        }
+    })?;
     Ok(found)
 }
 

@@ -403,6 +403,8 @@ pub enum Advice {
     /// Never back it by huge pages.
     NoHugePage,
     HugePage,
+    /// Never make one page of it and others that hold the same (KSM), and undo where that was done.
+    Unmergeable,
     /// Make every page present now.
     PopulateRead,
     /// Make every page present and writable now (breaks copy-on-write sharing).
@@ -426,6 +428,7 @@ pub unsafe fn advise(start: usize, bytes: usize, advice: Advice) -> Result<(), i
         Advice::WipeOnFork => libc::MADV_WIPEONFORK,
         Advice::NoHugePage => libc::MADV_NOHUGEPAGE,
         Advice::HugePage => libc::MADV_HUGEPAGE,
+        Advice::Unmergeable => libc::MADV_UNMERGEABLE,
         Advice::PopulateRead => libc::MADV_POPULATE_READ,
         Advice::PopulateWrite => libc::MADV_POPULATE_WRITE,
     };
@@ -460,6 +463,15 @@ pub fn make_own(address: usize) -> Result<(), i32> {
         )
     };
     if rc >= 0 { Ok(()) } else { Err(crate::last_errno()) }
+}
+
+/// Whether there is a mapping at `address`, open or closed, its page present or not.
+#[must_use]
+pub fn is_mapped(address: usize) -> bool {
+    let mut present = 0u8;
+    let page = address & !(OS_PAGE_BYTES - 1);
+    // SAFETY: the byte is ours, for the one page that is asked about; no memory is touched.
+    unsafe { libc::syscall(libc::SYS_mincore, page, OS_PAGE_BYTES, &raw mut present) == 0 }
 }
 
 /// Asks for the cache line of an address: a hint, valid for any address.

@@ -185,7 +185,7 @@ impl<T: Ord + Copy> Shares<T> {
     /// # Panics
     /// If one is being served.
     #[must_use]
-    pub fn serve_next(&mut self) -> Option<usize> {
+    pub fn pick(&mut self) -> Option<usize> {
         assert!(self.serving.is_none(), "one is served at a time");
         let (tenants, connections) = (&mut self.tenants, &mut self.connections);
         loop {

@@ -306,6 +306,7 @@ impl FaultCatcher {
         });
         match self {
             Self::Uffd(catcher) => {
+                keep_apart(start, bytes);
                 catcher.uffd.register(start, bytes, true)?;
                 catcher.mark(start, bytes)
             }
@@ -639,6 +640,13 @@ impl FaultCatcher {
             Self::Segv(segv) => segv.take_crowded(),
         }
     }
+}
+
+/// The kernel drops the write protection of pages that it merges with others (KSM, as of Linux 6.18): what is
+/// written afterwards would be lost. So pages of managed memory are not merged.
+pub(crate) fn keep_apart(start: usize, bytes: usize) {
+    // SAFETY: changes no content. It fails where the kernel merges no pages, or the mapping is gone.
+    let _ = unsafe { advise(start, bytes, Advice::Unmergeable) };
 }
 
 /// In the table of pages, for a catcher whose faults are read as events. Other kinds use lower marks; a mark

@@ -158,10 +158,11 @@ impl<R: Copy> ForkFaultServer<R> {
         let uffd = &self.uffd;
         let mut given = true;
         self.space.pieces(Extent::page(page), |piece| {
-            // A child that is gone needs nothing. One whose mappings change is not waited for: its events
-            // must be read first.
-            given &=
-                matches!(uffd.copy(piece.start, content, piece.bytes, false), Reply::Done | Reply::Exiting);
+            // A child that is gone needs nothing, nor does one that has the page: it forked after the bytes
+            // were copied out and before the page was given back. One whose mappings change is not waited
+            // for: its events must be read first.
+            let reply = uffd.copy(piece.start, content, piece.bytes, false);
+            given &= matches!(reply, Reply::Done | Reply::Exiting | Reply::AlreadyMapped);
         });
         if !given {
             let mut bytes = [0; OS_PAGE_BYTES];
@@ -415,6 +416,9 @@ impl ChildMemory {
 
 #[cfg(test)]
 mod tests {
+    use rampool_kernel::memory::Mapping;
+    use rampool_kernel::uffd::{Features, Scope};
+
     use super::*;
 
     fn e(first: u64, count: u32) -> Extent {
@@ -437,6 +441,32 @@ mod tests {
         assert_eq!(set.extents(), [e(10, 15)]);
         set.remove(e(0, 100));
         assert_eq!(set.extents(), []);
+    }
+
+    /// Where pages leave by copying, a fork may come between the copy and the end of the page.
+    #[test]
+    fn a_child_that_has_a_page_is_not_given_it_again() {
+        let Ok(uffd) = Uffd::open(Scope::UserMode, Features::NONE) else {
+            return rampool_testing::skip("uffd-user", "a child that has a page");
+        };
+        let memory = Mapping::anonymous(2 * OS_PAGE_BYTES).unwrap();
+        uffd.register(memory.start(), memory.bytes(), false).unwrap();
+        let [inherited, left] = [[1u8; OS_PAGE_BYTES], [2u8; OS_PAGE_BYTES]];
+        assert_eq!(uffd.copy(memory.start(), inherited.as_ptr(), OS_PAGE_BYTES, false), Reply::Done);
+        let spans = [Span { start: memory.start(), pages: 2, first: PageIndex(0) }];
+        let mut fork_fault_server =
+            ForkFaultServer::new(uffd, AddressSpace::from_spans(&spans), PageSet::default(), ());
+        for page in [0, 1] {
+            // SAFETY: a page of bytes that lives across the call.
+            unsafe { fork_fault_server.supply(PageIndex(page), left.as_ptr()) };
+        }
+        let (_uffd, handed, ()) = fork_fault_server.hand_over().unwrap();
+        assert!(handed.absent.is_empty());
+        let first_byte = |page: usize| {
+            // SAFETY: both pages are there.
+            unsafe { memory.at(page * OS_PAGE_BYTES).read_volatile() }
+        };
+        assert_eq!([first_byte(0), first_byte(1)], [1, 2]);
     }
 
     #[test]

@@ -36,6 +36,7 @@ mod adopt;
 mod hand_over;
 pub(crate) mod in_thread;
 mod lost;
+mod merged;
 mod movein;
 mod pointer_prefetcher;
 mod spare;
@@ -43,6 +44,7 @@ mod unchanged;
 mod verify;
 
 use lost::Lost;
+use merged::Merged;
 pub use movein::InstallBy;
 use movein::MoveIn;
 use pointer_prefetcher::PointerPrefetcher;
@@ -183,6 +185,7 @@ pub struct Pager<B: Backing> {
     spare: Spare,
     unchanged: Unchanged,
     move_in: MoveIn,
+    merged: Merged,
 }
 
 enum FollowUp {
@@ -281,6 +284,7 @@ impl<B: Backing> Pager<B> {
             spare: Spare::default(),
             unchanged,
             move_in: MoveIn::default(),
+            merged: Merged::default(),
             pointer_prefetcher,
         })
     }
@@ -392,6 +396,7 @@ impl<B: Backing> Pager<B> {
             let now = Instant::now();
             if now >= next_tick {
                 next_tick = now + supervisor.tick(self);
+                self.undo_merging(now);
                 if !supervisor.wake_up(self) {
                     return;
                 }

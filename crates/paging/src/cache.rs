@@ -149,6 +149,9 @@ pub enum Input<'a> {
     /// Pages that were just to be installed write-protected are, or were for a moment, open to the program's
     /// writes: they count as written.
     Opened { extent: Extent },
+    /// The kernel has dropped the write protection of some of these pages, of which is unknown (it merged
+    /// them with others): those that are resident count as written.
+    Unguarded { extent: Extent },
     /// The servers take no more pages (pool full), or take some again: while true, only pages that need no
     /// `Store` are evicted.
     PoolFull(bool),
@@ -512,6 +515,7 @@ impl Cache {
             Input::SetBudget { pages } => self.set_budget(pages),
             Input::MoveIn(on) => self.set_move_in(on),
             Input::Opened { extent } => self.opened(extent),
+            Input::Unguarded { extent } => self.unguarded(extent),
             Input::PoolFull(full) => self.set_pool_full(full),
         }
     }

@@ -14,7 +14,7 @@ use rampool::region::HandedOver;
 
 use crate::bytes::Bytes;
 use crate::errors::{own, raise};
-use crate::process::{Own, wait};
+use crate::process::{Own, aside, wait};
 
 /// Does it with the Rust type of a kind of element.
 macro_rules! of_kind {
@@ -128,6 +128,22 @@ impl Direct {
         py.detach(|| f(&mut self.direct.lock())).map_err(raise)
     }
 
+    /// As [`Direct::call`], of what may take longer than a moment and has no started form.
+    fn aside<T: Send + 'static, E: Send + crate::errors::Raise + 'static>(
+        slf: &Bound<'_, Self>,
+        f: impl FnOnce(&mut direct::Direct) -> Result<T, E> + Send + 'static,
+    ) -> PyResult<T> {
+        slf.get().check()?;
+        let this = slf.clone().unbind();
+        aside(slf.py(), move || f(&mut this.get().direct.lock()))?.map_err(raise)
+    }
+
+    /// Waits for an update; gives the bits from before.
+    fn updated<T: Number>(&self, py: Python<'_>, pending: direct::PendingValue) -> PyResult<u64> {
+        wait(py, |until| self.direct.lock().value_until(&pending, until).then_some(()))?;
+        py.detach(|| self.direct.lock().wait_value::<T>(pending).map(T::bits)).map_err(raise)
+    }
+
     fn wait(&self, py: Python<'_>, pending: direct::Pending) -> PyResult<Vec<u8>> {
         let done = wait(py, |until| self.direct.lock().wait_until(&pending, until).then_some(()));
         // One that is interrupted goes on; what it holds is released when it ends.
@@ -140,10 +156,10 @@ impl Direct {
 impl Direct {
     /// Opens a region: by name, made where there is none and `nbytes` is given; or a new one without a name.
     #[pyo3(signature = (name, nbytes))]
-    fn open(&self, py: Python<'_>, name: Option<&str>, nbytes: Option<u64>) -> PyResult<Region> {
-        let region = self.call(py, |direct| match (name, nbytes) {
-            (Some(name), Some(bytes)) => direct.open_or_create(name, bytes),
-            (Some(name), None) => direct.open(name),
+    fn open(slf: Bound<'_, Self>, name: Option<String>, nbytes: Option<u64>) -> PyResult<Region> {
+        let region = Self::aside(&slf, move |direct| match (name, nbytes) {
+            (Some(name), Some(bytes)) => direct.open_or_create(&name, bytes),
+            (Some(name), None) => direct.open(&name),
             (None, bytes) => direct.create(bytes.unwrap_or(0)),
         })?;
         Ok(Region { region })
@@ -151,17 +167,18 @@ impl Direct {
 
     /// Opens a copy that [`Region::hand_over`] made; gives it, and where its bytes begin and how many there
     /// are.
-    fn open_handed(&self, py: Python<'_>, text: &str) -> PyResult<(Region, u64, u64)> {
+    fn open_handed(slf: Bound<'_, Self>, text: &str) -> PyResult<(Region, u64, u64)> {
         let handed: HandedOver = text.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?;
-        let region = self.call(py, |direct| direct.open_ticket(handed.region()))?;
-        Ok((Region { region }, handed.offset(), handed.bytes()))
+        let (offset, bytes) = (handed.offset(), handed.bytes());
+        let region = Self::aside(&slf, move |direct| direct.open_ticket(handed.region()))?;
+        Ok((Region { region }, offset, bytes))
     }
 
-    fn open_ticket(&self, py: Python<'_>, text: &str) -> PyResult<Region> {
+    fn open_ticket(slf: Bound<'_, Self>, text: &str) -> PyResult<Region> {
         let ticket = text
             .parse()
             .map_err(|error: rampool::pool::TicketError| PyValueError::new_err(error.to_string()))?;
-        Ok(Region { region: self.call(py, |direct| direct.open_ticket(&ticket))? })
+        Ok(Region { region: Self::aside(&slf, move |direct| direct.open_ticket(&ticket))? })
     }
 
     fn ticket(&self, py: Python<'_>, region: &Region) -> PyResult<String> {
@@ -169,9 +186,10 @@ impl Direct {
     }
 
     /// Frees a region, for every member.
-    fn free(&self, py: Python<'_>, region: &Region) -> PyResult<()> {
-        self.call(py, |direct| {
-            direct.free(region.region);
+    fn free(slf: Bound<'_, Self>, region: &Region) -> PyResult<()> {
+        let region = region.region;
+        Self::aside(&slf, move |direct| {
+            direct.free(region);
             Ok::<(), DirectError>(())
         })
     }
@@ -246,14 +264,11 @@ impl Direct {
         operand: u64,
     ) -> PyResult<u64> {
         let (kind, how) = (parse_kind(kind)?, parse_combine(how)?);
-        self.call(py, |direct| {
-            of_kind!(
-                kind,
-                T,
-                direct
-                    .fetch_op::<T>(region.region, offset, how, <T as Number>::from_bits(operand))
-                    .map(T::bits)
-            )
+        of_kind!(kind, T, {
+            let pending = self.call(py, |direct| {
+                direct.start_fetch_op::<T>(region.region, offset, how, <T as Number>::from_bits(operand))
+            })?;
+            self.updated::<T>(py, pending)
         })
     }
 
@@ -268,39 +283,29 @@ impl Direct {
         new: u64,
     ) -> PyResult<u64> {
         let kind = parse_kind(kind)?;
-        self.call(py, |direct| {
-            of_kind!(
-                kind,
-                T,
-                direct
-                    .compare_exchange::<T>(
-                        region.region,
-                        offset,
-                        <T as Number>::from_bits(expected),
-                        <T as Number>::from_bits(new)
-                    )
-                    .map(T::bits)
-            )
+        of_kind!(kind, T, {
+            let (expected, new) = (<T as Number>::from_bits(expected), <T as Number>::from_bits(new));
+            let pending =
+                self.call(py, |direct| direct.start_compare_exchange(region.region, offset, expected, new))?;
+            self.updated::<T>(py, pending)
         })
     }
 
     /// How many elements match, and their sum.
     fn sum<'py>(
-        &self,
-        py: Python<'py>,
+        slf: Bound<'py, Self>,
         region: &Region,
         offset: u64,
         layout: &Layout,
         kind: &str,
-        test: Test<'_>,
+        test: Test,
     ) -> PyResult<(u64, Bound<'py, PyAny>)> {
-        let kind = parse_kind(kind)?;
-        let (count, total) = self.call(py, |direct| {
-            of_kind!(
-                kind,
-                T,
-                direct.sum::<T>(region.region, offset, &layout.layout, filter(test)?).map_err(Failed::Direct)
-            )
+        let (kind, py) = (parse_kind(kind)?, slf.py());
+        let (count, total) = of_kind!(kind, T, {
+            let (region, layout) = (region.region, layout.layout.clone());
+            Self::aside(&slf, move |direct| {
+                Ok::<_, Failed>(direct.sum::<T>(region, offset, &layout, filter(&test)?)?)
+            })
         })?;
         let total = match total {
             Total::Integer(whole) => whole.into_pyobject(py)?.into_any(),
@@ -313,70 +318,59 @@ impl Direct {
     }
 
     fn count(
-        &self,
-        py: Python<'_>,
+        slf: Bound<'_, Self>,
         region: &Region,
         offset: u64,
         layout: &Layout,
         kind: &str,
-        test: Test<'_>,
+        test: Test,
     ) -> PyResult<u64> {
-        let kind = parse_kind(kind)?;
-        self.call(py, |direct| {
-            of_kind!(
-                kind,
-                T,
-                direct
-                    .count::<T>(region.region, offset, &layout.layout, filter(test)?)
-                    .map_err(Failed::Direct)
-            )
+        of_kind!(parse_kind(kind)?, T, {
+            let (region, layout) = (region.region, layout.layout.clone());
+            Self::aside(&slf, move |direct| {
+                Ok::<_, Failed>(direct.count::<T>(region, offset, &layout, filter(&test)?)?)
+            })
         })
     }
 
     /// The bits of the least (or greatest) element that matches.
     fn extreme(
-        &self,
-        py: Python<'_>,
+        slf: Bound<'_, Self>,
         region: &Region,
         offset: u64,
         layout: &Layout,
         kind: &str,
-        test: Test<'_>,
+        test: Test,
         greatest: bool,
     ) -> PyResult<Option<u64>> {
-        let kind = parse_kind(kind)?;
-        self.call(py, |direct| {
-            of_kind!(kind, T, {
-                let (region, layout, filter) = (region.region, &layout.layout, filter::<T>(test)?);
+        of_kind!(parse_kind(kind)?, T, {
+            let (region, layout) = (region.region, layout.layout.clone());
+            Self::aside(&slf, move |direct| {
+                let filter = filter::<T>(&test)?;
                 let found = if greatest {
-                    direct.max(region, offset, layout, filter)
+                    direct.max(region, offset, &layout, filter)
                 } else {
-                    direct.min(region, offset, layout, filter)
+                    direct.min(region, offset, &layout, filter)
                 };
-                found.map(|found| found.map(T::bits)).map_err(Failed::Direct)
+                Ok::<_, Failed>(found?.map(T::bits))
             })
         })
     }
 
     /// The positions of the elements that match, as native 64-bit integers.
     fn select(
-        &self,
-        py: Python<'_>,
+        slf: Bound<'_, Self>,
         region: &Region,
         offset: u64,
         layout: &Layout,
         kind: &str,
-        test: Test<'_>,
+        test: Test,
     ) -> PyResult<Bytes> {
-        let kind = parse_kind(kind)?;
-        let found = self.call(py, |direct| {
-            of_kind!(
-                kind,
-                T,
-                direct
-                    .select::<T>(region.region, offset, &layout.layout, filter(test)?)
-                    .map_err(Failed::Direct)
-            )
+        let found = of_kind!(parse_kind(kind)?, T, {
+            let (region, layout) = (region.region, layout.layout.clone());
+            Self::aside(&slf, move |direct| {
+                Ok::<_, Failed>(direct.select::<T>(region, offset, &layout, filter(&test)?)?)
+            })
         })?;
         Ok(Bytes::new(found.into_iter().flat_map(u64::to_ne_bytes).collect()))
     }
@@ -404,7 +398,7 @@ impl Direct {
     }
 
     /// Counters of each server: name, whether it is there, bytes leased, requests, bytes sent and received.
-    fn servers(&self, py: Python<'_>) -> PyResult<Vec<(String, bool, u64, u64, u64, u64)>> {
+    fn servers(&self, py: Python<'_>) -> PyResult<Vec<ServerCounters>> {
         self.call(py, |direct| {
             let stats = direct.pool().stats().servers.into_iter();
             let each =
@@ -425,6 +419,9 @@ impl Direct {
         }
     }
 }
+
+/// Of one server, as [`Direct::servers`] gives it.
+type ServerCounters = (String, bool, u64, u64, u64, u64);
 
 /// An operation under way.
 #[pyclass(frozen, module = "rampool._native")]
@@ -475,12 +472,18 @@ impl Pending {
 }
 
 /// Which elements count: the name of a test, and the bits of its operand.
-type Test<'a> = (&'a str, u64);
+type Test = (String, u64);
 
 /// Why a scan was not made.
 enum Failed {
     Test(String),
     Direct(DirectError),
+}
+
+impl From<DirectError> for Failed {
+    fn from(error: DirectError) -> Self {
+        Self::Direct(error)
+    }
 }
 
 impl crate::errors::Raise for Failed {
@@ -492,9 +495,9 @@ impl crate::errors::Raise for Failed {
     }
 }
 
-fn filter<T: Number>((name, bits): Test<'_>) -> Result<Filter<T>, Failed> {
-    let operand = T::from_bits(bits);
-    Ok(match name {
+fn filter<T: Number>((name, bits): &Test) -> Result<Filter<T>, Failed> {
+    let operand = T::from_bits(*bits);
+    Ok(match name.as_str() {
         "all" => Filter::all(),
         "==" => Filter::equal(operand),
         "!=" => Filter::not_equal(operand),
@@ -502,7 +505,7 @@ fn filter<T: Number>((name, bits): Test<'_>) -> Result<Filter<T>, Failed> {
         "<=" => Filter::at_most(operand),
         ">" => Filter::greater(operand),
         ">=" => Filter::at_least(operand),
-        _ => return Err(Failed::Test(name.to_owned())),
+        _ => return Err(Failed::Test(name.clone())),
     })
 }
 

@@ -10,6 +10,7 @@
 //!   direct   bytes at the servers: get, put, accumulate, reduce, select
 //!   queue    messages
 //!   store    from keys to bytes
+//!   shared   memory that the processes of a parallel program have in common
 //! ```
 //!
 //! What NumPy's habits mean in bytes is decided in Python, in `rampool/_table.py`. This crate moves bytes,
@@ -25,6 +26,7 @@ mod pool;
 mod process;
 mod queue;
 mod region;
+mod shared;
 mod store;
 
 /// rampool's native part; use the package `rampool`.
@@ -43,5 +45,7 @@ mod _native {
     #[pymodule_export]
     use crate::region::Region;
     #[pymodule_export]
-    use crate::store::Store;
+    use crate::shared::{Shared, SharedRegion};
+    #[pymodule_export]
+    use crate::store::{Store, Value};
 }

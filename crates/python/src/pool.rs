@@ -11,7 +11,7 @@ use rampool::region::PagedMemory;
 use crate::allocator::Allocator;
 use crate::direct::Direct;
 use crate::errors::{own, raise};
-use crate::process::Own;
+use crate::process::{Own, aside};
 use crate::queue::Queue;
 use crate::region::Region;
 use crate::store::Store;
@@ -36,6 +36,12 @@ fn builder(options: &Options) -> PyResult<Builder> {
     Ok(builder)
 }
 
+/// Connections of one more member.
+fn member(py: Python<'_>, builder: &Builder, ticket: &LeaseTicket) -> PyResult<rampool::direct::Direct> {
+    let (builder, ticket) = (builder.clone(), ticket.clone());
+    aside(py, move || builder.join_direct(&ticket))?.map_err(raise)
+}
+
 impl Pool {
     fn check_open(&self) -> PyResult<()> {
         if *self.closed.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -51,13 +57,12 @@ impl Pool {
     #[staticmethod]
     fn open(py: Python<'_>, options: Options) -> PyResult<(Self, Direct)> {
         let builder = builder(&options)?;
-        let (direct, ticket) = py
-            .detach(|| {
-                let mut direct = builder.open_direct()?;
-                let ticket = direct.pool().lease_ticket();
-                Ok((direct, ticket))
-            })
-            .map_err(|error: rampool::builder::OpenError| raise(error))?;
+        let opened = aside(py, move || {
+            let mut direct = builder.open_direct()?;
+            let ticket = direct.pool().lease_ticket();
+            Ok((builder, direct, ticket))
+        })?;
+        let (builder, direct, ticket) = opened.map_err(|error: rampool::builder::OpenError| raise(error))?;
         Ok((Self { builder, ticket, paged: Own::new(None), closed: Mutex::new(false) }, Direct::new(direct)))
     }
 
@@ -67,24 +72,23 @@ impl Pool {
         let builder = builder(&options)?;
         let ticket: LeaseTicket =
             ticket.parse().map_err(|error| pyo3::exceptions::PyValueError::new_err(format!("{error}")))?;
-        let direct = py.detach(|| builder.join_direct(&ticket)).map_err(raise)?;
+        let direct = member(py, &builder, &ticket)?;
         Ok((Self { builder, ticket, paged: Own::new(None), closed: Mutex::new(false) }, Direct::new(direct)))
     }
 
     /// A queue, made with these bounds if there is none, on connections of its own.
-    fn queue(&self, py: Python<'_>, name: &str, messages: u64, bytes: &str) -> PyResult<Queue> {
+    fn queue(&self, py: Python<'_>, name: String, messages: u64, bytes: &str) -> PyResult<Queue> {
         self.check_open()?;
         let bytes: ByteLen =
             bytes.parse().map_err(|error| pyo3::exceptions::PyValueError::new_err(format!("{error}")))?;
-        let direct = py.detach(|| self.builder.join_direct(&self.ticket)).map_err(raise)?;
-        py.detach(|| Queue::open(direct, name, messages, bytes.0)).map_err(raise)
+        let direct = member(py, &self.builder, &self.ticket)?;
+        aside(py, move || Queue::open(direct, &name, messages, bytes.0))?.map_err(raise)
     }
 
     /// A store, on connections of its own.
     fn store(&self, py: Python<'_>) -> PyResult<Store> {
         self.check_open()?;
-        let direct = py.detach(|| self.builder.join_direct(&self.ticket)).map_err(raise)?;
-        Ok(Store::new(rampool::values::Store::new(direct)))
+        Ok(Store::new(rampool::values::Store::new(member(py, &self.builder, &self.ticket)?)))
     }
 
     /// A handler for NumPy's allocations of `over` bytes and more, with local memory of its own.
@@ -99,16 +103,18 @@ impl Pool {
     }
 
     /// Paged memory of so many bytes, all zero.
-    fn alloc(&self, py: Python<'_>, bytes: usize) -> PyResult<Region> {
-        self.check_open()?;
-        py.detach(|| {
-            let mut paged = self.paged.lock();
+    fn alloc(slf: Bound<'_, Self>, bytes: usize) -> PyResult<Region> {
+        slf.get().check_open()?;
+        let this = slf.clone().unbind();
+        aside(slf.py(), move || {
+            let this = this.get();
+            let mut paged = this.paged.lock();
             if paged.is_none() {
-                *paged = Some(self.builder.join(&self.ticket).map_err(raise)?);
+                *paged = Some(this.builder.join(&this.ticket).map_err(raise)?);
             }
             let memory = paged.as_ref().expect("just started");
             memory.alloc(bytes).map(|region| Region::new(region, bytes)).map_err(raise)
-        })
+        })?
     }
 
     /// What another process needs to join the lease. It carries the lease's tokens.

@@ -1,8 +1,10 @@
 //! What holds for every call: not in a forked child, and signals are looked for while it waits.
 
+use std::sync::mpsc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::errors::own;
@@ -59,4 +61,43 @@ pub fn wait<T: Send>(py: Python<'_>, mut step: impl FnMut(Instant) -> Option<T> 
         }
         py.check_signals()?;
     }
+}
+
+/// Calls `f` without the interpreter. In the main thread, where signals are handled, it runs on another
+/// thread, and signals are looked for meanwhile; a call that they interrupt goes on there, and what comes of
+/// it is dropped.
+///
+/// # Errors
+/// As [`wait`].
+pub fn aside<T: Send + 'static>(py: Python<'_>, f: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+    aside_or(py, f, drop)
+}
+
+/// As [`aside`]; `undo` gets what comes of an interrupted call.
+///
+/// # Errors
+/// As [`wait`].
+pub fn aside_or<T: Send + 'static>(
+    py: Python<'_>,
+    f: impl FnOnce() -> T + Send + 'static,
+    undo: impl FnOnce(T) + Send + 'static,
+) -> PyResult<T> {
+    // SAFETY: neither has preconditions.
+    if unsafe { libc::gettid() != libc::getpid() } {
+        return Ok(py.detach(f));
+    }
+    // Of no length: what is not taken comes back to the sender.
+    let (give, take) = mpsc::sync_channel(0);
+    let thread = std::thread::Builder::new().name("rampool-call".to_owned());
+    thread.spawn(move || {
+        if let Err(mpsc::SendError(value)) = give.send(f()) {
+            undo(value);
+        }
+    })?;
+    let ended =
+        wait(py, move |soon| match take.recv_timeout(soon.saturating_duration_since(Instant::now())) {
+            Err(mpsc::RecvTimeoutError::Timeout) => None,
+            ended => Some(ended),
+        })?;
+    ended.map_err(|_| PyRuntimeError::new_err("the thread of this call ended by a panic"))
 }

@@ -1,7 +1,8 @@
 //! Remote queues: messages whose heads and bodies travel apart.
 
 use std::os::fd::RawFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyBuffer;
@@ -12,7 +13,7 @@ use rampool::direct::{self, QueueBounds, QueueError, SendBody};
 
 use crate::bytes::Bytes;
 use crate::errors::{Raise, own, raise};
-use crate::process::{Own, wait};
+use crate::process::{Own, SIGNALS_EVERY, aside_or, wait};
 
 impl Raise for QueueError {
     fn raise(self) -> PyErr {
@@ -89,13 +90,27 @@ impl Queue {
         let this = slf.get();
         this.direct.check()?;
         let until = seconds(timeout);
-        let taken = wait(slf.py(), |soon| {
+        // A server that does not answer keeps even a short wait longer.
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let (queue, undo, stop) = (slf.clone().unbind(), slf.clone().unbind(), Arc::clone(&interrupted));
+        let take = move || loop {
+            let soon = Instant::now() + SIGNALS_EVERY;
             let left = until.map_or(soon, |until| until.min(soon)).saturating_duration_since(Instant::now());
+            let this = queue.get();
             match this.direct.lock().take(&this.queue, left) {
-                Ok(None) if until.is_none_or(|until| Instant::now() < until) => None,
-                done => Some(done),
+                Ok(None)
+                    if until.is_none_or(|until| Instant::now() < until) && !stop.load(Ordering::Relaxed) => {}
+                done => return done,
             }
-        })?;
+        };
+        let give_back = move |taken| {
+            if let Ok(Some(message)) = taken {
+                // Where that fails it comes again, when this process has ended.
+                drop(undo.get().direct.lock().give_back(message));
+            }
+        };
+        let taken = aside_or(slf.py(), take, give_back)
+            .inspect_err(|_| interrupted.store(true, Ordering::Relaxed))?;
         Ok(taken
             .map_err(raise)?
             .map(|message| Message { queue: slf.unbind(), message: Mutex::new(Some(message)) }))

@@ -1,15 +1,17 @@
 //! From keys to bytes in the pool.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use rampool::values::{self, StoreError};
+use rampool::values::{self, PendingPut, PendingValue, StoreError};
 
 use crate::bytes::Bytes;
 use crate::errors::{Raise, own, raise};
-use crate::process::{Own, wait};
+use crate::process::{Own, aside, aside_or, wait};
 
 impl Raise for StoreError {
     fn raise(self) -> PyErr {
@@ -26,11 +28,14 @@ impl Raise for StoreError {
 pub struct Store {
     store: Own<values::Store>,
     closed: Mutex<bool>,
+    /// Puts that a signal interrupted, with the memory that they still read. Dropped after the store, which
+    /// then reads nothing.
+    interrupted: Mutex<Vec<(PendingPut, Vec<PyBuffer<u8>>)>>,
 }
 
 impl Store {
     pub fn new(store: values::Store) -> Self {
-        Self { store: Own::new(store), closed: Mutex::new(false) }
+        Self { store: Own::new(store), closed: Mutex::new(false), interrupted: Mutex::default() }
     }
 
     fn check(&self) -> PyResult<()> {
@@ -40,23 +45,84 @@ impl Store {
         }
         Ok(())
     }
+
+    /// Gives empty regions back.
+    fn tidy(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let this = slf.get();
+        if !slf.py().detach(|| this.store.lock().is_untidy()) {
+            return Ok(());
+        }
+        let store = slf.clone().unbind();
+        aside(slf.py(), move || store.get().store.lock().tidy())
+    }
+
+    /// Gives back what interrupted puts took, as far as they have come to their end.
+    fn clear_interrupted(&self) -> Vec<Vec<PyBuffer<u8>>> {
+        let mut interrupted = self.interrupted.lock().unwrap_or_else(PoisonError::into_inner);
+        if interrupted.is_empty() {
+            return Vec::new();
+        }
+        let mut store = self.store.lock();
+        let (ended, others): (Vec<_>, Vec<_>) =
+            interrupted.drain(..).partition(|(put, _)| store.put_until(put, Instant::now()));
+        *interrupted = others;
+        let ended = ended.into_iter().map(|(put, parts)| {
+            store.drop_put(put);
+            parts
+        });
+        ended.collect()
+    }
 }
 
 #[pymethods]
 impl Store {
     /// Makes the parts, one after the other, the value of a key. They must not change meanwhile.
-    fn put(&self, py: Python<'_>, key: &[u8], parts: Vec<PyBuffer<u8>>) -> PyResult<()> {
-        self.check()?;
+    fn put(slf: Bound<'_, Self>, key: &[u8], parts: Vec<PyBuffer<u8>>) -> PyResult<()> {
+        let (this, py) = (slf.get(), slf.py());
+        this.check()?;
         let at: Vec<(usize, usize)> =
             parts.iter().map(|part| (part.buf_ptr().expose_provenance(), part.len_bytes())).collect();
-        let put = || {
+        let bytes = at.iter().map(|(_, len)| *len as u64).sum();
+        drop(py.detach(|| this.clear_interrupted()));
+        // Where a region must be made for it, that may take long.
+        let room = if py.detach(|| this.store.lock().has_room(bytes)) {
+            None
+        } else {
+            let (store, undo) = (slf.clone().unbind(), slf.clone().unbind());
+            let take = move || store.get().store.lock().take_room(bytes);
+            let give_back = move |room| {
+                if let Ok(room) = room {
+                    undo.get().store.lock().drop_room(room);
+                }
+            };
+            Some(aside_or(py, take, give_back)?.map_err(raise)?)
+        };
+        let put = py.detach(|| {
             let at: Vec<_> =
                 at.iter().map(|(start, len)| (std::ptr::with_exposed_provenance(*start), *len)).collect();
-            // SAFETY: each is contiguous (the caller casts it), and its buffer is held until the end of this
-            // call. That no thread writes there meanwhile is what the method asks of its caller.
-            unsafe { self.store.lock().put_at(key, &at) }
-        };
-        py.detach(put).map_err(raise)
+            let mut store = this.store.lock();
+            let room = room.map_or_else(|| store.take_room(bytes), Ok)?;
+            // SAFETY: each is contiguous (the caller casts it), and its buffer is held until the put has come
+            // to its end. That no thread writes there meanwhile is what the method asks of its caller; one
+            // that is interrupted never becomes a value.
+            unsafe { store.start_put_in(room, key, &at) }
+        });
+        let put = put.map_err(raise)?;
+        if let Err(signal) = wait(py, |soon| this.store.lock().put_until(&put, soon).then_some(())) {
+            this.interrupted.lock().unwrap_or_else(PoisonError::into_inner).push((put, parts));
+            return Err(signal);
+        }
+        let finished = py.detach(|| this.store.lock().finish_put(put)).map_err(raise);
+        Self::tidy(&slf)?;
+        finished
+    }
+
+    /// Begins to read the value of a key, as it is now.
+    fn start_get(slf: Bound<'_, Self>, key: &[u8]) -> PyResult<Option<Value>> {
+        let this = slf.get();
+        this.check()?;
+        let pending = slf.py().detach(|| this.store.lock().start_get(key)).map_err(raise)?;
+        Ok(pending.map(|pending| Value { store: slf.unbind(), pending: Mutex::new(Some(pending)) }))
     }
 
     fn get(&self, py: Python<'_>, key: &[u8]) -> PyResult<Option<Bytes>> {
@@ -68,9 +134,12 @@ impl Store {
         py.detach(|| self.store.lock().wait(pending)).map(|bytes| Some(Bytes::new(bytes))).map_err(raise)
     }
 
-    fn remove(&self, py: Python<'_>, key: &[u8]) -> PyResult<bool> {
-        self.check()?;
-        Ok(py.detach(|| self.store.lock().remove(key)))
+    fn remove(slf: Bound<'_, Self>, key: &[u8]) -> PyResult<bool> {
+        let this = slf.get();
+        this.check()?;
+        let removed = slf.py().detach(|| this.store.lock().start_remove(key));
+        Self::tidy(&slf)?;
+        Ok(removed)
     }
 
     fn value_bytes(&self, py: Python<'_>, key: &[u8]) -> PyResult<Option<u64>> {
@@ -100,5 +169,30 @@ impl Store {
         if !was && self.store.check().is_ok() {
             py.detach(|| self.store.lock().close());
         }
+    }
+}
+
+/// A value on its way here.
+#[pyclass(frozen, module = "rampool._native")]
+pub struct Value {
+    store: Py<Store>,
+    pending: Mutex<Option<PendingValue>>,
+}
+
+#[pymethods]
+impl Value {
+    /// Waits for it, and gives its bytes, once.
+    fn take(&self, py: Python<'_>) -> PyResult<Bytes> {
+        let store = self.store.get();
+        store.check()?;
+        let lock = || self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        wait(py, |soon| {
+            let pending = lock();
+            let ended = pending.as_ref().is_none_or(|pending| store.store.lock().wait_until(pending, soon));
+            ended.then_some(())
+        })?;
+        let pending = lock().take();
+        let pending = pending.ok_or_else(|| PyRuntimeError::new_err("its bytes were taken already"))?;
+        py.detach(|| store.store.lock().wait(pending)).map(Bytes::new).map_err(raise)
     }
 }

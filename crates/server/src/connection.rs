@@ -304,6 +304,7 @@ enum Paused {
     Gather(Box<direct::Gathering>),
     Scan(Box<direct::Scanning>),
     Get(Box<Getting>),
+    Update(Box<direct::Updating>),
     /// Pages of freed regions of its lease are being freed.
     Free(Header),
     Discard(Header, Vec<Extent>),
@@ -502,7 +503,7 @@ impl Connection {
             Some(Paused::Gather(gathering)) => gathering.bytes(),
             Some(Paused::Scan(scanning)) => scanning.bytes(),
             Some(Paused::Get(getting)) => getting.pieces.iter().map(|piece| piece.len).sum(),
-            Some(Paused::Free(_) | Paused::Discard(..)) | None => 0,
+            Some(Paused::Free(_) | Paused::Discard(..) | Paused::Update(_)) | None => 0,
         }
     }
 
@@ -595,6 +596,7 @@ impl Connection {
         match paused {
             Paused::Gather(gathering) => self.go_on_gathering(shared, buffers, *gathering, false),
             Paused::Scan(scanning) => self.go_on_scanning(shared, buffers, *scanning),
+            Paused::Update(updating) => self.go_on_updating(shared, buffers, *updating),
             Paused::Get(getting) => self.go_on_getting(shared, buffers, *getting),
             Paused::Free(header) => self.go_on_freeing(shared, buffers, header),
             Paused::Discard(header, extents) => self.go_on_discarding(shared, buffers, header, extents),
@@ -1298,6 +1300,7 @@ impl Connection {
         match self.paused.take() {
             Some(Paused::Gather(gathering)) => shared.store.release(gathering.frames()),
             Some(Paused::Get(getting)) => shared.store.release(&getting.frames),
+            Some(Paused::Update(updating)) => shared.store.release(updating.frames()),
             Some(Paused::Free(_)) => {
                 // The reaper goes on with it.
                 if let Some(membership) = &self.membership {

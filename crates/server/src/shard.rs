@@ -430,7 +430,8 @@ impl Shard {
                 Endpoint::Ucx { .. } => rampool_ucx::Context::process().ok(),
                 Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
             };
-            let file = self.shared.store.file();
+            // With a key there may be tenants, who must not read each other's memory.
+            let file = self.shared.store.file().filter(|_| config.key.is_none());
             let places = if file.is_some() { features::PLACES } else { 0 };
             let features = self.shared.store.features() | rings | places | features::PIECES;
             let local = LocalPolicy { key: config.key.clone(), encryption: config.encryption, features, ucx };
@@ -587,7 +588,7 @@ impl Shard {
     fn serve(&mut self, now: Instant) {
         let began = Instant::now();
         let mut at = began;
-        while let Some(index) = self.shares.serve_next() {
+        while let Some(index) = self.shares.pick() {
             let tenant = match &self.slots[index].state {
                 State::Connected(connection) => Some(Arc::clone(connection.tenant())),
                 State::Free | State::Shaking { .. } => None,

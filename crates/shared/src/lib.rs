@@ -75,7 +75,7 @@ mod service;
 mod stats;
 mod watch;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
@@ -124,6 +124,8 @@ const LOOKS_A_YIELD: u32 = 8;
 /// time: milliseconds. From then on that thread gets short slices, unless it belongs to another rank, which
 /// pollers would then interrupt.
 const LONG_YIELD: Duration = Duration::from_micros(500);
+/// How often a waiting thread calls what it was given by [`look_while_waiting`].
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The runtime's own locks begin here.
 const OWN_LOCKS: u64 = 1 << 62;
 
@@ -281,6 +283,17 @@ fn thread_ends() {
 }
 
 static INSTANCES: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static LOOK: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
+}
+
+/// While this thread waits in a call, `look` is called some times a second, without a lock of the runtime.
+/// Once it gives true the run ends, and the call with it. For programs whose signal handlers run between
+/// calls. `None`: no more.
+pub fn look_while_waiting(look: Option<fn() -> bool>) {
+    LOOK.set(look);
+}
 
 impl Shared {
     /// Joins the run that the environment describes ([`SharedConfig::from_env`]); without a launcher the
@@ -923,7 +936,11 @@ impl Shared {
         let mut deadline = limit.map(|limit| began + limit);
         let mut ready = Ready::default();
         let mut looks = true;
+        let (mut look, mut slept) = (LOOK.get(), false);
         loop {
+            if slept && interrupts(&mut look) {
+                self.abort("it was interrupted");
+            }
             if looks {
                 self.look_for(slot, &mut ready);
             }
@@ -935,6 +952,7 @@ impl Shared {
                 return (outcome, host);
             }
             let now = Instant::now();
+            let wake = look.map(|_| now + LOOK_EVERY).into_iter().chain(deadline).min();
             if deadline.is_some_and(|at| at <= now) {
                 deadline = Some(host.give_up(thread, now - began, what));
             } else if looks && host.begin_to_sleep(thread) {
@@ -943,9 +961,8 @@ impl Shared {
                 if ring {
                     inner.watch.ring();
                 }
-                inner
-                    .watch
-                    .wait_lines(deadline.map(|deadline| deadline.saturating_duration_since(now)), &mut ready);
+                inner.watch.wait_lines(wake.map(|wake| wake.saturating_duration_since(now)), &mut ready);
+                slept = true;
                 host = inner.lock();
                 host.end_sleeping();
                 host.look_at(&ready);
@@ -955,7 +972,8 @@ impl Shared {
                     host.end_looking();
                 }
                 drop(host);
-                slot.sleep(deadline);
+                slot.sleep(wake);
+                slept = true;
                 continue;
             }
             let ring = host.wants_service();
@@ -1058,6 +1076,15 @@ impl std::fmt::Debug for Shared {
             .field("ranks", &self.ranks())
             .finish_non_exhaustive()
     }
+}
+
+/// Whether the thread is to wait no longer; asks no more once it is.
+fn interrupts(look: &mut Option<fn() -> bool>) -> bool {
+    let interrupted = look.is_some_and(|look| look());
+    if interrupted {
+        *look = None;
+    }
+    interrupted
 }
 
 fn place(host: &Host, region: &RegionConfig) -> Region {

@@ -1,11 +1,21 @@
 //! Many seeds. Their findings become named scenarios in the cache's own tests.
 
 use rampool_paging::cache::CacheStats;
-use rampool_sim::paging::run;
+use rampool_sim::paging::{Plan, World, run};
 
 fn from_env(name: &str, otherwise: u64) -> u64 {
     std::env::var(name)
         .map_or(otherwise, |s| s.parse().unwrap_or_else(|_| panic!("{name} is not a number: {s}")))
+}
+
+/// Threads change mappings all the time, several at once, and are preempted anywhere.
+#[test]
+fn no_seed_of_changing_mappings_breaks_a_rule() {
+    let first = from_env("RAMPOOL_SIM_FIRST_SEED", 0);
+    let seeds = from_env("RAMPOOL_SIM_SEEDS", 3000) / 3;
+    let met =
+        (first..first + seeds).map(|seed| World::new(Plan::changing(seed)).run().pages_there).sum::<u64>();
+    assert!(met > 0 || seeds < 1000, "no page was still there when it was to be filled with zeroes");
 }
 
 /// `RAMPOOL_SIM_FIRST_SEED` and `RAMPOOL_SIM_SEEDS` override the default seeds.

@@ -26,7 +26,9 @@ static struct purger purgers[MOST_PURGERS];
 static uint64_t seed;
 static _Atomic int over;
 static _Atomic size_t rounds;
-static int use_free;
+static int use_free, merge;
+/* What page `n` of the scratch memory holds: with `merge` many pages hold the same, and the kernel makes one page of them. */
+static uint64_t scratch_tag(size_t n) { return merge ? n % 32 + 1 : n + 1; }
 
 static void pin(int cpu) {
     cpu_set_t set;
@@ -100,11 +102,27 @@ static void *purge(void *arg) {
     for (size_t b = 0; b < BLOCKS; b++) verify(p, b, "at the end");
     return NULL;
 }
+/* Two huge pages that are written again and again, so that they are all there and the kernel may join their pages, and given up now and then. */
+enum { WHOLE_PAGES = 1024 };
+static char *whole;
+static uint64_t whole_tag;
+static void work_on_whole(size_t turn) {
+    for (size_t page = 0; page < WHOLE_PAGES; page++) {
+        must_be(whole + page * PAGE, whole_tag ? whole_tag + page : 0, "a page that the kernel may have joined with others");
+    }
+    if (turn % 16 == 15) {
+        CHECK(madvise(whole, WHOLE_PAGES * PAGE, MADV_DONTNEED) == 0);
+        whole_tag = 0;
+    } else {
+        whole_tag = 0xffUL << 48 | turn << 16;
+        for (size_t page = 0; page < WHOLE_PAGES; page++) fill_page(whole + page * PAGE, whole_tag + page);
+    }
+}
 static void let_child_verify(char *scratch, size_t pages) {
     pid_t child = fork();
     if (child < 0) FAIL("fork");
     if (child == 0) {
-        for (size_t page = 0; page < pages; page++) must_be(scratch + page * PAGE, page + 1, "in a child");
+        for (size_t page = 0; page < pages; page++) must_be(scratch + page * PAGE, scratch_tag(page), "in a child");
         _exit(0);
     }
     int status;
@@ -120,15 +138,23 @@ int main(int argc, char **argv) {
     const char *flags = argc > 5 ? argv[5] : "";
     CHECK(count >= 1 && count <= MOST_PURGERS && pages > 4096);
     use_free = strstr(flags, "free") != NULL;
+    merge = strstr(flags, "merge") != NULL;
     char *scratch = map_pages(pages);
-    if (strstr(flags, "hugepages")) madvise(scratch, pages * PAGE, MADV_HUGEPAGE);
-    if (strstr(flags, "merge")) madvise(scratch, pages * PAGE, MADV_MERGEABLE);
-    for (size_t page = 0; page < pages; page++) fill_page(scratch + page * PAGE, page + 1);
+    int hugepages = strstr(flags, "hugepages") != NULL;
+    if (hugepages) {
+        madvise(scratch, pages * PAGE, MADV_HUGEPAGE);
+        char *room = map_pages(WHOLE_PAGES * 2);
+        whole = room + (-(uintptr_t)room & (2 * MIB - 1));
+        madvise(whole, WHOLE_PAGES * PAGE, MADV_HUGEPAGE);
+    }
+    if (merge) madvise(scratch, pages * PAGE, MADV_MERGEABLE);
+    for (size_t page = 0; page < pages; page++) fill_page(scratch + page * PAGE, scratch_tag(page));
     pthread_t threads[MOST_PURGERS], hogs[3];
     for (size_t i = 0; i < count; i++) {
         purgers[i].me = i;
         purgers[i].blocks = map_pages(2 * BLOCKS * BLOCK_PAGES);
-        if (strstr(flags, "hugepages")) madvise(purgers[i].blocks, 2 * BLOCKS * BLOCK_PAGES * PAGE, MADV_HUGEPAGE);
+        if (hugepages) madvise(purgers[i].blocks, 2 * BLOCKS * BLOCK_PAGES * PAGE, MADV_HUGEPAGE);
+        if (merge) madvise(purgers[i].blocks, 2 * BLOCKS * BLOCK_PAGES * PAGE, MADV_MERGEABLE);
         memset(purgers[i].blocks, 1, 2 * BLOCKS * BLOCK_PAGES * PAGE);
         CHECK(madvise(purgers[i].blocks, 2 * BLOCKS * BLOCK_PAGES * PAGE, MADV_DONTNEED) == 0);
     }
@@ -144,9 +170,9 @@ int main(int argc, char **argv) {
             char *before = block_of(p, turn - 1) - BLOCK_PAGES * PAGE;
             for (size_t page = 0; page < BLOCK_PAGES; page++) *(volatile char *)(before + page * PAGE) = 1;
             for (size_t n = 0; n < 1024; n++, at = (at + 1) % pages) {
-                if (*(volatile uint64_t *)(scratch + at * PAGE) != word_of(at + 1, 0)) FAIL("seed %lu: page %zu, which was never given up, is lost", seed, at);
+                if (*(volatile uint64_t *)(scratch + at * PAGE) != word_of(scratch_tag(at), 0)) FAIL("seed %lu: page %zu, which was never given up, is lost", seed, at);
             }
-            must_be(scratch + at * PAGE, at + 1, "a page that was never given up");
+            must_be(scratch + at * PAGE, scratch_tag(at), "a page that was never given up");
             p->turn = 0;
             CHECK(madvise(before, BLOCK_PAGES * PAGE, MADV_DONTNEED) == 0);
             turns++;
@@ -154,6 +180,7 @@ int main(int argc, char **argv) {
                 size_t from = next_random(&state) % (pages - 1024);
                 madvise(scratch + from * PAGE, 1024 * PAGE, MADV_PAGEOUT);
             }
+            if (hugepages && turns % 32 == 0) work_on_whole(turns / 32);
             if (strstr(flags, "forks") && turns % 200 == 0) let_child_verify(scratch, pages);
         }
         sched_yield();
@@ -161,7 +188,7 @@ int main(int argc, char **argv) {
     over = 1;
     for (size_t i = 0; i < count; i++) pthread_join(threads[i], NULL);
     for (size_t i = 0; i < 3; i++) pthread_join(hogs[i], NULL);
-    for (size_t page = 0; page < pages; page++) must_be(scratch + page * PAGE, page + 1, "at the end");
+    for (size_t page = 0; page < pages; page++) must_be(scratch + page * PAGE, scratch_tag(page), "at the end");
     fprintf(stderr, "absent %zu\n", absent_pages(scratch, pages));
     fprintf(stderr, "purged %zu blocks\n", rounds);
     return 0;

@@ -15,7 +15,7 @@ use rampool_net::transport::{Endpoint, Link, LocalPolicy, PieceMut, Received, Ur
 use rampool_wire::elements::{Kind, Test, Want};
 use rampool_wire::frame::{
     Header, Opcode, OpenLease, PageEntry, RegionId, ScanRequest, Status, Window, encode_extents,
-    encode_frame, encode_put, page_crc,
+    encode_frame, encode_put, page_crc, parse_message,
 };
 use rampool_wire::layout::Layout;
 use rampool_wire::session::Encryption;
@@ -65,8 +65,8 @@ const LOADS: [Load; 5] = [Load::Gathers, Load::Scans, Load::Gets, Load::Frees, L
 impl Load {
     fn name(self) -> &'static str {
         match self {
-            Self::Gathers => "gathers of 65,536 pieces",
-            Self::Scans => "scans of 65,536 elements",
+            Self::Gathers => "gathers of 64,000 pieces",
+            Self::Scans => "scans of 32,768 elements",
             Self::Gets => "gets of 2 MiB",
             Self::Frees => "regions made, filled and freed",
             Self::Unread => "gathers whose answers are not read",
@@ -191,6 +191,7 @@ fn measure(
 fn start(mut command: Command, key: &Path) -> Result<Service> {
     command
         .args(["serve", "--shards", "1", "--log-level", "error", "--memory", "512M", "--store", "compressed"])
+        .args(["--grace-ms", "100"])
         .args(["--no-lock", "--listen", "127.0.0.1:0", "--encryption", "off", "--key-file"])
         .arg(key);
     let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
@@ -319,7 +320,11 @@ impl Client {
                     }
                 }
                 Received::Head(header) => {
-                    ensure!(header.status == Status::Ok, "the server refused: {:?}", header.status);
+                    ensure!(
+                        header.status == Status::Ok,
+                        "the server says: {}",
+                        parse_message(self.link.table())
+                    );
                     if header.bulk_len == 0 {
                         return Ok(Some(header));
                     }
@@ -363,8 +368,8 @@ fn hostile(endpoint: &Endpoint, policy: &LocalPolicy, load: Load, ends: &AtomicB
     let mut table = Vec::new();
     let header = match load {
         Load::Gathers | Load::Unread => {
-            let layout = Layout::bytes(16)?.hvector(REGION_PAGES, 1, 4096)?.hvector(16, 1, 16)?;
-            Window { program: layout.program().clone(), from: 0, len: 1 << 20 }.encode(&mut table);
+            let layout = Layout::bytes(16)?.hvector(4000, 1, 4096)?.hvector(16, 1, 16)?;
+            Window { program: layout.program().clone(), from: 0, len: 4000 * 256 }.encode(&mut table);
             Header::request(Opcode::Gather, 0)
         }
         Load::Scans => {
@@ -419,8 +424,8 @@ fn scans(
     count: &AtomicU64,
     ends: &AtomicBool,
 ) -> Result<()> {
-    let layout = Layout::bytes(8)?.hvector(1 << 16, 1, 256)?;
-    let window = Window { program: layout.program().clone(), from: 0, len: 1 << 19 };
+    let layout = Layout::bytes(8)?.hvector(60_000, 1, 256)?;
+    let window = Window { program: layout.program().clone(), from: 0, len: 480_000 };
     let mut table = Vec::new();
     ScanRequest::encode_table(&window, [7; 8], [7; 8], &mut table);
     let arg = ScanRequest::arg(Kind::U64, Test::Equal, Want::Count);

@@ -46,6 +46,11 @@ fn class(bytes: u64) -> u64 {
 }
 
 impl Slots {
+    /// Whether [`Slots::take`] needs no new extent.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.with_room.get(&class(bytes)).is_some_and(|extents| !extents.is_empty())
+    }
+
     /// A slot for so many bytes, at least one.
     pub fn take(&mut self, bytes: u64) -> Taken {
         let slot_bytes = class(bytes);
@@ -125,8 +130,10 @@ mod tests {
                     }
                     continue;
                 }
-                let Taken { place, extent_bytes } = slots.take(bytes >> (which % 16));
                 let bytes = (bytes >> (which % 16)).max(1);
+                let has_room = slots.has_room(bytes);
+                let Taken { place, extent_bytes } = slots.take(bytes);
+                prop_assert_eq!(has_room, extent_bytes.is_none());
                 if let Some(length) = extent_bytes {
                     prop_assert!(extents.insert(place.extent, length).is_none());
                 }

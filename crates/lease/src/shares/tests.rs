@@ -16,7 +16,7 @@ impl Thread {
     }
 
     fn serve(&mut self, cost: impl Fn(usize) -> u64, weight: impl Fn(u32) -> u32, goes_on: bool) -> usize {
-        let next = self.shares.serve_next().expect("someone has something to do");
+        let next = self.shares.pick().expect("someone has something to do");
         *self.time.entry(next).or_default() += cost(next);
         if goes_on {
             self.shares.wake(next);
@@ -63,7 +63,7 @@ fn who_wakes_comes_next() {
         thread.serve(|_| 1000, |_| 1, true);
         // A request now and then, far less than its share.
         thread.shares.wake(3);
-        assert_eq!(thread.shares.serve_next(), Some(3));
+        assert_eq!(thread.shares.pick(), Some(3));
         thread.shares.served(5, 0, 1);
     }
 }
@@ -83,11 +83,32 @@ fn a_long_request_is_paid_for_by_one_that_goes_idle() {
 }
 
 #[test]
+fn who_was_idle_has_saved_nothing() {
+    let mut thread = Thread::new(&[(0, 0), (1, 1), (2, 1)]);
+    (1..3).for_each(|c| thread.shares.wake(c));
+    for _ in 0..100 {
+        thread.serve(|_| 100, |_| 1, true);
+    }
+    thread.shares.wake(0);
+    let turns = (0..20).filter(|_| thread.serve(|_| 100, |_| 1, true) == 0).count();
+    assert!((9..=11).contains(&turns), "{turns} of 20 turns");
+    // The same among the connections of a tenant.
+    thread.shares.leave(0);
+    thread.shares.join(3, 1);
+    thread.of.insert(3, 1);
+    thread.shares.wake(3);
+    let turns = (0..30).filter(|_| thread.serve(|_| 100, |_| 1, true) == 3).count();
+    assert!((9..=11).contains(&turns), "{turns} of 30 turns");
+}
+
+#[test]
 fn a_new_connection_does_not_shed_its_tenants_debt() {
     let mut thread = Thread::new(&[(0, 0), (1, 1)]);
     thread.shares.wake(0);
     thread.serve(|_| 10_000, |_| 1, false);
     thread.shares.leave(0);
+    // Nor does another tenant take its place meanwhile.
+    thread.shares.join(2, 9);
     thread.shares.join(0, 0);
     (0..2).for_each(|c| thread.shares.wake(c));
     let before = (0..1000).take_while(|_| thread.serve(|_| 100, |_| 1, true) != 0).count();
@@ -102,7 +123,7 @@ fn a_tenant_that_was_served_by_other_threads_waits_here_but_not_for_long() {
     (0..2).for_each(|c| shares.wake(c));
     let mut turns = [0; 2];
     for _ in 0..2000 {
-        let next = shares.serve_next().unwrap();
+        let next = shares.pick().unwrap();
         turns[next] += 1;
         shares.wake(next);
         shares.served(100_000, if next == 0 { u64::MAX } else { 0 }, 1);
@@ -120,22 +141,22 @@ fn what_has_ended_is_not_served_and_its_number_is_free() {
     (0..2).for_each(|c| shares.wake(c));
     shares.leave(0);
     shares.join(0, 3);
-    assert_eq!(shares.serve_next(), Some(1));
+    assert_eq!(shares.pick(), Some(1));
     // It ends in its turn, and another one takes its number.
     shares.wake(1);
     shares.leave(1);
     shares.join(1, 2);
     shares.served(5, 0, 1);
-    assert_eq!(shares.serve_next(), None);
+    assert_eq!(shares.pick(), None);
     shares.leave(1);
     shares.wake(1);
     shares.wake(99);
-    assert_eq!(shares.serve_next(), None);
+    assert_eq!(shares.pick(), None);
     shares.wake(0);
     shares.wake(0);
-    assert_eq!(shares.serve_next(), Some(0));
+    assert_eq!(shares.pick(), Some(0));
     shares.served(1, 0, 1);
-    assert_eq!(shares.serve_next(), None);
+    assert_eq!(shares.pick(), None);
     assert!(shares.is_empty());
 }
 
@@ -145,12 +166,12 @@ fn tenants_that_come_and_go_leave_nothing_behind() {
     for tenant in 0..10_000u32 {
         shares.join(0, tenant);
         shares.wake(0);
-        assert_eq!(shares.serve_next(), Some(0));
+        assert_eq!(shares.pick(), Some(0));
         shares.served(3, 0, 1);
         shares.leave(0);
         shares.join(1, 1_000_000);
         shares.wake(1);
-        let _ = shares.serve_next();
+        let _ = shares.pick();
         shares.served(10, 0, 1);
         shares.leave(1);
     }
@@ -190,8 +211,10 @@ proptest! {
         let mut shares = Shares::default();
         (0..CONNECTIONS).for_each(|c| shares.join(c, tenant(c)));
         let mut wants = [false; CONNECTIONS];
-        (0..3).for_each(|always| shares.wake(always));
-        wants[..3].fill(true);
+        for (always, wants) in wants.iter_mut().enumerate().take(3) {
+            shares.wake(always);
+            *wants = true;
+        }
         let (mut of_tenant, mut of_connection) = ([0u64; 4], [0u64; CONNECTIONS]);
         for step in steps {
             match step {
@@ -207,7 +230,7 @@ proptest! {
                 }
                 Step::Sleep(_) | Step::Leave(_) => {}
                 Step::Serve(time) => {
-                    let c = shares.serve_next().expect("some always want");
+                    let c = shares.pick().expect("some always want");
                     // One that has nothing to do any more is asked once, which takes a moment.
                     let time = if wants[c] { time } else { 1 };
                     let weight = weights[usize::try_from(tenant(c)).unwrap()];
@@ -224,7 +247,7 @@ proptest! {
             prop_assert!(of_connection[0].abs_diff(of_connection[1]) <= 2 * LONGEST + 400, "{of_connection:?}");
         }
         // All that want are served, once no more comes.
-        while let Some(c) = shares.serve_next() {
+        while let Some(c) = shares.pick() {
             shares.served(1, 0, 1);
             wants[c] = false;
         }

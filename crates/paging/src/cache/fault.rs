@@ -359,6 +359,20 @@ impl Cache {
         }
     }
 
+    /// Resident pages that were protected may have been written without a fault.
+    pub(super) fn unguarded(&mut self, extent: Extent) {
+        for page in extent.pages() {
+            let Some(entry) = self.pages.get_mut(index_of(page) as usize) else { return };
+            if entry.state() == State::Resident && !entry.has(DIRTY) {
+                entry.set(DIRTY);
+                self.clean_resident -= 1;
+            }
+            if entry.state() == State::Resident {
+                entry.clear(PROTECTED);
+            }
+        }
+    }
+
     /// The step is over and none of its installs can fail any more.
     pub(super) fn settle_installs(&mut self) {
         for installed in self.journal.drain(..) {

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from rampool._local import local
     from rampool._pool import Pool, Shared, connect, share
     from rampool._queue import Message, Queue
+    from rampool._shared_store import SharedStore
+    from rampool._stats import Picture, Stats, stats
     from rampool._store import Store
     from rampool._table import Condition, Pending, RemoteArray
 
@@ -56,11 +58,14 @@ __all__ = [
     "NotAllowed",
     "NotFound",
     "Pending",
+    "Picture",
     "Pool",
     "Queue",
     "RemoteArray",
     "ServerLost",
     "Shared",
+    "SharedStore",
+    "Stats",
     "Store",
     "Timeout",
     "attach",
@@ -68,6 +73,7 @@ __all__ = [
     "load_ipython_extension",
     "local",
     "share",
+    "stats",
     "status",
 ]
 
@@ -77,15 +83,19 @@ _HOMES = {
     "Condition": "_table",
     "Message": "_queue",
     "Pending": "_table",
+    "Picture": "_stats",
     "Pool": "_pool",
     "Queue": "_queue",
     "RemoteArray": "_table",
     "Shared": "_pool",
+    "SharedStore": "_shared_store",
+    "Stats": "_stats",
     "Store": "_store",
     "attach": "_attach",
     "connect": "_pool",
     "local": "_local",
     "share": "_pool",
+    "stats": "_stats",
     "status": "_attach",
 }
 

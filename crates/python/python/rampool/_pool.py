@@ -20,6 +20,7 @@ from rampool._table import RemoteArray, contiguous_strides
 
 if TYPE_CHECKING:
     from rampool._queue import Queue
+    from rampool._shared_store import SharedStore
     from rampool._store import Store
 
 __all__ = ["Pool", "Shared", "connect", "share"]
@@ -223,6 +224,22 @@ class Pool:
         from rampool._store import Store
 
         return Store(self)
+
+    def shared_store(self, name: str, keys: int | None = None, stale: float = 60) -> SharedStore:
+        """The mapping of this name from keys to bytes, for every process of the lease; made if there is none.
+        See :class:`rampool.SharedStore`.
+
+        Args:
+            name: 1 to 200 bytes.
+            keys: for how many keys at most, 100,000 by default; the same in every process that says it.
+            stale: after how many seconds of silence of a process its room may be taken over.
+
+        Raises:
+            ValueError: there is one of that name for another number of keys.
+        """
+        from rampool._shared_store import SharedStore
+
+        return SharedStore(self, name, keys, stale)
 
     # --- the lease
     # ----------------------------------------------------------------------------------------------------------------

@@ -38,6 +38,9 @@ const FEW_RUNS: u64 = 8;
 const STEPS_AT_ONCE: u64 = 4096;
 const PIECES_AT_ONCE: u32 = 32;
 const PACKED_COUNTS_FOR: u32 = 8;
+/// The pages of an update with more steps are made ready before it, so many at a time.
+const READY_AT_ONCE: u64 = 64;
+const PAGES_AT_ONCE: usize = 16;
 /// Bytes that are scanned between two looks at the clock.
 const SCANNED_AT_ONCE: u32 = 64 << 10;
 pub(super) static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
@@ -69,6 +72,22 @@ impl Gathering {
     /// Of its reply.
     pub(super) fn bytes(&self) -> usize {
         self.window.len as usize
+    }
+}
+
+/// A `Scatter` or `Accumulate` whose pages are being made ready: nothing that others see has changed.
+pub(super) struct Updating {
+    header: Header,
+    part: Part,
+    /// Of its whole pages.
+    frames: Vec<FrameIndex>,
+    done: u32,
+}
+
+impl Updating {
+    /// What it holds.
+    pub(super) fn frames(&self) -> &[FrameIndex] {
+        &self.frames
     }
 }
 
@@ -400,14 +419,29 @@ impl Connection {
     /// All bytes of a `Scatter` or `Accumulate` are here: enters them, all or none.
     pub(super) fn finish_part(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
         let part = self.arriving.part.take().expect("its bytes were arriving");
-        let mut frames = std::mem::take(&mut self.arriving.frames);
+        let frames = std::mem::take(&mut self.arriving.frames);
         if let Some((status, arg, message)) = self.arriving.refused.take() {
             return self.refuse(buffers, header, &Refused { status, arg, message }, shared);
         }
-        let whole_pages = part.whole.len();
+        self.go_on_updating(shared, buffers, Updating { header, part, frames, done: 0 });
+    }
+
+    /// Makes pages ready from where it stopped, then enters the bytes.
+    pub(super) fn go_on_updating(
+        &mut self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        mut updating: Updating,
+    ) {
         buffers.released.clear();
-        let result = self.membership().and_then(|membership| {
-            part.check_bytes()?;
+        let ready = self.make_ready(shared, buffers, &mut updating);
+        if matches!(ready, Ok(false)) {
+            self.paused = Some(Paused::Update(Box::new(updating)));
+            return;
+        }
+        let Updating { header, part, mut frames, .. } = updating;
+        let whole_pages = part.whole.len();
+        let result = ready.and_then(|_| self.membership()).and_then(|membership| {
             let mut space = membership.space()?;
             if space.answered(membership.member, header.request).is_some() {
                 return Ok(0);
@@ -449,6 +483,58 @@ impl Connection {
         frames.clear();
         self.arriving.frames = frames;
         self.answer(shared, buffers, header, result);
+    }
+
+    /// Makes the pages of a request that changes many of them ready to be changed, some at a time, so that the
+    /// change itself takes little time. False: the slice is over before it is all.
+    fn make_ready(
+        &self,
+        shared: &Shared,
+        buffers: &mut ScratchBuffers,
+        updating: &mut Updating,
+    ) -> Result<bool, Refused> {
+        let Updating { header, part, done, .. } = updating;
+        let (window, region) = (&part.window, RegionId(header.region));
+        if *done == 0 {
+            part.check_bytes()?;
+        }
+        if window.program.steps(window.from, window.len.into()) <= READY_AT_ONCE {
+            return Ok(true);
+        }
+        let membership = self.membership()?;
+        let (low, high) = window.program.bounds();
+        let (low, high) = (low.cast_unsigned(), high.cast_unsigned());
+        while *done < window.len {
+            let mut space = membership.space()?;
+            if space.answered(membership.member, header.request).is_some() {
+                return Ok(true);
+            }
+            space.view(membership.member, region)?.reaches(high)?;
+            space.may_change(membership.member, region, low, high)?;
+            let mut edit = Edit { shared, arena: self.arena, membership, region, space: &mut space };
+            let (mut pages, mut looks) = (Vec::new(), 0);
+            for piece in window.pieces_of(*done, window.len - *done) {
+                if pages.len() >= PAGES_AT_ONCE || looks >= STEPS_AT_ONCE {
+                    break;
+                }
+                looks += 1;
+                *done += u32::try_from(piece.len).expect("at most a page");
+                if part.in_place(&piece) && pages.last() != Some(&piece.page) && !edit.is_ready(piece.page)? {
+                    pages.push(piece.page);
+                }
+            }
+            let mut frames = Vec::new();
+            let made = edit.own_pages(pages, &mut frames, &mut buffers.released);
+            drop(space);
+            shared.store.release(&frames);
+            shared.store.release(&buffers.released);
+            buffers.released.clear();
+            made?;
+            if *done < window.len && buffers.slice.is_over() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     pub(super) fn fetch_op(

@@ -240,6 +240,56 @@ fn unread_replies_are_charged_to_their_tenant() {
     idle(&server);
 }
 
+/// What is beyond a tenant's rate waits, over a socket and over shared memory, and comes in the end.
+#[test]
+fn a_rate_holds_its_tenant_back_and_no_other() {
+    let master = Key::generate();
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(ServerConfig {
+        key: Some(master.clone()),
+        tenants: quota_of("alice", Quota { rate_bytes: Some(128 << 10), ..Quota::default() }),
+        shards: 1,
+        listen: vec![local(), Endpoint::Unix(dir.path().join("s"))],
+        ..config(64 * MIB)
+    })
+    .unwrap();
+    let alice = auto(&key(&master, "alice", 1));
+    let mut bob = Client::with_lease(server.addr(), auto(&key(&master, "bob", 1)), MIB);
+    let page = vec![4; OS_PAGE_BYTES];
+    let mut held: Vec<Client> = server
+        .endpoints()
+        .iter()
+        .map(|endpoint| {
+            let mut client = Client::with_lease(endpoint, alice.clone(), MIB);
+            let region = client.create_region().unwrap();
+            client.put(region, 0, &vec![page.clone(); 16], false).unwrap();
+            for number in 0..4 {
+                let mut head = Vec::new();
+                let header = Header::request(Opcode::Get, 100 + number).with_region(region);
+                encode_extents(&mut head, header, &[Extent::new(PageIndex(0), 16)]);
+                client.link.send_head(Urgency::Demand, &head, ());
+            }
+            client.link.flush().unwrap();
+            client
+        })
+        .collect();
+    assert_eq!(held[1].link.means(), Means::Rings);
+    let region = bob.create_region().unwrap();
+    bob.put(region, 0, std::slice::from_ref(&page), false).unwrap();
+    assert_eq!(bob.get(region, 0, 1).unwrap(), [page]);
+    let got = server.status().operations.got_pages;
+    assert!(got < 2 * 4 * 16 + 1, "{got} pages were read at once");
+    for client in &mut held {
+        for number in 0..4 {
+            let reply = client.receive().unwrap();
+            assert_eq!((reply.header.request, reply.header.status), (100 + number, Status::Ok));
+            assert_eq!(reply.bulk, vec![4; 16 * OS_PAGE_BYTES]);
+        }
+    }
+    drop((held, bob));
+    idle(&server);
+}
+
 /// Gathers of packed pages, each of which takes a while, and a client that wants a page: it does not
 /// wait for them.
 #[test]
@@ -340,9 +390,32 @@ fn what_is_gathered_in_many_turns_is_what_is_there() {
                 client.call(Opcode::Scan, |h| h.with_region(RegionId(region)).with_arg(arg), &table).unwrap();
             assert!(scanned.bulk == expected[..part.len as usize], "{store:?} {layout:?}");
         }
-        // A page here and there, then everything, also where others share it.
         client.region_call(Opcode::FreeRegion, RegionId(region)).unwrap();
         assert_eq!(server.status().leases[0].used_bytes, 0);
+        // A word of each of many pages, of which some are there, some shared with a copy, and some not there.
+        let region = client.call(Opcode::OpenRegion, |h| h.with_arg(16 * MIB), b"s").unwrap().header.region;
+        client.put(RegionId(region), 100, &pages[..512], false).unwrap();
+        let copy = client.region_call(Opcode::CloneRegion, RegionId(region)).unwrap();
+        client.put(RegionId(region), 300, &pages[200..300], false).unwrap();
+        let layout = Layout::bytes(8).unwrap().hvector(3000, 1, 4104).unwrap();
+        let window = Window { program: layout.program().clone(), from: 0, len: 24_000 };
+        let bytes: Vec<u8> = (0..3000_u64).flat_map(u64::to_le_bytes).collect();
+        let mut table = Vec::new();
+        window.encode_with(&[checksum::crc32c(&bytes)], &mut table);
+        let request = client.number();
+        let mut head = Vec::new();
+        let header = Header::request(Opcode::Scatter, request).with_region(RegionId(region));
+        encode_frame(&mut head, header, &table, bytes.len());
+        // SAFETY: the bytes live until the reply has come.
+        unsafe {
+            client.link.send(Urgency::Demand, &head, &[Piece { ptr: bytes.as_ptr(), len: bytes.len() }], ())
+        };
+        client.reply(request).unwrap().unwrap();
+        let mut table = Vec::new();
+        window.encode(&mut table);
+        let read = client.call(Opcode::Gather, |h| h.with_region(RegionId(region)), &table).unwrap();
+        assert!(read.bulk == bytes, "{store:?}");
+        assert!(client.get(copy, 100, 512).unwrap() == pages[..512], "the copy has not changed");
     }
 }
 

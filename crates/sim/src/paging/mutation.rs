@@ -34,10 +34,21 @@ pub enum Mutation {
     PresenceUnreported,
     /// Memory that was read to be given up before it was adopted is adopted with that content.
     AdoptionForgetsRemovals,
+    /// Of events that were read together, the cache is told of one, and what follows is carried out, before
+    /// it is told of the next one, which is a removal.
+    ActsBeforeRemove,
+    /// As before, and the next one is an unmapping.
+    ActsBeforeUnmap,
+    /// As before, and the next one is a move.
+    ActsBeforeRemap,
+    /// As before, and the next one is a fork.
+    ActsBeforeFork,
+    /// The cache is not told that the kernel has dropped the protection of pages.
+    MergesUnreported,
 }
 
 impl Mutation {
-    pub const ALL: [Mutation; 15] = [
+    pub const ALL: [Mutation; 20] = [
         Mutation::StoreLosesPage,
         Mutation::FetchShifted,
         Mutation::ProtectionIgnored,
@@ -53,5 +64,10 @@ impl Mutation {
         Mutation::ExtraFrames,
         Mutation::PresenceUnreported,
         Mutation::AdoptionForgetsRemovals,
+        Mutation::ActsBeforeRemove,
+        Mutation::ActsBeforeUnmap,
+        Mutation::ActsBeforeRemap,
+        Mutation::ActsBeforeFork,
+        Mutation::MergesUnreported,
     ];
 }

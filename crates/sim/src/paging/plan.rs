@@ -23,6 +23,9 @@ pub struct Plan {
     pub instant_evictions: bool,
     /// One in so many steps is a changing caller's, not the pager's: the larger, the longer it is preempted.
     pub preemption: u64,
+    /// One in so many steps of a caller that has woken takes pages away: the larger, the longer what was given
+    /// up stays mapped.
+    pub lateness: u64,
     /// Several threads change mappings at a time, and are preempted. Else a change is over before anything
     /// else happens.
     pub concurrent: bool,
@@ -30,6 +33,13 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// As [`from_seed`](Self::from_seed), of a program whose threads change mappings all the time, several at
+    /// once: events are read together, and acted on while callers have yet to run.
+    #[must_use]
+    pub fn changing(seed: u64) -> Self {
+        Self { event_odds: 5, concurrent: true, ..Self::from_seed(seed) }
+    }
+
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -64,6 +74,7 @@ impl Plan {
             event_odds: odds(&mut rng),
             instant_evictions: rng.one_in(2),
             preemption: [2, 4, 30][rng.index(3)],
+            lateness: [1, 4, 16][rng.index(3)],
             concurrent: rng.one_in(2),
             mutation: None,
         }

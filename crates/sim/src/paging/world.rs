@@ -289,7 +289,7 @@ impl World {
         let first = self.rng.below(self.plan.pages);
         let count = self.rng.between(1, (self.plan.pages - first).min(40));
         let extent = Extent::new(PageIndex(first), u32::try_from(count).expect("few pages"));
-        match self.rng.below(15) {
+        match self.rng.below(16) {
             0 => self.begin(Kind::Unmap, extent),
             1 | 2 => self.adopt(extent),
             3 | 4 => self.begin(Kind::Remove, extent),
@@ -297,6 +297,7 @@ impl World {
             11 => self.begin(Kind::Remap, extent),
             12 | 14 => self.begin(Kind::Fork, extent),
             13 => self.reclaim(),
+            15 => self.merge(),
             5 => {
                 let budget = self.plan.config.budget_pages;
                 let pages = self.rng.between(32, 2 * budget);

@@ -13,6 +13,7 @@ use rampool_paging::cache::{Access, Input};
 use rampool_wire::units::{Extent, PageIndex};
 
 use super::{Op, World, nth};
+use crate::paging::Mutation;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
@@ -22,6 +23,18 @@ pub(super) enum Kind {
     Unmap,
     Remap,
     Fork,
+}
+
+impl Kind {
+    /// The mutant that acts before it is told of such a change, which it has read.
+    fn told_too_late(self) -> Mutation {
+        match self {
+            Kind::Remove | Kind::Free => Mutation::ActsBeforeRemove,
+            Kind::Unmap => Mutation::ActsBeforeUnmap,
+            Kind::Remap => Mutation::ActsBeforeRemap,
+            Kind::Fork => Mutation::ActsBeforeFork,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -180,7 +193,8 @@ impl World {
             Phase::Announced => {}
             Phase::Read => change.phase = Phase::Awake,
             Phase::Awake => {
-                let pages = self.rng.between(1, 8);
+                // Preempted before it takes any page away, or between two.
+                let pages = if self.rng.one_in(self.plan.lateness) { self.rng.between(1, 8) } else { 0 };
                 for _ in 0..pages {
                     if !change.left.is_empty() {
                         self.take_away(change.kind, change.left.remove(0));
@@ -245,8 +259,19 @@ impl World {
         }
         let (used, forced) = (self.cache.used_pages(), self.cache.stats().forced_pages);
         for (kind, extent, child) in read {
+            // Callers may wake as soon as they were read, all of them, and go on.
+            for change in self.changes.iter_mut().filter(|change| change.phase == Phase::Read) {
+                if self.rng.one_in(2) {
+                    change.phase = Phase::Awake;
+                }
+            }
             while self.rng.one_in(2) {
                 self.step_change();
+            }
+            if self.mutate(kind.told_too_late()) {
+                self.drain(used, forced, 0);
+                self.report();
+                self.serve_faults_around(extent);
             }
             match kind {
                 Kind::Remove | Kind::Free => {
@@ -265,6 +290,16 @@ impl World {
         }
         self.drain(used, forced, 0);
         self.report();
+    }
+
+    /// Faults that were read together with a change are answered before the change is known.
+    fn serve_faults_around(&mut self, extent: Extent) {
+        for _ in 0..4 {
+            let page = (extent.first.0 + self.rng.below(u64::from(extent.count) + 8)).saturating_sub(4);
+            let access = [Access::Read, Access::Write][self.rng.index(2)];
+            self.handle(Input::Fault { page: PageIndex(page), access });
+        }
+        self.finish_evictions();
     }
 
     fn finish_evictions(&mut self) {

@@ -44,6 +44,19 @@ impl World {
         }
     }
 
+    /// The kernel merges all pages with others: that drops their protection.
+    pub(super) fn merge(&mut self) {
+        let extent = Extent::new(PageIndex(0), u32::try_from(self.plan.pages).expect("few pages"));
+        for page in extent.pages() {
+            if let Some(frame) = &mut self.pages[nth(page.0)].mapped {
+                frame.protected = false;
+            }
+        }
+        if self.plan.mutation != Some(Mutation::MergesUnreported) {
+            self.handle(Input::Unguarded { extent });
+        }
+    }
+
     /// A page that was there already, and that the cache counts now.
     pub(super) fn count_if_resident(&mut self, page: PageIndex) {
         let resident = self.cache.is_resident(page);

@@ -1,0 +1,58 @@
+//! Pages that the kernel merges with others that hold the same (KSM): not in managed memory.
+//!
+//! As of Linux 6.18 the kernel drops the write protection of a page that it merges. The next write would not
+//! be seen, and be lost when the page leaves as unwritten. So memory becomes unmergeable when it is taken
+//! over ([`FaultCatcher::manage`](crate::fault::FaultCatcher::manage)). No event tells that the program makes
+//! it mergeable later: the pager looks now and then, undoes that, and takes all of its resident pages for
+//! written. What is merged, written and leaves between two looks is not seen.
+
+use std::time::{Duration, Instant};
+
+use rampool_kernel::maps;
+use rampool_paging::cache::Input;
+use rampool_wire::units::OS_PAGE_BYTES;
+
+use super::Pager;
+use crate::backing::Backing;
+use crate::fault::keep_apart;
+
+/// The kernel looks at a page at most this often, unless it is told otherwise, and merges it when it has seen
+/// it twice.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Looking takes one part in so many of the time.
+const SHARE: u32 = 100;
+
+#[derive(Debug, Default)]
+pub(super) struct Merged {
+    next_look: Option<Instant>,
+    /// The kernel merges no pages, or does not say.
+    never: bool,
+}
+
+impl<B: Backing> Pager<B> {
+    /// Looks whether the program has made managed memory mergeable, and undoes it.
+    pub(super) fn undo_merging(&mut self, now: Instant) {
+        if self.merged.never || self.merged.next_look.is_some_and(|next| now < next) {
+            return;
+        }
+        if !self.faults.follows_mappings() {
+            self.merged.never = true;
+            return;
+        }
+        let began = Instant::now();
+        let mut ranges = Vec::new();
+        self.merged.never = maps::mergeable(|start, end| ranges.push((start, end))).is_err();
+        let mut unguarded = Vec::new();
+        for (start, end) in ranges {
+            self.space.extents_in(start, end, |at, extent| {
+                keep_apart(at, extent.count as usize * OS_PAGE_BYTES);
+                unguarded.push(extent);
+            });
+        }
+        for extent in unguarded {
+            self.tell(Input::Unguarded { extent });
+        }
+        let took = began.elapsed();
+        self.merged.next_look = Some(now + LOOK_EVERY.max(took * SHARE));
+    }
+}
