@@ -53,7 +53,8 @@ pub use rampool_wire::frame::{Listed as QueueInfo, MAX_HEAD_BYTES, QueueBounds};
 use crate::error::{ConnectError, LostReason, Operation, PoolError};
 pub use crate::pool::KeyStats;
 use crate::pool::{
-    Job, MOST_COPIED_BYTES, MOST_SCANNED, Pool, PoolConfig, PoolEvent, PoolRegion, RegionTicket, ScanPart,
+    Job, MOST_COPIED_BYTES, MOST_SCANNED, Pool, PoolConfig, PoolEvent, PoolRegion, RegionSelector,
+    RegionTicket, ScanPart,
 };
 use rampool_net::transport::PieceMut;
 pub use rampool_net::transport::zero_copy::Kept;
@@ -436,7 +437,7 @@ impl Direct {
     /// [`DirectError`].
     pub fn open_pages(&mut self, region: PoolRegion, bytes: u64) -> Result<DirectRegion, DirectError> {
         let ticket = self.pool.region_ticket(region)?;
-        self.opened(Err(&ticket), bytes)
+        self.opened(RegionSelector::Ticket(&ticket), bytes)
     }
 
     /// Opens the region of this name, which is made, with `bytes` bytes, if there is none.
@@ -446,7 +447,7 @@ impl Direct {
     /// can be.
     pub fn open_or_create(&mut self, name: &str, bytes: u64) -> Result<DirectRegion, DirectError> {
         possible(bytes)?;
-        let region = self.opened(Ok(name), bytes)?;
+        let region = self.opened(RegionSelector::Name(name), bytes)?;
         if region.bytes == bytes {
             Ok(region)
         } else {
@@ -459,7 +460,7 @@ impl Direct {
     /// # Errors
     /// [`DirectError::NoSuchName`] if there is none.
     pub fn open(&mut self, name: &str) -> Result<DirectRegion, DirectError> {
-        self.opened(Ok(name), 0)
+        self.opened(RegionSelector::Name(name), 0)
     }
 
     /// Opens a region that another member has opened.
@@ -467,20 +468,20 @@ impl Direct {
     /// # Errors
     /// [`DirectError`].
     pub fn open_ticket(&mut self, ticket: &RegionTicket) -> Result<DirectRegion, DirectError> {
-        self.opened(Err(ticket), 0)
+        self.opened(RegionSelector::Ticket(ticket), 0)
     }
 
-    fn opened(
-        &mut self,
-        selector: Result<&str, &RegionTicket>,
-        bytes: u64,
-    ) -> Result<DirectRegion, DirectError> {
-        if selector.is_ok_and(|name| name.is_empty() || name.len() > MAX_NAME_BYTES) {
+    fn opened(&mut self, selector: RegionSelector<'_>, bytes: u64) -> Result<DirectRegion, DirectError> {
+        if let RegionSelector::Name(name) = selector
+            && (name.is_empty() || name.len() > MAX_NAME_BYTES)
+        {
             return Err(DirectError::Name);
         }
         let (region, bytes) =
             self.pool.open_region(selector, bytes).map_err(|error| match (error, selector) {
-                (PoolError::NoSuchRegion, Ok(name)) => DirectError::NoSuchName { name: name.to_owned() },
+                (PoolError::NoSuchRegion, RegionSelector::Name(name)) => {
+                    DirectError::NoSuchName { name: name.to_owned() }
+                }
                 (error, _) => error.into(),
             })?;
         Ok(DirectRegion { region, bytes })

@@ -30,6 +30,7 @@ mod stats;
 mod ticket;
 
 pub use config::{Copies, LeaseRequest, PoolConfig, ServerSpec, ServerSpecError};
+pub use direct::RegionSelector;
 pub(crate) use direct::{Job, MOST_COPIED_BYTES, MOST_SCANNED, ScanPart};
 pub use keyed::KeyStats;
 pub(crate) use queue::QueueReply;

@@ -57,6 +57,14 @@ pub(crate) enum Job {
     Accumulate(Kind, Combine),
 }
 
+/// Which region to open.
+#[derive(Clone, Copy, Debug)]
+pub enum RegionSelector<'a> {
+    /// Made if there is none and a length is given.
+    Name(&'a str),
+    Ticket(&'a RegionTicket),
+}
+
 /// One request of a scan: its number, who answers it, and which of the selected bytes it is about, as (first, count).
 pub(crate) struct ScanPart {
     pub request: u64,
@@ -128,14 +136,14 @@ impl Pool {
     /// Opens a region for every member of the lease: by name, or by its ticket. Blocks until all servers have answered. Returns its length.
     pub fn open_region(
         &mut self,
-        selector: Result<&str, &RegionTicket>,
+        selector: RegionSelector<'_>,
         bytes: u64,
     ) -> Result<(PoolRegion, u64), PoolError> {
         let nothing = vec![RegionId(0); self.server_count()];
         let (regions, name) = match selector {
-            Ok(name) => (&nothing[..], name),
-            Err(ticket) if ticket.is_of(&self.ticket.parts) => (&ticket.regions[..], ""),
-            Err(_) => return Err(PoolError::NoSuchRegion),
+            RegionSelector::Name(name) => (&nothing[..], name),
+            RegionSelector::Ticket(ticket) if ticket.is_of(&self.ticket.parts) => (&ticket.regions[..], ""),
+            RegionSelector::Ticket(_) => return Err(PoolError::NoSuchRegion),
         };
         let replies =
             self.ask_all(Opcode::OpenRegion, regions, &vec![bytes; self.server_count()], name.as_bytes())?;

@@ -5,7 +5,7 @@ use rampool_wire::units::{ByteLen, Extent};
 use super::{Backing, BackingEvent};
 use crate::pager::Pager;
 use rampool_client::error::PoolError;
-use rampool_client::pool::{LeaseTicket, Pool, PoolEvent, PoolRegion, RegionTicket};
+use rampool_client::pool::{LeaseTicket, Pool, PoolEvent, PoolRegion, RegionSelector, RegionTicket};
 use rampool_client::stats::PagerStats;
 
 impl Pager<Pool> {
@@ -91,7 +91,7 @@ unsafe impl Backing for Pool {
         bytes: u64,
     ) -> Result<(LeaseTicket, RegionTicket), String> {
         let ticket = self.region_ticket(region).map_err(|error| error.to_string())?;
-        self.open_region(Err(&ticket), bytes).map_err(|error| error.to_string())?;
+        self.open_region(RegionSelector::Ticket(&ticket), bytes).map_err(|error| error.to_string())?;
         Ok((self.lease_ticket(), ticket))
     }
 

@@ -96,7 +96,7 @@ fn a_page_that_another_member_changed_is_asked_for() {
         let all = [extent(0, 16)];
         store(&mut pool, region, all[0], 1);
         let ticket = pool.region_ticket(region).unwrap();
-        pool.open_region(Err(&ticket), 16 * OS_PAGE_BYTES as u64).unwrap();
+        pool.open_region(rampool::pool::RegionSelector::Ticket(&ticket), 16 * OS_PAGE_BYTES as u64).unwrap();
         assert!(fetch(&mut pool, region, &all) == expected(&all, 1));
         let before = read(&pool);
         assert_eq!(before.0, 16);
