@@ -574,7 +574,9 @@ impl Pool {
     /// that has left, or never was, is no error. Does not block, and brings no event.
     pub fn dismiss(&mut self, member: &Membership) {
         let now = Instant::now();
-        for (index, member) in member.members.iter().enumerate().take(self.shell.servers.len()) {
+        // A server that the other one has done without does not know it: 0 would be this member.
+        let members = member.members.iter().enumerate().take(self.shell.servers.len());
+        for (index, member) in members.filter(|(_, member)| member.0 != 0) {
             let server = self.shell.servers[index].index;
             let ask = Ask { class: Class::Demand, ..Ask::control(server, Opcode::Goodbye, RegionId(0)) };
             self.shell.control(ask, member.0, &[], now);

@@ -58,7 +58,7 @@ impl Pool {
     fn open(py: Python<'_>, options: Options) -> PyResult<(Self, Direct)> {
         let builder = builder(&options)?;
         let opened = aside(py, move || {
-            let mut direct = builder.open_direct()?;
+            let direct = builder.open_direct()?;
             let ticket = direct.pool().lease_ticket();
             Ok((builder, direct, ticket))
         })?;

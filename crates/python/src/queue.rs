@@ -129,7 +129,7 @@ impl Queue {
         self.direct.check()?;
         Ok(py.detach(|| {
             let mut fds = Vec::new();
-            let mut direct = self.direct.lock();
+            let direct = self.direct.lock();
             let pool = direct.pool();
             pool.poll_fds(&mut fds);
             let due = pool

@@ -765,3 +765,16 @@ fn two_copies_are_kept_where_they_fit() {
     wish.copies = Copies::Two;
     assert!(matches!(Pool::connect(&wish), Err(ConnectError::TooLittle { .. })));
 }
+
+#[test]
+fn a_member_is_dismissed_where_it_was_one() {
+    let fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut parent = Pool::connect(&two_copies(&[&fakes[0], &fakes[1], &fakes[2]])).unwrap();
+    let mut attach = PoolConfig::attach(parent.lease_ticket(), "child");
+    attach.without = vec![false, true, false];
+    let child = Pool::connect(&attach).unwrap();
+    parent.dismiss(&child.membership());
+    parent.create_region().unwrap();
+    assert_eq!(fakes.iter().map(|f| f.state().departed).collect::<Vec<_>>(), [1, 0, 1]);
+    assert!(parent.stats().servers.iter().all(|server| server.alive));
+}

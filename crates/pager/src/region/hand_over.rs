@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_text_comes_back_as_it_was_and_others_are_refused() {
-        let lease = "rampool-lease-1;64;1,000102030405060708090a0b0c0d0e0f,unix:/run/a b=4096";
+        let lease = "rampool-lease-1;64*1;1,000102030405060708090a0b0c0d0e0f,unix:/run/a b=4096";
         let handed = HandedOver {
             lease: lease.parse().unwrap(),
             region: "rampool-region-1;7;a".parse().unwrap(),
