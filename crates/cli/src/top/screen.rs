@@ -176,7 +176,7 @@ impl Screen {
                 aligned(if over { cell.fg(Color::Red) } else { cell }, column.is_text())
             }))
         });
-        let widths = [7, 7, 15, 9, 9, 9, 7, 9, 9, 7, 7, 7].map(Constraint::Length);
+        let widths = [7, 7, 15, 9, 9, 9, 7, 6, 9, 9, 7, 7, 7].map(Constraint::Length);
         let table = Table::new(rows, widths).header(Row::new(titles).bold()).column_spacing(1);
         frame.render_widget(table, area);
     }
@@ -321,9 +321,9 @@ pub mod tests {
         let expected = [
             "rampool top  2 runs, 2 processes, 2 servers",
             "faults 25.0 k/s   in 100 MiB/s   out 1.5 MiB/s   resident 512 MiB",
-            "    RUN     PID PROGRAM          RESIDENT     LOCAL FAULTS/s*     HIT      IN/s     OUT/s     P50     P99   P99.9",
-            "     40      41 sort              500 MiB   512 MiB    25.0 k  92.5 %   100 MiB   1.5 MiB   16 us  262 us    1 ms",
-            "     50      51 python3            12 MiB    64 MiB         0       -         0         0       -       -       -",
+            "    RUN     PID PROGRAM          RESIDENT     LOCAL FAULTS/s*     HIT   WAIT      IN/s     OUT/s     P50     P99   P99.9",
+            "     40      41 sort              500 MiB   512 MiB    25.0 k  92.5 %   64 %   100 MiB   1.5 MiB   16 us  262 us    1 ms",
+            "     50      51 python3            12 MiB    64 MiB         0       -    0 %         0         0       -       -       -",
             "SERVER                       STATE           LENDS    LEASED      HELD      FREE CLIENTS REQUESTS/s    READ/s WRITTEN/s    P50    P99",
             "127.0.0.1:7117               serving         8 GiB     4 GiB     2 GiB     4 GiB       1       3000   100 MiB   1.5 MiB  32 us   2 ms",
             "  sort on here               1 process                 4 GiB   1.9 GiB                         3000   100 MiB   1.5 MiB  32 us   2 ms",

@@ -271,9 +271,9 @@ mod tests {
         let rows = super::super::screen::tests::rows();
         let text = text(&rows);
         let expected = "\
-RUN  PID  PROGRAM  RESIDENT    LOCAL  FAULTS/s     HIT     IN/s    OUT/s    P50     P99  P99.9
- 40   41  sort      500 MiB  512 MiB    25.0 k  92.5 %  100 MiB  1.5 MiB  16 us  262 us   1 ms
- 50   51  python3    12 MiB   64 MiB         0       -        0        0      -       -      -
+RUN  PID  PROGRAM  RESIDENT    LOCAL  FAULTS/s     HIT  WAIT     IN/s    OUT/s    P50     P99  P99.9
+ 40   41  sort      500 MiB  512 MiB    25.0 k  92.5 %  64 %  100 MiB  1.5 MiB  16 us  262 us   1 ms
+ 50   51  python3    12 MiB   64 MiB         0       -   0 %        0        0      -       -      -
 
 SERVER          STATE      LENDS  LEASED     HELD   FREE  CLIENTS  REQUESTS/s   READ/s  WRITTEN/s    P50   P99
 127.0.0.1:7117  serving    8 GiB   4 GiB    2 GiB  4 GiB        1        3000  100 MiB    1.5 MiB  32 us  2 ms
