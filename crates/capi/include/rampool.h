@@ -850,12 +850,12 @@ rampool_status rampool_direct_fetch_op(rampool_direct *direct,
  * As rampool_direct_fetch_op(); `expected` and `desired` point to numbers of this kind.
  */
 rampool_status rampool_direct_compare_exchange(rampool_direct *direct,
-                                           const rampool_direct_region *region,
-                                           uint64_t offset,
-                                           uint32_t kind,
-                                           const void *expected,
-                                           const void *desired,
-                                           void *old);
+                                               const rampool_direct_region *region,
+                                               uint64_t offset,
+                                               uint32_t kind,
+                                               const void *expected,
+                                               const void *desired,
+                                               void *old);
 
 /**
  * Counts and sums the selected elements of a column. The servers add up, and only the results travel. The
@@ -1650,9 +1650,9 @@ rampool_status rampool_shared_publish(const rampool_shared *shared,
  * zero byte; `buffer` is null or `size` bytes can be written there.
  */
 rampool_status rampool_shared_listen(const rampool_shared *shared,
-                                        const char *listen,
-                                        char *buffer,
-                                        size_t size);
+                                     const char *listen,
+                                     char *buffer,
+                                     size_t size);
 
 /**
  * Connects to the listeners of a run, by the ticket of rampool_shared_listen(). From another machine it
@@ -1779,11 +1779,11 @@ rampool_status rampool_shared_direct_fetch_op(const rampool_shared_direct *view,
  * As rampool_shared_direct_fetch_op(); `expected` and `desired` are null or point to numbers of this kind.
  */
 rampool_status rampool_shared_direct_compare_exchange(const rampool_shared_direct *view,
-                                                  uint64_t offset,
-                                                  uint32_t kind,
-                                                  const void *expected,
-                                                  const void *desired,
-                                                  void *old);
+                                                      uint64_t offset,
+                                                      uint32_t kind,
+                                                      const void *expected,
+                                                      const void *desired,
+                                                      void *old);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -564,7 +564,8 @@ impl Shard {
                 self.forget(slot_of(oldest));
             }
         }
-        self.wake(token);
+        // At once: a client that has sent all it must is not one that keeps its place in silence.
+        self.turn(index, now);
     }
 
     /// Something happened on this connection, or it has more to do.

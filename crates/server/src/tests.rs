@@ -893,6 +893,12 @@ fn more_requests_than_granted_end_the_connection() {
         greedy.link.send_head(rampool_net::transport::Urgency::Demand, &head, ());
     }
     greedy.link.flush().unwrap();
+    // Answers that are read are outstanding no more.
+    let deadline = Instant::now() + DEADLINE;
+    while server.status().protocol_errors == 0 {
+        assert!(Instant::now() < deadline, "more requests than granted are served");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     greedy.wait_closed();
     assert_eq!(server.status().protocol_errors, 1);
 }

@@ -19,7 +19,7 @@ pub enum Program {
 pub fn advice(program: Program, memory: u64, machine: u64) -> String {
     // None of their limits counts everything: what is missing there must fit into the rest.
     let share = |percent: u64| (memory / 100 * percent) >> 20;
-    let here = |percent: u64| ByteLen(machine / 100 * percent);
+    let here = |percent: u64| ByteLen(machine.saturating_mul(percent) / 100);
     let mut text = String::new();
     let mut say = |line: &str| writeln!(text, "{line}").expect("a string takes what is written");
     match program {
