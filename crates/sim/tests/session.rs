@@ -4,6 +4,8 @@
 //! `SESSION_RULE=AgeLimit` as well, the one that stresses this rule.
 
 use std::panic::catch_unwind;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use rampool_session::Rule;
 use rampool_sim::session::{Plan, Tally, run};
@@ -52,7 +54,17 @@ fn every_rule_left_out_is_noticed() {
         // With the rule kept, the same seed is fine.
         seed.is_some_and(|seed| catch_unwind(|| run(plan(seed))).is_ok())
     };
-    let unnoticed: Vec<Rule> = Rule::ALL.into_iter().filter(|rule| !noticed(*rule)).collect();
+    let (next, unnoticed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some(rule) = Rule::ALL.get(next.fetch_add(1, Relaxed)) {
+            if !noticed(*rule) {
+                unnoticed.lock().unwrap().push(*rule);
+            }
+        }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..workers).for_each(|_| _ = scope.spawn(work)));
     let _ = std::panic::take_hook();
+    let unnoticed = unnoticed.into_inner().unwrap();
     assert!(unnoticed.is_empty(), "left out without a test noticing: {unnoticed:?}");
 }
