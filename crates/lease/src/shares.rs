@@ -89,6 +89,14 @@ impl Queue {
         }
     }
 
+    /// Its next turn is so much later.
+    fn put_off(&mut self, index: usize, flow: &mut Flow, cost: u64) {
+        flow.tag = flow.tag.max(self.now) + cost;
+        if flow.entry.take().is_some() {
+            self.push(index, flow);
+        }
+    }
+
     /// The first that is valid.
     fn pop(&mut self, is_valid: impl Fn(usize, u64) -> bool) -> Option<usize> {
         while let Some(Reverse((tag, entry, index))) = self.waiting.pop() {
@@ -174,6 +182,24 @@ impl<T: Ord + Copy> Shares<T> {
         }
     }
 
+    /// Whether a turn goes on.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.serving.is_some()
+    }
+
+    /// Something was done for this connection outside of its turns, for so long: it is paid for as a turn is.
+    ///
+    /// # Panics
+    /// If one is being served: its turn pays.
+    pub fn charge(&mut self, connection: usize, time_ns: u64, elsewhere_ns: u64, weight: u32) {
+        assert!(self.serving.is_none(), "what is done in a turn is paid for by that turn");
+        let Some(Some(known)) = self.connections.get_mut(connection) else { return };
+        let tenant = &mut self.tenants[known.tenant];
+        tenant.queue.put_off(connection, &mut known.flow, time_ns);
+        self.queue.put_off(known.tenant, &mut tenant.flow, cost(time_ns, elsewhere_ns, weight));
+    }
+
     /// Whether none has anything to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -223,12 +249,17 @@ impl<T: Ord + Copy> Shares<T> {
                 tenant.queue.push(turn.connection, &mut known.flow);
             }
         }
-        let cost = time_ns + elsewhere_ns.min(MOST_ELSEWHERE_NS);
-        tenant.flow.tag += (cost * TAGS_PER_NS).div_ceil(u64::from(weight.max(1)));
+        tenant.flow.tag += cost(time_ns, elsewhere_ns, weight);
         if !tenant.queue.waiting.is_empty() {
             self.queue.push(turn.tenant, &mut tenant.flow);
         }
     }
+}
+
+/// What a tenant's tag moves by.
+fn cost(time_ns: u64, elsewhere_ns: u64, weight: u32) -> u64 {
+    let time_ns = time_ns + elsewhere_ns.min(MOST_ELSEWHERE_NS);
+    (time_ns * TAGS_PER_NS).div_ceil(u64::from(weight.max(1)))
 }
 
 #[cfg(test)]

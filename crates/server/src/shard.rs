@@ -482,8 +482,10 @@ impl Shard {
             let Some(slot) = self.slots.get_mut(index) else { continue };
             let State::Connected(connection) = &mut slot.state else { continue };
             if u64::from(slot.generation) == done.token >> 32 {
+                let began = Instant::now();
                 connection.delivered(&self.shared, &mut self.buffers, done);
-                let flushed = connection.flush(now);
+                let flushed = connection.flush(&mut self.buffers.slice, now);
+                self.pay(index, began);
                 self.after(index, flushed.map(|_| Turn::Idle));
             }
         }
@@ -501,12 +503,14 @@ impl Shard {
             if draining {
                 connection.say_draining(&self.shared);
             }
+            let began = Instant::now();
             if connection.is_parked() {
                 connection.ask_again(&self.shared, &mut self.buffers);
             } else if !draining {
                 continue;
             }
-            let flushed = connection.flush(now);
+            let flushed = connection.flush(&mut self.buffers.slice, now);
+            self.pay(index, began);
             self.after(index, flushed.map(|_| Turn::Idle));
         }
     }
@@ -613,6 +617,22 @@ impl Shard {
                 return;
             }
         }
+    }
+
+    /// Something was done for this connection since then. Its tenant pays; in a turn the turn does. Returns
+    /// what the time is.
+    fn pay(&mut self, index: usize, since: Instant) -> Instant {
+        if self.shares.is_serving() {
+            return since;
+        }
+        let now = Instant::now();
+        if let State::Connected(connection) = &self.slots[index].state {
+            let time_ns = u64::try_from(now.duration_since(since).as_nanos()).unwrap_or(u64::MAX);
+            let tenant = connection.tenant();
+            let (elsewhere_ns, weight) = (tenant.served(self.index, time_ns), tenant.weight());
+            self.shares.charge(index, time_ns, elsewhere_ns, weight);
+        }
+        now
     }
 
     /// Bytes of pages that this shard has moved.
@@ -746,8 +766,12 @@ impl Shard {
                     return;
                 }
                 // Replies before an error are still sent: the client learns why.
-                let flushed = connection.flush(now);
-                self.after(index, received.and_then(|turn| flushed.map(|_| turn)));
+                let flushed = if connection.sends() && received.is_ok() {
+                    Ok(())
+                } else {
+                    connection.flush(&mut self.buffers.slice, now).map(drop)
+                };
+                self.after(index, received.and_then(|turn| flushed.map(|()| turn)));
             }
         }
     }
@@ -756,6 +780,7 @@ impl Shard {
     /// connection in one go.
     fn hand_out(&mut self, now: Instant) {
         let (mut others, mut told) = (Vec::new(), Vec::new());
+        let mut at = Instant::now();
         for post in std::mem::take(&mut self.buffers.posts) {
             if post.shard != self.index {
                 others.push(post);
@@ -769,11 +794,13 @@ impl Shard {
                 if !told.contains(&index) {
                     told.push(index);
                 }
+                at = self.pay(index, at);
             }
         }
         for index in told {
             let State::Connected(connection) = &mut self.slots[index].state else { continue };
-            let flushed = connection.flush(now);
+            let flushed = connection.flush(&mut self.buffers.slice, now);
+            at = self.pay(index, at);
             self.after(index, flushed.map(|_| Turn::Idle));
         }
         self.shared.post(others);
@@ -784,7 +811,9 @@ impl Shard {
         self.buffers.alarm = None;
         for index in 0..self.slots.len() {
             if let State::Connected(connection) = &self.slots[index].state {
+                let began = Instant::now();
                 connection.queue_alarm(&self.shared, &mut self.buffers);
+                self.pay(index, began);
             }
         }
         self.hand_out(now);
@@ -800,7 +829,10 @@ impl Shard {
         let State::Connected(connection) = &slot.state else { return };
         // A connection that was full and has room again after sending may have requests in its buffer that no
         // event will tell of.
-        if turn == Turn::More || (turn == Turn::Full && !connection.is_full(&self.shared)) {
+        if turn == Turn::More
+            || connection.sends()
+            || (turn == Turn::Full && !connection.is_full(&self.shared))
+        {
             self.shares.wake(index);
         }
         if slot.bypasses_kernel() {
@@ -882,8 +914,10 @@ impl Shard {
                 State::Connected(_) if draining_over => Some(End::Stopping),
                 State::Connected(connection) => {
                     if connection.is_parked() {
+                        let began = Instant::now();
                         connection.ask_again(&self.shared, &mut self.buffers);
-                        let flushed = connection.flush(now);
+                        let flushed = connection.flush(&mut self.buffers.slice, now);
+                        self.pay(index, began);
                         self.after(index, flushed.map(|_| Turn::Idle));
                         continue;
                     }
@@ -935,7 +969,7 @@ impl Shard {
             End::Silent | End::Stuck => self.shared.log_peer_error("disconnected", Some(&peer), end),
         }
         // What is queued, perhaps the reason, leaves if the socket takes it.
-        let _ = connection.flush(Instant::now());
+        let _ = connection.flush(&mut self.buffers.slice, Instant::now());
         self.let_go(connection.link().peer(), connection.link().socket());
         connection.close(&self.shared);
         self.shares.leave(index);

@@ -397,6 +397,9 @@ impl Shared {
                 space.member_gone(member);
                 // It had no time to make any.
                 space.bury(u64::MAX, &mut released);
+            } else if space.has_freed() {
+                // A clone that its old connection had begun.
+                self.bury_later(lease.id);
             }
         });
         self.store.release(&released);
