@@ -1223,6 +1223,10 @@ impl Connection {
         if shared.draining() {
             return Asked::Refused(Refused::new(Status::Draining, "the server is stopping"));
         }
+        if shared.short_of_memory() {
+            self.audit_refused(shared, request, &SHORT_OF_MEMORY);
+            return Asked::Refused(Refused::new(Status::LeaseRefused, SHORT_OF_MEMORY));
+        }
         let token = LeaseToken(random_bytes());
         if let Some(over) = shared.directory().accounts().too_many_connections(self.tenant.name) {
             self.audit_refused(shared, request, &over);
@@ -1284,6 +1288,9 @@ impl Connection {
             Ok(space) => space,
             Err(error) => return Asked::Refused(error.into()),
         };
+        if shared.short_of_memory() && bytes > space.usage().limit_bytes {
+            return Asked::Refused(Refused::new(Status::LeaseRefused, SHORT_OF_MEMORY));
+        }
         let mut directory = shared.directory();
         let Err(error) = resize_lease(&mut directory, &mut space, membership.lease.id, bytes) else {
             return Asked::Resized;
@@ -1509,6 +1516,9 @@ impl Connection {
         error
     }
 }
+
+const SHORT_OF_MEMORY: &str =
+    "the server's machine is short of memory, so it gives no new leases for now; wait, or use another server";
 
 const NO_LEASE: &str = "this connection has no lease";
 
