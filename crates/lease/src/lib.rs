@@ -8,6 +8,7 @@
 //!   shares  Shares: whose turn it is
 //!   log_limiter  LogLimiter: limits the log lines that unauthenticated peers cause
 //!   pressure  Pressure: whether the server's machine is short of memory
+//!   rule    TenantRule: the rules that keep tenants apart, by name, for tests that leave one out
 //!   queue   Queues: one lease's remote FIFOs; the waiting requests, what is held, what is delivered again
 //! ```
 //!
@@ -24,6 +25,7 @@ mod lease;
 mod log_limiter;
 mod pressure;
 mod queue;
+mod rule;
 mod shares;
 mod space;
 mod table;
@@ -37,6 +39,7 @@ pub use log_limiter::{LogLimiter, Repeated};
 pub use pressure::Pressure;
 pub use queue::{Asker, Output as QueueOutput, QueueCounts, QueueError, QueueId, QueueLimits, Queues};
 pub use rampool_wire::units::Tick;
+pub use rule::TenantRule;
 pub use shares::{MOST_ELSEWHERE_NS, Shares};
 pub use space::{LeaseSpace, PageState, QueueSpaceError, RegionSelector, SpaceError, SpaceUsage, View};
 pub use table::StoredPage;

@@ -14,6 +14,7 @@
 
 use super::lease::ConnectionNumber;
 use super::queue::{Asker, Output, QueueError, QueueId, QueueLimits, Queues};
+use super::rule::TenantRule;
 use super::table::{CHUNK_BYTES, Chunk, Root, StoredPage, Tables, chunk_of, slot_of};
 use super::tenants::OverQuota;
 use super::{FrameIndex, Tick};
@@ -265,6 +266,12 @@ impl LeaseSpace {
     #[must_use]
     pub fn with_queue_limits(self, limits: QueueLimits) -> Self {
         Self { queues: Queues::new(limits), ..self }
+    }
+
+    /// Leaves a rule out.
+    #[cfg(feature = "mutants")]
+    pub fn omit(&mut self, rule: TenantRule) {
+        self.tables.rules.omit(rule);
     }
 
     #[must_use]
@@ -933,7 +940,7 @@ impl LeaseSpace {
     fn room_for(&self, frames: u64, metadata: u64) -> Result<(), SpaceError> {
         let would_use =
             self.used_bytes(self.tables.used_bytes() + frames, self.tables.metadata_bytes() + metadata);
-        if would_use > self.limit_bytes {
+        if would_use > self.limit_bytes && self.tables.rules.keep(TenantRule::Room) {
             let used = self.used_bytes(self.tables.used_bytes(), self.tables.metadata_bytes());
             return Err(SpaceError::Full { free: self.limit_bytes.saturating_sub(used) });
         }

@@ -7,6 +7,7 @@
 //! `used_bytes` counts every frame once.
 
 use super::FrameIndex;
+use super::rule::{Kept, TenantRule};
 use super::space::PageState;
 use rampool_wire::frame::MemberId;
 use rampool_wire::units::{Extent, PageIndex};
@@ -97,6 +98,7 @@ pub(super) struct Tables {
     root_entries: u64,
     /// Entries that clones are still to have.
     owed_entries: u64,
+    pub(super) rules: Kept,
 }
 
 impl Chunk {
@@ -162,7 +164,8 @@ impl Tables {
     /// Whether the page's frame is named here alone.
     pub(super) fn state(&self, root: &Root, page: PageIndex) -> PageState {
         let Some(chunk) = self.chunk_at(root, chunk_of(page)) else { return PageState::Zero };
-        let shared = chunk.owners > 1 || root.is_wanted(chunk_of(page));
+        let wanted = root.is_wanted(chunk_of(page)) && self.rules.keep(TenantRule::Wanted);
+        let shared = chunk.owners > 1 || wanted;
         match chunk.page(slot_of(page)) {
             None => PageState::Zero,
             Some(page) if shared || self.shares.contains_key(&page.frame) => PageState::Shared(page),
@@ -334,6 +337,9 @@ impl Tables {
 
     /// Gives up clones of this root: those of the member, or all. Returns what there is of them.
     pub(super) fn stop_clones(&mut self, root: &mut Root, member: Option<MemberId>) -> Vec<Root> {
+        if member.is_none() && !self.rules.keep(TenantRule::StopClones) {
+            return Vec::new();
+        }
         let stops = |clone: &mut Cloning| member.is_none_or(|member| clone.member == member);
         let stopped: Vec<Cloning> = root.clones.extract_if(.., stops).collect();
         self.owed_entries -= stopped.iter().map(|clone| clone.owed).sum::<u64>();
@@ -342,6 +348,9 @@ impl Tables {
 
     /// The chunk is about to change: clones that are still to have it as it is have it now.
     fn copy_first(&mut self, root: &mut Root, number: u64) {
+        if !self.rules.keep(TenantRule::CopyFirst) {
+            return;
+        }
         for clone in root.clones.iter_mut().filter(|clone| clone.wants(number)) {
             clone.early.insert(number);
             if let Some(id) = root.chunks.get(&number) {
