@@ -18,6 +18,7 @@ pub mod block;
 mod closer;
 mod connection;
 mod copy_worker;
+mod poll_set;
 mod query;
 mod reaper;
 mod shard;

@@ -570,7 +570,12 @@ fn hostile(endpoint: &Endpoint, policy: &LocalPolicy, load: Load, ends: &AtomicB
     let connections = if load == Load::Unread { 16 } else { 4 };
     let mut clients = (0..connections)
         .map(|_| {
-            let bytes = if load == Load::Clones { 64 << 20 } else { 8 << 20 };
+            let bytes = match load {
+                Load::Clones => 64 << 20,
+                // What is changed is not packed any more.
+                Load::Updates => 32 << 20,
+                _ => 8 << 20,
+            };
             let mut client = Client::new(endpoint, policy, bytes)?;
             if load == Load::Clones {
                 client.fill_sparsely(4096)?
