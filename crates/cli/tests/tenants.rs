@@ -342,7 +342,7 @@ fn a_server_full_of_the_worst_tenants_uses_what_the_guide_states() {
     let mut looks = 0;
     while looks < 20 {
         assert!(Instant::now() < deadline, "it does not fill");
-        links.iter_mut().for_each(|link| drop(link.flush().unwrap()));
+        links.iter_mut().for_each(|link| _ = link.flush().unwrap());
         let used = resident_bytes(server.child.id()) - before;
         assert!(used <= stated, "{used} bytes beyond --memory; the guide states {stated}");
         // The puts alone, and most of the replies that may wait.
