@@ -215,10 +215,10 @@ fn measure_memory(
     place: &Place<'_>,
     policy: &dyn Fn(&str) -> Result<LocalPolicy>,
 ) -> Result<()> {
-    let connections = args.common.pick(1024, 32);
+    let connections: u64 = args.common.pick(1024, 32);
     let (lent, shards) = (64 << 20, 1);
     // As the guide states it (docs/guide/serve.md).
-    let stated = connections as u64 * (3 * MIB + (64 << 10)) + (lent / 16).max(32 * MIB) + shards * 2 * MIB;
+    let stated = connections * (3 * MIB + (64 << 10)) + (lent / 16).max(32 * MIB) + shards * 2 * MIB;
     let (mut used, mut bounds) = (Vec::new(), Vec::new());
     for _ in 0..rounds.min(3) {
         let more =
