@@ -1,7 +1,7 @@
 #!/bin/bash
 # Measures every figure of bench/figures.md again and makes its tables and plots: `scripts/bench-all.sh [--quick] [NAME...]`.
 #
-# NAMEs choose among: fault sequential stream-loopback stream-10g stream-1g fit programs server direct openmpi register fifo examples shared shared-time predict. Takes about ten minutes on a quiet machine with two
+# NAMEs choose among: fault sequential stream-loopback stream-10g stream-1g fit programs server direct openmpi register fifo tenants examples shared shared-time predict. Takes about ten minutes on a quiet machine with two
 # CPUs. A benchmark that fails does not keep the others from running; the script then ends with 1.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -13,7 +13,7 @@ for argument in "$@"; do
     *) names+=("$argument") ;;
     esac
 done
-[ ${#names[@]} -gt 0 ] || names=(fault sequential stream-loopback stream-10g stream-1g fit programs server direct openmpi register fifo examples shared shared-time predict)
+[ ${#names[@]} -gt 0 ] || names=(fault sequential stream-loopback stream-10g stream-1g fit programs server direct openmpi register fifo tenants examples shared shared-time predict)
 
 rampool=${RAMPOOL_BIN:-${CARGO_TARGET_DIR:-target}/release/rampool}
 [ -x "$rampool" ] || cargo build --workspace --release --quiet || exit 1

@@ -23,6 +23,22 @@ pub fn in_all() -> Result<u64> {
     Ok(own_groups().iter().map(|group| group.limit).fold(machine, u64::min))
 }
 
+/// Where the kernel says how long this machine, and the control groups that this process is in, wait for
+/// memory.
+pub fn pressure_files() -> Vec<PathBuf> {
+    let cgroup = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut files = vec![PathBuf::from("/proc/pressure/memory")];
+    files.extend(pressure_of_groups(Path::new("/sys/fs/cgroup"), &cgroup));
+    files
+}
+
+fn pressure_of_groups(mounts: &Path, cgroup: &str) -> Vec<PathBuf> {
+    // Of version 2 only; in a container the path may be one of the host's, as in `groups`.
+    let Some(path) = cgroup.lines().find_map(|line| line.strip_prefix("0::/")) else { return Vec::new() };
+    let below = Path::new(path).ancestors().map(|part| mounts.join(part).join("memory.pressure"));
+    below.filter(|file| file.exists()).collect()
+}
+
 fn of_machine(field: &str) -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo cannot be read")?;
     let kib = text
@@ -127,6 +143,19 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         dir
+    }
+
+    #[test]
+    fn pressure_is_that_of_all_groups_above() {
+        let dir = tree(&[
+            ("memory.pressure", String::new()),
+            ("jobs/1/memory.pressure", String::new()),
+            ("jobs/2/memory.pressure", String::new()),
+        ]);
+        let expected = ["jobs/1/memory.pressure", "memory.pressure"].map(|file| dir.path().join(file));
+        assert_eq!(pressure_of_groups(dir.path(), "4:cpu:/x\n0::/jobs/1\n"), expected);
+        assert_eq!(pressure_of_groups(dir.path(), "0::/elsewhere\n"), expected[1..]);
+        assert!(pressure_of_groups(dir.path(), "4:memory:/jobs/1\n").is_empty());
     }
 
     #[test]

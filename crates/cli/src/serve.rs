@@ -66,6 +66,7 @@ pub fn run(args: Args) -> Result<i32> {
         ucx_clients_are_trusted: settings.ucx_clients_are_trusted,
         block: settings.block.clone(),
         tenants: rules,
+        pressure: available::pressure_files(),
         ..defaults
     };
     let server = Server::start(config)?;

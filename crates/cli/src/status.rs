@@ -232,6 +232,9 @@ fn table(answers: &[Answer]) -> String {
 
 fn state(status: &ServerStatus) -> String {
     let mut words = vec![if status.draining { "draining" } else { "up" }];
+    if status.short_of_memory {
+        words.push("SHORT OF MEMORY");
+    }
     if status.compressed {
         words.push("compressed");
     }

@@ -259,3 +259,97 @@ fn wrong_tickets_fill_no_log() {
     let lines = server.log.lock().unwrap().matches("could not join a lease").count();
     assert!(lines <= 3, "{lines} lines for 500 requests");
 }
+
+/// What the kernel counts for a process.
+fn resident_bytes(pid: u32) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+/// Tenants do their worst: half of their connections take no answers, the others send a large put but for its
+/// last byte. The server uses no more memory than the guide states, as the kernel counts it, and lends what it
+/// has promised.
+#[test]
+fn a_server_full_of_the_worst_tenants_uses_what_the_guide_states() {
+    use rampool_net::transport::{Link, LocalPolicy, Received, Urgency, connect};
+    use rampool_wire::frame::{Header, Opcode, OpenLease, PageEntry, RegionId, Status, Window};
+    use rampool_wire::frame::{encode_frame, encode_put};
+    use rampool_wire::layout::Layout;
+    use rampool_wire::units::{Extent, PageIndex};
+    use std::io::Write;
+    const CONNECTIONS: u64 = 24;
+    const MIB: u64 = 1 << 20;
+    let keys = Keys::make();
+    let server = Serving::start(&keys.master, &keys.tenants(""));
+    let shards = std::thread::available_parallelism().unwrap().get() as u64;
+    // docs/guide/serve.md, "How much to lend".
+    let stated = CONNECTIONS * (3 * MIB + (64 << 10)) + 32 * MIB + shards * 2 * MIB;
+    let before = resident_bytes(server.child.id());
+    let deadline = Instant::now() + DEADLINE;
+    let key = Key::load(&keys.derive("alice", "1")).unwrap();
+    let call = |link: &mut Link, opcode, arg, table: &[u8]| -> Header {
+        let mut head = Vec::new();
+        encode_frame(&mut head, Header::request(opcode, 1).with_arg(arg), table, 0);
+        link.send_head(Urgency::Demand, &head, ());
+        loop {
+            link.flush().unwrap();
+            match link.receive().unwrap() {
+                Received::Blocked => assert!(link.wait(deadline).unwrap()),
+                Received::Head(header) | Received::Bulk(header) => {
+                    assert_eq!(header.status, Status::Ok);
+                    return header;
+                }
+            }
+        }
+    };
+    let mut links: Vec<Link> = (0..CONNECTIONS)
+        .map(|number| {
+            let encryption = rampool_wire::session::Encryption::Auto;
+            let policy = LocalPolicy { key: Some(key.clone()), encryption, features: 0, ucx: None };
+            let mut link = connect::<()>(&server.address.parse().unwrap(), policy, deadline).unwrap();
+            let open = OpenLease { bytes: 16 << 10, pid: 1, name: "worst".into(), host: String::new() };
+            call(&mut link, Opcode::OpenLease, 0, &open.encode());
+            let region = RegionId(call(&mut link, Opcode::OpenRegion, 4 * MIB, b"zeroes").region);
+            let mut head = Vec::new();
+            if number % 2 == 0 {
+                let layout = Layout::bytes(16).unwrap().hvector(1 << 16, 1, 64).unwrap();
+                let mut table = Vec::new();
+                Window { program: layout.program().clone(), from: 0, len: 1 << 20 }.encode(&mut table);
+                let header = Header::request(Opcode::Gather, 7).with_region(region);
+                encode_frame(&mut head, header, &table, 0);
+                (0..24).for_each(|_| link.send_head(Urgency::Demand, &head, ()));
+            } else {
+                let header = Header::request(Opcode::Put, 7).with_region(region);
+                let entries = [PageEntry { crc: 1, len: 4096 }; 512];
+                encode_put(&mut head, header, &[Extent::new(PageIndex(0), 512)], &entries);
+                head.resize(head.len() + (2 << 20) - 1, 7);
+                let mut socket = std::fs::File::from(link.socket().try_clone_to_owned().unwrap());
+                let mut rest = &head[..];
+                while !rest.is_empty() {
+                    match socket.write(rest) {
+                        Ok(some) => rest = &rest[some..],
+                        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                            assert!(Instant::now() < deadline, "the server does not take a put");
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+            link
+        })
+        .collect();
+    let mut looks = 0;
+    while looks < 20 {
+        assert!(Instant::now() < deadline, "it does not fill");
+        links.iter_mut().for_each(|link| _ = link.flush().unwrap());
+        let used = resident_bytes(server.child.id()) - before;
+        assert!(used <= stated, "{used} bytes beyond --memory; the guide states {stated}");
+        // The puts alone, and most of the replies that may wait.
+        looks += u32::from(used >= CONNECTIONS / 2 * 2 * MIB + 16 * MIB);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut pool = server.pool(&keys.derive("bob", "1"), 40 * MIB).unwrap();
+    let region = pool.create_region().unwrap();
+    drop((pool, region, links));
+}

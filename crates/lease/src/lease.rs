@@ -11,6 +11,7 @@
 //! Invariants: `lent_bytes` = sum of the leases' bytes `<= memory_bytes`; a member is *lost* exactly while
 //! its connection is broken.
 
+use super::rule::{Kept, TenantRule};
 use super::tenants::{Accounts, OverQuota, Payer};
 use super::{LeaseSpace, SpaceError, Tick};
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, OpenLease};
@@ -117,6 +118,7 @@ pub struct Directory {
     leases: BTreeMap<LeaseId, Lease>,
     next_lease: u64,
     next_member: u64,
+    rules: Kept,
 }
 
 #[derive(Debug)]
@@ -155,7 +157,14 @@ impl Directory {
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         let accounts = Accounts::default();
-        Self { limits, lent_bytes: 0, accounts, leases: BTreeMap::new(), next_lease: 1, next_member: 1 }
+        let (leases, rules) = (BTreeMap::new(), Kept::default());
+        Self { limits, lent_bytes: 0, accounts, leases, next_lease: 1, next_member: 1, rules }
+    }
+
+    /// Leaves a rule out.
+    #[cfg(feature = "mutants")]
+    pub fn omit(&mut self, rule: TenantRule) {
+        self.rules.omit(rule);
     }
 
     #[must_use]
@@ -197,7 +206,9 @@ impl Directory {
             return Err(OpenError::Empty);
         }
         let free = self.free_bytes();
-        if let Err(over) = self.accounts.may_lend(tenant, request.bytes) {
+        if let Err(over) = self.accounts.may_lend(tenant, request.bytes)
+            && self.rules.keep(TenantRule::Quota)
+        {
             let closing = self.closing_bytes_of(tenant);
             let waits = self.accounts.may_lend(tenant, request.bytes.saturating_sub(closing)).is_ok();
             return Err(if waits && closing > 0 {
@@ -249,7 +260,8 @@ impl Directory {
             return Err(AttachError::NoSuchLease);
         };
         // A lease without members is closing: no process can join it any more.
-        if !lease.token.matches(&request.token) || lease.tenant != tenant || lease.closes() {
+        let is_theirs = lease.tenant == tenant || !self.rules.keep(TenantRule::Ticket);
+        if !lease.token.matches(&request.token) || !is_theirs || lease.closes() {
             return Err(AttachError::NoSuchLease);
         }
         let bytes = lease.bytes;
@@ -335,7 +347,9 @@ impl Directory {
         let lease = self.leases.remove(&lease).expect("a lease closes once");
         assert!(lease.members.is_empty(), "a lease closes after its last member has left");
         self.lent_bytes -= lease.bytes;
-        self.accounts.lend(lease.tenant, 0, lease.bytes);
+        if self.rules.keep(TenantRule::Closed) {
+            self.accounts.lend(lease.tenant, 0, lease.bytes);
+        }
     }
 
     /// The leases and members, for the status.

@@ -7,11 +7,13 @@
 //!   tenants  Rules, Accounts: what each tenant may have, and has
 //!   shares  Shares: whose turn it is
 //!   log_limiter  LogLimiter: limits the log lines that unauthenticated peers cause
+//!   pressure  Pressure: whether the server's machine is short of memory
+//!   rule    TenantRule: the rules that keep tenants apart, by name, for tests that leave one out
 //!   queue   Queues: one lease's remote FIFOs; the waiting requests, what is held, what is delivered again
 //! ```
 //!
-//! Read `lease` first, then `table`, then `space`, which uses it; `queue`, `tenants`, `shares`
-//! and `log_limiter` are read on their own.
+//! Read `lease` first, then `table`, then `space`, which uses it; `queue`, `tenants`, `shares`,
+//! `pressure` and `log_limiter` are read on their own.
 //!
 //! A [`FrameIndex`] stands for memory of the runtime's store. This crate decides which page is in which frame
 //! and when a frame is free, and never sees a byte of it. One `Directory` serves the whole server and only
@@ -21,7 +23,9 @@
 
 mod lease;
 mod log_limiter;
+mod pressure;
 mod queue;
+mod rule;
 mod shares;
 mod space;
 mod table;
@@ -32,8 +36,10 @@ pub use lease::{
     ResizeError, resize_lease,
 };
 pub use log_limiter::{LogLimiter, Repeated};
+pub use pressure::Pressure;
 pub use queue::{Asker, Output as QueueOutput, QueueCounts, QueueError, QueueId, QueueLimits, Queues};
 pub use rampool_wire::units::Tick;
+pub use rule::TenantRule;
 pub use shares::{MOST_ELSEWHERE_NS, Shares};
 pub use space::{LeaseSpace, PageState, QueueSpaceError, RegionSelector, SpaceError, SpaceUsage, View};
 pub use table::StoredPage;

@@ -17,6 +17,7 @@
 //! Invariant: a connection that waits has one valid entry in its tenant's queue, and its tenant one in the
 //! upper queue.
 
+use super::rule::{Kept, TenantRule};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -35,6 +36,7 @@ pub struct Shares<T> {
     names: BTreeMap<T, usize>,
     connections: Vec<Option<Connection>>,
     serving: Option<Turn>,
+    rules: Kept,
 }
 
 /// A turn that goes on.
@@ -55,6 +57,7 @@ struct Queue {
     now: u64,
     next: u64,
     waiting: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    rules: Kept,
 }
 
 /// A tenant, or a connection.
@@ -82,10 +85,20 @@ struct Connection {
 impl Queue {
     fn push(&mut self, index: usize, flow: &mut Flow) {
         if flow.entry.is_none() {
-            flow.tag = flow.tag.max(self.now);
+            if self.rules.keep(TenantRule::Idle) {
+                flow.tag = flow.tag.max(self.now);
+            }
             flow.entry = Some(self.next);
             self.waiting.push(Reverse((flow.tag, self.next, index)));
             self.next += 1;
+        }
+    }
+
+    /// Its next turn is so much later.
+    fn put_off(&mut self, index: usize, flow: &mut Flow, cost: u64) {
+        flow.tag = flow.tag.max(self.now) + cost;
+        if flow.entry.take().is_some() {
+            self.push(index, flow);
         }
     }
 
@@ -104,11 +117,18 @@ impl Queue {
 impl<T> Default for Shares<T> {
     fn default() -> Self {
         let (queue, tenants, names) = (Queue::default(), Vec::new(), BTreeMap::new());
-        Self { queue, tenants, names, connections: Vec::new(), serving: None }
+        Self { queue, tenants, names, connections: Vec::new(), serving: None, rules: Kept::default() }
     }
 }
 
 impl<T: Ord + Copy> Shares<T> {
+    /// Leaves a rule out; call it before anything joins.
+    #[cfg(feature = "mutants")]
+    pub fn omit(&mut self, rule: TenantRule) {
+        self.rules.omit(rule);
+        self.queue.rules.omit(rule);
+    }
+
     /// A new connection of this tenant.
     ///
     /// # Panics
@@ -174,6 +194,27 @@ impl<T: Ord + Copy> Shares<T> {
         }
     }
 
+    /// Whether a turn goes on.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.serving.is_some()
+    }
+
+    /// Something was done for this connection outside of its turns, for so long: it is paid for as a turn is.
+    ///
+    /// # Panics
+    /// If one is being served: its turn pays.
+    pub fn charge(&mut self, connection: usize, time_ns: u64, elsewhere_ns: u64, weight: u32) {
+        assert!(self.serving.is_none(), "what is done in a turn is paid for by that turn");
+        let Some(Some(known)) = self.connections.get_mut(connection) else { return };
+        if !self.rules.keep(TenantRule::Outside) {
+            return;
+        }
+        let tenant = &mut self.tenants[known.tenant];
+        tenant.queue.put_off(connection, &mut known.flow, time_ns);
+        self.queue.put_off(known.tenant, &mut tenant.flow, cost(time_ns, elsewhere_ns, weight));
+    }
+
     /// Whether none has anything to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -218,17 +259,26 @@ impl<T: Ord + Copy> Shares<T> {
         let time_ns = time_ns.max(1);
         if !turn.left {
             let known = self.connections[turn.connection].as_mut().expect("it has not left");
-            known.flow.tag += time_ns;
+            if self.rules.keep(TenantRule::OwnTurns) {
+                known.flow.tag += time_ns;
+            }
             if turn.again {
                 tenant.queue.push(turn.connection, &mut known.flow);
             }
         }
-        let cost = time_ns + elsewhere_ns.min(MOST_ELSEWHERE_NS);
-        tenant.flow.tag += (cost * TAGS_PER_NS).div_ceil(u64::from(weight.max(1)));
+        if self.rules.keep(TenantRule::Turns) {
+            tenant.flow.tag += cost(time_ns, elsewhere_ns, weight);
+        }
         if !tenant.queue.waiting.is_empty() {
             self.queue.push(turn.tenant, &mut tenant.flow);
         }
     }
+}
+
+/// What a tenant's tag moves by.
+fn cost(time_ns: u64, elsewhere_ns: u64, weight: u32) -> u64 {
+    let time_ns = time_ns + elsewhere_ns.min(MOST_ELSEWHERE_NS);
+    (time_ns * TAGS_PER_NS).div_ceil(u64::from(weight.max(1)))
 }
 
 #[cfg(test)]

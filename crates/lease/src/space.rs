@@ -14,6 +14,7 @@
 
 use super::lease::ConnectionNumber;
 use super::queue::{Asker, Output, QueueError, QueueId, QueueLimits, Queues};
+use super::rule::TenantRule;
 use super::table::{CHUNK_BYTES, Chunk, Root, StoredPage, Tables, chunk_of, slot_of};
 use super::tenants::OverQuota;
 use super::{FrameIndex, Tick};
@@ -97,6 +98,8 @@ pub struct LeaseSpace {
     tables: Tables,
     /// Of freed regions, whose pages are being freed.
     freed: Vec<Root>,
+    /// Which region each member clones.
+    cloning: BTreeMap<MemberId, RegionId>,
     queues: Queues,
     /// Its tenant can have no more regions, or queues.
     over: Option<OverQuota>,
@@ -252,6 +255,7 @@ impl LeaseSpace {
             names: BTreeMap::new(),
             tables: Tables::default(),
             freed: Vec::new(),
+            cloning: BTreeMap::new(),
             queues: Queues::new(QueueLimits::default()),
             over: None,
             next_region: 1,
@@ -262,6 +266,12 @@ impl LeaseSpace {
     #[must_use]
     pub fn with_queue_limits(self, limits: QueueLimits) -> Self {
         Self { queues: Queues::new(limits), ..self }
+    }
+
+    /// Leaves a rule out.
+    #[cfg(feature = "mutants")]
+    pub fn omit(&mut self, rule: TenantRule) {
+        self.tables.rules.omit(rule);
     }
 
     #[must_use]
@@ -297,6 +307,7 @@ impl LeaseSpace {
         if known.connection <= connection {
             known.connection = connection;
             self.queues.disconnected(member);
+            self.stop_cloning(member);
         }
     }
 
@@ -315,7 +326,7 @@ impl LeaseSpace {
     }
 
     /// Makes a region by `make`, or, if this very request of the member has made one already, answers with
-    /// that.
+    /// that. `None`: `make` is not done.
     ///
     /// # Errors
     /// Those of `make`.
@@ -323,16 +334,18 @@ impl LeaseSpace {
         &mut self,
         member: MemberId,
         request: u64,
-        make: impl FnOnce(&mut Self) -> Result<RegionId, SpaceError>,
-    ) -> Result<RegionId, SpaceError> {
+        make: impl FnOnce(&mut Self) -> Result<Option<RegionId>, SpaceError>,
+    ) -> Result<Option<RegionId>, SpaceError> {
         let made = self.members.get(&member).ok_or(SpaceError::MemberGone)?.made;
         if let Some((_, region)) =
             made.filter(|(number, region)| *number == request && self.owned(member, *region).is_ok())
         {
-            return Ok(region);
+            return Ok(Some(region));
         }
         let region = make(self)?;
-        self.members.get_mut(&member).expect("it was there a moment ago").made = Some((request, region));
+        if let Some(region) = region {
+            self.members.get_mut(&member).expect("it was there a moment ago").made = Some((request, region));
+        }
         Ok(region)
     }
 
@@ -447,17 +460,59 @@ impl LeaseSpace {
     /// # Errors
     /// [`SpaceError`].
     pub fn clone_region(&mut self, member: MemberId, region: RegionId) -> Result<RegionId, SpaceError> {
+        self.stop_cloning(member);
+        Ok(self.clone_some(member, region, usize::MAX)?.expect("without a bound all is done"))
+    }
+
+    /// The same in at most so many steps; call it again until it is a region. It is of the moment of the first
+    /// call. A member has one such clone at a time; it is given up when the region is freed or the member
+    /// leaves or reconnects.
+    ///
+    /// # Errors
+    /// [`SpaceError`]; what there is of the clone is given up.
+    pub fn clone_some(
+        &mut self,
+        member: MemberId,
+        region: RegionId,
+        most_chunks: usize,
+    ) -> Result<Option<RegionId>, SpaceError> {
+        let result = self.try_clone(member, region, most_chunks);
+        if result.is_err() {
+            self.stop_cloning(member);
+        }
+        result
+    }
+
+    fn try_clone(
+        &mut self,
+        member: MemberId,
+        region: RegionId,
+        most_chunks: usize,
+    ) -> Result<Option<RegionId>, SpaceError> {
         self.is_ordinary(region)?;
-        let cost = self.tables.clone_cost(&self.owned(member, region)?.root);
-        self.room_for(self.region_cost(), cost)?;
-        if self.regions.len() >= MAX_REGIONS {
-            return Err(SpaceError::TooManyRegions);
+        let goes_on = self.tables.is_cloning(&self.owned(member, region)?.root, member);
+        self.may_add_region(member)?;
+        if !goes_on {
+            self.stop_cloning(member);
+            let cost = self.tables.clone_cost(&self.regions[&region].root);
+            self.room_for(self.region_cost(), cost)?;
+            let root = &mut self.regions.get_mut(&region).expect("seen above").root;
+            self.tables.begin_clone(root, member);
+            self.cloning.insert(member, region);
         }
-        if let Some(over) = self.over {
-            return Err(over.into());
+        let root = &mut self.regions.get_mut(&region).expect("seen above").root;
+        let Some(root) = self.tables.clone_some(root, member, most_chunks) else { return Ok(None) };
+        self.cloning.remove(&member);
+        Ok(Some(self.add_region(member, root).expect("it may be added, as seen above")))
+    }
+
+    /// The member's clone is given up; [`LeaseSpace::bury`] frees what there is of it.
+    pub fn stop_cloning(&mut self, member: MemberId) {
+        if let Some(region) = self.cloning.remove(&member)
+            && let Some(region) = self.regions.get_mut(&region)
+        {
+            self.freed.extend(self.tables.stop_clones(&mut region.root, Some(member)));
         }
-        let root = self.tables.clone_root(&self.regions[&region].root);
-        self.add_region(member, root)
     }
 
     /// Makes `member` the owner of a region of any member of the lease.
@@ -482,8 +537,14 @@ impl LeaseSpace {
         self.owned(member, region)?;
         self.names.retain(|_, named| *named != region);
         let region = self.regions.remove(&region).expect("seen above");
-        self.freed.push(region.root);
+        self.free_later(region);
         Ok(())
+    }
+
+    /// Whether pages of freed regions are still to be freed.
+    #[must_use]
+    pub fn has_freed(&self) -> bool {
+        !self.freed.is_empty()
     }
 
     /// Frees pages of freed regions, at most so many times 512. Their frames without other references are
@@ -611,12 +672,13 @@ impl LeaseSpace {
     pub fn member_gone(&mut self, member: MemberId) {
         self.members.remove(&member);
         self.queues.member_gone(member);
+        self.stop_cloning(member);
         let gone: Vec<RegionId> =
             self.regions.iter().filter(|(_, r)| r.owner == Some(member)).map(|(id, _)| *id).collect();
         self.names.retain(|_, named| !gone.contains(named));
         for id in gone {
             let region = self.regions.remove(&id).expect("listed above");
-            self.freed.push(region.root);
+            self.free_later(region);
         }
     }
 
@@ -626,8 +688,9 @@ impl LeaseSpace {
         self.members.clear();
         self.names.clear();
         self.queues = Queues::new(QueueLimits::default());
+        self.cloning.clear();
         for region in std::mem::take(&mut self.regions).into_values() {
-            self.freed.push(region.root);
+            self.free_later(region);
         }
     }
 
@@ -676,7 +739,7 @@ impl LeaseSpace {
     pub fn free_queue(&mut self, queue: QueueId) -> Result<(), QueueError> {
         let region = self.queues.remove(queue)?;
         let region = self.regions.remove(&region).expect("a queue has a region");
-        self.freed.push(region.root);
+        self.free_later(region);
         Ok(())
     }
 
@@ -812,6 +875,10 @@ impl LeaseSpace {
         self.tables.check(self.regions.values().map(|r| &r.root).chain(&self.freed));
         assert!(self.used_bytes(self.tables.used_bytes(), self.tables.metadata_bytes()) <= self.limit_bytes);
         assert!(self.regions.len() <= MAX_REGIONS);
+        for (member, region) in &self.cloning {
+            let of = self.regions.get(region);
+            assert!(of.is_none_or(|region| self.tables.is_cloning(&region.root, *member)));
+        }
         assert!(self.regions.keys().all(|id| id.0 < self.next_region));
         let owners = self.regions.values().filter_map(|r| r.owner);
         assert!(
@@ -832,7 +899,13 @@ impl LeaseSpace {
         }
     }
 
-    fn add_region(&mut self, owner: MemberId, root: Root) -> Result<RegionId, SpaceError> {
+    /// Its pages are freed by [`LeaseSpace::bury`].
+    fn free_later(&mut self, mut region: Region) {
+        self.freed.extend(self.tables.stop_clones(&mut region.root, None));
+        self.freed.push(region.root);
+    }
+
+    fn may_add_region(&self, owner: MemberId) -> Result<(), SpaceError> {
         if !self.members.contains_key(&owner) {
             return Err(SpaceError::MemberGone);
         }
@@ -842,7 +915,11 @@ impl LeaseSpace {
         if let Some(over) = self.over {
             return Err(over.into());
         }
-        self.room_for(self.region_cost(), 0)?;
+        self.room_for(self.region_cost(), 0)
+    }
+
+    fn add_region(&mut self, owner: MemberId, root: Root) -> Result<RegionId, SpaceError> {
+        self.may_add_region(owner)?;
         let id = RegionId(self.next_region);
         self.next_region += 1;
         self.regions.insert(id, Region { owner: Some(owner), root, bytes: 0 });
@@ -863,7 +940,7 @@ impl LeaseSpace {
     fn room_for(&self, frames: u64, metadata: u64) -> Result<(), SpaceError> {
         let would_use =
             self.used_bytes(self.tables.used_bytes() + frames, self.tables.metadata_bytes() + metadata);
-        if would_use > self.limit_bytes {
+        if would_use > self.limit_bytes && self.tables.rules.keep(TenantRule::Room) {
             let used = self.used_bytes(self.tables.used_bytes(), self.tables.metadata_bytes());
             return Err(SpaceError::Full { free: self.limit_bytes.saturating_sub(used) });
         }

@@ -1,14 +1,17 @@
 //! Page tables: a region is a sparse map from chunk numbers to chunks of 512 pages. A copy-on-write clone
 //! copies the map and shares the chunks; a chunk is copied when one of its owners writes, and then its frames
-//! are shared.
+//! are shared. The map is copied in steps. What is about to change before its turn is copied first, so that the
+//! clone is of the moment when it began.
 //!
-//! Invariants: `chunk.owners` = roots that name it; a frame is in `1 + shares[frame]` slots of all chunks;
+//! Invariants: `chunk.owners` = roots that name it, and clones that are being made; a frame is in `1 + shares[frame]` slots of all chunks;
 //! `used_bytes` counts every frame once.
 
 use super::FrameIndex;
+use super::rule::{Kept, TenantRule};
 use super::space::PageState;
+use rampool_wire::frame::MemberId;
 use rampool_wire::units::{Extent, PageIndex};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Pages of a chunk.
 pub(super) const CHUNK_PAGES: u64 = 512;
@@ -48,6 +51,38 @@ pub(super) struct ChunkId(usize);
 #[derive(Debug, Default)]
 pub(super) struct Root {
     chunks: BTreeMap<u64, ChunkId>,
+    clones: Vec<Cloning>,
+}
+
+/// A clone that is being made.
+///
+/// Invariant: `owed` is the number of chunks that it wants and its root has.
+#[derive(Debug)]
+struct Cloning {
+    member: MemberId,
+    /// It has had its turn with the chunks below.
+    next: u64,
+    /// Those from `next` on that are copied already, or were not there when it began.
+    early: BTreeSet<u64>,
+    owed: u64,
+    chunks: BTreeMap<u64, ChunkId>,
+}
+
+impl Cloning {
+    fn wants(&self, number: u64) -> bool {
+        number >= self.next && !self.early.contains(&number)
+    }
+}
+
+impl Root {
+    fn new(chunks: BTreeMap<u64, ChunkId>) -> Self {
+        Self { chunks, clones: Vec::new() }
+    }
+
+    /// Whether a clone is still to have this chunk as it is.
+    fn is_wanted(&self, number: u64) -> bool {
+        self.clones.iter().any(|clone| clone.wants(number))
+    }
 }
 
 /// All chunks of a lease.
@@ -61,6 +96,9 @@ pub(super) struct Tables {
     used_bytes: u64,
     pages: u64,
     root_entries: u64,
+    /// Entries that clones are still to have.
+    owed_entries: u64,
+    pub(super) rules: Kept,
 }
 
 impl Chunk {
@@ -97,7 +135,7 @@ impl Tables {
     }
 
     pub(super) fn metadata_bytes(&self) -> u64 {
-        self.live_chunks * CHUNK_BYTES + self.root_entries * ROOT_ENTRY_BYTES
+        self.live_chunks * CHUNK_BYTES + (self.root_entries + self.owed_entries) * ROOT_ENTRY_BYTES
     }
 
     /// Appends what each page of the extent is.
@@ -126,11 +164,11 @@ impl Tables {
     /// Whether the page's frame is named here alone.
     pub(super) fn state(&self, root: &Root, page: PageIndex) -> PageState {
         let Some(chunk) = self.chunk_at(root, chunk_of(page)) else { return PageState::Zero };
+        let wanted = root.is_wanted(chunk_of(page)) && self.rules.keep(TenantRule::Wanted);
+        let shared = chunk.owners > 1 || wanted;
         match chunk.page(slot_of(page)) {
             None => PageState::Zero,
-            Some(page) if chunk.owners > 1 || self.shares.contains_key(&page.frame) => {
-                PageState::Shared(page)
-            }
+            Some(page) if shared || self.shares.contains_key(&page.frame) => PageState::Shared(page),
             Some(page) => PageState::Own(page),
         }
     }
@@ -144,7 +182,10 @@ impl Tables {
         let chunk = self.chunks[id.0].as_mut().expect("a named chunk exists");
         let slot = &mut chunk.slots[slot_of(page)];
         assert!(
-            chunk.owners == 1 && slot.len != 0 && !self.shares.contains_key(&slot.frame),
+            chunk.owners == 1
+                && !root.is_wanted(chunk_of(page))
+                && slot.len != 0
+                && !self.shares.contains_key(&slot.frame),
             "only what is a region's own changes"
         );
         slot.crc = crc;
@@ -160,12 +201,10 @@ impl Tables {
         if charge == 0 && old.len == 0 {
             return (0, 0);
         }
-        let metadata = if chunk.owners > 1 { CHUNK_BYTES } else { 0 };
-        let given_back = if old.len == 0 || chunk.owners > 1 || self.shares.contains_key(&old.frame) {
-            0
-        } else {
-            old.charge
-        };
+        let shared = chunk.owners > 1 || root.is_wanted(chunk_of(page));
+        let metadata = if shared { CHUNK_BYTES } else { 0 };
+        let given_back =
+            if old.len == 0 || shared || self.shares.contains_key(&old.frame) { 0 } else { old.charge };
         (u64::from(charge.saturating_sub(given_back)), metadata)
     }
 
@@ -178,11 +217,14 @@ impl Tables {
         released: &mut Vec<FrameIndex>,
     ) {
         let number = chunk_of(page);
-        let id = match (root.chunks.get(&number), new) {
-            (None, None) => return,
-            (Some(id), None) if self.chunk(*id).slots[slot_of(page)].len == 0 => return,
-            (Some(id), _) => self.own(root, number, *id),
-            (None, Some(_)) => {
+        let known = root.chunks.get(&number).copied();
+        if new.is_none() && known.is_none_or(|id| self.chunk(id).slots[slot_of(page)].len == 0) {
+            return;
+        }
+        self.copy_first(root, number);
+        let id = match known {
+            Some(id) => self.own(root, number, id),
+            None => {
                 let id = self
                     .add_chunk(vec![EMPTY; usize::try_from(CHUNK_PAGES).expect("512")].into_boxed_slice(), 0);
                 root.chunks.insert(number, id);
@@ -217,7 +259,8 @@ impl Tables {
         let partial = |number: u64| {
             let whole =
                 extent.first.0 <= number * CHUNK_PAGES && (number + 1) * CHUNK_PAGES <= extent.end().0;
-            !whole && root.chunks.get(&number).is_some_and(|id| self.chunk(*id).owners > 1)
+            let shared = |id: &ChunkId| self.chunk(*id).owners > 1 || root.is_wanted(number);
+            !whole && root.chunks.get(&number).is_some_and(shared)
         };
         u64::from(partial(edges[0])) + u64::from(edges[1] != edges[0] && partial(edges[1]))
     }
@@ -239,6 +282,7 @@ impl Tables {
             let first = extent.first.0.max(number * CHUNK_PAGES);
             let end = extent.end().0.min((number + 1) * CHUNK_PAGES);
             if end - first == CHUNK_PAGES {
+                self.copy_first(root, number);
                 let id = root.chunks.remove(&number).expect("in the range");
                 self.root_entries -= 1;
                 self.drop_chunk(id, released);
@@ -251,13 +295,72 @@ impl Tables {
         next
     }
 
-    /// A copy-on-write copy: costs one entry per chunk.
-    pub(super) fn clone_root(&mut self, root: &Root) -> Root {
-        for id in root.chunks.values() {
-            self.chunks[id.0].as_mut().expect("a named chunk exists").owners += 1;
+    /// Begins a copy-on-write copy of the root as it is now; [`Tables::clone_some`] makes it.
+    pub(super) fn begin_clone(&mut self, root: &mut Root, member: MemberId) {
+        let owed = root.chunks.len() as u64;
+        self.owed_entries += owed;
+        let (early, chunks) = (BTreeSet::new(), BTreeMap::new());
+        root.clones.push(Cloning { member, next: 0, early, owed, chunks });
+    }
+
+    /// Whether a clone of this root goes on for the member.
+    pub(super) fn is_cloning(&self, root: &Root, member: MemberId) -> bool {
+        root.clones.iter().any(|clone| clone.member == member)
+    }
+
+    /// Goes on with a clone, by so many chunks at most. Returns it when it is complete.
+    ///
+    /// # Panics
+    /// If none goes on for the member.
+    pub(super) fn clone_some(&mut self, root: &mut Root, member: MemberId, most: usize) -> Option<Root> {
+        let at = root.clones.iter().position(|clone| clone.member == member).expect("it has begun");
+        let clone = &mut root.clones[at];
+        let mut range = root.chunks.range(clone.next..);
+        for (number, id) in range.by_ref().take(most) {
+            if clone.wants(*number) {
+                self.chunks[id.0].as_mut().expect("a named chunk exists").owners += 1;
+                clone.chunks.insert(*number, *id);
+                clone.owed -= 1;
+                self.owed_entries -= 1;
+                self.root_entries += 1;
+            }
+            clone.next = number + 1;
         }
-        self.root_entries += root.chunks.len() as u64;
-        Root { chunks: root.chunks.clone() }
+        if range.next().is_some() {
+            clone.early = clone.early.split_off(&clone.next);
+            return None;
+        }
+        let clone = root.clones.swap_remove(at);
+        assert_eq!(clone.owed, 0, "a complete clone has all that was there");
+        Some(Root::new(clone.chunks))
+    }
+
+    /// Gives up clones of this root: those of the member, or all. Returns what there is of them.
+    pub(super) fn stop_clones(&mut self, root: &mut Root, member: Option<MemberId>) -> Vec<Root> {
+        if member.is_none() && !self.rules.keep(TenantRule::StopClones) {
+            return Vec::new();
+        }
+        let stops = |clone: &mut Cloning| member.is_none_or(|member| clone.member == member);
+        let stopped: Vec<Cloning> = root.clones.extract_if(.., stops).collect();
+        self.owed_entries -= stopped.iter().map(|clone| clone.owed).sum::<u64>();
+        stopped.into_iter().map(|clone| Root::new(clone.chunks)).collect()
+    }
+
+    /// The chunk is about to change: clones that are still to have it as it is have it now.
+    fn copy_first(&mut self, root: &mut Root, number: u64) {
+        if !self.rules.keep(TenantRule::CopyFirst) {
+            return;
+        }
+        for clone in root.clones.iter_mut().filter(|clone| clone.wants(number)) {
+            clone.early.insert(number);
+            if let Some(id) = root.chunks.get(&number) {
+                self.chunks[id.0].as_mut().expect("a named chunk exists").owners += 1;
+                clone.chunks.insert(number, *id);
+                clone.owed -= 1;
+                self.owed_entries -= 1;
+                self.root_entries += 1;
+            }
+        }
     }
 
     pub(super) fn clone_cost(&self, root: &Root) -> u64 {
@@ -266,6 +369,7 @@ impl Tables {
 
     /// Takes at most so many chunks out of a root. Returns how many; fewer: it is empty.
     pub(super) fn drop_chunks(&mut self, root: &mut Root, most: u64, released: &mut Vec<FrameIndex>) -> u64 {
+        assert!(root.clones.is_empty(), "clones of what is freed are given up");
         let mut dropped = 0;
         while dropped < most
             && let Some((_, id)) = root.chunks.pop_last()
@@ -281,14 +385,18 @@ impl Tables {
     /// If an invariant is broken.
     pub(super) fn check<'a>(&self, roots: impl Iterator<Item = &'a Root>) {
         let mut owners: BTreeMap<usize, u32> = BTreeMap::new();
-        let mut entries = 0;
+        let (mut entries, mut owed) = (0, 0);
         for root in roots {
-            entries += root.chunks.len() as u64;
-            for id in root.chunks.values() {
-                *owners.entry(id.0).or_default() += 1;
+            for chunks in root.clones.iter().map(|clone| &clone.chunks).chain([&root.chunks]) {
+                entries += chunks.len() as u64;
+                chunks.values().for_each(|id| *owners.entry(id.0).or_default() += 1);
+            }
+            for clone in &root.clones {
+                assert_eq!(root.chunks.keys().filter(|n| clone.wants(**n)).count() as u64, clone.owed);
+                owed += clone.owed;
             }
         }
-        assert_eq!(entries, self.root_entries);
+        assert_eq!((entries, owed), (self.root_entries, self.owed_entries));
         let mut named: BTreeMap<FrameIndex, (u32, u16)> = BTreeMap::new();
         let (mut live_chunks, mut pages) = (0, 0);
         for (index, chunk) in self.chunks.iter().enumerate() {

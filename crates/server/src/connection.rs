@@ -47,8 +47,12 @@ const FLUSH_COLLECTED_BYTES: usize = 32 * 1024;
 const FLUSH_COLLECTED_INTO_SOCKET_BYTES: usize = 512 << 10;
 /// Likewise for replies that are sent from where they lie: one call for several is faster than one for each.
 const FLUSH_BYTES: usize = 1536 << 10;
+/// Bytes that are sent, or received, between two looks at the clock.
+const BYTES_AT_ONCE: usize = 512 << 10;
 /// Times 512 pages that are freed between two looks at the clock.
 const CHUNKS_AT_ONCE: usize = 2;
+/// The same of a region that is cloned.
+const CLONED_AT_ONCE: usize = 256;
 /// Where the bytes of a refused `Put` go.
 const SINK_BYTES: usize = 64 * 1024;
 
@@ -213,7 +217,7 @@ pub(super) struct ScratchBuffers {
     table: Vec<u8>,
     /// Answers of queues for other connections.
     pub(super) posts: Posts,
-    slice: Slice,
+    pub(super) slice: Slice,
     /// When the first request that waits in a queue times out.
     pub(super) alarm: Option<Instant>,
 }
@@ -304,6 +308,8 @@ enum Paused {
     Gather(Box<direct::Gathering>),
     Scan(Box<direct::Scanning>),
     Get(Box<Getting>),
+    Put(Box<Putting>),
+    Clone(Header),
     Update(Box<direct::Updating>),
     /// Pages of freed regions of its lease are being freed.
     Free(Header),
@@ -318,6 +324,24 @@ struct Getting {
     stored_at: Vec<Place>,
     frames: Vec<FrameIndex>,
     pieces: Vec<Piece>,
+}
+
+/// A `Put` whose pages are all here, and go into their frames' final form.
+struct Putting {
+    header: Header,
+    arrived: Arriving,
+    /// Those that are in it, in the order of the request.
+    pages: Vec<Option<StoredPage>>,
+    /// How many of the frames they took.
+    settled: usize,
+}
+
+impl Putting {
+    /// What it holds.
+    fn frames(&self) -> impl Iterator<Item = FrameIndex> {
+        let settled = self.pages.iter().flatten().map(|page| page.frame);
+        settled.chain(self.arrived.frames[self.settled..].iter().copied())
+    }
 }
 
 pub(super) struct Connection {
@@ -350,6 +374,8 @@ pub(super) struct Connection {
     /// When it last read something of its queued replies, or nothing was queued.
     pub(super) took: Instant,
     said_draining: bool,
+    /// Its replies are being sent, and go on with the next turn.
+    sends: bool,
 }
 
 /// A refused request: what to tell the client.
@@ -428,6 +454,7 @@ impl Connection {
             heard: now,
             took: now,
             said_draining: false,
+            sends: false,
         }
     }
 
@@ -456,17 +483,23 @@ impl Connection {
         self.tenant.name.map_or_else(|| "-".to_owned(), |name| name.to_string())
     }
 
-    /// Sends what is queued.
-    pub(super) fn flush(&mut self, now: Instant) -> Result<Flush, End> {
+    /// Sends what is queued, for a slice: what has stopped goes on with the next turn.
+    pub(super) fn flush(&mut self, slice: &mut Slice, now: Instant) -> Result<Flush, End> {
         let before = self.link.queued_bytes();
         self.collected = 0;
-        let flushed = self.link.flush();
+        let flushed = self.link.flush_some(BYTES_AT_ONCE, || !slice.is_over());
         self.count_replies();
         let flushed = flushed?;
+        self.sends = flushed == Flush::Stopped;
         if flushed == Flush::Empty || self.link.queued_bytes() < before {
             self.took = now;
         }
         Ok(flushed)
+    }
+
+    /// Whether its replies are being sent, and go on with the next turn.
+    pub(super) fn sends(&self) -> bool {
+        self.sends
     }
 
     /// For so long the shard did not listen to the client.
@@ -503,7 +536,10 @@ impl Connection {
             Some(Paused::Gather(gathering)) => gathering.bytes(),
             Some(Paused::Scan(scanning)) => scanning.bytes(),
             Some(Paused::Get(getting)) => getting.pieces.iter().map(|piece| piece.len).sum(),
-            Some(Paused::Free(_) | Paused::Discard(..) | Paused::Update(_)) | None => 0,
+            Some(
+                Paused::Free(_) | Paused::Discard(..) | Paused::Update(_) | Paused::Put(_) | Paused::Clone(_),
+            )
+            | None => 0,
         }
     }
 
@@ -530,6 +566,9 @@ impl Connection {
         now: Instant,
     ) -> Result<Turn, End> {
         buffers.slice.begin();
+        if self.sends && self.flush(&mut buffers.slice, now)? == Flush::Stopped {
+            return Ok(Turn::More);
+        }
         if let Some(paused) = self.paused.take() {
             self.heard = now;
             self.resume(shared, buffers, paused);
@@ -547,7 +586,16 @@ impl Connection {
                 return Ok(Turn::Full);
             }
             let membership = self.membership.as_ref();
-            match self.link.receive_glimpsing(|frame| direct::look_ahead(shared, membership, frame))? {
+            let received = self.link.receive_some(
+                |frame| direct::look_ahead(shared, membership, frame),
+                BYTES_AT_ONCE,
+                || !buffers.slice.is_over(),
+            )?;
+            match received {
+                Received::Blocked if self.link.has_stopped() => {
+                    self.heard = now;
+                    return Ok(Turn::More);
+                }
                 Received::Blocked => return Ok(Turn::Idle),
                 Received::Head(header) => {
                     self.heard = now;
@@ -575,8 +623,9 @@ impl Connection {
                     if direct
                         && (self.collected >= self.flush_collected_bytes()
                             || self.link.queued_bytes() >= FLUSH_BYTES)
+                        && self.flush(&mut buffers.slice, now)? == Flush::Stopped
                     {
-                        self.flush(now)?;
+                        break;
                     }
                 }
                 Received::Bulk(header) => {
@@ -598,6 +647,8 @@ impl Connection {
             Paused::Scan(scanning) => self.go_on_scanning(shared, buffers, *scanning),
             Paused::Update(updating) => self.go_on_updating(shared, buffers, *updating),
             Paused::Get(getting) => self.go_on_getting(shared, buffers, *getting),
+            Paused::Put(putting) => self.go_on_putting(shared, buffers, *putting),
+            Paused::Clone(header) => self.go_on_cloning(shared, buffers, header),
             Paused::Free(header) => self.go_on_freeing(shared, buffers, header),
             Paused::Discard(header, extents) => self.go_on_discarding(shared, buffers, header, extents),
         }
@@ -848,9 +899,8 @@ impl Connection {
         Ok(())
     }
 
-    /// All pages of a `Put` are in their frames: enters them.
+    /// All pages of a `Put` are here.
     fn finish_put(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
-        let counts = &shared.shards[self.arena].counts;
         let mut arriving = std::mem::take(&mut self.arriving);
         if let Some((status, arg, message)) = arriving.refused.take() {
             self.arriving = arriving;
@@ -858,15 +908,29 @@ impl Connection {
             return;
         }
         buffers.pages.clear();
-        let mut frames = arriving.frames.drain(..);
-        for entry in &arriving.entries {
+        let pages = std::mem::take(&mut buffers.pages);
+        self.go_on_putting(shared, buffers, Putting { header, arrived: arriving, pages, settled: 0 });
+    }
+
+    /// Brings the pages of a `Put` into their final form, from where it stopped, then enters them.
+    fn go_on_putting(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, mut putting: Putting) {
+        let counts = &shared.shards[self.arena].counts;
+        let Putting { arrived, pages, settled, .. } = &mut putting;
+        for entry in &arrived.entries[pages.len()..] {
+            if pages.len() % LOOK_AT_CLOCK_AFTER == LOOK_AT_CLOCK_AFTER - 1 && buffers.slice.is_over() {
+                self.paused = Some(Paused::Put(Box::new(putting)));
+                return;
+            }
             let page = (!entry.is_zero()).then(|| {
-                let frame = frames.next().expect("one frame for each page that is not zero");
+                let frame = arrived.frames[*settled];
+                *settled += 1;
                 shared.store.settle(self.arena, frame, *entry, &mut buffers.scratch)
             });
-            buffers.pages.push(page);
+            pages.push(page);
         }
-        drop(frames);
+        let Putting { header, arrived: mut arriving, pages, .. } = putting;
+        arriving.frames.clear();
+        buffers.pages = pages;
         // While the frames are this request's alone: others may replace the pages as soon as they are entered.
         buffers.stored_at.clear();
         if self.link.features() & features::PLACES != 0 {
@@ -934,18 +998,15 @@ impl Connection {
             Opcode::CreateRegion => self.membership().and_then(|membership| {
                 let made = membership.space()?.make(0, |space| {
                     space.make_once(membership.member, header.request, |space| {
-                        space.create_region(membership.member)
+                        space.create_region(membership.member).map(Some)
                     })
                 });
-                Ok(made?.0)
+                Ok(made?.expect("it is made at once").0)
             }),
-            Opcode::CloneRegion => self.membership().and_then(|membership| {
-                let made = membership.space()?.make(0, |space| {
-                    let clone = |space: &mut LeaseSpace| space.clone_region(membership.member, region);
-                    space.make_once(membership.member, header.request, clone)
-                });
-                Ok(made?.0)
-            }),
+            Opcode::CloneRegion => {
+                self.go_on_cloning(shared, buffers, header);
+                return Ok(());
+            }
             Opcode::AdoptRegion => self.membership().and_then(|membership| {
                 Ok(membership.space()?.adopt_region(membership.member, region).map(|()| region.0)?)
             }),
@@ -1011,13 +1072,45 @@ impl Connection {
             }
             _ => Err(Refused::new(Status::BadRequest, "not a request of a client")),
         };
-        // For regions the reply's region names the new one.
+        // The reply's region names the new one.
         let reply = match (&result, header.opcode) {
-            (Ok(new), Opcode::CreateRegion | Opcode::CloneRegion) => Header { region: *new, ..header },
+            (Ok(new), Opcode::CreateRegion) => Header { region: *new, ..header },
             _ => header,
         };
         self.answer(shared, buffers, reply, result.map(|_| 0));
         Ok(())
+    }
+
+    /// Clones a region from where it stopped, and answers with the number of the clone.
+    fn go_on_cloning(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, header: Header) {
+        let region = RegionId(header.region);
+        let result = loop {
+            let made = self.membership().and_then(|membership| {
+                let mut space = membership.space()?;
+                let member = membership.member;
+                let made = space.make(0, |space| {
+                    let clone = |space: &mut LeaseSpace| space.clone_some(member, region, CLONED_AT_ONCE);
+                    space.make_once(member, header.request, clone)
+                });
+                if made.is_err() && space.has_freed() {
+                    shared.bury_later(membership.lease.id);
+                }
+                Ok(made?)
+            });
+            match made {
+                Ok(Some(clone)) => break Ok(clone),
+                Ok(None) if buffers.slice.is_over() => {
+                    self.paused = Some(Paused::Clone(header));
+                    return;
+                }
+                Ok(None) => {}
+                Err(refused) => break Err(refused),
+            }
+        };
+        match result {
+            Ok(clone) => self.answer(shared, buffers, Header { region: clone.0, ..header }, Ok(0)),
+            Err(refused) => self.refuse(buffers, header, &refused, shared),
+        }
     }
 
     /// Makes pages zero from where it stopped, the last extents first, and answers when it was all.
@@ -1130,6 +1223,10 @@ impl Connection {
         if shared.draining() {
             return Asked::Refused(Refused::new(Status::Draining, "the server is stopping"));
         }
+        if shared.short_of_memory() {
+            self.audit_refused(shared, request, &SHORT_OF_MEMORY);
+            return Asked::Refused(Refused::new(Status::LeaseRefused, SHORT_OF_MEMORY));
+        }
         let token = LeaseToken(random_bytes());
         if let Some(over) = shared.directory().accounts().too_many_connections(self.tenant.name) {
             self.audit_refused(shared, request, &over);
@@ -1191,6 +1288,9 @@ impl Connection {
             Ok(space) => space,
             Err(error) => return Asked::Refused(error.into()),
         };
+        if shared.short_of_memory() && bytes > space.usage().limit_bytes {
+            return Asked::Refused(Refused::new(Status::LeaseRefused, SHORT_OF_MEMORY));
+        }
         let mut directory = shared.directory();
         let Err(error) = resize_lease(&mut directory, &mut space, membership.lease.id, bytes) else {
             return Asked::Resized;
@@ -1307,6 +1407,17 @@ impl Connection {
                     shared.bury_later(membership.lease.id);
                 }
             }
+            Some(Paused::Put(putting)) => shared.store.release(&putting.frames().collect::<Vec<_>>()),
+            Some(Paused::Clone(_)) => {
+                if let Some(membership) = &self.membership
+                    && let Ok(mut space) = membership.space()
+                {
+                    space.stop_cloning(membership.member);
+                    drop(space);
+                    // The reaper frees what there is of it.
+                    shared.bury_later(membership.lease.id);
+                }
+            }
             Some(Paused::Scan(_) | Paused::Discard(..)) | None => {}
         }
         shared.disconnect(&self.tenant);
@@ -1405,6 +1516,9 @@ impl Connection {
         error
     }
 }
+
+const SHORT_OF_MEMORY: &str =
+    "the server's machine is short of memory, so it gives no new leases for now; wait, or use another server";
 
 const NO_LEASE: &str = "this connection has no lease";
 

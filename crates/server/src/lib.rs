@@ -18,6 +18,7 @@ pub mod block;
 mod closer;
 mod connection;
 mod copy_worker;
+mod poll_set;
 mod query;
 mod reaper;
 mod shard;
@@ -38,6 +39,7 @@ use rampool_net::transport::{Endpoint, Listener};
 use rampool_wire::session::Encryption;
 use shared::Shared;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -96,6 +98,8 @@ pub struct ServerConfig {
     pub copy_to: Vec<Endpoint>,
     /// Quotas of tenants, and keys that are revoked.
     pub tenants: Rules,
+    /// Where the kernel says how long tasks wait for memory (PSI). While that is long, new leases are refused.
+    pub pressure: Vec<PathBuf>,
     /// Block devices for clients of NBD.
     pub block: BlockConfig,
 }
@@ -127,6 +131,7 @@ impl ServerConfig {
             ucx_clients_are_trusted: false,
             copy_to: Vec::new(),
             tenants: Rules::default(),
+            pressure: vec![PathBuf::from("/proc/pressure/memory")],
             block: BlockConfig::default(),
         }
     }

@@ -1,16 +1,19 @@
 //! Frees what members leave behind, and gives up the ones that do not come back. Freeing gigabytes takes a
-//! while: no shard waits for it.
+//! while: no shard waits for it. It also looks now and then whether the machine is short of memory.
 
 use super::shared::{Lease, Shared};
-use rampool_lease::Departed;
+use rampool_lease::{Departed, Pressure};
 use rampool_wire::frame::LeaseId;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest sleep: stopping is noticed within this time.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 /// Times 512 pages that are freed at a time, so that shards get at the lease and the store in between.
 const BATCH_CHUNKS: u64 = 4;
+/// Between two looks at what the kernel says of memory, which is an average of ten seconds.
+const PRESSURE_EVERY: Duration = Duration::from_secs(1);
 
 /// What other threads leave to it.
 pub(super) enum Task {
@@ -20,7 +23,12 @@ pub(super) enum Task {
 }
 
 pub(super) fn run(shared: &Shared, orders: &Receiver<Task>) {
+    let (mut pressure, mut next_look) = (Pressure::default(), Instant::now());
     while !shared.stopping() {
+        if Instant::now() >= next_look {
+            next_look = Instant::now() + PRESSURE_EVERY;
+            look_at_pressure(shared, &mut pressure);
+        }
         let sleep = match shared.directory().next_expiry() {
             Some(due) => {
                 Duration::from_millis(due.0.saturating_sub(shared.now().0).max(1)).min(LONGEST_SLEEP)
@@ -47,6 +55,20 @@ pub(super) fn run(shared: &Shared, orders: &Receiver<Task>) {
             settle(shared, departed);
         }
     }
+}
+
+fn look_at_pressure(shared: &Shared, pressure: &mut Pressure) {
+    // What a kernel or a container does not have is no pressure.
+    let texts: Vec<String> =
+        shared.config.pressure.iter().filter_map(|file| std::fs::read_to_string(file).ok()).collect();
+    match pressure.hear(texts.iter().map(String::as_str)) {
+        Some(true) => tracing::warn!(
+            "this machine is short of memory: programs wait for it (PSI). No new leases are given until that is over. Lend less, or stop this server (SIGTERM): it tells its clients and waits for them to leave"
+        ),
+        Some(false) => tracing::info!("memory is not short any more: leases are given again"),
+        None => return,
+    }
+    shared.short_of_memory.store(pressure.is_short(), Ordering::Relaxed);
 }
 
 fn settle(shared: &Shared, departed: Departed) {

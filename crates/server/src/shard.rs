@@ -7,19 +7,18 @@
 //! those whose handshake goes on as if they were one tenant more.
 
 use super::connection::{Connection, End, Held, ScratchBuffers, Turn};
+use super::poll_set::{Events, Idle, PollSet, Ready, slot_of, token};
 use super::shared::{Arrival, Shared, lock};
 use super::tenants::Tenant;
 use super::unauthenticated::Unauthenticated;
 use rampool_lease::{Payer, Shares};
-use rampool_net::adaptive_spin::AdaptiveSpin;
 use rampool_net::transport::{
     Endpoint, Handshake, Link, LinkError, Listener, LocalPolicy, Means, Peer, Stream, Wants,
 };
 use rampool_wire::session::{Refusal, features};
-use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use std::collections::{BTreeSet, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -36,9 +35,6 @@ const MOST_ACCEPTED: usize = 16;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 /// Refused connections that are told the reason at a time; a peer that is slow to read it is closed without.
 const MOST_TURNED_AWAY: usize = 64;
-/// Poll tokens beyond those of connections.
-const DOORBELL: u64 = u64::MAX;
-const FIRST_LISTENER: u64 = u64::MAX - 1024;
 /// While it looks for more work, a shard reads the sockets that had data last, if they are this few, instead
 /// of polling the poll set: one call less for each.
 const MOST_WARM: usize = 4;
@@ -61,10 +57,7 @@ const RING_TURNS: u32 = 1024;
 pub(super) struct Shard {
     index: usize,
     shared: Arc<Shared>,
-    epoll: OwnedFd,
-    listeners: Vec<Listener>,
-    /// No descriptor is left for one more connection: the listeners are not polled for now.
-    is_deaf: bool,
+    poll: PollSet,
     slots: Vec<Slot>,
     free: Vec<usize>,
     /// Connections with something to do; `None`: those whose handshake goes on.
@@ -131,27 +124,16 @@ impl Shard {
         shared: Arc<Shared>,
         listeners: Vec<Listener>,
     ) -> Result<Self, rustix::io::Errno> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(
-            &epoll,
-            &shared.shards[index].doorbell,
-            epoll::EventData::new_u64(DOORBELL),
-            epoll::EventFlags::IN,
-        )?;
-        for (token, listener) in (FIRST_LISTENER..).zip(&listeners) {
-            epoll::add(&epoll, listener, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
-        }
+        let poll = PollSet::new(&shared.shards[index].doorbell, listeners)?;
         let (slots, free, warm) = (Vec::new(), Vec::new(), Vec::with_capacity(MOST_WARM));
         let awake = VecDeque::with_capacity(MOST_AWAKE + 1);
         let (unauthenticated, turned_away, buffers) =
             (Unauthenticated::default(), Unauthenticated::default(), ScratchBuffers::default());
-        let (is_deaf, turning_away, next_shard) = (false, 0, 0);
+        let (turning_away, next_shard) = (0, 0);
         Ok(Self {
             index,
             shared,
-            epoll,
-            listeners,
-            is_deaf,
+            poll,
             slots,
             free,
             shares: Shares::default(),
@@ -169,12 +151,11 @@ impl Shard {
 
     /// Works until the server stops.
     pub(super) fn run(mut self) {
-        let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
-        let (spin, sweep_every) = (self.shared.config.spin, self.sweep_interval());
-        let mut adaptive_spin = AdaptiveSpin::new(spin);
+        let sweep_every = self.sweep_interval();
+        let mut events = Events::new();
+        let mut idle = Idle::new(self.shared.config.spin);
         rampool_kernel::thread::ask_for_short_slices();
         let mut next_sweep = Instant::now() + sweep_every;
-        let mut idle_since: Option<Instant> = None;
         let (mut looks, mut turns) = (0, 0);
         let mut looked = Instant::now();
         while !self.shared.stopping() {
@@ -190,10 +171,9 @@ impl Shard {
                 self.sweep(now);
                 next_sweep = now + sweep_every;
             }
-            let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
             self.end_delays(now);
             let busy = !self.shares.is_empty();
-            let spinning = busy || idle_since.is_none() || waited < adaptive_spin.time();
+            let spinning = busy || idle.looks(now);
             let (most_looks, most_turns) =
                 if self.warm.is_empty() { (RING_LOOKS, RING_TURNS) } else { (WARM_LOOKS, WARM_TURNS) };
             let any = !(self.warm.is_empty() && self.awake.is_empty());
@@ -201,13 +181,10 @@ impl Shard {
                 looks += 1;
                 turns += 1;
                 if self.look_at_warm(now) {
-                    if idle_since.take().is_some() {
-                        adaptive_spin.waited(waited);
-                    }
+                    idle.found();
                     looks = 0;
                 } else {
-                    idle_since = idle_since.or(Some(now));
-                    adaptive_spin.look_again(waited, false);
+                    idle.found_nothing(now, true);
                 }
                 continue;
             }
@@ -222,41 +199,26 @@ impl Shard {
             let due = self.delayed.first().map_or(due, |(until, _)| due.min(*until));
             let timeout = if spinning { Duration::ZERO } else { due.saturating_duration_since(now) };
             if !spinning {
-                adaptive_spin.sleeps();
+                idle.sleeps();
                 self.shared.shards[self.index].sleeps.fetch_add(1, Ordering::Relaxed);
             }
-            let timeout = Timespec {
-                tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(1),
-                tv_nsec: timeout.subsec_nanos().into(),
-            };
-            events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => panic!("polling failed: {error}"),
-            }
+            self.poll.wait(&mut events, timeout);
             if events.is_empty() && !busy {
-                idle_since = idle_since.or(Some(now));
-                if spinning {
-                    adaptive_spin.look_again(waited, false);
-                }
+                idle.found_nothing(now, spinning);
                 continue;
             }
-            if let Some(since) = idle_since.take() {
-                adaptive_spin.waited(since.elapsed());
-            }
+            idle.found();
             self.warm_up(&events);
             let now = Instant::now();
             if busy {
                 // The poll set does not tell of all of these.
                 self.wake_warm();
             }
-            for event in &events {
-                match event.data.u64() {
-                    DOORBELL => self.answer_doorbell(now),
-                    token if token >= FIRST_LISTENER => {
-                        self.accept(usize::try_from(token - FIRST_LISTENER).expect("few listeners"))
-                    }
-                    token => self.wake(token),
+            for ready in events.iter() {
+                match ready {
+                    Ready::Doorbell => self.answer_doorbell(now),
+                    Ready::Listener(index) => self.accept(index),
+                    Ready::Connection(token) => self.wake(token),
                 }
             }
             self.serve(now);
@@ -271,18 +233,20 @@ impl Shard {
 
     /// Connections with data now probably have more soon. Of those that were warm, the ones outside of the
     /// poll set stay.
-    fn warm_up(&mut self, events: &[epoll::Event]) {
+    fn warm_up(&mut self, events: &Events) {
         self.warm.retain(|token| {
             self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.polled && slot.has(*token))
         });
         if self.shared.config.spin.is_zero() || self.warm.len() + events.len() > MOST_WARM {
             return self.poll_all();
         }
-        let tokens = events.iter().map(|event| event.data.u64()).filter(|token| *token < FIRST_LISTENER);
-        self.warm.extend(
-            tokens
-                .filter(|token| self.slots.get(slot_of(*token)).is_some_and(|slot| !slot.bypasses_kernel())),
-        );
+        for ready in events.iter() {
+            if let Ready::Connection(token) = ready
+                && self.slots.get(slot_of(token)).is_some_and(|slot| !slot.bypasses_kernel())
+            {
+                self.warm.push(token);
+            }
+        }
     }
 
     /// Nothing is warm, and everything is in the poll set.
@@ -304,8 +268,8 @@ impl Shard {
             return;
         }
         (slot.found, slot.missed) = (0, 0);
-        let data = epoll::EventData::new_u64(token(index, slot.generation));
-        if let Err(error) = epoll::add(&self.epoll, connection.link(), data, slot.interest) {
+        let token = token(index, slot.generation);
+        if let Err(error) = self.poll.add(connection.link(), token, slot.interest) {
             // Others have taken what the kernel has for this.
             self.close(index, &End::Link(LinkError::Io(error.into())));
         }
@@ -326,7 +290,7 @@ impl Shard {
                 && let State::Connected(connection) = &slot.state
                 && std::mem::take(&mut slot.polled)
             {
-                epoll::delete(&self.epoll, connection.link()).expect("it is in the poll set");
+                self.poll.remove(connection.link()).expect("it is in the poll set");
             }
             return true;
         }
@@ -404,14 +368,14 @@ impl Shard {
 
     fn accept(&mut self, listener: usize) {
         for _ in 0..MOST_ACCEPTED {
-            let stream = match self.listeners[listener].accept() {
+            let stream = match self.poll.listener(listener).accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(error) => {
                     self.shared.log_peer_error("could not accept a connection", None, &error);
                     if is_want(&error) && !self.make_room(Instant::now()) {
-                        // The connection waits in the kernel, which would report it again and again.
-                        self.listen(false);
+                        // The connection waits in the kernel until the next sweep.
+                        self.poll.listen(false);
                         return;
                     }
                     continue;
@@ -425,7 +389,7 @@ impl Shard {
             let may_stay = refusal.is_none();
             let config = &self.shared.config;
             let rings = if config.rings { features::RINGS | features::KEYS } else { 0 };
-            let ucx = match self.listeners[listener].endpoint() {
+            let ucx = match self.poll.listener(listener).endpoint() {
                 // Made when the server began to listen.
                 Endpoint::Ucx { .. } => rampool_ucx::Context::process().ok(),
                 Endpoint::Tcp { .. } | Endpoint::Unix(_) => None,
@@ -450,19 +414,6 @@ impl Shard {
         }
     }
 
-    /// Connections are accepted from now on, or stay in the kernel until the next sweep.
-    fn listen(&mut self, listens: bool) {
-        if self.is_deaf != listens {
-            return;
-        }
-        self.is_deaf = !listens;
-        let flags = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        for (token, listener) in (FIRST_LISTENER..).zip(&self.listeners) {
-            epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(token), flags)
-                .expect("a polled descriptor can be polled otherwise");
-        }
-    }
-
     /// Whether this peer may not be a client, even if there is room.
     fn judge(&self, stream: &Stream) -> Option<Refusal> {
         (!self.shared.allows(stream.peer())).then_some(Refusal::User)
@@ -482,8 +433,10 @@ impl Shard {
             let Some(slot) = self.slots.get_mut(index) else { continue };
             let State::Connected(connection) = &mut slot.state else { continue };
             if u64::from(slot.generation) == done.token >> 32 {
+                let began = Instant::now();
                 connection.delivered(&self.shared, &mut self.buffers, done);
-                let flushed = connection.flush(now);
+                let flushed = connection.flush(&mut self.buffers.slice, now);
+                self.pay(index, began);
                 self.after(index, flushed.map(|_| Turn::Idle));
             }
         }
@@ -501,12 +454,14 @@ impl Shard {
             if draining {
                 connection.say_draining(&self.shared);
             }
+            let began = Instant::now();
             if connection.is_parked() {
                 connection.ask_again(&self.shared, &mut self.buffers);
             } else if !draining {
                 continue;
             }
-            let flushed = connection.flush(now);
+            let flushed = connection.flush(&mut self.buffers.slice, now);
+            self.pay(index, began);
             self.after(index, flushed.map(|_| Turn::Idle));
         }
     }
@@ -539,9 +494,7 @@ impl Shard {
         (slot.awake, slot.polled) = (false, true);
         (slot.found, slot.missed) = (0, 0);
         let token = token(index, slot.generation);
-        if let Err(error) =
-            epoll::add(&self.epoll, &handshake, epoll::EventData::new_u64(token), slot.interest)
-        {
+        if let Err(error) = self.poll.add(&handshake, token, slot.interest) {
             self.shared.log_peer_error("cannot poll a new connection", Some(handshake.peer()), &error);
             self.free.push(index);
             if has_place {
@@ -613,6 +566,22 @@ impl Shard {
                 return;
             }
         }
+    }
+
+    /// Something was done for this connection since then. Its tenant pays; in a turn the turn does. Returns
+    /// what the time is.
+    fn pay(&mut self, index: usize, since: Instant) -> Instant {
+        if self.shares.is_serving() {
+            return since;
+        }
+        let now = Instant::now();
+        if let State::Connected(connection) = &self.slots[index].state {
+            let time_ns = u64::try_from(now.duration_since(since).as_nanos()).unwrap_or(u64::MAX);
+            let tenant = connection.tenant();
+            let (elsewhere_ns, weight) = (tenant.served(self.index, time_ns), tenant.weight());
+            self.shares.charge(index, time_ns, elsewhere_ns, weight);
+        }
+        now
     }
 
     /// Bytes of pages that this shard has moved.
@@ -746,8 +715,12 @@ impl Shard {
                     return;
                 }
                 // Replies before an error are still sent: the client learns why.
-                let flushed = connection.flush(now);
-                self.after(index, received.and_then(|turn| flushed.map(|_| turn)));
+                let flushed = if connection.sends() && received.is_ok() {
+                    Ok(())
+                } else {
+                    connection.flush(&mut self.buffers.slice, now).map(drop)
+                };
+                self.after(index, received.and_then(|turn| flushed.map(|()| turn)));
             }
         }
     }
@@ -756,6 +729,7 @@ impl Shard {
     /// connection in one go.
     fn hand_out(&mut self, now: Instant) {
         let (mut others, mut told) = (Vec::new(), Vec::new());
+        let mut at = Instant::now();
         for post in std::mem::take(&mut self.buffers.posts) {
             if post.shard != self.index {
                 others.push(post);
@@ -769,11 +743,13 @@ impl Shard {
                 if !told.contains(&index) {
                     told.push(index);
                 }
+                at = self.pay(index, at);
             }
         }
         for index in told {
             let State::Connected(connection) = &mut self.slots[index].state else { continue };
-            let flushed = connection.flush(now);
+            let flushed = connection.flush(&mut self.buffers.slice, now);
+            at = self.pay(index, at);
             self.after(index, flushed.map(|_| Turn::Idle));
         }
         self.shared.post(others);
@@ -784,7 +760,9 @@ impl Shard {
         self.buffers.alarm = None;
         for index in 0..self.slots.len() {
             if let State::Connected(connection) = &self.slots[index].state {
+                let began = Instant::now();
                 connection.queue_alarm(&self.shared, &mut self.buffers);
+                self.pay(index, began);
             }
         }
         self.hand_out(now);
@@ -800,7 +778,10 @@ impl Shard {
         let State::Connected(connection) = &slot.state else { return };
         // A connection that was full and has room again after sending may have requests in its buffer that no
         // event will tell of.
-        if turn == Turn::More || (turn == Turn::Full && !connection.is_full(&self.shared)) {
+        if turn == Turn::More
+            || connection.sends()
+            || (turn == Turn::Full && !connection.is_full(&self.shared))
+        {
             self.shares.wake(index);
         }
         if slot.bypasses_kernel() {
@@ -823,9 +804,9 @@ impl Shard {
     fn watch_instead(&mut self, index: usize, link: &Link<Held>) -> bool {
         let slot = &mut self.slots[index];
         slot.interest = epoll::EventFlags::IN;
-        let data = epoll::EventData::new_u64(token(index, slot.generation));
-        let watched = epoll::delete(&self.epoll, link.socket())
-            .and_then(|()| epoll::add(&self.epoll, link, data, slot.interest));
+        let token = token(index, slot.generation);
+        let watched =
+            self.poll.remove(link.socket()).and_then(|()| self.poll.add(link, token, slot.interest));
         if let Err(error) = &watched {
             tracing::warn!(%error, peer = %link.peer(), "cannot poll a new connection");
         }
@@ -846,8 +827,7 @@ impl Shard {
             State::Shaking { handshake, .. } => handshake.as_fd(),
             State::Connected(connection) => connection.link().as_fd(),
         };
-        let data = epoll::EventData::new_u64(token(index, slot.generation));
-        epoll::modify(&self.epoll, fd, data, flags).expect("a polled descriptor can be polled otherwise");
+        self.poll.modify(fd, token(index, slot.generation), flags);
     }
 
     /// This shard did not run for so long, for want of a CPU, say. It has not yet read what came meanwhile,
@@ -864,7 +844,7 @@ impl Shard {
 
     /// Ends what has been silent, stuck or unfinished for too long.
     fn sweep(&mut self, now: Instant) {
-        self.listen(true);
+        self.poll.listen(true);
         if self.index == 0 {
             self.shared.log_repeated_peer_errors(false);
         }
@@ -882,8 +862,10 @@ impl Shard {
                 State::Connected(_) if draining_over => Some(End::Stopping),
                 State::Connected(connection) => {
                     if connection.is_parked() {
+                        let began = Instant::now();
                         connection.ask_again(&self.shared, &mut self.buffers);
-                        let flushed = connection.flush(now);
+                        let flushed = connection.flush(&mut self.buffers.slice, now);
+                        self.pay(index, began);
                         self.after(index, flushed.map(|_| Turn::Idle));
                         continue;
                     }
@@ -935,7 +917,7 @@ impl Shard {
             End::Silent | End::Stuck => self.shared.log_peer_error("disconnected", Some(&peer), end),
         }
         // What is queued, perhaps the reason, leaves if the socket takes it.
-        let _ = connection.flush(Instant::now());
+        let _ = connection.flush(&mut self.buffers.slice, Instant::now());
         self.let_go(connection.link().peer(), connection.link().socket());
         connection.close(&self.shared);
         self.shares.leave(index);
@@ -949,7 +931,7 @@ impl Shard {
             return;
         }
         // It stays open for a while. It may not be watched now.
-        let _ = epoll::delete(&self.epoll, socket);
+        let _ = self.poll.remove(socket);
         if let Ok(socket) = socket.try_clone_to_owned() {
             // The client learns of it now, however long others keep the thread that closes.
             let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
@@ -993,12 +975,4 @@ fn shakes(slots: &[Slot], token: u64) -> bool {
 /// other errors it is gone.
 pub(super) fn is_want(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
-}
-
-fn slot_of(token: u64) -> usize {
-    usize::try_from(token & u64::from(u32::MAX)).expect("32 bits")
-}
-
-fn token(index: usize, generation: u32) -> u64 {
-    u64::from(generation) << 32 | u64::try_from(index).expect("fewer than 2^32 connections")
 }

@@ -29,6 +29,8 @@ pub(super) struct Shared {
     pub(super) server: u64,
     pub(super) started: Instant,
     pub(super) stopping: AtomicBool,
+    /// The machine is short of memory.
+    pub(super) short_of_memory: AtomicBool,
     /// Milliseconds since `started` at which a draining server stops; 0 while it does not drain.
     pub(super) drain_until_ms: AtomicU64,
     /// Places taken, by connections and by handshakes under way.
@@ -310,6 +312,7 @@ impl Shared {
             server: u64::from_le_bytes(random_bytes()),
             started: Instant::now(),
             stopping: AtomicBool::new(false),
+            short_of_memory: AtomicBool::new(false),
             drain_until_ms: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
             peer_log: PeerLog::default(),
@@ -397,6 +400,9 @@ impl Shared {
                 space.member_gone(member);
                 // It had no time to make any.
                 space.bury(u64::MAX, &mut released);
+            } else if space.has_freed() {
+                // A clone that its old connection had begun.
+                self.bury_later(lease.id);
             }
         });
         self.store.release(&released);
@@ -473,6 +479,10 @@ impl Shared {
 
     pub(super) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn short_of_memory(&self) -> bool {
+        self.short_of_memory.load(Ordering::Relaxed)
     }
 
     pub(super) fn draining(&self) -> bool {

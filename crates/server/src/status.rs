@@ -21,6 +21,8 @@ pub struct ServerStatus {
     pub pid: u32,
     pub uptime_ms: u64,
     pub draining: bool,
+    /// Its machine is short of memory: it gives no new leases.
+    pub short_of_memory: bool,
     pub compressed: bool,
     pub memory_bytes: u64,
     /// Leased.
@@ -268,6 +270,7 @@ pub(super) fn collect(shared: &Shared, viewer: Payer) -> ServerStatus {
         pid: std::process::id(),
         uptime_ms: shared.now().0,
         draining: shared.draining(),
+        short_of_memory: shared.short_of_memory(),
         compressed: shared.config.store == super::StoreKind::Compressed,
         memory_bytes: shared.config.memory_bytes,
         lent_bytes,
@@ -307,6 +310,7 @@ fn of_tenant(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime_ms: shared.now().0,
         draining: shared.draining(),
+        short_of_memory: shared.short_of_memory(),
         compressed: shared.config.store == super::StoreKind::Compressed,
         memory_bytes,
         lent_bytes: own.lent_bytes,

@@ -3,6 +3,7 @@
 //! ```text
 //!   keys      owners and peers of registered memory, and a network that loses and delays
 //!   relink    two ranks, and a connection that is cut again and again
+//!   tenants   a server's tenants, some of which mean no good: leases, accounts, and shares of time
 //!   rng       one u64 seed picks everything that happens
 //!   paging    a program with threads, a software MMU, the kernel's replies and the memory servers, around the page cache
 //!   session   a client's sessions with memory servers, and everything that goes wrong between them
@@ -18,3 +19,4 @@ pub mod relink;
 pub mod rng;
 pub mod session;
 pub mod share;
+pub mod tenants;

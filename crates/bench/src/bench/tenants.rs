@@ -1,9 +1,13 @@
 //! `rampool bench tenants`: what one tenant notices of another.
 //!
-//! Two tenants of one server with one shard. In turns, within each round: the victim alone, then beside each
-//! kind of load that a tenant can legally make; two equal tenants, one with 1 connection and one with many;
-//! and with another server's program (`--before`), the same small reads from both, so that the cost of
-//! accounts and scheduler shows.
+//! A server with one shard. In turns, within each round: a victim alone, then next to each kind of load that
+//! another tenant can legally make; two equal tenants, one with 1 connection and one with many; and with
+//! another build of the server's program (`--before`), the same small reads from both, so that the cost of
+//! accounts and scheduler shows. Then what a server with many connections uses when their tenants do their
+//! worst, and how soon a client connects while strangers come and say nothing.
+//!
+//! The hostile tenant's thread has a CPU only while no other wants it: so the victim waits for the server, and
+//! not for a CPU that on two machines would be its own.
 
 use super::Common;
 use super::report::{Reach, Report};
@@ -12,16 +16,19 @@ use super::service::{Place, Service, rampool};
 use anyhow::{Context, Result, ensure};
 use rampool_net::key::Key;
 use rampool_net::transport::{Endpoint, Link, LocalPolicy, PieceMut, Received, Urgency, connect};
-use rampool_wire::elements::{Kind, Test, Want};
+use rampool_wire::checksum;
+use rampool_wire::elements::{Combine, Kind, Test, Want};
 use rampool_wire::frame::{
-    Header, Opcode, OpenLease, PageEntry, RegionId, ScanRequest, Status, Window, encode_extents,
-    encode_frame, encode_put, page_crc, parse_message,
+    Header, Opcode, OpenLease, PageEntry, RegionId, ScanRequest, Status, Window, accumulate_arg,
+    encode_extents, encode_frame, encode_put, page_crc, parse_message,
 };
 use rampool_wire::layout::Layout;
 use rampool_wire::session::Encryption;
 use rampool_wire::tenant::TenantId;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use serde_json::json;
+use std::collections::VecDeque;
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,8 +37,9 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(20);
 const REGION_PAGES: u64 = 4096;
 const PAGE: u64 = OS_PAGE_BYTES as u64;
+const MIB: u64 = 1 << 20;
 
-/// What one tenant notices of another: latency beside a hostile one, shares of two equal ones
+/// What one tenant notices of another: latency next to a hostile one, shares of two equal ones
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -56,11 +64,14 @@ enum Load {
     Gathers,
     Scans,
     Gets,
+    Updates,
+    Clones,
     Frees,
     Unread,
 }
 
-const LOADS: [Load; 5] = [Load::Gathers, Load::Scans, Load::Gets, Load::Frees, Load::Unread];
+const LOADS: [Load; 7] =
+    [Load::Gathers, Load::Scans, Load::Gets, Load::Updates, Load::Clones, Load::Frees, Load::Unread];
 
 impl Load {
     fn name(self) -> &'static str {
@@ -68,6 +79,8 @@ impl Load {
             Self::Gathers => "gathers of 64,000 pieces",
             Self::Scans => "scans of 32,768 elements",
             Self::Gets => "gets of 2 MiB",
+            Self::Updates => "updates of 30,000 pieces",
+            Self::Clones => "clones of 4096 parts",
             Self::Frees => "regions made, filled and freed",
             Self::Unread => "gathers whose answers are not read",
         }
@@ -79,13 +92,14 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut report = Report::start("tenants", common.quick);
     let round = Duration::from_millis(common.pick(args.round_ms, args.round_ms.min(100)));
     let rounds = common.rounds(5, 1);
+    let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
     report.note(
-        "one shard; nothing is pinned; loopback TCP, keys proved, not encrypted; all in turns within a round",
+        "one shard; nothing is pinned, and the hostile tenant's thread gives way to the others; loopback TCP, keys proved, not encrypted; all in turns within a round",
     );
     let master = Key::generate();
     let dir = std::env::temp_dir().join(format!("rampool-bench-tenants-{}.key", std::process::id()));
     master.save_new(&dir)?;
-    let outcome = measure(args, &mut report, round, rounds, (&master, &dir));
+    let outcome = measure(args, &mut report, round, rounds, (&master, &dir), &place);
     let _ = std::fs::remove_file(&dir);
     outcome?;
     report.finish(common.json.as_deref())
@@ -97,8 +111,9 @@ fn measure(
     round: Duration,
     rounds: usize,
     (master, key_file): (&Key, &Path),
+    place: &Place<'_>,
 ) -> Result<()> {
-    let server = start(rampool()?, key_file)?;
+    let server = start(rampool()?, key_file, place, &[])?;
     let endpoint: Endpoint = server.address.parse()?;
     let policy = |name: &str| -> Result<LocalPolicy> {
         let key = master.derive(TenantId { name: name.parse()?, generation: 1 })?;
@@ -107,7 +122,7 @@ fn measure(
     let master_policy =
         LocalPolicy { key: Some(master.clone()), encryption: Encryption::Off, features: 0, ucx: None };
     let old = match &args.before {
-        Some(before) => Some(start(Command::new(before), key_file)?),
+        Some(before) => Some(start(Command::new(before), key_file, place, &[])?),
         None => None,
     };
     let mut now = Pair::start(&endpoint, policy("victim")?, policy("hostile")?)?;
@@ -125,8 +140,8 @@ fn measure(
     now.tell(report, "");
     if let Some(before) = &before {
         before.tell(report, "before: ");
-        for ((load, is), was) in LOADS.iter().zip(&now.beside).zip(&before.beside) {
-            let name = format!("p99 beside {}, now against before", load.name());
+        for ((load, is), was) in LOADS.iter().zip(&now.next_to).zip(&before.next_to) {
+            let name = format!("p99 next to {}, now against before", load.name());
             report.ratio(&name, is, was, None);
         }
     }
@@ -185,39 +200,172 @@ fn measure(
         let reach = Some(Reach::AtLeast(0.97));
         report.ratio("4 KiB reads a second, now against before", &reads[1], &reads[0], reach);
     }
+    drop((now, before, old, server));
+    measure_memory(args, report, rounds, key_file, place, &policy)?;
+    measure_strangers(args, report, rounds, key_file, place, &policy)
+}
+
+/// Tenants of many connections do their worst: half of them take no answers, the others send all of a large
+/// put but its last byte.
+fn measure_memory(
+    args: &Args,
+    report: &mut Report,
+    rounds: usize,
+    key_file: &Path,
+    place: &Place<'_>,
+    policy: &dyn Fn(&str) -> Result<LocalPolicy>,
+) -> Result<()> {
+    let connections: u64 = args.common.pick(1024, 32);
+    let (lent, shards) = (64 << 20, 1);
+    // As the guide states it (docs/guide/serve.md).
+    let stated = connections * (3 * MIB + (64 << 10)) + (lent / 16).max(32 * MIB) + shards * 2 * MIB;
+    let (mut used, mut bounds) = (Vec::new(), Vec::new());
+    for _ in 0..rounds.min(3) {
+        let more =
+            ["--memory", "64M", "--max-connections", &(connections + 8).to_string()].map(str::to_owned);
+        let server = start(rampool()?, key_file, place, &more)?;
+        let endpoint: Endpoint = server.address.parse()?;
+        let before = resident_bytes(server.pid())?;
+        let mut clients = Vec::new();
+        for number in 0..connections {
+            let mut client = Client::new(&endpoint, &policy(&format!("tenant{}", number % 8))?, 16 << 10)?;
+            if number % 2 == 0 {
+                client.unread_gathers()?
+            } else {
+                client.most_of_a_put()?
+            };
+            clients.push(client);
+        }
+        // Until it grows no more.
+        let deadline = Instant::now() + TIMEOUT;
+        let mut last = 0;
+        let resident = loop {
+            clients.iter_mut().try_for_each(|client| client.link.flush().map(drop))?;
+            std::thread::sleep(Duration::from_millis(200));
+            let now = resident_bytes(server.pid())?;
+            if now <= last + (1 << 20) || Instant::now() > deadline {
+                break now;
+            }
+            last = now;
+        };
+        used.push((resident - before) as f64 / MIB as f64);
+        bounds.push(stated as f64 / MIB as f64);
+    }
+    let parameters = json!({ "connections": connections, "memory_mib": lent / MIB });
+    let name = format!("memory beyond --memory, {connections} connections at their worst");
+    report.series(&name, "MiB", parameters, &used);
+    report.ratio("of what the guide states", &used, &bounds, Some(Reach::AtMost(1.0)));
+    let aim = vec![lent as f64 / 10.0 / MIB as f64 + 64.0; used.len()];
+    report.ratio("of a tenth of --memory and 64 MiB", &used, &aim, None);
     Ok(())
 }
 
-fn start(mut command: Command, key: &Path) -> Result<Service> {
-    command
-        .args(["serve", "--shards", "1", "--log-level", "error", "--memory", "512M", "--store", "compressed"])
-        .args(["--grace-ms", "100"])
-        .args(["--no-lock", "--listen", "127.0.0.1:0", "--encryption", "off", "--key-file"])
-        .arg(key);
-    let place = Place { host: "127.0.0.1", server_cpu: None, namespace: None, key: None };
-    Service::start(command, &place).context("the memory server did not start")
+/// What the kernel counts for a process.
+fn resident_bytes(pid: u32) -> Result<u64> {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
+    let pages: u64 = statm.split(' ').nth(1).context("no resident pages in statm")?.parse()?;
+    Ok(pages * PAGE)
 }
 
-/// A victim of one server, and what it has seen: alone, and beside each load.
+/// Ten thousand connections a minute that say nothing, more than the server has places for, and clients that
+/// have a key.
+fn measure_strangers(
+    args: &Args,
+    report: &mut Report,
+    rounds: usize,
+    key_file: &Path,
+    place: &Place<'_>,
+    policy: &dyn Fn(&str) -> Result<LocalPolicy>,
+) -> Result<()> {
+    let length = Duration::from_secs(60) / 5;
+    let length = args.common.pick(length, Duration::from_millis(300));
+    let more = ["--max-connections", "256"].map(str::to_owned);
+    let server = start(rampool()?, key_file, place, &more)?;
+    let endpoint: Endpoint = server.address.parse()?;
+    let alice = policy("alice")?;
+    let ends = AtomicBool::new(false);
+    let (mut slowest, mut medians) = (Vec::new(), Vec::new());
+    let mut strangers = std::thread::scope(|scope| -> Result<f64> {
+        let come = scope.spawn(|| come_and_say_nothing(&server.address, &ends));
+        let mut watch = || -> Result<()> {
+            for _ in 0..rounds {
+                let (began, mut times) = (Instant::now(), Vec::new());
+                while began.elapsed() < length {
+                    let sent = Instant::now();
+                    drop(Client::new(&endpoint, &alice, 1 << 20)?);
+                    times.push(sent.elapsed().as_secs_f64());
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                times.sort_by(f64::total_cmp);
+                medians.push(times[times.len() / 2]);
+                slowest.push(times[times.len() - 1]);
+            }
+            Ok(())
+        };
+        let watched = watch();
+        ends.store(true, Ordering::Relaxed);
+        let came = come.join().expect("the strangers do not panic");
+        watched.and(came)
+    })?;
+    strangers *= 60.0;
+    report.note(format!("{strangers:.0} silent connections a minute, 256 places"));
+    let parameters = || json!({ "a_minute": strangers });
+    report.series("connected, with a key, among silent strangers", "s", parameters(), &medians);
+    report.series("the slowest of a round", "s", parameters(), &slowest);
+    let second = vec![1.0; slowest.len()];
+    report.ratio("the slowest, in seconds", &slowest, &second, Some(Reach::AtMost(1.0)));
+    Ok(())
+}
+
+/// Returns how many came in a second.
+fn come_and_say_nothing(address: &str, ends: &AtomicBool) -> Result<f64> {
+    let every = Duration::from_secs(60) / 10_000;
+    let (began, mut count) = (Instant::now(), 0_u32);
+    let mut silent = VecDeque::new();
+    while !ends.load(Ordering::Relaxed) {
+        silent.push_back((Instant::now(), TcpStream::connect(address)?));
+        count += 1;
+        // The server has ended these.
+        while silent.front().is_some_and(|(since, _)| since.elapsed() > Duration::from_secs(7)) {
+            silent.pop_front();
+        }
+        std::thread::sleep((every * count).saturating_sub(began.elapsed()));
+    }
+    Ok(f64::from(count) / began.elapsed().as_secs_f64())
+}
+
+fn start(mut command: Command, key: &Path, place: &Place<'_>, more: &[String]) -> Result<Service> {
+    command.args(["serve", "--shards", "1", "--log-level", "error", "--grace-ms", "100"]);
+    if !more.iter().any(|option| option == "--memory") {
+        command.args(["--memory", "512M", "--store", "compressed"]);
+    }
+    command
+        .args(more)
+        .args(["--no-lock", "--listen", "127.0.0.1:0", "--encryption", "off", "--key-file"])
+        .arg(key);
+    Service::start(command, place).context("the memory server did not start")
+}
+
+/// A victim of one server, and what it has seen: alone, and next to each load.
 struct Pair {
     endpoint: Endpoint,
     hostile: LocalPolicy,
     victim: Client,
     alone: Vec<f64>,
-    beside: Vec<Vec<f64>>,
+    next_to: Vec<Vec<f64>>,
 }
 
 impl Pair {
     fn start(endpoint: &Endpoint, victim: LocalPolicy, hostile: LocalPolicy) -> Result<Self> {
         let mut victim = Client::new(endpoint, &victim, 64 << 20)?;
         victim.fill(256)?;
-        let (alone, beside) = (Vec::new(), vec![Vec::new(); LOADS.len()]);
-        Ok(Self { endpoint: endpoint.clone(), hostile, victim, alone, beside })
+        let (alone, next_to) = (Vec::new(), vec![Vec::new(); LOADS.len()]);
+        Ok(Self { endpoint: endpoint.clone(), hostile, victim, alone, next_to })
     }
 
     fn measure(&mut self, round: Duration) -> Result<()> {
         self.alone.push(self.victim.p99_us(round)?);
-        for (load, samples) in LOADS.iter().zip(&mut self.beside) {
+        for (load, samples) in LOADS.iter().zip(&mut self.next_to) {
             let ends = AtomicBool::new(false);
             let (endpoint, policy, victim) = (&self.endpoint, &self.hostile, &mut self.victim);
             let sample = std::thread::scope(|scope| {
@@ -236,11 +384,11 @@ impl Pair {
     fn tell(&self, report: &mut Report, which: &str) {
         let name = format!("{which}victim's 4 KiB get, p99, alone");
         report.series(&name, "us", json!({ "load": "none" }), &self.alone);
-        for (load, samples) in LOADS.iter().zip(&self.beside) {
-            let name = format!("{which}victim's 4 KiB get, p99, beside {}", load.name());
+        for (load, samples) in LOADS.iter().zip(&self.next_to) {
+            let name = format!("{which}victim's 4 KiB get, p99, next to {}", load.name());
             report.series(&name, "us", json!({ "load": load.name() }), samples);
             let reach = which.is_empty().then_some(Reach::AtMost(3.0));
-            let name = format!("{which}p99 beside {}, against alone", load.name());
+            let name = format!("{which}p99 next to {}, against alone", load.name());
             report.ratio(&name, samples, &self.alone, reach);
         }
     }
@@ -301,12 +449,72 @@ impl Client {
         Ok(())
     }
 
+    /// A page in each part of the page table.
+    fn fill_sparsely(&mut self, parts: u64) -> Result<()> {
+        self.region = RegionId(self.call(Opcode::OpenRegion, parts * 512 * PAGE, b"sparse")?.region);
+        let page = [7; OS_PAGE_BYTES];
+        for part in 0..parts {
+            self.request += 1;
+            self.head.clear();
+            let header = Header::request(Opcode::Put, self.request).with_region(self.region);
+            let entry = PageEntry { crc: page_crc(&page), len: u32::try_from(PAGE)? };
+            encode_put(&mut self.head, header, &[Extent::page(PageIndex(part * 512))], &[entry]);
+            let piece = [rampool_net::transport::Piece { ptr: page.as_ptr(), len: page.len() }];
+            // SAFETY: the bytes are there until the answer has come, which is after the frame has left.
+            unsafe { self.link.send(Urgency::Demand, &self.head, &piece, ()) };
+            answer(&mut self.link)?;
+        }
+        Ok(())
+    }
+
+    /// With so many bytes, which are zero.
+    fn send_with(&mut self, header: Header, table: &[u8], bytes: usize) {
+        static ZEROES: [u8; 1 << 20] = [0; 1 << 20];
+        self.request += 1;
+        self.head.clear();
+        let header = Header { request: self.request, ..header.with_region(self.region) };
+        encode_frame(&mut self.head, header, table, bytes);
+        let piece = [rampool_net::transport::Piece { ptr: ZEROES.as_ptr(), len: bytes }];
+        // SAFETY: a static.
+        unsafe { self.link.send(Urgency::Demand, &self.head, &piece, ()) };
+    }
+
     fn ask_pages(&mut self, first: u64, count: u32) {
         self.request += 1;
         self.head.clear();
         let header = Header::request(Opcode::Get, self.request).with_region(self.region);
         encode_extents(&mut self.head, header, &[Extent::new(PageIndex(first), count)]);
         self.link.send_head(Urgency::Demand, &self.head, ());
+    }
+
+    /// Asks for all that its share of replies allows, and more.
+    fn unread_gathers(&mut self) -> Result<()> {
+        let layout = Layout::bytes(16)?.hvector(1 << 16, 1, 64)?;
+        let mut table = Vec::new();
+        Window { program: layout.program().clone(), from: 0, len: 1 << 20 }.encode(&mut table);
+        (0..24).for_each(|_| self.send(Header::request(Opcode::Gather, 0).with_region(self.region), &table));
+        Ok(())
+    }
+
+    /// A put of 2 MiB, of which the last byte does not come.
+    fn most_of_a_put(&mut self) -> Result<()> {
+        let entries = vec![PageEntry { crc: 1, len: u32::try_from(PAGE)? }; 512];
+        self.head.clear();
+        let header = Header::request(Opcode::Put, 1 << 40).with_region(self.region);
+        encode_put(&mut self.head, header, &[Extent::new(PageIndex(0), 512)], &entries);
+        let mut bytes = std::mem::take(&mut self.head);
+        bytes.resize(bytes.len() + (2 << 20) - 1, 7);
+        let (mut sent, deadline) = (0, Instant::now() + TIMEOUT);
+        while sent < bytes.len() {
+            // The link never sends a part of a frame alone; nothing else is queued.
+            match rustix::io::write(self.link.socket(), &bytes[sent..]) {
+                Ok(some) => sent += some,
+                Err(rustix::io::Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => return Err(error.into()),
+            }
+            ensure!(Instant::now() < deadline, "the server does not take a put");
+        }
+        Ok(())
     }
 
     /// The next answer, with its bytes. `None`: it was not there at the deadline.
@@ -357,11 +565,23 @@ impl Client {
 
 /// Asks until it is told to end.
 fn hostile(endpoint: &Endpoint, policy: &LocalPolicy, load: Load, ends: &AtomicBool) -> Result<()> {
+    // This thread's alone: the victim goes first.
+    rustix::process::nice(19)?;
     let connections = if load == Load::Unread { 16 } else { 4 };
     let mut clients = (0..connections)
         .map(|_| {
-            let mut client = Client::new(endpoint, policy, 8 << 20)?;
-            client.fill(REGION_PAGES)?;
+            let bytes = match load {
+                Load::Clones => 64 << 20,
+                // What is changed is not packed any more.
+                Load::Updates => 32 << 20,
+                _ => 8 << 20,
+            };
+            let mut client = Client::new(endpoint, policy, bytes)?;
+            if load == Load::Clones {
+                client.fill_sparsely(4096)?
+            } else {
+                client.fill(REGION_PAGES)?
+            }
             Ok(client)
         })
         .collect::<Result<Vec<Client>>>()?;
@@ -378,13 +598,26 @@ fn hostile(endpoint: &Endpoint, policy: &LocalPolicy, load: Load, ends: &AtomicB
             ScanRequest::encode_table(&window, [7; 8], [7; 8], &mut table);
             Header::request(Opcode::Scan, 0).with_arg(ScanRequest::arg(Kind::U64, Test::Equal, Want::Count))
         }
-        Load::Gets | Load::Frees => Header::request(Opcode::Get, 0),
+        Load::Updates => {
+            let layout = Layout::bytes(8)?.hvector(30_000, 1, 520)?;
+            let window = Window { program: layout.program().clone(), from: 0, len: 240_000 };
+            window.encode_with(&[checksum::crc32c(&vec![0; 240_000])], &mut table);
+            Header::request(Opcode::Accumulate, 0).with_arg(accumulate_arg(Kind::U64, Combine::Xor))
+        }
+        Load::Gets | Load::Frees | Load::Clones => Header::request(Opcode::Get, 0),
     };
     let mut round = 0;
     while !ends.load(Ordering::Relaxed) {
         round += 1;
         for client in &mut clients {
             match load {
+                Load::Updates => (0..4).for_each(|_| client.send_with(header, &table, 240_000)),
+                Load::Clones => {
+                    let clone = client.call(Opcode::CloneRegion, 0, &[])?;
+                    let own = std::mem::replace(&mut client.region, RegionId(clone.region));
+                    client.call(Opcode::FreeRegion, 0, &[])?;
+                    client.region = own;
+                }
                 Load::Gets => (0..4).for_each(|n| client.ask_pages(n * 512, 512)),
                 Load::Frees => {
                     let region = client.call(
@@ -403,7 +636,7 @@ fn hostile(endpoint: &Endpoint, policy: &LocalPolicy, load: Load, ends: &AtomicB
         }
         match load {
             Load::Unread => std::thread::sleep(Duration::from_millis(20)),
-            Load::Frees => {}
+            Load::Frees | Load::Clones => {}
             _ => {
                 for client in &mut clients {
                     for _ in 0..4 {

@@ -65,6 +65,9 @@ const GAUGES: &[(&str, &str, Read64)] = &[
     }),
     ("rampool_export_clients", "Connections of clients to block devices", |s| exports(s, |e| e.clients)),
     ("rampool_unlocked", "1 if some memory could not be locked against swapping", |s| u64::from(s.unlocked)),
+    ("rampool_short_of_memory", "1 while the machine is short of memory and no new leases are given", |s| {
+        u64::from(s.short_of_memory)
+    }),
     ("rampool_draining", "1 while the server waits for its clients to leave", |s| u64::from(s.draining)),
     ("rampool_uptime_seconds", "Time since the server started", |s| s.uptime_ms / 1000),
 ];

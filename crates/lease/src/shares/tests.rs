@@ -82,6 +82,26 @@ fn a_long_request_is_paid_for_by_one_that_goes_idle() {
     assert!((99..=101).contains(&before), "{before}");
 }
 
+/// Also where it waits already: its tenant as a whole, and the connection among those of its tenant.
+#[test]
+fn what_is_done_outside_of_turns_is_paid_for() {
+    for waits in [true, false] {
+        let mut thread = Thread::new(&[(0, 0), (1, 1), (2, 0)]);
+        (0..3).filter(|c| *c != 0 || waits).for_each(|c| thread.shares.wake(c));
+        thread.shares.charge(0, 10_000, 0, 1);
+        thread.shares.wake(0);
+        let mut before = [0; 3];
+        let first = loop {
+            let next = thread.serve(|_| 100, |_| 1, true);
+            before[next] += 1;
+            if next == 0 {
+                break before;
+            }
+        };
+        assert!((195..=205).contains(&first[1]) && (95..=101).contains(&first[2]), "{waits} {first:?}");
+    }
+}
+
 #[test]
 fn who_was_idle_has_saved_nothing() {
     let mut thread = Thread::new(&[(0, 0), (1, 1), (2, 1)]);

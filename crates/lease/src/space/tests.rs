@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 enum Step {
     Create { member: u64 },
     Clone { member: u64, region: usize },
+    CloneSome { member: u64, region: usize },
+    Reconnect { member: u64 },
     Adopt { member: u64, region: usize },
     Open { member: u64, region: usize },
     Free { member: u64, region: usize },
@@ -35,6 +37,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         1 => member().prop_map(|member| Step::Create { member }),
         2 => (member(), region()).prop_map(|(member, region)| Step::Clone { member, region }),
+        4 => (member(), region()).prop_map(|(member, region)| Step::CloneSome { member, region }),
+        1 => member().prop_map(|member| Step::Reconnect { member }),
         1 => (member(), region()).prop_map(|(member, region)| Step::Adopt { member, region }),
         1 => (member(), region()).prop_map(|(member, region)| Step::Open { member, region }),
         1 => (member(), region()).prop_map(|(member, region)| Step::Free { member, region }),
@@ -50,13 +54,17 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model {
     regions: BTreeMap<RegionId, (Option<MemberId>, BTreeMap<PageIndex, StoredPage>)>,
+    /// What each member's clone that is being made is of: a region, and its pages when it began.
+    clones: BTreeMap<MemberId, (RegionId, BTreeMap<PageIndex, StoredPage>)>,
     live: BTreeSet<FrameIndex>,
     next_frame: u64,
 }
 
 impl Model {
     fn named(&self) -> BTreeMap<FrameIndex, u16> {
-        self.regions.values().flat_map(|(_, pages)| pages.values()).map(|p| (p.frame, p.charge)).collect()
+        let of_regions = self.regions.values().map(|(_, pages)| pages);
+        let of_clones = self.clones.values().map(|(_, pages)| pages);
+        of_regions.chain(of_clones).flat_map(BTreeMap::values).map(|p| (p.frame, p.charge)).collect()
     }
 
     /// Every frame that was released was live, and live frames are exactly those that some page is in.
@@ -95,6 +103,7 @@ fn run(steps: Vec<Step>, limit: u64) {
             }
             Step::Clone { member, region } => {
                 let region = pick(&model, region);
+                model.clones.remove(&MemberId(member));
                 match space.clone_region(MemberId(member), region) {
                     Ok(id) => {
                         may(&model, member, region).unwrap();
@@ -104,6 +113,28 @@ fn run(steps: Vec<Step>, limit: u64) {
                     Err(SpaceError::Full { .. }) => {}
                     Err(error) => assert_eq!(Err(error), may(&model, member, region)),
                 }
+            }
+            Step::CloneSome { member, region } => {
+                let me = MemberId(member);
+                // It goes on with what it has begun.
+                let region = model.clones.get(&me).map_or_else(|| pick(&model, region), |(of, _)| *of);
+                let begun = model.clones.contains_key(&me).then(|| model.clones.remove(&me).expect("seen").1);
+                match space.clone_some(me, region, 1) {
+                    Ok(done) => {
+                        may(&model, member, region).unwrap();
+                        let pages = begun.unwrap_or_else(|| model.regions[&region].1.clone());
+                        match done {
+                            None => drop(model.clones.insert(me, (region, pages))),
+                            Some(id) => drop(model.regions.insert(id, (Some(me), pages))),
+                        }
+                    }
+                    Err(SpaceError::Full { .. }) => {}
+                    Err(error) => assert_eq!(Err(error), may(&model, member, region)),
+                }
+            }
+            Step::Reconnect { member } => {
+                space.member_joined(MemberId(member), ConnectionNumber::FIRST);
+                model.clones.remove(&MemberId(member));
             }
             Step::Adopt { member, region } => {
                 let region = pick(&model, region);
@@ -130,10 +161,10 @@ fn run(steps: Vec<Step>, limit: u64) {
             Step::Free { member, region } => {
                 let region = pick(&model, region);
                 let result = space.free_region(MemberId(member), region);
-                while space.bury(1, &mut released) {}
                 assert_eq!(result, may(&model, member, region));
                 if result.is_ok() {
                     model.regions.remove(&region);
+                    model.clones.retain(|_, (of, _)| *of != region);
                 }
             }
             Step::Put { member, region, extents, zero_bits, charge } => {
@@ -185,8 +216,9 @@ fn run(steps: Vec<Step>, limit: u64) {
             }
             Step::Gone { member } => {
                 space.member_gone(MemberId(member));
-                space.bury(u64::MAX, &mut released);
                 model.regions.retain(|_, (owner, _)| *owner != Some(MemberId(member)));
+                model.clones.remove(&MemberId(member));
+                model.clones.retain(|_, (of, _)| model.regions.contains_key(of));
                 assert_eq!(space.create_region(MemberId(member)), Err(SpaceError::MemberGone));
                 space.member_joined(MemberId(member), ConnectionNumber::FIRST);
             }
@@ -197,6 +229,9 @@ fn run(steps: Vec<Step>, limit: u64) {
                 }
             }
         }
+        space.check();
+        while space.bury(1, &mut released) {}
+        assert!(!space.has_freed());
         space.check();
         model.settle(&released);
         let frames: u64 = model.named().values().map(|charge| u64::from(*charge)).sum();
@@ -220,6 +255,9 @@ fn run(steps: Vec<Step>, limit: u64) {
                             .values()
                             .filter(|(_, pages)| pages.values().any(|p| p.frame == page.frame));
                         assert_eq!(names.count(), 1, "another region names it");
+                        let mut clones = model.clones.values();
+                        let named = clones.any(|(_, pages)| pages.values().any(|p| p.frame == page.frame));
+                        assert!(!named, "a clone is to have it");
                     }
                     (Some(page), PageState::Shared(found)) => assert_eq!(found, *page),
                     other => panic!("{other:?}"),
@@ -235,6 +273,7 @@ fn run(steps: Vec<Step>, limit: u64) {
     space.bury(u64::MAX, &mut released);
     space.check();
     model.regions.clear();
+    model.clones.clear();
     model.settle(&released);
 }
 
@@ -372,28 +411,77 @@ fn what_comes_over_a_replaced_connection_is_told_apart_and_a_repeated_request_ma
             && !directory.is_current(lease, member, ConnectionNumber::FIRST)
     );
 
+    let made = |space: &mut LeaseSpace,
+                request: u64,
+                make: &dyn Fn(&mut LeaseSpace) -> Result<RegionId, SpaceError>| {
+        let made = space.make_once(member, request, |space| make(space).map(Some));
+        made.map(|made| made.expect("it is made at once"))
+    };
     let mut space = LeaseSpace::new(1 << 20);
     assert_eq!(space.admit(member, second), Err(SpaceError::MemberGone));
     space.member_joined(member, ConnectionNumber::FIRST);
-    let region = space.make_once(member, 7, |space| space.create_region(member)).unwrap();
+    let region = made(&mut space, 7, &|space| space.create_region(member)).unwrap();
     assert_eq!(space.admit(member, ConnectionNumber::FIRST), Ok(()));
     space.member_joined(member, second);
     assert_eq!(
         (space.admit(member, ConnectionNumber::FIRST), space.admit(member, second)),
         (Err(SpaceError::Replaced), Ok(()))
     );
-    assert_eq!(space.make_once(member, 7, |space| space.create_region(member)), Ok(region));
-    let copy = space.make_once(member, 8, |space| space.clone_region(member, region)).unwrap();
+    assert_eq!(made(&mut space, 7, &|space| space.create_region(member)), Ok(region));
+    let copy = made(&mut space, 8, &|space| space.clone_region(member, region)).unwrap();
     assert_ne!(copy, region);
     assert_eq!(space.usage().regions, 2);
     // What was freed since is not handed out again.
     space.free_region(member, copy).unwrap();
     assert!(!space.bury(u64::MAX, &mut Vec::new()));
-    assert_ne!(space.make_once(member, 8, |space| space.clone_region(member, region)), Ok(copy));
+    assert_ne!(made(&mut space, 8, &|space| space.clone_region(member, region)), Ok(copy));
     space.member_gone(member);
     space.bury(u64::MAX, &mut Vec::new());
-    assert_eq!(space.make_once(member, 9, |space| space.create_region(member)), Err(SpaceError::MemberGone));
+    assert_eq!(made(&mut space, 9, &|space| space.create_region(member)), Err(SpaceError::MemberGone));
     space.check();
+}
+
+#[test]
+fn a_clone_in_steps_is_of_the_moment_when_it_began() {
+    let mut space = LeaseSpace::new(1 << 30);
+    space.member_joined(ME, ConnectionNumber::FIRST);
+    let region = space.create_region(ME).unwrap();
+    let mut released = Vec::new();
+    let first_of = |chunk: u64| Extent::page(PageIndex(chunk * 512));
+    for chunk in 0..16 {
+        space.put(ME, region, &[first_of(chunk)], &[page(chunk)], &mut released).unwrap();
+    }
+    assert_eq!(space.clone_some(ME, region, 2), Ok(None));
+    space.check();
+    // Before its turn a chunk goes as a whole, becomes empty, is changed, goes and comes again, or is new.
+    space.discard(ME, region, &[Extent::new(PageIndex(3 * 512), 512)], &mut released).unwrap();
+    space.discard(ME, region, &[first_of(4)], &mut released).unwrap();
+    space.put(ME, region, &[first_of(5)], &[page(105)], &mut released).unwrap();
+    space.discard(ME, region, &[Extent::new(PageIndex(6 * 512), 512)], &mut released).unwrap();
+    space.put(ME, region, &[first_of(6)], &[page(106)], &mut released).unwrap();
+    space.put(ME, region, &[first_of(20)], &[page(120)], &mut released).unwrap();
+    // And after it.
+    space.put(ME, region, &[first_of(0)], &[page(100)], &mut released).unwrap();
+    space.check();
+    assert_eq!(released, [], "the clone is to have what was replaced");
+    let copy = std::iter::from_fn(|| Some(space.clone_some(ME, region, 2).unwrap())).find_map(|done| done);
+    let copy = copy.unwrap();
+    space.check();
+    for chunk in 0..32 {
+        let mut found = Vec::new();
+        space.look_up(ME, copy, &[first_of(chunk)], &mut found).unwrap();
+        assert_eq!(found, [page(chunk).filter(|_| chunk < 16)], "chunk {chunk}");
+    }
+    // What is given up halfway leaves nothing.
+    assert_eq!(space.clone_some(ME, copy, 3), Ok(None));
+    space.discard(ME, copy, &[first_of(9)], &mut released).unwrap();
+    space.member_joined(ME, ConnectionNumber::FIRST);
+    assert!(space.has_freed());
+    space.free_region(ME, copy).unwrap();
+    space.free_region(ME, region).unwrap();
+    assert!(!space.bury(u64::MAX, &mut released));
+    space.check();
+    assert_eq!(space.usage(), SpaceUsage { limit_bytes: 1 << 30, ..SpaceUsage::default() });
 }
 
 #[test]

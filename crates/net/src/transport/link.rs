@@ -66,6 +66,8 @@ pub enum Flush {
     Empty,
     /// There is no room now; wait for it ([`Link::may_sleep`], [`Link::waits_for_room`]).
     Blocked,
+    /// There may be room for more ([`Link::flush_some`]).
+    Stopped,
 }
 
 /// Receive buffer of a plain link: a header and the longest table always fit, and several small frames come
@@ -143,6 +145,8 @@ struct Incoming {
     /// The last call to the kernel brought less than it had room for: the socket is empty, do not ask again
     /// at once.
     drained: bool,
+    /// The last call was not to go on.
+    stopped: bool,
     /// The last frame with bulk had much of it; the next one probably has, too.
     large: bool,
     phase: Phase,
@@ -215,6 +219,7 @@ impl<G> Link<G> {
             buffer: vec![0; buffer_bytes].into_boxed_slice(),
             filled: 0..0,
             drained: false,
+            stopped: false,
             large: false,
             phase: Phase::Head,
             table: 0..0,
@@ -396,12 +401,22 @@ impl<G> Link<G> {
     /// # Errors
     /// [`LinkError::Closed`] or [`LinkError::Io`].
     pub fn flush(&mut self) -> Result<Flush, LinkError> {
+        self.flush_some(MAX_CALL_BYTES, || true)
+    }
+
+    /// The same by so many bytes at a time, and between two of these only while `goes_on`.
+    ///
+    /// # Errors
+    /// As [`Link::flush`].
+    pub fn flush_some(&mut self, at_once: usize, goes_on: impl FnMut() -> bool) -> Result<Flush, LinkError> {
         let flushed = match &mut self.seal {
             None => self.outgoing.flush_plain(
                 &mut self.carrier,
                 self.zero_copy.as_ref().ok().map(|zero_copy| &zero_copy.sender),
+                at_once,
+                goes_on,
             ),
-            Some(sealing) => self.outgoing.flush_sealed(&mut self.carrier, sealing),
+            Some(sealing) => self.outgoing.flush_sealed(&mut self.carrier, sealing, goes_on),
         }?;
         self.carrier.drive();
         Ok(flushed)
@@ -415,18 +430,26 @@ impl<G> Link<G> {
     /// # Panics
     /// If the last `Head` announced bulk and [`Link::place`] was not called.
     pub fn receive(&mut self) -> Result<Received, LinkError> {
-        self.receive_glimpsing(|_| {})
+        self.receive_some(|_| {}, usize::MAX, || true)
     }
 
     /// As [`Link::receive`]. `glimpse` sees the received bytes from the beginning of a frame, before anything
-    /// was checked: at least a header.
+    /// was checked: at least a header. Bulk comes by about so many bytes at a time, and between two of these
+    /// only while `goes_on`; then it says `Blocked`, and [`Link::has_stopped`] is true.
     ///
     /// # Errors
     /// As [`Link::receive`].
     ///
     /// # Panics
     /// As [`Link::receive`].
-    pub fn receive_glimpsing(&mut self, glimpse: impl Fn(&[u8])) -> Result<Received, LinkError> {
+    pub fn receive_some(
+        &mut self,
+        glimpse: impl Fn(&[u8]),
+        at_once: usize,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Received, LinkError> {
+        self.incoming.stopped = false;
+        let mut reads = 0;
         loop {
             match self.incoming.phase {
                 Phase::HeadGiven(header) => {
@@ -450,10 +473,15 @@ impl<G> Link<G> {
                         self.incoming.phase = Phase::Head;
                         return Ok(Received::Bulk(header));
                     }
+                    if reads > 0 && !goes_on() {
+                        self.incoming.stopped = true;
+                        return Ok(Received::Blocked);
+                    }
+                    reads += 1;
                     let progress = if self.seal.is_some() {
                         self.fill()?
                     } else {
-                        self.incoming.read_bulk(&mut self.carrier)?
+                        self.incoming.read_bulk(&mut self.carrier, at_once)?
                     };
                     if !progress {
                         return Ok(Received::Blocked);
@@ -461,6 +489,12 @@ impl<G> Link<G> {
                 }
             }
         }
+    }
+
+    /// Whether the last `Blocked` was because it was not to go on: there may be more.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.incoming.stopped
     }
 
     /// The table of the frame whose `Head` was returned last; valid until `place` or the next `receive`.
@@ -672,21 +706,26 @@ impl Incoming {
     }
 
     /// Receives straight into the bulk's place, and a little beyond it into the (empty) buffer.
-    fn read_bulk(&mut self, carrier: &mut Carrier) -> Result<bool, LinkError> {
+    fn read_bulk(&mut self, carrier: &mut Carrier, at_once: usize) -> Result<bool, LinkError> {
         if std::mem::take(&mut self.drained) {
             return Ok(false);
         }
         self.filled = 0..0;
         self.calls.clear();
-        let mut asked = 0;
+        let (mut asked, mut all) = (0, true);
         for (index, piece) in self.pieces[self.piece..].iter().take(MAX_PIECES).enumerate() {
             let skip = if index == 0 { self.piece_filled } else { 0 };
+            let len = (piece.len - skip).min(at_once - asked);
             // SAFETY: `skip` is within the piece.
             let ptr = unsafe { piece.ptr.add(skip) };
-            self.calls.push(iovec_mut(PieceMut { ptr, len: piece.len - skip }));
-            asked += piece.len - skip;
+            self.calls.push(iovec_mut(PieceMut { ptr, len }));
+            asked += len;
+            all = skip + len == piece.len;
+            if asked == at_once {
+                break;
+            }
         }
-        if self.calls.len() == self.pieces.len() - self.piece {
+        if all && self.calls.len() == self.pieces.len() - self.piece {
             let ahead = if self.large { AHEAD_BYTES } else { self.buffer.len() };
             self.calls.push(iovec_mut(PieceMut { ptr: self.buffer.as_mut_ptr(), len: ahead }));
             asked += ahead;
@@ -778,9 +817,21 @@ impl<G> Outgoing<G> {
         only.then(|| Piece { ptr: frame.head().ptr.wrapping_add(self.sent), len: rest })
     }
 
-    fn flush_plain(&mut self, carrier: &mut Carrier, zero_copy: Option<&Sender>) -> Result<Flush, LinkError> {
+    fn flush_plain(
+        &mut self,
+        carrier: &mut Carrier,
+        zero_copy: Option<&Sender>,
+        at_once: usize,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Flush, LinkError> {
+        let mut calls_made = 0;
         while self.queued_bytes > 0 {
-            if let Some(piece) = self.only_piece() {
+            if calls_made > 0 && !goes_on() {
+                return Ok(Flush::Stopped);
+            }
+            calls_made += 1;
+            if let Some(mut piece) = self.only_piece() {
+                piece.len = piece.len.min(at_once);
                 // SAFETY: the head of a queued frame.
                 let sent = unsafe { carrier.send(&[iovec(piece)]) };
                 let Some(sent) = sent.map_err(closed_or_io)? else {
@@ -804,20 +855,24 @@ impl<G> Outgoing<G> {
                         skip -= piece.len;
                         continue;
                     }
-                    if calls.len() == MAX_PIECES || bytes >= MAX_CALL_BYTES {
+                    if calls.len() == MAX_PIECES || bytes >= at_once {
                         break 'gather;
                     }
                     // SAFETY: `skip` is within the piece.
                     let ptr = unsafe { piece.ptr.add(skip) };
-                    let len = piece.len - skip;
+                    let rest = piece.len - skip;
                     // A head is used again as soon as it has left.
                     let is_head = std::ptr::eq(piece, &raw const head);
-                    if !is_head && zero_copy.is_some_and(|sender| sender.takes(len)) {
-                        without_copy = Some(Piece { ptr, len }).filter(|_| calls.is_empty());
+                    if !is_head && zero_copy.is_some_and(|sender| sender.takes(rest)) {
+                        without_copy = Some(Piece { ptr, len: rest }).filter(|_| calls.is_empty());
                         break 'gather;
                     }
+                    let len = rest.min(at_once - bytes);
                     push_merged(&mut calls, Piece { ptr, len });
-                    bytes += piece.len - skip;
+                    bytes += len;
+                    if len < rest {
+                        break 'gather;
+                    }
                     skip = 0;
                 }
             }
@@ -877,7 +932,13 @@ impl<G> Outgoing<G> {
         }
     }
 
-    fn flush_sealed(&mut self, carrier: &mut Carrier, sealing: &mut Sealing) -> Result<Flush, LinkError> {
+    fn flush_sealed(
+        &mut self,
+        carrier: &mut Carrier,
+        sealing: &mut Sealing,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Flush, LinkError> {
+        let mut messages = 0;
         loop {
             while sealing.sent < sealing.sealed.len() {
                 match carrier.send_from(&sealing.sealed[sealing.sent..]).map_err(closed_or_io)? {
@@ -890,6 +951,10 @@ impl<G> Outgoing<G> {
             if self.queued_bytes == 0 {
                 return Ok(Flush::Empty);
             }
+            if messages > 0 && !goes_on() {
+                return Ok(Flush::Stopped);
+            }
+            messages += 1;
             self.gather_plain(&mut sealing.plain);
             let gathered = sealing.plain.len();
             sealing.seal.seal(&sealing.plain, &mut sealing.sealed);

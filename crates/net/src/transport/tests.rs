@@ -321,6 +321,40 @@ fn what_a_thread_waits_for_overtakes_what_has_not_begun_to_leave() {
     }
 }
 
+/// Sends and receives that stop after each part bring what others bring, and stop where they are told to.
+#[test]
+fn a_long_frame_is_sent_and_received_in_parts() {
+    for way in ways() {
+        let (mut client, mut server) = pair::<()>(&way);
+        let bulk: Vec<u8> = (0..2_u32 << 20).map(|byte| (byte % 251) as u8).collect();
+        let mut head = Vec::new();
+        encode_frame(&mut head, Header::request(Opcode::Put, 1), &[], bulk.len());
+        // SAFETY: `bulk` outlives the link.
+        unsafe { client.send(Urgency::Demand, &head, &[Piece { ptr: bulk.as_ptr(), len: bulk.len() }], ()) };
+        let mut room = vec![0u8; bulk.len()];
+        let (mut sends, mut receives) = (0, 0);
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            assert!(Instant::now() < deadline);
+            let before = client.queued_bytes();
+            let flushed = client.flush_some(50_000, || false).unwrap();
+            assert!(before - client.queued_bytes() <= 2 * 65_536, "{:?}", way.means);
+            assert_eq!(flushed == Flush::Empty, client.queued_bytes() == 0);
+            sends += usize::from(flushed == Flush::Stopped);
+            match server.receive_some(|_| {}, 50_000, || false).unwrap() {
+                Received::Blocked => receives += usize::from(server.has_stopped()),
+                // SAFETY: `room` is not touched before `Bulk`.
+                Received::Head(_) => unsafe {
+                    server.place(&[PieceMut { ptr: room.as_mut_ptr(), len: room.len() }])
+                },
+                Received::Bulk(_) => break,
+            }
+        }
+        assert!(room == bulk, "{:?}", way.means);
+        assert!(sends > 10 && receives > 2, "{:?}: {sends} {receives}", way.means);
+    }
+}
+
 #[test]
 fn a_started_frame_is_finished_before_anything_overtakes_it() {
     for way in ways() {

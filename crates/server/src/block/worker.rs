@@ -2,13 +2,11 @@
 
 use super::Mailbox;
 use super::client::{Client, Gone, ScratchBuffers, Turn};
+use crate::poll_set::{Events, Idle, PollSet, Ready, slot_of, token};
 use crate::shared::{Shared, lock};
 use rampool_nbd::End;
-use rampool_net::adaptive_spin::AdaptiveSpin;
 use rampool_net::transport::{Listener, Peer, Stream};
-use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
-use std::os::fd::OwnedFd;
+use rustix::event::epoll;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -22,16 +20,11 @@ const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// What a client that reads long stretches may have on its way within this machine, where the kernel allows
 /// it.
 const SOCKET_BYTES: usize = 1 << 20;
-const DOORBELL: u64 = u64::MAX;
-const FIRST_LISTENER: u64 = u64::MAX - 1024;
 
 pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
-    epoll: OwnedFd,
-    listeners: Vec<Listener>,
-    /// No descriptor is left for one more connection: the listeners are not polled until the next sweep.
-    is_deaf: bool,
+    poll: PollSet,
     slots: Vec<Slot>,
     free: Vec<usize>,
     /// Clients with more to do than one turn.
@@ -54,20 +47,13 @@ impl Worker {
         shared: Arc<Shared>,
         listeners: Vec<Listener>,
     ) -> Result<Self, rustix::io::Errno> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let mailbox = &shared.blocks().threads[index];
-        epoll::add(&epoll, &mailbox.doorbell, epoll::EventData::new_u64(DOORBELL), epoll::EventFlags::IN)?;
-        for (token, listener) in (FIRST_LISTENER..).zip(&listeners) {
-            epoll::add(&epoll, listener, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
-        }
+        let poll = PollSet::new(&shared.blocks().threads[index].doorbell, listeners)?;
         let (slots, free, again) = (Vec::new(), Vec::new(), Vec::new());
-        let (is_deaf, draining, next) = (false, false, 0);
+        let (draining, next) = (false, 0);
         Ok(Self {
             index,
             shared,
-            epoll,
-            listeners,
-            is_deaf,
+            poll,
             slots,
             free,
             again,
@@ -79,54 +65,37 @@ impl Worker {
 
     /// Works until the server stops.
     pub(crate) fn run(mut self) {
-        let mut events: Vec<epoll::Event> = Vec::with_capacity(256);
-        let mut adaptive_spin = AdaptiveSpin::new(self.shared.config.spin);
+        let mut events = Events::new();
+        let mut idle = Idle::new(self.shared.config.spin);
         rampool_kernel::thread::ask_for_short_slices();
         let mut next_sweep = Instant::now() + SWEEP_EVERY;
-        let mut idle_since: Option<Instant> = None;
         while !self.shared.stopping() {
             let now = Instant::now();
             if now >= next_sweep {
                 self.sweep(now);
                 next_sweep = now + SWEEP_EVERY;
             }
-            let waited = idle_since.map_or(Duration::ZERO, |since| now.duration_since(since));
-            let spinning = !self.again.is_empty() || idle_since.is_none() || waited < adaptive_spin.time();
+            let spinning = !self.again.is_empty() || idle.looks(now);
             let timeout = if spinning { Duration::ZERO } else { next_sweep.saturating_duration_since(now) };
             if !spinning {
-                adaptive_spin.sleeps();
+                idle.sleeps();
                 self.shared.blocks().sleeps.fetch_add(1, Ordering::Relaxed);
             }
-            let timeout = Timespec {
-                tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(1),
-                tv_nsec: timeout.subsec_nanos().into(),
-            };
-            events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => panic!("polling failed: {error}"),
-            }
+            self.poll.wait(&mut events, timeout);
             if events.is_empty() && self.again.is_empty() {
-                idle_since = idle_since.or(Some(now));
-                if spinning {
-                    adaptive_spin.look_again(waited, false);
-                }
+                idle.found_nothing(now, spinning);
                 continue;
             }
-            if let Some(since) = idle_since.take() {
-                adaptive_spin.waited(since.elapsed());
-            }
+            idle.found();
             let now = Instant::now();
             for token in std::mem::take(&mut self.again) {
                 self.ready(token, now);
             }
-            for event in &events {
-                match event.data.u64() {
-                    DOORBELL => self.answer_doorbell(now),
-                    token if token >= FIRST_LISTENER => {
-                        self.accept(usize::try_from(token - FIRST_LISTENER).expect("few listeners"))
-                    }
-                    token => self.ready(token, now),
+            for ready in events.iter() {
+                match ready {
+                    Ready::Doorbell => self.answer_doorbell(now),
+                    Ready::Listener(index) => self.accept(index),
+                    Ready::Connection(token) => self.ready(token, now),
                 }
             }
         }
@@ -141,14 +110,14 @@ impl Worker {
 
     fn accept(&mut self, listener: usize) {
         for _ in 0..MOST_ACCEPTED {
-            let stream = match self.listeners[listener].accept() {
+            let stream = match self.poll.listener(listener).accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(error) => {
                     self.shared.log_peer_error("could not accept a block client", None, &error);
                     if crate::shard::is_want(&error) {
-                        // The connection waits in the kernel, which would report it again and again.
-                        self.listen(false);
+                        // The connection waits in the kernel until the next sweep.
+                        self.poll.listen(false);
                         return;
                     }
                     continue;
@@ -182,19 +151,6 @@ impl Worker {
         self.shared.log_peer_error("a block client was turned away", Some(stream.peer()), &why);
     }
 
-    /// Connections are accepted from now on, or stay in the kernel until the next sweep.
-    fn listen(&mut self, listens: bool) {
-        if self.is_deaf != listens {
-            return;
-        }
-        self.is_deaf = !listens;
-        let flags = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        for (token, listener) in (FIRST_LISTENER..).zip(&self.listeners) {
-            epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(token), flags)
-                .expect("a polled descriptor can be polled otherwise");
-        }
-    }
-
     fn answer_doorbell(&mut self, now: Instant) {
         let mut rings = [0; 8];
         // Whether the doorbell was rung more than once makes no difference.
@@ -222,8 +178,7 @@ impl Worker {
         slot.generation = slot.generation.wrapping_add(1);
         slot.interest = epoll::EventFlags::IN;
         let token = token(index, slot.generation);
-        if let Err(error) = epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(token), slot.interest)
-        {
+        if let Err(error) = self.poll.add(&stream, token, slot.interest) {
             self.shared.log_peer_error("cannot poll a block client", Some(stream.peer()), &error);
             self.free.push(index);
             self.shared.blocks().give_place_back(&self.shared);
@@ -258,13 +213,12 @@ impl Worker {
         }
         if flags != slot.interest {
             slot.interest = flags;
-            epoll::modify(&self.epoll, client.as_ref(), epoll::EventData::new_u64(token), flags)
-                .expect("a polled descriptor can be polled otherwise");
+            self.poll.modify(client.as_ref(), token, flags);
         }
     }
 
     fn sweep(&mut self, now: Instant) {
-        self.listen(true);
+        self.poll.listen(true);
         for index in 0..self.slots.len() {
             let Some(client) = &self.slots[index].client else { continue };
             if client.is_shaking() && now.duration_since(client.since) >= HANDSHAKE_TIME {
@@ -314,12 +268,4 @@ fn prepare(stream: &Stream, heartbeat: Duration) {
         // The kernel may allow less, which is enough.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SOCKET_BYTES);
     }
-}
-
-fn slot_of(token: u64) -> usize {
-    usize::try_from(token & u64::from(u32::MAX)).expect("32 bits")
-}
-
-fn token(index: usize, generation: u32) -> u64 {
-    u64::from(generation) << 32 | u64::try_from(index).expect("fewer than 2^32 clients")
 }

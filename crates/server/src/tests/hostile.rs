@@ -209,8 +209,29 @@ impl Hostile {
     }
 }
 
+/// For so many seconds other orders of requests follow (`make soak`); each names its seed, which
+/// `RAMPOOL_HOSTILE_SEED` repeats.
+const SECONDS: &str = "RAMPOOL_HOSTILE_S";
+const SEED: &str = "RAMPOOL_HOSTILE_SEED";
+
 #[test]
 fn well_formed_requests_in_the_worst_order_hurt_their_sender_only() {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let (began, length) = (Instant::now(), Duration::from_secs(number(SECONDS).unwrap_or(0)));
+    let mut seed = number(SEED).unwrap_or(0);
+    loop {
+        worst_order(seed);
+        if began.elapsed() >= length {
+            return;
+        }
+        seed += 1;
+        println!("seed {seed}");
+    }
+}
+
+fn worst_order(seed: u64) {
+    let mut bytes = [7; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
     for store in [StoreKind::Raw, StoreKind::Compressed] {
         let server = Server::start(ServerConfig {
             store,
@@ -220,7 +241,7 @@ fn well_formed_requests_in_the_worst_order_hurt_their_sender_only() {
         })
         .unwrap();
         let mut victim = Client::with_lease(server.addr(), open_policy(), 24 * MIB);
-        let mut rng = TestRunner::deterministic().new_rng();
+        let mut rng = TestRng::from_seed(proptest::test_runner::RngAlgorithm::ChaCha, &bytes);
         let mut hostile: Vec<Hostile> = (0..4).map(|_| Hostile::new(&server)).collect();
         let mut ended = 0;
         for round in 0..6000 {
@@ -263,6 +284,7 @@ fn well_formed_requests_in_the_worst_order_hurt_their_sender_only() {
         }
         drop((hostile, victim));
         idle(&server);
+        assert_eq!(server.shared.directory().accounts().all().count(), 0, "accounts return to zero");
         assert!(!server.is_broken());
         Client::with_lease(server.addr(), open_policy(), 64 * MIB);
     }

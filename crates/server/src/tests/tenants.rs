@@ -461,6 +461,86 @@ fn a_copy_tells_nothing_about_what_is_at_an_address() {
     answers.join().unwrap();
 }
 
+/// A machine that is short of memory keeps its leases, and gives no new ones until that is over.
+#[test]
+fn under_memory_pressure_new_leases_are_refused_and_the_others_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("memory");
+    // In one step: it is read while it is written.
+    let say = |full: &str| {
+        let next = dir.path().join("next");
+        std::fs::write(&next, format!("some avg10=50.00 total=1\nfull avg10={full} avg60=0.00 total=1\n"))
+            .unwrap();
+        std::fs::rename(next, &file).unwrap();
+    };
+    say("0.00");
+    let server = Server::start(ServerConfig { pressure: vec![file.clone()], ..config(8 * MIB) }).unwrap();
+    let mut client = Client::with_lease(server.addr(), open_policy(), MIB);
+    let until = |short: bool| {
+        let deadline = Instant::now() + DEADLINE;
+        while server.status().short_of_memory != short {
+            assert!(Instant::now() < deadline, "the server does not notice");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    say("40.00");
+    until(true);
+    let mut other = Client::new(server.addr(), open_policy());
+    let no = other.open(MIB).unwrap_err();
+    assert!(no.status == Status::LeaseRefused && no.message.contains("short of memory"), "{no:?}");
+    let mut resize = |bytes| client.call(Opcode::ResizeLease, |h| h.with_arg(bytes), &[]).map(drop);
+    assert_eq!(resize(2 * MIB).unwrap_err().status, Status::LeaseRefused);
+    resize(MIB / 2).unwrap();
+    let region = client.create_region().unwrap();
+    client.put(region, 0, &[vec![3; OS_PAGE_BYTES]], false).unwrap();
+    assert_eq!(client.get(region, 0, 1).unwrap(), [vec![3; OS_PAGE_BYTES]]);
+    say("0.50");
+    until(false);
+    other.open(MIB).unwrap();
+}
+
+/// What is cloned over many turns is what was there; a clone that is given up halfway leaves nothing.
+#[test]
+fn a_clone_of_many_turns_is_what_was_there() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let mut client = Client::with_lease(server.addr(), open_policy(), 60 * MIB);
+    let region = client.create_region().unwrap();
+    let content = |number: u64| {
+        let mut page = vec![0; OS_PAGE_BYTES];
+        page[..8].copy_from_slice(&(number + 1).to_le_bytes());
+        page
+    };
+    // Each in a part of the page table of its own.
+    let far = |number: u64| number * 512;
+    for number in 0..3500 {
+        client.put(region, far(number), &[content(number)], false).unwrap();
+    }
+    let used = server.status().leases[0].used_bytes;
+    let copy = client.region_call(Opcode::CloneRegion, region).unwrap();
+    for number in (0..3500).step_by(7) {
+        client.put(region, far(number), &[vec![9; OS_PAGE_BYTES]], false).unwrap();
+    }
+    for number in 0..3500 {
+        assert_eq!(client.get(copy, far(number), 1).unwrap(), [content(number)], "{number}");
+    }
+    client.region_call(Opcode::FreeRegion, copy).unwrap();
+    assert!(server.status().leases[0].used_bytes <= used);
+    // It goes away while its clones are made.
+    for _ in 0..8 {
+        let mut head = Vec::new();
+        encode_frame(&mut head, Header::request(Opcode::CloneRegion, 1 << 20).with_region(region), &[], 0);
+        client.link.send_head(Urgency::Demand, &head, ());
+        client.link.flush().unwrap();
+        let granted = client.granted().clone();
+        client = Client::new(server.addr(), open_policy());
+        client.attach(&granted, granted.member).unwrap();
+    }
+    client.region_call(Opcode::FreeRegion, region).unwrap();
+    server.shared.check();
+    drop(client);
+    idle(&server);
+}
+
 /// Two tenants with as much to do, one with 24 connections: they have as much of the server's time.
 #[test]
 fn shares_are_the_tenants_not_the_connections() {

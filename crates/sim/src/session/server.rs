@@ -212,7 +212,7 @@ impl Server {
                 let made = &mut self.made;
                 space.make_once(member, asked.number, |space| {
                     assert!(made.insert(asked.uid), "region-once: request {} made two", asked.uid);
-                    space.create_region(member)
+                    space.create_region(member).map(Some)
                 })?;
             }
             Opcode::Heartbeat => {}

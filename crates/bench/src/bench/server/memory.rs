@@ -143,7 +143,7 @@ impl Connection for Client {
     fn send(&mut self) -> Result<()> {
         match self.link.flush()? {
             Flush::Empty => Ok(()),
-            Flush::Blocked => bail!("the socket takes no requests"),
+            Flush::Blocked | Flush::Stopped => bail!("the socket takes no requests"),
         }
     }
 
