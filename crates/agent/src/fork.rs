@@ -32,7 +32,7 @@ use rampool_kernel::uffd::{Features, Scope, Uffd};
 use rampool_net::transport::Endpoint;
 use rampool_pager::fault::{CopyThread, FaultCatcher};
 use rampool_pager::fork::ChildMemory;
-use rampool_pager::space::Span;
+use rampool_paging::space::Span;
 use rampool_run::settings::Settings;
 
 use crate::next::Next;
