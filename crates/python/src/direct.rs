@@ -14,7 +14,7 @@ use rampool::region::HandedOver;
 
 use crate::bytes::Bytes;
 use crate::errors::{own, raise};
-use crate::process::{Own, aside, wait};
+use crate::process::{Own, aside, close_at_drop, wait};
 
 /// Does it with the Rust type of a kind of element.
 macro_rules! of_kind {
@@ -149,6 +149,12 @@ impl Direct {
         // One that is interrupted goes on; what it holds is released when it ends.
         done?;
         py.detach(|| self.direct.lock().wait(pending)).map_err(raise)
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        close_at_drop(|py| self.close(py));
     }
 }
 
