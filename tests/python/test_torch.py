@@ -88,8 +88,8 @@ PEAK = """
 import os, resource, sys, torch, rampool
 from rampool.torch import offload
 torch.set_num_threads(1)
-net = torch.nn.Sequential(*[m for _ in range(24) for m in (torch.nn.Linear(256, 256), torch.nn.Sigmoid())])
-batch = torch.randn(16_000, 256)          # 15.6 MiB: 24 x 2 of these are saved, or 24 where they are the same
+net = torch.nn.Sequential(*[m for _ in range(24) for m in (torch.nn.Linear(64, 64), torch.nn.Sigmoid())])
+batch = torch.randn(64_000, 64)          # 15.6 MiB: 24 x 2 of these are saved, or 24 where they are the same
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 pool = rampool.connect(os.environ["SERVER"], memory="900M")
 if sys.argv[1] == "offload":

@@ -85,6 +85,8 @@ enum Bench {
     #[command(hide = true)]
     Touch(miss::Touch),
     #[command(hide = true)]
+    DirectGets(direct::Gets),
+    #[command(hide = true)]
     Peer(peer::Args),
     #[command(hide = true)]
     SharedRank(shared::rank::Args),
@@ -131,6 +133,7 @@ pub fn run(args: Args) -> Result<i32> {
         Bench::Programs(args) => programs::run(&args),
         Bench::Server(args) => server::run(&args),
         Bench::Direct(args) => direct::run(&args),
+        Bench::DirectGets(args) => direct::gets(&args),
         Bench::Examples(args) => examples::run(&args),
         Bench::Exposed(args) => exposed::run(&args),
         Bench::Openmpi(args) => openmpi::run(&args),

@@ -673,6 +673,32 @@ impl Direct {
         self.start(region, offset, there, Job::Gather, buffer)
     }
 
+    /// Begins to read `bytes` consecutive bytes from `offset` on, as quickly as [`Direct::get`] does.
+    ///
+    /// # Errors
+    /// [`DirectError::Layout`]; [`DirectError::NoMemory`] if they do not fit into this machine's memory.
+    pub fn start_get_bytes(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Pending, DirectError> {
+        let mut buffer = with_length(Vec::new(), bytes).ok_or(DirectError::NoMemory { bytes })?;
+        let place = PieceMut { ptr: buffer.as_mut_ptr(), len: buffer.len() };
+        // SAFETY: the buffer's bytes do not move with it, and it is not touched or dropped before the
+        // operation has ended or the pool is gone.
+        let token = match unsafe { self.begin_piece(region, offset, place) } {
+            Some(token) => token,
+            None => {
+                let (there, here) = plain(region, offset, bytes)?;
+                // SAFETY: as above.
+                unsafe { self.begin(region, Job::Gather, &there, &here, place.ptr) }?
+            }
+        };
+        self.buffers.insert(token, buffer);
+        Ok(Pending { token })
+    }
+
     /// Begins to write bytes to what `there` selects from `offset` on; [`Direct::wait`] gives the vector
     /// back.
     ///

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use rampool::direct::{self, DirectError, DirectRegion, Filter, Number, Total};
 use rampool::proto::elements::{Combine, Kind};
 use rampool::proto::layout::LayoutError;
@@ -14,7 +15,7 @@ use rampool::region::HandedOver;
 
 use crate::bytes::Bytes;
 use crate::errors::{own, raise};
-use crate::process::{Own, aside, wait};
+use crate::process::{Own, aside, close_at_drop, wait};
 
 /// Does it with the Rust type of a kind of element.
 macro_rules! of_kind {
@@ -144,11 +145,33 @@ impl Direct {
         py.detach(|| self.direct.lock().wait_value::<T>(pending).map(T::bits)).map_err(raise)
     }
 
-    fn wait(&self, py: Python<'_>, pending: direct::Pending) -> PyResult<Vec<u8>> {
-        let done = wait(py, |until| self.direct.lock().wait_until(&pending, until).then_some(()));
-        // One that is interrupted goes on; what it holds is released when it ends.
-        done?;
-        py.detach(|| self.direct.lock().wait(pending)).map_err(raise)
+    /// Starts an operation and waits for it. One that is interrupted goes on; what it holds is released when
+    /// it ends.
+    fn wait(
+        &self,
+        py: Python<'_>,
+        start: impl FnOnce(&mut direct::Direct) -> Result<direct::Pending, DirectError> + Send,
+    ) -> PyResult<Vec<u8>> {
+        self.check()?;
+        let (mut start, mut pending) = (Some(start), None);
+        let ended = wait(py, |until| {
+            let mut direct = self.direct.lock();
+            if let Some(start) = start.take() {
+                match start(&mut direct) {
+                    Ok(started) => pending = Some(started),
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+            let ended = pending.take_if(|pending| direct.wait_until(pending, until))?;
+            Some(direct.wait(ended))
+        })?;
+        ended.map_err(raise)
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        close_at_drop(|py| self.close(py));
     }
 }
 
@@ -217,8 +240,19 @@ impl Direct {
     }
 
     fn get(&self, py: Python<'_>, region: &Region, offset: u64, layout: &Layout) -> PyResult<Bytes> {
-        let pending = self.call(py, |direct| direct.start_get(region.region, offset, &layout.layout))?;
-        self.wait(py, pending).map(Bytes::new)
+        self.wait(py, |direct| direct.start_get(region.region, offset, &layout.layout)).map(Bytes::new)
+    }
+
+    /// Consecutive bytes, of which there are few.
+    fn get_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        region: &Region,
+        offset: u64,
+        nbytes: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.wait(py, |direct| direct.start_get_bytes(region.region, offset, nbytes))?;
+        Ok(PyBytes::new(py, &bytes))
     }
 
     fn put(
@@ -230,9 +264,7 @@ impl Direct {
         bytes: PyBuffer<u8>,
     ) -> PyResult<()> {
         let bytes = bytes.to_vec(py)?;
-        let pending =
-            self.call(py, |direct| direct.start_put(region.region, offset, &layout.layout, bytes))?;
-        self.wait(py, pending).map(drop)
+        self.wait(py, |direct| direct.start_put(region.region, offset, &layout.layout, bytes)).map(drop)
     }
 
     /// Updates the elements that the layout selects, each by its operand.
@@ -247,10 +279,10 @@ impl Direct {
         operands: PyBuffer<u8>,
     ) -> PyResult<()> {
         let (kind, how, operands) = (parse_kind(kind)?, parse_combine(how)?, operands.to_vec(py)?);
-        let pending = self.call(py, |direct| {
+        self.wait(py, |direct| {
             direct.start_accumulate(region.region, offset, &layout.layout, kind, how, operands)
-        })?;
-        self.wait(py, pending).map(drop)
+        })
+        .map(drop)
     }
 
     /// Updates one element by an operand, given as bits; gives the bits that it had before.

@@ -49,6 +49,13 @@ impl<T> Drop for Own<T> {
     }
 }
 
+/// What a program drops without closing it leaves its lease too, so that the servers need not wait until they
+/// give its members up. Takes `close`, which may wait for a server; the interpreter is left to others meanwhile.
+pub fn close_at_drop(close: impl FnOnce(Python<'_>)) {
+    // Where the interpreter is about to end, `rampool` has closed its pools, which close all.
+    Python::try_attach(close);
+}
+
 /// Calls `step` without the interpreter, with a moment to return by, until it gives something. Between the
 /// calls signals are looked for.
 ///

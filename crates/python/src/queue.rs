@@ -13,7 +13,7 @@ use rampool::direct::{self, QueueBounds, QueueError, SendBody};
 
 use crate::bytes::Bytes;
 use crate::errors::{Raise, own, raise};
-use crate::process::{Own, SIGNALS_EVERY, aside_or, wait};
+use crate::process::{Own, SIGNALS_EVERY, aside_or, close_at_drop, wait};
 
 impl Raise for QueueError {
     fn raise(self) -> PyErr {
@@ -40,6 +40,7 @@ fn seconds(seconds: Option<f64>) -> Option<Instant> {
 pub struct Queue {
     direct: Own<direct::Direct>,
     queue: direct::Queue,
+    closed: AtomicBool,
 }
 
 impl Queue {
@@ -50,7 +51,13 @@ impl Queue {
         bytes: u64,
     ) -> Result<Self, QueueError> {
         let queue = direct.open_or_create_queue(name, QueueBounds { messages, bytes })?;
-        Ok(Self { direct: Own::new(direct), queue })
+        Ok(Self { direct: Own::new(direct), queue, closed: AtomicBool::new(false) })
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        close_at_drop(|py| self.close(py));
     }
 }
 
@@ -152,7 +159,8 @@ impl Queue {
     }
 
     fn close(&self, py: Python<'_>) {
-        if self.direct.check().is_ok() {
+        let was = self.closed.swap(true, Ordering::Relaxed);
+        if !was && self.direct.check().is_ok() {
             py.detach(|| {
                 let mut direct = self.direct.lock();
                 // Where that fails the messages come again.

@@ -11,7 +11,7 @@ use rampool::values::{self, PendingPut, PendingValue, StoreError};
 
 use crate::bytes::Bytes;
 use crate::errors::{Raise, own, raise};
-use crate::process::{Own, aside, aside_or, wait};
+use crate::process::{Own, aside, aside_or, close_at_drop, wait};
 
 impl Raise for StoreError {
     fn raise(self) -> PyErr {
@@ -71,6 +71,12 @@ impl Store {
             parts
         });
         ended.collect()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        close_at_drop(|py| self.close(py));
     }
 }
 

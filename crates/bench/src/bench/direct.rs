@@ -876,3 +876,36 @@ fn copies(report: &mut Report, cpus: &[usize], rounds: usize, common: &Common) -
     direct.close();
     Ok(())
 }
+
+/// Gets of 8 bytes from a server that runs already, for bench/python.py, which asks the same of it
+#[derive(clap::Args, Debug)]
+pub struct Gets {
+    #[arg(long)]
+    server: String,
+    #[arg(long, default_value_t = 20_000)]
+    count: u64,
+}
+
+/// Prints the median time of a get, in microseconds.
+pub fn gets(args: &Gets) -> Result<i32> {
+    let mut builder = rampool::Builder::new();
+    builder.set("server", &args.server)?;
+    builder.set("memory", "64M")?;
+    let mut direct = builder.open_direct()?;
+    let region = direct.create(32 * MIB)?;
+    let mut times = Vec::new();
+    let mut buffer = [0; 8];
+    direct.put(region, 0, &content(0, 32 * MIB))?;
+    for n in 0..args.count {
+        let at = word(SEED, n) % (32 * MIB / 4096) * 4096;
+        let started = Instant::now();
+        direct.get(region, at, &mut buffer)?;
+        times.push(started.elapsed());
+        if buffer[..] != content(at, 8)[..] {
+            bail!("WRONG CONTENT at byte {at}");
+        }
+    }
+    println!("{}", p50(times));
+    direct.close();
+    Ok(0)
+}

@@ -311,17 +311,24 @@ class RemoteArray:
     # ------------------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
-        numbers = key if type(key) is tuple else (key,)
-        if len(numbers) == len(self.shape) and all(type(number) is int for number in numbers):
-            return self._element(numbers)
-        return self.start_get(key).result()
+        place = self._place(key)
+        if place is None:
+            return self.start_get(key).result()
+        taken = self._direct.get_bytes(self._region, place, self.dtype.itemsize)
+        return np.ndarray((), self.dtype, taken)[()]
 
-    def _element(self, numbers: tuple[int, ...]) -> Any:
-        place = self._offset
-        for axis, number in enumerate(numbers):
+    def _place(self, key: Any) -> int | None:
+        """Where one element lies, if the key is its numbers."""
+        numbers = (key,) if type(key) is int else key
+        if type(numbers) is not tuple or len(numbers) != len(self.shape):
+            return None
+        place, axis = self._offset, 0
+        for number in numbers:
+            if type(number) is not int:
+                return None
             place += _bounded(number, self.shape[axis], axis) * self._strides[axis]
-        taken = self._direct.get(self._region, place, _native.Layout.strided(self.dtype.itemsize, []))
-        return np.ndarray((), self.dtype, buffer=memoryview(taken))[()]
+            axis += 1
+        return place
 
     def start_get(self, key: Any = ...) -> Pending:
         """Begins to fetch ``t[key]``; ``await`` it, or ask for its result.

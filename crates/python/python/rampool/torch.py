@@ -8,6 +8,7 @@ the same, bit by bit. Needs PyTorch 1.13 or later.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import weakref
 from collections.abc import Iterator
@@ -96,13 +97,23 @@ class _Saved:
             del self._owner._store[self._key]
 
 
+def _free_at_once(nbytes: int) -> None:
+    """From now on the C library gives freed blocks of so many bytes back to the system at once. As it comes, it
+    keeps them once a first one was freed; and glibc before 2.38 finds no use for an aligned block that it keeps, so
+    that memory of tensors that are in the pool would stay here."""
+    with contextlib.suppress(AttributeError, OSError):
+        # M_MMAP_THRESHOLD; its greatest value is 32 MiB.
+        ctypes.CDLL(None).mallopt(-3, min(max(nbytes, 128 << 10), 32 << 20))
+
+
 @contextlib.contextmanager
 def offload(pool: Pool, over: int = 1 << 20, ahead: int = 1) -> Iterator[Offloaded]:
     """Within the block, tensors that autograd saves lie in the pool until the backward step wants them.
 
     The backward step may come after the block. A tensor on a GPU goes through this machine's memory and comes
     back to its GPU. Tensors of another layout than strided, and parameters, stay where they are. A saved
-    tensor comes back contiguous.
+    tensor comes back contiguous. For the whole process, the C library from now on gives freed blocks of ``over``
+    bytes back to the system at once (mallopt's M_MMAP_THRESHOLD).
 
     Args:
         pool: where they lie.
@@ -119,5 +130,6 @@ def offload(pool: Pool, over: int = 1 << 20, ahead: int = 1) -> Iterator[Offload
     >>> loss.backward()  # doctest: +SKIP
     """
     offloaded = Offloaded(pool.store(), over, ahead)
+    _free_at_once(over)
     with torch.autograd.graph.saved_tensors_hooks(offloaded._pack, offloaded._unpack):
         yield offloaded
