@@ -88,21 +88,25 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod copies;
 mod io;
+mod pages;
 mod places;
 mod rule;
 mod session;
 mod work;
 
 pub use client::{Client, Fill, Pages};
+pub use copies::{History, PIECE_PAGES, PIECES, Region};
 pub use io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, RequestId,
     SENT_TOGETHER_BYTES, Time, What,
 };
+pub use pages::PageSet;
 pub use places::{Known, Places, Stamp};
 pub use rule::Rule;
 pub use session::{
-    ATTACH_NUMBER, ATTEMPT, BULK_WINDOW_BYTES, Counts, DEADLINES, LAST_CHANCE, LINK_QUEUE_BYTES, MAX_BREAKS,
-    PAUSE, SPARE_SILENCE, SUSPICION, Session,
+    ABSENCE, ATTACH_NUMBER, ATTEMPT, BULK_WINDOW_BYTES, Counts, DEADLINES, LAST_CHANCE, LINK_QUEUE_BYTES,
+    MAX_BREAKS, MOST_SPARE_SILENCE, PAUSE, SPARE_SILENCE, SUSPICION, Session,
 };
 pub use work::Request;

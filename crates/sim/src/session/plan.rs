@@ -165,6 +165,20 @@ impl Plan {
             }
             Rule::LateAnswer | Rule::Suspicion => plan.with_copies(Faults { silence: true, ..none }),
             Rule::ReadElsewhere => plan.with_copies(Faults { cuts: true, hangs: true, ..none }),
+            Rule::MissedIsNotRead
+            | Rule::MissesWhileAbsent
+            | Rule::MissesWhatWasUnderWay
+            | Rule::CatchUp
+            | Rule::VoidPiece
+            | Rule::QuietPiece
+            | Rule::NewNameMissedAll
+            | Rule::FreesLater
+            | Rule::MissedIsInherited
+            | Rule::BehindIsNoSpare => Self {
+                burst: 40,
+                ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
+            },
+            Rule::FullIsMissed => plan.with_copies(Faults { full: true, silence: true, ..none }),
             Rule::OwnPausesDown => plan.with_copies(Faults { cuts: true, hangs: true, pauses: true, ..none }),
             _ => plan,
         }
