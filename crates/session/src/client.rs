@@ -8,8 +8,9 @@ use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use crate::copies::{Copies, History, PIECES, Piece, Region, Step};
 use crate::io::{Ask, Class, Input, Lost, OpId, Output, RequestId, Time};
+use crate::pages::PageSet;
 use crate::rule::Rule;
-use crate::session::Session;
+use crate::session::{DEADLINES, Session};
 use crate::work::{Orphaned, Request, Work};
 
 /// How often the sessions' deadlines are looked at, however often the shell tells the time.
@@ -66,6 +67,13 @@ impl Client {
     pub fn add_server(&mut self, op_deadline: Duration, now: Time) -> ServerIndex {
         let server = ServerIndex(u16::try_from(self.sessions.len()).expect("fewer than 65536 servers"));
         self.sessions.push(Session::new(server, op_deadline, now));
+        server
+    }
+
+    /// A session with one more server, which cannot be reached now. It is joined as soon as it can.
+    pub fn add_absent(&mut self, op_deadline: Duration, now: Time) -> ServerIndex {
+        let server = self.add_server(op_deadline, now);
+        self.sessions[server.as_usize()] = Session::absent(server, op_deadline, now);
         server
     }
 
@@ -166,6 +174,18 @@ impl Client {
             history.missed.clear();
         }
         Some(history)
+    }
+
+    /// Whether each page of a region with these names and this history has a holder that is there.
+    #[must_use]
+    pub fn is_complete(&self, names: &[RegionId], history: &History) -> bool {
+        let named = |server: &ServerIndex| {
+            names[server.as_usize()].0 != 0 && self.sessions[server.as_usize()].takes_part()
+        };
+        let has_all = |server: ServerIndex| {
+            named(&server) && history.missed.get(server.as_usize()).is_none_or(PageSet::is_empty)
+        };
+        self.pairs.iter().all(|pair| pair.iter().any(has_all) || pair.iter().all(|server| named(&server)))
     }
 
     /// Pages that the server has missed, and that it is to get; and pages of all regions.
@@ -453,7 +473,11 @@ impl Client {
             client.has(other, of, id) && (!away || client.sessions[other.as_usize()].is_well())
         };
         let keep = |client: &Self, rule| client.work.rules.keep(rule);
+        // A request, however often it moves, does not wait for ever.
+        let long = self.sessions[server.as_usize()].op_deadline() * DEADLINES;
+        let is_old = self.now - request.made_at >= long && keep(self, Rule::AgeLimit);
         if opcode == Opcode::Get
+            && !is_old
             && let Some(other) = other.filter(|other| has(self, *other))
             && (away || keep(self, Rule::FetchFromOther))
             && !(request.is_odd && matches!(why, Orphaned::Damaged(_)))

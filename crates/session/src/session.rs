@@ -177,6 +177,11 @@ impl Session {
         }
     }
 
+    /// A session that has no connection yet, and is to join as soon as the server can be reached.
+    pub(crate) fn absent(server: ServerIndex, op_deadline: Duration, now: Time) -> Self {
+        Self { state: State::Pausing, absent: true, reconnects: true, ..Self::new(server, op_deadline, now) }
+    }
+
     pub(crate) fn renamed(&mut self, server: ServerIndex) {
         self.server = server;
     }
@@ -1009,7 +1014,6 @@ impl Session {
 
     /// Whether the same run of the server takes this client for the member that it was.
     fn judge_attached(&self, work: &Work, header: &Header, grant: Option<Grant>) -> Result<Grant, Lost> {
-        let identity = self.identity.expect("only a session with a lease reconnects");
         let asked =
             header.is_reply() && header.request == ATTACH_NUMBER && header.opcode == Opcode::AttachLease;
         if !asked || header.bulk_len > 0 {
@@ -1022,6 +1026,9 @@ impl Session {
             _ => return Err(Lost::Connection),
         }
         let grant = grant.ok_or(Lost::Breach(Breach::OddGrant))?;
+        // One that joins late is who the server says.
+        let first = Identity { lease: grant.lease, member: grant.member, run: grant.run, grace: grant.grace };
+        let identity = self.identity.unwrap_or(first);
         if grant.run != identity.run && work.rules.keep(Rule::SameRun) {
             return Err(Lost::GivenUp);
         }

@@ -144,6 +144,9 @@ impl Plan {
             Rule::OwnOperation => lies(1),
             Rule::OwnServer => lies(2),
             Rule::DepartedFirst => Self { pages: true, narrow: true, ..lies(3) },
+            Rule::SameMember => {
+                Self { copies: 1, faults: Faults { lies: true, cuts: true, ..none }, lie: Some(3), ..plan }
+            }
             Rule::GivenUp => Self { faults: Faults { dismissals: true, ..none }, ..plan },
             Rule::LastChance | Rule::OwnPauses => {
                 Self { faults: Faults { silence: true, pauses: true, ..none }, narrow: true, ..plan }

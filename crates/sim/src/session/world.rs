@@ -154,6 +154,7 @@ enum Event {
     Fault,
     Expire(ServerIndex),
     Wake,
+    Pause,
     Cut(LinkId),
 }
 
@@ -961,11 +962,13 @@ impl World {
         let of_it = |body: &Body| body.ask.server == server;
         let (mut gone, mut failed) = (Vec::new(), Vec::new());
         for (id, body) in self.bodies.iter().filter(|(_, body)| of_it(body)) {
-            let spared = self.live_other(body).is_some();
+            let old = self.now - body.made_at >= self.op_ns() * u64::from(DEADLINES);
+            let fetched = body.asked.opcode == Opcode::Get;
+            let spared = self.live_other(body).is_some() && !(old && fetched);
             if !spared {
                 failed.extend(body.token);
             }
-            if !spared || body.asked.opcode != Opcode::Get {
+            if !spared || !fetched {
                 gone.push(*id);
             }
         }
@@ -1084,7 +1087,8 @@ impl World {
                 let none_left = |of: u64| {
                     !self.placement.holders(PageIndex(of)).iter().any(|server| self.has(server, page(of)))
                 };
-                let excused = op.pages.is_empty() || op.pages.iter().any(|(page, _)| none_left(*page));
+                let old = self.awake() - op.made_at >= self.op_ns() * u64::from(DEADLINES - 1);
+                let excused = old || op.pages.is_empty() || op.pages.iter().any(|(page, _)| none_left(*page));
                 assert!(excused, "one-holder-suffices: {op:?}");
                 self.tally.failed += 1;
             }
@@ -1196,7 +1200,8 @@ impl World {
         if self.plan.copies == 1 || !self.plan.pages || self.plan.narrow || self.plan.burst > 12 || busy {
             return;
         }
-        let most = u64::try_from(MOST_SPARE_SILENCE.as_nanos()).expect("short") * 9 / 10;
+        let silent = u64::try_from(MOST_SPARE_SILENCE.as_nanos()).expect("short") * 9 / 10;
+        let most = if faults.silence { silent } else { 100 * MS };
         for (token, op) in self.ops.iter().filter(|(_, op)| op.kind == Kind::Fetch && op.demand) {
             let age = self.now - op.made_at;
             let well = |server: ServerIndex, page: u64| {
@@ -1244,6 +1249,10 @@ impl World {
                 self.servers[server.as_usize()].expire(now_ms);
             }
             Event::Wake => {}
+            Event::Pause => {
+                let pause = self.rng.below(self.op_ns());
+                self.pause(pause);
+            }
             Event::Cut(link) => self.cut(link),
         }
     }
@@ -1459,6 +1468,11 @@ impl World {
         self.tally.cuts += 1;
         let (soon, later) = (self.rng.below(20 * MS), self.rng.below(200 * MS));
         self.at(soon, Event::ClientNotices(link));
+        if self.plan.faults.pauses && self.rng.one_in(3) {
+            // Soon after it has noticed.
+            let after = soon + self.rng.below(40 * MS);
+            self.at(after, Event::Pause);
+        }
         self.at(later, Event::ServerNotices(link));
     }
 
@@ -1570,16 +1584,7 @@ impl World {
             }
             5 => {
                 let pause = self.rng.below(op * 2);
-                if self.paused_until <= now {
-                    self.paused_until = now + pause;
-                    self.paused += pause;
-                    self.last_pause = pause;
-                    self.awake_since = now + pause;
-                    self.at(pause, Event::Wake);
-                    for at in 0..self.judges.len() {
-                        self.unreachable(at, now + pause);
-                    }
-                }
+                self.pause(pause);
             }
             6 if self.rng.one_in(4) => self.restart(index),
             7 => {
@@ -1621,6 +1626,21 @@ impl World {
                 self.judges[index].dismissed = true;
             }
             _ => {}
+        }
+    }
+
+    /// The client gets no time for so long.
+    fn pause(&mut self, pause: u64) {
+        let now = self.now;
+        if self.paused_until <= now && !self.quiet {
+            self.paused_until = now + pause;
+            self.paused += pause;
+            self.last_pause = pause;
+            self.awake_since = now + pause;
+            self.at(pause, Event::Wake);
+            for at in 0..self.judges.len() {
+                self.unreachable(at, now + pause);
+            }
         }
     }
 
@@ -1875,7 +1895,9 @@ impl World {
             return;
         }
         let fork = self.fork.take().expect("seen above");
-        let old = if fork.refused || !self.client.has_all_pages() {
+        let complete =
+            fork.history.as_ref().is_some_and(|history| self.client.is_complete(&fork.names, history));
+        let old = if fork.refused || !complete {
             fork.names
         } else {
             self.tally.forks += 1;
