@@ -895,7 +895,9 @@ impl Pool {
             servers().map(|link| link.latency.by_powers()),
         );
         let lost = self.shell.servers.iter().filter(|server| !server.is_there()).count();
-        to.copies(bytes(|link| link.moved), lost as u64);
+        let there = self.shell.servers.iter().filter(|server| server.lost.is_none());
+        let missed = there.map(|server| self.shell.client.missed_pages(server.index).0).sum();
+        to.copies(bytes(|link| link.moved), lost as u64, missed);
     }
 
     #[must_use]

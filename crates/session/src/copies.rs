@@ -243,11 +243,14 @@ impl Copies {
         None
     }
 
-    /// Pages that the server has missed.
+    /// Pages that the server has missed; about so many, where it has a region yet to be made.
     pub fn missed_pages(&self, server: ServerIndex) -> u64 {
         let Some(placement) = &self.placement else { return 0 };
+        // As large a part of all as of the places.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let part = |pages: u64| (pages as f64 * (2.0 - placement.copies_without(|of| of == server))) as u64;
         let of = |region: &Region| match region.is_absent(server) {
-            true => held(placement, server, &region.history.stored).pages(),
+            true => part(region.history.stored.pages()),
             false => region.history.missed[server.as_usize()].pages(),
         };
         self.regions.values().filter(|region| region.placed).map(of).sum()
