@@ -614,6 +614,19 @@ impl Pool {
         Ok(RegionTicket { regions: names.map(name).collect(), leases, history })
     }
 
+    /// As [`Self::region_ticket`], for a member that takes the region over now: this pool forgets it, and no longer brings
+    /// servers up to date there.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSuchRegion`].
+    pub fn hand_over(&mut self, region: PoolRegion) -> Result<RegionTicket, PoolError> {
+        let ticket = self.region_ticket(region)?;
+        self.regions[region.0 as usize] = None;
+        self.shell.client.close_region(region.0);
+        self.shell.forget_places(region);
+        Ok(ticket)
+    }
+
     /// Makes an empty region, on every server. Blocks until all have answered.
     ///
     /// # Errors
