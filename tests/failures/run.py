@@ -202,9 +202,7 @@ def each_server_in_turn_goes_and_comes_back(world, scale):
     """What one has missed it gets; so each of them may go, one after the other, and at last be lost."""
     for number in scale.pick((2, 3, 5), (2, 3)):
         servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
-        argv = [built("torture"), scale.seed, 8192, 4, 10_000_000, 100_000]
-        running = world.start(argv, local=10 * MIB, servers=servers, options=["--memory", "800M"])
-        running.managed_pids(timeout=60)
+        running = steady(world, servers)
         again = "every page has 2 copies again"
         for round, server in enumerate(servers):
             time.sleep(0.5)
