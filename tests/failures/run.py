@@ -153,7 +153,7 @@ def survives(world, scale, argv, number, how, after_s, *, local=16 * MIB, env=No
     check("2 copies of each page" in outcome.err, f"{what}: no line says that there are two copies: {outcome.said()}")
     found = re.search(r"absent (\d+)", outcome.err)
     check(outcome.faults() > 0 and (not found or int(found.group(1)) > 0), f"{what}: no page left: the test shows nothing\n{outcome.said()}")
-    told = f"server {victim.address} is lost" in outcome.err
+    told = any(f"server {victim.address} {what}" in outcome.err for what in ("is lost", "does not answer"))
     # A program that ends soon may do so before anything is noticed.
     check(told or how == "paused" or early or time.monotonic() - since < 4, f"{what}: no line names {victim.address}: {outcome.said()}")
     scale.note(f"{what}: {outcome.wall:.2f} s{', said' if told else ''}{', too late' if early else ''}")
@@ -198,12 +198,37 @@ def forks_and_new_programs_after_a_loss(world, scale):
 
 
 @suite.test()
+def each_server_in_turn_goes_and_comes_back(world, scale):
+    """What one has missed it gets; so each of them may go, one after the other, and at last be lost."""
+    for number in scale.pick((2, 3, 5), (2, 3)):
+        servers = [world.serve("900M", name=f"server{n}") for n in range(number)]
+        running = steady(world, servers)
+        again = "every page has 2 copies again"
+        for round, server in enumerate(servers):
+            time.sleep(0.5)
+            server.process.send_signal(signal.SIGSTOP)
+            wait_until("said to be gone", lambda: running.said().count("does not answer") > round or running.ended(), 30)
+            time.sleep(2)
+            server.process.send_signal(signal.SIGCONT)
+            wait_until("caught up", lambda: running.said().count(again) > round or running.ended(), 60)
+            check(not running.ended(), f"{number} servers: it ended after {round} were stopped: {running.said()}")
+        # Any of them has all of its pages again.
+        servers[scale.seed % number].kill()
+        time.sleep(2)
+        check(not running.ended(), f"{number} servers: it ended with a loss: {running.said()}")
+        running.process.send_signal(signal.SIGKILL)
+        outcome = running.finish(60)
+        check(" should be " not in outcome.err, f"wrong data: {outcome.said()}")
+
+
+@suite.test()
 def both_copies_are_lost(world, scale):
     for first_how in ("killed", "stopped"):
         servers = [world.serve("2G", name=name) for name in ("first", "second")]
         running = steady(world, servers)
         hurt(servers[0], first_how)
-        wait_until("said to be lost", lambda: f"server {servers[0].address} is lost" in running.said(), 30)
+        said = "is lost" if first_how == "killed" else "does not answer"
+        wait_until("said to be gone", lambda: f"server {servers[0].address} {said}" in running.said(), 30)
         check(not running.ended(), f"it ended with the first server: {running.said()}")
         servers[1].kill()
         must_be_lost(running.finish(60), servers[1].address)

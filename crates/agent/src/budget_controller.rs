@@ -150,7 +150,7 @@ impl BudgetController {
         self.expected.retain(|child| match fork::listen(&child.line) {
             fork::Line::Quiet => true,
             fork::Line::Asked => {
-                match pager.backing().region_ticket(child.region) {
+                match pager.backing_mut().hand_over(child.region) {
                     Ok(ticket) => fork::hand_over(&child.line, None, &child.memory, &ticket),
                     Err(error) => end_process(
                         Some(settings),
@@ -334,7 +334,7 @@ impl Supervisor<Pool> for BudgetController {
                     let line = child.line.take().expect("it was listened to");
                     let handed = child.fork_fault_server.hand_over().and_then(|(uffd, memory, region)| {
                         let ticket =
-                            pager.backing().region_ticket(region).map_err(|error| error.to_string())?;
+                            pager.backing_mut().hand_over(region).map_err(|error| error.to_string())?;
                         Ok((uffd, memory, ticket))
                     });
                     match handed {

@@ -467,6 +467,7 @@ fn wait(
     let mut line = summary::ProgressLine::default();
     let mut told_to_end: Option<(Instant, u64)> = None;
     let mut said_to_be_slow = false;
+    let mut missed = caretaker::Missed::default();
     loop {
         caretaker::serve_pool(pool);
         let mut raw = 0;
@@ -500,6 +501,9 @@ fn wait(
         if called.elapsed() > caretaker::CALL_EVERY {
             called = Instant::now();
             caretaker::dismiss_gone(registry, pool);
+            if pool.copies() > 1 {
+                missed.look(pool.copies(), &run_dir.read_stats());
+            }
         }
         // The pool judges silence by the times at which it is looked at.
         let due = pool.next_deadline().map(|due| due.saturating_duration_since(Instant::now()));

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use rampool_client::pool::PoolStats;
+use rampool_client::pool::{PoolStats, ServerState};
 use rampool_client::stats::{StatsSnapshot, quantile_ns};
 use rampool_kernel::words::show;
 use rampool_wire::units::ByteLen;
@@ -116,17 +116,28 @@ pub fn summary(
         );
     }
     if servers.copies > 1 {
-        let _ =
-            writeln!(out, "  copies         {:.1} of {} of each page", servers.copies_left, servers.copies);
+        let _ = write!(out, "  copies         {:.1} of {} of each page", servers.copies_left, servers.copies);
+        if all.missed_pages > 0 {
+            let _ = write!(out, "; servers had missed {} at the end", bytes(all.missed_pages * PAGE));
+        }
+        out.push('\n');
     }
     for (index, server) in servers.servers.iter().enumerate() {
-        let _ = write!(out, "  server         {}{}", server.name, if server.alive { "" } else { " (lost)" });
+        let _ = write!(out, "  server         {}{}", server.name, state(server.state));
         if let Some([p50, p99]) = waited(&all, index) {
             let _ = write!(out, ": half of the waits for it within {}, 99 % within {}", time(p50), time(p99));
         }
         out.push('\n');
     }
     out
+}
+
+fn state(of: ServerState) -> &'static str {
+    match of {
+        ServerState::Lost => " (lost)",
+        ServerState::Absent => " (does not answer)",
+        _ => "",
+    }
 }
 
 /// A run that waits for pages for a larger share of its time is told so.
@@ -166,7 +177,7 @@ pub fn json(
         .enumerate()
         .map(|(index, server)| {
             let [p50, p99] = waited(&all, index).unwrap_or_default();
-            serde_json::json!({ "name": server.name, "alive": server.alive, "latency_p50_ns": p50, "latency_p99_ns": p99 })
+            serde_json::json!({ "name": server.name, "alive": server.alive, "absent": server.state == ServerState::Absent, "latency_p50_ns": p50, "latency_p99_ns": p99 })
         })
         .collect();
     let processes: Vec<serde_json::Value> = processes
@@ -188,6 +199,7 @@ pub fn json(
         "processes": processes,
         "copies": pool.copies,
         "copies_left": pool.copies_left,
+        "missed_bytes": all.missed_pages * PAGE,
         "servers": servers,
         "unmanaged": unmanaged,
     });

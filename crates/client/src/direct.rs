@@ -1345,7 +1345,12 @@ impl Direct {
                 (token, Err(DirectError::Damaged { server: name, operation: self.operation(token) }))
             }
             PoolEvent::Failed { token, error } => (token, Err(error.into())),
-            PoolEvent::Lost { .. } | PoolEvent::Degraded { .. } | PoolEvent::Draining { .. } => return,
+            PoolEvent::Lost { .. }
+            | PoolEvent::Degraded { .. }
+            | PoolEvent::Absent { .. }
+            | PoolEvent::Returned { .. }
+            | PoolEvent::CaughtUp { .. }
+            | PoolEvent::Draining { .. } => return,
         };
         let Some(at) = self.find(token) else { return };
         if self.started[at].ended.replace(result).is_none() {

@@ -34,7 +34,7 @@ pub use direct::RegionSelector;
 pub(crate) use direct::{Job, MOST_COPIED_BYTES, MOST_SCANNED, ScanPart};
 pub use keyed::KeyStats;
 pub(crate) use queue::QueueReply;
-pub use stats::{Histogram, PoolStats, ServerStats};
+pub use stats::{Histogram, PoolStats, ServerState, ServerStats};
 pub use ticket::{LeaseTicket, Membership, RegionTicket, TicketError};
 
 use std::io;
@@ -56,7 +56,7 @@ use body::{Body, Reply, lost};
 use rampool_net::transport::{
     Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, SameHost, Way, connect,
 };
-use rampool_session::{Ask, Class, Fill, Grant, Input, Pages, Stamp};
+use rampool_session::{Ask, Class, Fill, Grant, History, Input, Pages, Stamp};
 use reconnect::Place;
 use server::Server;
 use shell::{Shell, fresh};
@@ -70,6 +70,8 @@ const PUT_PAGES: u32 = 32;
 const ATTEMPT: Duration = rampool_session::ATTEMPT;
 /// The pause between two attempts to join a lease.
 const PAUSE: Duration = rampool_session::PAUSE;
+/// How often the copy of a region is begun anew, where servers become absent and return while it is made.
+const CLONE_TRIES: u32 = 10;
 /// How long [`Pool::close`] waits for servers to say goodbye.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -103,6 +105,12 @@ pub enum PoolEvent {
     Lost { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
     /// A server is gone, and every page it held is on another one. Comes once for each server.
     Degraded { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
+    /// A server does not answer, and every page it holds is on another one. It is done without until it is back.
+    Absent { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
+    /// It is back, and gets what it has missed: so many pages.
+    Returned { server: ServerIndex, name: String, missed_pages: u64 },
+    /// It has all of its pages again.
+    CaughtUp { server: ServerIndex, name: String },
     /// A server was told to stop and does so after `left`.
     Draining { server: ServerIndex, name: String, left: Duration },
 }
@@ -309,13 +317,14 @@ impl Pool {
                 pool.add_server_in_time(config, reach, part, spared)
             };
             if let Err(error) = added {
-                if !spared {
-                    return Err(error);
-                }
+                let place = pool.later_place(reach, part, name).filter(|_| spared);
+                let Some(place) = place else { return Err(error) };
                 troubles.push((i, error));
                 let now = pool.shell.time(Instant::now());
-                let server = pool.shell.client.add_server(config.op_deadline, now);
-                pool.shell.servers.push(Server::absent(server, part.server.endpoint.to_string()));
+                let server = pool.shell.client.add_absent(config.op_deadline, now);
+                let mut absent = Server::absent(server, part.server.endpoint.to_string());
+                (absent.place, absent.is_away) = (Some(Box::new(place)), true);
+                pool.shell.servers.push(absent);
             }
             pool.leased.push(0);
         }
@@ -326,11 +335,20 @@ impl Pool {
             }
             match pool.join(config, reach, i, part, name) {
                 Ok(granted) => pool.leased[i] = granted.lease_bytes,
-                Err(error) if spared => troubles.push((i, error)),
+                Err(error) if spared => {
+                    let lost = match &error {
+                        ConnectError::Server { reason: ConnectReason::Lost { reason, .. }, .. } => {
+                            reason.clone()
+                        }
+                        other => LostReason::Io(other.to_string()),
+                    };
+                    pool.do_without(i, lost);
+                    troubles.push((i, error));
+                }
                 Err(error) => return Err(error),
             }
         }
-        // What the lost ones lease now, if it grew with the others.
+        // What those lease now that cannot be asked, if it grew with the others.
         let lent = |part: &LeasePart| part.server.memory.unwrap_or_default().0;
         let (now, first) = ticket
             .parts
@@ -343,16 +361,22 @@ impl Pool {
         for (i, error) in troubles {
             let share = u128::from(lent(&ticket.parts[i])) * now / first.max(1);
             pool.leased[i] = u64::try_from(share).unwrap_or(u64::MAX);
-            let reason = match &error {
-                ConnectError::Server { reason: ConnectReason::Lost { reason, .. }, .. } => reason.clone(),
-                other => LostReason::Io(other.to_string()),
-            };
-            pool.do_without(i, reason);
             if !pool.shell.client.has_all_pages() {
                 return Err(error);
             }
         }
         Ok(pool)
+    }
+
+    /// How a server that cannot be reached now is reached later.
+    fn later_place(&self, reach: &Reach, part: &LeasePart, name: &str) -> Option<Place> {
+        let endpoint = &part.server.endpoint;
+        let way = match endpoint {
+            Endpoint::Tcp { host, port } => Way::Tcp((host.parse::<std::net::IpAddr>().ok()?, *port).into()),
+            Endpoint::Unix(path) => Way::Unix(path.clone()),
+            Endpoint::Ucx { .. } => return None,
+        };
+        Some(Place { way, local: reach.policy(endpoint).ok()?, attach: attach_to(part, name) })
     }
 
     /// As [`Self::add_server`]. Where another server has the same pages, the attempts end soon.
@@ -408,15 +432,7 @@ impl Pool {
         part: &LeasePart,
         name: &str,
     ) -> Result<Granted, ConnectError> {
-        let attach = AttachLease {
-            lease: part.lease,
-            token: part.token,
-            member: MemberId(0),
-            pid: std::process::id(),
-            name: cut(name),
-            host: host_name(),
-        };
-        let reply = self.ask_one(config, index, Opcode::AttachLease, 0, &attach.encode())?;
+        let reply = self.ask_one(config, index, Opcode::AttachLease, 0, &attach_to(part, name).encode())?;
         let server = self.shell.servers[index].name.clone();
         if let Some(free) = refusal(&server, &reply, Operation::AttachLease)? {
             let wanted = part.server.memory.unwrap_or_default();
@@ -592,9 +608,23 @@ impl Pool {
         let leases = self.ticket.parts.iter().map(|part| part.lease).collect();
         let names = self.names(region)?.iter().zip(&self.shell.servers);
         let name = |(name, server): (&RegionId, &Server)| {
-            if server.lost.is_none() { *name } else { RegionId(0) }
+            if server.is_there() { *name } else { RegionId(0) }
         };
-        Ok(RegionTicket { regions: names.map(name).collect(), leases })
+        let history = self.shell.client.history(region.0).unwrap_or_default();
+        Ok(RegionTicket { regions: names.map(name).collect(), leases, history })
+    }
+
+    /// As [`Self::region_ticket`], for a member that takes the region over now: this pool forgets it, and no longer brings
+    /// servers up to date there.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSuchRegion`].
+    pub fn hand_over(&mut self, region: PoolRegion) -> Result<RegionTicket, PoolError> {
+        let ticket = self.region_ticket(region)?;
+        self.regions[region.0 as usize] = None;
+        self.shell.client.close_region(region.0);
+        self.shell.forget_places(region);
+        Ok(ticket)
     }
 
     /// Makes an empty region, on every server. Blocks until all have answered.
@@ -603,7 +633,7 @@ impl Pool {
     /// [`PoolError`]; parts made on some servers are given back.
     pub fn create_region(&mut self) -> Result<PoolRegion, PoolError> {
         let nothing = vec![RegionId(0); self.server_count()];
-        self.new_region(Opcode::CreateRegion, &nothing)
+        self.new_region(Opcode::CreateRegion, &nothing, Some(History::default()))
     }
 
     /// Makes a region that holds what `region` holds now; both change independently from here on. Costs the servers time by the number of
@@ -612,9 +642,18 @@ impl Pool {
     /// # Errors
     /// [`PoolError`]; parts made on some servers are given back.
     pub fn clone_region(&mut self, region: PoolRegion) -> Result<PoolRegion, PoolError> {
-        let names = self.names(region)?.to_vec();
-        self.finish_write_backs(Operation::CloneRegion)?;
-        self.new_region(Opcode::CloneRegion, &names)
+        let mut tries = 0..CLONE_TRIES;
+        loop {
+            self.finish_write_backs(Operation::CloneRegion)?;
+            let names = self.names(region)?.to_vec();
+            let history = self.shell.client.history(region.0);
+            match self.new_region(Opcode::CloneRegion, &names, history) {
+                // Servers became absent and came back meanwhile.
+                Err(PoolError::Lost { .. })
+                    if self.shell.client.has_all_pages() && tries.next().is_some() => {}
+                done => return done,
+            }
+        }
     }
 
     /// Takes over a region of another member of the same lease, which must not use it any more. Blocks until all servers have answered.
@@ -625,23 +664,23 @@ impl Pool {
         if !ticket.is_of(&self.ticket.parts) {
             return Err(PoolError::NoSuchRegion);
         }
-        for (index, _) in ticket.regions.iter().enumerate().filter(|(_, name)| name.0 == 0) {
-            self.do_without(index, LostReason::Inherited);
-        }
-        let replies =
+        let mut replies =
             self.ask_all(Opcode::AdoptRegion, &ticket.regions, &vec![0; self.server_count()], &[])?;
         if self.ticket.copies > 1 {
-            // A server that does not have it any more is of no use here.
-            let refuses = |reply: &Result<Reply, _>| reply.as_ref().is_ok_and(|r| r.status != Status::Ok);
-            for index in (0..replies.len()).filter(|index| refuses(&replies[*index])) {
-                self.do_without(index, LostReason::GivenUp);
-            }
-            if self.shell.client.has_all_pages() {
-                return Ok(self.remember(ticket.regions.clone()));
-            }
+            // A server that does not have it any more gets it anew.
+            let absent = || PoolError::NoSuchRegion;
+            let refused = |reply: &Result<Reply, _>| reply.as_ref().is_ok_and(|r| r.status != Status::Ok);
+            replies.iter_mut().filter(|reply| refused(reply)).for_each(|reply| *reply = Err(absent()));
+        } else {
+            self.each_ok(&replies, Operation::AdoptRegion)?;
         }
-        self.each_ok(&replies, Operation::AdoptRegion)?;
-        Ok(self.remember(ticket.regions.clone()))
+        let names = ticket.regions.iter().zip(&replies);
+        let names: Vec<_> =
+            names.map(|(name, reply)| if reply.is_ok() { *name } else { RegionId(0) }).collect();
+        if !self.shell.client.is_complete(&names, &ticket.history) {
+            self.each_ok(&replies, Operation::AdoptRegion)?;
+        }
+        Ok(self.remember(names, Some(ticket.history.clone())))
     }
 
     /// Gives a region back with all its pages. Does not block and always succeeds here; fetches and stores of it that are still under way fail.
@@ -651,15 +690,18 @@ impl Pool {
             .regions
             .get_mut(region.0 as usize)
             .and_then(|names| names.take_if(|names| names.only.is_none()));
-        let Some(names) = freed else { return };
+        if freed.is_none() {
+            return;
+        }
+        let Some(freed) = self.shell.client.close_region(region.0) else { return };
         self.shell.forget_places(region);
         let now = Instant::now();
-        self.give_back(names.ids.iter().map(|name| Some(*name)), now);
+        self.give_back(freed.names.iter().map(|name| Some(*name)), now);
     }
 
     fn give_back(&mut self, names: impl Iterator<Item = Option<RegionId>>, now: Instant) {
         for (index, name) in names.enumerate() {
-            let Some(name) = name else { continue };
+            let Some(name) = name.filter(|name| name.0 != 0) else { continue };
             // Behind the stores and discards that were made before.
             let server = self.shell.servers[index].index;
             let ask = Ask { class: Class::WriteBack, ..Ask::control(server, Opcode::FreeRegion, name) };
@@ -758,31 +800,17 @@ impl Pool {
     /// # Panics
     /// As [`Pool::fetch`].
     pub fn discard(&mut self, region: PoolRegion, extent: Extent) {
-        let names = names(&self.regions, region);
         if extent.count == 0 {
             return;
         }
+        self.names(region).expect("pages of a region that was freed or never existed");
         check_range(extent);
         self.shell.discarded(region, extent);
-        let (now, servers) = (Instant::now(), self.shell.servers.len());
-        let pairs = self.placement.pairs();
-        let whole = u64::from(extent.count) <= u64::from(self.placement.stripe_pages());
-        let mut add = |server: ServerIndex, extent: Extent| {
-            let (id, body) = self.shell.reserve();
-            body.extents.push(extent);
-            let ask = Ask::control(server, Opcode::Discard, names[server.as_usize()]);
-            self.shell.submit(id, Ask { class: Class::WriteBack, at: extent.first.0, ..ask }, now);
-        };
-        if whole {
-            for (group, piece) in self.placement.split_groups(extent) {
-                pairs[usize::from(group.0)].iter().for_each(|server| add(server, piece));
-            }
-        } else {
-            // One request for each server instead of one for each stripe: pages it does not hold are nothing to it.
-            for server in 0..servers {
-                add(ServerIndex(u16::try_from(server).expect("fewer than 65536 servers")), extent);
-            }
-        }
+        let time = self.shell.time(Instant::now());
+        let (client, bodies, _) = self.shell.parts();
+        client.discard_pages(time, &self.placement, region.0, extent, |request, extent| {
+            fresh(bodies, request).extents.push(extent);
+        });
     }
 
     /// Does what input and output is possible without blocking and returns the next event; `None` when there is nothing more for now.
@@ -855,7 +883,15 @@ impl Pool {
     #[must_use]
     pub fn operations_under_way(&self) -> usize {
         let of_server = |event: &&PoolEvent| {
-            matches!(event, PoolEvent::Lost { .. } | PoolEvent::Degraded { .. } | PoolEvent::Draining { .. })
+            matches!(
+                event,
+                PoolEvent::Lost { .. }
+                    | PoolEvent::Degraded { .. }
+                    | PoolEvent::Absent { .. }
+                    | PoolEvent::Returned { .. }
+                    | PoolEvent::CaughtUp { .. }
+                    | PoolEvent::Draining { .. }
+            )
         };
         let known = self.shell.events.iter().filter(|event| !of_server(event)).count();
         self.shell.client.ops_under_way() + known
@@ -871,8 +907,10 @@ impl Pool {
             bytes(|link| link.in_place_pages),
             servers().map(|link| link.latency.by_powers()),
         );
-        let lost = self.shell.servers.iter().filter(|server| server.lost.is_some()).count();
-        to.copies(bytes(|link| link.moved), lost as u64);
+        let lost = self.shell.servers.iter().filter(|server| !server.is_there()).count();
+        let there = self.shell.servers.iter().filter(|server| server.lost.is_none());
+        let missed = there.map(|server| self.shell.client.missed_pages(server.index).0).sum();
+        to.copies(bytes(|link| link.moved), lost as u64, missed);
     }
 
     #[must_use]
@@ -882,7 +920,19 @@ impl Pool {
             |((server, session), lease_bytes)| {
                 let (queued, outstanding, outstanding_bytes) = session.load();
                 let (link, counts) = (server.stats.clone(), session.counts());
+                let missed_pages = match server.lost {
+                    Some(_) => 0,
+                    None => self.shell.client.missed_pages(server.index).0,
+                };
+                let state = match (&server.lost, server.is_away) {
+                    (Some(_), _) => ServerState::Lost,
+                    (None, true) => ServerState::Absent,
+                    (None, false) if missed_pages > 0 => ServerState::CatchingUp,
+                    (None, false) => ServerState::Well,
+                };
                 ServerStats {
+                    state,
+                    missed_pages,
                     name: server.name.clone(),
                     alive: server.lost.is_none(),
                     means: server.link.as_ref().map(Link::means),
@@ -904,11 +954,15 @@ impl Pool {
                 }
             },
         );
-        let is_lost = |server: ServerIndex| self.shell.servers[server.as_usize()].lost.is_some();
+        let is_out = |server: ServerIndex| !self.shell.servers[server.as_usize()].is_there();
+        let servers: Vec<ServerStats> = servers.collect();
+        let there = servers.iter().filter(|server| server.state == ServerState::CatchingUp);
+        let missed: u64 = there.map(|server| server.missed_pages).sum();
+        let (_, stored) = self.shell.client.missed_pages(ServerIndex(0));
         PoolStats {
             copies: self.ticket.copies,
-            copies_left: self.placement.copies_without(is_lost),
-            servers: servers.collect(),
+            copies_left: self.placement.copies_without(is_out) - missed as f64 / stored.max(1) as f64,
+            servers,
         }
     }
 
@@ -931,6 +985,14 @@ impl Pool {
 
     fn step(&mut self, now: Instant) {
         self.shell.step(now);
+        if std::mem::take(&mut self.shell.caught_up) {
+            // Regions may have names now where they had none.
+            for (of, names) in (0..).zip(&mut self.regions) {
+                if let (Some(names), Some(region)) = (names, self.shell.client.region(of)) {
+                    names.ids.clone_from(&region.names);
+                }
+            }
+        }
     }
 
     fn sleep(&self, deadline: Instant) -> io::Result<()> {
@@ -964,11 +1026,11 @@ impl Pool {
         limit: u32,
         pieces: impl Iterator<Item = (Extent, *mut u8)>,
     ) {
-        let names = names(&self.regions, region);
+        self.names(region).expect("pages of a region that was freed or never existed");
         let now = Instant::now();
         let op = self.shell.begin(token, opcode == Opcode::Put);
         let of = self.shell.stamp(region, opcode);
-        let (time, pages) = (self.shell.time(now), Pages { op, opcode, class, limit });
+        let (time, pages) = (self.shell.time(now), Pages { of: region.0, op, opcode, class, limit });
         let (client, bodies, places) = self.shell.parts();
         for (extent, memory) in pieces.filter(|(extent, _)| extent.count > 0) {
             check_range(extent);
@@ -977,11 +1039,11 @@ impl Pool {
             {
                 places.entry(region).or_default().changing(stamp, extent);
             }
-            client.submit_pages(time, &self.placement, names, pages, extent, |part| {
+            client.submit_pages(time, &self.placement, pages, extent, |part| {
                 fill(bodies, part, memory, of);
             });
         }
-        client.close_pages(&self.placement, names, pages, |part| {
+        client.close_pages(&self.placement, pages, |part| {
             fill(bodies, part, std::ptr::null_mut(), of);
         });
         self.shell.sealed(op, now);
@@ -991,38 +1053,49 @@ impl Pool {
     }
 
     fn names(&self, region: PoolRegion) -> Result<&[RegionId], PoolError> {
-        self.regions
-            .get(region.0 as usize)
-            .and_then(Option::as_ref)
-            .map(|names| &names.ids[..])
-            .ok_or(PoolError::NoSuchRegion)
+        let region = self.shell.client.region(region.0).ok_or(PoolError::NoSuchRegion)?;
+        Ok(&region.names)
     }
 
-    fn remember(&mut self, ids: Vec<RegionId>) -> PoolRegion {
-        self.remember_names(Names { ids, only: None })
+    fn remember(&mut self, ids: Vec<RegionId>, history: Option<History>) -> PoolRegion {
+        self.remember_names(Names { ids, only: None }, history)
     }
 
-    fn remember_names(&mut self, names: Names) -> PoolRegion {
+    /// `history`: of a region whose pages lie where placement says.
+    fn remember_names(&mut self, names: Names, history: Option<History>) -> PoolRegion {
+        let of =
+            u32::try_from(self.regions.len()).expect("fewer than four billion regions in a process's life");
+        let now = self.shell.time(Instant::now());
+        self.shell.client.open_region(now, of, names.ids.clone(), history);
         self.regions.push(Some(names));
-        PoolRegion(
-            u32::try_from(self.regions.len() - 1)
-                .expect("fewer than four billion regions in a process's life"),
-        )
+        PoolRegion(of)
     }
 
-    fn new_region(&mut self, opcode: Opcode, from: &[RegionId]) -> Result<PoolRegion, PoolError> {
+    fn new_region(
+        &mut self,
+        opcode: Opcode,
+        from: &[RegionId],
+        history: Option<History>,
+    ) -> Result<PoolRegion, PoolError> {
         let operation =
             if opcode == Opcode::CloneRegion { Operation::CloneRegion } else { Operation::CreateRegion };
         let replies = self.ask_all(opcode, from, &vec![0; self.server_count()], &[])?;
-        if let Err(error) = self.each_ok(&replies, operation) {
-            let made: Vec<_> = replies
-                .iter()
-                .map(|r| r.as_ref().ok().filter(|r| r.status == Status::Ok).map(|r| r.region))
-                .collect();
+        let made =
+            replies.iter().map(|r| r.as_ref().ok().filter(|r| r.status == Status::Ok).map(|r| r.region));
+        let made: Vec<_> = made.collect();
+        let mut result = self.each_ok(&replies, operation);
+        let names = names_of(replies);
+        let of_pages = history.as_ref();
+        if result.is_ok() && of_pages.is_some_and(|history| !self.shell.client.is_complete(&names, history)) {
+            // One server came back with less than another one had, and this one was absent then.
+            let server = &self.shell.servers[0].name;
+            result = Err(lost(server, operation, &LostReason::Closed));
+        }
+        if let Err(error) = result {
             self.give_back(made.into_iter(), Instant::now());
             return Err(error);
         }
-        Ok(self.remember(names_of(replies)))
+        Ok(self.remember(names, history))
     }
 
     /// Queues one control request to every server; the numbers of those whose answers can be waited for.
@@ -1043,7 +1116,9 @@ impl Pool {
         let mut ids = Vec::with_capacity(self.server_count());
         for (index, (region, arg)) in regions.iter().zip(args).enumerate() {
             let server = &self.shell.servers[index];
-            if server.lost.is_some() {
+            // What is not there is neither copied nor taken over.
+            let nothing = matches!(opcode, Opcode::CloneRegion | Opcode::AdoptRegion) && region.0 == 0;
+            if !server.is_there() || nothing {
                 ids.push(None);
                 continue;
             }
@@ -1072,7 +1147,9 @@ impl Pool {
                 }
                 if let Some(answer) = id.and_then(|id| self.shell.take_reply(id)) {
                     *reply = Some(Ok(answer));
-                } else if let Server { name, lost: Some(reason), .. } = &self.shell.servers[index] {
+                } else if !id.is_some_and(|id| self.shell.client.is_under_way(id)) {
+                    let Server { name, lost: gone, why, .. } = &self.shell.servers[index];
+                    let reason = gone.as_ref().or(why.as_ref()).unwrap_or(&LostReason::Closed);
                     *reply = Some(Err(lost(name, operation_of(opcode), reason)));
                 }
             }
@@ -1187,11 +1264,6 @@ fn names_of(replies: Vec<Result<Reply, PoolError>>) -> Vec<RegionId> {
     replies.into_iter().map(|reply| reply.map_or(RegionId(0), |reply| reply.region)).collect()
 }
 
-/// The region's name on every server. Panics for a region that is not there: whoever submits pages keeps track of regions.
-fn names(regions: &[Option<Names>], region: PoolRegion) -> &[RegionId] {
-    &entry(regions, region).ids
-}
-
 fn entry(regions: &[Option<Names>], region: PoolRegion) -> &Names {
     regions
         .get(region.0 as usize)
@@ -1266,6 +1338,12 @@ fn cut(name: &str) -> String {
         end -= 1;
     }
     name[..end].to_owned()
+}
+
+/// To become a new member.
+fn attach_to(part: &LeasePart, name: &str) -> AttachLease {
+    let (pid, host) = (std::process::id(), host_name());
+    AttachLease { lease: part.lease, token: part.token, member: MemberId(0), pid, name: cut(name), host }
 }
 
 /// This machine's name, for people who look at a server.

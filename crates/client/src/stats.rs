@@ -189,8 +189,10 @@ counters! {
     sent_bytes,
     /// Requests for pages that another server with the same pages was asked for instead.
     moved_requests,
-    /// Servers that are lost to the process while others have their pages.
+    /// Servers that are lost to the process, or absent, while others have their pages.
     lost_servers,
+    /// Pages that servers have missed and have not got yet (a level).
+    missed_pages,
 }
 
 impl StatsPage {
@@ -262,9 +264,10 @@ impl PagerStats {
     }
 
     /// What the pool counts of servers that did not answer.
-    pub fn copies(&self, moved_requests: u64, lost_servers: u64) {
+    pub fn copies(&self, moved_requests: u64, lost_servers: u64, missed_pages: u64) {
         self.page.moved_requests.store(moved_requests, Relaxed);
         self.page.lost_servers.store(lost_servers, Relaxed);
+        self.page.missed_pages.store(missed_pages, Relaxed);
     }
 
     /// What the kernel counts for the whole process.

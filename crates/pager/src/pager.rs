@@ -365,6 +365,9 @@ impl<B: Backing> Pager<B> {
     pub fn backing(&self) -> &B {
         &self.backing
     }
+    pub fn backing_mut(&mut self) -> &mut B {
+        &mut self.backing
+    }
     /// Gives a region up that this pager has made and nothing uses any more.
     pub fn free_region(&mut self, region: B::Region) {
         self.backing.free_region(region);

@@ -6,9 +6,11 @@ use rampool_paging::placement::{Holders, Placement, ServerIndex};
 use rampool_wire::frame::{Opcode, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
+use crate::copies::{Copies, History, PIECES, Piece, Region, Step};
 use crate::io::{Ask, Class, Input, Lost, OpId, Output, RequestId, Time};
+use crate::pages::PageSet;
 use crate::rule::Rule;
-use crate::session::Session;
+use crate::session::{DEADLINES, Session};
 use crate::work::{Orphaned, Request, Work};
 
 /// How often the sessions' deadlines are looked at, however often the shell tells the time.
@@ -26,11 +28,14 @@ pub struct Client {
     open: Vec<Option<(RequestId, PageIndex, u32)>>,
     /// The servers that hold the same pages, where there are two copies.
     pairs: Vec<Holders>,
+    copies: Copies,
 }
 
 /// Pages of an operation: what is asked for, at most so many in one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages {
+    /// The region, as it is called in [`Client::open_region`].
+    pub of: u32,
     pub op: OpId,
     pub opcode: Opcode,
     pub class: Class,
@@ -65,26 +70,34 @@ impl Client {
         server
     }
 
+    /// A session with one more server, which cannot be reached now. It is joined as soon as it can.
+    pub fn add_absent(&mut self, op_deadline: Duration, now: Time) -> ServerIndex {
+        let server = self.add_server(op_deadline, now);
+        self.sessions[server.as_usize()] = Session::absent(server, op_deadline, now);
+        server
+    }
+
     /// Says which servers hold the same pages: once, when all servers are there.
     pub fn place(&mut self, placement: &Placement) {
         self.open = vec![None; placement.pairs().len()];
         self.pairs = placement.pairs().iter().copied().filter(|pair| pair.copy.is_some()).collect();
+        self.copies.place(placement, self.sessions.len());
         self.look_for_spares();
     }
 
-    /// Whether each page has a holder that is not lost.
+    /// Whether each page has a holder that is there.
     #[must_use]
     pub fn has_all_pages(&self) -> bool {
-        let mut pairs = self.pairs.iter();
         if self.pairs.is_empty() {
-            !self.sessions.iter().any(is_lost)
-        } else {
-            pairs.all(|pair| self.holds(pair))
+            return self.sessions.iter().all(Session::takes_part);
         }
+        self.pairs.iter().all(|pair| pair.iter().any(|server| self.has_all(server)))
     }
 
-    fn holds(&self, pair: &Holders) -> bool {
-        pair.iter().any(|server| !is_lost(&self.sessions[server.as_usize()]))
+    /// Whether a server is there, and has missed nothing.
+    fn has_all(&self, server: ServerIndex) -> bool {
+        let behind = self.copies.is_behind(server) && self.work.rules.keep(Rule::BehindIsNoSpare);
+        self.sessions[server.as_usize()].takes_part() && !behind
     }
 
     fn look_for_spares(&mut self) {
@@ -97,7 +110,7 @@ impl Client {
                 .flat_map(|pair| pair.iter().filter(is_other))
                 .peekable();
             let paired = others.peek().is_some();
-            let spare = paired && others.all(|server| !is_lost(&self.sessions[server.as_usize()]));
+            let spare = paired && others.all(|server| self.has_all(server));
             self.sessions[index].set_spare(spare, paired);
         }
     }
@@ -124,6 +137,90 @@ impl Client {
         self.sessions.iter()
     }
 
+    // --- Regions ---------------------------------------------------------------------------------------------------
+
+    /// A region by a number of the caller's, with its name at each server. `history`: what is known of its pages, where
+    /// these have the holders that placement says.
+    pub fn open_region(&mut self, now: Time, of: u32, names: Vec<RegionId>, history: Option<History>) {
+        self.now = now;
+        let placed = history.is_some();
+        let mut history = history.unwrap_or_default();
+        history.missed.resize_with(names.len(), Default::default);
+        self.copies.regions.insert(of, Region { names, placed, history });
+        self.look_at_all();
+        self.settle();
+    }
+
+    /// The region is not used any more; it may have to be freed at the servers.
+    pub fn close_region(&mut self, of: u32) -> Option<Region> {
+        let region = self.copies.regions.remove(&of)?;
+        self.copies.changing(of, Extent::new(PageIndex(0), u32::MAX));
+        self.look_at_all();
+        self.settle();
+        Some(region)
+    }
+
+    #[must_use]
+    pub fn region(&self, of: u32) -> Option<&Region> {
+        self.copies.regions.get(&of)
+    }
+
+    /// What another region has missed that is made of this one as it is now, or this one for another process.
+    #[must_use]
+    pub fn history(&self, of: u32) -> Option<History> {
+        let region = self.copies.regions.get(&of).filter(|region| region.placed)?;
+        let mut history = region.history.clone();
+        if !self.work.rules.keep(Rule::MissedIsInherited) {
+            history.missed.clear();
+        }
+        Some(history)
+    }
+
+    /// Whether each page of a region with these names and this history has a holder that is there.
+    #[must_use]
+    pub fn is_complete(&self, names: &[RegionId], history: &History) -> bool {
+        let named = |server: &ServerIndex| {
+            names[server.as_usize()].0 != 0 && self.sessions[server.as_usize()].takes_part()
+        };
+        let has_all = |server: ServerIndex| {
+            named(&server) && history.missed.get(server.as_usize()).is_none_or(PageSet::is_empty)
+        };
+        self.pairs.iter().all(|pair| pair.iter().any(has_all) || pair.iter().all(|server| named(&server)))
+    }
+
+    /// Pages that the server has missed, and that it is to get; and pages of all regions.
+    #[must_use]
+    pub fn missed_pages(&self, server: ServerIndex) -> (u64, u64) {
+        (self.copies.missed_pages(server), self.copies.stored_pages())
+    }
+
+    /// Whether the server has missed this page.
+    #[must_use]
+    pub fn has_missed(&self, server: ServerIndex, of: u32, page: PageIndex) -> bool {
+        self.region(of).is_none_or(|region| region.has_missed(server, &[Extent::page(page)]))
+    }
+
+    fn name(&self, of: u32, server: ServerIndex) -> RegionId {
+        self.region(of).map_or(RegionId(0), |region| region.names[server.as_usize()])
+    }
+
+    fn look_at_all(&mut self) {
+        for index in 0..self.sessions.len() {
+            self.look_at(ServerIndex(u16::try_from(index).expect("few")));
+        }
+    }
+
+    /// Looks whether a server has missed something.
+    fn look_at(&mut self, server: ServerIndex) {
+        let session = &self.sessions[server.as_usize()];
+        if session.lost().is_none() && self.copies.look(server, self.now) {
+            self.work.changed = true;
+            if !self.copies.is_behind(server) && session.takes_part() {
+                self.work.outputs.push_back(Output::CaughtUp { server });
+            }
+        }
+    }
+
     // --- Submitting ------------------------------------------------------------------------------------------------
 
     /// A new operation. Submit its parts, then tell [`Input::Sealed`].
@@ -137,18 +234,21 @@ impl Client {
     }
 
     /// Cuts the pages of an extent into requests to the servers that hold them; full ones are submitted. What is stored
-    /// goes to all holders, what is fetched comes from one. `fill` hears which pages go into which request. After the
-    /// last extent: [`Client::close_pages`]. `placement` is that of [`Client::place`].
+    /// goes to all holders that are there, what is fetched comes from one. `fill` hears which pages go into which
+    /// request. After the last extent: [`Client::close_pages`]. `placement` is that of [`Client::place`].
     pub fn submit_pages(
         &mut self,
         now: Time,
         placement: &Placement,
-        names: &[RegionId],
         pages: Pages,
         extent: Extent,
         mut fill: impl FnMut(Fill),
     ) {
         self.now = now;
+        if pages.opcode == Opcode::Put && !self.pairs.is_empty() {
+            self.copies.stored(pages.of, extent);
+            self.changing(pages.of, extent);
+        }
         let mut before = 0;
         for (group, mut piece) in placement.split_groups(extent) {
             let holders = placement.pairs()[usize::from(group.0)];
@@ -159,10 +259,13 @@ impl Client {
                 let fits = piece.count.min(limit - count);
                 let extent = Extent::new(piece.first, fits);
                 fill(Fill::Pages { request: id, new: count == 0, extent, before });
+                if holders.copy.is_some() {
+                    self.work.pages[id.0 as usize].push(extent);
+                }
                 before += fits;
                 piece = Extent::new(piece.first.offset(u64::from(fits)), piece.count - fits);
                 if count + fits == limit {
-                    self.submit_part(holders, names, pages, (id, first, count + fits), &mut fill);
+                    self.submit_part(holders, pages, (id, first, count + fits), &mut fill);
                 } else {
                     self.open[usize::from(group.0)] = Some((id, first, count + fits));
                 }
@@ -171,22 +274,60 @@ impl Client {
     }
 
     /// Submits the requests of [`Client::submit_pages`] that still have room.
-    pub fn close_pages(
-        &mut self,
-        placement: &Placement,
-        names: &[RegionId],
-        pages: Pages,
-        mut fill: impl FnMut(Fill),
-    ) {
+    pub fn close_pages(&mut self, placement: &Placement, pages: Pages, mut fill: impl FnMut(Fill)) {
         for group in 0..self.open.len() {
             if let Some(open) = self.open[group].take() {
-                self.submit_part(placement.pairs()[group], names, pages, open, &mut fill);
+                self.submit_part(placement.pairs()[group], pages, open, &mut fill);
             }
+        }
+    }
+
+    /// Tells the servers that hold these pages that they are not needed; `fill` hears which go into which request.
+    pub fn discard_pages(
+        &mut self,
+        now: Time,
+        placement: &Placement,
+        of: u32,
+        extent: Extent,
+        mut fill: impl FnMut(RequestId, Extent),
+    ) {
+        self.now = now;
+        self.changing(of, extent);
+        let mut add = |client: &mut Self, server: ServerIndex, extent: Extent| {
+            if client.name(of, server).0 == 0 {
+                return;
+            }
+            let id = client.work.reserve();
+            fill(id, extent);
+            client.work.pages[id.0 as usize].push(extent);
+            let ask = Ask::control(server, Opcode::Discard, client.name(of, server));
+            client.submit(id, Ask { class: Class::WriteBack, at: extent.first.0, of, ..ask });
+            client.settle();
+        };
+        if extent.count <= placement.stripe_pages() {
+            for (group, piece) in placement.split_groups(extent) {
+                placement.pairs()[usize::from(group.0)].iter().for_each(|server| add(self, server, piece));
+            }
+        } else {
+            // One request for each server instead of one for each stripe: pages it does not hold are nothing to it.
+            for server in 0..self.sessions.len() {
+                add(self, ServerIndex(u16::try_from(server).expect("fewer than 65536 servers")), extent);
+            }
+        }
+    }
+
+    fn changing(&mut self, of: u32, extent: Extent) {
+        if self.work.rules.keep(Rule::VoidPiece) {
+            self.copies.changing(of, extent);
         }
     }
 
     /// Pages of one request that each of its holders takes.
     fn request_limit(&self, holders: Holders, limit: u32) -> u32 {
+        if holders.copy.is_some() && holders.iter().all(|server| self.copies.is_behind(server)) {
+            // One has missed some pages, and the other one others.
+            return 1;
+        }
         let of = |server: ServerIndex| &self.sessions[server.as_usize()];
         let most = if self.work.rules.keep(Rule::FitsBoth) { 2 } else { 1 };
         let live = holders.iter().take(most).filter(|server| !is_lost(of(*server)));
@@ -196,43 +337,83 @@ impl Client {
     fn submit_part(
         &mut self,
         holders: Holders,
-        names: &[RegionId],
         pages: Pages,
         (id, first, count): (RequestId, PageIndex, u32),
         fill: &mut impl FnMut(Fill),
     ) {
-        let ask = |server: ServerIndex, other: Option<ServerIndex>| Ask {
-            class: pages.class,
-            op: Some(pages.op),
-            bytes: u64::from(count) * OS_PAGE_BYTES as u64,
-            at: first.0,
-            other: other.map(|other| (other, names[other.as_usize()])),
-            ..Ask::control(server, pages.opcode, names[server.as_usize()])
+        let Pages { of, op, opcode, class, .. } = pages;
+        let takes = |server: ServerIndex| match opcode {
+            Opcode::Get => self.has(server, of, id),
+            _ => self.sessions[server.as_usize()].takes_part() && self.name(of, server).0 != 0,
         };
-        let of = |server: ServerIndex| &self.sessions[server.as_usize()];
-        let (first, other) = match holders.copy {
-            Some(copy) if is_lost(of(copy)) => (holders.home, None),
-            Some(copy) if is_lost(of(holders.home)) => (copy, None),
+        let is_well = |server: ServerIndex| self.sessions[server.as_usize()].is_well();
+        let (first_at, other) = match holders.copy {
+            // What both have comes from the one that is well.
             Some(copy)
-                if pages.opcode == Opcode::Get && of(copy).is_well() && !of(holders.home).is_well() =>
+                if takes(copy)
+                    && (!takes(holders.home)
+                        || opcode == Opcode::Get && is_well(copy) && !is_well(holders.home)) =>
             {
                 (copy, Some(holders.home))
             }
             copy => (holders.home, copy),
         };
-        if let Some(other) = other.filter(|_| pages.opcode != Opcode::Get)
+        let ask = |server: ServerIndex, other: Option<ServerIndex>| Ask {
+            class,
+            op: Some(op),
+            bytes: u64::from(count) * OS_PAGE_BYTES as u64,
+            at: first.0,
+            other,
+            of,
+            ..Ask::control(server, opcode, self.name(of, server))
+        };
+        let can_read = takes(first_at);
+        let one = ask(first_at, other);
+        let two = other.map(|other| (other, takes(other), ask(other, Some(first_at))));
+        if let Some((other, takes, mut ask)) = two.filter(|_| opcode != Opcode::Get)
             && self.work.rules.keep(Rule::StoreAtAll)
         {
-            let same = self.work.reserve();
-            fill(Fill::Same { request: same, like: id });
-            let mut ask = ask(other, Some(first));
-            if !self.work.rules.keep(Rule::AwaitAll) {
-                ask.op = None;
+            if takes {
+                let same = self.work.reserve();
+                let extents = self.work.pages[id.0 as usize].clone();
+                self.work.pages[same.0 as usize] = extents;
+                fill(Fill::Same { request: same, like: id });
+                if !self.work.rules.keep(Rule::AwaitAll) {
+                    ask.op = None;
+                }
+                self.submit(same, ask);
+            } else if self.work.rules.keep(Rule::MissesWhileAbsent) {
+                self.miss(other, of, id);
             }
-            self.submit(same, ask);
         }
-        self.submit(id, ask(first, other));
+        if opcode == Opcode::Get && holders.copy.is_some() && !can_read {
+            // No holder is left that has all of it.
+            let lost = holders.iter().find(|server| is_lost(&self.sessions[server.as_usize()]));
+            let server = lost.unwrap_or(first_at);
+            let reason = self.sessions[server.as_usize()].lost().unwrap_or(Lost::Connection);
+            self.work.submit(id, Ask { server, ..one }, self.now);
+            self.work.orphans.push_back((id, Orphaned::Lost(reason)));
+        } else {
+            self.submit(id, one);
+        }
         self.settle();
+    }
+
+    /// Whether the server is there and has what the request is for.
+    fn has(&self, server: ServerIndex, of: u32, id: RequestId) -> bool {
+        let missed = |region: &Region| {
+            region.is_absent(server)
+                || self.work.rules.keep(Rule::MissedIsNotRead)
+                    && region.has_missed(server, &self.work.pages[id.0 as usize])
+        };
+        self.sessions[server.as_usize()].takes_part() && self.region(of).is_some_and(|region| !missed(region))
+    }
+
+    /// The server does not get the change that the request is.
+    fn miss(&mut self, server: ServerIndex, of: u32, id: RequestId) {
+        if !is_lost(&self.sessions[server.as_usize()]) {
+            self.work.changed |= self.copies.miss(server, of, &self.work.pages[id.0 as usize], self.now);
+        }
     }
 
     #[inline]
@@ -247,55 +428,186 @@ impl Client {
     /// stored is stored if another holder is left, and everything else fails.
     #[inline]
     fn settle(&mut self) {
-        if self.work.lost_one || self.work.well_again || !self.work.orphans.is_empty() {
+        let work = &self.work;
+        if work.changed || work.well_again || !work.orphans.is_empty() || !work.steps.is_empty() {
             self.settle_orphans();
         }
     }
 
     fn settle_orphans(&mut self) {
-        if std::mem::take(&mut self.work.lost_one) {
-            self.look_for_spares();
-        }
         if std::mem::take(&mut self.work.well_again) {
             // What waits for a server that is not well may have another one now.
             let Self { sessions, work, .. } = self;
             sessions.iter_mut().filter(|of| !of.is_well()).for_each(|session| session.turn_away(work));
         }
         while let Some((id, why)) = self.work.orphans.pop_front() {
-            let request = *self.work.get(id);
-            let Ask { server, opcode, op, other, .. } = request.ask;
-            let other = other.map(|(other, _)| other);
-            let away = matches!(why, Orphaned::Away);
-            let of = |server: ServerIndex| &self.sessions[server.as_usize()];
-            let takes = other.filter(|other| if away { of(*other).is_well() } else { !is_lost(of(*other)) });
-            let keep = |rule| self.work.rules.keep(rule);
-            match (why, takes) {
-                (_, Some(other)) if opcode == Opcode::Get && (away || keep(Rule::FetchFromOther)) => {
-                    if away {
-                        self.sessions[server.as_usize()].moves(&self.work, id);
-                    }
-                    self.work.turn_to_other(id, !away);
-                    self.sessions[other.as_usize()].enqueue(&mut self.work, id);
-                    continue;
-                }
-                (Orphaned::Away, _) => {
-                    self.sessions[server.as_usize()].keeps(&self.work, id);
-                    continue;
-                }
-                // The other holder has a request of its own.
-                (Orphaned::Lost(_), Some(_)) if opcode == Opcode::Put && keep(Rule::OneHolderSuffices) => {}
-                (Orphaned::Lost(_), None) if opcode == Opcode::Put && !keep(Rule::OneHolderIsNeeded) => {}
-                (Orphaned::Lost(reason), _) => {
-                    op.inspect(|op| self.work.op_lost(*op, server, request.what(), reason));
-                }
-                (Orphaned::Damaged(page), _) => {
-                    op.inspect(|op| self.work.op_corrupt(*op, server, page));
-                    let (link, number) = (of(server).attempt(), self.work.number(id));
-                    let ended = Output::Answered { link, request: id, number, wanted: false, refused: false };
-                    self.work.outputs.push_back(ended);
+            self.settle_orphan(id, why);
+        }
+        while let Some((piece, made)) = self.work.steps.pop_front() {
+            self.step(piece, made);
+        }
+        while std::mem::take(&mut self.work.changed) {
+            for index in 0..self.sessions.len() {
+                for region in self.sessions[index].take_freed() {
+                    let server = ServerIndex(u16::try_from(index).expect("few"));
+                    let id = self.work.reserve();
+                    let ask = Ask::control(server, Opcode::FreeRegion, region);
+                    self.submit(id, Ask { class: Class::WriteBack, ..ask });
+                    self.work.outputs.push_back(Output::Piece { request: id, piece: 0, pages: NO_PAGES });
                 }
             }
-            self.work.finish(id);
+            for (index, _) in (0..).zip(&self.sessions).filter(|(_, session)| is_lost(session)) {
+                self.copies.forget(ServerIndex(index));
+            }
+            self.look_for_spares();
+        }
+        self.begin_pieces();
+    }
+
+    fn settle_orphan(&mut self, id: RequestId, why: Orphaned) {
+        let request = *self.work.get(id);
+        let Ask { server, opcode, op, other, of, piece, .. } = request.ask;
+        let away = matches!(why, Orphaned::Away);
+        // It has another one, or gets it by a request of its own.
+        let has = |client: &Self, other: ServerIndex| {
+            client.has(other, of, id) && (!away || client.sessions[other.as_usize()].is_well())
+        };
+        let keep = |client: &Self, rule| client.work.rules.keep(rule);
+        // A request, however often it moves, does not wait for ever.
+        let long = self.sessions[server.as_usize()].op_deadline() * DEADLINES;
+        let is_old = self.now - request.made_at >= long && keep(self, Rule::AgeLimit);
+        if opcode == Opcode::Get
+            && !is_old
+            && let Some(other) = other.filter(|other| has(self, *other))
+            && (away || keep(self, Rule::FetchFromOther))
+            && !(request.is_odd && matches!(why, Orphaned::Damaged(_)))
+        {
+            self.work.get_mut(id).is_odd |= matches!(why, Orphaned::Damaged(_));
+            if away {
+                self.sessions[server.as_usize()].moves(&self.work, id);
+            }
+            self.work.turn_to_other(id, self.name(of, other));
+            self.sessions[other.as_usize()].enqueue(&mut self.work, id);
+            return;
+        }
+        let misses = matches!(opcode, Opcode::Put | Opcode::Discard) && piece.is_none();
+        match why {
+            Orphaned::Away => return self.sessions[server.as_usize()].keeps(&self.work, id),
+            Orphaned::Lost(_) if misses && keep(self, Rule::MissesWhatWasUnderWay) => {
+                self.miss(server, of, id)
+            }
+            _ => {}
+        }
+        let spared = other.is_some_and(|other| has(self, other));
+        if matches!(why, Orphaned::Full(_)) && spared && keep(self, Rule::FullIsMissed) {
+            self.miss(server, of, id);
+        }
+        match (why, op) {
+            (Orphaned::Lost(_), Some(_))
+                if opcode == Opcode::Put && spared && keep(self, Rule::OneHolderSuffices) => {}
+            (Orphaned::Lost(_), Some(_))
+                if opcode == Opcode::Put && !spared && !keep(self, Rule::OneHolderIsNeeded) => {}
+            (Orphaned::Full(_), _) if spared => {}
+            (Orphaned::Full(free), Some(op)) => self.work.op_full(op, server, free),
+            (Orphaned::Lost(reason), Some(op)) => self.work.op_lost(op, server, request.what(), reason),
+            (Orphaned::Damaged(page), Some(op)) => self.work.op_corrupt(op, server, page),
+            _ => {}
+        }
+        if matches!(why, Orphaned::Damaged(_) | Orphaned::Full(_)) {
+            let (link, number) = (self.sessions[server.as_usize()].attempt(), self.work.number(id));
+            let ended = Output::Answered { link, request: id, number, wanted: false, refused: false };
+            self.work.outputs.push_back(ended);
+        }
+        self.work.finish(id);
+        if let Some(piece) = piece {
+            self.work.steps.push_back((piece, None));
+        }
+    }
+
+    // --- Making up for what was missed -------------------------------------------------------------------------------
+
+    /// Begins what can be read now: one piece after the other while a thread waits for something, else some at once.
+    fn begin_pieces(&mut self) {
+        if !self.copies.are_behind() || !self.work.rules.keep(Rule::CatchUp) {
+            return;
+        }
+        let busy = self.sessions.iter().any(|session| session.has_demand(&self.work));
+        let most = if busy { 1 } else { PIECES };
+        for index in 0..self.sessions.len() {
+            let to = ServerIndex(u16::try_from(index).expect("few"));
+            while self.copies.is_behind(to)
+                && self.sessions[index].is_well()
+                && self.copies.pieces.iter().flatten().count() < most
+            {
+                let Self { sessions, work, copies, .. } = self;
+                let pieces = &copies.pieces;
+                let slot = pieces.iter().position(Option::is_none).expect("fewer than there may be");
+                let takes = |region: &Region, of: u32, from: ServerIndex, pages: Extent| {
+                    let source = &sessions[from.as_usize()];
+                    let quiet = !work.is_changing(of, pages) || !work.rules.keep(Rule::QuietPiece);
+                    let most = source.max_pages(pages.count).min(sessions[index].max_pages(pages.count));
+                    (source.is_well() && quiet && !region.has_missed(from, &[pages])).then_some(most)
+                };
+                let Some(piece) = copies.next_piece(to, self.now, takes) else {
+                    self.look_at(to);
+                    break;
+                };
+                self.begin_piece(slot, piece);
+            }
+        }
+    }
+
+    fn begin_piece(&mut self, slot: usize, piece: Piece) {
+        let Piece { to, of, pages, step, .. } = piece;
+        let holders = self.copies.placement.as_ref().map(|placement| placement.holders(pages.first));
+        let from = holders.into_iter().flat_map(Holders::iter).find(|holder| *holder != to).unwrap_or(to);
+        let (server, opcode, class) = match step {
+            Step::Naming => (to, Opcode::CreateRegion, Class::Control),
+            Step::Reading => (from, Opcode::Get, Class::Prefetch),
+            Step::Writing => (to, Opcode::Put, Class::WriteBack),
+        };
+        self.copies.pieces[slot] = Some(piece);
+        let id = self.work.reserve();
+        self.work.pages[id.0 as usize].push(pages);
+        let region = if step == Step::Naming { RegionId(0) } else { self.name(of, server) };
+        let slot = u8::try_from(slot).expect("few");
+        self.work.outputs.push_back(Output::Piece { request: id, piece: slot, pages });
+        let ask = Ask {
+            class,
+            bytes: u64::from(pages.count) * OS_PAGE_BYTES as u64,
+            at: pages.first.0,
+            of,
+            piece: Some(slot),
+            ..Ask::control(server, opcode, region)
+        };
+        self.submit(id, ask);
+    }
+
+    /// A step of a piece has ended.
+    fn step(&mut self, slot: u8, made: Option<RegionId>) {
+        let Some(piece) = self.copies.pieces[usize::from(slot)].take() else { return };
+        let Piece { to, of, pages, step, void } = piece;
+        let there = self.sessions[to.as_usize()].takes_part();
+        let known = self.copies.regions.contains_key(&of);
+        match (step, made) {
+            (Step::Reading, Some(_)) if !void && there && known => {
+                self.begin_piece(usize::from(slot), Piece { step: Step::Writing, ..piece });
+            }
+            (Step::Writing, Some(_)) if there && known => {
+                let region = self.copies.regions.get_mut(&of).expect("seen above");
+                region.history.missed[to.as_usize()].remove(pages);
+            }
+            (Step::Writing, None) if there && known => self.copies.put_off(to, self.now),
+            (Step::Naming, Some(name)) if there && known => {
+                self.copies.named(to, of, name, self.work.rules.keep(Rule::NewNameMissedAll));
+            }
+            (Step::Naming, Some(name)) if there => {
+                let id = self.work.reserve();
+                self.work.outputs.push_back(Output::Piece { request: id, piece: 0, pages: NO_PAGES });
+                let ask = Ask::control(to, Opcode::FreeRegion, name);
+                self.submit(id, Ask { class: Class::WriteBack, ..ask });
+            }
+            _ => {}
         }
     }
 
@@ -385,6 +697,7 @@ impl Client {
                 // Before the next one: it may have become the only one that has some pages.
                 self.settle();
             }
+            self.begin_pieces();
         }
     }
 
@@ -401,7 +714,10 @@ impl Client {
     /// When [`Input::Time`] is due at the latest; perhaps in the past.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        let soonest = self.sessions.iter().filter_map(|session| session.next_timeout(&self.work)).min();
+        let passes = self.sessions.iter().zip(0..).filter(|(session, _)| session.is_well());
+        let passes = passes.filter_map(|(_, index)| self.copies.next_pass(ServerIndex(index)));
+        let soonest = self.sessions.iter().filter_map(|session| session.next_timeout(&self.work));
+        let soonest = soonest.chain(passes.filter(|_| self.work.rules.keep(Rule::CatchUp))).min();
         // What has arrived and was not looked at does not wait.
         soonest.map(|due| if due == Time(0) { due } else { due.max(self.check_at) })
     }
@@ -414,8 +730,11 @@ impl Client {
         self.work.check();
         assert!(self.work.orphans.is_empty(), "every request has a server");
         self.sessions.iter().for_each(|session| session.check(&self.work));
+        self.copies.check();
     }
 }
+
+const NO_PAGES: Extent = Extent { first: PageIndex(0), count: 0 };
 
 fn is_lost(session: &Session) -> bool {
     session.lost().is_some()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rampool_paging::placement::ServerIndex;
 use rampool_wire::frame::{Granted, Header, LeaseId, MemberId, Opcode, RegionId, Status};
-use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
+use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 /// A moment on the shell's clock: nanoseconds since a start of its choosing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -78,8 +78,12 @@ pub struct Ask {
     pub span: (u64, u64),
     /// Of a copy: the server that is to store the bytes.
     pub copy_to: Option<ServerIndex>,
-    /// Another server that has the same pages, or gets them by a request of its own, and its name for the region.
-    pub other: Option<(ServerIndex, RegionId)>,
+    /// Another server that holds the same pages; what it has of them, the machine knows.
+    pub other: Option<ServerIndex>,
+    /// The region as the client calls it, where there may be another server.
+    pub of: u32,
+    /// The piece that it is a step of, where the machine itself copies pages to a server that has missed them.
+    pub piece: Option<u8>,
     /// The shell waits for the reply itself.
     pub wanted: bool,
 }
@@ -100,6 +104,8 @@ impl Ask {
             span: (0, 0),
             copy_to: None,
             other: None,
+            of: 0,
+            piece: None,
             wanted: false,
         }
     }
@@ -232,6 +238,15 @@ pub enum Output {
     Lost { server: ServerIndex, during: Option<What>, reason: Lost, spare: bool },
     /// This request for pages goes to another of their holders. What comes of it from the first one has no place.
     Moved { request: RequestId, from: ServerIndex },
+    /// The machine makes this request itself ([`Ask::piece`]): its body is these pages, in the memory of the piece; or
+    /// nothing, if there are none.
+    Piece { request: RequestId, piece: u8, pages: Extent },
+    /// The server does not answer, and other servers have all of its pages. They are used instead until it is back.
+    Absent { server: ServerIndex, during: Option<What>, reason: Lost },
+    /// It is back, and gets what it has missed.
+    Returned { server: ServerIndex },
+    /// It has all of its pages again.
+    CaughtUp { server: ServerIndex },
     /// Bytes follow the head that has just come, to a request that was moved: drop them. Nothing is told of their end.
     Drop { link: LinkId },
     /// The server stops after so many milliseconds.

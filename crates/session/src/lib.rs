@@ -77,32 +77,47 @@
 //!     -> Away      the connection is broken                                         stores wait
 //!   Suspect, Away
 //!     -> Well      an answer; attached again                                        nothing was missed
-//!     -> Lost      as above; and, where every page has another holder,              stores end without it
-//!                  after a second of silence or without a connection
+//!     -> Absent    where every page has another holder that has missed nothing:     stores end without it, and are
+//!                  after 150 ms of silence or without a connection                  in its missed set
+//!   Absent
+//!     -> Behind    attached again by the same run                                   stores go there again; fetches,
+//!     -> Lost      another run, a refusal, or a minute                              of what is not in the set
+//!   Behind
+//!     -> Well      its missed set is empty
 //! ```
 //!
+//! A server that is behind gets what it has missed in *pieces* ([`Output::Piece`]): a fetch from the other holder, and
+//! a store. `copies.rs` has the missed sets and says why a piece never brings back what was changed meanwhile. A holder
+//! without room is behind as well. A server is absent only where the others have missed nothing, so of two holders at
+//! most one has missed a page.
+//!
 //! A store is a request to each holder, and ends with the last answer. So what is acknowledged lies at every holder that
-//! is not lost, and any of them may be read. A fetch is a request to one holder; one that moves has a new number, and
-//! an answer to the old one is dropped ([`Output::Drop`]). An operation fails with the last holder of one of its pages.
-//! The client's own pauses do not count as a server's silence.
+//! has not missed it, and any of them may be read. A suspected server is waited for: its connection still reads the
+//! store's memory, which cannot be used again before that is closed. A fetch is a request to one holder; one that moves
+//! has a new number, and an answer to the old one is dropped ([`Output::Drop`]). An operation fails with the last holder
+//! of one of its pages. The client's own pauses do not count as a server's silence.
 #![forbid(unsafe_code)]
 
 mod client;
+mod copies;
 mod io;
+mod pages;
 mod places;
 mod rule;
 mod session;
 mod work;
 
 pub use client::{Client, Fill, Pages};
+pub use copies::{History, PIECE_PAGES, PIECES, Region};
 pub use io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, Input, LinkId, Lost, OpId, Outcome, Output, RequestId,
     SENT_TOGETHER_BYTES, Time, What,
 };
+pub use pages::PageSet;
 pub use places::{Known, Places, Stamp};
 pub use rule::Rule;
 pub use session::{
-    ATTACH_NUMBER, ATTEMPT, BULK_WINDOW_BYTES, Counts, DEADLINES, LAST_CHANCE, LINK_QUEUE_BYTES, MAX_BREAKS,
-    PAUSE, SPARE_SILENCE, SUSPICION, Session,
+    ABSENCE, ATTACH_NUMBER, ATTEMPT, BULK_WINDOW_BYTES, Counts, DEADLINES, LAST_CHANCE, LINK_QUEUE_BYTES,
+    MAX_BREAKS, MOST_SPARE_SILENCE, PAUSE, SPARE_SILENCE, SUSPICION, Session,
 };
 pub use work::Request;

@@ -101,10 +101,32 @@ pub enum Rule {
     OnlySpareEarly,
     /// Time in which this process did nothing does not count for a broken connection.
     OwnPausesDown,
+    /// A holder is not asked for pages that it has missed.
+    MissedIsNotRead,
+    /// What is stored or discarded while a holder is absent, it has missed.
+    MissesWhileAbsent,
+    /// What was on its way to a holder when that became absent, it has missed.
+    MissesWhatWasUnderWay,
+    /// A holder without room has missed the store, which is done if another one has it.
+    FullIsMissed,
+    /// A holder that is back gets what it has missed.
+    CatchUp,
+    /// A piece whose pages change while it is read is not stored.
+    VoidPiece,
+    /// A piece does not begin while a change of its pages is under way.
+    QuietPiece,
+    /// Where a region is made later, it has missed everything.
+    NewNameMissedAll,
+    /// A holder is given up early only if the others have missed nothing.
+    BehindIsNoSpare,
+    /// A region that was freed while a holder was absent is freed there later.
+    FreesLater,
+    /// What a holder has missed of a region, it has missed of what is made of that.
+    MissedIsInherited,
 }
 
 impl Rule {
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 60] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -154,6 +176,17 @@ impl Rule {
         Self::LateAnswer,
         Self::OnlySpareEarly,
         Self::OwnPausesDown,
+        Self::MissedIsNotRead,
+        Self::MissesWhileAbsent,
+        Self::MissesWhatWasUnderWay,
+        Self::FullIsMissed,
+        Self::CatchUp,
+        Self::VoidPiece,
+        Self::QuietPiece,
+        Self::NewNameMissedAll,
+        Self::BehindIsNoSpare,
+        Self::FreesLater,
+        Self::MissedIsInherited,
     ];
 }
 

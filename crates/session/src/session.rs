@@ -12,7 +12,7 @@ use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
 
 use crate::io::{
     Ask, Breach, Break, CLASSES, Class, Failed, Grant, LinkId, Lost, Output, RequestId, SENT_TOGETHER_BYTES,
-    Time,
+    Time, What,
 };
 use crate::rule::Rule;
 use crate::work::{Orphaned, Phase, Work};
@@ -28,15 +28,22 @@ pub const DEADLINES: u32 = 8;
 /// A server that seems to have passed a deadline is listened to once more for this long: it may be this process that
 /// had no time to send or to look.
 pub const LAST_CHANCE: Duration = Duration::from_secs(2);
+/// A process that looks as rarely as this still listens: what has come is taken in before the time is told.
+const SHORT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections that break one after the other, without an answer in between, before the server is lost.
 pub const MAX_BREAKS: u32 = 8;
 /// One attempt to connect may take this long: the kernel repeats a lost packet of it after a second.
 pub const ATTEMPT: Duration = Duration::from_millis(2500);
 /// The pause after an attempt that failed.
 pub const PAUSE: Duration = Duration::from_millis(100);
-/// A server is lost after so much silence, or so long without a connection, where every page that it holds has another
-/// holder. It does not come back: what it has missed meanwhile is not made up for.
-pub const SPARE_SILENCE: Duration = Duration::from_secs(1);
+/// A server is absent after so much silence, and a quarter more to listen once more, or after so long without a
+/// connection, where every page that it holds has another holder: 150 ms in all. Stores wait no longer for it.
+pub const SPARE_SILENCE: Duration = Duration::from_millis(120);
+/// ... or after the time of the slowest of late answers so many times, but not longer than this.
+const SPARE_SLOWEST: u32 = 8;
+pub const MOST_SPARE_SILENCE: Duration = Duration::from_secs(1);
+/// An absent server that is not back after so long is lost.
+pub const ABSENCE: Duration = Duration::from_secs(60);
 /// After this much silence, at least, requests for pages turn to the other holders. They come back with the first
 /// answer.
 pub const SUSPICION: Duration = Duration::from_millis(20);
@@ -89,6 +96,10 @@ pub struct Session {
     due: Time,
     /// While reconnecting: when the time was looked at last.
     looked: Time,
+    /// It is absent: nothing is sent there, and what it misses is noted. That ends when it is attached again.
+    absent: bool,
+    /// Regions that were freed meanwhile.
+    free_later: Vec<RegionId>,
     /// It is silent: requests for pages go elsewhere if they can.
     suspect: bool,
     /// Since when it has been silent for too long, and when that was looked at last.
@@ -140,6 +151,8 @@ impl Session {
             broke_at: now,
             due: now,
             looked: now,
+            absent: false,
+            free_later: Vec::new(),
             suspect: false,
             silent: None,
             slowest: Duration::ZERO,
@@ -166,6 +179,11 @@ impl Session {
         }
     }
 
+    /// A session that has no connection yet, and is to join as soon as the server can be reached.
+    pub(crate) fn absent(server: ServerIndex, op_deadline: Duration, now: Time) -> Self {
+        Self { state: State::Pausing, absent: true, reconnects: true, ..Self::new(server, op_deadline, now) }
+    }
+
     pub(crate) fn renamed(&mut self, server: ServerIndex) {
         self.server = server;
     }
@@ -188,6 +206,30 @@ impl Session {
     #[must_use]
     pub fn lost(&self) -> Option<Lost> {
         if let State::Lost(reason) = self.state { Some(reason) } else { None }
+    }
+
+    /// Whether it is out of use until it is attached again. Other servers have all of its pages.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.absent
+    }
+
+    /// Whether it takes part in what changes pages.
+    pub(crate) fn takes_part(&self) -> bool {
+        !self.absent && self.lost().is_none()
+    }
+
+    /// Whether a thread waits for something of it.
+    pub(crate) fn has_demand(&self, work: &Work) -> bool {
+        let waits = |(number, _): &(u64, Time)| {
+            work.find(*number).is_some_and(|id| work.get(id).ask.class == Class::Demand)
+        };
+        !self.queues[Class::Demand as usize].is_empty() || self.outstanding.iter().any(waits)
+    }
+
+    /// Regions to free, now that it is back.
+    pub(crate) fn take_freed(&mut self) -> Vec<RegionId> {
+        if self.absent { Vec::new() } else { std::mem::take(&mut self.free_later) }
     }
 
     /// Who this client is there, once a lease was granted.
@@ -263,10 +305,23 @@ impl Session {
             work.orphans.push_back((id, Orphaned::Lost(reason)));
             return;
         }
-        let class = work.get(id).ask.class;
-        self.write_backs += u32::from(class == Class::WriteBack);
+        if self.absent {
+            self.leave_later(work, id);
+            work.orphans.push_back((id, Orphaned::Lost(Lost::Connection)));
+            return;
+        }
+        let Ask { class, piece, .. } = work.get(id).ask;
+        self.write_backs += u32::from(class == Class::WriteBack && piece.is_none());
         self.queues[class as usize].push_back(id);
         self.stirred = true;
+    }
+
+    /// What an absent server is told when it is back.
+    fn leave_later(&mut self, work: &Work, id: RequestId) {
+        let Ask { opcode, region, .. } = work.get(id).ask;
+        if opcode == Opcode::FreeRegion && region.0 != 0 && work.rules.keep(Rule::FreesLater) {
+            self.free_later.push(region);
+        }
     }
 
     // --- Sending ---------------------------------------------------------------------------------------------------
@@ -477,9 +532,20 @@ impl Session {
                 _ => {}
             }
         }
+        if header.status == Status::PoolFull && opcode == Opcode::Put && request.ask.other.is_some() {
+            self.counts.refused += 1;
+            self.breaks = 0;
+            self.forget_sent(work, id);
+            self.write_backs -= 1;
+            work.orphans.push_back((id, Orphaned::Full(header.arg)));
+            return Ok(());
+        }
         let wanted = request.ask.wanted && (ok || request.ask.op.is_none());
         let refused = !ok && !wanted;
         work.outputs.push_back(Output::Answered { link, request: id, number, wanted, refused });
+        if let Some(piece) = request.ask.piece {
+            work.steps.push_back((piece, ok.then_some(RegionId(header.region))));
+        }
         if refused {
             self.counts.refused += 1;
             if let Some(op) = request.ask.op {
@@ -516,7 +582,7 @@ impl Session {
             if once && work.rules.keep(Rule::AskAgain) {
                 return self.ask_again(work, id);
             }
-            if request.ask.other.is_some() {
+            if request.ask.other.is_some() || request.ask.piece.is_some() {
                 self.forget_sent(work, id);
                 work.orphans.push_back((id, Orphaned::Damaged(page)));
                 return;
@@ -529,6 +595,9 @@ impl Session {
         }
         let number = work.number(id);
         let wanted = request.ask.wanted && damaged.is_none();
+        if let Some(piece) = request.ask.piece {
+            work.steps.push_back((piece, Some(RegionId(0))));
+        }
         work.outputs.push_back(Output::Answered { link, request: id, number, wanted, refused: false });
         self.end_request(work, id);
     }
@@ -565,7 +634,8 @@ impl Session {
 
     /// A request is under way no longer.
     fn ended(&mut self, work: &mut Work, id: RequestId) {
-        self.write_backs -= u32::from(work.get(id).ask.class == Class::WriteBack);
+        let Ask { class, piece, .. } = work.get(id).ask;
+        self.write_backs -= u32::from(class == Class::WriteBack && piece.is_none());
         if self.making == Some(work.number(id)) {
             self.making = None;
         }
@@ -607,14 +677,24 @@ impl Session {
         if self.oldest_due(work).is_some_and(|due| now >= due) {
             let chance = self.last_chance(work);
             let (mut since, looked) = self.overdue.unwrap_or((now, now));
-            let held_up = now - looked > chance / 4 && !self.is_oldest_hopeless(now);
+            let held_up = now - looked > SHORT_PAUSE.max(chance / 4) && !self.is_oldest_hopeless(now);
             if held_up && work.rules.keep(Rule::OwnPauses) {
                 // This process did not listen meanwhile: the chance begins anew.
                 since = now;
             }
             self.overdue = Some((since, now));
             if now >= since + chance && work.rules.keep(Rule::Deadline) {
-                return self.lose(work, Lost::Deadline(self.most_silence(work)));
+                let silence = self.most_silence(work);
+                if silence == self.op_deadline {
+                    return self.lose(work, Lost::Deadline(silence));
+                }
+                if !self.has_more_than_pages(work) {
+                    return self.be_absent(work, Lost::Deadline(silence), now);
+                }
+                let long = LAST_CHANCE.min(self.op_deadline / 4);
+                if now >= self.last_heard + self.op_deadline && now >= since + long {
+                    return self.lose(work, Lost::Deadline(self.op_deadline));
+                }
             }
         } else {
             self.overdue = None;
@@ -648,7 +728,29 @@ impl Session {
     }
 
     fn timeout(&self) -> Duration {
-        (self.slowest * SLOWEST).clamp(SUSPICION, SPARE_SILENCE / 4)
+        (self.slowest * SLOWEST).clamp(SUSPICION, MOST_SPARE_SILENCE / 4)
+    }
+
+    /// Whether something is under way that no other server can do.
+    fn has_more_than_pages(&self, work: &Work) -> bool {
+        let sent = self.outstanding.iter().filter_map(|(number, _)| work.find(*number));
+        let more = |id| {
+            use Opcode::{AdoptRegion, CloneRegion, CreateRegion, Discard, FreeRegion, Get, Goodbye};
+            use Opcode::{Heartbeat, Put, ResizeLease};
+            !matches!(
+                work.get(id).ask.opcode,
+                Get | Put
+                    | Discard
+                    | CreateRegion
+                    | CloneRegion
+                    | AdoptRegion
+                    | FreeRegion
+                    | ResizeLease
+                    | Heartbeat
+                    | Goodbye
+            )
+        };
+        sent.chain(self.queues.iter().flatten().copied()).any(more)
     }
 
     /// The requests for pages that another server holds as well are for the client to move, if it can.
@@ -700,8 +802,9 @@ impl Session {
 
     /// After so much silence the server is lost.
     fn most_silence(&self, work: &Work) -> Duration {
-        if self.spare || !work.rules.keep(Rule::OnlySpareEarly) {
-            SPARE_SILENCE.min(self.op_deadline)
+        let early = self.spare && self.reconnects && self.identity.is_some();
+        if early || !work.rules.keep(Rule::OnlySpareEarly) {
+            (self.slowest * SPARE_SLOWEST).clamp(SPARE_SILENCE, MOST_SPARE_SILENCE).min(self.op_deadline)
         } else {
             self.op_deadline
         }
@@ -789,6 +892,9 @@ impl Session {
 
     /// A connection that is not made again within this time is not made again.
     fn reconnect_limit(&self, work: &Work) -> Duration {
+        if self.absent {
+            return ABSENCE;
+        }
         let grace = self.identity.map_or(Duration::ZERO, |identity| identity.grace);
         grace.min(self.most_silence(work))
     }
@@ -819,13 +925,20 @@ impl Session {
 
     fn time_down(&mut self, work: &mut Work, now: Time) {
         let (limit, gap) = (self.reconnect_limit(work), now - self.looked);
-        if self.spare && gap > limit / 4 && work.rules.keep(Rule::OwnPausesDown) {
+        if self.spare && !self.absent && gap > limit / 4 && work.rules.keep(Rule::OwnPausesDown) {
             // This process did nothing meanwhile.
             self.broke_at = self.broke_at + gap;
         }
         self.looked = now;
         if now >= self.broke_at + limit && work.rules.keep(Rule::ReconnectLimit) {
-            return self.lose(work, Lost::Connection);
+            let early = !self.absent && self.spare && self.reconnects;
+            if early && !self.has_more_than_pages(work) {
+                return self.be_absent(work, Lost::Connection, now);
+            }
+            let grace = self.identity.map_or(Duration::ZERO, |identity| identity.grace);
+            if !early || now >= self.broke_at + grace.min(self.op_deadline) {
+                return self.lose(work, Lost::Connection);
+            }
         }
         if now < self.due {
             return;
@@ -882,6 +995,11 @@ impl Session {
             Err(reason) => self.lose(work, reason),
             Ok(grant) => {
                 self.state = State::Up;
+                if std::mem::take(&mut self.absent) {
+                    self.slowest = Duration::ZERO;
+                    work.outputs.push_back(Output::Returned { server: self.server });
+                    work.changed = true;
+                }
                 work.well_again |= self.paired;
                 self.counts.reconnects += 1;
                 let (credits, bulk_bytes) = (self.credits.clone(), self.bulk_bytes);
@@ -898,7 +1016,6 @@ impl Session {
 
     /// Whether the same run of the server takes this client for the member that it was.
     fn judge_attached(&self, work: &Work, header: &Header, grant: Option<Grant>) -> Result<Grant, Lost> {
-        let identity = self.identity.expect("only a session with a lease reconnects");
         let asked =
             header.is_reply() && header.request == ATTACH_NUMBER && header.opcode == Opcode::AttachLease;
         if !asked || header.bulk_len > 0 {
@@ -911,6 +1028,9 @@ impl Session {
             _ => return Err(Lost::Connection),
         }
         let grant = grant.ok_or(Lost::Breach(Breach::OddGrant))?;
+        // One that joins late is who the server says.
+        let first = Identity { lease: grant.lease, member: grant.member, run: grant.run, grace: grant.grace };
+        let identity = self.identity.unwrap_or(first);
         if grant.run != identity.run && work.rules.keep(Rule::SameRun) {
             return Err(Lost::GivenUp);
         }
@@ -927,11 +1047,27 @@ impl Session {
 
     /// Ends everything that this session had. The second time, nothing happens.
     pub(crate) fn lose(&mut self, work: &mut Work, reason: Lost) {
-        let was = std::mem::replace(&mut self.state, State::Lost(reason));
-        if let State::Lost(reason) = was {
-            self.state = State::Lost(reason);
-            return;
+        if self.lost().is_none() {
+            let during = self.end_all(work, State::Lost(reason), reason);
+            self.absent = false;
+            self.free_later.clear();
+            work.outputs.push_back(Output::Lost { server: self.server, during, reason, spare: self.spare });
         }
+    }
+
+    /// Goes on without this server until it can be reached again: other servers have all of its pages.
+    fn be_absent(&mut self, work: &mut Work, reason: Lost, now: Time) {
+        let during = self.end_all(work, State::Pausing, reason);
+        self.absent = true;
+        (self.broke_at, self.looked, self.due) = (now, now, now + PAUSE);
+        (self.suspect, self.silent, self.overdue) = (false, None, None);
+        (self.waiting, self.drained) = (0, true);
+        work.outputs.push_back(Output::Absent { server: self.server, during, reason });
+    }
+
+    /// Ends the connection, and everything that this session had; what it was asked for longest.
+    fn end_all(&mut self, work: &mut Work, state: State, reason: Lost) -> Option<What> {
+        let was = std::mem::replace(&mut self.state, state);
         let close = Output::Close { link: self.attempt() };
         let closes = was != State::Pausing;
         // Before anything ends, and its memory is used for something else.
@@ -943,11 +1079,12 @@ impl Session {
         let sent = sent.iter().filter_map(|(number, _)| work.find(*number)).collect::<Vec<_>>();
         let all = || sent.iter().chain(queues.iter().flatten()).copied();
         let during = all().next().map(|id| work.get(id).what());
-        work.outputs.push_back(Output::Lost { server: self.server, during, reason, spare: self.spare });
+        all().for_each(|id| self.leave_later(work, id));
         work.orphans.extend(all().map(|id| (id, Orphaned::Lost(reason))));
-        work.lost_one = true;
+        work.changed = true;
         (self.write_backs, self.making) = (0, None);
         self.moved.clear();
+        during
     }
 
     /// # Panics

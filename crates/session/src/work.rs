@@ -8,8 +8,8 @@
 use std::collections::VecDeque;
 
 use rampool_paging::placement::ServerIndex;
-use rampool_wire::frame::{Opcode, Status};
-use rampool_wire::units::PageIndex;
+use rampool_wire::frame::{Opcode, RegionId, Status};
+use rampool_wire::units::{Extent, PageIndex};
 
 use crate::io::{Ask, Lost, OpId, Outcome, Output, RequestId, Time, What};
 use crate::rule::{Rule, Rules};
@@ -23,6 +23,8 @@ pub struct Request {
     pub made_at: Time,
     /// Its bytes came damaged once, or its key was not known, and it was asked again.
     pub asked_again: bool,
+    /// The bytes that another holder has of it are damaged.
+    pub(crate) is_odd: bool,
     /// Its frame names the client's memory by key.
     pub by_key: bool,
     /// All of its frame has left.
@@ -93,8 +95,12 @@ pub(crate) struct Work {
     pub outputs: VecDeque<Output>,
     /// Requests that got no use of their server, for the client to decide about.
     pub orphans: VecDeque<(RequestId, Orphaned)>,
-    /// A server was lost since that was looked at.
-    pub lost_one: bool,
+    /// Steps of pieces that ended: which piece, and the server's name for what was made; none: it came to nothing.
+    pub steps: VecDeque<(u8, Option<RegionId>)>,
+    /// The pages of each request, where another server holds them as well.
+    pub pages: Vec<Vec<Extent>>,
+    /// A server was lost, or is absent or back, since that was looked at.
+    pub changed: bool,
     /// A server is well again since that was looked at.
     pub well_again: bool,
     pub rules: Rules,
@@ -107,6 +113,8 @@ pub(crate) enum Orphaned {
     Lost(Lost),
     /// It is away for the moment.
     Away,
+    /// It has no room but this.
+    Full(u64),
     /// It sent this page damaged twice.
     Damaged(PageIndex),
 }
@@ -114,6 +122,7 @@ pub(crate) enum Orphaned {
 impl Work {
     pub fn reserve(&mut self) -> RequestId {
         if let Some(slot) = self.free_requests.pop() {
+            self.pages[slot as usize].clear();
             let request = &mut self.requests[slot as usize];
             assert!(request.phase == Phase::Free, "a free slot is in use");
             request.phase = Phase::Reserved;
@@ -121,13 +130,15 @@ impl Work {
             return RequestId(slot);
         }
         let slot = u32::try_from(self.requests.len()).expect("memory ends long before four billion requests");
-        let ask = Ask::control(ServerIndex(0), Opcode::Heartbeat, rampool_wire::frame::RegionId(0));
+        let ask = Ask::control(ServerIndex(0), Opcode::Heartbeat, RegionId(0));
+        self.pages.push(Vec::new());
         self.requests.push(Request {
             generation: 1,
             phase: Phase::Reserved,
             ask,
             made_at: Time::default(),
             asked_again: false,
+            is_odd: false,
             by_key: false,
             departed: false,
         });
@@ -145,6 +156,7 @@ impl Work {
             ask,
             made_at: now,
             asked_again: false,
+            is_odd: false,
             by_key: false,
             departed: false,
         };
@@ -188,22 +200,20 @@ impl Work {
         (request.phase != Phase::Free && same).then_some(RequestId(slot))
     }
 
-    /// The request goes to the other holder of its pages. What is known of that one is forgotten if `for_good`.
-    pub fn turn_to_other(&mut self, id: RequestId, for_good: bool) {
+    /// The request goes to the other holder of its pages, which has this name for their region.
+    pub fn turn_to_other(&mut self, id: RequestId, region: RegionId) {
         self.renumber(id);
         let own_name = self.rules.keep(Rule::OwnName);
         let request = self.get_mut(id);
         request.phase = Phase::Queued;
         (request.asked_again, request.departed) = (false, false);
         let ask = &mut request.ask;
-        let first = (ask.server, ask.region);
-        let (server, region) = ask.other.expect("only what has another holder turns to it");
-        ask.server = server;
+        let from = ask.server;
+        ask.server = ask.other.replace(from).expect("only what has another holder turns to it");
         if own_name {
             ask.region = region;
         }
-        ask.other = Some(first).filter(|_| !for_good);
-        self.outputs.push_back(Output::Moved { request: id, from: first.0 });
+        self.outputs.push_back(Output::Moved { request: id, from });
     }
 
     /// From now on the answer to the old number is none of this request's.
@@ -273,6 +283,18 @@ impl Work {
         let (token, store) = (op.token, op.store);
         self.free_ops.push(id.0);
         self.outputs.push_back(Output::Ended { op: id, token, store, outcome });
+    }
+
+    /// Whether a change of some of these pages of a region is under way.
+    pub fn is_changing(&self, of: u32, pages: Extent) -> bool {
+        let changes = |request: &Request| {
+            request.phase > Phase::Reserved
+                && matches!(request.ask.opcode, Opcode::Put | Opcode::Discard)
+                && (request.ask.of, request.ask.piece) == (of, None)
+        };
+        let meets = |extent: &Extent| extent.first < pages.end() && pages.first < extent.end();
+        let pages = self.requests.iter().zip(&self.pages);
+        pages.filter(|(request, _)| changes(request)).any(|(_, pages)| pages.iter().any(meets))
     }
 
     /// Operations that have not ended.

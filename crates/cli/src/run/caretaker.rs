@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rampool_client::pool::{Pool, PoolEvent};
+use rampool_client::stats::StatsSnapshot;
 use rampool_kernel::words::remark;
 use rampool_run::fork_fallback::ForkFallback;
 use rampool_run::process_registry::ProcessRegistry;
@@ -38,7 +39,30 @@ pub fn serve_pool(pool: &mut Pool) {
             PoolEvent::Degraded { name, reason, .. } => remark(&format!(
                 "rampool: server {name} is lost: {reason}. The program goes on: other servers have all of its pages, which have one copy each from now on"
             )),
+            PoolEvent::Absent { name, reason, .. } => remark(&format!(
+                "rampool: server {name} does not answer: {reason}. The program goes on without it until it is back: other servers have all of its pages"
+            )),
+            PoolEvent::Returned { name, .. } => {
+                remark(&format!("rampool: server {name} is back, and gets the pages that it has missed"));
+            }
             _ => {}
+        }
+    }
+}
+
+/// Says when servers have got what they had missed.
+#[derive(Default)]
+pub struct Missed {
+    some: bool,
+}
+
+impl Missed {
+    pub fn look(&mut self, copies: u8, processes: &[StatsSnapshot]) {
+        let lives = |process: &&StatsSnapshot| Path::new("/proc").join(process.pid.to_string()).exists();
+        let has_missed = |process: &StatsSnapshot| process.missed_pages > 0 || process.lost_servers > 0;
+        let some = processes.iter().filter(lives).any(has_missed);
+        if std::mem::replace(&mut self.some, some) && !some {
+            remark(&format!("rampool: every page has {copies} copies again"));
         }
     }
 }

@@ -162,7 +162,7 @@ impl Pool {
                 return Err(PoolError::Denied { server, operation: Operation::OpenRegion, message });
             }
         }
-        Ok((self.remember(names_of(replies)), length.unwrap_or(bytes)))
+        Ok((self.remember(names_of(replies), None), length.unwrap_or(bytes)))
     }
 
     /// Moves the bytes that `remote` selects in the region to or from those that `local` selects from `memory` on, in order. Ends in an event with `token`. Does not

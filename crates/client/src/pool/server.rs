@@ -59,6 +59,8 @@ pub(super) struct Server {
     /// Why the connection broke, in words.
     pub why: Option<LostReason>,
     pub lost: Option<LostReason>,
+    /// It is done without until it is back.
+    pub is_away: bool,
     /// Stores whose frame has left since the last look.
     pub departed: Rc<RefCell<Vec<u64>>>,
     /// The head that came last, and the request whose bytes follow it.
@@ -124,6 +126,7 @@ impl Server {
             place: None,
             why: None,
             lost: None,
+            is_away: false,
             departed: Rc::default(),
             head: None,
             receiving: None,
@@ -154,6 +157,11 @@ impl Server {
         self.compressed = link.features() & features::LZ4 != 0;
         self.takes_pieces = link.features() & features::PIECES != 0;
         self.link = Some(link);
+    }
+
+    /// Whether it can be asked.
+    pub fn is_there(&self) -> bool {
+        self.lost.is_none() && !self.is_away
     }
 
     /// The connection, as the machine calls it.

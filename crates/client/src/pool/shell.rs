@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rampool_net::transport::{Flush, Received};
 use rampool_paging::placement::ServerIndex;
 use rampool_session::{
-    Ask, Break, Class, Client, Failed, Input, Known, LinkId, Lost, OpId, Outcome, Output, Places, RequestId,
-    Stamp, Time, What,
+    Ask, Break, Class, Client, Failed, Input, Known, LinkId, Lost, OpId, Outcome, Output, PIECE_PAGES,
+    PIECES, Places, RequestId, Stamp, Time, What,
 };
 use rampool_wire::frame::{Opcode, RegionId, Status, parse_message};
 use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES};
@@ -33,6 +33,10 @@ pub(super) struct Shell {
     last_stamp: u32,
     /// For packed pages, kept for its capacity.
     packed: Vec<u8>,
+    /// What pieces bring to a server that has missed it. An order to receive or send is over before the next one begins.
+    pieces: Vec<Box<[u8]>>,
+    /// A server has all of its pages again, since that was looked at.
+    pub caught_up: bool,
     /// What servers said about operations that they refuse.
     messages: BTreeMap<OpId, String>,
     epoch: Instant,
@@ -49,6 +53,8 @@ impl Shell {
             places: BTreeMap::new(),
             last_stamp: 0,
             packed: Vec::new(),
+            pieces: Vec::new(),
+            caught_up: false,
             messages: BTreeMap::new(),
             epoch: now,
         }
@@ -265,6 +271,22 @@ impl Shell {
             }
             Output::Lost { server, during, reason, spare } => self.lost(server, during, reason, spare),
             Output::Moved { from, .. } => self.servers[from.as_usize()].stats.moved += 1,
+            Output::Piece { request, piece, pages } => self.make_piece(request, piece, pages),
+            Output::Absent { server, during, reason } => self.absent(server, during, reason),
+            Output::Returned { server } => {
+                let of = &mut self.servers[server.as_usize()];
+                of.is_away = false;
+                if let Some(place) = &mut of.place {
+                    place.attach.member = self.client.session(server).member();
+                }
+                let (name, missed_pages) = (of.name.clone(), self.client.missed_pages(server).0);
+                self.events.push_back(PoolEvent::Returned { server, name, missed_pages });
+            }
+            Output::CaughtUp { server } => {
+                self.caught_up = true;
+                let name = self.servers[server.as_usize()].name.clone();
+                self.events.push_back(PoolEvent::CaughtUp { server, name });
+            }
             Output::Drop { link } => self.servers[link.server.as_usize()].drop_bytes(),
             Output::Draining { server, left_ms } => {
                 let name = self.servers[server.as_usize()].name.clone();
@@ -477,6 +499,26 @@ impl Shell {
             }
         };
         self.hear(now, Input::Failed { link, why });
+    }
+
+    /// The body of a request that copies pages to a server that has missed them.
+    fn make_piece(&mut self, request: RequestId, piece: u8, pages: Extent) {
+        let body = fresh(&mut self.bodies, request);
+        if pages.count > 0 {
+            let bytes = PIECE_PAGES as usize * OS_PAGE_BYTES;
+            self.pieces.resize_with(PIECES, || vec![0; bytes].into_boxed_slice());
+            body.extents.push(pages);
+            body.memory.push(self.pieces[usize::from(piece)].as_mut_ptr());
+        }
+    }
+
+    fn absent(&mut self, server: ServerIndex, during: Option<What>, reason: Lost) {
+        let of = &mut self.servers[server.as_usize()];
+        let reason = of.reason(reason);
+        of.is_away = true;
+        let operation = during.map_or(Operation::Idle, operation);
+        let name = of.name.clone();
+        self.events.push_back(PoolEvent::Absent { server, name, operation, reason });
     }
 
     fn lost(&mut self, server: ServerIndex, during: Option<What>, reason: Lost, spare: bool) {

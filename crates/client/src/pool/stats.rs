@@ -111,12 +111,28 @@ pub(super) struct LinkStats {
     pub latency: Histogram,
 }
 
+/// How far a server is of use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ServerState {
+    /// It has all of its pages.
+    Well,
+    /// It does not answer; other servers have its pages.
+    Absent,
+    /// It is back, and gets what it has missed.
+    CatchingUp,
+    Lost,
+}
+
 /// What happened between this pool and one server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerStats {
     pub name: String,
     pub alive: bool,
+    pub state: ServerState,
+    /// Pages that it has missed and is to get.
+    pub missed_pages: u64,
     /// By what means it is reached; none while there is no connection.
     pub means: Option<Means>,
     /// The part of the lease this server holds.

@@ -689,17 +689,76 @@ fn what_is_under_way_with_a_lost_server_ends_well() {
             assert!(pool.stats().servers[0].moved > 0);
         } else {
             submit_store(&mut pool, region, token, extent(64, 64), &memory);
-            // Not before the silent one is lost.
-            assert_eq!(degraded(&mut pool), fakes[0].endpoint.to_string());
+            // Not before the silent one is done without.
+            wait_for(&mut pool, |event| matches!(event, PoolEvent::Absent { server: ServerIndex(0), .. }));
             assert!(matches!(next(&mut pool), PoolEvent::Stored { token: 4 }));
-            assert_eq!(fetch(&mut pool, region, &[extent(64, 64)]), memory);
+            assert_eq!(fetch_whatever(&mut pool, region, extent(64, 64)), memory);
         }
         fakes[0].state().mood.ignore = None;
-        if pool.stats().servers[0].alive {
-            continue;
-        }
-        fakes[0].kill();
+        assert!(pool.stats().servers[0].alive);
     }
+    // It gets what it has missed, and is read again when the other one is gone.
+    wait_for(&mut pool, |event| matches!(event, PoolEvent::CaughtUp { server: ServerIndex(0), .. }));
+    assert!((pool.stats().copies_left - 2.0).abs() < 1e-9);
+    fakes[1].kill();
+    assert_eq!(degraded(&mut pool), fakes[1].endpoint.to_string());
+    let all = [expected(&[extent(0, 64)], 1), expected(&[extent(64, 64)], 2)].concat();
+    assert_eq!(fetch(&mut pool, region, &[extent(0, 128)]), all);
+}
+
+fn wait_for(pool: &mut Pool, mut wanted: impl FnMut(&PoolEvent) -> bool) {
+    while !wanted(&next(pool)) {}
+}
+
+/// Fetches, whatever is said about servers meanwhile.
+fn fetch_whatever(pool: &mut Pool, region: PoolRegion, extent: Extent) -> Vec<u8> {
+    let mut memory = Vec::new();
+    submit_fetch(pool, region, 11, &[extent], &mut memory, true);
+    wait_for(pool, |event| matches!(event, PoolEvent::Fetched { token: 11 }));
+    memory
+}
+
+#[test]
+fn a_full_server_costs_a_copy_and_no_store() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut pool = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let region = pool.create_region().unwrap();
+    store(&mut pool, region, extent(0, 64), 1);
+    fakes[0].state().mood.room = Some(0);
+    store(&mut pool, region, extent(0, 64), 2);
+    let stats = pool.stats();
+    assert_eq!((stats.servers[0].state, stats.servers[0].missed_pages), (ServerState::CatchingUp, 64));
+    assert!((stats.copies_left - 1.0).abs() < 1e-9, "{}", stats.copies_left);
+    assert_eq!(fetch(&mut pool, region, &[extent(0, 64)]), expected(&[extent(0, 64)], 2));
+    fakes[0].state().mood.room = None;
+    wait_for(&mut pool, |event| matches!(event, PoolEvent::CaughtUp { server: ServerIndex(0), .. }));
+    fakes[1].kill();
+    assert_eq!(degraded(&mut pool), fakes[1].endpoint.to_string());
+    assert_eq!(fetch(&mut pool, region, &[extent(0, 64)]), expected(&[extent(0, 64)], 2));
+}
+
+#[test]
+fn a_child_joins_a_server_late_that_its_parent_did_without() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut parent = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let region = parent.create_region().unwrap();
+    store(&mut parent, region, extent(0, 96), 1);
+    let copy = parent.clone_region(region).unwrap();
+    let ticket = parent.region_ticket(copy).unwrap().to_string();
+    let mut fields: Vec<&str> = ticket.split(';').collect();
+    fields[2] = "0";
+    let ticket = fields.join(";").parse().unwrap();
+    let mut attach = PoolConfig::attach(parent.lease_ticket(), "child");
+    attach.to_adopt(&ticket);
+    let mut child = Pool::connect(&attach).unwrap();
+    let mine = child.adopt_region(&ticket).unwrap();
+    assert_eq!(fetch_whatever(&mut child, mine, extent(0, 96)), expected(&[extent(0, 96)], 1));
+    if child.stats().servers[1].state != ServerState::Well {
+        wait_for(&mut child, |event| matches!(event, PoolEvent::CaughtUp { server: ServerIndex(1), .. }));
+    }
+    fakes[0].kill();
+    assert_eq!(degraded(&mut child), fakes[0].endpoint.to_string());
+    assert_eq!(fetch(&mut child, mine, &[extent(0, 96)]), expected(&[extent(0, 96)], 1));
 }
 
 #[test]
@@ -708,24 +767,19 @@ fn a_child_does_without_the_servers_that_its_parent_lost() {
     let mut parent = Pool::connect(&two_copies(&[&fakes[0], &fakes[1], &fakes[2]])).unwrap();
     let region = parent.create_region().unwrap();
     store(&mut parent, region, extent(0, 96), 1);
-    // It is silent until it is lost, and then it is there again with what it had.
-    fakes[1].state().mood.ignore = Some(Opcode::Put);
+    fakes[1].kill();
     store_through_loss(&mut parent, region);
-    fakes[1].state().mood.ignore = None;
     let copy = parent.clone_region(region).unwrap();
     let tickets = (parent.lease_ticket().to_string(), parent.region_ticket(copy).unwrap());
     assert_eq!(tickets.1.to_string().split(';').nth(2).unwrap().split('.').next(), Some("0"));
     let mut attach = PoolConfig::attach(tickets.0.parse().unwrap(), "child");
     attach.to_adopt(&tickets.1);
     let mut child = Pool::connect(&attach).unwrap();
-    let members = fakes[1].state().members;
     let mine = child.adopt_region(&tickets.1).unwrap();
-    assert_eq!(fakes[1].state().members, members, "it did not join there");
     assert_eq!(degraded(&mut child), fakes[1].endpoint.to_string());
     assert_eq!(fetch(&mut child, mine, &[extent(0, 96)]), expected(&[extent(0, 96)], 2));
     assert_eq!(child.lease_bytes(), parent.lease_bytes());
     // A program of its own finds a server that has ended as it is.
-    fakes[1].kill();
     let mut other = Pool::connect(&PoolConfig::attach(tickets.0.parse().unwrap(), "other")).unwrap();
     let own = other.create_region().unwrap();
     store_through_loss(&mut other, own);

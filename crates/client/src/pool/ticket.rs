@@ -6,7 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rampool_wire::frame::{LeaseId, LeaseToken, MemberId, RegionId};
+use rampool_session::{History, PageSet};
+use rampool_wire::frame::{LeaseId, LeaseToken, MAX_PAGE_INDEX, MemberId, RegionId};
 use rampool_wire::units::ByteLen;
 
 use super::config::{ServerSpec, ServerSpecError};
@@ -40,6 +41,8 @@ pub struct RegionTicket {
     pub(super) regions: Vec<RegionId>,
     /// The lease on each server: elsewhere the same numbers are other regions. 0: the ticket does not say.
     pub(super) leases: Vec<LeaseId>,
+    /// What was stored there, and what of it servers have missed.
+    pub(super) history: History,
 }
 
 impl RegionTicket {
@@ -141,6 +144,10 @@ impl fmt::Display for RegionTicket {
                 write!(f, ".{:x}", lease.0)?;
             }
         }
+        if !self.history.stored.is_empty() {
+            write_pages(f, 's', &self.history.stored)?;
+            self.history.missed.iter().try_for_each(|missed| write_pages(f, 'm', missed))?;
+        }
         Ok(())
     }
 }
@@ -154,14 +161,52 @@ impl FromStr for RegionTicket {
             return Err(TicketError::Mark);
         }
         let number = |text| u64::from_str_radix(text, 16).map_err(|_| TicketError::Malformed);
-        let mut ticket = Self { regions: Vec::new(), leases: Vec::new() };
+        let mut ticket = Self { regions: Vec::new(), leases: Vec::new(), history: History::default() };
         for field in fields {
+            if let Some(pages) = field.strip_prefix('s') {
+                ticket.history.stored = parse_pages(pages)?;
+                continue;
+            }
+            if let Some(pages) = field.strip_prefix('m') {
+                ticket.history.missed.push(parse_pages(pages)?);
+                continue;
+            }
             let (region, lease) = field.split_once('.').unwrap_or((field, "0"));
             ticket.regions.push(RegionId(number(region)?));
             ticket.leases.push(LeaseId(number(lease)?));
         }
-        if ticket.regions.is_empty() { Err(TicketError::Malformed) } else { Ok(ticket) }
+        let servers = ticket.regions.len();
+        if servers == 0 || ticket.history.missed.len() > servers {
+            return Err(TicketError::Malformed);
+        }
+        Ok(ticket)
     }
+}
+
+/// Each range: pages after the one before, and how many.
+fn write_pages(f: &mut fmt::Formatter<'_>, mark: char, pages: &PageSet) -> fmt::Result {
+    write!(f, ";{mark}")?;
+    let mut at = 0;
+    for (first, end) in pages.ranges() {
+        write!(f, "{:x}+{:x},", first - at, end - first)?;
+        at = end;
+    }
+    Ok(())
+}
+
+fn parse_pages(text: &str) -> Result<PageSet, TicketError> {
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let (mut pages, mut at) = (PageSet::default(), 0u64);
+    for range in text.split_terminator(',') {
+        let (skip, count) = range.split_once('+').ok_or(TicketError::Malformed)?;
+        let first = number(skip).and_then(|skip| at.checked_add(skip));
+        let end =
+            number(count).and_then(|count| first?.checked_add(count)).filter(|end| *end <= MAX_PAGE_INDEX);
+        let (Some(first), Some(end)) = (first, end) else { return Err(TicketError::Malformed) };
+        pages.insert_range(first, end);
+        at = end;
+    }
+    Ok(pages)
 }
 
 impl fmt::Display for Membership {
@@ -235,8 +280,19 @@ mod tests {
         let region = RegionTicket {
             regions: vec![RegionId(7), RegionId(1 << 60)],
             leases: vec![LeaseId(0x2a), LeaseId(0)],
+            history: History::default(),
         };
         assert_eq!(region.to_string(), "rampool-region-1;7.2a;1000000000000000");
+        assert_eq!(region.to_string().parse::<RegionTicket>(), Ok(region.clone()));
+        let pages = |ranges: &[(u64, u64)]| {
+            let mut pages = PageSet::default();
+            ranges.iter().for_each(|(first, end)| pages.insert_range(*first, *end));
+            pages
+        };
+        let missed = vec![pages(&[]), pages(&[(70, 72)])];
+        let history = History { stored: pages(&[(64, 128), (1 << 20, 1 << 21)]), missed };
+        let region = RegionTicket { history, ..region };
+        assert!(region.to_string().ends_with(";s40+40,fff80+100000,;m;m46+2,"), "{region}");
         assert_eq!(region.to_string().parse::<RegionTicket>(), Ok(region));
         let member = Membership { members: vec![MemberId(3), MemberId(0x1f)] };
         assert_eq!(member.to_string(), "rampool-member-1;3;1f");
@@ -254,7 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn damaged_tickets_never_panic(text in "rampool-(lease|region)-1(;[0-9a-f,:=.*]{0,60}){0,4}") {
+        fn damaged_tickets_never_panic(text in "rampool-(lease|region)-1(;[sm]?[0-9a-f,:=.*+]{0,60}){0,4}") {
             let _ = text.parse::<LeaseTicket>();
             let _ = text.parse::<RegionTicket>();
         }

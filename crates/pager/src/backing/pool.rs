@@ -68,7 +68,11 @@ unsafe impl Backing for Pool {
                     BackingEvent::Lost { reason }
                 }
                 // The server says good-bye in time; it is lost when it goes. And what another server has is not lost.
-                PoolEvent::Draining { .. } | PoolEvent::Degraded { .. } => continue,
+                PoolEvent::Draining { .. }
+                | PoolEvent::Degraded { .. }
+                | PoolEvent::Absent { .. }
+                | PoolEvent::Returned { .. }
+                | PoolEvent::CaughtUp { .. } => continue,
             });
         }
     }

@@ -144,6 +144,9 @@ impl Plan {
             Rule::OwnOperation => lies(1),
             Rule::OwnServer => lies(2),
             Rule::DepartedFirst => Self { pages: true, narrow: true, ..lies(3) },
+            Rule::SameMember => {
+                Self { copies: 1, faults: Faults { lies: true, cuts: true, ..none }, lie: Some(3), ..plan }
+            }
             Rule::GivenUp => Self { faults: Faults { dismissals: true, ..none }, ..plan },
             Rule::LastChance | Rule::OwnPauses => {
                 Self { faults: Faults { silence: true, pauses: true, ..none }, narrow: true, ..plan }
@@ -165,6 +168,20 @@ impl Plan {
             }
             Rule::LateAnswer | Rule::Suspicion => plan.with_copies(Faults { silence: true, ..none }),
             Rule::ReadElsewhere => plan.with_copies(Faults { cuts: true, hangs: true, ..none }),
+            Rule::MissedIsNotRead
+            | Rule::MissesWhileAbsent
+            | Rule::MissesWhatWasUnderWay
+            | Rule::CatchUp
+            | Rule::VoidPiece
+            | Rule::QuietPiece
+            | Rule::NewNameMissedAll
+            | Rule::FreesLater
+            | Rule::MissedIsInherited
+            | Rule::BehindIsNoSpare => Self {
+                burst: 40,
+                ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
+            },
+            Rule::FullIsMissed => plan.with_copies(Faults { full: true, silence: true, ..none }),
             Rule::OwnPausesDown => plan.with_copies(Faults { cuts: true, hangs: true, pauses: true, ..none }),
             _ => plan,
         }

@@ -12,6 +12,8 @@ use crate::rng::mix;
 
 /// Bytes that a lease has when nothing is short.
 const ROOM: u64 = 64 << 20;
+/// The part of a frame's number that is what it holds.
+const VALUE: u64 = (1 << 40) - 1;
 const TOKEN: LeaseToken = LeaseToken([7; 16]);
 
 /// Who speaks over a connection.
@@ -36,6 +38,7 @@ pub(super) struct Asked {
 pub(super) struct Answer {
     pub status: Option<Status>,
     pub arg: u64,
+    pub region: u64,
     pub values: Vec<u64>,
 }
 
@@ -52,6 +55,7 @@ pub(super) struct Server {
     /// Updates and regions that were made in this run, by request.
     pub updated: BTreeSet<u64>,
     made: BTreeSet<u64>,
+    frames: u64,
     /// The process is gone.
     pub down: bool,
 }
@@ -81,6 +85,7 @@ impl Server {
             counters,
             updated,
             made,
+            frames: 0,
             down: false,
         };
         (server, (member, ConnectionNumber::FIRST))
@@ -151,11 +156,16 @@ impl Server {
     }
 
     /// What the page holds, as its owner sees it; none: the member was given up, with its pages.
-    pub fn value(&self, page: u64) -> Option<u64> {
+    pub fn value(&self, region: RegionId, page: u64) -> Option<u64> {
         let mut pages = Vec::new();
         let extent = [Extent::page(PageIndex(page))];
-        self.space.look_up(self.member, self.region, &extent, &mut pages).ok()?;
-        Some(pages[0].map_or(0, |page| page.frame.0))
+        self.space.look_up(self.member, region, &extent, &mut pages).ok()?;
+        Some(pages[0].map_or(0, |page| page.frame.0 & VALUE))
+    }
+
+    /// Regions that there are.
+    pub fn regions(&self) -> usize {
+        usize::try_from(self.space.usage().regions).expect("few")
     }
 
     /// Leaves room for so many more pages.
@@ -189,10 +199,16 @@ impl Server {
             Opcode::Get => {
                 let mut pages = Vec::new();
                 space.look_up(member, asked.region, &asked.extents, &mut pages)?;
-                answer.values.extend(pages.into_iter().map(|page| page.map_or(0, |page| page.frame.0)));
+                answer
+                    .values
+                    .extend(pages.into_iter().map(|page| page.map_or(0, |page| page.frame.0 & VALUE)));
             }
             Opcode::Put => {
-                let page = |value: &u64| (*value != 0).then(|| stored(*value));
+                let page = |value: &u64| {
+                    // What is stored again lies in another frame.
+                    self.frames += VALUE + 1;
+                    (*value != 0).then(|| stored(self.frames | *value))
+                };
                 let pages: Vec<_> = asked.values.iter().map(page).collect();
                 space.put(member, asked.region, &asked.extents, &pages, &mut Vec::new())?;
             }
@@ -208,12 +224,20 @@ impl Server {
                 assert!(self.updated.insert(asked.uid), "update-once: {} took effect twice", asked.uid);
             }
             Opcode::Gather => answer.values.push(self.counters[asked.counter]),
-            Opcode::CreateRegion => {
+            Opcode::CreateRegion | Opcode::CloneRegion => {
                 let made = &mut self.made;
-                space.make_once(member, asked.number, |space| {
+                let region = space.make_once(member, asked.number, |space| {
                     assert!(made.insert(asked.uid), "region-once: request {} made two", asked.uid);
-                    space.create_region(member).map(Some)
+                    match asked.opcode {
+                        Opcode::CloneRegion => space.clone_region(member, asked.region).map(Some),
+                        _ => space.create_region(member).map(Some),
+                    }
                 })?;
+                answer.region = region.expect("it is made in one go").0;
+            }
+            Opcode::FreeRegion => {
+                space.free_region(member, asked.region)?;
+                space.bury(u64::MAX, &mut Vec::new());
             }
             Opcode::Heartbeat => {}
             other => panic!("the program asks for no {other:?}"),

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use rampool_paging::placement::{Holders, Placement, ServerIndex};
+use rampool_paging::placement::{Placement, ServerIndex};
 use rampool_session::{
-    ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, Class, Client, DEADLINES, Failed, Fill, Grant,
-    Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, Outcome, Output, PAUSE, Pages, RequestId, Rule,
-    SPARE_SILENCE, Time,
+    ABSENCE, ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, Class, Client, DEADLINES, Failed, Fill,
+    Grant, History, Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, MOST_SPARE_SILENCE, Outcome, Output, PAUSE,
+    PIECES, Pages, RequestId, Rule, SPARE_SILENCE, Time,
 };
 use rampool_wire::frame::{HEADER_BYTES, Header, LeaseId, MemberId, Opcode, RegionId, Status};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
@@ -22,6 +22,8 @@ const US: u64 = 1000;
 const MS: u64 = 1000 * US;
 /// Answers that a liar remembers.
 const REMEMBERED_ANSWERS: usize = 50;
+/// What the memory of the machine's pieces is called, where operations have their tokens.
+const PIECE_TOKEN: u64 = 1 << 60;
 
 /// What went on, so that a test can tell that a run was worth it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -48,6 +50,10 @@ pub struct Tally {
     pub moved: u64,
     pub dropped: u64,
     pub spared: u64,
+    pub absent: u64,
+    pub caught_up: u64,
+    pub pieces: u64,
+    pub forks: u64,
 }
 
 impl Tally {
@@ -59,7 +65,7 @@ impl Tally {
     }
 
     /// All of them.
-    pub fn counts_mut(&mut self) -> [&mut u64; 22] {
+    pub fn counts_mut(&mut self) -> [&mut u64; 26] {
         let Self {
             stored,
             fetched,
@@ -83,6 +89,10 @@ impl Tally {
             moved,
             dropped,
             spared,
+            absent,
+            caught_up,
+            pieces,
+            forks,
         } = self;
         [
             stored,
@@ -107,6 +117,10 @@ impl Tally {
             moved,
             dropped,
             spared,
+            absent,
+            caught_up,
+            pieces,
+            forks,
         ]
     }
 }
@@ -140,6 +154,7 @@ enum Event {
     Fault,
     Expire(ServerIndex),
     Wake,
+    Pause,
     Cut(LinkId),
 }
 
@@ -195,6 +210,7 @@ struct Network {
 #[derive(Clone, Debug, Default)]
 struct Judge {
     lost: bool,
+    absent_since: Option<u64>,
     lied: bool,
     refused: bool,
     broke_for_good: bool,
@@ -209,6 +225,8 @@ struct Judge {
     reachable_since: u64,
     breaks: u32,
     connected_at: Option<u64>,
+    /// Regions that the program has made there, and those of which the client did not hear.
+    regions: usize,
     run: u64,
     member: MemberId,
     control: BTreeSet<RequestId>,
@@ -263,6 +281,15 @@ struct Page {
     fetches: u32,
 }
 
+/// A region is being cloned; the program waits.
+#[derive(Debug)]
+struct Fork {
+    history: Option<History>,
+    names: Vec<RegionId>,
+    waits: BTreeSet<RequestId>,
+    refused: bool,
+}
+
 /// A run.
 pub struct World {
     plan: Plan,
@@ -281,6 +308,11 @@ pub struct World {
     bodies: BTreeMap<RequestId, Body>,
     ops: BTreeMap<u64, Op>,
     pages: Vec<Page>,
+    /// The program's region, as it calls it: another one after each fork.
+    of: u32,
+    fork: Option<Fork>,
+    /// What each piece has read.
+    pieces: [Vec<u64>; PIECES],
     counters: Vec<[u64; COUNTERS]>,
     answers: VecDeque<(ServerIndex, ToClient)>,
     /// The head that the shell just told of.
@@ -337,6 +369,9 @@ impl World {
                 Page { candidates: vec![(0, 0)], stores: 0, fetches: 0 };
                 usize::try_from(PAGES).expect("few")
             ],
+            of: 0,
+            fork: None,
+            pieces: Default::default(),
             counters: vec![[0; COUNTERS]; servers],
             answers: VecDeque::new(),
             head: None,
@@ -382,6 +417,8 @@ impl World {
             world.tell(Input::Granted { server: link.server, grant, reconnects: true });
         }
         world.client.place(&world.placement);
+        let names = world.servers.iter().map(|server| server.region).collect();
+        world.client.open_region(Time(0), 0, names, Some(History::default()));
         world.at(0, Event::Program);
         world.at(1, Event::Fault);
         world
@@ -427,7 +464,7 @@ impl World {
             if self.now >= self.paused_until {
                 self.step();
             }
-            if self.quiet && self.ops.is_empty() && self.bodies.is_empty() {
+            if self.quiet && self.ops.is_empty() && self.bodies.is_empty() && self.is_whole() {
                 break;
             }
             self.client.check();
@@ -436,7 +473,44 @@ impl World {
         assert!(self.ops.is_empty(), "completes-after-faults: {:?}", self.ops.values().next());
         assert!(self.bodies.is_empty(), "completes-after-faults: {:?}", self.bodies.values().next());
         assert_eq!(self.client.ops_under_way(), 0, "completes-after-faults");
+        assert!(self.is_whole(), "redundancy-returns: {:?}", self.judges);
+        for page in 0..PAGES {
+            for holder in self.placement.holders(PageIndex(page)).iter() {
+                self.judge_stored_at(holder, page, 0);
+            }
+        }
+        self.judge_regions();
         self.tally
+    }
+
+    /// Each server that is not lost has all of its pages.
+    fn is_whole(&self) -> bool {
+        let whole = |(index, judge): (u16, &Judge)| {
+            let server = ServerIndex(index);
+            let missed = |page: u64| {
+                let other =
+                    self.other(server, PageIndex(page)).filter(|other| !self.judges[other.as_usize()].lost);
+                self.placement.holders(PageIndex(page)).iter().any(|holder| holder == server)
+                    && other.is_some()
+                    && self.client.has_missed(server, self.of, PageIndex(page))
+            };
+            let makes_up = self.client.missed_pages(server).0 > 0 && (0..PAGES).any(missed);
+            judge.lost || judge.absent_since.is_none() && !makes_up
+        };
+        (0..).zip(&self.judges).all(whole)
+    }
+
+    /// No region is left behind where the client was not kept from knowing of it.
+    fn judge_regions(&self) {
+        for (at, (server, judge)) in self.servers.iter().zip(&self.judges).enumerate() {
+            let cloned = usize::from(self.fork.is_some());
+            let most = if judge.lost { usize::MAX } else { at + 1 + judge.regions + cloned };
+            assert!(
+                server.regions() <= most,
+                "freed-is-freed: {} regions, {most} expected",
+                server.regions()
+            );
+        }
     }
 
     /// Faults stop, and the program.
@@ -455,6 +529,7 @@ impl World {
         }
         (self.poison, self.poisons) = (None, false);
         self.damage_once.clear();
+        self.damage_always.clear();
         for server in &mut self.servers {
             server.set_room(PAGES * 4);
         }
@@ -521,7 +596,7 @@ impl World {
         }
         let (link, message) = self.head.take().expect("set above");
         if let Some(request) = self.receiving.take() {
-            let token = self.bodies[&request].token.expect("only operations read");
+            let token = self.bodies[&request].memory().expect("only operations and pieces read");
             let conn = self.conns.get_mut(&link).expect("a head came over it");
             conn.receiving = Some((token, request, message));
         }
@@ -529,20 +604,25 @@ impl World {
 
     fn body(&mut self, link: LinkId, request: RequestId, message: ToClient) {
         let body = self.bodies.get(&request).expect("its bytes come for a request that lives").clone();
-        let token = body.token.expect("only operations read");
+        let token = body.memory().expect("only operations and pieces read");
         let mut damaged = None;
-        let op = self.ops.get_mut(&token).expect("its request lives");
+        let mut op = self.ops.get_mut(&token);
         assert_eq!(message.run, self.judges[link.server.as_usize()].run, "nothing-from-another-run");
-        let pages: Vec<u64> = match op.kind {
-            Kind::Fetch => body.asked.extents.iter().flat_map(Extent::pages).map(|page| page.0).collect(),
-            _ => vec![PAGES + op.uid],
+        let pages: Vec<u64> = match &op {
+            Some(op) if op.kind != Kind::Fetch => vec![PAGES + op.uid],
+            _ => body.asked.extents.iter().flat_map(Extent::pages).map(|page| page.0).collect(),
         };
+        if let Some(piece) = body.ask.piece {
+            self.pieces[usize::from(piece)].clone_from(&message.values);
+        }
         for (page, value) in pages.into_iter().zip(&message.values) {
             if self.damage_always.contains(&page) || self.damage_once.remove(&page) {
                 *self.damaged.entry(token).or_default() += 1;
                 damaged = damaged.or(Some(PageIndex(page)));
             }
-            op.got.insert(page, *value);
+            if let Some(op) = &mut op {
+                op.got.insert(page, *value);
+            }
         }
         self.judges[link.server.as_usize()].heard = self.now;
         if damaged.is_some() {
@@ -582,6 +662,10 @@ impl World {
             Output::Back { link } => self.back(link),
             Output::Lost { server, reason, spare, .. } => self.lost(server, reason, spare),
             Output::Moved { request, from } => self.moved(request, from),
+            Output::Piece { request, piece, pages } => self.piece(request, piece, pages),
+            Output::Absent { server, reason, .. } => self.absent(server, reason),
+            Output::Returned { server } => self.judges[server.as_usize()].absent_since = None,
+            Output::CaughtUp { .. } => self.tally.caught_up += 1,
             Output::Drop { .. } => self.tally.dropped += 1,
             Output::Draining { .. } => self.tally.draining += 1,
             Output::Ended { token, outcome, .. } => self.ended(token, outcome),
@@ -607,7 +691,7 @@ impl World {
         let bytes = HEADER_BYTES + body.asked.values.len() * OS_PAGE_BYTES;
         let message = ToServer::Request(body.asked.clone());
         // What is asked for lies nowhere yet.
-        let token = body.token.filter(|_| body.asked.opcode == Opcode::Put);
+        let token = body.memory().filter(|_| body.asked.opcode == Opcode::Put);
         let conn = self.conns.get_mut(&link).expect("nothing is sent over a connection that was closed");
         assert!(conn.up && !conn.client_closed, "nothing is sent over a connection that was closed");
         conn.unanswered.insert(request, (body.ask.class, body.ask.bytes, body.ask.opcode));
@@ -671,11 +755,18 @@ impl World {
         }
         judge.breaks = 0;
         judge.demand.remove(&request);
-        if body.ask.opcode == Opcode::CreateRegion {
+        if body.ask.opcode == Opcode::CreateRegion && body.ask.piece.is_none() {
             assert!(wanted, "the program waits for its region");
             self.tally.made += 1;
+            self.judges[link.server.as_usize()].regions += 1;
         }
         let Some((_, message)) = &self.head else { return };
+        if let Some(fork) = &mut self.fork
+            && fork.waits.remove(&request)
+        {
+            fork.refused |= message.header.status != Status::Ok;
+            fork.names[link.server.as_usize()] = RegionId(message.header.region);
+        }
         assert_eq!(message.run, self.judges[link.server.as_usize()].run, "nothing-from-another-run");
         if wanted && body.ask.opcode == Opcode::FetchOp {
             let op = &self.ops[&body.token.expect("an update is an operation")];
@@ -759,18 +850,138 @@ impl World {
         self.placement.holders(page).iter().find(|holder| *holder != server)
     }
 
-    /// The other holder of a request's pages, unless it is lost.
-    fn live_other(&self, body: &Body) -> Option<ServerIndex> {
-        let first = body.asked.extents.first().filter(|_| body.token.is_some())?.first;
-        self.other(body.ask.server, first).filter(|other| !self.judges[other.as_usize()].lost)
+    /// Whether a server is there and has not missed these pages.
+    fn has(&self, server: ServerIndex, pages: impl Iterator<Item = PageIndex>) -> bool {
+        let judge = &self.judges[server.as_usize()];
+        let mut pages = pages;
+        !judge.lost
+            && judge.absent_since.is_none()
+            && pages.all(|page| !self.client.has_missed(server, self.of, page))
     }
 
-    /// Whether every page that a server has is held by another one that lives.
-    fn is_spare(&self, server: ServerIndex) -> bool {
-        let of_it = |pair: &&Holders| pair.iter().any(|holder| holder == server);
-        let lives = |holder: ServerIndex| !self.judges[holder.as_usize()].lost;
-        let mut pairs = self.placement.pairs().iter().filter(of_it);
-        self.plan.copies > 1 && pairs.all(|pair| pair.iter().all(|holder| holder == server || lives(holder)))
+    /// The other holder of a request's pages, if it has them.
+    fn live_other(&self, body: &Body) -> Option<ServerIndex> {
+        let first = body.asked.extents.first().filter(|_| body.token.is_some())?.first;
+        let pages = body.asked.extents.iter().flat_map(Extent::pages);
+        self.other(body.ask.server, first).filter(|other| self.has(*other, pages))
+    }
+
+    /// Another holder of each page of a server is there and has what the page may hold.
+    fn judge_spare(&self, server: ServerIndex) {
+        for page in 0..PAGES {
+            let holders = self.placement.holders(PageIndex(page));
+            if !holders.iter().any(|holder| holder == server) {
+                continue;
+            }
+            let other =
+                holders.iter().find(|holder| *holder != server).expect("spare-is-spare: there is one copy");
+            let judge = &self.judges[other.as_usize()];
+            assert!(!judge.lost && judge.absent_since.is_none(), "spare-is-spare: {other:?} is not there");
+            let kept = &self.pages[usize::try_from(page).expect("few")];
+            let value = self.servers[other.as_usize()].value(self.name(other), page);
+            let known = value.is_some_and(|value| kept.candidates.iter().any(|(_, may)| *may == value));
+            let own_run = self.servers[other.as_usize()].run == judge.run;
+            let gone = !own_run
+                || judge.dismissed
+                || judge.lied
+                || self.now > u64::try_from(self.plan.grace.as_nanos()).expect("short");
+            assert!(
+                known || gone,
+                "spare-is-spare: page {page} is {value:?} at {other:?}, not of {:?}",
+                kept.candidates
+            );
+        }
+    }
+
+    /// What the program's region is called at a server.
+    fn name(&self, server: ServerIndex) -> RegionId {
+        self.client.region(self.of).expect("the program has a region").names[server.as_usize()]
+    }
+
+    /// The machine makes a request of its own.
+    fn piece(&mut self, request: RequestId, piece: u8, pages: Extent) {
+        let ask = self.client.request(request).ask;
+        let mut asked = Asked::of(ask.opcode, 0, ask.region);
+        if pages.count > 0 {
+            asked.extents.push(pages);
+        }
+        if ask.opcode == Opcode::Put {
+            asked.values.clone_from(&self.pieces[usize::from(piece)]);
+            self.tally.pieces += 1;
+        }
+        if ask.opcode == Opcode::Get {
+            let token = Some(PIECE_TOKEN + u64::from(piece));
+            for (link, conn) in self.conns.iter().filter(|(_, conn)| !conn.client_closed) {
+                let receives = conn.receiving.as_ref().map(|(of, ..)| *of) == token;
+                let sends = conn.out.iter().any(|frame| frame.token == token);
+                assert!(!receives && !sends, "memory-returned: {link:?} still has memory of piece {piece}");
+            }
+        }
+        self.note(request, ask, asked, None);
+    }
+
+    fn absent(&mut self, server: ServerIndex, reason: Lost) {
+        self.tally.absent += 1;
+        self.judge_spare(server);
+        self.judge_early(server, reason);
+        let now = self.now;
+        let judge = &mut self.judges[server.as_usize()];
+        assert!(judge.absent_since.replace(now).is_none(), "absent-once: {server:?}");
+        judge.down_since = None;
+        // What it may have made, it keeps.
+        let makes = |body: &Body| matches!(body.ask.opcode, Opcode::CreateRegion | Opcode::CloneRegion);
+        judge.regions += self.bodies.values().filter(|body| body.ask.server == server && makes(body)).count();
+        self.drop_bodies(server);
+    }
+
+    /// A server is given up early only after silence that is not the client's own.
+    fn judge_early(&self, server: ServerIndex, reason: Lost) {
+        let judge = &self.judges[server.as_usize()];
+        let limit = self.op_ns().min(u64::try_from(SPARE_SILENCE.as_nanos()).expect("short"));
+        if reason == Lost::Connection {
+            let awake_down = self.awake().saturating_sub(judge.down_at);
+            let grace = u64::try_from(self.plan.grace.as_nanos()).expect("short");
+            assert!(awake_down >= limit.min(grace) / 2, "paused-client-does-not-blame: {awake_down} ns away");
+        } else {
+            self.judge_deadline(server, limit, false);
+        }
+    }
+
+    fn judge_deadline(&self, server: ServerIndex, limit: u64, old: bool) {
+        let silent = self.now - self.judges[server.as_usize()].heard;
+        assert!(silent >= limit || old, "slow-is-not-dead: it was heard {silent} ns ago");
+        let chance = u64::try_from(LAST_CHANCE.as_nanos()).expect("short").min(limit / 4);
+        let listened = self.now - self.awake_since >= chance || self.last_pause <= chance / 4;
+        assert!(listened, "paused-client-does-not-blame");
+        let unread = self.conns.iter().any(|(link, conn)| link.server == server && !conn.inbox.is_empty());
+        assert!(!unread || old, "paused-client-does-not-blame: its answer lies there");
+    }
+
+    /// What was asked of a server that is not there any more: what is fetched moves, if another one has it.
+    fn drop_bodies(&mut self, server: ServerIndex) {
+        let of_it = |body: &Body| body.ask.server == server;
+        let (mut gone, mut failed) = (Vec::new(), Vec::new());
+        for (id, body) in self.bodies.iter().filter(|(_, body)| of_it(body)) {
+            let old = self.now - body.made_at >= self.op_ns() * u64::from(DEADLINES);
+            let fetched = body.asked.opcode == Opcode::Get;
+            let spared = self.live_other(body).is_some() && !(old && fetched);
+            if !spared {
+                failed.extend(body.token);
+            }
+            if !spared || !fetched {
+                gone.push(*id);
+            }
+        }
+        for token in failed {
+            self.ops.get_mut(&token).expect("its request lives").failed = true;
+        }
+        if let Some(fork) = &mut self.fork {
+            fork.waits.retain(|id| !gone.contains(id));
+        }
+        self.bodies.retain(|id, _| !gone.contains(id));
+        let judge = &mut self.judges[server.as_usize()];
+        judge.control.clear();
+        judge.demand.clear();
     }
 
     /// A fetch goes to the other holder of its pages.
@@ -779,7 +990,7 @@ impl World {
         let body = self.bodies.get(&request).expect("what moves is under way");
         assert_eq!(body.asked.opcode, Opcode::Get, "only what is fetched moves");
         let to = self.other(from, body.asked.extents[0].first).expect("there is another holder");
-        let region = self.servers[to.as_usize()].region;
+        let region = self.name(to);
         let body = self.bodies.get_mut(&request).expect("seen above");
         if let Some(conn) = body.over.take().and_then(|link| self.conns.get_mut(&link)) {
             assert!(
@@ -803,29 +1014,21 @@ impl World {
 
     fn lost(&mut self, server: ServerIndex, reason: Lost, spare: bool) {
         let (op, now) = (self.op_ns(), self.now);
-        assert_eq!(spare, self.is_spare(server), "spare-is-spare: {server:?}");
+        if spare {
+            self.judge_spare(server);
+        }
         self.tally.spared += u64::from(spare);
-        let early = u64::try_from(SPARE_SILENCE.as_nanos()).expect("short");
-        let limit = if spare { op.min(early) } else { op };
-        let awake_down = self.awake().saturating_sub(self.judges[server.as_usize()].down_at);
         let judge = &mut self.judges[server.as_usize()];
         assert!(!std::mem::replace(&mut judge.lost, true), "lost-once: {server:?}");
         let ages = self.bodies.values().filter(|body| body.ask.server == server && body.sent_before);
         let oldest = ages.map(|body| now - body.made_at).max().unwrap_or(0);
         let old = oldest + MS >= op * u64::from(DEADLINES - 1);
+        let absent = judge.absent_since.take();
+        let judge = &self.judges[server.as_usize()];
         match reason {
             _ if judge.lied => {}
             Lost::Breach(breach) => panic!("honest-is-not-blamed: {breach}"),
-            Lost::Deadline(_) => {
-                let silent = now - judge.heard;
-                assert!(silent >= limit || old, "slow-is-not-dead: it was heard {silent} ns ago");
-                let chance = u64::try_from(LAST_CHANCE.as_nanos()).expect("short").min(limit / 4);
-                let listened = now - self.awake_since >= chance || self.last_pause <= chance / 4;
-                assert!(listened, "paused-client-does-not-blame");
-                let unread =
-                    self.conns.iter().any(|(link, conn)| link.server == server && !conn.inbox.is_empty());
-                assert!(!unread || old, "paused-client-does-not-blame: its answer lies there");
-            }
+            Lost::Deadline(_) => self.judge_deadline(server, op, old),
             Lost::GivenUp => {
                 let gone = self.servers[server.as_usize()].run != judge.run;
                 let grace = u64::try_from(self.plan.grace.as_nanos()).expect("short");
@@ -835,14 +1038,10 @@ impl World {
                 let often = judge.breaks >= MAX_BREAKS;
                 let attempt = u64::try_from((ATTEMPT + PAUSE * 2).as_nanos()).expect("short") + 500 * MS;
                 let unreachable = now.saturating_sub(judge.reachable_since) < attempt;
-                let excused = judge.refused || judge.broke_for_good || often || old || unreachable;
+                let long = u64::try_from(ABSENCE.as_nanos()).expect("short");
+                let away = absent.is_some_and(|since| now - since >= long);
+                let excused = judge.refused || judge.broke_for_good || often || old || unreachable || away;
                 assert!(excused, "reachable-is-not-lost: {judge:?}");
-                let for_good = judge.refused || judge.broke_for_good || often || old;
-                let grace = u64::try_from(self.plan.grace.as_nanos()).expect("short");
-                assert!(
-                    !spare || for_good || awake_down >= limit.min(grace) / 2,
-                    "paused-client-does-not-blame: {awake_down} ns without a connection"
-                );
             }
         }
         match reason {
@@ -851,25 +1050,7 @@ impl World {
             Lost::GivenUp => self.tally.lost_given_up += 1,
             Lost::Connection => self.tally.lost_connection += 1,
         }
-        let of_it = |body: &Body| body.ask.server == server;
-        let (mut gone, mut failed) = (Vec::new(), Vec::new());
-        for (id, body) in self.bodies.iter().filter(|(_, body)| of_it(body)) {
-            let spared = self.live_other(body).is_some();
-            if !spared {
-                failed.extend(body.token);
-            }
-            // What is fetched moves.
-            if !spared || body.asked.opcode != Opcode::Get {
-                gone.push(*id);
-            }
-        }
-        for token in failed {
-            self.ops.get_mut(&token).expect("its request lives").failed = true;
-        }
-        self.bodies.retain(|id, _| !gone.contains(id));
-        let judge = &mut self.judges[server.as_usize()];
-        judge.control.clear();
-        judge.demand.clear();
+        self.drop_bodies(server);
     }
 
     fn ended(&mut self, token: u64, outcome: Outcome) {
@@ -900,10 +1081,14 @@ impl World {
                 self.tally.failed += 1;
             }
             Outcome::Lost { server, .. } => {
-                assert!(self.judges[server.as_usize()].lost, "lost-has-a-reason: {outcome:?}");
-                let is_lost = |server: ServerIndex| self.judges[server.as_usize()].lost;
-                let none_left = |page: u64| self.placement.holders(PageIndex(page)).iter().all(is_lost);
-                let excused = op.pages.is_empty() || op.pages.iter().any(|(page, _)| none_left(*page));
+                let judge = &self.judges[server.as_usize()];
+                assert!(judge.lost || judge.absent_since.is_some(), "lost-has-a-reason: {outcome:?}");
+                let page = |page: u64| std::iter::once(PageIndex(page));
+                let none_left = |of: u64| {
+                    !self.placement.holders(PageIndex(of)).iter().any(|server| self.has(server, page(of)))
+                };
+                let old = self.awake() - op.made_at >= self.op_ns() * u64::from(DEADLINES - 1);
+                let excused = old || op.pages.is_empty() || op.pages.iter().any(|(page, _)| none_left(*page));
                 assert!(excused, "one-holder-suffices: {op:?}");
                 self.tally.failed += 1;
             }
@@ -965,10 +1150,10 @@ impl World {
 
     fn judge_stored_at(&self, holder: ServerIndex, page: u64, store: u64) {
         let (server, judge) = (&self.servers[holder.as_usize()], &self.judges[holder.as_usize()]);
-        if server.run != judge.run || judge.lost {
+        if server.run != judge.run || judge.lost || !self.has(holder, std::iter::once(PageIndex(page))) {
             return;
         }
-        let Some(value) = server.value(page) else { return };
+        let Some(value) = server.value(self.name(holder), page) else { return };
         let candidates = &self.pages[usize::try_from(page).expect("few")].candidates;
         let known = candidates.iter().any(|(number, may)| *number >= store && *may == value);
         assert!(known, "acknowledged-is-kept: page {page} is {value} at {holder:?}, not of {candidates:?}");
@@ -987,7 +1172,8 @@ impl World {
         self.check_reads();
         let beat = u64::try_from(self.plan.heartbeat.as_nanos()).expect("short") / 2 + 5 * MS;
         let reconnect = self.op_ns().min(u64::try_from(self.plan.grace.as_nanos()).expect("short")) + 5 * MS;
-        for (index, judge) in self.judges.iter().enumerate().filter(|(_, judge)| !judge.lost) {
+        let there = |judge: &Judge| !judge.lost && judge.absent_since.is_none();
+        for (index, judge) in self.judges.iter().enumerate().filter(|(_, judge)| there(judge)) {
             let down = judge.down_since.map_or(0, |since| self.now - since.max(self.awake_since));
             assert!(down <= reconnect, "reconnecting-ends: it has taken {down} ns");
             let server = ServerIndex(u16::try_from(index).expect("few"));
@@ -1014,14 +1200,18 @@ impl World {
         if self.plan.copies == 1 || !self.plan.pages || self.plan.narrow || self.plan.burst > 12 || busy {
             return;
         }
-        let most = u64::try_from(SPARE_SILENCE.as_nanos()).expect("short") * 9 / 10;
+        let silent = u64::try_from(MOST_SPARE_SILENCE.as_nanos()).expect("short") * 9 / 10;
+        let most = if faults.silence { silent } else { 100 * MS };
         for (token, op) in self.ops.iter().filter(|(_, op)| op.kind == Kind::Fetch && op.demand) {
             let age = self.now - op.made_at;
-            let well = |server: ServerIndex| {
+            let well = |server: ServerIndex, page: u64| {
                 let judge = &self.judges[server.as_usize()];
-                !judge.lost && judge.down_since.is_none() && judge.well_since + most < op.made_at
+                self.has(server, std::iter::once(PageIndex(page)))
+                    && judge.down_since.is_none()
+                    && judge.well_since + most < op.made_at
             };
-            let served = |page: u64| self.placement.holders(PageIndex(page)).iter().any(well);
+            let served =
+                |page: u64| self.placement.holders(PageIndex(page)).iter().any(|holder| well(holder, page));
             let waits = age > most && op.pages.iter().all(|(page, _)| served(*page));
             assert!(!waits, "reads-find-a-holder: operation {token} waits for {age} ns, {op:?}");
         }
@@ -1059,6 +1249,10 @@ impl World {
                 self.servers[server.as_usize()].expire(now_ms);
             }
             Event::Wake => {}
+            Event::Pause => {
+                let pause = self.rng.below(self.op_ns());
+                self.pause(pause);
+            }
             Event::Cut(link) => self.cut(link),
         }
     }
@@ -1241,7 +1435,7 @@ impl World {
                 let Some(body) = self.bodies.values().find(sent) else { return };
                 lie = reply(
                     &body.asked,
-                    Answer { status: Some(Status::Ok), arg: 0, values: vec![0; 64] },
+                    Answer { status: Some(Status::Ok), values: vec![0; 64], ..Answer::default() },
                     answer.run,
                 );
             }
@@ -1274,6 +1468,11 @@ impl World {
         self.tally.cuts += 1;
         let (soon, later) = (self.rng.below(20 * MS), self.rng.below(200 * MS));
         self.at(soon, Event::ClientNotices(link));
+        if self.plan.faults.pauses && self.rng.one_in(3) {
+            // Soon after it has noticed.
+            let after = soon + self.rng.below(40 * MS);
+            self.at(after, Event::Pause);
+        }
         self.at(later, Event::ServerNotices(link));
     }
 
@@ -1385,16 +1584,7 @@ impl World {
             }
             5 => {
                 let pause = self.rng.below(op * 2);
-                if self.paused_until <= now {
-                    self.paused_until = now + pause;
-                    self.paused += pause;
-                    self.last_pause = pause;
-                    self.awake_since = now + pause;
-                    self.at(pause, Event::Wake);
-                    for at in 0..self.judges.len() {
-                        self.unreachable(at, now + pause);
-                    }
-                }
+                self.pause(pause);
             }
             6 if self.rng.one_in(4) => self.restart(index),
             7 => {
@@ -1439,6 +1629,21 @@ impl World {
         }
     }
 
+    /// The client gets no time for so long.
+    fn pause(&mut self, pause: u64) {
+        let now = self.now;
+        if self.paused_until <= now && !self.quiet {
+            self.paused_until = now + pause;
+            self.paused += pause;
+            self.last_pause = pause;
+            self.awake_since = now + pause;
+            self.at(pause, Event::Wake);
+            for at in 0..self.judges.len() {
+                self.unreachable(at, now + pause);
+            }
+        }
+    }
+
     fn unreachable(&mut self, index: usize, until: u64) {
         let judge = &mut self.judges[index];
         judge.reachable_since = judge.reachable_since.max(until);
@@ -1473,6 +1678,14 @@ impl World {
             return;
         }
         self.pump();
+        if self.fork.is_some() {
+            return self.end_fork();
+        }
+        let quiet =
+            self.ops.is_empty() && !self.client.sessions().any(rampool_session::Session::has_write_backs);
+        if quiet && self.plan.copies > 1 && self.rng.one_in(6) {
+            return self.fork();
+        }
         let burst = if self.rng.one_in(8) { self.plan.burst } else { 12 };
         for _ in 0..self.rng.between(1, burst) {
             let kind = match (self.plan.updates, self.plan.pages) {
@@ -1541,30 +1754,26 @@ impl World {
         values: &[Vec<u64>],
     ) {
         let op = self.client.begin(token, opcode == Opcode::Put);
-        let names: Vec<RegionId> = self.servers.iter().map(|server| server.region).collect();
         let mut parts: BTreeMap<RequestId, Asked> = BTreeMap::new();
-        let pages = Pages { op, opcode, class, limit: if opcode == Opcode::Put { 32 } else { 64 } };
+        let pages =
+            Pages { of: self.of, op, opcode, class, limit: if opcode == Opcode::Put { 32 } else { 64 } };
         let mut order = Vec::new();
         let (client, placement, now) = (&mut self.client, &self.placement, Time(self.now));
         for (place, extent) in extents.iter().enumerate() {
-            client.submit_pages(now, placement, &names, pages, *extent, |fill| {
+            client.submit_pages(now, placement, pages, *extent, |fill| {
                 fill_part(fill, opcode, &values[place.min(values.len().max(1) - 1)..], &mut parts, &mut order)
             });
         }
-        client.close_pages(placement, &names, pages, |fill| {
-            fill_part(fill, opcode, &[], &mut parts, &mut order)
-        });
+        client.close_pages(placement, pages, |fill| fill_part(fill, opcode, &[], &mut parts, &mut order));
         for id in order {
             let mut asked = parts.remove(&id).expect("it was filled");
-            let first = asked.extents[0].first;
-            let lost = |server: ServerIndex| self.client.session(server).lost().is_some();
-            if self.placement.holders(first).iter().all(lost) {
+            let ask = self.client.request(id).ask;
+            if ask.op != Some(op) || !self.client.is_under_way(self.client.number(id)) {
                 // It has ended.
                 self.ops.get_mut(&token).expect("it is not sealed").failed = true;
                 continue;
             }
-            let ask = self.client.request(id).ask;
-            asked.region = names[ask.server.as_usize()];
+            asked.region = ask.region;
             self.note(id, ask, asked, Some(token));
         }
         self.ops.get_mut(&token).expect("it is not sealed").demand = class == Class::Demand;
@@ -1585,7 +1794,7 @@ impl World {
             op.failed |= self.judges[ask.server.as_usize()].lost;
         }
         let judge = &mut self.judges[ask.server.as_usize()];
-        if judge.lost {
+        if judge.lost || judge.absent_since.is_some() {
             return;
         }
         match ask.class {
@@ -1638,17 +1847,70 @@ impl World {
             for page in extent.pages() {
                 self.pages[usize::try_from(page.0).expect("few")].candidates.push((number, 0));
             }
-            let pieces = self.placement.split_groups(extent);
-            let pieces = pieces.flat_map(|(_, piece)| {
-                self.placement.holders(piece.first).iter().map(move |server| (server, piece))
+            let mut made: Vec<(RequestId, Extent)> = Vec::new();
+            let (client, placement, now) = (&mut self.client, &self.placement, Time(self.now));
+            client.discard_pages(now, placement, self.of, extent, |id, extent| {
+                made.retain(|(other, _)| *other != id);
+                made.push((id, extent));
             });
-            for (server, piece) in pieces.collect::<Vec<_>>() {
-                let region = self.servers[server.as_usize()].region;
-                let asked = Asked { extents: vec![piece], ..Asked::of(Opcode::Discard, 0, region) };
-                let ask = Ask { class: Class::WriteBack, ..Ask::control(server, Opcode::Discard, region) };
-                self.submit(ask, asked, None);
+            for (id, extent) in made {
+                let ask = self.client.request(id).ask;
+                let lives = self.client.is_under_way(self.client.number(id));
+                if lives && ask.opcode == Opcode::Discard {
+                    let asked = Asked { extents: vec![extent], ..Asked::of(Opcode::Discard, 0, ask.region) };
+                    self.note(id, ask, asked, None);
+                }
             }
         }
+    }
+
+    /// The program's region is cloned, and goes on as the clone.
+    fn fork(&mut self) {
+        let names = self.client.region(self.of).expect("the program has a region").names.clone();
+        let mut fork = Fork {
+            history: self.client.history(self.of),
+            names: vec![RegionId(0); names.len()],
+            waits: BTreeSet::new(),
+            refused: false,
+        };
+        for (index, name) in (0..).zip(names).filter(|(_, name)| name.0 != 0) {
+            let judge = &self.judges[usize::from(index)];
+            if judge.lost || judge.absent_since.is_some() {
+                continue;
+            }
+            let server = ServerIndex(index);
+            let class = Class::Demand;
+            let ask = Ask { class, wanted: true, ..Ask::control(server, Opcode::CloneRegion, name) };
+            let id = self.client.reserve();
+            fork.waits.insert(id);
+            self.note(id, ask, Asked::of(Opcode::CloneRegion, 0, name), None);
+            self.tell(Input::Submit(id, ask));
+        }
+        self.fork = Some(fork);
+        self.pump();
+    }
+
+    fn end_fork(&mut self) {
+        if self.fork.as_ref().is_some_and(|fork| !fork.waits.is_empty()) {
+            return;
+        }
+        let fork = self.fork.take().expect("seen above");
+        let complete =
+            fork.history.as_ref().is_some_and(|history| self.client.is_complete(&fork.names, history));
+        let old = if fork.refused || !complete {
+            fork.names
+        } else {
+            self.tally.forks += 1;
+            self.client.open_region(Time(self.now), self.of + 1, fork.names, fork.history);
+            let old = self.client.close_region(self.of).expect("the program has a region");
+            self.of += 1;
+            old.names
+        };
+        for (index, name) in (0..).zip(old).filter(|(_, name)| name.0 != 0) {
+            let ask = Ask::control(ServerIndex(index), Opcode::FreeRegion, name);
+            self.submit(Ask { class: Class::WriteBack, ..ask }, Asked::of(Opcode::FreeRegion, 0, name), None);
+        }
+        self.pump();
     }
 
     fn submit(&mut self, ask: Ask, asked: Asked, token: Option<u64>) {
@@ -1660,6 +1922,9 @@ impl World {
     fn direct(&mut self, kind: Kind, opcode: Opcode, bytes: u64, wanted: bool) {
         let server = ServerIndex(u16::try_from(self.rng.index(self.servers.len())).expect("few"));
         let counter = self.rng.index(COUNTERS);
+        if self.judges[server.as_usize()].absent_since.is_some() {
+            return;
+        }
         let token = self.begin(kind, Vec::new());
         self.ops.get_mut(&token).expect("just made").expected = self.counters[server.as_usize()][counter];
         if kind == Kind::Update {
@@ -1720,6 +1985,13 @@ impl Conn {
     }
 }
 
+impl Body {
+    /// What the memory that its bytes come from or go to is called.
+    fn memory(&self) -> Option<u64> {
+        self.token.or(self.ask.piece.map(|piece| PIECE_TOKEN + u64::from(piece)))
+    }
+}
+
 impl Asked {
     fn of(opcode: Opcode, number: u64, region: RegionId) -> Self {
         Self { number, opcode, uid: 0, region, extents: Vec::new(), values: Vec::new(), counter: 0 }
@@ -1762,6 +2034,7 @@ fn fill_part(
 fn reply(asked: &Asked, answer: Answer, run: u64) -> ToClient {
     let status = answer.status.expect("every request is answered");
     let mut header = Header::request(asked.opcode, asked.number).reply(status).with_arg(answer.arg);
+    header.region = answer.region;
     let reads = status == Status::Ok && matches!(asked.opcode, Opcode::Get | Opcode::Gather);
     header.bulk_len = if reads { 8 } else { 0 };
     ToClient { header, values: answer.values, grant: None, run, if_in_link: None }

@@ -1,0 +1,297 @@
+//! What the two holders of pages have, what they have missed, and the pieces that bring them up to date.
+//!
+//! A holder that is out misses what is stored and discarded: those pages are in its missed set, and it is not asked for
+//! them. When it is back, piece after piece is read from the other holder and stored there, and leaves the set. The set
+//! may be larger than what was missed, never smaller.
+//!
+//! A piece must not bring back what was changed since it was read. So it begins only where no change of its pages is
+//! under way, is dropped if one is submitted before it is read, and is stored in the class of all changes: what is
+//! submitted later comes to the server later.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rampool_paging::placement::{Placement, ServerIndex};
+use rampool_wire::frame::RegionId;
+use rampool_wire::units::{Extent, PageIndex};
+
+use crate::io::Time;
+use crate::pages::PageSet;
+
+/// Pieces under way at once, and pages of one.
+pub const PIECES: usize = 4;
+pub const PIECE_PAGES: u32 = 32;
+/// What could not be made up for is tried again after so long.
+pub const PASS: Duration = Duration::from_millis(200);
+
+/// What was stored in a region, and what of it each server has missed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct History {
+    /// In whole stripes.
+    pub stored: PageSet,
+    /// By server; empty: nothing.
+    pub missed: Vec<PageSet>,
+}
+
+/// A region, as the machine knows it.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// What it is called at each server; 0: it is not there.
+    pub names: Vec<RegionId>,
+    /// Its pages have the holders that placement says. Otherwise nothing is made up for.
+    pub(crate) placed: bool,
+    pub(crate) history: History,
+}
+
+impl Region {
+    /// Whether the server has missed one of these pages, or all.
+    pub(crate) fn has_missed(&self, server: ServerIndex, pages: &[Extent]) -> bool {
+        let missed = &self.history.missed[server.as_usize()];
+        self.is_absent(server) || pages.iter().any(|extent| missed.overlaps(*extent))
+    }
+
+    pub(crate) fn is_absent(&self, server: ServerIndex) -> bool {
+        self.names[server.as_usize()].0 == 0
+    }
+
+    fn is_behind(&self, server: ServerIndex) -> bool {
+        self.placed && (self.is_absent(server) || !self.history.missed[server.as_usize()].is_empty())
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    /// The region is made at the server.
+    Naming,
+    Reading,
+    Writing,
+}
+
+/// A part of a region on its way to a server that has missed it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub to: ServerIndex,
+    pub of: u32,
+    pub pages: Extent,
+    pub step: Step,
+    /// Its pages were changed while it was read.
+    pub void: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Target {
+    behind: bool,
+    /// Where to look for the next piece.
+    region: u32,
+    page: u64,
+    pass_ends: Time,
+}
+
+/// All regions; and of those with two holders, what each server has missed.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    pub regions: BTreeMap<u32, Region>,
+    /// Where there are two.
+    pub placement: Option<Placement>,
+    targets: Vec<Target>,
+    pub pieces: [Option<Piece>; PIECES],
+}
+
+impl Copies {
+    pub fn place(&mut self, placement: &Placement, servers: usize) {
+        self.placement = placement.pairs().iter().any(|pair| pair.copy.is_some()).then(|| placement.clone());
+        self.targets = vec![Target::default(); servers];
+    }
+
+    pub fn is_behind(&self, server: ServerIndex) -> bool {
+        self.targets.get(server.as_usize()).is_some_and(|target| target.behind)
+    }
+
+    pub fn are_behind(&self) -> bool {
+        self.targets.iter().any(|target| target.behind)
+    }
+
+    /// Looks whether the server has missed something. True: that has changed.
+    pub fn look(&mut self, server: ServerIndex, now: Time) -> bool {
+        let Some(target) = self.targets.get_mut(server.as_usize()) else { return false };
+        let behind = self.placement.is_some() && self.regions.values().any(|region| region.is_behind(server));
+        if behind && !target.behind {
+            *target = Target { behind, region: 0, page: 0, pass_ends: now + PASS };
+            return true;
+        }
+        std::mem::replace(&mut target.behind, behind) != behind
+    }
+
+    /// These pages of a region were stored, or will be.
+    pub fn stored(&mut self, of: u32, extent: Extent) {
+        let (Some(placement), Some(region)) = (&self.placement, self.regions.get_mut(&of)) else { return };
+        let stripe = u64::from(placement.stripe_pages());
+        let end = extent.end().0.next_multiple_of(stripe);
+        region.history.stored.insert_range(extent.first.0 / stripe * stripe, end);
+    }
+
+    /// The server missed a change of those of these pages that it holds. True: it had missed nothing before.
+    pub fn miss(&mut self, server: ServerIndex, of: u32, pages: &[Extent], now: Time) -> bool {
+        let (Some(placement), Some(region)) = (&self.placement, self.regions.get_mut(&of)) else {
+            return false;
+        };
+        let missed = &mut region.history.missed[server.as_usize()];
+        // More than was missed must not be what the other holder has missed.
+        let exact = self.targets.iter().zip(0..).any(|(target, index)| target.behind && index != server.0);
+        for (_, piece) in pages.iter().flat_map(|extent| placement.split_groups(*extent)) {
+            if placement.holders(piece.first).iter().any(|holder| holder == server) {
+                if exact { missed.insert(piece) } else { missed.insert_about(piece) }
+            }
+        }
+        !self.is_behind(server) && self.look(server, now)
+    }
+
+    /// The server is lost: what it has missed is of no interest.
+    pub fn forget(&mut self, server: ServerIndex) {
+        if let Some(target) = self.targets.get_mut(server.as_usize()) {
+            target.behind = false;
+        }
+    }
+
+    /// These pages change: what is being read of them is of no use.
+    pub fn changing(&mut self, of: u32, extent: Extent) {
+        for piece in self.pieces.iter_mut().flatten().filter(|piece| piece.of == of) {
+            piece.void |= piece.pages.first < extent.end() && extent.first < piece.pages.end();
+        }
+    }
+
+    /// Goes over what the server has missed once more, later: this time there is no room for it.
+    pub fn put_off(&mut self, server: ServerIndex, now: Time) {
+        let target = &mut self.targets[server.as_usize()];
+        (target.region, target.pass_ends) = (u32::MAX, now + PASS * 5);
+    }
+
+    /// When the next pass over what this server has missed begins, if there is nothing left of this one.
+    pub fn next_pass(&self, server: ServerIndex) -> Option<Time> {
+        let target = self.targets.get(server.as_usize()).filter(|target| target.behind)?;
+        self.regions.range(target.region..).next().is_none().then_some(target.pass_ends)
+    }
+
+    /// The region has a name at the server, and has missed all there that was ever stored.
+    pub fn named(&mut self, server: ServerIndex, of: u32, name: RegionId, all: bool) {
+        let (Some(placement), Some(region)) = (&self.placement, self.regions.get_mut(&of)) else { return };
+        region.names[server.as_usize()] = name;
+        if all {
+            region.history.missed[server.as_usize()] = held(placement, server, &region.history.stored);
+        }
+        let target = &mut self.targets[server.as_usize()];
+        (target.region, target.page) = (target.region, target.page).min((of, 0));
+    }
+
+    /// The next piece for a server, as long as a pass lasts. `takes`: whether this part can be read now, and how many
+    /// of its pages at once.
+    pub fn next_piece(
+        &mut self,
+        server: ServerIndex,
+        now: Time,
+        mut takes: impl FnMut(&Region, u32, ServerIndex, Extent) -> Option<u32>,
+    ) -> Option<Piece> {
+        let placement = self.placement.as_ref()?;
+        let stripe = u64::from(placement.stripe_pages());
+        let target = &mut self.targets[server.as_usize()];
+        let piece = |of, pages, step| Some(Piece { to: server, of, pages, step, void: false });
+        if now >= target.pass_ends && self.regions.range(target.region..).next().is_none() {
+            *target = Target { behind: true, region: 0, page: 0, pass_ends: now + PASS };
+        }
+        while let Some((of, region)) = self.regions.range_mut(target.region..).next() {
+            if *of > target.region {
+                (target.region, target.page) = (*of, 0);
+            }
+            let is_at_work = |first: PageIndex| {
+                let same = |piece: &&Piece| piece.to == server && piece.of == *of;
+                self.pieces.iter().flatten().filter(same).find(|piece| piece.pages.contains(first))
+            };
+            if region.is_absent(server) {
+                (target.region, target.page) = (of + 1, 0);
+                let named = self.pieces.iter().flatten().any(|piece| piece.to == server && piece.of == *of);
+                if !named {
+                    return piece(*of, Extent::new(PageIndex(0), 0), Step::Naming);
+                }
+                continue;
+            }
+            let missed = &mut region.history.missed[server.as_usize()];
+            let Some((first, end)) = missed.next_from(PageIndex(target.page)) else {
+                (target.region, target.page) = (of + 1, 0);
+                continue;
+            };
+            let stripe_ends = (first.0 / stripe + 1) * stripe;
+            let count = u32::try_from(end.0.min(stripe_ends) - first.0).expect("less than a stripe");
+            let extent = Extent::new(first, count.min(PIECE_PAGES));
+            let mut holders = placement.holders(first).iter();
+            let others = holders.by_ref().filter(|other| *other != server).collect::<Vec<_>>();
+            let [from] = others[..] else {
+                // It only came to be in the set with others.
+                missed.remove(extent);
+                continue;
+            };
+            if let Some(busy) = is_at_work(first) {
+                target.page = busy.pages.end().0;
+                continue;
+            }
+            if let Some(count) = takes(region, *of, from, extent) {
+                let pages = Extent::new(first, extent.count.min(count));
+                target.page = pages.end().0;
+                return piece(*of, pages, Step::Reading);
+            }
+            target.page = extent.end().0;
+        }
+        None
+    }
+
+    /// Pages that the server has missed; about so many, where it has a region yet to be made.
+    pub fn missed_pages(&self, server: ServerIndex) -> u64 {
+        let Some(placement) = &self.placement else { return 0 };
+        // As large a part of all as of the places.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let part = |pages: u64| (pages as f64 * (2.0 - placement.copies_without(|of| of == server))) as u64;
+        let of = |region: &Region| match region.is_absent(server) {
+            true => part(region.history.stored.pages()),
+            false => region.history.missed[server.as_usize()].pages(),
+        };
+        self.regions.values().filter(|region| region.placed).map(of).sum()
+    }
+
+    /// # Panics
+    /// If an invariant is broken.
+    pub fn check(&self) {
+        let Some(placement) = &self.placement else { return };
+        for missed in self.regions.values().map(|region| &region.history.missed) {
+            for (first, _) in missed.iter().flat_map(PageSet::ranges) {
+                let has_missed =
+                    |holder: ServerIndex| missed[holder.as_usize()].overlaps(Extent::page(PageIndex(first)));
+                assert!(
+                    !placement.holders(PageIndex(first)).iter().all(has_missed),
+                    "page {first} has a holder that has not missed it"
+                );
+            }
+        }
+    }
+
+    /// Pages of all regions, in whole stripes.
+    pub fn stored_pages(&self) -> u64 {
+        self.regions.values().map(|region| region.history.stored.pages()).sum()
+    }
+}
+
+/// What a server holds of these pages.
+fn held(placement: &Placement, server: ServerIndex, pages: &PageSet) -> PageSet {
+    let mut set = PageSet::default();
+    for (first, end) in pages.ranges() {
+        let mut next = first;
+        while next < end {
+            let count = u32::try_from(end - next).unwrap_or(u32::MAX);
+            for (_, piece) in placement.split_groups(Extent::new(PageIndex(next), count)) {
+                if placement.holders(piece.first).iter().any(|holder| holder == server) {
+                    set.insert(piece);
+                }
+            }
+            next += u64::from(count);
+        }
+    }
+    set
+}
