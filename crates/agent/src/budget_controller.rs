@@ -17,9 +17,11 @@ use rampool_run::settings::Settings;
 use rampool_wire::units::ByteLen;
 
 use crate::ending::Ending;
-use crate::fork::{self, Standstill};
+use crate::exclusion::Standstill;
 use crate::haste::Haste;
-use crate::{end_process, report, scan};
+use crate::line::{self, Line};
+use crate::report::end_process;
+use crate::{report, requests, scan};
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 /// While the program runs: fresh memory in huge pages is touched at 10 GB/s, and what exceeds the budget when
@@ -119,18 +121,22 @@ impl BudgetController {
 
     /// A thread of the program is about to fork, and the kernel will not report it.
     fn serve_request(&mut self, pager: &mut Pager<Pool>) {
-        match fork::requested() {
+        match requests::requested() {
             None => return,
-            Some(fork::Request::Thaw) => pager.thaw(),
-            Some(fork::Request::Change(fork::Change::Forget, start, end)) => pager.forget(start, end),
-            Some(fork::Request::Change(fork::Change::Discard, start, end)) => pager.discard(start, end),
-            Some(fork::Request::Change(fork::Change::Return, start, end)) => pager.give_back(start, end),
-            Some(fork::Request::Prepare) => {
+            Some(requests::Request::Thaw) => pager.thaw(),
+            Some(requests::Request::Change(requests::Change::Forget, start, end)) => pager.forget(start, end),
+            Some(requests::Request::Change(requests::Change::Discard, start, end)) => {
+                pager.discard(start, end)
+            }
+            Some(requests::Request::Change(requests::Change::Return, start, end)) => {
+                pager.give_back(start, end)
+            }
+            Some(requests::Request::Prepare) => {
                 let deadline = Instant::now() + Duration::from_millis(self.settings.op_deadline_ms);
                 // A mapping that grew in place would not be inherited as a part of what is managed, nor as
                 // memory of its own.
                 self.adopt_new_memory(pager);
-                match (pager.prepare_fork(self, deadline), fork::take_line()) {
+                match (pager.prepare_fork(self, deadline), line::take_line()) {
                     (Ok((memory, region)), Some(line)) => {
                         self.expected.push(Expected { line, memory, region })
                     }
@@ -142,16 +148,16 @@ impl BudgetController {
                 }
             }
         }
-        fork::request_done();
+        requests::request_done();
     }
 
     fn serve_expected(&mut self, pager: &mut Pager<Pool>) {
         let settings = self.settings;
-        self.expected.retain(|child| match fork::listen(&child.line) {
-            fork::Line::Quiet => true,
-            fork::Line::Asked => {
+        self.expected.retain(|child| match line::listen(&child.line) {
+            Line::Quiet => true,
+            Line::Asked => {
                 match pager.backing().region_ticket(child.region) {
-                    Ok(ticket) => fork::hand_over(&child.line, None, &child.memory, &ticket),
+                    Ok(ticket) => line::hand_over(&child.line, None, &child.memory, &ticket),
                     Err(error) => end_process(
                         Some(settings),
                         &format!("a forked child cannot be given its memory: {error}"),
@@ -159,7 +165,7 @@ impl BudgetController {
                 }
                 false
             }
-            fork::Line::Closed => {
+            Line::Closed => {
                 pager.free_region(child.region);
                 false
             }
@@ -257,7 +263,7 @@ impl Supervisor<Pool> for BudgetController {
     }
 
     fn forked(&mut self, pager: &mut Pager<Pool>, child: Uffd) {
-        let line = fork::take_line();
+        let line = line::take_line();
         if line.is_none() {
             // It cannot ask for its memory, and must not read zeroes should this process be killed.
             entrust(self.fallback.as_ref(), &child);
@@ -295,7 +301,7 @@ impl Supervisor<Pool> for BudgetController {
     }
 
     fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
-        out.extend(fork::doorbell().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
+        out.extend(requests::doorbell().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
         out.extend(self.expected.iter().map(|child| libc::pollfd {
             fd: child.line.as_raw_fd(),
             events: libc::POLLIN,
@@ -328,9 +334,9 @@ impl Supervisor<Pool> for BudgetController {
                     end_process(Some(self.settings), &format!("a forked child cannot be served: {reason}"))
                 }
             }
-            match child.line.as_ref().map_or(fork::Line::Quiet, fork::listen) {
-                fork::Line::Quiet => self.served.push(child),
-                fork::Line::Asked => {
+            match child.line.as_ref().map_or(Line::Quiet, line::listen) {
+                Line::Quiet => self.served.push(child),
+                Line::Asked => {
                     let line = child.line.take().expect("it was listened to");
                     let handed = child.fork_fault_server.hand_over().and_then(|(uffd, memory, region)| {
                         let ticket =
@@ -338,7 +344,7 @@ impl Supervisor<Pool> for BudgetController {
                         Ok((uffd, memory, ticket))
                     });
                     match handed {
-                        Ok((uffd, memory, ticket)) => fork::hand_over(&line, Some(&uffd), &memory, &ticket),
+                        Ok((uffd, memory, ticket)) => line::hand_over(&line, Some(&uffd), &memory, &ticket),
                         Err(error) => {
                             self.served.append(&mut served);
                             self.give_served_up();
@@ -349,7 +355,7 @@ impl Supervisor<Pool> for BudgetController {
                         }
                     }
                 }
-                fork::Line::Closed => {
+                Line::Closed => {
                     let region = child.fork_fault_server.region();
                     pager.free_region(region);
                 }
