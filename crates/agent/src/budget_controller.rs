@@ -18,8 +18,8 @@ use rampool_wire::units::ByteLen;
 
 use crate::ending::Ending;
 use crate::exclusion::Standstill;
-use crate::haste::Haste;
 use crate::line::{self, Line};
+use crate::priority::ThreadPriority;
 use crate::report::end_process;
 use crate::{report, requests, scan};
 
@@ -70,7 +70,7 @@ pub struct BudgetController {
     full_reported: bool,
     /// The line to the fork fallback, which serves the children that outlive this process.
     fallback: Option<FallbackLine>,
-    haste: Haste,
+    priority: ThreadPriority,
     /// Held as long as the process lives.
     _signature: Option<Signature>,
 }
@@ -82,7 +82,7 @@ impl BudgetController {
         ending: Ending,
         signature: Option<Signature>,
         fallback: Option<FallbackLine>,
-        haste: Haste,
+        priority: ThreadPriority,
     ) -> Self {
         Self {
             settings,
@@ -97,7 +97,7 @@ impl BudgetController {
             full_retried: Instant::now() - RETRY_FULL,
             full_reported: false,
             fallback,
-            haste,
+            priority,
             _signature: signature,
         }
     }
@@ -236,7 +236,7 @@ impl Supervisor<Pool> for BudgetController {
         }
         let local = self.settings.local_bytes / OS_PAGE_BYTES as u64;
         let is_over = other + pager.cache().used_pages() > local + local / 20;
-        self.haste.set(is_over);
+        self.priority.set(is_over);
         let budget = local.saturating_sub(other).max(LEAST_BUDGET_PAGES.min(local));
         if budget.abs_diff(self.budget_told) > 32 {
             self.budget_told = budget;

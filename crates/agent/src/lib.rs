@@ -6,7 +6,7 @@
 //!   scan     which of the program's memory may be taken over
 //!   watch    while the program fits: a thread that looks at one counter now and then, and nothing else
 //!   budget_controller  when it does not fit any more: runs the pager, adopts new memory, keeps the budget
-//!   haste    the agent's thread goes first while the program holds too much
+//!   priority  the agent's thread goes first while the program holds too much
 //!   exclusion  who may change mappings or fork; what this process is to the agent
 //!   requests   what the program's threads ask of the agent's thread where the kernel does not report it
 //!   faults   what catches this process's faults
@@ -26,10 +26,10 @@ mod ending;
 mod exclusion;
 mod faults;
 mod fork;
-mod haste;
 mod heap;
 mod line;
 mod next;
+mod priority;
 mod report;
 mod requests;
 mod scan;

@@ -29,8 +29,8 @@ use rampool_run::settings::Settings;
 use crate::budget_controller::BudgetController;
 use crate::ending::Ending;
 use crate::exclusion::{self, Transition};
-use crate::haste::Haste;
 use crate::line::{self, Inheritance};
+use crate::priority::ThreadPriority;
 use crate::report::end_process;
 use crate::{faults, report, scan, touch};
 
@@ -203,7 +203,7 @@ fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
     };
     drop(spare);
     // Threads that are made by this one inherit it: those that need not go first are there by now.
-    let mut haste = Haste::begin();
+    let mut priority = ThreadPriority::begin();
     THREAD.store(rampool_kernel::thread::current(), Ordering::Release);
     // A child's program goes on when the child holds its memory itself: otherwise its parent's death would
     // turn every absent page into zeroes. And where the child was not served so far, its memory must be
@@ -214,7 +214,7 @@ fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
     // From here on a fork waits until the change to paging is complete.
     let (inheritance, transition) = match line {
         None => {
-            haste.set(true);
+            priority.set(true);
             wait_for_pressure(settings, &tools.counter, tools.stats, &mut tools.ending);
             let Some(transition) = exclusion::begin_transition(is_to_end) else { return };
             // As in a user namespace of its own, where what the run was allowed is not allowed.
@@ -246,7 +246,7 @@ fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
     let table = scan::thread_table().map(|(start, end)| scan::whole_pages(start, end));
     let spare = Spare::hold(SPARE_DESCRIPTORS);
     let (mut pager, mut budget_controller) =
-        start_pager(settings, inheritance, tools, haste, main_block, table);
+        start_pager(settings, inheritance, tools, priority, main_block, table);
     READY.store(true, Ordering::Release);
     drop(spare);
     budget_controller.adopt_new_memory(&mut pager);
@@ -302,7 +302,7 @@ fn start_pager(
     settings: &'static Settings,
     inheritance: Option<Inheritance>,
     tools: Tools,
-    haste: Haste,
+    priority: ThreadPriority,
     main_block: Option<(usize, usize)>,
     table: Option<(usize, usize)>,
 ) -> (Pager<Pool>, BudgetController) {
@@ -359,7 +359,7 @@ fn start_pager(
         pager.take_over(&memory, table);
     }
     let fallback = tools.fallback.or_else(|| FallbackLine::connect(&settings.run_dir));
-    (pager, BudgetController::new(settings, tools.counter, tools.ending, signature, fallback, haste))
+    (pager, BudgetController::new(settings, tools.counter, tools.ending, signature, fallback, priority))
 }
 
 fn or_end<T, E: std::fmt::Display>(settings: &Settings, result: Result<T, E>) -> T {
