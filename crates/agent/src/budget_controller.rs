@@ -198,8 +198,8 @@ impl BudgetController {
 
 /// Without a fork fallback (the run is over, or the process may not enter its directory) the child is not
 /// served once this process is gone.
-fn entrust(fallback: Option<&FallbackLine>, child: &Uffd) {
-    let _ = fallback.is_some_and(|fallback| fallback.entrust(child));
+fn hand_to_fallback(fallback: Option<&FallbackLine>, child: &Uffd) {
+    let _ = fallback.is_some_and(|fallback| fallback.hand_over(child));
 }
 
 /// Asks the servers for a larger lease, by a quarter or by what they have left. Returns whether it became
@@ -266,7 +266,7 @@ impl Supervisor<Pool> for BudgetController {
         let line = line::take_line();
         if line.is_none() {
             // It cannot ask for its memory, and must not read zeroes should this process be killed.
-            entrust(self.fallback.as_ref(), &child);
+            hand_to_fallback(self.fallback.as_ref(), &child);
         }
         match pager.fork_child(child) {
             Ok(fork_fault_server) => self.served.push(ServedChild { fork_fault_server, line }),
@@ -321,7 +321,9 @@ impl Supervisor<Pool> for BudgetController {
         let mut served = std::mem::take(&mut self.served);
         while let Some(mut child) = served.pop() {
             let fallback = self.fallback.as_ref();
-            match pager.serve_forked(&mut child.fork_fault_server, &mut |child| entrust(fallback, child)) {
+            match pager
+                .serve_forked(&mut child.fork_fault_server, &mut |child| hand_to_fallback(fallback, child))
+            {
                 Ok(children) => self.served.extend(
                     children
                         .into_iter()

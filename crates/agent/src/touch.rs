@@ -92,7 +92,7 @@ pub extern "C" fn rampool_agent_touch(start: *const c_void, bytes: usize, write:
 
 /// Memory that the allocator is about to hand out: touches what is managed of it.
 #[unsafe(no_mangle)]
-pub extern "C" fn rampool_agent_settle(start: *const c_void, bytes: usize) {
+pub extern "C" fn rampool_agent_make_resident(start: *const c_void, bytes: usize) {
     touch(start.expose_provenance(), bytes, Use::Write, false);
 }
 

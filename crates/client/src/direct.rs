@@ -59,7 +59,7 @@ use crate::pool::{
 use rampool_net::transport::PieceMut;
 pub use rampool_net::transport::zero_copy::Kept;
 use rampool_net::transport::zero_copy::{self, SharedZeroCopy, ZeroCopyStats};
-use rampool_pinning::path::Always;
+use rampool_pinning::path::NoZeroCopy;
 use rampool_wire::elements::{Combine, Kind, Reduced, Scan, Test, Want};
 use rampool_wire::frame::{Change, FetchOp, MAX_NAME_BYTES, MAX_PAGE_INDEX, parse_reduced};
 use rampool_wire::layout::{Layout, LayoutError, Program};
@@ -365,7 +365,7 @@ impl Direct {
     /// For each server, in the pool's order, from how many bytes on pieces of a put leave without a copy, or
     /// why they never do.
     #[must_use]
-    pub fn zero_copy_from(&self) -> Vec<Result<u64, Always>> {
+    pub fn zero_copy_from(&self) -> Vec<Result<u64, NoZeroCopy>> {
         self.pool.zero_copy_from()
     }
 

@@ -54,7 +54,7 @@ use crate::error::{ConnectError, ConnectReason, LostReason, Operation, PoolError
 use crate::stats::PagerStats;
 use body::{Body, Reply, lost};
 use rampool_net::transport::{
-    Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, SameHost, Way, connect,
+    Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, PeerAddress, SameHost, connect,
 };
 use rampool_session::{Ask, Class, Fill, Grant, Input, Pages, Stamp};
 use reconnect::Place;
@@ -500,8 +500,8 @@ impl Pool {
         }
         let local = reach.policy(endpoint).map_err(|error| odd(LostReason::Protocol(error)))?;
         let way = match (server.link.as_ref().map(Link::peer), endpoint) {
-            (Some(Peer::Tcp(address)), _) => Some(Way::Tcp(*address)),
-            (_, Endpoint::Unix(path)) => Some(Way::Unix(path.clone())),
+            (Some(Peer::Tcp(address)), _) => Some(PeerAddress::Tcp(*address)),
+            (_, Endpoint::Unix(path)) => Some(PeerAddress::Unix(path.clone())),
             (_, Endpoint::Tcp { .. } | Endpoint::Ucx { .. }) => None,
         };
         let attach = AttachLease {

@@ -200,7 +200,7 @@ impl std::ops::DerefMut for Driver<'_> {
 
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
-        self.0.settle();
+        self.0.tell_of_sleepers();
     }
 }
 

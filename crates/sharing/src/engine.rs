@@ -199,7 +199,7 @@ impl Engine {
                 }
             }
         }
-        self.settle(io);
+        self.proceed(io);
     }
 
     fn begin(&mut self, io: &mut Io<'_>, thread: ThreadId, op: Begun) {
@@ -359,7 +359,7 @@ impl Engine {
     }
 
     /// Continues everything that has become possible, until nothing more does.
-    fn settle(&mut self, io: &mut Io<'_>) {
+    fn proceed(&mut self, io: &mut Io<'_>) {
         while self.failed.is_none() {
             if let Some(body) = self.shared.loopback.pop_front() {
                 self.deliver(io, self.shared.rank, self.shared.epoch, &body);
