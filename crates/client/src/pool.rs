@@ -683,7 +683,7 @@ impl Pool {
             self.leased = shares;
             return Ok(());
         };
-        // Whoever agreed goes back; that is always possible for a server that grew, and was possible a moment ago for one that shrank.
+        // The servers that agreed go back. One that grew can always do so; one that shrank could a moment ago.
         let before = self.leased.clone();
         let replies = self.ask_all(Opcode::ResizeLease, &nothing, &before, &[])?;
         self.each_ok(&replies, Operation::ResizeLease)?;
@@ -1187,7 +1187,7 @@ fn names_of(replies: Vec<Result<Reply, PoolError>>) -> Vec<RegionId> {
     replies.into_iter().map(|reply| reply.map_or(RegionId(0), |reply| reply.region)).collect()
 }
 
-/// The region's name on every server. Panics for a region that is not there: whoever submits pages keeps track of regions.
+/// The region's name on every server. Panics for a region that is not there: the caller keeps track of them.
 fn names(regions: &[Option<Names>], region: PoolRegion) -> &[RegionId] {
     &entry(regions, region).ids
 }
