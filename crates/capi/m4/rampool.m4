@@ -87,8 +87,9 @@ define(`NU_GETSUB', defn(`GETSUB'))
 
 define(`CLOCK', `(($1) = (__typeof__(($1) + 0)) rampool_parmacs_clock());')
 
-define(`FETCH_ADD', `({ __typeof__(($1) + 0) rampool_v_ = (__typeof__(($1) + 0)) rampool_parmacs_fetch_add((void *) &($1), sizeof ($1), (uint64_t) ($2)); rampool_v_; })')
-define(`FETCH_SUB', `({ __typeof__(($1) + 0) rampool_v_ = (__typeof__(($1) + 0)) rampool_parmacs_fetch_add((void *) &($1), sizeof ($1), (uint64_t) 0 - (uint64_t) ($2)); rampool_v_; })')
+# With a semicolon, as in the macro sets of SPLASH-4, whose programs leave it out: statements and right-hand sides.
+define(`FETCH_ADD', `({ __typeof__(($1) + 0) rampool_v_ = (__typeof__(($1) + 0)) rampool_parmacs_fetch_add((void *) &($1), sizeof ($1), (uint64_t) ($2)); rampool_v_; });')
+define(`FETCH_SUB', `({ __typeof__(($1) + 0) rampool_v_ = (__typeof__(($1) + 0)) rampool_parmacs_fetch_add((void *) &($1), sizeof ($1), (uint64_t) 0 - (uint64_t) ($2)); rampool_v_; });')
 define(`LOAD', `({ uint64_t rampool_b_ = rampool_parmacs_load((void *) &($1), sizeof ($1)); __typeof__(($1) + 0) rampool_v_; RAMPOOL_PARMACS_SAME_SIZE(rampool_v_, $1); memcpy((void *) &rampool_v_, &rampool_b_, sizeof rampool_v_); rampool_v_; })')
 define(`STORE', `({ __typeof__(($1) + 0) rampool_v_ = ($2); uint64_t rampool_b_; RAMPOOL_PARMACS_BITS(&rampool_b_, rampool_v_); rampool_parmacs_store((void *) &($1), sizeof ($1), rampool_b_); })')
 define(`CAS', `({ __typeof__(($1) + 0) rampool_e_ = ($2), rampool_n_ = ($3); uint64_t rampool_eb_, rampool_nb_, rampool_b_; RAMPOOL_PARMACS_SAME_SIZE(rampool_e_, $1); RAMPOOL_PARMACS_BITS(&rampool_eb_, rampool_e_); RAMPOOL_PARMACS_BITS(&rampool_nb_, rampool_n_); rampool_b_ = rampool_parmacs_compare_exchange((void *) &($1), sizeof ($1), rampool_eb_, rampool_nb_); if (rampool_b_ != rampool_eb_) { memcpy((void *) &rampool_e_, &rampool_b_, sizeof rampool_e_); ($2) = rampool_e_; } rampool_b_ == rampool_eb_; })')
@@ -98,9 +99,9 @@ define(`FULL_FENCE', `rampool_parmacs_fence();')
 define(`RELEASE_FENCE', `rampool_parmacs_fence();')
 define(`ACQUIRE_FENCE', `rampool_parmacs_fence();')
 
-# For simulators and other machines: SPLASH-2 gives them the names of barriers, and SPLASH-3 the part to
-# measure.
-define(`BARINCLUDE')define(`BAREXCLUDE')define(`SPLASH3_ROI_BEGIN')define(`SPLASH3_ROI_END')define(`NEWPROC')define(`AUG_ON')
+# For simulators and other machines: SPLASH-2 gives them the names of barriers, SPLASH-3 and SPLASH-4 the part
+# to measure.
+define(`BARINCLUDE')define(`BAREXCLUDE')define(`SPLASH3_ROI_BEGIN')define(`SPLASH3_ROI_END')define(`SPLASH4_ROI_BEGIN')define(`SPLASH4_ROI_END')define(`NEWPROC')define(`AUG_ON')
 define(`AUG_OFF')define(`AUG_DELAY')define(`AUG_SET_LOLIMIT')define(`AUG_SET_HILIMIT')define(`TRACE_ON')define(`TRACE_OFF')
 define(`REF_TRACE_ON')define(`REF_TRACE_OFF')define(`DYN_TRACE_ON')define(`DYN_TRACE_OFF')define(`DYN_REF_TRACE_ON')define(`DYN_REF_TRACE_OFF')
 define(`DYN_SIM_ON')define(`DYN_SIM_OFF')define(`DYN_SCHED_ON')define(`DYN_SCHED_OFF')define(`ST_LOG')

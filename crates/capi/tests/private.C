@@ -27,6 +27,8 @@ FILE *out;
 long *table;
 static struct { BARDEC(bar) } outside;
 long *to_local;
+/* Each process counts for itself. */
+static long calls;
 
 static long twice(long x)
 {
@@ -35,7 +37,6 @@ static long twice(long x)
 
 void child()
 {
-    static long calls;
     long me, good;
 
     LOCK(global->lock)
@@ -61,6 +62,7 @@ void child()
 void turns()
 {
     long me;
+    calls++;
     LOCK(global->lock)
     me = global->count++;
     if (me == 0)
@@ -124,6 +126,19 @@ int main(int argc, char **argv)
         CREATE(turns)
         WAIT_FOR_END(1)
         MAIN_END
+    } else if (strcmp(argument, "alone") == 0) {
+        CREATE(turns)
+        zero = 9;
+        calls++;
+        WAIT_FOR_END(1)
+        MAIN_END
+    } else if (strcmp(argument, "far") == 0) {
+        /* As many homes as the machine has processors that the program was written for. */
+        table = (long *) G_MALLOC(8 * 4096, 1000)
+        table[0] = 1;
+        MAIN_END
+    } else if (strcmp(argument, "word") == 0) {
+        zero = FETCH_ADD(initialised, 1)
     } else if (strcmp(argument, "turns") == 0) {
         CREATE(turns, 4)
         WAIT_FOR_END(4)

@@ -57,9 +57,8 @@ void work()
 {
     long me;
 
-    LOCK(cell->lock)
-    me = cell->next++;
-    UNLOCK(cell->lock)
+    /* As SPLASH-4 writes it. */
+    me = FETCH_ADD(cell->next, 1)
     cell->room[me] = (double)add(me);
 }
 
@@ -74,8 +73,10 @@ int main(int argc, char **argv)
     begin();
     cell->room = new_room(P);
     SPLASH3_ROI_BEGIN();
+    SPLASH4_ROI_BEGIN();
     CREATE(work, P)
     WAIT_FOR_END(P)
+    SPLASH4_ROI_END();
     SPLASH3_ROI_END();
     for (i = 0; i < P; i++)
         sum += cell->room[i];

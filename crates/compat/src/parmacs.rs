@@ -14,6 +14,7 @@
 mod heap;
 mod image;
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_double, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -26,7 +27,7 @@ use rampool::shared::{
 use rampool_kernel::words::say_line;
 
 use heap::{Heap, NotABlock, PAGE};
-use image::{Data, Fingerprint, HEAP_BASE, HEAP_BYTES};
+use image::{Data, Fingerprint, HEAP_BASE, HEAP_BYTES, Variables};
 
 // Locks of the program are addresses, so these are free.
 const CONTROL: u64 = 1;
@@ -39,6 +40,10 @@ const ONLY: u32 = 0;
 /// Larger blocks of `G_MALLOC` are allocations of their own.
 const SMALL: usize = 16 << 10;
 const CHUNK: usize = 4 << 20;
+/// Bytes of variables at most that are compared with what they were.
+const MOST_COMPARED: usize = 64 << 20;
+/// Names in one message.
+const MOST_NAMES: usize = 8;
 
 // Words of the control region.
 /// Rank 0's program is over.
@@ -71,9 +76,14 @@ struct Parmacs {
     /// Where the creator's variables are copied to.
     image: Region,
     data: Data,
+    /// For each rank: a bit for each word of the variables that its processes changed.
+    changed: Region,
+    /// The variables as they were when the process was created, or when the first one created others.
+    at_creation: Mutex<Vec<u8>>,
     finished: AtomicBool,
-    /// Whether the variables that cannot be carried were reported.
+    /// Whether the variables that cannot be carried were reported, and those that are not shared.
     warned: AtomicBool,
+    named: AtomicBool,
 }
 
 static PARMACS: OnceLock<Parmacs> = OnceLock::new();
@@ -129,18 +139,28 @@ fn begin(argv: *mut *mut c_char, data: Data) -> Result<&'static Parmacs, BeginEr
     let here = AllocOptions::new().homes(Homes::At(Rank(0)));
     let control = shared.alloc((RANKS + 2 * usize::from(shared.ranks())) * 8, here)?;
     let image = shared.alloc(data.bytes.max(1), here)?;
+    let words = changed_words(data) * usize::from(shared.ranks());
+    let changed = shared.alloc(words.max(1) * 8, here)?;
     let parmacs = Parmacs {
         shared,
         control,
         image,
         data,
+        changed,
+        at_creation: Mutex::default(),
         finished: AtomicBool::new(false),
         warned: AtomicBool::new(false),
+        named: AtomicBool::new(false),
     };
     if let Err(error) = parmacs.compare(fixed) {
         parmacs.die("MAIN_ENV", error);
     }
     Ok(PARMACS.get_or_init(|| parmacs))
+}
+
+/// The words that a rank's bits take. More variables than [`MOST_COMPARED`] are not compared.
+fn changed_words(data: Data) -> usize {
+    if data.bytes <= MOST_COMPARED { data.bytes.div_ceil(8 * 64) } else { 0 }
 }
 
 impl Parmacs {
@@ -216,6 +236,7 @@ impl Parmacs {
                 let bytes = usize::try_from(bytes).expect("64-bit addresses");
                 std::ptr::copy_nonoverlapping(copy, std::ptr::with_exposed_provenance_mut(HEAP_BASE), bytes);
             }
+            self.remember();
             self.tell(state, RUNNING)?;
             // SAFETY: the program's function of this type, at the same address in every process.
             let start: extern "C" fn() =
@@ -223,10 +244,70 @@ impl Parmacs {
             shared.start_measuring();
             start();
             shared.stop_measuring();
+            self.note_changes();
             // SAFETY: writes out all of the program's streams; no preconditions.
             unsafe { libc::fflush(std::ptr::null_mut()) };
             self.ended(state, IDLE)?;
         }
+    }
+
+    /// The variables as they are now are what this process began with.
+    fn remember(&self) {
+        if self.data.bytes <= MOST_COMPARED {
+            *self.at_creation.lock().unwrap_or_else(PoisonError::into_inner) = self.data.copy();
+        }
+    }
+
+    /// Marks the variables that this process has changed since.
+    fn note_changes(&self) {
+        let before = std::mem::take(&mut *self.at_creation.lock().unwrap_or_else(PoisonError::into_inner));
+        let first = changed_words(self.data) * usize::from(self.shared.rank());
+        self.data.changed_words(&before, |word| {
+            let at = self.changed.at::<u64>(first + word / 64);
+            // SAFETY: aligned, in shared memory; only this rank writes it while its process runs.
+            unsafe { at.write_volatile(at.read_volatile() | 1 << (word % 64)) };
+        });
+    }
+
+    /// Names the variables that only the first process has changed, or only some of those that it created:
+    /// programs for threads expect that all see the change. What every created process has changed, each has
+    /// for itself. All processes have ended.
+    fn report_changes(&self) {
+        self.note_changes();
+        if self.named.load(Ordering::Relaxed) {
+            return;
+        }
+        let variables = Variables::of_this_program();
+        let each = changed_words(self.data);
+        let changed_by = |rank: usize| {
+            let mut names = BTreeSet::new();
+            for word in 0..each {
+                // SAFETY: aligned, in shared memory, which no process writes now.
+                let bits = unsafe { self.changed.at::<u64>(rank * each + word).read_volatile() };
+                let words = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| (word * 64 + bit) as u64);
+                names.extend(words.filter_map(|word| variables.find(word * 8, word * 8 + 8)));
+            }
+            names
+        };
+        let created: Vec<BTreeSet<&str>> = (1..self.shared.ranks())
+            .filter(|&rank| self.get(Self::state(rank) + 1) != 0)
+            .map(|rank| changed_by(rank.into()))
+            .collect();
+        let by_some: BTreeSet<&str> = created.iter().flatten().copied().collect();
+        let by_first = changed_by(0);
+        let mut names: BTreeSet<&str> = by_first.difference(&by_some).copied().collect();
+        names.extend(by_some.iter().filter(|name| !created.iter().all(|changed| changed.contains(*name))));
+        if names.is_empty() {
+            return;
+        }
+        self.named.store(true, Ordering::Relaxed);
+        let names: Vec<&str> = names.into_iter().collect();
+        let more = names.len().saturating_sub(MOST_NAMES);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        say_line(&format!(
+            "rampool: some processes changed the variables {}{more} after CREATE, and the others did not see it: put into G_MALLOC memory what they are to share",
+            names[..names.len().min(MOST_NAMES)].join(", ")
+        ));
     }
 
     /// Rank 0 may learn that this rank does something else now.
@@ -349,6 +430,7 @@ impl Parmacs {
                 shared.signal(u32::from(other) + 1, CONTROL)?;
             }
         } else {
+            self.note_changes();
             self.ended(Self::state(rank), GONE)?;
             shared.lock(CONTROL)?;
             while self.get(END) == 0 {
@@ -403,6 +485,14 @@ impl Parmacs {
         unsafe { Heap::new(self.control.at::<u64>(HEAP_STATE)) }
     }
 
+    /// What the program calls this address.
+    fn name(&self, address: usize) -> String {
+        let offset = address.checked_sub(self.data.start).filter(|&offset| offset < self.data.bytes);
+        let variables = Variables::of_this_program();
+        let name = offset.and_then(|offset| variables.find(offset as u64, offset as u64 + 1));
+        name.map_or_else(|| format!("{address:#x}"), |name| format!("{name} ({address:#x})"))
+    }
+
     fn is_shared(&self, address: usize) -> bool {
         self.shared.home(address).is_ok()
     }
@@ -434,7 +524,7 @@ impl Parmacs {
         if !self.is_shared(object) {
             self.die(
                 what,
-                format_args!("{object:#x} is not in G_MALLOC memory, so no other process sees it"),
+                format_args!("{} is not in G_MALLOC memory, so no other process sees it", self.name(object)),
             );
         }
         let lock = object as u64;
@@ -515,6 +605,7 @@ pub unsafe extern "C" fn rampool_parmacs_create(start: extern "C" fn(), count: c
     }
     // Statistics and traces of the run cover its parallel part, at every rank.
     if alone {
+        parmacs.remember();
         parmacs.shared.start_measuring();
     }
 }
@@ -525,6 +616,7 @@ pub extern "C" fn rampool_parmacs_wait_for_end(count: c_long) {
     parmacs.must("WAIT_FOR_END", parmacs.wait_for_end(u64::try_from(count).unwrap_or(0)));
     if parmacs.runs_alone() {
         parmacs.shared.stop_measuring();
+        parmacs.report_changes();
     }
 }
 
@@ -537,12 +629,15 @@ pub extern "C" fn rampool_parmacs_clock() -> u64 {
 
 // --- memory ---------------------------------------------------------------------------------------------------------------------------------
 
-/// Shared memory. `home`: the rank to be its home, or -1.
+/// Shared memory. `home`: the rank to be its home, modulo the number of ranks, or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn rampool_parmacs_g_malloc(bytes: usize, home: c_long) -> *mut c_void {
     let parmacs = parmacs();
     let address = parmacs.must("G_MALLOC", parmacs.g_malloc(bytes));
-    if let Ok(home) = u16::try_from(home) {
+    // Programs name processors of the machine they were written for.
+    if let Ok(home) = u64::try_from(home) {
+        let home =
+            u16::try_from(home % u64::from(parmacs.shared.ranks())).expect("below the number of ranks");
         parmacs.must("G_MALLOC", parmacs.shared.set_home(address, bytes, home));
     }
     std::ptr::with_exposed_provenance_mut(address)
@@ -796,7 +891,10 @@ pub unsafe extern "C" fn rampool_parmacs_condition_wait(condition: *mut Conditio
     if !parmacs.is_shared(condition.addr()) {
         parmacs.die(
             "CONDVARWAIT",
-            format_args!("{condition:p} is not in G_MALLOC memory, so no other process sees it"),
+            format_args!(
+                "{} is not in G_MALLOC memory, so no other process sees it",
+                parmacs.name(condition.addr())
+            ),
         );
     }
     let lock = lock.addr() as u64;
@@ -923,7 +1021,17 @@ pub unsafe extern "C" fn rampool_parmacs_getsub(
 
 fn atomic(what: &str, word: *mut c_void, width: usize, op: AtomicOp) -> u64 {
     let parmacs = parmacs();
-    parmacs.must(what, parmacs.shared.atomic(word.addr(), u8::try_from(width).unwrap_or(0), op))
+    let result = parmacs.shared.atomic(word.addr(), u8::try_from(width).unwrap_or(0), op);
+    if result.is_err() && !parmacs.is_shared(word.addr()) {
+        parmacs.die(
+            what,
+            format_args!(
+                "{} is not in G_MALLOC memory, so no other process sees it",
+                parmacs.name(word.addr())
+            ),
+        );
+    }
+    parmacs.must(what, result)
 }
 
 #[unsafe(no_mangle)]

@@ -201,6 +201,43 @@ pub fn release_signals(before: u64) {
     set_signals(libc::SIG_SETMASK, before, std::ptr::null_mut());
 }
 
+/// While it lives, no signal reaches this thread but those that its own instructions raise. For a thread that
+/// holds a lock which another thread needs to serve the page that a signal handler may touch, and around the
+/// start of a thread that must never run a handler.
+#[derive(Debug)]
+pub struct SignalsHeld {
+    before: u64,
+    /// It concerns this thread.
+    _here: std::marker::PhantomData<*const ()>,
+}
+
+impl SignalsHeld {
+    #[must_use]
+    pub fn new() -> Self {
+        Self { before: hold_signals(), _here: std::marker::PhantomData }
+    }
+
+    /// Lets signals in during `wait`.
+    pub fn released<T>(&self, wait: impl FnOnce() -> T) -> T {
+        release_signals(self.before);
+        let result = wait();
+        let _ = hold_signals();
+        result
+    }
+}
+
+impl Default for SignalsHeld {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for SignalsHeld {
+    fn drop(&mut self) {
+        release_signals(self.before);
+    }
+}
+
 /// The kernel's own call: the C library's function may be another library's by now.
 fn set_signals(how: i32, set: u64, before: *mut u64) {
     // SAFETY: the kernel's set of signals is one word; `before` is null, or the caller's.

@@ -9,9 +9,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use rampool_kernel::thread::SignalsHeld;
 use rampool_sharing::allocator::{Allocator, Order};
 use rampool_sharing::control::{Answer, Control, Demand};
 use rampool_sharing::{
@@ -51,23 +52,22 @@ pub(super) enum Outcome {
 pub(super) struct Slot {
     ready: AtomicBool,
     state: Mutex<SlotState>,
-    doorbell: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct SlotState {
     outcome: Option<Outcome>,
-    /// The thread sleeps on the condition variable.
-    asleep: bool,
+    /// The thread, while it sleeps.
+    sleeper: Option<std::thread::Thread>,
 }
 
 impl Slot {
     fn complete(&self, outcome: Outcome) {
-        let mut state = self.state.lock().expect("no thread panics while holding it");
+        let mut state = self.state();
         state.outcome = Some(outcome);
         self.ready.store(true, Ordering::Release);
-        if state.asleep {
-            self.doorbell.notify_one();
+        if let Some(sleeper) = &state.sleeper {
+            sleeper.unpark();
         }
     }
 
@@ -78,27 +78,29 @@ impl Slot {
 
     /// The outcome, if it is there.
     pub fn take(&self) -> Option<Outcome> {
-        let outcome = self.state.lock().expect("no thread panics while holding it").outcome.take();
+        let outcome = self.state().outcome.take();
         if outcome.is_some() {
             self.ready.store(false, Ordering::Release);
         }
         outcome
     }
 
-    /// Waits until the outcome is there, or until `deadline`.
-    pub fn sleep(&self, deadline: Option<Instant>) {
-        let mut state = self.state.lock().expect("no thread panics while holding it");
-        state.asleep = true;
-        while state.outcome.is_none() {
-            state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                None => self.doorbell.wait(state).expect("no thread panics while holding it"),
+    /// Waits until the outcome is there, or until `deadline`. Signals come in while the thread sleeps: it
+    /// holds no lock then, so a handler may touch shared memory.
+    pub fn sleep(&self, deadline: Option<Instant>, signals: &SignalsHeld) {
+        self.state().sleeper = Some(std::thread::current());
+        while !self.is_ready() {
+            match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                None => signals.released(std::thread::park),
                 Some(left) if left.is_zero() => break,
-                Some(left) => {
-                    self.doorbell.wait_timeout(state, left).expect("no thread panics while holding it").0
-                }
-            };
+                Some(left) => signals.released(|| std::thread::park_timeout(left)),
+            }
         }
-        state.asleep = false;
+        self.state().sleeper = None;
+    }
+
+    fn state(&self) -> MutexGuard<'_, SlotState> {
+        self.state.lock().expect("no thread panics while holding it")
     }
 }
 

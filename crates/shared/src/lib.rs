@@ -106,6 +106,7 @@ use host::{Host, Outcome, Slot, Waiting};
 use memory::SharedMemory;
 use mesh::Mesh;
 use rampool_kernel::birthplace::Birthplace;
+use rampool_kernel::thread::SignalsHeld;
 use rampool_kernel::thread_end::ThreadEnd;
 use rampool_sharing::control::{Answer, Demand};
 use rampool_sharing::{
@@ -163,6 +164,14 @@ struct Inner {
 impl Inner {
     /// The first step of the program's calls.
     fn enter(&self) -> Result<Driver<'_>, SharedError> {
+        let signals = SignalsHeld::new();
+        let mut driver = self.enter_held(&signals)?;
+        driver.signals = Some(signals);
+        Ok(driver)
+    }
+
+    /// As [`Inner::enter`], by a thread that holds its signals.
+    fn enter_held(&self, _: &SignalsHeld) -> Result<Driver<'_>, SharedError> {
         if self.process.is_here() {
             Ok(self.lock())
         } else {
@@ -170,37 +179,53 @@ impl Inner {
         }
     }
 
-    /// Locks the host, in the rank's own process only.
+    /// Locks the host, in the rank's own process only. The thread holds its signals, or blocks them all.
     fn lock(&self) -> Driver<'_> {
-        Driver(self.host.lock().expect("no thread panicked while changing the rank's state"))
+        let host = self.host.lock().expect("no thread panicked while changing the rank's state");
+        Driver { host, signals: None }
     }
 
     fn try_lock(&self) -> Option<Driver<'_>> {
-        self.host.try_lock().ok().map(Driver)
+        Some(Driver { host: self.host.try_lock().ok()?, signals: None })
+    }
+
+    /// Starts a thread that no signal interrupts: a handler that touches shared memory would wait there for a
+    /// page that the thread is to serve.
+    fn start_thread(
+        name: &str,
+        run: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<std::thread::JoinHandle<()>> {
+        let _signals = SignalsHeld::new();
+        std::thread::Builder::new().name(name.to_owned()).spawn(run)
     }
 }
 
 /// The thread that drives the rank, while it has the rank's lock. Invariant: when it is dropped, no thread of
-/// the rank sleeps on memory whose other end does not know that.
-struct Driver<'a>(MutexGuard<'a, Host>);
+/// the rank sleeps on memory whose other end does not know that. A thread of the program holds its signals
+/// meanwhile: a handler that touches shared memory waits for a page that needs this lock.
+struct Driver<'a> {
+    host: MutexGuard<'a, Host>,
+    /// Released after the lock.
+    signals: Option<SignalsHeld>,
+}
 
 impl std::ops::Deref for Driver<'_> {
     type Target = Host;
 
     fn deref(&self) -> &Host {
-        &self.0
+        &self.host
     }
 }
 
 impl std::ops::DerefMut for Driver<'_> {
     fn deref_mut(&mut self) -> &mut Host {
-        &mut self.0
+        &mut self.host
     }
 }
 
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
-        self.0.tell_of_sleepers();
+        self.host.tell_of_sleepers();
     }
 }
 
@@ -376,12 +401,12 @@ impl Shared {
         });
         if let Some(known) = known {
             let served = Arc::clone(&inner);
-            let thread = std::thread::Builder::new().name("rampool-relink".to_owned());
-            thread.spawn(move || relink::run(&served, &known, &orders)).map_err(JoinError::Thread)?;
+            Inner::start_thread("rampool-relink", move || relink::run(&served, &known, &orders))
+                .map_err(JoinError::Thread)?;
         }
         let served = Arc::clone(&inner);
-        let thread = std::thread::Builder::new().name("rampool-share".to_owned());
-        thread.spawn(move || service::run(&served, served.config.spin)).map_err(JoinError::Thread)?;
+        Inner::start_thread("rampool-share", move || service::run(&served, served.config.spin))
+            .map_err(JoinError::Thread)?;
         Ok(Self { inner })
     }
 
@@ -891,8 +916,9 @@ impl Shared {
         let cpu = inner.traced.then(account::cpu_of_this_thread);
         let began = Instant::now();
         let (thread, slot) = self.member()?;
+        let signals = SignalsHeld::new();
         let computed = cpu.and_then(|cpu| Some(cpu.saturating_sub(self.returned_at()?)));
-        let mut host = inner.enter()?;
+        let mut host = inner.enter_held(&signals)?;
         if host.is_leaving() {
             return Err(SharedError::Finished { rank: self.rank() });
         }
@@ -910,7 +936,7 @@ impl Shared {
             if ring {
                 inner.watch.ring();
             }
-            let (came, driver) = self.wait_for(&slot, thread, what);
+            let (came, driver) = self.wait_for(&slot, thread, what, &signals);
             (outcome, host) = (Some(came), driver);
         }
         let outcome = outcome.expect("it has been waited for");
@@ -928,8 +954,14 @@ impl Shared {
     }
 
     /// Waits for the end of this thread's operation: polls at first, since a later wake-up costs more than a
-    /// message takes, then sleeps. Comes back as the rank's driver.
-    fn wait_for(&self, slot: &Slot, thread: ThreadId, what: Waiting) -> (Outcome, Driver<'_>) {
+    /// message takes, then sleeps, with its signals released. Comes back as the rank's driver.
+    fn wait_for(
+        &self,
+        slot: &Slot,
+        thread: ThreadId,
+        what: Waiting,
+        signals: &SignalsHeld,
+    ) -> (Outcome, Driver<'_>) {
         let inner = &*self.inner;
         let limit = inner.config.deadline.filter(|_| !matches!(what, Waiting::Idle { .. }));
         let began = Instant::now();
@@ -938,7 +970,7 @@ impl Shared {
         let mut looks = true;
         let (mut look, mut slept) = (LOOK.get(), false);
         loop {
-            if slept && interrupts(&mut look) {
+            if slept && signals.released(|| interrupts(&mut look)) {
                 self.abort("it was interrupted");
             }
             if looks {
@@ -961,7 +993,8 @@ impl Shared {
                 if ring {
                     inner.watch.ring();
                 }
-                inner.watch.wait_lines(wake.map(|wake| wake.saturating_duration_since(now)), &mut ready);
+                let left = wake.map(|wake| wake.saturating_duration_since(now));
+                signals.released(|| inner.watch.wait_lines(left, &mut ready));
                 slept = true;
                 host = inner.lock();
                 host.end_sleeping();
@@ -972,7 +1005,7 @@ impl Shared {
                     host.end_looking();
                 }
                 drop(host);
-                slot.sleep(wake);
+                slot.sleep(wake, signals);
                 slept = true;
                 continue;
             }

@@ -30,7 +30,7 @@ use rampool_wire::units::PageIndex;
 use super::direct::{PagesOfRegion, SharedDirect};
 use super::line::{Line, LineError};
 use super::mesh::{is_another_user, readable, shake};
-use super::{AllocOptions, OWN_LOCKS, Region, Shared, SharedError};
+use super::{AllocOptions, Inner, OWN_LOCKS, Region, Shared, SharedError};
 use rampool_net::key::{Key, random_bytes};
 use rampool_net::transport::{
     Endpoint, EndpointError, Handshake, HandshakeError, Listener, LocalPolicy, Stream,
@@ -215,9 +215,7 @@ impl Shared {
         self.free(all_have)?;
         self.free(list)?;
         let (host, ticket) = (self.clone(), OutsideTicket { listeners, secret: secret.to_string() });
-        let thread = std::thread::Builder::new().name("rampool-listen".to_owned());
-        thread
-            .spawn(move || admit_outside_clients(&host, &listener, &secret))
+        Inner::start_thread("rampool-listen", move || admit_outside_clients(&host, &listener, &secret))
             .map_err(|source| OutsideListenError::Thread { rank, source })?;
         Ok(ticket)
     }
@@ -367,7 +365,7 @@ fn admit_outside_clients(shared: &Shared, listener: &Listener, secret: &Arc<str>
                 count.fetch_sub(1, Ordering::Relaxed);
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("rampool-outside".to_owned()).spawn(serve) {
+        if let Err(error) = Inner::start_thread("rampool-outside", serve) {
             clients.fetch_sub(1, Ordering::Relaxed);
             strangers.is_known(number);
             tracing::warn!("an outsider was rejected: cannot start a thread: {error}");

@@ -99,7 +99,8 @@ void work()
     while (!CAS(gm->cas, seen, seen + 1)) {
     }
     FENCE
-    if (FETCH_ADD(gm->alike, 1) == processes - 1) {
+    seen = FETCH_ADD(gm->alike, 1)
+    if (seen == processes - 1) {
         STORE(gm->flag, 99);
         LOCK(gm->lock)
         gm->waiting = -1;

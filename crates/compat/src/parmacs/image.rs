@@ -9,6 +9,8 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::OsStringExt;
 
+use object::{Object as _, ObjectSymbol as _, SymbolKind};
+
 /// Where `malloc` memory of the program lies, in every process, and its limit.
 pub(super) const HEAP_BASE: usize = 0x1800_0000_0000;
 pub(super) const HEAP_BYTES: usize = 64 << 30;
@@ -114,6 +116,26 @@ impl Data {
         words.filter(|at| stack.contains(&value(at)) && !own.contains(at)).collect()
     }
 
+    /// As bytes, copied.
+    pub fn copy(self) -> Vec<u8> {
+        let mut copy = Vec::with_capacity(self.bytes);
+        // SAFETY: the vector has room for all bytes, and `save` writes all of them.
+        unsafe {
+            self.save(copy.as_mut_ptr());
+            copy.set_len(self.bytes);
+        }
+        copy
+    }
+
+    /// Calls `each` with the number of each word that differs from `before`, which is of the same length.
+    pub fn changed_words(self, before: &[u8], mut each: impl FnMut(usize)) {
+        for (word, (now, before)) in self.copy().chunks(8).zip(before.chunks(8)).enumerate() {
+            if now != before {
+                each(word);
+            }
+        }
+    }
+
     /// Replaces the variables by what is at `from`. Pointers to this process's own environment stay.
     ///
     /// # Safety
@@ -130,6 +152,41 @@ impl Data {
             );
             (environ, program_invocation_name, program_invocation_short_name) = own;
         }
+    }
+}
+
+/// The variables by name, as far as the program's file has them.
+pub(super) struct Variables {
+    /// First byte and the one after the last, counted from the first variable, and the name. Sorted.
+    by_start: Vec<(u64, u64, String)>,
+}
+
+impl Variables {
+    pub fn of_this_program() -> Self {
+        Self { by_start: Self::read().unwrap_or_default() }
+    }
+
+    fn read() -> Option<Vec<(u64, u64, String)>> {
+        let file = std::fs::read("/proc/self/exe").ok()?;
+        let file = object::File::parse(&*file).ok()?;
+        let base = file.symbols().find(|symbol| symbol.name() == Ok("__data_start"))?.address();
+        let mut by_start: Vec<_> = file
+            .symbols()
+            .filter(|symbol| symbol.kind() == SymbolKind::Data && symbol.size() != 0)
+            .filter_map(|symbol| {
+                let start = symbol.address().checked_sub(base)?;
+                Some((start, start + symbol.size(), symbol.name().ok()?.to_owned()))
+            })
+            .collect();
+        by_start.sort_unstable();
+        Some(by_start)
+    }
+
+    /// The variable that has a byte of `[from, to)`, which is short.
+    pub fn find(&self, from: u64, to: u64) -> Option<&str> {
+        let end = self.by_start.partition_point(|variable| variable.0 < to);
+        let (_, last, name) = self.by_start[..end].last()?;
+        (*last > from).then_some(name)
     }
 }
 
