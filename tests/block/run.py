@@ -164,7 +164,7 @@ def fio_verifies_what_it_wrote(world, scale):
         return
     server, socket = serve(world, "128M", "disk=64M")
     run(
-        "fio", "--name=verify", "--ioengine=nbd", f"--uri={uri(socket, 'disk')}", "--rw=randwrite", "--bs=6k", "--iodepth=32", "--size=60M", "--verify=crc32c",
+        "fio", "--name=verify", "--verify_state_save=0", "--ioengine=nbd", f"--uri={uri(socket, 'disk')}", "--rw=randwrite", "--bs=6k", "--iodepth=32", "--size=60M", "--verify=crc32c",
         "--verify_fatal=1", f"--randseed={scale.seed}", "--fsync=50", f"--loops={scale.pick(20, 2)}",
         timeout=300,
     )

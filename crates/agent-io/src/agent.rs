@@ -26,7 +26,7 @@ static ALLOCATED: Symbol = Symbol::new();
 static CHANGING: Symbol = Symbol::new();
 static CHANGED: Symbol = Symbol::new();
 static SIGACTION: Symbol = Symbol::new();
-static SETTLE: Symbol = Symbol::new();
+static MAKE_RESIDENT: Symbol = Symbol::new();
 static STREAM_BUFFER: Symbol = Symbol::new();
 static STREAM_CLOSED: Symbol = Symbol::new();
 
@@ -40,7 +40,7 @@ pub fn find() {
     CHANGING.find(c"rampool_agent_changing");
     CHANGED.find(c"rampool_agent_changed");
     SIGACTION.find(c"rampool_agent_sigaction");
-    SETTLE.find(c"rampool_agent_settle");
+    MAKE_RESIDENT.find(c"rampool_agent_make_resident");
     STREAM_BUFFER.find(c"rampool_agent_stream_buffer");
     STREAM_CLOSED.find(c"rampool_agent_stream_closed");
 }
@@ -184,8 +184,8 @@ pub unsafe extern "C" fn rampool_agent_io_help(
 }
 
 /// Makes memory that is about to be handed out resident, where it is managed.
-pub fn settle(memory: *const c_void, bytes: usize) {
-    if let Some(call) = agent!(SETTLE, fn(*const c_void, usize)) {
+pub fn make_resident(memory: *const c_void, bytes: usize) {
+    if let Some(call) = agent!(MAKE_RESIDENT, fn(*const c_void, usize)) {
         // SAFETY: memory that the allocator has just given.
         unsafe { call(memory, bytes) };
     }

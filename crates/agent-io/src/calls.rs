@@ -418,14 +418,14 @@ that_fill! {
 
 /// How a call uses the memory that a pointer argument leads to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Touch {
     /// The kernel reads it, or writes what can be requested again: handled after the call has failed.
     Late,
     /// A failed call would lose what the kernel writes (a connection, the status of a child): kept resident
     /// from before the call.
     Early,
 }
-use Way::{Early, Late};
+use Touch::{Early, Late};
 
 /// Calls that take structures. Each pointer comes with the bytes there. A system call's arguments are words,
 /// and these functions pass them on unchanged.
@@ -449,7 +449,7 @@ macro_rules! word {
     };
 }
 
-fn with_pointers(pointers: &[(*const c_void, usize, Way)], mut call: impl FnMut() -> usize) -> usize {
+fn with_pointers(pointers: &[(*const c_void, usize, Touch)], mut call: impl FnMut() -> usize) -> usize {
     const MOST: usize = 4;
     let mut guards = [const { None }; MOST];
     for (slot, (start, bytes, _)) in

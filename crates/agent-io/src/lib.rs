@@ -35,5 +35,5 @@ extern "C" fn start() {
     memory::first_use();
     agent::find();
     real::find_all();
-    streams::settle_standard_streams();
+    streams::make_standard_streams_ours();
 }

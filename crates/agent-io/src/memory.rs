@@ -33,7 +33,7 @@ fn next_free() -> unsafe extern "C" fn(*mut c_void) {
 
 fn fresh(memory: *mut c_void, bytes: usize) -> *mut c_void {
     if !memory.is_null() && bytes <= TOUCHED {
-        agent::settle(memory, bytes);
+        agent::make_resident(memory, bytes);
     }
     memory
 }

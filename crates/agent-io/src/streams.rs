@@ -12,7 +12,7 @@ use crate::real::real;
 /// Where `struct _IO_FILE` of the GNU C library has the start of its buffer; part of its ABI since 2.1.
 const BUFFER_FIELD: usize = 56;
 
-fn settle(stream: *mut FILE, mode: c_int) -> *mut FILE {
+fn use_our_buffer(stream: *mut FILE, mode: c_int) -> *mut FILE {
     if !stream.is_null()
         && let Some((buffer, bytes)) = agent::stream_buffer()
     {
@@ -107,7 +107,7 @@ macro_rules! reopen_streams {
             let has = buffer_of(stream);
             if has.is_null() || has != had {
                 agent::stream_closed(had);
-                return settle(stream, libc::_IOFBF);
+                return use_our_buffer(stream, libc::_IOFBF);
             }
             stream
         }
@@ -119,13 +119,15 @@ reopen_streams! {
     freopen64, c"freopen64";
 }
 
-pub fn settle_standard_streams() {
+pub fn make_standard_streams_ours() {
     for (name, fd) in [(c"stdin", 0), (c"stdout", 1)] {
         // SAFETY: a terminated name.
         let stream = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.cast::<*mut FILE>();
         if !stream.is_null() {
             // SAFETY: the C library's own variable; isatty has no preconditions.
-            unsafe { settle(*stream, if libc::isatty(fd) == 1 { libc::_IOLBF } else { libc::_IOFBF }) };
+            unsafe {
+                use_our_buffer(*stream, if libc::isatty(fd) == 1 { libc::_IOLBF } else { libc::_IOFBF })
+            };
         }
     }
 }
@@ -141,7 +143,7 @@ macro_rules! open_streams {
             let next = real!($text, fn($($type),*) -> *mut FILE);
             $crate::streams::touch_names(&[$($crate::streams::Name::from($arg)),*]);
             // SAFETY: the caller's own arguments.
-            settle(unsafe { next($($arg),*) }, libc::_IOFBF)
+            use_our_buffer(unsafe { next($($arg),*) }, libc::_IOFBF)
         }
     )*};
 }

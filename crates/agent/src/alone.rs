@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::next::Next;
-use crate::{fork, watch};
+use crate::{exclusion, watch};
 
 fn set_errno(value: c_int) {
     // SAFETY: the calling thread's own.
@@ -51,7 +51,7 @@ unsafe fn take_ours_off(path: *const c_char, found: *mut libc::stat) {
     // SAFETY: the caller's promise.
     let (path, found) = unsafe { (CStr::from_ptr(path).to_bytes(), &mut *found) };
     let ours = libc::nlink_t::from(rampool_kernel::thread::ours());
-    if !path.strip_suffix(b"/").unwrap_or(path).ends_with(b"task") || ours == 0 || !fork::has_agent() {
+    if !path.strip_suffix(b"/").unwrap_or(path).ends_with(b"task") || ours == 0 || !exclusion::has_agent() {
         return;
     }
     // SAFETY: plain data, filled by the call; a terminated name.

@@ -17,9 +17,11 @@ use rampool_run::settings::Settings;
 use rampool_wire::units::ByteLen;
 
 use crate::ending::Ending;
-use crate::fork::{self, Standstill};
-use crate::haste::Haste;
-use crate::{end_process, report, scan};
+use crate::exclusion::Standstill;
+use crate::line::{self, Line};
+use crate::priority::ThreadPriority;
+use crate::report::end_process;
+use crate::{report, requests, scan};
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 /// While the program runs: fresh memory in huge pages is touched at 10 GB/s, and what exceeds the budget when
@@ -68,7 +70,7 @@ pub struct BudgetController {
     full_reported: bool,
     /// The line to the fork fallback, which serves the children that outlive this process.
     fallback: Option<FallbackLine>,
-    haste: Haste,
+    priority: ThreadPriority,
     /// Held as long as the process lives.
     _signature: Option<Signature>,
 }
@@ -80,7 +82,7 @@ impl BudgetController {
         ending: Ending,
         signature: Option<Signature>,
         fallback: Option<FallbackLine>,
-        haste: Haste,
+        priority: ThreadPriority,
     ) -> Self {
         Self {
             settings,
@@ -95,7 +97,7 @@ impl BudgetController {
             full_retried: Instant::now() - RETRY_FULL,
             full_reported: false,
             fallback,
-            haste,
+            priority,
             _signature: signature,
         }
     }
@@ -119,18 +121,22 @@ impl BudgetController {
 
     /// A thread of the program is about to fork, and the kernel will not report it.
     fn serve_request(&mut self, pager: &mut Pager<Pool>) {
-        match fork::requested() {
+        match requests::requested() {
             None => return,
-            Some(fork::Request::Thaw) => pager.thaw(),
-            Some(fork::Request::Change(fork::Change::Forget, start, end)) => pager.forget(start, end),
-            Some(fork::Request::Change(fork::Change::Discard, start, end)) => pager.discard(start, end),
-            Some(fork::Request::Change(fork::Change::Return, start, end)) => pager.give_back(start, end),
-            Some(fork::Request::Prepare) => {
+            Some(requests::Request::Thaw) => pager.thaw(),
+            Some(requests::Request::Change(requests::Change::Forget, start, end)) => pager.forget(start, end),
+            Some(requests::Request::Change(requests::Change::Discard, start, end)) => {
+                pager.discard(start, end)
+            }
+            Some(requests::Request::Change(requests::Change::Return, start, end)) => {
+                pager.give_back(start, end)
+            }
+            Some(requests::Request::Prepare) => {
                 let deadline = Instant::now() + Duration::from_millis(self.settings.op_deadline_ms);
                 // A mapping that grew in place would not be inherited as a part of what is managed, nor as
                 // memory of its own.
                 self.adopt_new_memory(pager);
-                match (pager.prepare_fork(self, deadline), fork::take_line()) {
+                match (pager.prepare_fork(self, deadline), line::take_line()) {
                     (Ok((memory, region)), Some(line)) => {
                         self.expected.push(Expected { line, memory, region })
                     }
@@ -142,16 +148,16 @@ impl BudgetController {
                 }
             }
         }
-        fork::request_done();
+        requests::request_done();
     }
 
     fn serve_expected(&mut self, pager: &mut Pager<Pool>) {
         let settings = self.settings;
-        self.expected.retain(|child| match fork::listen(&child.line) {
-            fork::Line::Quiet => true,
-            fork::Line::Asked => {
+        self.expected.retain(|child| match line::listen(&child.line) {
+            Line::Quiet => true,
+            Line::Asked => {
                 match pager.backing_mut().hand_over(child.region) {
-                    Ok(ticket) => fork::hand_over(&child.line, None, &child.memory, &ticket),
+                    Ok(ticket) => line::hand_over(&child.line, None, &child.memory, &ticket),
                     Err(error) => end_process(
                         Some(settings),
                         &format!("a forked child cannot be given its memory: {error}"),
@@ -159,7 +165,7 @@ impl BudgetController {
                 }
                 false
             }
-            fork::Line::Closed => {
+            Line::Closed => {
                 pager.free_region(child.region);
                 false
             }
@@ -192,8 +198,8 @@ impl BudgetController {
 
 /// Without a fork fallback (the run is over, or the process may not enter its directory) the child is not
 /// served once this process is gone.
-fn entrust(fallback: Option<&FallbackLine>, child: &Uffd) {
-    let _ = fallback.is_some_and(|fallback| fallback.entrust(child));
+fn hand_to_fallback(fallback: Option<&FallbackLine>, child: &Uffd) {
+    let _ = fallback.is_some_and(|fallback| fallback.hand_over(child));
 }
 
 /// Asks the servers for a larger lease, by a quarter or by what they have left. Returns whether it became
@@ -230,7 +236,7 @@ impl Supervisor<Pool> for BudgetController {
         }
         let local = self.settings.local_bytes / OS_PAGE_BYTES as u64;
         let is_over = other + pager.cache().used_pages() > local + local / 20;
-        self.haste.set(is_over);
+        self.priority.set(is_over);
         let budget = local.saturating_sub(other).max(LEAST_BUDGET_PAGES.min(local));
         if budget.abs_diff(self.budget_told) > 32 {
             self.budget_told = budget;
@@ -257,10 +263,10 @@ impl Supervisor<Pool> for BudgetController {
     }
 
     fn forked(&mut self, pager: &mut Pager<Pool>, child: Uffd) {
-        let line = fork::take_line();
+        let line = line::take_line();
         if line.is_none() {
             // It cannot ask for its memory, and must not read zeroes should this process be killed.
-            entrust(self.fallback.as_ref(), &child);
+            hand_to_fallback(self.fallback.as_ref(), &child);
         }
         match pager.fork_child(child) {
             Ok(fork_fault_server) => self.served.push(ServedChild { fork_fault_server, line }),
@@ -295,7 +301,7 @@ impl Supervisor<Pool> for BudgetController {
     }
 
     fn poll_fds(&self, out: &mut Vec<libc::pollfd>) {
-        out.extend(fork::doorbell().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
+        out.extend(requests::doorbell().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
         out.extend(self.expected.iter().map(|child| libc::pollfd {
             fd: child.line.as_raw_fd(),
             events: libc::POLLIN,
@@ -315,7 +321,9 @@ impl Supervisor<Pool> for BudgetController {
         let mut served = std::mem::take(&mut self.served);
         while let Some(mut child) = served.pop() {
             let fallback = self.fallback.as_ref();
-            match pager.serve_forked(&mut child.fork_fault_server, &mut |child| entrust(fallback, child)) {
+            match pager
+                .serve_forked(&mut child.fork_fault_server, &mut |child| hand_to_fallback(fallback, child))
+            {
                 Ok(children) => self.served.extend(
                     children
                         .into_iter()
@@ -328,9 +336,9 @@ impl Supervisor<Pool> for BudgetController {
                     end_process(Some(self.settings), &format!("a forked child cannot be served: {reason}"))
                 }
             }
-            match child.line.as_ref().map_or(fork::Line::Quiet, fork::listen) {
-                fork::Line::Quiet => self.served.push(child),
-                fork::Line::Asked => {
+            match child.line.as_ref().map_or(Line::Quiet, line::listen) {
+                Line::Quiet => self.served.push(child),
+                Line::Asked => {
                     let line = child.line.take().expect("it was listened to");
                     let handed = child.fork_fault_server.hand_over().and_then(|(uffd, memory, region)| {
                         let ticket =
@@ -338,7 +346,7 @@ impl Supervisor<Pool> for BudgetController {
                         Ok((uffd, memory, ticket))
                     });
                     match handed {
-                        Ok((uffd, memory, ticket)) => fork::hand_over(&line, Some(&uffd), &memory, &ticket),
+                        Ok((uffd, memory, ticket)) => line::hand_over(&line, Some(&uffd), &memory, &ticket),
                         Err(error) => {
                             self.served.append(&mut served);
                             self.give_served_up();
@@ -349,7 +357,7 @@ impl Supervisor<Pool> for BudgetController {
                         }
                     }
                 }
-                fork::Line::Closed => {
+                Line::Closed => {
                     let region = child.fork_fault_server.region();
                     pager.free_region(region);
                 }

@@ -18,6 +18,12 @@ const CLASSES: usize = 18; // 16 bytes .. 2 MiB
 const LARGEST: usize = SMALLEST << (CLASSES - 1);
 const CHUNK_BYTES: usize = 4 << 20;
 
+#[cfg(not(test))]
+#[global_allocator]
+pub static HEAP: Heap = Heap::new();
+#[cfg(test)]
+pub static HEAP: Heap = Heap::new();
+
 pub struct Heap {
     locked: AtomicBool,
     state: std::cell::UnsafeCell<State>,

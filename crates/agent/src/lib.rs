@@ -6,8 +6,12 @@
 //!   scan     which of the program's memory may be taken over
 //!   watch    while the program fits: a thread that looks at one counter now and then, and nothing else
 //!   budget_controller  when it does not fit any more: runs the pager, adopts new memory, keeps the budget
-//!   haste    the agent's thread goes first while the program holds too much
+//!   priority  the agent's thread goes first while the program holds too much
+//!   exclusion  who may change mappings or fork; what this process is to the agent
+//!   requests   what the program's threads ask of the agent's thread where the kernel does not report it
+//!   faults   what catches this process's faults
 //!   fork     a child gets its own agent, and the parent serves it until then
+//!   line     what parent and child tell each other meanwhile
 //!   alone    calls of programs that must be single-threaded: the agent's thread steps aside
 //!   touch    buffers made resident for system calls, where the kernel cannot wait for pages
 //!   report   the counters that `rampool top` reads, and last words
@@ -19,24 +23,22 @@
 mod alone;
 mod budget_controller;
 mod ending;
+mod exclusion;
+mod faults;
 mod fork;
-mod haste;
 mod heap;
+mod line;
 mod next;
+mod priority;
 mod report;
+mod requests;
 mod scan;
 mod touch;
 mod watch;
 
 use std::path::Path;
 
-use rampool_run::settings::{LOST_EXIT_CODE, RUN_DIR_VARIABLE, Settings};
-
-#[cfg(not(test))]
-#[global_allocator]
-static HEAP: heap::Heap = heap::Heap::new();
-#[cfg(test)]
-static HEAP: heap::Heap = heap::Heap::new();
+use rampool_run::settings::{RUN_DIR_VARIABLE, Settings};
 
 #[cfg(not(test))]
 #[used]
@@ -74,7 +76,7 @@ extern "C" fn start() {
                 "rampool: process {process} ({program}) runs without rampool, with all of its memory on this machine: it belongs to another user than the run"
             ));
         }
-        Err(error) => end_process(None, &format!("the agent cannot start: {error}")),
+        Err(error) => report::end_process(None, &format!("the agent cannot start: {error}")),
     }
 }
 
@@ -87,20 +89,5 @@ fn keep_malloc_in_place() {
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
         libc::mallopt(libc::M_TOP_PAD, 1 << 20);
         libc::mallopt(libc::M_ARENA_MAX, 1);
-    }
-}
-
-/// Ends the program: pages of it are lost, and going on would mean wrong data.
-fn end_process(settings: Option<&Settings>, reason: &str) -> ! {
-    let text = format!("rampool: process {} ({}): {reason}", std::process::id(), report::program_name());
-    report::last_words(&text);
-    if let Some(settings) = settings {
-        let _ = std::fs::write(settings.lost_path(std::process::id()), format!("{text}\n"));
-    }
-    // Not exit(3): its handlers run program code, which may need the very pages that are lost.
-    // SAFETY: ends every thread of this process.
-    unsafe {
-        libc::syscall(libc::SYS_exit_group, LOST_EXIT_CODE);
-        libc::abort()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rampool_client::stats::{PagerStats, StatsPage};
 use rampool_kernel::words;
-use rampool_run::settings::Settings;
+use rampool_run::settings::{LOST_EXIT_CODE, Settings};
 
 /// The agent's thread: its descriptor 2 is not the program's.
 static AGENT: AtomicU32 = AtomicU32::new(0);
@@ -18,7 +18,7 @@ pub fn this_is_the_agent(settings: &'static Settings) {
     AGENT.store(rampool_kernel::thread::current(), Ordering::Release);
     std::panic::set_hook(Box::new(move |panic| {
         if AGENT.load(Ordering::Acquire) == rampool_kernel::thread::current() {
-            crate::end_process(Some(settings), &format!("the agent broke an invariant: {panic}"));
+            end_process(Some(settings), &format!("the agent broke an invariant: {panic}"));
         }
     }));
 }
@@ -84,4 +84,19 @@ fn map_file(settings: &Settings) -> Option<PagerStats> {
 /// As `ps` shows it.
 pub fn program_name() -> String {
     std::fs::read_to_string("/proc/self/comm").map_or_else(|_| "?".into(), |name| name.trim().to_owned())
+}
+
+/// Ends the program: pages of it are lost, and going on would mean wrong data.
+pub fn end_process(settings: Option<&Settings>, reason: &str) -> ! {
+    let text = format!("rampool: process {} ({}): {reason}", std::process::id(), program_name());
+    last_words(&text);
+    if let Some(settings) = settings {
+        let _ = std::fs::write(settings.lost_path(std::process::id()), format!("{text}\n"));
+    }
+    // Not exit(3): its handlers run program code, which may need the very pages that are lost.
+    // SAFETY: ends every thread of this process.
+    unsafe {
+        libc::syscall(libc::SYS_exit_group, LOST_EXIT_CODE);
+        libc::abort()
+    }
 }

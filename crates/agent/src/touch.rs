@@ -16,7 +16,8 @@ use rampool_kernel::probe::FaultMode;
 use rampool_kernel::thread::Stack;
 use rampool_kernel::touch::{Use, managed};
 
-use crate::fork::{self, MappingChange};
+use crate::exclusion::{MappingChange, has_agent, this_thread};
+use crate::requests::{self, Change};
 
 /// The thread that must not allocate from the program's heap just now; 0 for none.
 static WITHOUT_HEAP: AtomicUsize = AtomicUsize::new(0);
@@ -91,7 +92,7 @@ pub extern "C" fn rampool_agent_touch(start: *const c_void, bytes: usize, write:
 
 /// Memory that the allocator is about to hand out: touches what is managed of it.
 #[unsafe(no_mangle)]
-pub extern "C" fn rampool_agent_settle(start: *const c_void, bytes: usize) {
+pub extern "C" fn rampool_agent_make_resident(start: *const c_void, bytes: usize) {
     touch(start.expose_provenance(), bytes, Use::Write, false);
 }
 
@@ -134,12 +135,6 @@ pub fn prepare(fault_mode: FaultMode) {
 /// The calling thread is one of the agent's from now on.
 pub fn this_is_the_agents_thread() {
     AGENT.store(this_thread(), Ordering::Release);
-}
-
-/// Names a thread for as long as it lives, without a system call.
-pub fn this_thread() -> usize {
-    // SAFETY: no preconditions.
-    usize::try_from(unsafe { libc::pthread_self() }).expect("an address")
 }
 
 fn is_agents_thread() -> bool {
@@ -284,7 +279,7 @@ pub extern "C" fn rampool_agent_changing(what: c_int, start: *const c_void, byte
         || !start.is_multiple_of(OS_PAGE_BYTES)
         || start == end
         || is_agents_thread()
-        || !fork::has_agent()
+        || !has_agent()
     {
         return 0;
     }
@@ -293,8 +288,8 @@ pub extern "C" fn rampool_agent_changing(what: c_int, start: *const c_void, byte
         CHANGE_FORGET | CHANGE_DISCARD => {
             let change = MappingChange::begin();
             if managed() {
-                fork::change(
-                    if what == CHANGE_FORGET { fork::Change::Forget } else { fork::Change::Discard },
+                requests::change(
+                    if what == CHANGE_FORGET { Change::Forget } else { Change::Discard },
                     start,
                     end,
                 );
@@ -310,7 +305,7 @@ pub extern "C" fn rampool_agent_changing(what: c_int, start: *const c_void, byte
             });
             let change = MappingChange::begin();
             if managed() {
-                fork::change(fork::Change::Return, start, end);
+                requests::change(Change::Return, start, end);
             }
             if !managed() {
                 break change;

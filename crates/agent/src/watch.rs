@@ -11,17 +11,15 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rampool_client::pool::{Pool, PoolConfig, PoolRegion, RegionTicket};
+use rampool_client::pool::{Pool, PoolConfig, PoolRegion};
 use rampool_client::stats::PagerStats;
 use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::descriptors::Spare;
 use rampool_kernel::maps::Pagemap;
 use rampool_kernel::memory::ResidentCounter;
-use rampool_kernel::probe::FaultMode;
 use rampool_kernel::thread::SpawnError;
 use rampool_net::key::Key;
-use rampool_pager::fault::{CatchConfig, CopyThread, FaultCatcher, FaultModeChoice};
-use rampool_pager::fork::ChildMemory;
+use rampool_pager::fault::{CopyThread, FaultCatcher};
 use rampool_pager::pager::{Pager, Waiting};
 use rampool_pager::region::PagedConfig;
 use rampool_run::fork_fallback::FallbackLine;
@@ -30,9 +28,11 @@ use rampool_run::settings::Settings;
 
 use crate::budget_controller::BudgetController;
 use crate::ending::Ending;
-use crate::fork::Transition;
-use crate::haste::Haste;
-use crate::{end_process, fork, report, scan, touch};
+use crate::exclusion::{self, Transition};
+use crate::line::{self, Inheritance};
+use crate::priority::ThreadPriority;
+use crate::report::end_process;
+use crate::{faults, report, scan, touch};
 
 /// The stack of the agent's thread.
 const STACK_BYTES: usize = 1 << 20;
@@ -43,14 +43,6 @@ const FASTEST_GROWTH: u64 = 16 << 30;
 const SPARE_DESCRIPTORS: usize = 8;
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 const SHORTEST_SLEEP: Duration = Duration::from_micros(500);
-
-/// What a forked child inherits from a parent whose memory was managed.
-pub struct Inheritance {
-    /// Catches the faults of the child's memory already.
-    pub faults: FaultCatcher,
-    pub memory: ChildMemory,
-    pub region: RegionTicket,
-}
 
 /// The agent's thread has left the program's table of descriptors and, in a child, has the child's memory.
 static READY: AtomicBool = AtomicBool::new(false);
@@ -98,8 +90,8 @@ fn is_to_end() -> bool {
 /// Makes a call while this process has no thread of ours. `None` where that is impossible, because memory is
 /// managed, or useless, because there is no such thread.
 pub fn without_thread<T>(call: impl FnOnce() -> T) -> Option<T> {
-    let settings = fork::settings()?;
-    let unmanaged = fork::Unmanaged::begin()?;
+    let settings = exclusion::settings()?;
+    let unmanaged = exclusion::Unmanaged::begin()?;
     // A child made by a bare `clone` has a copy of the number alone.
     let thread = THREAD.load(Ordering::Acquire);
     // SAFETY: a system call without pointers; signal 0 is never sent.
@@ -170,7 +162,7 @@ impl Tools {
                 .as_ref()
                 .map(|path| Key::load(path).map_err(|error| error.to_string()))
                 .transpose()?,
-            faults: (!is_child).then(|| open_faults(settings)),
+            faults: (!is_child).then(|| faults::open_faults(settings)),
             stats: report::publish(settings),
             // A child may have few descriptors, and has its memory to ask for first.
             fallback: if is_child { None } else { FallbackLine::connect(&settings.run_dir) },
@@ -211,7 +203,7 @@ fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
     };
     drop(spare);
     // Threads that are made by this one inherit it: those that need not go first are there by now.
-    let mut haste = Haste::begin();
+    let mut priority = ThreadPriority::begin();
     THREAD.store(rampool_kernel::thread::current(), Ordering::Release);
     // A child's program goes on when the child holds its memory itself: otherwise its parent's death would
     // turn every absent page into zeroes. And where the child was not served so far, its memory must be
@@ -222,9 +214,9 @@ fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
     // From here on a fork waits until the change to paging is complete.
     let (inheritance, transition) = match line {
         None => {
-            haste.set(true);
+            priority.set(true);
             wait_for_pressure(settings, &tools.counter, tools.stats, &mut tools.ending);
-            let Some(transition) = fork::begin_transition(is_to_end) else { return };
+            let Some(transition) = exclusion::begin_transition(is_to_end) else { return };
             // As in a user namespace of its own, where what the run was allowed is not allowed.
             if let Some(Err(reason)) = &tools.faults {
                 without_rampool(reason);
@@ -254,7 +246,7 @@ fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
     let table = scan::thread_table().map(|(start, end)| scan::whole_pages(start, end));
     let spare = Spare::hold(SPARE_DESCRIPTORS);
     let (mut pager, mut budget_controller) =
-        start_pager(settings, inheritance, tools, haste, main_block, table);
+        start_pager(settings, inheritance, tools, priority, main_block, table);
     READY.store(true, Ordering::Release);
     drop(spare);
     budget_controller.adopt_new_memory(&mut pager);
@@ -272,7 +264,7 @@ fn without_rampool(reason: &str) {
 
 fn ask_parent(line: &OwnedFd, settings: &Settings) -> Result<Inheritance, String> {
     // Making a thread needs the program's heap, which the parent still serves.
-    let thread = if fork::inherits_copying() {
+    let thread = if faults::inherits_copying() {
         Some(CopyThread::start().map_err(|error| error.to_string())?)
     } else {
         None
@@ -281,7 +273,7 @@ fn ask_parent(line: &OwnedFd, settings: &Settings) -> Result<Inheritance, String
     if let Some((start, end)) = scan::thread_table() {
         scan::touch(start, end);
     }
-    fork::ask(line, settings, thread)
+    line::ask(line, settings, thread)
 }
 
 fn wait_for_pressure(settings: &Settings, counter: &ResidentCounter, stats: PagerStats, ending: &mut Ending) {
@@ -310,7 +302,7 @@ fn start_pager(
     settings: &'static Settings,
     inheritance: Option<Inheritance>,
     tools: Tools,
-    haste: Haste,
+    priority: ThreadPriority,
     main_block: Option<(usize, usize)>,
     table: Option<(usize, usize)>,
 ) -> (Pager<Pool>, BudgetController) {
@@ -352,7 +344,7 @@ fn start_pager(
         // A run that does not know this member keeps its pages for the grace time, no more.
         let _ = signature.joined(&pool.membership());
     }
-    fork::note_faults(&faults);
+    faults::note_faults(&faults);
     let mut pager =
         or_end(settings, Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats));
     if settings.verify {
@@ -367,23 +359,11 @@ fn start_pager(
         pager.take_over(&memory, table);
     }
     let fallback = tools.fallback.or_else(|| FallbackLine::connect(&settings.run_dir));
-    (pager, BudgetController::new(settings, tools.counter, tools.ending, signature, fallback, haste))
+    (pager, BudgetController::new(settings, tools.counter, tools.ending, signature, fallback, priority))
 }
 
 fn or_end<T, E: std::fmt::Display>(settings: &Settings, result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| end_process(Some(settings), &error.to_string()))
-}
-
-/// Opens the fault mode of this run.
-pub fn open_faults(settings: &Settings) -> Result<FaultCatcher, String> {
-    let fault_mode = match settings.fault_mode {
-        FaultMode::Full => FaultModeChoice::Full,
-        FaultMode::UserMode => FaultModeChoice::UserMode,
-        FaultMode::Segv => FaultModeChoice::Segv,
-    };
-    FaultCatcher::open(CatchConfig { fault_mode, evict_by_copy: settings.evict_by_copy }).map_err(|error| {
-        format!("page faults cannot be caught: {error}; `rampool doctor` says what to change")
-    })
 }
 
 fn name_thread() {

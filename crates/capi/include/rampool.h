@@ -5,23 +5,29 @@
  *
  *     cc program.c $(pkg-config --cflags --libs rampool)
  *
- * A builder collects named options, a pool is opened from it, regions are allocated in the pool. A region is ordinary
- * memory at a fixed address, larger than this machine may hold: what does not fit the pool's local memory lives on the
- * memory servers. Functions that can fail return a status; rampool_error_message() says more.
+ * A builder collects named options, a pool is opened from it, regions are allocated in the pool. A region is
+ * ordinary memory at a fixed address, larger than this machine may hold: what does not fit the pool's local
+ * memory lives on the memory servers. Functions that can fail return a status; rampool_error_message() says
+ * more.
  *
- * Or bytes are read and changed where they lie, without pages: rampool_direct_open() opens the direct view, rampool_direct_put()
- * and rampool_direct_get() move bytes, and layouts say which. rampool_mpi.h makes layouts of MPI's datatypes.
+ * Or bytes are read and changed where they lie, without pages: rampool_direct_open() opens the direct view,
+ * rampool_direct_put() and rampool_direct_get() move bytes, and layouts say which. rampool_mpi.h makes
+ * layouts of MPI's datatypes. rampool_direct_start_get() and rampool_direct_start_put() return at once;
+ * rampool_direct_wait() ends them.
  *
- * Or several processes share memory: `rampool launch -n 4 ./program` starts them, each joins with rampool_shared_join() and
- * is one rank of the run. Accesses of one byte by different threads, at least one of them a write, must be ordered by the
- * locks, barriers, condition variables, semaphores or atomic operations of this library. Any thread may use them.
+ * Or several processes share memory: `rampool launch -n 4 ./program` starts them, each joins with
+ * rampool_shared_join() and is one rank of the run. Accesses of one byte by different threads, at least one
+ * of them a write, must be ordered by the locks, barriers, condition variables, semaphores or atomic
+ * operations of this library. Any thread may use them.
  *
- * Or processes send each other messages through named queues at the memory servers, on the same direct view: rampool_queue_send(),
- * rampool_queue_take(). The head of a message arrives at once, its body lies in the pool.
+ * Or processes send each other messages through named queues at the memory servers, on the same direct view:
+ * rampool_queue_send(), rampool_queue_take(). The head of a message arrives at once, its body lies in the
+ * pool.
  *
- * Threads: a builder, and a direct view with the messages it has taken, belongs to one thread at a time. Pools and regions may be used by any threads at once; only
- * freeing or closing one must not meet another use of the same. Regions keep their content across fork() as long as the
- * parent lives; the child must not call functions of this library.
+ * Threads: a builder, and a direct view with the messages it has taken, belongs to one thread at a time.
+ * Pools and regions may be used by any threads at once; only freeing or closing one must not meet another
+ * use of the same. Regions keep their content across fork() as long as the parent lives; the child must not
+ * call functions of this library.
  */
 
 #ifndef RAMPOOL_H
@@ -200,6 +206,11 @@ typedef struct rampool_message rampool_message;
  * operations take turns.
  */
 typedef struct rampool_outside rampool_outside;
+
+/**
+ * An operation that was started. End each with rampool_direct_wait().
+ */
+typedef struct rampool_pending rampool_pending;
 
 /**
  * Local memory, memory servers and the pager between them.
@@ -399,7 +410,7 @@ rampool_builder *rampool_builder_new(void);
  * Sets an option. "server" may be set several times, once for each server; others keep the last value.
  * RAMPOOL_STATUS_INVALID for an unknown name or an invalid value; the builder is then unchanged.
  *
- * # Safety
+ * Requirements:
  * `builder` came from rampool_builder_new() and was not freed; `name` and `value` are null or end with a
  * zero byte.
  */
@@ -410,7 +421,7 @@ rampool_status rampool_builder_set(rampool_builder *builder,
 /**
  * Frees a builder; pools opened from it stay open. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `builder` is null or came from rampool_builder_new() and was not freed.
  */
 void rampool_builder_free(rampool_builder *builder);
@@ -420,7 +431,7 @@ void rampool_builder_free(rampool_builder *builder);
  * each server at most the option "connect-deadline-ms". On success, close `*pool` with rampool_close();
  * otherwise it is null.
  *
- * # Safety
+ * Requirements:
  * `builder` came from rampool_builder_new() and was not freed; `pool` is null or can be written.
  */
 rampool_status rampool_open(const rampool_builder *builder,
@@ -430,7 +441,7 @@ rampool_status rampool_open(const rampool_builder *builder,
  * Stops the pager and disconnects from the servers. While the pool has regions it does nothing and returns
  * RAMPOOL_STATUS_BUSY. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `pool` is null or came from rampool_open() and was not closed; no other call uses it meanwhile.
  */
 rampool_status rampool_close(rampool_pool *pool);
@@ -439,7 +450,7 @@ rampool_status rampool_close(rampool_pool *pool);
  * Allocates `bytes` bytes of memory, rounded up to whole pages, all zero. On success, free `*region` with
  * rampool_region_free(); otherwise it is null.
  *
- * # Safety
+ * Requirements:
  * `pool` came from rampool_open() and was not closed; `region` is null or can be written.
  */
 rampool_status rampool_region_alloc(rampool_pool *pool,
@@ -449,7 +460,7 @@ rampool_status rampool_region_alloc(rampool_pool *pool,
 /**
  * The first byte of a region; null for null.
  *
- * # Safety
+ * Requirements:
  * `region` is null or came from rampool_region_alloc() and was not freed.
  */
 void *rampool_region_address(const rampool_region *region);
@@ -457,7 +468,7 @@ void *rampool_region_address(const rampool_region *region);
 /**
  * Bytes of a region; 0 for null.
  *
- * # Safety
+ * Requirements:
  * `region` is null or came from rampool_region_alloc() and was not freed.
  */
 size_t rampool_region_bytes(const rampool_region *region);
@@ -465,7 +476,7 @@ size_t rampool_region_bytes(const rampool_region *region);
 /**
  * Gives advice (RAMPOOL_ADVICE_...) on `bytes` bytes of a region from `offset` on, both multiples of 4096.
  *
- * # Safety
+ * Requirements:
  * `region` is null or came from rampool_region_alloc() and was not freed.
  */
 rampool_status rampool_region_advise(const rampool_region *region,
@@ -476,7 +487,7 @@ rampool_status rampool_region_advise(const rampool_region *region,
 /**
  * Frees a region, here and at the servers. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `region` is null or came from rampool_region_alloc() and was not freed; nothing uses its memory any more.
  */
 void rampool_region_free(rampool_region *region);
@@ -485,7 +496,7 @@ void rampool_region_free(rampool_region *region);
  * Writes the pool's counters to `*stats`, as many as fit `size` (pass sizeof(rampool_stats)), so that a
  * program built with an older header keeps working.
  *
- * # Safety
+ * Requirements:
  * `pool` came from rampool_open() and was not closed; `stats` is null or `size` bytes can be written there.
  */
 rampool_status rampool_pool_stats(const rampool_pool *pool,
@@ -495,7 +506,7 @@ rampool_status rampool_pool_stats(const rampool_pool *pool,
 /**
  * `bytes` consecutive bytes.
  *
- * # Safety
+ * Requirements:
  * `layout` is null or can be written.
  */
 rampool_status rampool_layout_bytes(uint64_t bytes, rampool_layout **layout);
@@ -503,7 +514,7 @@ rampool_status rampool_layout_bytes(uint64_t bytes, rampool_layout **layout);
 /**
  * `count` elements, one extent apart.
  *
- * # Safety
+ * Requirements:
  * `element` is null or a layout that was not freed; `layout` is null or can be written.
  */
 rampool_status rampool_layout_contiguous(const rampool_layout *element,
@@ -513,7 +524,7 @@ rampool_status rampool_layout_contiguous(const rampool_layout *element,
 /**
  * `count` blocks of `block` elements, the blocks `stride` extents apart.
  *
- * # Safety
+ * Requirements:
  * As rampool_layout_contiguous().
  */
 rampool_status rampool_layout_vector(const rampool_layout *element,
@@ -525,7 +536,7 @@ rampool_status rampool_layout_vector(const rampool_layout *element,
 /**
  * `count` blocks of `block` elements, the blocks `stride` bytes apart.
  *
- * # Safety
+ * Requirements:
  * As rampool_layout_contiguous().
  */
 rampool_status rampool_layout_hvector(const rampool_layout *element,
@@ -537,7 +548,7 @@ rampool_status rampool_layout_hvector(const rampool_layout *element,
 /**
  * `count` blocks of `blocks[i]` elements at `displacements[i]` extents.
  *
- * # Safety
+ * Requirements:
  * As rampool_layout_contiguous(); `blocks` and `displacements` have `count` items.
  */
 rampool_status rampool_layout_indexed(const rampool_layout *element,
@@ -549,7 +560,7 @@ rampool_status rampool_layout_indexed(const rampool_layout *element,
 /**
  * `count` blocks of `blocks[i]` elements at `displacements[i]` bytes.
  *
- * # Safety
+ * Requirements:
  * As rampool_layout_indexed().
  */
 rampool_status rampool_layout_hindexed(const rampool_layout *element,
@@ -561,7 +572,7 @@ rampool_status rampool_layout_hindexed(const rampool_layout *element,
 /**
  * `count` fields, each `counts[i]` of `layouts[i]` at `displacements[i]` bytes.
  *
- * # Safety
+ * Requirements:
  * `counts`, `displacements` and `fields` have `count` items, the last of which are layouts that were not
  * freed; `layout` is null or can be written.
  */
@@ -575,7 +586,7 @@ rampool_status rampool_layout_struct(size_t count,
  * A part of an array of `dimensions` dimensions: `subsizes[i]` elements from `starts[i]` on, of `sizes[i]`.
  * `order` is RAMPOOL_ORDER_....
  *
- * # Safety
+ * Requirements:
  * As rampool_layout_contiguous(); `sizes`, `subsizes` and `starts` have `dimensions` items.
  */
 rampool_status rampool_layout_subarray(const rampool_layout *element,
@@ -589,7 +600,7 @@ rampool_status rampool_layout_subarray(const rampool_layout *element,
 /**
  * The same bytes with other bounds: lower bound `lower`, extent `extent`, in bytes.
  *
- * # Safety
+ * Requirements:
  * As rampool_layout_contiguous().
  */
 rampool_status rampool_layout_resized(const rampool_layout *element,
@@ -600,7 +611,7 @@ rampool_status rampool_layout_resized(const rampool_layout *element,
 /**
  * Bytes that a layout selects; 0 for null.
  *
- * # Safety
+ * Requirements:
  * `layout` is null or a layout that was not freed.
  */
 uint64_t rampool_layout_size(const rampool_layout *layout);
@@ -608,7 +619,7 @@ uint64_t rampool_layout_size(const rampool_layout *layout);
 /**
  * Extent of a layout: bytes between repetitions; 0 for null.
  *
- * # Safety
+ * Requirements:
  * As rampool_layout_size().
  */
 int64_t rampool_layout_extent(const rampool_layout *layout);
@@ -616,7 +627,7 @@ int64_t rampool_layout_extent(const rampool_layout *layout);
 /**
  * The lower bound of a layout; 0 for null.
  *
- * # Safety
+ * Requirements:
  * As rampool_layout_size().
  */
 int64_t rampool_layout_lower(const rampool_layout *layout);
@@ -625,7 +636,7 @@ int64_t rampool_layout_lower(const rampool_layout *layout);
  * Copies the bytes that a layout selects from `address` on to `packed`, contiguously: rampool_layout_size()
  * bytes. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `layout` is null or a layout that was not freed; the bytes it selects can be read; `packed` can be written
  * and does not overlap them.
  */
@@ -636,7 +647,7 @@ void rampool_layout_pack(const rampool_layout *layout,
 /**
  * Frees a layout. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `layout` is null or a layout that was not freed.
  */
 void rampool_layout_free(rampool_layout *layout);
@@ -646,7 +657,7 @@ void rampool_layout_free(rampool_layout *layout);
  * servers. The builder's options for paging are ignored. Blocks, for each server at most the option
  * "connect-deadline-ms". On success, close `*direct` with rampool_direct_close(); otherwise it is null.
  *
- * # Safety
+ * Requirements:
  * `builder` came from rampool_builder_new() and was not freed; `direct` is null or can be written.
  */
 rampool_status rampool_direct_open(const rampool_builder *builder,
@@ -656,7 +667,7 @@ rampool_status rampool_direct_open(const rampool_builder *builder,
  * Joins the lease of another client, by its ticket: the same regions and queues by the same names. The
  * builder gives key, encryption and deadlines; its servers are ignored.
  *
- * # Safety
+ * Requirements:
  * `builder` came from rampool_builder_new() and was not freed; `ticket` is null or ends with a zero byte;
  * `direct` is null or can be written.
  */
@@ -669,7 +680,7 @@ rampool_status rampool_direct_join(const rampool_builder *builder,
  * ticket can join the lease: keep it as secret as a key. RAMPOOL_STATUS_NO_ROOM if it is longer than `size`
  * bytes; 4096 are enough for any 32 servers.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() or _join() and was not closed; `buffer` is null or `size` bytes
  * can be written there.
  */
@@ -680,7 +691,7 @@ rampool_status rampool_direct_ticket(rampool_direct *direct,
 /**
  * Disconnects from the servers. Regions are freed when the lease's last member leaves. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `direct` is null or came from rampool_direct_open() and was not closed.
  */
 void rampool_direct_close(rampool_direct *direct);
@@ -690,7 +701,7 @@ void rampool_direct_close(rampool_direct *direct);
  * a name. With 0 bytes, the region must exist. On success, release `*region` with
  * rampool_direct_region_close() or rampool_direct_region_free(); otherwise it is null.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() and was not closed; `name` is null or ends with a zero byte;
  * `region` is null or can be written.
  */
@@ -702,7 +713,7 @@ rampool_status rampool_direct_open_region(rampool_direct *direct,
 /**
  * Bytes of a region; 0 for null.
  *
- * # Safety
+ * Requirements:
  * `region` is null or came from rampool_direct_open_region() and was not closed or freed.
  */
 uint64_t rampool_direct_region_bytes(const rampool_direct_region *region);
@@ -710,7 +721,7 @@ uint64_t rampool_direct_region_bytes(const rampool_direct_region *region);
 /**
  * Frees the handle of a region; the region stays. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_region_bytes().
  */
 void rampool_direct_region_close(rampool_direct_region *region);
@@ -718,7 +729,7 @@ void rampool_direct_region_close(rampool_direct_region *region);
 /**
  * Frees a region, for every member of the lease, and its handle. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() and was not closed; `region` as for
  * rampool_direct_region_bytes().
  */
@@ -727,7 +738,7 @@ void rampool_direct_region_free(rampool_direct *direct, rampool_direct_region *r
 /**
  * Writes `bytes` bytes to the region, from `offset` on. Blocks until every server has them.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() and was not closed; `region` came from
  * rampool_direct_open_region() of it and was not closed or freed; `from` has `bytes` bytes, which do not
  * change during the call.
@@ -741,7 +752,7 @@ rampool_status rampool_direct_put(rampool_direct *direct,
 /**
  * Reads `bytes` bytes of the region, from `offset` on.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_put(); `to` has room for `bytes` bytes, which nothing else uses during the call.
  */
 rampool_status rampool_direct_get(rampool_direct *direct,
@@ -754,7 +765,7 @@ rampool_status rampool_direct_get(rampool_direct *direct,
  * Writes the bytes that `here` selects from `address` on to those that `there` selects from `offset` of the
  * region on, in the layouts' order. Both select the same number of bytes.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_put(); `there` and `here` are layouts that were not freed; the bytes that `here` selects
  * can be read, and do not change during the call.
  */
@@ -769,7 +780,7 @@ rampool_status rampool_direct_put_layout(rampool_direct *direct,
  * Reads the bytes that `there` selects from `offset` of the region on into those that `here` selects from
  * `address` on. Both select the same number of bytes, and `here` selects none twice.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_put_layout(); the bytes that `here` selects can be written, and nothing else uses them
  * during the call.
  */
@@ -787,7 +798,7 @@ rampool_status rampool_direct_get_layout(rampool_direct *direct,
  * (files, rampool's own regions, no userfaultfd): then call rampool_direct_forget() when that happens,
  * because until then puts from it send the old pages, whatever is mapped there.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() and was not closed.
  */
 int rampool_direct_keep(rampool_direct *direct,
@@ -798,7 +809,7 @@ int rampool_direct_keep(rampool_direct *direct,
  * Call this before or right after this memory is unmapped, freed, moved or dropped. For memory that was
  * never kept it does nothing.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() and was not closed.
  */
 void rampool_direct_forget(rampool_direct *direct,
@@ -811,7 +822,7 @@ void rampool_direct_forget(rampool_direct *direct,
  * contiguously; an element that is selected twice is changed twice. Each change is atomic and happens
  * exactly once. Blocks until all are done.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() or _join() and was not closed; `region` belongs to it; `there` is
  * a layout that was not freed; `operands` has rampool_layout_size(there) bytes, which do not change during
  * the call.
@@ -829,7 +840,7 @@ rampool_status rampool_direct_accumulate(rampool_direct *direct,
  * null. Atomic, and exactly once: with RAMPOOL_COMBINE_SUM it is fetch-and-add. Blocks until the server has
  * answered.
  *
- * # Safety
+ * Requirements:
  * `direct` and `region` as for rampool_direct_accumulate(); `operand` points to a number of this kind, and
  * one can be written to `old` if that is not null.
  */
@@ -846,7 +857,7 @@ rampool_status rampool_direct_fetch_op(rampool_direct *direct,
  * value in `*old`. The write happened if `*old` equals `*expected`. Atomic, and exactly once. Blocks until
  * the server has answered.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_fetch_op(); `expected` and `desired` point to numbers of this kind.
  */
 rampool_status rampool_direct_compare_exchange(rampool_direct *direct,
@@ -862,7 +873,7 @@ rampool_status rampool_direct_compare_exchange(rampool_direct *direct,
  * column is what `column` selects from `offset` of the region on, elements of this kind. Blocks until all
  * servers have answered.
  *
- * # Safety
+ * Requirements:
  * `direct` and `region` as for rampool_direct_accumulate(); `column` is a layout that was not freed;
  * `filter` is null (all elements) or valid; `total` is null or can be written.
  */
@@ -878,7 +889,7 @@ rampool_status rampool_direct_sum(rampool_direct *direct,
  * Stores the least of the selected elements of a column in `*value`; `*found` is false if none is selected.
  * NaNs are skipped.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_sum(); a number of this kind can be written to `value`; `found` can be written.
  */
 rampool_status rampool_direct_min(rampool_direct *direct,
@@ -894,7 +905,7 @@ rampool_status rampool_direct_min(rampool_direct *direct,
  * Stores the greatest of the selected elements of a column in `*value`; `*found` is false if none is
  * selected.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_min().
  */
 rampool_status rampool_direct_max(rampool_direct *direct,
@@ -911,7 +922,7 @@ rampool_status rampool_direct_max(rampool_direct *direct,
  * of them. `*count` is the number of selected elements; if it is more than `room`, the call succeeds and the
  * rest is not written.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_sum(); `positions` has room for `room` items, and is not null unless `room` is 0;
  * `count` can be written.
  */
@@ -929,7 +940,7 @@ rampool_status rampool_direct_select(rampool_direct *direct,
  * Writes the values of the selected elements of a column, in no particular order. `room` and `*count` as for
  * rampool_direct_select().
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_select(); `values` has room for `room` numbers of this kind.
  */
 rampool_status rampool_direct_select_values(rampool_direct *direct,
@@ -949,7 +960,7 @@ rampool_status rampool_direct_select_values(rampool_direct *direct,
  * not overlap. Exactly once; blocks until it is done. It is not ordered with other operations: those that
  * must come before it must have ended.
  *
- * # Safety
+ * Requirements:
  * `direct`, `from` and `to` as for rampool_direct_accumulate(); `source` and `target` are layouts that were
  * not freed.
  */
@@ -971,7 +982,7 @@ rampool_status rampool_direct_copy(rampool_direct *direct,
  *
  * The copy lives until it is freed (rampool_direct_region_free()) or the lease's last member leaves.
  *
- * # Safety
+ * Requirements:
  * `region` came from rampool_region_alloc() and was not freed; `handed` is null or can be written.
  */
 rampool_status rampool_region_hand_over(const rampool_region *region,
@@ -982,7 +993,7 @@ rampool_status rampool_region_hand_over(const rampool_region *region,
  * rampool_direct_join_handed_over(). A program with the text can use the lease: keep it as secret as a key.
  * RAMPOOL_STATUS_NO_ROOM if it is longer than `size` bytes; 8192 are enough for any 32 servers.
  *
- * # Safety
+ * Requirements:
  * `handed` is null or came from rampool_region_hand_over() and was not freed; `buffer` is null or `size`
  * bytes can be written there.
  */
@@ -993,7 +1004,7 @@ rampool_status rampool_handed_over_text(const rampool_handed_over *handed,
 /**
  * Frees the handle; the copy stays. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `handed` is null or came from rampool_region_hand_over() and was not freed.
  */
 void rampool_handed_over_free(rampool_handed_over *handed);
@@ -1004,7 +1015,7 @@ void rampool_handed_over_free(rampool_handed_over *handed);
  * encryption and deadlines; its servers are ignored. On success, close `*direct` with rampool_direct_close()
  * and `*region` with rampool_direct_region_free() or rampool_direct_region_close(); otherwise both are null.
  *
- * # Safety
+ * Requirements:
  * `builder` came from rampool_builder_new() and was not freed; `handed` is null or ends with a zero byte;
  * the others are null or can be written.
  */
@@ -1021,7 +1032,7 @@ rampool_status rampool_direct_join_handed_over(const rampool_builder *builder,
  * memory is ordinary memory: see rampool_direct_is_exposed(). Blocks until the server has answered. On
  * success, free `*memory` with rampool_exposed_free(); otherwise it is null.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() or _join() and was not closed; `memory` is null or can be
  * written.
  */
@@ -1032,7 +1043,7 @@ rampool_status rampool_direct_expose(rampool_direct *direct,
 /**
  * The first byte of exposed memory; the address is valid until the memory is freed. Null for null.
  *
- * # Safety
+ * Requirements:
  * `memory` is null or came from rampool_direct_expose() and was not freed.
  */
 void *rampool_exposed_address(const rampool_exposed *memory);
@@ -1040,7 +1051,7 @@ void *rampool_exposed_address(const rampool_exposed *memory);
 /**
  * Bytes of exposed memory; 0 for null.
  *
- * # Safety
+ * Requirements:
  * As rampool_exposed_address().
  */
 size_t rampool_exposed_bytes(const rampool_exposed *memory);
@@ -1049,7 +1060,7 @@ size_t rampool_exposed_bytes(const rampool_exposed *memory);
  * Whether a server has a key to the memory now. False from a break of its connection until the reconnect.
  * False for null.
  *
- * # Safety
+ * Requirements:
  * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `memory` is null or
  * came from rampool_direct_expose() of it and was not freed.
  */
@@ -1060,7 +1071,7 @@ bool rampool_direct_is_exposed(const rampool_direct *direct,
  * Revokes the key. Blocks until the server confirms that it no longer touches the memory, or until it is
  * lost and the bytes are in other memory at the same addresses. The memory stays, as ordinary memory.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_is_exposed().
  */
 rampool_status rampool_direct_withdraw(rampool_direct *direct,
@@ -1070,7 +1081,7 @@ rampool_status rampool_direct_withdraw(rampool_direct *direct,
  * Frees exposed memory. A server that still has the key loses it with the next rampool_direct_expose(), or
  * when the view is closed. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `memory` is null or came from rampool_direct_expose() and was not freed; nothing uses it any more.
  */
 void rampool_exposed_free(rampool_exposed *memory);
@@ -1079,7 +1090,7 @@ void rampool_exposed_free(rampool_exposed *memory);
  * Reads the bytes that `there` selects from `offset` of the region on into exposed memory, contiguously from
  * its byte `at` on. With a key, the server writes them there itself.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_is_exposed(); `region` belongs to `direct`; `there` is a layout that was not freed;
  * nothing else uses those bytes of the memory during the call.
  */
@@ -1094,7 +1105,7 @@ rampool_status rampool_direct_get_into(rampool_direct *direct,
  * Writes bytes of exposed memory, from its byte `at` on, to what `there` selects from `offset` of the region
  * on. With a key, the server reads them there itself.
  *
- * # Safety
+ * Requirements:
  * As rampool_direct_get_into(), but other threads may read those bytes of the memory during the call.
  */
 rampool_status rampool_direct_put_from(rampool_direct *direct,
@@ -1108,7 +1119,7 @@ rampool_status rampool_direct_put_from(rampool_direct *direct,
  * Writes the counts of operations on exposed memory to `*stats`, as many as fit `size` (pass
  * sizeof(rampool_key_stats)).
  *
- * # Safety
+ * Requirements:
  * `direct` is null or came from rampool_direct_open() or _join() and was not closed; `stats` is null or
  * `size` bytes can be written there.
  */
@@ -1121,7 +1132,7 @@ rampool_status rampool_direct_key_stats(const rampool_direct *direct,
  * `bytes` bytes in all. If both are 0 it is not created, and the status is RAMPOOL_STATUS_GONE. On success,
  * free `*queue` with rampool_queue_free(); otherwise it is null. Blocks until the server has answered.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() or _join() and was not closed; `name` is null or ends with a zero
  * byte; `queue` is null or can be written.
  */
@@ -1134,7 +1145,7 @@ rampool_status rampool_queue_open(rampool_direct *direct,
 /**
  * Frees the handle. The queue stays. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `queue` is null or came from rampool_queue_open() and was not freed.
  */
 void rampool_queue_free(rampool_queue *queue);
@@ -1142,7 +1153,7 @@ void rampool_queue_free(rampool_queue *queue);
 /**
  * Deletes the queue and all messages in it, for every member of the lease. The handle must still be freed.
  *
- * # Safety
+ * Requirements:
  * `direct` and `queue` are null or valid.
  */
 rampool_status rampool_queue_delete(rampool_direct *direct,
@@ -1154,7 +1165,7 @@ rampool_status rampool_queue_delete(rampool_direct *direct,
  * milliseconds, the status is RAMPOOL_STATUS_NO_ROOM. A send that succeeded has appended the message exactly
  * once.
  *
- * # Safety
+ * Requirements:
  * `direct` and `queue` are null or valid; `head` and `body` can be read for the given number of bytes, or
  * are null if that is 0.
  */
@@ -1167,6 +1178,22 @@ rampool_status rampool_queue_send(rampool_direct *direct,
                                   uint32_t timeout_ms);
 
 /**
+ * Appends a message whose body is what `layout` selects from `offset` of a region on. The body is not copied:
+ * it stays the region's, and is what it is when the receiver reads it. Otherwise as rampool_queue_send().
+ *
+ * Requirements:
+ * As rampool_queue_send(); `region` and `layout` are null or valid, and `region` is of `direct`.
+ */
+rampool_status rampool_queue_send_region(rampool_direct *direct,
+                                         const rampool_queue *queue,
+                                         const void *head,
+                                         size_t head_bytes,
+                                         const rampool_direct_region *region,
+                                         uint64_t offset,
+                                         const rampool_layout *layout,
+                                         uint32_t timeout_ms);
+
+/**
  * Appends `count` messages of `head_bytes` bytes each (at most 256), contiguous at `heads`, without bodies.
  * They travel in groups, each of which enters the queue whole. This takes fewer requests and answers than
  * rampool_queue_send() for each. Blocks until all are in the queue, or until a group has waited
@@ -1175,7 +1202,7 @@ rampool_status rampool_queue_send(rampool_direct *direct,
  * RAMPOOL_STATUS_NO_ROOM. One call sends at most 1048576 messages; with more, the status is
  * RAMPOOL_STATUS_INVALID, and none is sent.
  *
- * # Safety
+ * Requirements:
  * `direct` and `queue` are null or valid; `heads` has `count` times `head_bytes` bytes; `sent` is null or
  * can be written.
  */
@@ -1192,7 +1219,7 @@ rampool_status rampool_queue_send_many(rampool_direct *direct,
  * is null, and the call succeeds. A message stays in its queue until rampool_message_done(): if this process
  * is lost before that, or closes the direct view, another receiver gets it.
  *
- * # Safety
+ * Requirements:
  * `direct` and `queue` are null or valid; `message` is null or can be written.
  */
 rampool_status rampool_queue_take(rampool_direct *direct,
@@ -1203,7 +1230,7 @@ rampool_status rampool_queue_take(rampool_direct *direct,
 /**
  * Blocks until the server has heard of every message that this member is done with.
  *
- * # Safety
+ * Requirements:
  * `direct` and `queue` are null or valid.
  */
 rampool_status rampool_queue_flush(rampool_direct *direct, const rampool_queue *queue);
@@ -1211,7 +1238,7 @@ rampool_status rampool_queue_flush(rampool_direct *direct, const rampool_queue *
 /**
  * The head of a message, and its length in `*bytes`; null for null. Valid as long as the message.
  *
- * # Safety
+ * Requirements:
  * `message` is null or valid; `bytes` is null or can be written.
  */
 const void *rampool_message_head(const rampool_message *message, size_t *bytes);
@@ -1219,7 +1246,7 @@ const void *rampool_message_head(const rampool_message *message, size_t *bytes);
 /**
  * Bytes of the body of a message; 0 for null.
  *
- * # Safety
+ * Requirements:
  * `message` is null or valid.
  */
 uint64_t rampool_message_body_bytes(const rampool_message *message);
@@ -1227,7 +1254,7 @@ uint64_t rampool_message_body_bytes(const rampool_message *message);
 /**
  * Whether the message was delivered before, to a receiver that did not finish it; false for null.
  *
- * # Safety
+ * Requirements:
  * `message` is null or valid.
  */
 bool rampool_message_redelivered(const rampool_message *message);
@@ -1237,7 +1264,7 @@ bool rampool_message_redelivered(const rampool_message *message);
  * arrived at the server within `timeout_ms` milliseconds, RAMPOOL_STATUS_GONE if its sender was lost
  * before, RAMPOOL_STATUS_NO_ROOM if it is longer than `size`.
  *
- * # Safety
+ * Requirements:
  * `direct` and `message` are null or valid; `buffer` can be written for `size` bytes, or is null if that is
  * 0.
  */
@@ -1248,10 +1275,39 @@ rampool_status rampool_message_body(rampool_direct *direct,
                                     uint32_t timeout_ms);
 
 /**
+ * Copies the body of a message to a region, from `offset` on, from server to server: no byte of it comes here.
+ * Blocks and fails as rampool_message_body().
+ *
+ * Requirements:
+ * `direct`, `message` and `region` are null or valid, and `region` is of `direct`.
+ */
+rampool_status rampool_message_land_body(rampool_direct *direct,
+                                         rampool_message *message,
+                                         const rampool_direct_region *region,
+                                         uint64_t offset,
+                                         uint32_t timeout_ms);
+
+/**
+ * Where the body of a message lies in the pool: a region and the offset of its first byte. Every operation of
+ * the direct view works there; a body that came with its message may only be read, until
+ * rampool_message_done(). If the message has no body, or its body is not in one piece, `*region` is null and
+ * the call succeeds. Close `*region` with rampool_direct_region_close(). Blocks and fails as
+ * rampool_message_body().
+ *
+ * Requirements:
+ * `direct` and `message` are null or valid; `region` and `offset` are null or can be written.
+ */
+rampool_status rampool_message_body_place(rampool_direct *direct,
+                                          rampool_message *message,
+                                          uint32_t timeout_ms,
+                                          rampool_direct_region **region,
+                                          uint64_t *offset);
+
+/**
  * Acknowledges the message, and frees its handle. Does not block: the server hears of it with the next
  * rampool_queue_take() of that queue, or by rampool_queue_flush(). Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `direct` came from rampool_direct_open() or _join() and was not closed; `message` is null or came from
  * rampool_queue_take() with this direct view and was not freed.
  */
@@ -1262,7 +1318,7 @@ void rampool_message_done(rampool_direct *direct,
  * Returns the message to its queue, for the next receiver, and frees its handle. Blocks until the server has
  * it.
  *
- * # Safety
+ * Requirements:
  * As rampool_message_done().
  */
 rampool_status rampool_message_give_back(rampool_direct *direct,
@@ -1277,7 +1333,7 @@ rampool_status rampool_message_give_back(rampool_direct *direct,
  * through `rampool launch`. A child that the process forks is no rank: calls in it return
  * RAMPOOL_STATUS_INVALID, or do nothing.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or can be written.
  */
 rampool_status rampool_shared_join(rampool_shared **shared);
@@ -1286,7 +1342,7 @@ rampool_status rampool_shared_join(rampool_shared **shared);
  * Leaves the run and frees the handle. One thread of every rank calls it once, after its last use of shared
  * memory; blocks until all have. Afterwards an access to shared memory ends the process. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; no other call uses it meanwhile.
  */
 rampool_status rampool_shared_close(rampool_shared *shared);
@@ -1294,7 +1350,7 @@ rampool_status rampool_shared_close(rampool_shared *shared);
 /**
  * This rank, from 0 on; 0 for null.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 uint32_t rampool_shared_rank(const rampool_shared *shared);
@@ -1302,7 +1358,7 @@ uint32_t rampool_shared_rank(const rampool_shared *shared);
 /**
  * Number of ranks; 0 for null.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 uint32_t rampool_shared_ranks(const rampool_shared *shared);
@@ -1310,7 +1366,7 @@ uint32_t rampool_shared_ranks(const rampool_shared *shared);
 /**
  * Sets how many threads of this rank meet at barriers from now on. It is 1 at the start.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_set_threads(const rampool_shared *shared, uint32_t threads);
@@ -1324,7 +1380,7 @@ rampool_status rampool_shared_set_threads(const rampool_shared *shared, uint32_t
  * aurc, ibec or auto (default: the run's); homes cyclic, blocked or the number of one rank (default:
  * cyclic); page-size from 4K to 64K, a power of two (default: 4K).
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `options` is null or ends with a
  * zero byte; `address` is null or can be written.
  */
@@ -1337,7 +1393,7 @@ rampool_status rampool_shared_alloc(const rampool_shared *shared,
  * As rampool_shared_alloc(), for all ranks by a call of this one alone. The program passes the address to
  * the others.
  *
- * # Safety
+ * Requirements:
  * As rampool_shared_alloc().
  */
 rampool_status rampool_shared_alloc_alone(const rampool_shared *shared,
@@ -1348,7 +1404,7 @@ rampool_status rampool_shared_alloc_alone(const rampool_shared *shared,
 /**
  * Frees memory of rampool_shared_alloc(). Every rank makes the same call, after its last use of the memory.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_free(const rampool_shared *shared,
@@ -1358,7 +1414,7 @@ rampool_status rampool_shared_free(const rampool_shared *shared,
  * Frees, for all ranks, memory of rampool_shared_alloc_alone() of this rank or another. No rank may use it
  * any more.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_free_alone(const rampool_shared *shared,
@@ -1368,7 +1424,7 @@ rampool_status rampool_shared_free_alone(const rampool_shared *shared,
  * Takes the lock, named by any number below 2^62, for this thread alone. Then all writes before earlier
  * releases are visible (protocol ibec: those under this lock).
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_lock(const rampool_shared *shared,
@@ -1377,7 +1433,7 @@ rampool_status rampool_shared_lock(const rampool_shared *shared,
 /**
  * As rampool_shared_lock(), without waiting: RAMPOOL_STATUS_BUSY if it is held.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_try_lock(const rampool_shared *shared, uint64_t lock);
@@ -1385,7 +1441,7 @@ rampool_status rampool_shared_try_lock(const rampool_shared *shared, uint64_t lo
 /**
  * Takes the lock together with other readers, while no thread has it exclusively.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_lock_shared(const rampool_shared *shared, uint64_t lock);
@@ -1393,7 +1449,7 @@ rampool_status rampool_shared_lock_shared(const rampool_shared *shared, uint64_t
 /**
  * As rampool_shared_lock_shared(), without waiting: RAMPOOL_STATUS_BUSY if a thread has it exclusively.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_try_lock_shared(const rampool_shared *shared,
@@ -1403,7 +1459,7 @@ rampool_status rampool_shared_try_lock_shared(const rampool_shared *shared,
  * Takes S5's non-exclusive lock: it brings the newest released data, and keeps no thread out. Only where
  * everything is ibec; elsewhere as rampool_shared_lock_shared().
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_lock_snapshot(const rampool_shared *shared,
@@ -1412,7 +1468,7 @@ rampool_status rampool_shared_lock_snapshot(const rampool_shared *shared,
 /**
  * Releases a lock, however it was taken. RAMPOOL_STATUS_INVALID if this thread does not hold it.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_unlock(const rampool_shared *shared, uint64_t lock);
@@ -1421,7 +1477,7 @@ rampool_status rampool_shared_unlock(const rampool_shared *shared, uint64_t lock
  * Waits for all threads of all ranks (rampool_shared_set_threads()). Afterwards all writes are visible to
  * all threads. All name the same barrier.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_barrier(const rampool_shared *shared,
@@ -1431,7 +1487,7 @@ rampool_status rampool_shared_barrier(const rampool_shared *shared,
  * As rampool_shared_barrier(). Pages that only one rank wrote become that rank's own, and cost it nothing
  * until another rank reads them.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_barrier_keep(const rampool_shared *shared,
@@ -1441,7 +1497,7 @@ rampool_status rampool_shared_barrier_keep(const rampool_shared *shared,
  * Releases `lock`, which this thread holds exclusively, waits for a signal of this condition of the lock,
  * and takes the lock again. Check the condition in a loop.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_wait(const rampool_shared *shared,
@@ -1451,7 +1507,7 @@ rampool_status rampool_shared_wait(const rampool_shared *shared,
 /**
  * Wakes one thread that waits for this condition of the lock.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_signal(const rampool_shared *shared,
@@ -1461,7 +1517,7 @@ rampool_status rampool_shared_signal(const rampool_shared *shared,
 /**
  * Wakes all threads that wait for this condition of the lock.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_broadcast(const rampool_shared *shared,
@@ -1472,7 +1528,7 @@ rampool_status rampool_shared_broadcast(const rampool_shared *shared,
  * Sets one of 65536 semaphores, numbered from 0; all are 0 at the start. No thread may wait for it during
  * the call.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_semaphore_set(const rampool_shared *shared,
@@ -1482,7 +1538,7 @@ rampool_status rampool_shared_semaphore_set(const rampool_shared *shared,
 /**
  * Takes one from the semaphore; waits while it is 0.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_semaphore_wait(const rampool_shared *shared, uint32_t semaphore);
@@ -1490,7 +1546,7 @@ rampool_status rampool_shared_semaphore_wait(const rampool_shared *shared, uint3
 /**
  * Adds one to the semaphore and wakes one waiting thread.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_semaphore_post(const rampool_shared *shared, uint32_t semaphore);
@@ -1498,7 +1554,7 @@ rampool_status rampool_shared_semaphore_post(const rampool_shared *shared, uint3
 /**
  * Makes this thread's writes visible to threads that synchronise with it later, without releasing anything.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_fence(const rampool_shared *shared);
@@ -1508,7 +1564,7 @@ rampool_status rampool_shared_fence(const rampool_shared *shared);
  * `word`, in shared memory, atomically among all ranks, ordered like a lock of that word. `*before`, unless
  * null, gets the word's value before.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `before` is null or can be
  * written.
  */
@@ -1523,7 +1579,7 @@ rampool_status rampool_shared_atomic(const rampool_shared *shared,
  * Stores `desired` in the word if it equals `expected`, as rampool_shared_atomic(). It was stored if
  * `*before` equals `expected` afterwards.
  *
- * # Safety
+ * Requirements:
  * As rampool_shared_atomic().
  */
 rampool_status rampool_shared_compare_exchange(const rampool_shared *shared,
@@ -1536,7 +1592,7 @@ rampool_status rampool_shared_compare_exchange(const rampool_shared *shared,
 /**
  * Adds to a double, as rampool_shared_atomic(). `*before`, unless null, gets its value before.
  *
- * # Safety
+ * Requirements:
  * As rampool_shared_atomic().
  */
 rampool_status rampool_shared_add_double(const rampool_shared *shared,
@@ -1547,7 +1603,7 @@ rampool_status rampool_shared_add_double(const rampool_shared *shared,
 /**
  * From the next barrier on, rank `manager` manages the lock.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_set_lock_manager(const rampool_shared *shared,
@@ -1557,7 +1613,7 @@ rampool_status rampool_shared_set_lock_manager(const rampool_shared *shared,
 /**
  * From the next barrier on, rank `home` is the home of every page that holds one of these bytes.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished.
  */
 rampool_status rampool_shared_set_home(const rampool_shared *shared,
@@ -1568,7 +1624,7 @@ rampool_status rampool_shared_set_home(const rampool_shared *shared,
 /**
  * Writes the rank that is now the home of the page at `address` to `*home`.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `home` is null or can be
  * written.
  */
@@ -1579,7 +1635,7 @@ rampool_status rampool_shared_home(const rampool_shared *shared,
 /**
  * Writes the rank's counts to `*stats`, as many as fit `size` (pass sizeof(rampool_shared_stats)).
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `stats` is null or `size` bytes
  * can be written there.
  */
@@ -1590,7 +1646,7 @@ rampool_status rampool_shared_count(const rampool_shared *shared,
 /**
  * Ends the run on every rank, this one included, with this reason.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `why` is null or ends with a
  * zero byte.
  */
@@ -1601,7 +1657,7 @@ rampool_status rampool_shared_abort(const rampool_shared *shared,
  * Opens the region that begins at `address`, which all ranks allocated together, for direct operations. On
  * success, close `*view` with rampool_shared_direct_close(); otherwise it is null.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `view` is null or can be
  * written.
  */
@@ -1612,7 +1668,7 @@ rampool_status rampool_shared_direct_open(const rampool_shared *shared,
 /**
  * Closes the view; the region stays. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `view` is null or came from rampool_shared_direct_open() or rampool_outside_open_region() and was not
  * closed.
  */
@@ -1621,7 +1677,7 @@ void rampool_shared_direct_close(rampool_shared_direct *view);
 /**
  * Bytes of the region; 0 for null.
  *
- * # Safety
+ * Requirements:
  * As rampool_shared_direct_close().
  */
 uint64_t rampool_shared_direct_bytes(const rampool_shared_direct *view);
@@ -1630,7 +1686,7 @@ uint64_t rampool_shared_direct_bytes(const rampool_shared_direct *view);
  * Publishes the region that begins at `address`, which all ranks allocated together, under this name for
  * processes outside the run. Every rank makes the call.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `name` is null or ends with a
  * zero byte.
  */
@@ -1645,7 +1701,7 @@ rampool_status rampool_shared_publish(const rampool_shared *shared,
  * RAMPOOL_STATUS_NO_ROOM if the ticket is longer than `size` bytes; 256 for each rank and 64 for the secret are
  * enough.
  *
- * # Safety
+ * Requirements:
  * `shared` is null or came from rampool_shared_join() and was not finished; `listen` is null or ends with a
  * zero byte; `buffer` is null or `size` bytes can be written there.
  */
@@ -1659,7 +1715,7 @@ rampool_status rampool_shared_listen(const rampool_shared *shared,
  * needs the run's key, in the file `key_file` (null: none). Blocks at most a minute. On success, close
  * `*outside` with rampool_outside_close(); otherwise it is null.
  *
- * # Safety
+ * Requirements:
  * `ticket` and `key_file` are null or end with a zero byte; `outside` is null or can be written.
  */
 rampool_status rampool_outside_open(const char *ticket,
@@ -1669,7 +1725,7 @@ rampool_status rampool_outside_open(const char *ticket,
 /**
  * Disconnects from the run. Views that are open stay valid until they are closed. Null does nothing.
  *
- * # Safety
+ * Requirements:
  * `outside` is null or came from rampool_outside_open() and was not closed.
  */
 void rampool_outside_close(rampool_outside *outside);
@@ -1678,7 +1734,7 @@ void rampool_outside_close(rampool_outside *outside);
  * Opens a region that the ranks have published. RAMPOOL_STATUS_INVALID if there is none of that name. On
  * success, close `*view` with rampool_shared_direct_close(); otherwise it is null.
  *
- * # Safety
+ * Requirements:
  * `outside` is null or came from rampool_outside_open() and was not closed; `name` is null or ends with a
  * zero byte; `view` is null or can be written.
  */
@@ -1690,7 +1746,7 @@ rampool_status rampool_outside_open_region(const rampool_outside *outside,
  * Reads the bytes that `there` selects from `offset` of the region on into those that `here` selects from
  * `address` on. Both select the same number of bytes. Only those bytes travel.
  *
- * # Safety
+ * Requirements:
  * `view` is null or was opened and not closed; `there` and `here` are null or layouts that were not freed;
  * the bytes that `here` selects can be written, and nothing else uses them during the call.
  */
@@ -1704,7 +1760,7 @@ rampool_status rampool_shared_direct_get_layout(const rampool_shared_direct *vie
  * Writes the bytes that `here` selects from `address` on to those that `there` selects from `offset` of the
  * region on. Both select the same number of bytes, and `there` selects none twice.
  *
- * # Safety
+ * Requirements:
  * As rampool_shared_direct_get_layout(); the bytes that `here` selects can be read, and do not change during
  * the call.
  */
@@ -1717,7 +1773,7 @@ rampool_status rampool_shared_direct_put_layout(const rampool_shared_direct *vie
 /**
  * Reads `bytes` bytes of the region, from `offset` on.
  *
- * # Safety
+ * Requirements:
  * `view` is null or was opened and not closed; `to` has room for `bytes` bytes, which nothing else uses
  * during the call.
  */
@@ -1730,7 +1786,7 @@ rampool_status rampool_shared_direct_get(const rampool_shared_direct *view,
  * Writes `bytes` bytes to the region, from `offset` on. When it returns they are there, as if the rank that
  * executed it had stored and released them.
  *
- * # Safety
+ * Requirements:
  * `view` is null or was opened and not closed; `from` has `bytes` bytes, which do not change during the
  * call.
  */
@@ -1745,7 +1801,7 @@ rampool_status rampool_shared_direct_put(const rampool_shared_direct *view,
  * change is atomic among direct operations, but not with rampool_shared_atomic() or stores of ranks to the
  * same word.
  *
- * # Safety
+ * Requirements:
  * `view` is null or was opened and not closed; `there` is null or a layout that was not freed; `operands`
  * has rampool_layout_size(there) bytes, which do not change during the call.
  */
@@ -1760,7 +1816,7 @@ rampool_status rampool_shared_direct_accumulate(const rampool_shared_direct *vie
  * Combines one element of this kind with an operand, and stores its previous value in `*old` unless that is
  * null. Ordered like a lock of that word, as rampool_shared_atomic() is.
  *
- * # Safety
+ * Requirements:
  * `view` is null or was opened and not closed; `operand` is null or points to a number of this kind; one can
  * be written to `old` if that is not null.
  */
@@ -1775,7 +1831,7 @@ rampool_status rampool_shared_direct_fetch_op(const rampool_shared_direct *view,
  * Writes `*desired` to one element of this kind if it equals `*expected` bit by bit, and stores its previous
  * value in `*old`. Ordered as rampool_shared_direct_fetch_op().
  *
- * # Safety
+ * Requirements:
  * As rampool_shared_direct_fetch_op(); `expected` and `desired` are null or point to numbers of this kind.
  */
 rampool_status rampool_shared_direct_compare_exchange(const rampool_shared_direct *view,
@@ -1784,6 +1840,92 @@ rampool_status rampool_shared_direct_compare_exchange(const rampool_shared_direc
                                                       const void *expected,
                                                       const void *desired,
                                                       void *old);
+
+/**
+ * Begins to read `bytes` bytes of the region, from `offset` on, and returns at once. Many operations may be
+ * under way; they may end in any order. On success, end `*pending` with rampool_direct_wait(); otherwise it
+ * is null.
+ *
+ * Requirements:
+ * `direct` came from rampool_direct_open() and was not closed; `region` came from
+ * rampool_direct_open_region() of it and was not closed or freed; `to` has room for `bytes` bytes, which
+ * nothing else uses until rampool_direct_wait() has returned or `direct` is closed; `pending` is null or can
+ * be written.
+ */
+rampool_status rampool_direct_start_get(rampool_direct *direct,
+                                        const rampool_direct_region *region,
+                                        uint64_t offset,
+                                        void *to,
+                                        uint64_t bytes,
+                                        rampool_pending **pending);
+
+/**
+ * Begins to write `bytes` bytes to the region, from `offset` on, and returns at once, as
+ * rampool_direct_start_get().
+ *
+ * Requirements:
+ * As rampool_direct_start_get(); `from` has `bytes` bytes, which do not change until rampool_direct_wait()
+ * has returned or `direct` is closed.
+ */
+rampool_status rampool_direct_start_put(rampool_direct *direct,
+                                        const rampool_direct_region *region,
+                                        uint64_t offset,
+                                        const void *from,
+                                        uint64_t bytes,
+                                        rampool_pending **pending);
+
+/**
+ * Begins what rampool_direct_get_layout() does, and returns at once, as rampool_direct_start_get(). The
+ * layouts may be freed at once.
+ *
+ * Requirements:
+ * As rampool_direct_start_get(); `there` and `here` are layouts that were not freed; nothing else uses the
+ * bytes that `here` selects from `address` on until rampool_direct_wait() has returned or `direct` is closed.
+ */
+rampool_status rampool_direct_start_get_layout(rampool_direct *direct,
+                                               const rampool_direct_region *region,
+                                               uint64_t offset,
+                                               const rampool_layout *there,
+                                               void *address,
+                                               const rampool_layout *here,
+                                               rampool_pending **pending);
+
+/**
+ * Begins what rampool_direct_put_layout() does, and returns at once, as rampool_direct_start_get(). The
+ * layouts may be freed at once.
+ *
+ * Requirements:
+ * As rampool_direct_start_get_layout(); the bytes that `here` selects do not change until
+ * rampool_direct_wait() has returned or `direct` is closed.
+ */
+rampool_status rampool_direct_start_put_layout(rampool_direct *direct,
+                                               const rampool_direct_region *region,
+                                               uint64_t offset,
+                                               const rampool_layout *there,
+                                               const void *address,
+                                               const rampool_layout *here,
+                                               rampool_pending **pending);
+
+/**
+ * Whether an operation has ended; false for null. Does not block, and lets everything under way go on. When
+ * it has ended, rampool_direct_wait() returns at once and says how.
+ *
+ * Requirements:
+ * `direct` is null or was not closed; `pending` is null or was started with it and not waited for.
+ */
+bool rampool_direct_test(rampool_direct *direct,
+                         const rampool_pending *pending);
+
+/**
+ * Blocks until an operation has ended, returns its status, and frees `pending`, also when it failed. Null
+ * does nothing.
+ *
+ * Requirements:
+ * `direct` came from rampool_direct_open() and was not closed; `pending` is null or was started with it and
+ * not waited for.
+ */
+rampool_status rampool_direct_wait(rampool_direct *direct,
+                                   rampool_pending *pending);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 
 use runtime::direct::{Direct, DirectError, DirectRegion, Filter, Number, Total};
-use runtime::proto::elements::{Combine, Kind};
+use runtime::proto::elements::{Combine, Kind, of_kind};
 use runtime::proto::layout::Layout;
 
 use crate::direct::{DirectHandle, DirectRegionHandle, LayoutHandle, failed};
@@ -93,23 +93,6 @@ pub(crate) fn combine_of(combine: u32) -> Option<Combine> {
         RAMPOOL_COMBINE_XOR => Combine::Xor,
         _ => return None,
     })
-}
-
-/// An operation on elements of any kind.
-trait Work {
-    type Out;
-    fn run<T: Number>(self) -> Self::Out;
-}
-
-fn with_kind<W: Work>(kind: Kind, work: W) -> W::Out {
-    match kind {
-        Kind::I32 => work.run::<i32>(),
-        Kind::U32 => work.run::<u32>(),
-        Kind::I64 => work.run::<i64>(),
-        Kind::U64 => work.run::<u64>(),
-        Kind::F32 => work.run::<f32>(),
-        Kind::F64 => work.run::<f64>(),
-    }
 }
 
 /// # Safety
@@ -207,15 +190,19 @@ struct Update {
     direct: *mut DirectHandle,
     region: *const DirectRegionHandle,
     offset: u64,
-    /// A number to compare with, or a way to combine.
-    how: Result<*const c_void, Combine>,
+    how: How,
     operand: *const c_void,
     old: *mut c_void,
 }
 
-impl Work for Update {
-    type Out = RampoolStatus;
+/// How an element changes.
+enum How {
+    /// To the operand, if it equals this number.
+    IfEqual(*const c_void),
+    Combine(Combine),
+}
 
+impl Update {
     fn run<T: Number>(self) -> RampoolStatus {
         // SAFETY: null or valid, as the caller of the C function promises.
         let (Some(direct), Some(region)) = (unsafe { (self.direct.as_mut(), self.region.as_ref()) }) else {
@@ -224,12 +211,12 @@ impl Work for Update {
         // SAFETY: likewise; the caller of this has checked for null.
         let operand = unsafe { load::<T>(self.operand) };
         let updated = match self.how {
-            Ok(expected) => {
+            How::IfEqual(expected) => {
                 // SAFETY: likewise.
                 let expected = unsafe { load::<T>(expected) };
                 direct.0.compare_exchange(region.0, self.offset, expected, operand)
             }
-            Err(how) => direct.0.fetch_op(region.0, self.offset, how, operand),
+            How::Combine(how) => direct.0.fetch_op(region.0, self.offset, how, operand),
         };
         match updated {
             Ok(old) => {
@@ -269,10 +256,9 @@ pub unsafe extern "C" fn rampool_direct_fetch_op(
             ),
         );
     };
-    with_kind(
-        kind,
-        Update { call: "rampool_direct_fetch_op", direct, region, offset, how: Err(how), operand, old },
-    )
+    let call = "rampool_direct_fetch_op";
+    let update = Update { call, direct, region, offset, how: How::Combine(how), operand, old };
+    of_kind!(kind, T, update.run::<T>())
 }
 
 /// Writes `*desired` to one element of this kind if it equals `*expected` bit by bit, and stores its previous
@@ -297,18 +283,9 @@ pub unsafe extern "C" fn rampool_direct_compare_exchange(
             format_args!("rampool_direct_compare_exchange: a null pointer, or unknown kind {kind}"),
         );
     };
-    with_kind(
-        kind,
-        Update {
-            call: "rampool_direct_compare_exchange",
-            direct,
-            region,
-            offset,
-            how: Ok(expected),
-            operand: desired,
-            old,
-        },
-    )
+    let call = "rampool_direct_compare_exchange";
+    let update = Update { call, direct, region, offset, how: How::IfEqual(expected), operand: desired, old };
+    of_kind!(kind, T, update.run::<T>())
 }
 
 /// A column, and the operation on it.
@@ -332,9 +309,7 @@ trait Want {
     ) -> Result<(), DirectError>;
 }
 
-impl<F: Want> Work for Column<'_, F> {
-    type Out = RampoolStatus;
-
+impl<F: Want> Column<'_, F> {
     fn run<T: Number>(self) -> RampoolStatus {
         // SAFETY: null or valid, as the caller of the C function promises.
         let (direct, region, column) =
@@ -361,7 +336,10 @@ unsafe fn scanned(
     want: &mut impl Want,
 ) -> RampoolStatus {
     match kind_of(kind) {
-        Some(kind) => with_kind(kind, Column { call, direct, region, column, filter, want }),
+        Some(kind) => {
+            let column = Column { call, direct, region, column, filter, want };
+            of_kind!(kind, T, column.run::<T>())
+        }
         None => fail(RampoolStatus::Invalid, format_args!("{call}: unknown kind {kind}")),
     }
 }

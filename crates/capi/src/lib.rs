@@ -4,6 +4,7 @@
 //!    lib     rampool.h: builder, pool, region, statistics, errors; only conversions around the crate `rampool`
 //!   shared  rampool.h too: the shared view
 //!   direct  rampool.h too: the direct view and its layouts
+//!    started rampool.h too: gets and puts of the direct view that are started now and waited for later
 //!    elements rampool.h too: updates, filters, totals and copies in the direct view
 //!    exposed rampool.h too: regions handed over to other processes, and memory that a server has a key to
 //!   queue   rampool.h too: the direct view's queues
@@ -19,6 +20,7 @@ mod exposed;
 mod queue;
 mod shared;
 mod shared_direct;
+mod started;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};

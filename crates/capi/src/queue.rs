@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use runtime::direct::{DirectError, Message, Queue, QueueBounds, QueueError, SendBody};
 
-use crate::direct::DirectHandle;
+use crate::direct::{DirectHandle, DirectRegionHandle, LayoutHandle};
 use crate::{RampoolStatus, bytes_at, fail, null_pointer, text};
 
 /// Most messages in one call; each takes a little memory on the way.
@@ -110,6 +110,37 @@ pub unsafe extern "C" fn rampool_queue_send(
     // SAFETY: the caller promises as many readable bytes, which do not change during the call.
     let (head, body) = unsafe { (bytes_at(head, head_bytes), bytes_at(body, body_bytes)) };
     let body = if body.is_empty() { SendBody::None } else { SendBody::Bytes(body) };
+    done(direct.0.send(&queue.0, head, body, Duration::from_millis(timeout_ms.into())))
+}
+
+/// Appends a message whose body is what `layout` selects from `offset` of a region on. The body is not copied:
+/// it stays the region's, and is what it is when the receiver reads it. Otherwise as rampool_queue_send().
+///
+/// # Safety
+/// As rampool_queue_send(); `region` and `layout` are null or valid, and `region` is of `direct`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_queue_send_region(
+    direct: *mut DirectHandle,
+    queue: *const QueueHandle,
+    head: *const c_void,
+    head_bytes: usize,
+    region: *const DirectRegionHandle,
+    offset: u64,
+    layout: *const LayoutHandle,
+    timeout_ms: u32,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (direct, queue) = unsafe { (direct.as_mut(), queue.as_ref()) };
+    // SAFETY: as above.
+    let (region, layout) = unsafe { (region.as_ref(), layout.as_ref()) };
+    let (Some(direct), Some(queue), Some(region), Some(layout), false) =
+        (direct, queue, region, layout, head.is_null() && head_bytes > 0)
+    else {
+        return null_pointer("rampool_queue_send_region");
+    };
+    // SAFETY: the caller promises as many readable bytes, which do not change during the call.
+    let head = unsafe { bytes_at(head, head_bytes) };
+    let body = SendBody::InPool { region: region.0, offset, layout: &layout.0 };
     done(direct.0.send(&queue.0, head, body, Duration::from_millis(timeout_ms.into())))
 }
 
@@ -276,6 +307,63 @@ pub unsafe extern "C" fn rampool_message_body(
         unsafe { std::slice::from_raw_parts_mut(buffer.cast(), size) }
     };
     done(direct.0.body_into(&mut message.0, room, Duration::from_millis(timeout_ms.into())).map(drop))
+}
+
+/// Copies the body of a message to a region, from `offset` on, from server to server: no byte of it comes here.
+/// Blocks and fails as rampool_message_body().
+///
+/// # Safety
+/// `direct`, `message` and `region` are null or valid, and `region` is of `direct`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_message_land_body(
+    direct: *mut DirectHandle,
+    message: *mut MessageHandle,
+    region: *const DirectRegionHandle,
+    offset: u64,
+    timeout_ms: u32,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (direct, message, region) = unsafe { (direct.as_mut(), message.as_mut(), region.as_ref()) };
+    let (Some(direct), Some(message), Some(region)) = (direct, message, region) else {
+        return null_pointer("rampool_message_land_body");
+    };
+    let timeout = Duration::from_millis(timeout_ms.into());
+    done(direct.0.land_body(&mut message.0, region.0, offset, timeout))
+}
+
+/// Where the body of a message lies in the pool: a region and the offset of its first byte. Every operation of
+/// the direct view works there; a body that came with its message may only be read, until
+/// rampool_message_done(). If the message has no body, or its body is not in one piece, `*region` is null and
+/// the call succeeds. Close `*region` with rampool_direct_region_close(). Blocks and fails as
+/// rampool_message_body().
+///
+/// # Safety
+/// `direct` and `message` are null or valid; `region` and `offset` are null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rampool_message_body_place(
+    direct: *mut DirectHandle,
+    message: *mut MessageHandle,
+    timeout_ms: u32,
+    region: *mut *mut DirectRegionHandle,
+    offset: *mut u64,
+) -> RampoolStatus {
+    // SAFETY: null or valid, as the caller promises.
+    let (direct, message) = unsafe { (direct.as_mut(), message.as_mut()) };
+    // SAFETY: as above.
+    let (region, offset) = unsafe { (region.as_mut(), offset.as_mut()) };
+    let (Some(direct), Some(message), Some(region), Some(offset)) = (direct, message, region, offset) else {
+        return null_pointer("rampool_message_body_place");
+    };
+    (*region, *offset) = (std::ptr::null_mut(), 0);
+    match direct.0.body_place(&mut message.0, Duration::from_millis(timeout_ms.into())) {
+        Ok(place) => {
+            if let Some((found, at)) = place {
+                (*region, *offset) = (Box::into_raw(Box::new(DirectRegionHandle(found))), at);
+            }
+            RampoolStatus::Ok
+        }
+        Err(error) => status(&error),
+    }
 }
 
 /// Acknowledges the message, and frees its handle. Does not block: the server hears of it with the next

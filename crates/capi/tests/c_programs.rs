@@ -211,6 +211,22 @@ fn a_table_in_c_is_changed_filtered_and_added_up_where_it_lies() {
 }
 
 #[test]
+fn gets_and_puts_in_c_overlap_and_bodies_stay_in_the_pool() {
+    let program = compile("overlap");
+    let servers = [serve(64 * MIB), serve(64 * MIB)];
+    let names = servers.each_ref().map(|server| server.addr().to_string());
+    for blocks in ["1", "1000"] {
+        let output = started(&program, &[blocks, &names[0], &names[1]]);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(text(&output.stdout), format!("{blocks} blocks went and came back\n"));
+        for server in &servers {
+            assert!(server.wait_until_idle(Instant::now() + WATCHDOG));
+            server.check();
+        }
+    }
+}
+
+#[test]
 fn a_region_larger_than_local_memory_is_an_array_in_c() {
     let program = compile("array");
     let server = serve(64 * MIB);

@@ -30,7 +30,7 @@ const OWN_DESCRIPTORS: u64 = 64;
 /// Serves until SIGTERM or SIGINT. Then stops when the clients have left, after the time to drain, or at a
 /// second signal.
 pub fn run(args: Args) -> Result<i32> {
-    let settings = args.settle()?;
+    let settings = args.effective()?;
     let defaults = ServerConfig::new(settings.memory.0, settings.listen[0].clone());
     // Before any thread starts, so that all of them inherit the blocked signals.
     let others: &[i32] = if settings.tenants.is_some() { &[libc::SIGHUP] } else { &[] };

@@ -59,7 +59,7 @@ use crate::pool::{
 use rampool_net::transport::PieceMut;
 pub use rampool_net::transport::zero_copy::Kept;
 use rampool_net::transport::zero_copy::{self, SharedZeroCopy, ZeroCopyStats};
-use rampool_pinning::path::Always;
+use rampool_pinning::path::NoZeroCopy;
 use rampool_wire::elements::{Combine, Kind, Reduced, Scan, Test, Want};
 use rampool_wire::frame::{Change, FetchOp, MAX_NAME_BYTES, MAX_PAGE_INDEX, parse_reduced};
 use rampool_wire::layout::{Layout, LayoutError, Program};
@@ -365,7 +365,7 @@ impl Direct {
     /// For each server, in the pool's order, from how many bytes on pieces of a put leave without a copy, or
     /// why they never do.
     #[must_use]
-    pub fn zero_copy_from(&self) -> Vec<Result<u64, Always>> {
+    pub fn zero_copy_from(&self) -> Vec<Result<u64, NoZeroCopy>> {
         self.pool.zero_copy_from()
     }
 
@@ -588,12 +588,34 @@ impl Direct {
         address: *mut u8,
         here: &Layout,
     ) -> Result<(), DirectError> {
+        // SAFETY: the caller's promise, until the end of this call, which is that of the operation.
+        let pending = unsafe { self.start_get_layout_at(region, offset, there, address, here) }?;
+        self.wait(pending).map(drop)
+    }
+
+    /// Begins what [`Direct::get_layout_at`] does; [`Direct::wait`] gives an empty vector.
+    ///
+    /// # Safety
+    /// What `here` selects is memory that can be written and is not used otherwise until the operation has
+    /// ended, or the `Direct` is gone.
+    ///
+    /// # Errors
+    /// As [`Direct::get_layout`].
+    pub unsafe fn start_get_layout_at(
+        &mut self,
+        region: DirectRegion,
+        offset: u64,
+        there: &Layout,
+        address: *mut u8,
+        here: &Layout,
+    ) -> Result<Pending, DirectError> {
         let (memory, here, bytes) = from_first(address, here)?;
         let (there, here) = both(region, offset, there, bytes, &here)?;
         apart(&here)?;
         // SAFETY: the caller's promise.
         let token = unsafe { self.begin(region, Job::Gather, &there, &here, memory) }?;
-        self.finish(token)
+        self.buffers.insert(token, Vec::new());
+        Ok(Pending { token })
     }
 
     /// As [`Direct::put_layout`], of what `here` selects from an address on, also before it.

@@ -54,7 +54,7 @@ use crate::error::{ConnectError, ConnectReason, LostReason, Operation, PoolError
 use crate::stats::PagerStats;
 use body::{Body, Reply, lost};
 use rampool_net::transport::{
-    Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, SameHost, Way, connect,
+    Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, PeerAddress, SameHost, connect,
 };
 use rampool_session::{Ask, Class, Fill, Grant, History, Input, Pages, Stamp};
 use reconnect::Place;
@@ -372,8 +372,10 @@ impl Pool {
     fn later_place(&self, reach: &Reach, part: &LeasePart, name: &str) -> Option<Place> {
         let endpoint = &part.server.endpoint;
         let way = match endpoint {
-            Endpoint::Tcp { host, port } => Way::Tcp((host.parse::<std::net::IpAddr>().ok()?, *port).into()),
-            Endpoint::Unix(path) => Way::Unix(path.clone()),
+            Endpoint::Tcp { host, port } => {
+                PeerAddress::Tcp((host.parse::<std::net::IpAddr>().ok()?, *port).into())
+            }
+            Endpoint::Unix(path) => PeerAddress::Unix(path.clone()),
             Endpoint::Ucx { .. } => return None,
         };
         Some(Place { way, local: reach.policy(endpoint).ok()?, attach: attach_to(part, name) })
@@ -516,8 +518,8 @@ impl Pool {
         }
         let local = reach.policy(endpoint).map_err(|error| odd(LostReason::Protocol(error)))?;
         let way = match (server.link.as_ref().map(Link::peer), endpoint) {
-            (Some(Peer::Tcp(address)), _) => Some(Way::Tcp(*address)),
-            (_, Endpoint::Unix(path)) => Some(Way::Unix(path.clone())),
+            (Some(Peer::Tcp(address)), _) => Some(PeerAddress::Tcp(*address)),
+            (_, Endpoint::Unix(path)) => Some(PeerAddress::Unix(path.clone())),
             (_, Endpoint::Tcp { .. } | Endpoint::Ucx { .. }) => None,
         };
         let attach = AttachLease {
@@ -725,7 +727,7 @@ impl Pool {
             self.leased = shares;
             return Ok(());
         };
-        // Whoever agreed goes back; that is always possible for a server that grew, and was possible a moment ago for one that shrank.
+        // The servers that agreed go back. One that grew can always do so; one that shrank could a moment ago.
         let before = self.leased.clone();
         let replies = self.ask_all(Opcode::ResizeLease, &nothing, &before, &[])?;
         self.each_ok(&replies, Operation::ResizeLease)?;

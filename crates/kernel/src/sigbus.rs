@@ -28,7 +28,7 @@ pub trait Serve: Sync {
     fn serve(&self, address: usize, write: bool) -> bool;
 
     /// Returns when every change of mappings that was announced has its marks in the table of pages.
-    fn settle(&self);
+    fn finish_changes(&self);
 }
 
 /// A server as the handler finds it; never freed.
@@ -46,7 +46,7 @@ impl Serve for NoServer {
         false
     }
 
-    fn settle(&self) {}
+    fn finish_changes(&self) {}
 }
 
 /// A pager's place among those of its process, given back when dropped.
@@ -132,7 +132,7 @@ fn serve(address: usize, write: bool) -> bool {
     };
     by_mark() || {
         // The program may have moved or replaced a mapping, and gone on before the table is updated.
-        servers().for_each(Serve::settle);
+        servers().for_each(Serve::finish_changes);
         by_mark()
     }
 }

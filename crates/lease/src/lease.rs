@@ -12,8 +12,9 @@
 //! its connection is broken.
 
 use super::rule::{Kept, TenantRule};
+use super::space::{LeaseSpace, SpaceError};
 use super::tenants::{Accounts, OverQuota, Payer};
-use super::{LeaseSpace, SpaceError, Tick};
+use super::{ConnectionNumber, Tick};
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, OpenLease};
 use std::collections::BTreeMap;
 
@@ -139,18 +140,6 @@ struct Member {
     /// The current connection.
     connection: ConnectionNumber,
     lost_at: Option<Tick>,
-}
-
-/// How often a member has connected: tells its connections apart.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct ConnectionNumber(u32);
-
-impl ConnectionNumber {
-    pub const FIRST: Self = Self(1);
-
-    fn next(self) -> Self {
-        Self(self.0.checked_add(1).expect("fewer than four billion connections of one member"))
-    }
 }
 
 impl Directory {

@@ -12,7 +12,7 @@
 //!   queue   Queues: one lease's remote FIFOs; the waiting requests, what is held, what is delivered again
 //! ```
 //!
-//! Read `lease` first, then `table`, then `space`, which uses it; `queue`, `tenants`, `shares`,
+//! Read `lease` first, then `table`, then `space`, which uses it and `queue`; `queue`, `tenants`, `shares`,
 //! `pressure` and `log_limiter` are read on their own.
 //!
 //! A [`FrameIndex`] stands for memory of the runtime's store. This crate decides which page is in which frame
@@ -21,6 +21,7 @@
 //! never wait for each other.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod lease;
 mod log_limiter;
 mod pressure;
@@ -32,8 +33,8 @@ mod table;
 mod tenants;
 
 pub use lease::{
-    AttachError, ConnectionNumber, Departed, Directory, LeaseSummary, Limits, MemberSummary, OpenError,
-    ResizeError, resize_lease,
+    AttachError, Departed, Directory, LeaseSummary, Limits, MemberSummary, OpenError, ResizeError,
+    resize_lease,
 };
 pub use log_limiter::{LogLimiter, Repeated};
 pub use pressure::Pressure;
@@ -41,10 +42,22 @@ pub use queue::{Asker, Output as QueueOutput, QueueCounts, QueueError, QueueId, 
 pub use rampool_wire::units::Tick;
 pub use rule::TenantRule;
 pub use shares::{MOST_ELSEWHERE_NS, Shares};
-pub use space::{LeaseSpace, PageState, QueueSpaceError, RegionSelector, SpaceError, SpaceUsage, View};
-pub use table::StoredPage;
+pub use space::{LeaseSpace, QueueSpaceError, RegionSelector, SpaceError, SpaceUsage, View};
+pub use table::{PageState, StoredPage};
 pub use tenants::{Account, Accounts, MAX_WEIGHT, OverQuota, Payer, Quota, Rate, Revoked, Rules};
 
 /// Names a frame of the store, which alone knows what the number means.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FrameIndex(pub u64);
+
+/// How often a member has connected: tells its connections apart.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct ConnectionNumber(u32);
+
+impl ConnectionNumber {
+    pub const FIRST: Self = Self(1);
+
+    fn next(self) -> Self {
+        Self(self.0.checked_add(1).expect("fewer than four billion connections of one member"))
+    }
+}

@@ -28,7 +28,7 @@
 //! message does not fit or others wait before it; a receiver waits only while nothing is ready.
 
 use super::Tick;
-use super::space::Answers;
+use super::answers::Answers;
 use rampool_wire::frame::REMEMBERED;
 use rampool_wire::frame::{
     Body, Delivery, Listed, MAX_PAGE_INDEX, MAX_TABLE_BYTES, MemberId, Push, PushHeads, QueueBounds,

@@ -2,7 +2,7 @@
 //! connections.
 //!
 //! Start-time fair queueing in two levels (Goyal, Vin and Cheng, SIGCOMM '96; Goyal, Guo and Vin, OSDI '96).
-//! Whoever has something to do waits with a *start tag*: the virtual time at which its last turn would have
+//! A tenant with something to do waits with a *start tag*: the virtual time at which its last turn would have
 //! ended if it had exactly its share, or now if that is past. The lowest tag is served. The virtual time is
 //! the tag of what is served. A turn is charged by the time that it took, which need not be known before: so
 //! a request that cannot be divided is paid for afterwards, also by one that goes idle in between.

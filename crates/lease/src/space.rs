@@ -12,17 +12,17 @@
 //!
 //! Invariant: `used_bytes + paid_metadata_bytes + memory of messages <= limit_bytes`.
 
-use super::lease::ConnectionNumber;
+use super::answers::Answers;
 use super::queue::{Asker, Output, QueueError, QueueId, QueueLimits, Queues};
 use super::rule::TenantRule;
-use super::table::{CHUNK_BYTES, Chunk, Root, StoredPage, Tables, chunk_of, slot_of};
+use super::table::{CHUNK_BYTES, Chunk, PageState, Root, StoredPage, Tables, chunk_of, slot_of};
 use super::tenants::OverQuota;
-use super::{FrameIndex, Tick};
+use super::{ConnectionNumber, FrameIndex, Tick};
 use rampool_wire::frame::{
-    MAX_PAGE_INDEX, MemberId, Push, PushHeads, QueueBounds, REMEMBERED, RegionId, Settlement, Take,
+    MAX_PAGE_INDEX, MemberId, Push, PushHeads, QueueBounds, RegionId, Settlement, Take,
 };
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// Regions of one lease.
 const MAX_REGIONS: usize = 16 * 1024;
@@ -116,58 +116,6 @@ struct Member {
     done: Answers,
 }
 
-/// The answers to a member's latest requests of a kind, [`REMEMBERED`] at most.
-///
-/// Invariant: `filter` is empty, or counts the numbers in `latest` by what [`Answers::place`] makes of them.
-#[derive(Debug, Default)]
-pub(super) struct Answers {
-    latest: VecDeque<(u64, u64)>,
-    /// Most requests are asked about for the first time: one lookup here tells (a counting filter: Fan et
-    /// al., Summary cache, SIGCOMM '98).
-    filter: Vec<u16>,
-}
-
-impl Answers {
-    const PLACES: u64 = 1024;
-
-    /// Requests are numbered one after the other, or by a slot in the low half and how often that was used in
-    /// the high half.
-    fn place(request: u64) -> usize {
-        usize::try_from((request ^ (request >> 32).wrapping_mul(37)) % Self::PLACES).expect("below PLACES")
-    }
-
-    pub(super) fn get(&self, request: u64) -> Option<u64> {
-        if *self.filter.get(Self::place(request))? == 0 {
-            return None;
-        }
-        // Repeated requests are among the latest.
-        self.latest.iter().rev().find(|(number, _)| *number == request).map(|(_, answer)| *answer)
-    }
-
-    /// Takes the place of the oldest one.
-    pub(super) fn insert(&mut self, request: u64, answer: u64) {
-        if self.filter.is_empty() {
-            self.filter.resize(usize::try_from(Self::PLACES).expect("a thousand"), 0);
-        }
-        if self.latest.len() == REMEMBERED
-            && let Some((oldest, _)) = self.latest.pop_front()
-        {
-            self.filter[Self::place(oldest)] -= 1;
-        }
-        self.filter[Self::place(request)] += 1;
-        self.latest.push_back((request, answer));
-    }
-
-    /// # Panics
-    /// If an invariant is broken.
-    pub(super) fn check(&self) {
-        assert!(self.latest.len() <= REMEMBERED);
-        let mut filter = self.filter.clone();
-        self.latest.iter().for_each(|(request, _)| filter[Self::place(*request)] -= 1);
-        assert!(filter.iter().all(|count| *count == 0), "the filter counts what is remembered");
-    }
-}
-
 #[derive(Debug)]
 struct Region {
     /// `None`: every member's.
@@ -234,15 +182,6 @@ impl View<'_> {
         };
         chunk?.page(slot_of(page))
     }
-}
-
-/// What a page is, for a caller that wants to change a part of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PageState {
-    Zero,
-    /// Another region names the frame as well.
-    Shared(StoredPage),
-    Own(StoredPage),
 }
 
 impl LeaseSpace {

@@ -8,7 +8,6 @@
 
 use super::FrameIndex;
 use super::rule::{Kept, TenantRule};
-use super::space::PageState;
 use rampool_wire::frame::MemberId;
 use rampool_wire::units::{Extent, PageIndex};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +18,15 @@ pub(super) const CHUNK_PAGES: u64 = 512;
 pub(super) const CHUNK_BYTES: u64 = 16 * CHUNK_PAGES;
 /// What one entry of a region's root costs.
 pub(super) const ROOT_ENTRY_BYTES: u64 = 32;
+
+/// What a page is, for a caller that wants to change a part of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageState {
+    Zero,
+    /// Another region names the frame as well.
+    Shared(StoredPage),
+    Own(StoredPage),
+}
 
 /// What a page is when it is not zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -10,7 +10,7 @@
 use rampool_wire::tenant::{TenantId, TenantName};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who pays: a tenant, or whoever has the master key.
+/// Who pays: a tenant, or (`None`) a client with the master key.
 pub type Payer = Option<TenantName>;
 
 /// The highest weight: one tenant's share is at most so many times another's.

@@ -28,7 +28,7 @@ pub use seal::{
     TAG_BYTES,
 };
 pub use tcp::is_host;
-pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, Stream, Way};
+pub use tcp::{Connecting, Endpoint, EndpointError, Listener, Peer, PeerAddress, Stream};
 
 /// From now on nothing loads UCX into this process: it is a program's that did not ask for it.
 pub fn forbid_ucx() {

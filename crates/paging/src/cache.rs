@@ -52,6 +52,7 @@ mod policy;
 mod prefetch;
 mod queue;
 mod rival;
+mod under_way;
 mod writeback;
 
 use std::collections::VecDeque;
@@ -61,14 +62,12 @@ use crate::table::Table;
 use rampool_wire::units::{Extent, PageIndex};
 
 use budget::{Frames, Marks};
-use fault::Installed;
-use fetch::Fetch;
 use neighbours::Neighbours;
 use page::{DIRTY, Page, State};
 use policy::Queues;
 use prefetch::Streams;
 use rival::Rivals;
-use writeback::Batch;
+use under_way::{Batch, Fetch, Installed};
 
 /// Names an eviction batch, from `Evict` to `ReleaseBatch`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -324,7 +324,7 @@ impl PinCache {
         if found {
             return Some(self.hold(id.index, wanted));
         }
-        self.settle(id.index);
+        self.keep_or_end(id.index);
         None
     }
 
@@ -354,7 +354,7 @@ impl PinCache {
         if registration.uses == 0 {
             self.used_pages -= registration.span.pages();
             self.used -= 1;
-            self.settle(id.index);
+            self.keep_or_end(id.index);
         }
     }
 
@@ -538,14 +538,14 @@ impl PinCache {
             let registration = &self.registrations[index as usize];
             if registration.state == State::Registered && registration.uses == 0 {
                 self.policy.taken(index);
-                self.settle(index);
+                self.keep_or_end(index);
             }
         }
         true
     }
 
     /// Of an unused registration: keeps it, known to the policy, or ends it.
-    fn settle(&mut self, index: u32) {
+    fn keep_or_end(&mut self, index: u32) {
         let registration = &self.registrations[index as usize];
         assert!(
             registration.state == State::Registered && registration.uses == 0,

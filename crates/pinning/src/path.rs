@@ -25,7 +25,7 @@ pub enum Path {
 /// Why no transfer uses zero copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Always {
+pub enum NoZeroCopy {
     #[error("zero copy is off")]
     Off,
     #[error("the connection is encrypted: its bytes are copied as they are sealed")]
@@ -49,7 +49,7 @@ pub const BELIEVED: u32 = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct PathChoice {
     wish: Wish,
-    from: Result<u64, Always>,
+    from: Result<u64, NoZeroCopy>,
     copied: u32,
 }
 
@@ -58,11 +58,11 @@ impl PathChoice {
     #[must_use]
     pub fn new(wish: Wish, sealed: bool, local: bool, measured: Option<u64>) -> Self {
         let from = match wish {
-            _ if sealed => Err(Always::Sealed),
-            Wish::Never => Err(Always::Off),
+            _ if sealed => Err(NoZeroCopy::Sealed),
+            Wish::Never => Err(NoZeroCopy::Off),
             Wish::From(bytes) => Ok(bytes),
-            Wish::Auto if local => Err(Always::Local),
-            Wish::Auto => measured.ok_or(Always::Slower),
+            Wish::Auto if local => Err(NoZeroCopy::Local),
+            Wish::Auto => measured.ok_or(NoZeroCopy::Slower),
         };
         Self { wish, from, copied: 0 }
     }
@@ -76,7 +76,7 @@ impl PathChoice {
     ///
     /// # Errors
     /// [`Always`].
-    pub fn from(&self) -> Result<u64, Always> {
+    pub fn from(&self) -> Result<u64, NoZeroCopy> {
         self.from
     }
 
@@ -84,13 +84,13 @@ impl PathChoice {
     pub fn completed(&mut self, copied: bool) {
         self.copied = if copied { self.copied.saturating_add(1) } else { 0 };
         if self.wish == Wish::Auto && self.copied >= BELIEVED && self.from.is_ok() {
-            self.from = Err(Always::Copied(self.copied));
+            self.from = Err(NoZeroCopy::Copied(self.copied));
         }
     }
 
     /// The kernel does not support zero copy here.
     pub fn unsupported(&mut self) {
-        self.from = Err(Always::Missing);
+        self.from = Err(NoZeroCopy::Missing);
     }
 }
 
@@ -137,7 +137,7 @@ mod tests {
             assert_eq!((choice.path(999), choice.path(1000)), (Path::Copy, Path::ZeroCopy));
         }
         choice.completed(true);
-        assert_eq!((choice.path(1 << 30), choice.from()), (Path::Copy, Err(Always::Copied(BELIEVED))));
+        assert_eq!((choice.path(1 << 30), choice.from()), (Path::Copy, Err(NoZeroCopy::Copied(BELIEVED))));
     }
 
     #[test]
@@ -145,10 +145,10 @@ mod tests {
         let mut forced = PathChoice::new(Wish::From(1), false, true, None);
         (0..100).for_each(|_| forced.completed(true));
         assert_eq!(forced.path(1), Path::ZeroCopy);
-        assert_eq!(PathChoice::new(Wish::From(1), true, false, None).from(), Err(Always::Sealed));
-        assert_eq!(PathChoice::new(Wish::Never, false, false, Some(1)).from(), Err(Always::Off));
-        assert_eq!(PathChoice::new(Wish::Auto, false, true, Some(1)).from(), Err(Always::Local));
-        assert_eq!(PathChoice::new(Wish::Auto, false, false, None).from(), Err(Always::Slower));
+        assert_eq!(PathChoice::new(Wish::From(1), true, false, None).from(), Err(NoZeroCopy::Sealed));
+        assert_eq!(PathChoice::new(Wish::Never, false, false, Some(1)).from(), Err(NoZeroCopy::Off));
+        assert_eq!(PathChoice::new(Wish::Auto, false, true, Some(1)).from(), Err(NoZeroCopy::Local));
+        assert_eq!(PathChoice::new(Wish::Auto, false, false, None).from(), Err(NoZeroCopy::Slower));
         forced.unsupported();
         assert_eq!(forced.path(1 << 30), Path::Copy);
     }

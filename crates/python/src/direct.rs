@@ -9,45 +9,13 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rampool::direct::{self, DirectError, DirectRegion, Filter, Number, Total};
-use rampool::proto::elements::{Combine, Kind};
+use rampool::proto::elements::{Combine, Kind, of_kind};
 use rampool::proto::layout::LayoutError;
 use rampool::region::HandedOver;
 
 use crate::bytes::Bytes;
 use crate::errors::{own, raise};
 use crate::process::{Own, aside, close_at_drop, wait};
-
-/// Does it with the Rust type of a kind of element.
-macro_rules! of_kind {
-    ($kind:expr, $type:ident, $do:expr) => {
-        match $kind {
-            Kind::I32 => {
-                type $type = i32;
-                $do
-            }
-            Kind::U32 => {
-                type $type = u32;
-                $do
-            }
-            Kind::I64 => {
-                type $type = i64;
-                $do
-            }
-            Kind::U64 => {
-                type $type = u64;
-                $do
-            }
-            Kind::F32 => {
-                type $type = f32;
-                $do
-            }
-            Kind::F64 => {
-                type $type = f64;
-                $do
-            }
-        }
-    };
-}
 
 /// Which bytes, in which order.
 #[pyclass(frozen, module = "rampool._native")]

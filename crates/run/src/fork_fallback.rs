@@ -8,7 +8,7 @@
 //! up, the fallback answers them: what is absent is lost, and an access to it a SIGBUS.
 //!
 //! The fallback reads nothing from a context while the agent lives. Between the moment when the agent has a
-//! context and the moment when it has entrusted it lie a few microseconds: reading the event is what lets the
+//! context and the moment when it has handed it over lie a few microseconds: reading the event is what lets the
 //! child run. A parent that is killed in between leaves a child that reads zeroes, unless it was made by
 //! `fork(3)`, asks for its memory first, and ends because it gets no answer.
 
@@ -52,7 +52,7 @@ impl FallbackLine {
 
     /// Gives the fallback a copy of the context of a child that this process serves. Does not block. False if
     /// there is no fallback any more, or it has not looked for very long.
-    pub fn entrust(&self, context: &Uffd) -> bool {
+    pub fn hand_over(&self, context: &Uffd) -> bool {
         let descriptors = [context.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = net::SendAncillaryBuffer::new(&mut space);
@@ -100,7 +100,7 @@ impl ForkFallback {
         !self.orphans.is_empty() || self.lines.iter().any(|line| !line.children.is_empty())
     }
 
-    /// Takes what was entrusted, and answers children whose parents are gone. Returns at once; `say` gets a
+    /// Takes what was handed over, and answers children whose parents are gone. Returns at once; `say` gets a
     /// line for people.
     pub fn look(&mut self, say: &mut dyn FnMut(&str)) {
         while let Ok(socket) =

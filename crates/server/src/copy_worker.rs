@@ -111,7 +111,7 @@ impl CopyTable {
 }
 
 /// The connection to another server's lease.
-struct Way {
+struct TargetServer {
     link: Link<Held>,
     /// This server's membership there.
     member: MemberId,
@@ -125,14 +125,14 @@ struct Way {
 
 #[derive(Default)]
 struct Ways {
-    open: BTreeMap<(String, LeaseId), Way>,
+    open: BTreeMap<(String, LeaseId), TargetServer>,
     /// Servers that did not answer, since when, and why.
     down: BTreeMap<String, (Instant, String)>,
     /// Shards whose doorbell must ring.
     told: BTreeSet<usize>,
 }
 
-impl Way {
+impl TargetServer {
     fn bytes(&self) -> u64 {
         self.waiting.values().map(|order| u64::from(order.copy.source.len)).sum()
     }
@@ -147,7 +147,7 @@ impl Ways {
     /// Whether one more copy may be sent.
     fn have_room_for(&self, order: &Order) -> bool {
         let count: usize = self.open.values().map(|way| way.waiting.len()).sum();
-        let bytes: u64 = self.open.values().map(Way::bytes).sum();
+        let bytes: u64 = self.open.values().map(TargetServer::bytes).sum();
         count == 0 || (count < AT_ONCE && bytes + u64::from(order.copy.source.len) <= BYTES_AT_ONCE)
     }
 
@@ -282,7 +282,7 @@ fn tell(shared: &Shared, told: &mut BTreeSet<usize>, order: Order, result: Resul
 
 /// Whether an idle connection is still usable: anything that arrives there says that the other server stops,
 /// or is gone.
-fn is_quiet(way: &mut Way) -> bool {
+fn is_quiet(way: &mut TargetServer) -> bool {
     matches!(way.link.receive(), Ok(Received::Blocked))
 }
 
@@ -290,7 +290,7 @@ fn lost(name: &str, message: &str) -> Refused {
     Refused::new(Status::PeerLost, format!("memory server {name}: {message}"))
 }
 
-fn fail(shared: &Shared, way: &mut Way, name: &str, told: &mut BTreeSet<usize>, message: &str) {
+fn fail(shared: &Shared, way: &mut TargetServer, name: &str, told: &mut BTreeSet<usize>, message: &str) {
     tracing::warn!(peer = name, message, "copies to another server failed");
     for order in std::mem::take(&mut way.waiting).into_values() {
         tell(shared, told, order, Err(lost(name, message)));
@@ -327,8 +327,14 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
         };
         match gone {
             Ok((link, member, draining)) => {
-                let way =
-                    Way { link, member, next: 0, used: Instant::now(), draining, waiting: BTreeMap::new() };
+                let way = TargetServer {
+                    link,
+                    member,
+                    next: 0,
+                    used: Instant::now(),
+                    draining,
+                    waiting: BTreeMap::new(),
+                };
                 _ = ways.open.insert(key.clone(), way);
             }
             Err(message) => {
@@ -348,7 +354,7 @@ fn send_off(shared: &Shared, ways: &mut Ways, order: Order) {
 }
 
 /// Sends the bytes of a copy as the request of this number.
-fn send(shared: &Shared, way: &mut Way, order: &Order, number: u64) -> Result<(), Refused> {
+fn send(shared: &Shared, way: &mut TargetServer, order: &Order, number: u64) -> Result<(), Refused> {
     let (gathered, held) = read(shared, order)?;
     // SAFETY: frames and buffer are held; a held frame is not written.
     let crcs = unsafe { crcs_there(&order.copy, &gathered) };
@@ -367,7 +373,7 @@ fn send(shared: &Shared, way: &mut Way, order: &Order, number: u64) -> Result<()
 /// server is gone, or does not know this one any more.
 fn come_back(
     shared: &Shared,
-    way: &mut Way,
+    way: &mut TargetServer,
     told: &mut BTreeSet<usize>,
     deadline: Instant,
 ) -> Result<(), String> {
@@ -479,7 +485,7 @@ fn go(
 /// Waits for an answer or, with `more` to send, for room; takes all answers that have arrived by then.
 fn collect(
     shared: &Shared,
-    way: &mut Way,
+    way: &mut TargetServer,
     more: bool,
     told: &mut BTreeSet<usize>,
     deadline: Instant,

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 /// Connections beyond its quota that a tenant may have at a time, to come back over when others have broken.
 const MOST_SURPLUS: u64 = 8;
 
-/// One tenant; or those who have the master key, or everybody where there is no key.
+/// One tenant; or the clients that have the master key, or all clients where there is no key.
 pub(super) struct Tenant {
     pub(super) name: Payer,
     pub(super) replies: Replies,

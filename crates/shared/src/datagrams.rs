@@ -32,7 +32,7 @@ struct End {
 }
 
 /// The address of a rank's datagrams, and their encryption.
-pub(super) struct Place {
+pub(super) struct DatagramPeer {
     pub address: SocketAddr,
     pub seal: Option<DatagramSeal>,
 }
@@ -41,7 +41,7 @@ impl Datagrams {
     /// `places` by rank; `None` for this one. `drop_percent` of the datagrams is dropped, for tests.
     pub fn new(
         socket: UdpSocket,
-        places: Vec<Option<Place>>,
+        places: Vec<Option<DatagramPeer>>,
         config: ChannelConfig,
         drop_percent: u8,
     ) -> Self {
@@ -50,8 +50,12 @@ impl Datagrams {
             .zip(0..)
             .filter_map(|(place, rank)| Some((canonical(place.as_ref()?.address), Rank(rank))));
         let ranks = known.collect();
-        let end =
-            |Place { address, seal }| End { channel: Channel::new(config, 0), address, seal, told: false };
+        let end = |DatagramPeer { address, seal }| End {
+            channel: Channel::new(config, 0),
+            address,
+            seal,
+            told: false,
+        };
         Self {
             socket,
             began: Instant::now(),
@@ -185,8 +189,8 @@ mod tests {
         seal: Option<DatagramSeal>,
         drop_percent: u8,
     ) -> Datagrams {
-        let mut places: Vec<Option<Place>> = [None, None].into();
-        places[usize::from(peer.0)] = Some(Place { address, seal });
+        let mut places: Vec<Option<DatagramPeer>> = [None, None].into();
+        places[usize::from(peer.0)] = Some(DatagramPeer { address, seal });
         Datagrams::new(socket, places, ChannelConfig::default(), drop_percent)
     }
 

@@ -53,7 +53,7 @@ pub enum SharedDirectError {
 #[derive(Clone, Debug)]
 pub struct SharedDirect {
     route: Route,
-    place: Place,
+    place: PagesOfRegion,
 }
 
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ enum Route {
 
 /// The place of a region among the pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct PagesOfRegion {
     pub first: PageIndex,
     pub page_bytes: u32,
     pub bytes: u64,
@@ -76,15 +76,15 @@ impl Shared {
     /// # Errors
     /// If the region is not, or no longer, allocated.
     pub fn direct(&self, region: Region) -> Result<SharedDirect, SharedError> {
-        Ok(SharedDirect { route: Route::Rank(self.clone()), place: self.place_of(region)? })
+        Ok(SharedDirect { route: Route::Rank(self.clone()), place: self.pages_of(region)? })
     }
 
-    pub(super) fn place_of(&self, region: Region) -> Result<Place, SharedError> {
+    pub(super) fn pages_of(&self, region: Region) -> Result<PagesOfRegion, SharedError> {
         let nowhere = SharedError::NotShared { rank: self.rank(), address: region.address() };
         let host = self.inner.enter()?;
         let Some((first, 0)) = host.memory.locate(region.address()) else { return Err(nowhere) };
         let page_bytes = u32::try_from(host.memory.place(first).1).expect("a page is small");
-        Ok(Place { first, page_bytes, bytes: region.bytes() as u64 })
+        Ok(PagesOfRegion { first, page_bytes, bytes: region.bytes() as u64 })
     }
 
     /// Carries out a direct operation as this rank, which holds the lock `under`. `None`: the rank is at a
@@ -110,7 +110,7 @@ impl Shared {
 }
 
 impl SharedDirect {
-    pub(super) fn outside(outside: Arc<Outside>, place: Place) -> Self {
+    pub(super) fn outside(outside: Arc<Outside>, place: PagesOfRegion) -> Self {
         Self { route: Route::Outside(outside), place }
     }
 
@@ -435,7 +435,7 @@ impl SharedDirect {
     }
 }
 
-impl Place {
+impl PagesOfRegion {
     pub fn holds(&self, page: PageIndex) -> bool {
         let pages = self.bytes / u64::from(self.page_bytes);
         page.0.checked_sub(self.first.0).is_some_and(|index| index < pages)

@@ -625,7 +625,7 @@ impl Host {
     /// A thread that had the lock has used shared memory as one that is awake, so peers no longer ring its
     /// doorbell. If a thread of this rank sleeps, the peers are told so again; anything they sent in between
     /// wakes it. So does anything that arrives over sockets.
-    pub fn settle(&mut self) {
+    pub fn tell_of_sleepers(&mut self) {
         if self.sleeper.is_none() && (self.lookers > 0 || !self.service_sleeps) {
             return;
         }

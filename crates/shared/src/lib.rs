@@ -225,7 +225,7 @@ impl std::ops::DerefMut for Driver<'_> {
 
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
-        self.host.settle();
+        self.host.tell_of_sleepers();
     }
 }
 

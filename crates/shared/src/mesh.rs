@@ -27,7 +27,7 @@ use rampool_wire::rings::MIN_RING_BYTES;
 use rampool_wire::session::features;
 
 use super::config::{SharedConfig, Transport};
-use super::datagrams::Place;
+use super::datagrams::DatagramPeer;
 use super::environment::variable;
 use super::error::JoinError;
 use super::line::{Incoming, Line, LineError, Stay};
@@ -45,7 +45,7 @@ pub(super) struct Mesh {
     /// By rank; `None` for this one.
     pub lines: Vec<Option<Line>>,
     /// The address for each rank's datagrams, by rank, and the socket that sends them.
-    pub datagrams: Option<(UdpSocket, Vec<Option<Place>>)>,
+    pub datagrams: Option<(UdpSocket, Vec<Option<DatagramPeer>>)>,
 }
 
 /// The time for a peer to prove the key and to introduce itself.
@@ -97,8 +97,9 @@ impl Mesh {
             None => None,
             Some(socket) => {
                 let seals = meeting.exchange_keys(&mut lines)?;
-                let place =
-                    |(address, seal): (Option<SocketAddr>, _)| address.map(|address| Place { address, seal });
+                let place = |(address, seal): (Option<SocketAddr>, _)| {
+                    address.map(|address| DatagramPeer { address, seal })
+                };
                 Some((socket, addresses.into_iter().zip(seals).map(place).collect()))
             }
         };
@@ -201,7 +202,7 @@ struct Meeting<'a> {
 }
 
 /// A peer that connected and introduced itself.
-struct Guest {
+struct Joining {
     line: Line,
     hello: Hello,
 }
@@ -250,8 +251,8 @@ impl Meeting<'_> {
         let mut hellos: Vec<Option<(Hello, IpAddr)>> = vec![None; lines.len()];
         let mut arrivals = Arrivals::at(&listener, self.hands_out.as_ref());
         while lines[1..].iter().any(Option::is_none) {
-            let guest = match self.accept(&mut arrivals, || missing(lines)) {
-                Ok(guest) => guest,
+            let joining = match self.accept(&mut arrivals, || missing(lines)) {
+                Ok(joining) => joining,
                 Err(error) => {
                     for line in lines.iter_mut().flatten() {
                         self.refuse(line, &error.to_string());
@@ -259,23 +260,23 @@ impl Meeting<'_> {
                     return Err(error);
                 }
             };
-            let rank = usize::from(guest.hello.rank.0);
-            let why = match guest.hello.compatible(&self.hello) {
+            let rank = usize::from(joining.hello.rank.0);
+            let why = match joining.hello.compatible(&self.hello) {
                 Ok(()) if lines[rank].is_some() => {
-                    Some(format!("two processes say that they are {}", guest.hello.rank))
+                    Some(format!("two processes say that they are {}", joining.hello.rank))
                 }
                 Ok(()) => None,
                 Err(why) => Some(why),
             };
             if let Some(why) = why {
-                for line in lines.iter_mut().flatten().chain([&mut { guest }.line]) {
+                for line in lines.iter_mut().flatten().chain([&mut { joining }.line]) {
                     self.refuse(line, &why);
                 }
                 return Err(JoinError::Refused { why });
             }
-            let Peer::Tcp(peer) = *guest.line.peer() else { unreachable!("rank 0 listens on TCP") };
-            hellos[rank] = Some((guest.hello, peer.ip().to_canonical()));
-            lines[rank] = Some(guest.line);
+            let Peer::Tcp(peer) = *joining.line.peer() else { unreachable!("rank 0 listens on TCP") };
+            hellos[rank] = Some((joining.hello, peer.ip().to_canonical()));
+            lines[rank] = Some(joining.line);
         }
         let at = |port: fn(&Hello) -> u16| {
             let text = |entry: &Option<(Hello, IpAddr)>| {
@@ -358,19 +359,19 @@ impl Meeting<'_> {
                 awaited[rank] = lines[rank].is_none();
             }
             let names = || list(awaited.iter().enumerate().filter(|&(_, &is)| is).map(|(rank, _)| rank));
-            let mut guest = self.accept(&mut arrivals, names)?;
-            let rank = usize::from(guest.hello.rank.0);
-            if let Err(why) = guest.hello.compatible(&self.hello) {
-                self.refuse(&mut guest.line, &why);
+            let mut joining = self.accept(&mut arrivals, names)?;
+            let rank = usize::from(joining.hello.rank.0);
+            if let Err(why) = joining.hello.compatible(&self.hello) {
+                self.refuse(&mut joining.line, &why);
                 return Err(JoinError::Refused { why });
             }
             if !awaited[rank] {
-                self.refuse(&mut guest.line, &format!("{} is here already", guest.hello.rank));
+                self.refuse(&mut joining.line, &format!("{} is here already", joining.hello.rank));
                 continue;
             }
-            guest.line.queue_control(&Control::Welcome {});
-            self.sent(&mut guest.line, rank)?;
-            lines[rank] = Some(guest.line);
+            joining.line.queue_control(&Control::Welcome {});
+            self.sent(&mut joining.line, rank)?;
+            lines[rank] = Some(joining.line);
         }
         self.listener = Some(listener);
         let places = |texts: &[String]| {
@@ -431,13 +432,13 @@ impl Meeting<'_> {
             };
             let Some(arrivals) = arrivals.as_mut().filter(|_| there) else { continue };
             while near[rank].is_none() {
-                let mut guest = self.accept(arrivals, || Rank(number(rank)).to_string())?;
-                let who = usize::from(guest.hello.rank.0);
-                if guest.hello.compatible(&self.hello).is_err() || who <= me || near[who].is_some() {
-                    self.refuse(&mut guest.line, "it is not awaited here");
+                let mut joining = self.accept(arrivals, || Rank(number(rank)).to_string())?;
+                let who = usize::from(joining.hello.rank.0);
+                if joining.hello.compatible(&self.hello).is_err() || who <= me || near[who].is_some() {
+                    self.refuse(&mut joining.line, "it is not awaited here");
                     continue;
                 }
-                near[who] = Some(guest.line);
+                near[who] = Some(joining.line);
             }
         }
         for (place, near) in lines.iter_mut().zip(near) {
@@ -588,10 +589,14 @@ impl Meeting<'_> {
     }
 
     /// Waits for a process that has proved the key and belongs to the run.
-    fn accept(&self, arrivals: &mut Arrivals<'_>, missing: impl Fn() -> String) -> Result<Guest, JoinError> {
+    fn accept(
+        &self,
+        arrivals: &mut Arrivals<'_>,
+        missing: impl Fn() -> String,
+    ) -> Result<Joining, JoinError> {
         loop {
-            if let Some(guest) = arrivals.go_on(self) {
-                return Ok(guest);
+            if let Some(joining) = arrivals.go_on(self) {
+                return Ok(joining);
             }
             if Instant::now() >= self.deadline {
                 return Err(JoinError::Missing {
@@ -649,7 +654,7 @@ enum Step {
 /// The outcome for one of them.
 enum Became {
     Waits(Step),
-    Guest(Box<Guest>),
+    Joining(Box<Joining>),
     /// It was rejected.
     Gone,
 }
@@ -661,12 +666,12 @@ impl<'a> Arrivals<'a> {
 
     /// Advances each as far as that does not block, until one has introduced itself. Peers that take too long
     /// are rejected.
-    fn go_on(&mut self, meeting: &Meeting<'_>) -> Option<Guest> {
+    fn go_on(&mut self, meeting: &Meeting<'_>) -> Option<Joining> {
         let now = Instant::now();
         for at in (0..self.waiting.len()).rev() {
             let Arrival { step, from, until } = self.waiting.swap_remove(at);
             match step.advance(meeting, &from) {
-                Became::Guest(guest) => return Some(*guest),
+                Became::Joining(joining) => return Some(*joining),
                 Became::Waits(step) if now < until => self.waiting.push(Arrival { step, from, until }),
                 Became::Waits(_) => {
                     tracing::warn!("a process at {from} was rejected: it did not introduce itself in time")
@@ -781,7 +786,7 @@ impl Step {
                     }
                 },
                 Ok(Some(Incoming::Control(Control::Hello { hello }))) if hello.run == meeting.hello.run => {
-                    return Became::Guest(Box::new(Guest { line: *line, hello }));
+                    return Became::Joining(Box::new(Joining { line: *line, hello }));
                 }
                 Ok(Some(Incoming::Control(Control::Hello { .. }))) => {
                     meeting.refuse(&mut line, "it belongs to another run");

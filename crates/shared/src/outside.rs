@@ -27,7 +27,7 @@ use rampool_sharing::{DirectOp, LockId, ProtocolKind, Rank};
 use rampool_wire::session::Encryption;
 use rampool_wire::units::PageIndex;
 
-use super::direct::{Place, SharedDirect};
+use super::direct::{PagesOfRegion, SharedDirect};
 use super::line::{Line, LineError};
 use super::mesh::{is_another_user, readable, shake};
 use super::{AllocOptions, Inner, OWN_LOCKS, Region, Shared, SharedError};
@@ -44,7 +44,7 @@ const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(10);
 /// More than a [`SharedDirect`] requests at a time.
 const MOST_ANSWER_BYTES: usize = 16 << 20;
 /// The locks of outsiders begin here, above those of semaphores.
-const GUESTS: u64 = OWN_LOCKS + (1 << 32);
+const CLIENT_LOCKS: u64 = OWN_LOCKS + (1 << 32);
 /// The longest that a finished rank waits for outsiders that do not take their answers.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
 /// How often a rank's listener checks whether the run is over.
@@ -127,7 +127,7 @@ impl From<SharedError> for OutsideListenError {
 }
 
 /// Regions that outsiders may use, by name.
-pub(super) type Published = Mutex<BTreeMap<String, Place>>;
+pub(super) type Published = Mutex<BTreeMap<String, PagesOfRegion>>;
 
 /// Outsiders whose requests came and are not answered yet. The ranks see their effects before the answer has
 /// left: the last of them may end the run.
@@ -226,7 +226,7 @@ impl Shared {
     /// # Errors
     /// If the region is not allocated.
     pub fn publish(&self, name: &str, region: Region) -> Result<(), SharedError> {
-        let place = self.place_of(region)?;
+        let place = self.pages_of(region)?;
         self.published().insert(name.to_owned(), place);
         Ok(())
     }
@@ -236,7 +236,7 @@ impl Shared {
         self.published().retain(|_, place| place.first != first);
     }
 
-    fn published(&self) -> MutexGuard<'_, BTreeMap<String, Place>> {
+    fn published(&self) -> MutexGuard<'_, BTreeMap<String, PagesOfRegion>> {
         self.inner.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -250,10 +250,12 @@ impl Shared {
     }
 
     /// Serves an outsider's request.
-    fn serve(&self, guest: u32, asked: Control) -> Control {
+    fn serve(&self, client: u32, asked: Control) -> Control {
         match asked {
             Control::Open { name } => match self.published().get(&name) {
-                Some(&Place { first, page_bytes, bytes }) => Control::Opened { first, page_bytes, bytes },
+                Some(&PagesOfRegion { first, page_bytes, bytes }) => {
+                    Control::Opened { first, page_bytes, bytes }
+                }
                 None => Control::NotDone {
                     why: format!("{} has published no region {name:?}", Rank(self.rank())),
                 },
@@ -274,7 +276,7 @@ impl Shared {
                     };
                 }
                 let under = (moved || accesses.iter().any(|one| one.access.writes()))
-                    .then_some(LockId(GUESTS + u64::from(guest)));
+                    .then_some(LockId(CLIENT_LOCKS + u64::from(client)));
                 match self.carry_out(accesses.into(), under, false) {
                     Ok(Some(bytes)) => Control::Did { bytes },
                     Ok(None) => Control::Busy {},
@@ -292,9 +294,9 @@ impl Shared {
 
 /// Sockets of those that have not shown the secret yet, in the order in which they came.
 #[derive(Default)]
-struct Strangers(Mutex<BTreeMap<u64, OwnedFd>>);
+struct Unauthenticated(Mutex<BTreeMap<u64, OwnedFd>>);
 
-impl Strangers {
+impl Unauthenticated {
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, OwnedFd>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -323,7 +325,7 @@ impl Strangers {
 /// Admits outsiders until the run is over.
 fn admit_outside_clients(shared: &Shared, listener: &Listener, secret: &Arc<str>) {
     let clients = Arc::new(AtomicUsize::new(0));
-    let strangers = Arc::new(Strangers::default());
+    let strangers = Arc::new(Unauthenticated::default());
     let mut number = 0;
     while !shared.is_over() {
         if !readable(listener, Instant::now() + LOOK) {
@@ -387,8 +389,8 @@ fn receive(shared: &Shared, stream: Stream, secret: &str, is_known: impl FnOnce(
             );
             Control::Refused { why }
         }
-        Some(Control::Visit { secret: shown, guest, .. }) if is_same(&shown, secret) => {
-            number = guest;
+        Some(Control::Visit { secret: shown, client, .. }) if is_same(&shown, secret) => {
+            number = client;
             is_known();
             Control::Welcome {}
         }
@@ -460,7 +462,7 @@ impl Default for OutsideConfig {
 pub struct Outside {
     ticket: OutsideTicket,
     config: OutsideConfig,
-    guest: u32,
+    client: u32,
     lines: Mutex<Lines>,
 }
 
@@ -485,9 +487,9 @@ impl Outside {
     /// [`OutsideError`], with the address.
     pub fn connect(ticket: &OutsideTicket, config: OutsideConfig) -> Result<Arc<Self>, OutsideError> {
         let open = std::iter::repeat_with(|| None).take(ticket.listeners.len()).collect();
-        let guest = u32::from_le_bytes(random_bytes());
+        let client = u32::from_le_bytes(random_bytes());
         let outside =
-            Self { ticket: ticket.clone(), config, guest, lines: Mutex::new(Lines { open, at: 0, did: 0 }) };
+            Self { ticket: ticket.clone(), config, client, lines: Mutex::new(Lines { open, at: 0, did: 0 }) };
         outside.line(
             &mut outside.lines.lock().unwrap_or_else(PoisonError::into_inner),
             Instant::now() + outside.config.deadline,
@@ -507,7 +509,7 @@ impl Outside {
             Control::Opened { first, page_bytes, bytes }
                 if page_bytes.is_power_of_two() && bytes <= 1 << 52 =>
             {
-                Ok(SharedDirect::outside(Arc::clone(self), Place { first, page_bytes, bytes }))
+                Ok(SharedDirect::outside(Arc::clone(self), PagesOfRegion { first, page_bytes, bytes }))
             }
             _ => Err(OutsideError::Unexpected { address, operation: OPERATION }),
         }
@@ -586,7 +588,7 @@ impl Outside {
             let visit = Control::Visit {
                 wire: SHARE_WIRE_VERSION,
                 secret: self.ticket.secret.clone(),
-                guest: self.guest,
+                client: self.client,
             };
             let answer = say(&mut line, &visit, deadline).and_then(|()| line.wait_control(deadline));
             match answer.map_err(|source| OutsideError::Line {

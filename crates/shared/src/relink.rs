@@ -20,14 +20,14 @@ use super::Inner;
 use super::line::{Incoming, Line, Stay};
 use super::service::EndWithPanic;
 use rampool_net::transport::{
-    Connecting, Handshake, HandshakeError, Listener, LocalPolicy, Stream, Wants, Way,
+    Connecting, Handshake, HandshakeError, Listener, LocalPolicy, PeerAddress, Stream, Wants,
 };
 
 /// The longest for one attempt, or for one peer's introduction; the kernel resends a lost packet of it after
 /// a second.
 const ATTEMPT: Duration = Duration::from_millis(2500);
 /// Unidentified peers at a time, in addition to one for each rank.
-const MOST_GUESTS: usize = 32;
+const MOST_OUTSIDE_CLIENTS: usize = 32;
 /// The pause after the kernel refused a connection, for example for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -103,8 +103,9 @@ pub(super) fn run(inner: &Arc<Inner>, known: &Known, orders: &Orders) {
         while Instant::now() >= deaf_until {
             match known.listener.accept() {
                 Ok(Some(stream)) => {
-                    let guests = talks.iter().filter(|talk| matches!(talk.whom, Whom::Guest)).count();
-                    if guests < MOST_GUESTS + known.places.len() {
+                    let clients =
+                        talks.iter().filter(|talk| matches!(talk.whom, Whom::OutsideClient)).count();
+                    if clients < MOST_OUTSIDE_CLIENTS + known.places.len() {
                         talks.push(Talk::welcome(stream, known));
                     }
                 }
@@ -153,7 +154,7 @@ struct Talk {
 enum Whom {
     Dialled { rank: Rank, attempt: u32 },
     Probed { rank: Rank },
-    Guest,
+    OutsideClient,
 }
 
 enum Step {
@@ -180,11 +181,11 @@ impl Talk {
     /// Begins to connect. `None`: that failed at once, and was reported.
     fn begin(inner: &Inner, known: &Known, whom: Whom) -> Option<Self> {
         let (Whom::Dialled { rank, .. } | Whom::Probed { rank }) = whom else {
-            unreachable!("guests come by themselves")
+            unreachable!("clients come by themselves")
         };
         let place = known.places[usize::from(rank.0)]
             .ok_or_else(|| Trouble::Again("its address is unknown".to_owned()));
-        match place.and_then(|place| Stream::begin(&Way::Tcp(place)).map_err(trouble_to_connect)) {
+        match place.and_then(|place| Stream::begin(&PeerAddress::Tcp(place)).map_err(trouble_to_connect)) {
             Ok(connecting) => {
                 Some(Self { whom, step: Step::Connecting(connecting), until: Instant::now() + ATTEMPT })
             }
@@ -197,7 +198,11 @@ impl Talk {
 
     fn welcome(stream: Stream, known: &Known) -> Self {
         let handshake = Handshake::server(stream, known.policy.clone(), None);
-        Self { whom: Whom::Guest, step: Step::Shaking(Box::new(handshake)), until: Instant::now() + ATTEMPT }
+        Self {
+            whom: Whom::OutsideClient,
+            step: Step::Shaking(Box::new(handshake)),
+            until: Instant::now() + ATTEMPT,
+        }
     }
 
     /// The descriptor to sleep on.
@@ -291,7 +296,7 @@ impl Talk {
                 Ok(())
             }
             (Whom::Dialled { .. }, Control::Refused { why }) => Err(Trouble::Never(why)),
-            (Whom::Guest, Control::Resume { resume }) => {
+            (Whom::OutsideClient, Control::Resume { resume }) => {
                 let from = line.peer().to_string();
                 if let Err((line, why)) = with_host(inner, |host| host.asked(&resume, &known.hello.run, line))
                 {
@@ -300,7 +305,7 @@ impl Talk {
                 }
                 Ok(())
             }
-            (Whom::Guest, Control::Hello { hello }) => {
+            (Whom::OutsideClient, Control::Hello { hello }) => {
                 let own = hello.run == known.hello.run;
                 tracing::warn!("a process at {} that says it is {} came too late", line.peer(), hello.rank);
                 refuse(
@@ -334,7 +339,7 @@ fn tell(inner: &Inner, whom: Whom, trouble: Trouble) {
     let (rank, attempt) = match whom {
         Whom::Dialled { rank, attempt } => (rank, Some(attempt)),
         Whom::Probed { rank } => (rank, None),
-        Whom::Guest => {
+        Whom::OutsideClient => {
             // A probe sends nothing, and unauthenticated peers do not concern the run.
             if let Trouble::Never(why) = trouble {
                 tracing::warn!("an unauthenticated peer was rejected: {why}");

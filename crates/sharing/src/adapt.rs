@@ -23,7 +23,7 @@
 use std::collections::BTreeMap;
 
 use super::ahead::Habit;
-use super::protocol::take_pages;
+use super::pages::take_pages;
 use super::wire::wire_enum;
 use super::{LockId, Rank};
 use rampool_wire::units::{Extent, PageIndex};

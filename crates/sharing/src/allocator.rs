@@ -304,7 +304,7 @@ mod tests {
     }
 
     /// Lets all ranks add the new regions; returns the answers.
-    fn settle(allocator: &mut Allocator, ranks: u16) -> Vec<(Rank, Answer)> {
+    fn drain(allocator: &mut Allocator, ranks: u16) -> Vec<(Rank, Answer)> {
         let mut answers = Vec::new();
         while let Some(order) = allocator.poll() {
             match order {
@@ -331,7 +331,7 @@ mod tests {
         }
         assert_eq!(allocator.absent(), Some(vec![Rank(1)]));
         allocator.ask(Rank(1), 8, Some(0), wish(5000, 4096));
-        let answers = settle(&mut allocator, 3);
+        let answers = drain(&mut allocator, 3);
         assert_eq!(answers.len(), 3);
         assert!(answers.iter().all(|(_, answer)| *answer == answers[0].1));
         assert_eq!(allocator.absent(), None);
@@ -355,7 +355,7 @@ mod tests {
         allocator.ask(Rank(1), 0, None, wish(u64::MAX, 4096));
         allocator.ask(Rank(1), 0, None, wish(1, 5000));
         allocator.ask(Rank(1), 0, None, Demand::Free { first: PageIndex(3) });
-        let answers = settle(&mut allocator, 2);
+        let answers = drain(&mut allocator, 2);
         assert_eq!(answers.len(), 4);
         assert!(answers.iter().all(|(_, answer)| matches!(answer, Answer::Refused { .. })), "{answers:?}");
     }
@@ -364,7 +364,7 @@ mod tests {
     fn what_is_freed_is_given_out_again_when_a_barrier_has_made_it_new() {
         let mut allocator = Allocator::new(2, 100);
         allocator.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
-        let Some((_, Answer::Region { region })) = settle(&mut allocator, 2).pop() else {
+        let Some((_, Answer::Region { region })) = drain(&mut allocator, 2).pop() else {
             panic!("no region")
         };
         allocator.ask(Rank(1), 0, None, Demand::Free { first: region.pages.first });
@@ -375,13 +375,13 @@ mod tests {
         assert_eq!(allocator.poll(), Some(Order::Renew { pages: region.pages }));
         assert!(matches!(allocator.poll(), Some(Order::Give { answer: Answer::Freed {}, .. })));
         allocator.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
-        let Some((_, Answer::Refused { why })) = settle(&mut allocator, 2).pop() else {
+        let Some((_, Answer::Refused { why })) = drain(&mut allocator, 2).pop() else {
             panic!("it is not new yet")
         };
         assert!(why.contains("245760 freed ones become available after the next barrier"), "{why}");
         allocator.renewed(region.pages);
         allocator.ask(Rank(0), 0, None, wish(60 * 4096, 4096));
-        assert_eq!(settle(&mut allocator, 2).pop(), Some((Rank(0), Answer::Region { region })));
+        assert_eq!(drain(&mut allocator, 2).pop(), Some((Rank(0), Answer::Region { region })));
     }
 
     proptest! {
@@ -398,7 +398,7 @@ mod tests {
                     _ => wish(pages * 4096, page_bytes),
                 };
                 allocator.ask(Rank(0), 0, None, demand);
-                let answers = settle(&mut allocator, 1);
+                let answers = drain(&mut allocator, 1);
                 prop_assert_eq!(answers.len(), 1);
                 if pages % 2 == 0 {
                     for region in allocator.dropped.clone() {

@@ -285,12 +285,12 @@ pub enum Control {
         who: Vec<String>,
     },
     /// The first message of a process outside the run to a rank: its [`SHARE_WIRE_VERSION`], and the secret
-    /// of its ticket. Answered by `Welcome` or `Refused`. `guest`: a number of its own, the same at every
+    /// of its ticket. Answered by `Welcome` or `Refused`. `client`: a number of its own, the same at every
     /// rank.
     Visit {
         wire: u32,
         secret: String,
-        guest: u32,
+        client: u32,
     },
     /// From outside: where is the region of that name? Answered by `Opened` or `NotDone`.
     Open {
@@ -341,7 +341,7 @@ wire_enum!(Control {
     13 => DatagramKey { key },
     14 => Nearby { name },
     15 => Move { there },
-    16 => Visit { wire, secret, guest },
+    16 => Visit { wire, secret, client },
     17 => Open { name },
     18 => Opened { first, page_bytes, bytes },
     19 => Do { accesses, moved },
@@ -472,7 +472,7 @@ mod tests {
             Control::DatagramKey { key: vec![7; 32] },
             Control::Nearby { name: "rampool-7".into() },
             Control::Move { there: true },
-            Control::Visit { wire: 5, secret: "r".into(), guest: 7 },
+            Control::Visit { wire: 5, secret: "r".into(), client: 7 },
             Control::Open { name: "table".into() },
             Control::Opened { first: PageIndex(3), page_bytes: 4096, bytes: 1 << 33 },
             Control::Do {

@@ -2,17 +2,18 @@
 //! operations.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::hash::Hash;
 
 use super::by_lock::ByLock;
 use super::config::{Regions, Tables};
-use super::protocol::{Cx, Plugin, Protocol};
+use super::plugin::Plugin;
+use super::protocol::{Cx, Protocol};
 use super::rule::{Rule, Rules};
+use super::state::{Flushes, Shared};
 use super::sync::{Barrier, Begun, Direct, LockManager, LockNode, Pending, Word};
 use super::wire::Limits;
 use super::{
-    Action, Body, Checked, Config, ConfigError, Event, Io, LockId, LockPath, Mem, Message, OpError, OpResult,
-    ProtocolKind, Rank, Reason, RegionConfig, Stats, ThreadId, TimerId, Tuning, Violation,
+    Action, Body, Config, ConfigError, Event, Io, LockId, LockPath, Mem, Message, OpError, OpResult,
+    ProtocolKind, Rank, Reason, RegionConfig, Stats, ThreadId, TimerId, Violation,
 };
 use rampool_wire::units::{Extent, PageIndex};
 
@@ -46,62 +47,6 @@ pub struct Engine {
     /// Threads with an unfinished operation, ascending. They are few, and come and go with every operation.
     blocked: Vec<ThreadId>,
     failed: Option<Reason>,
-}
-
-/// State that protocols and the synchronisation core share.
-#[derive(Clone, Hash, Debug)]
-pub(crate) struct Shared {
-    pub rank: Rank,
-    pub ranks: u16,
-    /// Barriers this rank has left.
-    pub epoch: u32,
-    /// It has arrived at a barrier and not left: nothing is fetched ahead, since homes may move.
-    pub at_barrier: bool,
-    pub regions: Regions,
-    pub tables: Tables,
-    pub lock_path: LockPath,
-    pub tuning: Tuning,
-    pub rules: Rules,
-    pub flushes: Flushes,
-    /// Messages of this rank to itself.
-    pub loopback: VecDeque<Body>,
-    /// Pages whose waiters were woken by this event.
-    pub retried: BTreeSet<PageIndex>,
-    pub stats: Stats,
-}
-
-/// Changes on their way to homes, numbered.
-#[derive(Clone, Hash, Debug, Default)]
-pub(crate) struct Flushes {
-    next: u64,
-    open: BTreeSet<u64>,
-}
-
-impl Flushes {
-    pub fn begin(&mut self) -> u64 {
-        let flush = self.next;
-        self.next += 1;
-        self.open.insert(flush);
-        flush
-    }
-
-    pub fn end(&mut self, flush: u64) -> Checked {
-        if self.open.remove(&flush) {
-            Ok(())
-        } else {
-            Err(Violation::new(format!("acknowledges flush {flush}")))
-        }
-    }
-
-    /// The number the next flush will have.
-    pub fn next(&self) -> u64 {
-        self.next
-    }
-
-    /// Whether every flush from `from` on and before `upto` is acknowledged.
-    pub fn settled(&self, from: u64, upto: u64) -> bool {
-        self.open.range(from..upto).next().is_none()
-    }
 }
 
 impl Engine {
@@ -254,7 +199,7 @@ impl Engine {
                 }
             }
         }
-        self.settle(io);
+        self.proceed(io);
     }
 
     fn begin(&mut self, io: &mut Io<'_>, thread: ThreadId, op: Begun) {
@@ -414,7 +359,7 @@ impl Engine {
     }
 
     /// Continues everything that has become possible, until nothing more does.
-    fn settle(&mut self, io: &mut Io<'_>) {
+    fn proceed(&mut self, io: &mut Io<'_>) {
         while self.failed.is_none() {
             if let Some(body) = self.shared.loopback.pop_front() {
                 self.deliver(io, self.shared.rank, self.shared.epoch, &body);

@@ -38,7 +38,8 @@
 //!
 //! # Walk
 //!
-//! Read `config` (what a region is), [`message`] (the messages between ranks), `protocol` (the trait), then
+//! Read `config` (what a region is), `state` (what all parts share), [`message`] (the messages between ranks),
+//! `protocol` (the trait; `plugin` is the list of its implementations), then
 //! `protocol/hlrc` as the plainest of six, then `sync/barrier` and `sync/lock`. [`Engine::handle`] ties them
 //! together. [`control`], [`relink`], [`stream`] and [`channel`] are the connections between ranks; read them
 //! on their own.
@@ -64,10 +65,13 @@ mod interval;
 pub mod message;
 mod notice;
 mod overlay;
+mod pages;
+mod plugin;
 mod protocol;
 pub mod relink;
 pub mod residency;
 mod rule;
+mod state;
 mod stats;
 pub mod stream;
 mod sync;

@@ -1,23 +1,23 @@
 //! The interface between a consistency protocol and the synchronisation core.
 
-mod aurc;
-mod hlrc;
-mod ibec;
-mod lrc;
-
-mod sc;
+pub(crate) mod aurc;
+pub(crate) mod hlrc;
+pub(crate) mod ibec;
+pub(crate) mod lrc;
+pub(crate) mod sc;
 
 use super::ahead::Ahead;
 use super::direct::Changed;
-use super::engine::Shared;
+
 use super::message::{Info, Payload};
 use super::rule::Rule;
+use super::state::Shared;
 use super::{
     Action, BarrierKind, Body, Checked, LockId, LockMode, Mem, Message, Protection, ProtocolKind, Rank,
     ThreadId, TimerId, Violation, extents,
 };
 use rampool_wire::units::{Extent, PageIndex};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What ends when a release begins.
@@ -153,62 +153,6 @@ pub(crate) trait Protocol {
     fn check(&self, _shared: &Shared) {}
 }
 
-/// All protocols.
-#[derive(Clone, Hash, Debug)]
-pub(crate) enum Plugin {
-    Sc(sc::Sc),
-    Lrc(lrc::Lrc),
-
-    Hlrc(hlrc::Hlrc),
-    Aurc(aurc::Aurc),
-    Auto(aurc::Aurc),
-    Ibec(ibec::Ibec),
-}
-
-impl Plugin {
-    pub fn new(kind: ProtocolKind) -> Self {
-        match kind {
-            ProtocolKind::Sc => Self::Sc(sc::Sc::new()),
-            ProtocolKind::Lrc => Self::Lrc(lrc::Lrc::new()),
-            ProtocolKind::Hlrc => Self::Hlrc(hlrc::Hlrc::new()),
-            ProtocolKind::Aurc => Self::Aurc(aurc::Aurc::of_kind(kind)),
-            ProtocolKind::Auto => Self::Auto(aurc::Aurc::of_kind(kind)),
-            ProtocolKind::Ibec => Self::Ibec(ibec::Ibec::new()),
-        }
-    }
-
-    pub fn kind(&self) -> ProtocolKind {
-        match self {
-            Self::Sc(_) => ProtocolKind::Sc,
-            Self::Lrc(_) => ProtocolKind::Lrc,
-            Self::Hlrc(_) => ProtocolKind::Hlrc,
-            Self::Aurc(_) => ProtocolKind::Aurc,
-            Self::Auto(_) => ProtocolKind::Auto,
-            Self::Ibec(_) => ProtocolKind::Ibec,
-        }
-    }
-
-    pub fn get(&self) -> &dyn Protocol {
-        match self {
-            Self::Sc(protocol) => protocol,
-            Self::Lrc(protocol) => protocol,
-            Self::Hlrc(protocol) => protocol,
-            Self::Aurc(protocol) | Self::Auto(protocol) => protocol,
-            Self::Ibec(protocol) => protocol,
-        }
-    }
-
-    pub fn get_mut(&mut self) -> &mut dyn Protocol {
-        match self {
-            Self::Sc(protocol) => protocol,
-            Self::Lrc(protocol) => protocol,
-            Self::Hlrc(protocol) => protocol,
-            Self::Aurc(protocol) | Self::Auto(protocol) => protocol,
-            Self::Ibec(protocol) => protocol,
-        }
-    }
-}
-
 /// The context of a protocol while it handles something.
 pub(crate) struct Cx<'a> {
     pub shared: &'a mut Shared,
@@ -326,20 +270,6 @@ impl Cx<'_> {
 
     pub fn end_flush(&mut self, flush: u64) -> Checked {
         self.shared.flushes.end(flush)
-    }
-}
-
-/// Removes the entries of these pages from `map`, and returns them.
-pub(crate) fn take_pages<V>(map: &mut BTreeMap<PageIndex, V>, pages: Extent) -> Vec<(PageIndex, V)> {
-    let known: Vec<PageIndex> = map.range(pages.first..pages.end()).map(|(&page, _)| page).collect();
-    known.into_iter().filter_map(|page| map.remove(&page).map(|value| (page, value))).collect()
-}
-
-/// Like [`take_pages`], of a set.
-pub(crate) fn unlist_pages(set: &mut BTreeSet<PageIndex>, pages: Extent) {
-    let known: Vec<PageIndex> = set.range(pages.first..pages.end()).copied().collect();
-    for page in known {
-        set.remove(&page);
     }
 }
 

@@ -109,37 +109,39 @@ impl Want {
     pub const ALL: [Self; 6] = [Self::Count, Self::Sum, Self::Min, Self::Max, Self::Positions, Self::Values];
 }
 
-/// Runs a block with `$type` being the Rust type of a [`Kind`].
+/// Runs a block with `$type` being the Rust type of a [`Kind`](elements::Kind).
+#[macro_export]
 macro_rules! of_kind {
     ($kind:expr, $type:ident, $body:expr) => {
         match $kind {
-            Kind::I32 => {
+            $crate::elements::Kind::I32 => {
                 type $type = i32;
                 $body
             }
-            Kind::U32 => {
+            $crate::elements::Kind::U32 => {
                 type $type = u32;
                 $body
             }
-            Kind::I64 => {
+            $crate::elements::Kind::I64 => {
                 type $type = i64;
                 $body
             }
-            Kind::U64 => {
+            $crate::elements::Kind::U64 => {
                 type $type = u64;
                 $body
             }
-            Kind::F32 => {
+            $crate::elements::Kind::F32 => {
                 type $type = f32;
                 $body
             }
-            Kind::F64 => {
+            $crate::elements::Kind::F64 => {
                 type $type = f64;
                 $body
             }
         }
     };
 }
+pub use crate::of_kind;
 
 /// A machine number.
 trait Element: Copy + PartialOrd {

@@ -95,7 +95,7 @@ impl Offer {
 /// A peer claims to have read messages that were never sent, or fewer than before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the peer claims to have read {read} of {sent} messages sent")]
-pub struct Spoilt {
+pub struct BadCounter {
     read: u64,
     sent: u64,
 }
@@ -141,10 +141,10 @@ impl Flow {
     /// The peer says that it has read this many.
     ///
     /// # Errors
-    /// [`Spoilt`] if that is impossible.
-    pub fn hears(&mut self, read: u64) -> Result<(), Spoilt> {
+    /// [`BadCounter`] if that is impossible.
+    pub fn hears(&mut self, read: u64) -> Result<(), BadCounter> {
         if read < self.heard || read > self.sent {
-            return Err(Spoilt { read, sent: self.sent });
+            return Err(BadCounter { read, sent: self.sent });
         }
         self.heard = read;
         Ok(())

@@ -2,7 +2,7 @@
 //!
 //! The frames of the server's store lie in a memory file, the *frames file*, that the client may read. The
 //! reply to a `Put`, and to a `Get`, says for each page where it lies ([`Place`]). A later read of such a page
-//! wakes nobody: it is a copy out of the file.
+//! wakes no thread of the server: it is a copy out of the file.
 //!
 //! ```text
 //!      0                magic, bytes of a granule, granules     24 bytes

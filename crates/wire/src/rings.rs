@@ -172,7 +172,7 @@ impl Geometry {
 /// The other process has published an impossible count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the peer has corrupted the shared memory: a count is {0} instead of {1} to {2}")]
-pub struct Spoilt(pub u64, pub u64, pub u64);
+pub struct BadCounter(pub u64, pub u64, pub u64);
 
 /// Consecutive bytes of a ring: their offset and length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -201,13 +201,13 @@ impl Writer {
     /// What the reader has published.
     ///
     /// # Errors
-    /// [`Spoilt`]: the count is less than before, or more than was written.
-    pub fn saw(&mut self, read: u64) -> Result<(), Spoilt> {
+    /// [`BadCounter`]: the count is less than before, or more than was written.
+    pub fn saw(&mut self, read: u64) -> Result<(), BadCounter> {
         if (self.read..=self.written).contains(&read) {
             self.read = read;
             return Ok(());
         }
-        Err(Spoilt(read, self.read, self.written))
+        Err(BadCounter(read, self.read, self.written))
     }
 
     /// Whether a write would find room, if the reader has published this. Also true for an impossible count:
@@ -265,14 +265,14 @@ impl Reader {
     /// What the writer has published.
     ///
     /// # Errors
-    /// [`Spoilt`]: the count is less than before, or more than there was room for.
-    pub fn saw(&mut self, written: u64) -> Result<(), Spoilt> {
+    /// [`BadCounter`]: the count is less than before, or more than there was room for.
+    pub fn saw(&mut self, written: u64) -> Result<(), BadCounter> {
         let most = self.read.saturating_add(self.capacity);
         if (self.written..=most).contains(&written) {
             self.written = written;
             return Ok(());
         }
-        Err(Spoilt(written, self.written, most))
+        Err(BadCounter(written, self.written, most))
     }
 
     /// Whether a read would find bytes, if the writer has published this. Also true for an impossible count:
@@ -367,20 +367,20 @@ mod tests {
     #[test]
     fn counts_that_cannot_be_are_not_believed() {
         let (mut writer, mut reader) = (Writer::new(geometry()), Reader::new(geometry()));
-        assert_eq!(reader.saw(4097), Err(Spoilt(4097, 0, 4096)));
-        assert_eq!(reader.saw(u64::MAX), Err(Spoilt(u64::MAX, 0, 4096)));
-        assert_eq!(writer.saw(1), Err(Spoilt(1, 0, 0)));
+        assert_eq!(reader.saw(4097), Err(BadCounter(4097, 0, 4096)));
+        assert_eq!(reader.saw(u64::MAX), Err(BadCounter(u64::MAX, 0, 4096)));
+        assert_eq!(writer.saw(1), Err(BadCounter(1, 0, 0)));
         assert_eq!(reader.saw(4096), Ok(()));
         reader.took(1000);
         assert_eq!(reader.read(), 1000);
         // Neither count goes back.
-        assert_eq!(reader.saw(4095), Err(Spoilt(4095, 4096, 5096)));
+        assert_eq!(reader.saw(4095), Err(BadCounter(4095, 4096, 5096)));
         assert_eq!(reader.saw(5096), Ok(()));
         writer.wrote(4096);
         assert_eq!(writer.written(), 4096);
         assert_eq!(writer.saw(10), Ok(()));
-        assert_eq!(writer.saw(9), Err(Spoilt(9, 10, 4096)));
-        assert_eq!(writer.saw(4097), Err(Spoilt(4097, 10, 4096)));
+        assert_eq!(writer.saw(9), Err(BadCounter(9, 10, 4096)));
+        assert_eq!(writer.saw(4097), Err(BadCounter(4097, 10, 4096)));
     }
 
     proptest! {

@@ -240,7 +240,7 @@ pub struct Settings {
 
 impl Args {
     /// Reads the settings file, if there is one, and returns the effective settings.
-    pub fn settle(self) -> Result<Settings> {
+    pub fn effective(self) -> Result<Settings> {
         let file = match &self.config {
             None => Args::default(),
             Some(path) => {
@@ -344,18 +344,18 @@ mod tests {
         args: Args,
     }
 
-    fn settle(file: &str, line: &[&str]) -> Result<Settings> {
+    fn effective(file: &str, line: &[&str]) -> Result<Settings> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("serve.toml");
         std::fs::write(&path, file).unwrap();
         let line = ["serve", "--config", path.to_str().unwrap()].into_iter().chain(line.iter().copied());
-        Line::try_parse_from(line)?.args.settle()
+        Line::try_parse_from(line)?.args.effective()
     }
 
     #[test]
     fn arguments_come_before_the_file_and_the_file_before_defaults() {
         let file = "memory = \"1.5G\"\nlisten = [\"127.0.0.1:1\", \"unix:/run/x\"]\nencryption = \"on\"\nstore = \"compressed\"\nspin-us = 7\n";
-        let settings = settle(file, &["--memory", "2G", "--spin-us", "9"]).unwrap();
+        let settings = effective(file, &["--memory", "2G", "--spin-us", "9"]).unwrap();
         assert_eq!((settings.memory, settings.spin_us), (ByteLen(2 << 30), Some(9)));
         assert_eq!(
             settings.listen.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -365,7 +365,7 @@ mod tests {
             (settings.encryption, settings.store, settings.drain_ms),
             (Encryption::On, StoreKind::Compressed, 10_000)
         );
-        let settings = settle("memory = \"512M\"\nlisten = \"[::1]:5\"", &[]).unwrap();
+        let settings = effective("memory = \"512M\"\nlisten = \"[::1]:5\"", &[]).unwrap();
         assert_eq!(
             (settings.memory, settings.listen[0].to_string().as_str()),
             (ByteLen(512 << 20), "[::1]:5")
@@ -378,7 +378,7 @@ mod tests {
             grace-ms = 1\nheartbeat-ms = 1\nsilence-ms = 1\ndrain-ms = 1\nmax-connections = 1\nqueues = 1\nqueue-messages = 2\nqueue-bytes = \"3K\"\nallow-uid = [1, 2]\ncopy-to = \"h:1\"\nucx-clients = \"trusted\"\n\
             nbd = \"unix:/run/n\"\nexport = [\"swap=4G\", \"a b=512M\"]\nnbd-plain = true\nno-lock = true\nno-rings = true\nmetrics = \"127.0.0.1:9\"\n\
             log = \"json\"\nlog-level = \"debug\"\nready-file = \"r\"\n";
-        let settings = settle(file, &[]).unwrap();
+        let settings = effective(file, &[]).unwrap();
         assert_eq!((settings.allow_uid, settings.log_level.as_str()), (vec![1, 2], "debug"));
         assert!(
             settings.no_lock
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_named() {
-        let error = |file: &str, line: &[&str]| format!("{:#}", settle(file, line).unwrap_err());
+        let error = |file: &str, line: &[&str]| format!("{:#}", effective(file, line).unwrap_err());
         assert!(error("", &[]).contains("--memory 8G"));
         assert!(error("memory = \"1G\"\nmemmory = 1", &[]).contains("memmory"));
         assert!(error("memory = \"lots\"", &[]).contains("lots"));

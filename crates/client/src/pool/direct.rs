@@ -10,7 +10,7 @@ use crate::error::{LostReason, PoolError};
 use rampool_net::transport::zero_copy::{SharedZeroCopy, ZeroCopy, measured_crossover};
 use rampool_net::transport::{Link, PieceMut};
 use rampool_paging::placement::{Placement, ServerIndex};
-use rampool_pinning::path::{Always, Wish};
+use rampool_pinning::path::{NoZeroCopy, Wish};
 use rampool_session::{Ask, Class, SENT_TOGETHER_BYTES};
 use rampool_wire::elements::{Combine, Kind, Test, Want};
 use rampool_wire::frame::{
@@ -451,11 +451,11 @@ impl Pool {
     }
 
     /// For each server, from how many bytes on pieces leave without a copy, or why they never do.
-    pub(crate) fn zero_copy_from(&self) -> Vec<Result<u64, Always>> {
+    pub(crate) fn zero_copy_from(&self) -> Vec<Result<u64, NoZeroCopy>> {
         self.shell
             .servers
             .iter()
-            .map(|server| server.link.as_ref().map_or(Err(Always::Off), Link::zero_copy_from))
+            .map(|server| server.link.as_ref().map_or(Err(NoZeroCopy::Off), Link::zero_copy_from))
             .collect()
     }
 

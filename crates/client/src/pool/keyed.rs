@@ -1,8 +1,9 @@
 //! Memory of this client that a server on the same machine reaches by key: what is read lands in it, and what is written is taken from it, with one copy instead of two.
 //!
-//! The exposed memories of a server are the shell of [`Owner`]: it hands memory files over, says in requests where the bytes are instead of sending them, and takes keys back. It belongs to one
-//! server: where that is lost, or the connection to it breaks, the memory is replaced before anything else is done with it, so that whatever a server does which nobody hears of any more, it
-//! does to a file that nobody looks at.
+//! The exposed memories of a server are the shell of [`Owner`]: it hands memory files over, says in requests
+//! where the bytes are instead of sending them, and takes keys back. It belongs to one server. When that server
+//! is lost, or the connection to it breaks, the memory is replaced before anything else is done with it: what
+//! the server still does then, it does to a file that is no longer used.
 //!
 //! What cannot be reached by key, for whatever reason, travels as any other bytes do.
 
@@ -61,7 +62,7 @@ pub(super) struct ExposedMemories {
     stats: KeyStats,
 }
 
-/// The owner's messages travel as requests, which are repeated by whoever makes the connection again: nothing is due here.
+/// The owner's messages travel as requests, which are repeated on a new connection: nothing is due here.
 const NOW: Tick = Tick(0);
 
 impl ExposedMemories {
@@ -145,7 +146,7 @@ impl ExposedMemories {
                 }
                 OwnerOutput::Replace(key) => {
                     let slot = self.slots.get_mut(&key.place).expect("what is exposed has a slot");
-                    // Nobody else has it: it goes with its last owner.
+                    // It has no other owner: it goes with its last one.
                     if Arc::strong_count(&slot.memory) > 1 {
                         self.stats.replaced += 1;
                         slot.file = slot
@@ -166,7 +167,7 @@ impl ExposedMemories {
 
 impl Drop for ExposedMemories {
     fn drop(&mut self) {
-        // Whoever still has the memory may use it for anything, and the server may be at it.
+        // Other owners may still use the memory for anything, and the server may be using it.
         self.link_ended();
     }
 }
@@ -277,7 +278,8 @@ impl Pool {
         Ok(memory)
     }
 
-    /// Takes the key to this memory back. Blocks until the server has answered, or is lost and the memory replaced: then nobody else touches it.
+    /// Takes the key to this memory back. Blocks until the server has answered, or is lost and the memory
+    /// replaced: from then on no other process touches it.
     pub(crate) fn withdraw(&mut self, memory: &Arc<ExposedMemory>) -> Result<(), PoolError> {
         let of = |server: &Server| {
             let slots = server.exposed.iter().flat_map(|exposed| &exposed.slots);

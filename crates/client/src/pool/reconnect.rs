@@ -4,8 +4,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rampool_net::transport::{
-    Connecting, Handshake, HandshakeError, Link, LinkError, LocalPolicy, Received, Stream, Urgency, Wants,
-    Way,
+    Connecting, Handshake, HandshakeError, Link, LinkError, LocalPolicy, PeerAddress, Received, Stream,
+    Urgency, Wants,
 };
 use rampool_session::{ATTACH_NUMBER, Grant, LinkId};
 use rampool_wire::frame::{self, AttachLease, Granted, Header, Opcode};
@@ -15,7 +15,7 @@ use crate::error::LostReason;
 
 /// Where a server is and who the client is there.
 pub(super) struct Place {
-    pub way: Way,
+    pub way: PeerAddress,
     pub local: LocalPolicy,
     pub attach: AttachLease,
 }

@@ -262,8 +262,11 @@ impl Server {
                         at += 1;
                     }
                 }
-                body.crcs.clear();
-                body.crcs.extend(self.out_entries.iter().map(|entry| entry.crc));
+                // For pages read in place, which are checked against them.
+                if body.of.is_some() {
+                    body.crcs.clear();
+                    body.crcs.extend(self.out_entries.iter().map(|entry| entry.crc));
+                }
                 if let Some(entries) = &body.entries {
                     entries.get_or_init(|| self.out_entries.clone());
                 }

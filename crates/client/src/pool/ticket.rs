@@ -1,7 +1,8 @@
 //! What a process hands to another so that it can become a member of the same lease, and take over regions.
 //!
-//! Both tickets have a text form for environment variables and files. A lease ticket carries the lease's tokens: whoever has it may use the
-//! lease, so it is for one's own children only, and its `Debug` form does not show the tokens.
+//! Both tickets have a text form for environment variables and files. A lease
+//! ticket carries the lease's tokens, and its holder may use the lease: give it to your own children only. Its
+//! `Debug` form does not show the tokens.
 
 use std::fmt;
 use std::str::FromStr;

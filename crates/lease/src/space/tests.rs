@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use rampool_wire::frame::REMEMBERED;
 use rampool_wire::units::PageIndex;
 use std::collections::BTreeSet;
 

@@ -7,7 +7,7 @@ use super::tcp::{Peer, iovec, iovec_mut};
 use super::zero_copy::{Sender, SharedZeroCopy};
 use super::{Piece, PieceMut};
 use rampool_kernel::ring::Sent;
-use rampool_pinning::path::{Always, PathChoice, Wish};
+use rampool_pinning::path::{NoZeroCopy, PathChoice, Wish};
 use rampool_wire::frame::{HEADER_BYTES, Header, MAX_TABLE_BYTES, WireError};
 use rampool_wire::session::{Security, features};
 use rampool_wire::tenant::TenantId;
@@ -101,7 +101,7 @@ const MAX_CALL_BYTES: usize = 4 * 1024 * 1024;
 /// Not for sharing: one thread drives it.
 pub struct Link<G = ()> {
     // Dropped before the socket, whose last bytes it may hold back.
-    zero_copy: Result<ZeroCopySender, Always>,
+    zero_copy: Result<ZeroCopySender, NoZeroCopy>,
     carrier: Carrier,
     security: Security,
     features: u32,
@@ -237,7 +237,7 @@ impl<G> Link<G> {
             queued_bytes: 0,
         };
         Self {
-            zero_copy: Err(Always::Off),
+            zero_copy: Err(NoZeroCopy::Off),
             carrier,
             security,
             features,
@@ -299,7 +299,7 @@ impl<G> Link<G> {
     ) {
         if matches!(self.means(), Means::Rings | Means::Ucx) {
             // Its socket carries none of the bytes.
-            self.zero_copy = Err(Always::Missing);
+            self.zero_copy = Err(NoZeroCopy::Missing);
             return;
         }
         let choice = PathChoice::new(wish, self.seal.is_some(), self.is_local(), measured);
@@ -307,14 +307,14 @@ impl<G> Link<G> {
             let socket = self.carrier.as_fd().try_clone_to_owned().ok()?;
             Some(ZeroCopySender { sender: Sender::attach(engine, choice), socket })
         };
-        self.zero_copy = choice.from().and_then(|_| engine.and_then(attach).ok_or(Always::Missing));
+        self.zero_copy = choice.from().and_then(|_| engine.and_then(attach).ok_or(NoZeroCopy::Missing));
     }
 
     /// From how many bytes on pieces leave without a copy.
     ///
     /// # Errors
     /// Why they never do.
-    pub fn zero_copy_from(&self) -> Result<u64, Always> {
+    pub fn zero_copy_from(&self) -> Result<u64, NoZeroCopy> {
         self.zero_copy.as_ref().map_err(|why| *why)?.sender.choice().from()
     }
 

@@ -97,7 +97,7 @@ impl Rings {
             while done < piece.iov_len {
                 let want = (piece.iov_len - done).min(PUBLISH_BYTES - unpublished);
                 if self.writer.room() < want {
-                    self.writer.saw(self.count(self.out, Word::Read)).map_err(spoilt)?;
+                    self.writer.saw(self.count(self.out, Word::Read)).map_err(bad_counter)?;
                 }
                 let span = self.writer.next(want);
                 if span.len == 0 {
@@ -147,7 +147,7 @@ impl Rings {
             let mut done = 0;
             while done < piece.iov_len {
                 if self.reader.waiting() == 0 {
-                    self.reader.saw(self.count(self.out.reverse(), Word::Written)).map_err(spoilt)?;
+                    self.reader.saw(self.count(self.out.reverse(), Word::Written)).map_err(bad_counter)?;
                 }
                 let span = self.reader.next((piece.iov_len - done).min(PUBLISH_BYTES - unpublished));
                 if span.len == 0 {
@@ -291,6 +291,6 @@ impl Rings {
     }
 }
 
-fn spoilt(error: rampool_wire::rings::Spoilt) -> io::Error {
+fn bad_counter(error: rampool_wire::rings::BadCounter) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }

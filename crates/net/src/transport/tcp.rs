@@ -201,10 +201,10 @@ impl Stream {
     ///
     /// # Errors
     /// As `connect(2)`.
-    pub fn begin(way: &Way) -> io::Result<Connecting> {
+    pub fn begin(way: &PeerAddress) -> io::Result<Connecting> {
         let (domain, address) = match way {
-            Way::Tcp(address) => (socket2::Domain::for_address(*address), (*address).into()),
-            Way::Unix(path) => (socket2::Domain::UNIX, socket2::SockAddr::unix(path)?),
+            PeerAddress::Tcp(address) => (socket2::Domain::for_address(*address), (*address).into()),
+            PeerAddress::Unix(path) => (socket2::Domain::UNIX, socket2::SockAddr::unix(path)?),
         };
         let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
@@ -480,7 +480,7 @@ pub(super) fn wait(fd: BorrowedFd<'_>, write: bool, deadline: Instant) -> io::Re
 
 /// Where a peer was reached: an address that needs no name service.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum PeerAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }

@@ -1,4 +1,4 @@
-//! One suite over every way frames can travel: TCP, Unix sockets, shared memory, and UCX over TCP and over
+//! One suite over every way that frames can travel: TCP, Unix sockets, shared memory, and UCX over TCP and over
 //! its own shared memory; open, proved, sealed.
 
 mod rings;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-struct Way {
+struct Case {
     endpoint: Endpoint,
     client: LocalPolicy,
     server: LocalPolicy,
@@ -29,9 +29,9 @@ struct Way {
     _dir: tempfile::TempDir,
 }
 
-fn ways() -> Vec<Way> {
+fn cases() -> Vec<Case> {
     let key = Key::generate();
-    let mut ways = Vec::new();
+    let mut cases = Vec::new();
     let tcp = || Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
     for (means, ucx) in ucx::carriers() {
         let features = if means == Means::Rings { features::RINGS } else { 0 };
@@ -53,10 +53,10 @@ fn ways() -> Vec<Way> {
                 Endpoint::Unix(dir.path().join("s"))
             };
             let (client, server) = (policy(keyed, encryption), policy(keyed, Encryption::Auto));
-            ways.push(Way { endpoint, client, server, expect, means, _dir: dir });
+            cases.push(Case { endpoint, client, server, expect, means, _dir: dir });
         }
     }
-    ways
+    cases
 }
 
 /// Runs both sides of a handshake in one thread.
@@ -112,11 +112,11 @@ fn accept(listener: &Listener) -> Stream {
     }
 }
 
-fn pair<G>(way: &Way) -> (Link<G>, Link<G>) {
-    let (client, server) = shake(&way.endpoint, way.client.clone(), way.server.clone());
+fn pair<G>(case: &Case) -> (Link<G>, Link<G>) {
+    let (client, server) = shake(&case.endpoint, case.client.clone(), case.server.clone());
     let (client, server) = (client.unwrap(), server.unwrap());
-    assert_eq!((client.security(), server.security()), (way.expect, way.expect));
-    assert_eq!((client.means(), server.means()), (way.means, way.means));
+    assert_eq!((client.security(), server.security()), (case.expect, case.expect));
+    assert_eq!((client.means(), server.means()), (case.means, case.means));
     (client, server)
 }
 
@@ -166,9 +166,9 @@ fn drain<G>(link: &mut Link<G>, arriving: &mut Vec<u8>, expected: &mut VecDeque<
 #[test]
 fn frames_arrive_whole_and_in_order_over_every_way() {
     let mut runner = TestRunner::deterministic();
-    for way in ways() {
+    for case in cases() {
         let mut rng = runner.new_rng();
-        let (mut client, mut server) = pair::<Rc<Sent>>(&way);
+        let (mut client, mut server) = pair::<Rc<Sent>>(&case);
         let mut expected = VecDeque::new();
         let mut arriving = Vec::new();
         for request in 0..120u64 {
@@ -204,8 +204,8 @@ fn frames_arrive_whole_and_in_order_over_every_way() {
 
 #[test]
 fn guards_are_held_until_the_frame_has_left_and_dropped_with_the_link() {
-    for way in ways() {
-        let (mut client, mut server) = pair::<Rc<()>>(&way);
+    for case in cases() {
+        let (mut client, mut server) = pair::<Rc<()>>(&case);
         let guard = Rc::new(());
         let page = vec![7u8; 2 << 20];
         let mut head = Vec::new();
@@ -249,12 +249,12 @@ fn guards_are_held_until_the_frame_has_left_and_dropped_with_the_link() {
 /// With `copies`, the link does not read the pieces after `send`, whatever becomes of their memory.
 #[test]
 fn what_a_link_says_it_copies_arrives_as_it_was_when_it_was_sent() {
-    for way in ways() {
-        let (mut client, mut server) = pair::<()>(&way);
+    for case in cases() {
+        let (mut client, mut server) = pair::<()>(&case);
         let over_a_socket =
-            matches!(way.means, Means::Tcp | Means::UnixSocket) && way.expect != Security::Sealed;
-        assert_eq!(client.copies(4096), over_a_socket, "{:?}, {:?}", way.means, way.expect);
-        assert!(!client.copies(4097), "{:?}: long bulk leaves from where it lies", way.means);
+            matches!(case.means, Means::Tcp | Means::UnixSocket) && case.expect != Security::Sealed;
+        assert_eq!(client.copies(4096), over_a_socket, "{:?}, {:?}", case.means, case.expect);
+        assert!(!client.copies(4097), "{:?}: long bulk leaves from where it lies", case.means);
         if !over_a_socket {
             continue;
         }
@@ -284,8 +284,8 @@ fn what_a_link_says_it_copies_arrives_as_it_was_when_it_was_sent() {
 
 #[test]
 fn connections_within_a_machine_are_not_paced() {
-    for way in ways().iter().filter(|way| way.means == Means::Tcp) {
-        let (client, server) = pair::<()>(way);
+    for case in cases().iter().filter(|case| case.means == Means::Tcp) {
+        let (client, server) = pair::<()>(case);
         for link in [&client, &server] {
             let name = socket2::SockRef::from(&link.socket()).tcp_congestion().unwrap();
             assert!(name.starts_with(b"reno"), "{:?}", String::from_utf8_lossy(&name));
@@ -295,8 +295,8 @@ fn connections_within_a_machine_are_not_paced() {
 
 #[test]
 fn what_a_thread_waits_for_overtakes_what_has_not_begun_to_leave() {
-    for way in ways() {
-        let (mut client, mut server) = pair::<()>(&way);
+    for case in cases() {
+        let (mut client, mut server) = pair::<()>(&case);
         for (request, urgency) in [
             (1, Urgency::WriteBack),
             (2, Urgency::Prefetch),
@@ -324,8 +324,8 @@ fn what_a_thread_waits_for_overtakes_what_has_not_begun_to_leave() {
 /// Sends and receives that stop after each part bring what others bring, and stop where they are told to.
 #[test]
 fn a_long_frame_is_sent_and_received_in_parts() {
-    for way in ways() {
-        let (mut client, mut server) = pair::<()>(&way);
+    for case in cases() {
+        let (mut client, mut server) = pair::<()>(&case);
         let bulk: Vec<u8> = (0..2_u32 << 20).map(|byte| (byte % 251) as u8).collect();
         let mut head = Vec::new();
         encode_frame(&mut head, Header::request(Opcode::Put, 1), &[], bulk.len());
@@ -338,7 +338,7 @@ fn a_long_frame_is_sent_and_received_in_parts() {
             assert!(Instant::now() < deadline);
             let before = client.queued_bytes();
             let flushed = client.flush_some(50_000, || false).unwrap();
-            assert!(before - client.queued_bytes() <= 2 * 65_536, "{:?}", way.means);
+            assert!(before - client.queued_bytes() <= 2 * 65_536, "{:?}", case.means);
             assert_eq!(flushed == Flush::Empty, client.queued_bytes() == 0);
             sends += usize::from(flushed == Flush::Stopped);
             match server.receive_some(|_| {}, 50_000, || false).unwrap() {
@@ -350,15 +350,15 @@ fn a_long_frame_is_sent_and_received_in_parts() {
                 Received::Bulk(_) => break,
             }
         }
-        assert!(room == bulk, "{:?}", way.means);
-        assert!(sends > 10 && receives > 2, "{:?}: {sends} {receives}", way.means);
+        assert!(room == bulk, "{:?}", case.means);
+        assert!(sends > 10 && receives > 2, "{:?}: {sends} {receives}", case.means);
     }
 }
 
 #[test]
 fn a_started_frame_is_finished_before_anything_overtakes_it() {
-    for way in ways() {
-        let (mut client, mut server) = pair::<()>(&way);
+    for case in cases() {
+        let (mut client, mut server) = pair::<()>(&case);
         let bulk = vec![1u8; 2 << 20];
         let mut head = Vec::new();
         for request in 0..8 {
@@ -669,7 +669,7 @@ fn unowned(fd: i32) -> std::mem::ManuallyDrop<std::os::fd::OwnedFd> {
 
 #[test]
 fn frames_that_are_too_long_or_damaged_are_named() {
-    let way = &ways()[0];
+    let case = &cases()[0];
     let oversize = {
         let mut bytes = Header { bulk_len: 1 << 22, ..Header::request(Opcode::Put, 1) }.encode();
         let crc = checksum::crc32c(&bytes[..44]);
@@ -679,7 +679,7 @@ fn frames_that_are_too_long_or_damaged_are_named() {
     let mut damaged = Header::request(Opcode::Get, 1).encode();
     damaged[20] ^= 4;
     for (bytes, want) in [(oversize, WireError::BulkTooLong(1 << 22)), (damaged, WireError::HeaderChecksum)] {
-        let (client, mut server) = pair::<()>(way);
+        let (client, mut server) = pair::<()>(case);
         rustix::net::send(client.as_fd(), &bytes, rustix::net::SendFlags::empty()).unwrap();
         let deadline = Instant::now() + DEADLINE;
         let error = loop {
@@ -695,8 +695,8 @@ fn frames_that_are_too_long_or_damaged_are_named() {
 
 #[test]
 fn a_peer_that_goes_is_noticed() {
-    for way in ways() {
-        let (client, mut server) = pair::<()>(&way);
+    for case in cases() {
+        let (client, mut server) = pair::<()>(&case);
         drop(client);
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -716,8 +716,8 @@ fn a_peer_that_goes_is_noticed() {
 fn who_sleeps_is_woken_by_what_comes_and_by_room() {
     // An emulated network has slow wake-ups.
     let rounds = if ucx::instead().is_some() { 40 } else { 400 };
-    for way in ways() {
-        let (mut client, mut server) = pair::<Arc<Vec<u8>>>(&way);
+    for case in cases() {
+        let (mut client, mut server) = pair::<Arc<Vec<u8>>>(&case);
         let echo = std::thread::spawn(move || {
             for _ in 0..rounds {
                 let header = next_head(&mut server);

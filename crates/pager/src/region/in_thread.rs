@@ -98,7 +98,7 @@ where
     B: Backing + Send,
     B::Region: Send,
 {
-    fn settle(&self) {
+    fn finish_changes(&self) {
         let _own = Unhelped::begin();
         if let Some(State { pager, supervisor, .. }) = self.lock().as_mut() {
             pager.serve_events(supervisor);

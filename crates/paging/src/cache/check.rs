@@ -1,8 +1,7 @@
 //! The invariants, as equations over the whole state.
 
-use super::fetch::FetchPhase;
 use super::page::{COPY, DIRTY, FORGOTTEN, GONE, PROTECTED, QUEUED, STORING, State, WANTED};
-use super::writeback::BatchPhase;
+use super::under_way::{BatchPhase, FetchPhase};
 use super::{Cache, index_of};
 use rampool_wire::units::PageIndex;
 

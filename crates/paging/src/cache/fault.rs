@@ -9,33 +9,9 @@ use super::page::{
     WANTED_WRITE,
 };
 use super::policy::Arrival;
-use super::writeback::BatchPhase;
+use super::under_way::{BatchPhase, Installed, Source};
 use super::{Access, Cache, FetchId, Output, index_of};
 use rampool_wire::units::{Extent, PageIndex, push_page};
-
-/// An install of this step, which the runtime may yet report as failed.
-#[derive(Clone, Debug)]
-pub(super) struct Installed {
-    pub extent: Extent,
-    pub source: Source,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Source {
-    /// Was Fresh.
-    Zero,
-    /// Was Resident before.
-    Nothing,
-    Batch {
-        slot: u32,
-        offset: u32,
-        was_dirty: bool,
-    },
-    Fetch {
-        slot: u32,
-        offset: u32,
-    },
-}
 
 /// The longest run of pages that one write-protection fault opens.
 const MAX_UNPROTECT_RUN: u32 = 64;

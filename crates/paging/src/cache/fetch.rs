@@ -6,56 +6,11 @@
 //! stream, or all of it where the buffer are spare frames, to be moved into the program while a thread waits
 //! for one of them.
 
-use super::fault::{Installed, Source};
 use super::page::{COPY, DIRTY, EARLY, PROTECTED, State, TO_MAIN, TO_WRITE, WANTED, WANTED_WRITE};
 use super::policy::Arrival;
-use super::prefetch::StreamId;
+use super::under_way::{Fetch, FetchPhase, Installed, Source, StreamId};
 use super::{Cache, FetchId, Output, index_of};
 use rampool_wire::units::{Extent, PageIndex, push_page, total_pages};
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum FetchPhase {
-    Free,
-    InFlight,
-    /// Landed; some of its pages are Ready.
-    Idle,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Fetch {
-    pub phase: FetchPhase,
-    pub extents: Vec<Extent>,
-    /// Pages in the buffer.
-    pub pages: u32,
-    /// Frames reserved for its pages.
-    pub landing: u32,
-    /// Pages that are Ready in it.
-    pub ready: u32,
-    /// The page that stays unmapped as the marker of `stream`.
-    pub marker: Option<u32>,
-    pub stream: Option<StreamId>,
-    /// Its pages were expected for another reason than a stream.
-    pub expected: bool,
-    /// Its buffer are frames that a batch left, fit to be moved into the program.
-    pub spare: bool,
-    /// The fetch's age, to drop the oldest idle one first.
-    pub serial: u64,
-}
-
-impl Fetch {
-    pub const FREE: Fetch = Fetch {
-        phase: FetchPhase::Free,
-        extents: Vec::new(),
-        pages: 0,
-        landing: 0,
-        ready: 0,
-        marker: None,
-        stream: None,
-        expected: false,
-        spare: false,
-        serial: 0,
-    };
-}
 
 impl Cache {
     pub(super) fn has_fetch_slot(&self) -> bool {

@@ -16,17 +16,10 @@
 //! serves pages that are filled with zeroes for the first time.
 
 use super::Cache;
-use super::fetch::{Fetch, FetchPhase};
 use super::page::{EARLY, State};
 use super::policy::SMALL_SHARE;
+use super::under_way::{Fetch, FetchPhase, StreamId};
 use rampool_wire::units::{Extent, PageIndex, push_page};
-
-/// Names a stream of the table, as long as its entry is not used for another one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct StreamId {
-    slot: u32,
-    generation: u32,
-}
 
 const STREAMS: usize = 32;
 /// Faults further apart than this are not steps of one stream.

@@ -9,47 +9,17 @@
 //! it is in use, which is the only reference bit there is: hits on mapped pages are invisible. Invariant: a
 //! batch is released only when none of its staged pages is dirty, and a page has at most one store under way.
 
-use super::fault::{Installed, Source};
 use super::page::{
     COPY, DIRTY, EARLY, FOREIGN, FORGOTTEN, FROM_MAIN, GHOST, GIVEN_UP, GONE, PROTECTED, Page, STORING,
     State, WANTED, WANTED_WRITE,
 };
 use super::policy::Arrival;
+use super::under_way::{BatchPhase, Installed, Source};
 use super::{BatchId, Cache, EvictOutcome, Output, index_of};
 use rampool_wire::units::{Extent, PageIndex, push_page};
 
 /// The longest run of staged pages that one fault brings back.
 const MAX_STAGED_RUN: u32 = 64;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum BatchPhase {
-    Free,
-    Evicting,
-    /// Moved out; its dirty pages are not sent, because the pool is full or because they may yet be wanted
-    /// back.
-    Held,
-    Storing,
-    Lingering,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Batch {
-    pub phase: BatchPhase,
-    /// The pages by their offset in the batch. Some may have come back, or be given up, since: their entries
-    /// no longer point here.
-    pub pages: Vec<u32>,
-    /// Which of them the store under way carries.
-    pub storing: Vec<u32>,
-    /// Frames the runtime holds for it.
-    pub frames: u64,
-    /// The eviction clock when it left.
-    pub clock: u32,
-}
-
-impl Batch {
-    pub const FREE: Batch =
-        Batch { phase: BatchPhase::Free, pages: Vec::new(), storing: Vec::new(), frames: 0, clock: 0 };
-}
 
 impl Cache {
     /// Moves up to `limit` pages out as one batch. False when no page may leave or no batch is free.

@@ -161,7 +161,7 @@ impl Owner {
                 at.tainted = true;
                 self.close(now, place);
             } else {
-                self.settle(place);
+                self.end_closing(place);
             }
         }
     }
@@ -247,7 +247,7 @@ impl Owner {
                 self.outputs.push_back(OwnerOutput::Send(*peer, ToPeer::Revoke(key)));
             }
         }
-        self.settle(place);
+        self.end_closing(place);
     }
 
     fn revoked(&mut self, key: Key, peer: PeerNumber) {
@@ -259,11 +259,11 @@ impl Owner {
         if at.holders.remove(&peer).is_some() && !self.rules.keep(KeyRule::EveryPeer) {
             at.holders.clear();
         }
-        self.settle(key.place);
+        self.end_closing(key.place);
     }
 
     /// A closing memory without holders becomes free, or is replaced.
-    fn settle(&mut self, place: u32) {
+    fn end_closing(&mut self, place: u32) {
         let at = &mut self.places[place as usize];
         if at.state != State::Closing || !at.holders.is_empty() {
             return;

@@ -5,7 +5,7 @@ use super::{MIB, config, serve, server_config};
 use rampool::direct::{Direct, DirectError, DirectRegion, Kept};
 use rampool::key::Key;
 use rampool::proto::layout::Layout;
-use rampool::proto::registration::path::{Always, BELIEVED, Wish};
+use rampool::proto::registration::path::{BELIEVED, NoZeroCopy, Wish};
 use rampool::proto::session::Encryption;
 use rampool::proto::units::{ByteLen, OS_PAGE_BYTES};
 use rampool::server::{RunningServer, Server};
@@ -179,10 +179,10 @@ fn where_it_cannot_pay_or_work_everything_is_copied_and_the_reason_is_known() {
     let direct = |config: &_| Direct::connect(config).unwrap();
     let mut never = plain.clone();
     never.zero_copy = Some(Wish::Never);
-    assert_eq!(direct(&never).zero_copy_from(), [Err(Always::Off)]);
+    assert_eq!(direct(&never).zero_copy_from(), [Err(NoZeroCopy::Off)]);
     let mut local = plain.clone();
     local.zero_copy = Some(Wish::Auto);
-    assert_eq!(direct(&local).zero_copy_from(), [Err(Always::Local)]);
+    assert_eq!(direct(&local).zero_copy_from(), [Err(NoZeroCopy::Local)]);
 
     let key = Key::generate();
     let mut sealed = server_config(64 * MIB);
@@ -190,7 +190,7 @@ fn where_it_cannot_pay_or_work_everything_is_copied_and_the_reason_is_known() {
     let sealed_server = Server::start(sealed).unwrap();
     let mut sealed = config(&[&sealed_server], 4 * MIB);
     (sealed.key, sealed.encryption, sealed.zero_copy) = (Some(key), Encryption::On, Some(Wish::From(1)));
-    assert_eq!(direct(&sealed).zero_copy_from(), [Err(Always::Sealed)]);
+    assert_eq!(direct(&sealed).zero_copy_from(), [Err(NoZeroCopy::Sealed)]);
 
     // A Unix socket cannot: it is found out with the first large put, which arrives by a copy.
     let directory = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ fn where_it_cannot_pay_or_work_everything_is_copied_and_the_reason_is_known() {
     direct.put(region, 0, &bytes).unwrap();
     direct.get(region, 0, &mut got).unwrap();
     assert!(got == bytes);
-    assert_eq!(direct.zero_copy_from(), [Err(Always::Missing)]);
+    assert_eq!(direct.zero_copy_from(), [Err(NoZeroCopy::Missing)]);
     assert_eq!(direct.zero_copy_stats().sends, 0);
 }
 

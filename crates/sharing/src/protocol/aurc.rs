@@ -14,11 +14,12 @@
 use std::collections::BTreeMap;
 
 use super::hlrc::Hlrc;
-use super::{Cx, Protocol, Scope, take_pages};
+use super::{Cx, Protocol, Scope};
 use crate::direct::Changed;
-use crate::engine::Shared;
 use crate::message::{Info, PageDiff, Payload};
+use crate::pages::take_pages;
 use crate::rule::Rule;
+use crate::state::Shared;
 use crate::{BarrierKind, Body, Checked, Diff, LockId, Protection, ProtocolKind, Rank, ThreadId};
 use rampool_wire::units::{Extent, PageIndex};
 

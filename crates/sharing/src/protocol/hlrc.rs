@@ -23,16 +23,17 @@ use std::sync::Arc;
 mod direct;
 mod modes;
 
-use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
+use super::{Cx, Protocol, Scope, unexpected};
 use crate::adapt::{Mode, Record, Singles};
 use crate::ahead::{Habit, Streams};
 use crate::direct::Changed;
-use crate::engine::Shared;
 use crate::home::{HomePage, patched};
 use crate::interval::{IntervalId, Intervals, VectorTime};
 use crate::message::{Advance, Info, PageCopy, PageDiff, Payload, in_messages};
 use crate::notice::{Notice, NoticeRuns, Notices};
+use crate::pages::{take_pages, unlist_pages};
 use crate::rule::Rule;
+use crate::state::Shared;
 use crate::{BarrierKind, Body, Checked, Diff, LockId, LockMode, Protection, ProtocolKind, Rank, ThreadId};
 use rampool_wire::units::{Extent, PageIndex};
 

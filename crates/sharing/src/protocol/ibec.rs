@@ -28,15 +28,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::hlrc::{merge_changed, single_writers};
-use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
+use super::{Cx, Protocol, Scope, unexpected};
 use crate::adapt::Mode;
 use crate::direct::Changed;
-use crate::engine::Shared;
 use crate::home::HomePage;
 use crate::message::{Info, PageCopy, PageDiff, PageRuns, Payload, Stamp, in_messages};
 use crate::notice::{Notice, Notices};
 use crate::overlay::Overlay;
+use crate::pages::{take_pages, unlist_pages};
 use crate::rule::Rule;
+use crate::state::Shared;
 use crate::{BarrierKind, Body, Checked, Diff, LockId, LockMode, Protection, ProtocolKind, Rank, ThreadId};
 use rampool_wire::units::{Extent, PageIndex};
 

@@ -20,13 +20,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::hlrc::{info_of, time_of};
-use super::{Cx, Protocol, Scope, take_pages, unexpected, unlist_pages};
+use super::{Cx, Protocol, Scope, unexpected};
 use crate::adapt::Mode;
-use crate::engine::Shared;
 use crate::interval::{IntervalId, Intervals, VectorTime};
 use crate::message::{Info, IntervalDiff, LazyRecord, PageCopy, Payload};
 use crate::notice::{Notice, Notices};
+use crate::pages::{take_pages, unlist_pages};
 use crate::rule::Rule;
+use crate::state::Shared;
 use crate::{Body, Checked, Diff, LockId, Protection, Rank, ThreadId};
 use rampool_wire::units::{Extent, PageIndex};
 

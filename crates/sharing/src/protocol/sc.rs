@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::{Cx, Protocol, unexpected};
-use crate::engine::Shared;
 use crate::message::Payload;
 use crate::rule::Rule;
+use crate::state::Shared;
 use crate::{Body, Checked, Protection, ProtocolKind, Rank, ThreadId, TimerId};
 use rampool_wire::units::{Extent, PageIndex};
 

@@ -83,7 +83,7 @@ impl Serve for InThread {
             && uffd.copy(address, frame.as_ptr(), PAGE_BYTES, false) == Reply::Done
     }
 
-    fn settle(&self) {}
+    fn finish_changes(&self) {}
 }
 
 fn watched(memory: &Mapping, features: Features) -> Result<Uffd> {

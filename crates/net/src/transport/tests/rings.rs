@@ -150,9 +150,9 @@ fn what_was_written_before_the_peer_ended_is_read_first() {
 
 #[test]
 fn a_reader_that_takes_nothing_blocks_the_writer_until_it_does() {
-    let way =
-        ways().into_iter().find(|way| way.means == Means::Rings && way.expect == Security::Open).unwrap();
-    let (mut client, mut server) = pair::<()>(&way);
+    let case =
+        cases().into_iter().find(|case| case.means == Means::Rings && case.expect == Security::Open).unwrap();
+    let (mut client, mut server) = pair::<()>(&case);
     let bulk = vec![5u8; 2 << 20];
     let mut head = Vec::new();
     encode_frame(&mut head, Header::request(Opcode::Put, 1), &[], bulk.len());

@@ -323,8 +323,8 @@ fn who_has_gone_before_the_connection_was_made_does_not_end_the_process() {
 /// tells.
 #[test]
 fn the_last_words_of_a_peer_are_heard_and_its_death_is_noticed() {
-    for way in super::ways().into_iter().filter(|way| way.means == Means::Ucx) {
-        let (mut client, mut server) = pair::<()>(&way);
+    for case in super::cases().into_iter().filter(|case| case.means == Means::Ucx) {
+        let (mut client, mut server) = pair::<()>(&case);
         let bulk = vec![3u8; 5000];
         for request in 0..40 {
             let mut head = Vec::new();

@@ -5,12 +5,12 @@
 //! budget, where the system allows that (CAP_SYS_NICE or RLIMIT_NICE).
 
 /// Of the calling thread.
-pub struct Haste {
+pub struct ThreadPriority {
     usual: libc::c_int,
     on: bool,
 }
 
-impl Haste {
+impl ThreadPriority {
     pub fn begin() -> Self {
         rampool_kernel::thread::ask_for_short_slices();
         // SAFETY: no preconditions; on Linux this is the calling thread's own.
