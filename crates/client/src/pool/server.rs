@@ -85,6 +85,7 @@ pub(super) struct Server {
     pieces: Vec<Piece>,
     places: Vec<PieceMut>,
     out_entries: Vec<PageEntry>,
+    out_crcs: Vec<u32>,
     // The answer that is arriving: its entries, and its compressed pages.
     entries: Vec<PageEntry>,
     packed: Vec<u8>,
@@ -143,6 +144,7 @@ impl Server {
             pieces: Vec::new(),
             places: Vec::new(),
             out_entries: Vec::new(),
+            out_crcs: Vec::new(),
             entries: Vec::new(),
             packed: Vec::new(),
             told: Vec::new(),
@@ -283,12 +285,12 @@ impl Server {
             }
             Opcode::Scatter | Opcode::Accumulate => {
                 // SAFETY: the places are memory of a put, readable and unchanged until its operation ends.
-                unsafe { outgoing(body, &mut self.pieces, &mut self.crcs) };
+                unsafe { outgoing(body, &mut self.pieces, &mut self.out_crcs) };
                 body.table.clear();
                 body.window
                     .as_ref()
                     .expect("a scatter has a window")
-                    .encode_with(&self.crcs, &mut body.table);
+                    .encode_with(&self.out_crcs, &mut body.table);
                 by_key = self.by_key(of, body);
                 if by_key {
                     self.pieces.clear();

@@ -664,6 +664,46 @@ fn operations_on_the_same_bytes_happen_in_the_order_in_which_they_were_started()
     all_gone(&[&servers[0], &servers[1]]);
 }
 
+/// What arrives is checked against its own checksums, whatever leaves before all of it is here: the answers
+/// are longer than a socket takes at once.
+#[test]
+fn long_answers_arrive_while_other_requests_leave() {
+    const BLOCK: u64 = 256 << 10;
+    const BLOCKS: u64 = 32;
+    let server = serve(32 * MIB);
+    let mut direct = Direct::connect(&config(&[&server], 32 * MIB)).unwrap();
+    let region = direct.create(BLOCK * BLOCKS).unwrap();
+    let block = Layout::bytes(BLOCK).unwrap();
+    let mut random = Random(7);
+    let mut filled: Vec<u8> = vec![0; BLOCKS as usize];
+    let mut pending: Vec<(u64, Option<u8>, Pending)> = Vec::new();
+    for round in 0..600u32 {
+        let number = random.below(BLOCKS);
+        if pending.iter().all(|(other, ..)| *other != number) {
+            let content = &mut filled[number as usize];
+            if random.below(2) == 0 {
+                *content = (round % 251) as u8 + 1;
+                let bytes = vec![*content; BLOCK as usize];
+                let put = direct.start_put(region, number * BLOCK, &block, bytes).unwrap();
+                pending.push((number, None, put));
+            } else {
+                let get = direct.start_get(region, number * BLOCK, &block).unwrap();
+                pending.push((number, Some(*content), get));
+            }
+        }
+        if pending.len() > 2 {
+            let at = random.below(pending.len() as u64) as usize;
+            let (number, want, operation) = pending.swap_remove(at);
+            let bytes = direct.wait(operation).unwrap();
+            assert!(want.is_none_or(|want| bytes.iter().all(|byte| *byte == want)), "block {number}");
+        }
+    }
+    direct.wait_all();
+    pending.clear();
+    direct.close();
+    all_gone(&[&server]);
+}
+
 /// A region goes from a client that pages it to one that reads it directly, and back.
 #[test]
 fn a_region_is_handed_from_pages_to_bytes_and_back() {
