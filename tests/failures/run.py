@@ -179,7 +179,7 @@ def sort_survives_a_server(world, scale):
     native = world.run(argv, env=env)
     cases = [(number, how) for number in (2, 3) for how in ("killed", "stopped", "paused")]
     for number, how in scale.pick(cases, [(3, "killed"), (2, "stopped")]):
-        outcome = survives(world, scale, argv, number, how, rng.random() * native.wall, local=native.peak_rss // 2, env=env)
+        outcome = survives(world, scale, argv, number, how, rng.random() * native.wall, local=native.peak_rss // 3, env=env)
         check(outcome.digest() == native.digest(), f"its output differs\n{outcome.said()}")
 
 

@@ -383,7 +383,8 @@ const LEAST_LEASE: u64 = 16 << 20;
 const SLOW_END: Duration = Duration::from_secs(5);
 /// How long this process sleeps at a time.
 const LONGEST_TURN: Duration = Duration::from_millis(100);
-const SHORTEST_TURN: Duration = Duration::from_millis(10);
+/// A session that listens to a silent server once more, 30 ms long, must be looked at four times meanwhile.
+const SHORTEST_TURN: Duration = Duration::from_millis(5);
 
 fn choose_fault_mode(capabilities: &Capabilities, wanted: &str) -> Result<FaultMode> {
     let best = capabilities.best_fault_mode();

@@ -173,6 +173,10 @@ impl Client {
         if !self.work.rules.keep(Rule::MissedIsInherited) {
             history.missed.clear();
         }
+        // As a ticket carries it.
+        while history.missed.last().is_some_and(PageSet::is_empty) {
+            history.missed.pop();
+        }
         Some(history)
     }
 

@@ -28,8 +28,6 @@ pub const DEADLINES: u32 = 8;
 /// A server that seems to have passed a deadline is listened to once more for this long: it may be this process that
 /// had no time to send or to look.
 pub const LAST_CHANCE: Duration = Duration::from_secs(2);
-/// A process that looks as rarely as this still listens: what has come is taken in before the time is told.
-const SHORT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections that break one after the other, without an answer in between, before the server is lost.
 pub const MAX_BREAKS: u32 = 8;
 /// One attempt to connect may take this long: the kernel repeats a lost packet of it after a second.
@@ -677,7 +675,7 @@ impl Session {
         if self.oldest_due(work).is_some_and(|due| now >= due) {
             let chance = self.last_chance(work);
             let (mut since, looked) = self.overdue.unwrap_or((now, now));
-            let held_up = now - looked > SHORT_PAUSE.max(chance / 4) && !self.is_oldest_hopeless(now);
+            let held_up = now - looked > chance / 4 && !self.is_oldest_hopeless(now);
             if held_up && work.rules.keep(Rule::OwnPauses) {
                 // This process did not listen meanwhile: the chance begins anew.
                 since = now;
