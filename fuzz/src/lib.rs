@@ -22,7 +22,7 @@ use rampool_lease::{
 use rampool_net::key::Key;
 use rampool_net::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
 use rampool_pager::fork::ChildMemory;
-use rampool_pager::space::AddressSpace;
+use rampool_paging::space::AddressSpace;
 use rampool_sharing::channel::{Channel, ChannelConfig};
 use rampool_sharing::control::{Control, FrameKind, Framed, MOST_FRAME_BYTES, deframe};
 use rampool_sharing::message::Message;

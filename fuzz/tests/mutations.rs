@@ -1,7 +1,7 @@
 //! Every target, driven by mutations of valid input from a fixed seed, for a bounded number of rounds.
 
 use rampool_pager::fork::ChildMemory;
-use rampool_pager::space::Span;
+use rampool_paging::space::Span;
 use rampool_pinning::keys::{Grant, Key, Rights};
 use rampool_sharing::Rank;
 use rampool_sharing::channel::{Channel, ChannelConfig};

@@ -298,6 +298,19 @@ def memory_that_threads_give_up_while_they_are_preempted(world, scale):
 
 
 @suite.test()
+def memory_that_threads_move_while_they_are_preempted(world, scale):
+    """The kernel tells of changes of mappings in another order than threads made them in: memory that was moved to a place that another thread had left keeps its content."""
+    seconds = scale.pick(30, 3)
+    for threads, env in ((1, {}), (2, {}), (2, {"RAMPOOL_EVICT_BY_COPY": "1"})):
+        argv = [built("remapped"), scale.seed, seconds, threads, 32]
+        paged = world.run(argv, timeout=seconds * 10 + 120, local=16 * MIB, servers=[world.serve("1G")], options=["--memory", "900M", "--verify"], env=env)
+        check(paged.code == 0, f"{threads} threads {env}: ends with {paged.code}: {paged.said()}")
+        moves = int(re.search(r"(\d+) moves", paged.err).group(1))
+        check(moves > 0 and paged.faults() > 0, f"nothing moved, or no page left: the test shows nothing\n{paged.said()}")
+        scale.note(f"{threads} threads {env or ''}: {moves} moves, {paged.faults()} faults in {paged.wall:.1f} s")
+
+
+@suite.test()
 def arrays_that_grow_and_move(world, scale):
     # What has just moved must not be taken for new memory: while the program waits for the event about it to be read, the agent may look at its mappings.
     corner(world, scale, "regrow", scale.pick(40, 8), scale.pick(128, 64), timeout=scale.pick(600, 120), local=scale.pick(32, 16) * MIB, wants_absent=False)

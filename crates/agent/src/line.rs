@@ -8,7 +8,7 @@ use rampool_client::pool::RegionTicket;
 use rampool_kernel::uffd::{Scope, Uffd};
 use rampool_pager::fault::{CopyThread, FaultCatcher};
 use rampool_pager::fork::ChildMemory;
-use rampool_pager::space::Span;
+use rampool_paging::space::Span;
 use rampool_run::settings::Settings;
 
 use crate::exclusion::{DEADLINE, settings};

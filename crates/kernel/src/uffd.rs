@@ -385,6 +385,28 @@ impl Uffd {
         reply(Call::Continue, result, arg.mapped)
     }
 
+    /// Whether a change of mappings is under way: from before it is made, or from before its event where the
+    /// change comes later, until its caller runs again after the event was read.
+    #[must_use]
+    pub fn is_changing(&self) -> bool {
+        // The kernel looks at that before it looks at the range, which is none.
+        let mut arg = k::uffdio_zeropage { range: range(0, 0), mode: 0, zeropage: 0 };
+        self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_ZEROPAGE), &mut arg) == Err(libc::EAGAIN)
+    }
+
+    /// Whether the page at `address`, of a private mapping, is registered with a context; `None` if a change of
+    /// mappings is under way, or the process has ended.
+    #[must_use]
+    pub fn is_registered(&self, address: usize) -> Option<bool> {
+        // The kernel refuses this for private memory, after it has looked for the mapping.
+        let mut arg = k::uffdio_continue { range: range(address, crate::OS_PAGE_BYTES), mode: 0, mapped: 0 };
+        match self.ioctl(u64::from(linux_raw_sys::ioctl::UFFDIO_CONTINUE), &mut arg) {
+            Err(libc::EINVAL) => Some(true),
+            Err(libc::ENOENT) => Some(false),
+            _ => None,
+        }
+    }
+
     /// Reads up to `N` events without blocking and appends them to `out`; returns how many.
     pub fn read_events<const N: usize>(&self, out: &mut Vec<Event>) -> usize {
         // SAFETY: uffd_msg is plain data; all-zero is a valid value.
@@ -613,8 +635,11 @@ mod tests {
         let (to, from) = (program.start(), zeroes.at(0).cast_const());
         assert_eq!(uffd.copy(to, from, OS_PAGE_BYTES, false), Reply::Gone, "not registered");
         assert_eq!(uffd.write_protect(to, OS_PAGE_BYTES, true), Reply::Gone, "not registered");
+        assert_eq!(uffd.is_registered(to), Some(false));
         uffd.register(to, bytes, true).unwrap();
         uffd.register(frames.start(), bytes, false).unwrap();
+        assert_eq!(uffd.is_registered(to), Some(true));
+        assert!(!uffd.is_changing());
         assert_eq!(
             uffd.copy(to, std::ptr::without_provenance(OS_PAGE_BYTES), OS_PAGE_BYTES, false),
             Reply::Unexpected(libc::EFAULT),

@@ -112,6 +112,8 @@ pub struct UffdCatcher {
     map: Pagemap,
     /// What the kernel said to a move, and no move has.
     unexpected: Option<i32>,
+    /// Nothing comes or leaves now: changes of mappings were read, and not applied yet.
+    held: bool,
 }
 
 impl FaultCatcher {
@@ -159,6 +161,7 @@ impl FaultCatcher {
                 in_thread: Some(slot),
                 map: page_map(),
                 unexpected: None,
+                held: false,
             }));
         }
         // Fork events need CAP_SYS_PTRACE, which the rest of the full mode does not.
@@ -200,6 +203,7 @@ impl FaultCatcher {
             in_thread: None,
             map: page_map(),
             unexpected: None,
+            held: false,
         }))
     }
 
@@ -429,6 +433,7 @@ impl FaultCatcher {
 
     /// Appends what happened; returns at once.
     pub fn read_events(&mut self, out: &mut Vec<Event>) {
+        let before = out.len();
         match self {
             Self::Uffd(UffdCatcher { uffd, copying: None, .. }) => {
                 uffd.read_events::<16>(out);
@@ -436,12 +441,55 @@ impl FaultCatcher {
             Self::Uffd(UffdCatcher { uffd, copying: Some(copying), .. }) => copying.read_events(uffd, out),
             Self::Segv(segv) => segv.read_events(out),
         }
+        for event in &out[before..] {
+            // The program goes on before the change is applied: its system calls find the memory marked.
+            if let (Self::Uffd(catcher), Event::Remap { to, bytes, .. }) = (&*self, event) {
+                catcher.mark(*to, *bytes).expect("the kernel has memory for the table of pages");
+            }
+        }
     }
 
     /// There are events, even if [`raw_fd`](Self::raw_fd) does not show them.
     #[must_use]
     pub fn has_events(&self) -> bool {
         matches!(self, Self::Uffd(UffdCatcher { copying: Some(copying), .. }) if copying.has_events())
+    }
+
+    /// A change of mappings is under way, whether or not its event was read.
+    #[must_use]
+    pub fn is_changing(&self) -> bool {
+        match self {
+            Self::Uffd(UffdCatcher { copying: Some(copying), .. }) if copying.change_waits() => true,
+            Self::Uffd(catcher) => catcher.uffd.is_changing(),
+            // A thread that changes mappings reports it first, and waits until that is done.
+            Self::Segv(_) => false,
+        }
+    }
+
+    /// Whether the page at `address` is mapped and registered; false also while mappings change.
+    #[must_use]
+    pub fn is_registered(&self, address: usize) -> bool {
+        match self {
+            Self::Uffd(catcher) => catcher.uffd.is_registered(address) == Some(true),
+            Self::Segv(_) => true,
+        }
+    }
+
+    /// While `held`, everything that would install pages, move them or change their protection is answered as if
+    /// the kernel refused it, for a change of mappings.
+    pub fn hold(&mut self, held: bool) {
+        if let Self::Uffd(catcher) = self {
+            catcher.held = held;
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        match self {
+            Self::Uffd(UffdCatcher { held, copying, .. }) => {
+                *held || copying.as_ref().is_some_and(Copying::change_waits)
+            }
+            Self::Segv(_) => false,
+        }
     }
 
     /// Maps pages with the bytes at `from`, atomically for the program, and wakes the threads that wait for
@@ -456,9 +504,7 @@ impl FaultCatcher {
         zero: bool,
     ) -> Reply {
         match self {
-            Self::Uffd(UffdCatcher { copying: Some(copying), .. }) if copying.change_waits() => {
-                Reply::MapChanging
-            }
+            _ if self.is_held() => Reply::MapChanging,
             Self::Uffd(catcher) => {
                 catcher.uffd.copy(to, std::ptr::with_exposed_provenance(from), bytes, write_protect)
             }
@@ -489,6 +535,7 @@ impl FaultCatcher {
     #[must_use]
     pub fn move_in(&self, to: usize, from: usize, bytes: usize) -> Reply {
         match self {
+            _ if self.is_held() => Reply::MapChanging,
             Self::Uffd(UffdCatcher { uffd, copying: None, map, .. }) => {
                 uffd.move_pages_quietly(to, from, bytes, map)
             }
@@ -500,6 +547,7 @@ impl FaultCatcher {
     #[must_use]
     pub fn protect(&self, start: usize, bytes: usize) -> Reply {
         match self {
+            _ if self.is_held() => Reply::MapChanging,
             Self::Uffd(catcher) => catcher.uffd.write_protect(start, bytes, true),
             Self::Segv(_) => Reply::Busy,
         }
@@ -509,9 +557,7 @@ impl FaultCatcher {
     #[must_use]
     pub fn unprotect(&mut self, start: usize, bytes: usize) -> Reply {
         match self {
-            Self::Uffd(UffdCatcher { copying: Some(copying), .. }) if copying.change_waits() => {
-                Reply::MapChanging
-            }
+            _ if self.is_held() => Reply::MapChanging,
             Self::Uffd(catcher) => catcher.uffd.write_protect(start, bytes, false),
             Self::Segv(segv) => segv.unprotect(start, bytes),
         }
@@ -520,6 +566,12 @@ impl FaultCatcher {
     /// Takes pages out of the program. `frames` is where the batch's frames begin; `outcomes[n]` is set for
     /// every page that leaves to frame `n`.
     pub fn evict(&mut self, departures: &[Departure], frames: usize, outcomes: &mut [EvictOutcome]) {
+        if self.is_held() {
+            for departure in departures {
+                outcomes_of(departure, frames, outcomes).fill(EvictOutcome::Later);
+            }
+            return;
+        }
         if self.serves_system_calls() {
             return self.evict_all(departures, frames, outcomes);
         }
@@ -616,6 +668,8 @@ impl FaultCatcher {
     /// Makes every access to these absent pages a SIGBUS from now on, page by page where some are present.
     pub fn poison(&mut self, start: usize, bytes: usize) {
         match self {
+            // The page is asked for again when it is met.
+            _ if self.is_held() => {}
             Self::Uffd(catcher) => {
                 let mut at = start;
                 while at < start + bytes {
@@ -735,6 +789,8 @@ fn move_out(
                 most = half(wanted);
                 continue;
             }
+            // The mapping has just gone, or moved: the kernel looks for it before it looks for changes.
+            Reply::Gone if uffd.is_changing() => (bytes - at, EvictOutcome::Later),
             Reply::Gone => (OS_PAGE_BYTES, EvictOutcome::Vanished),
             // An event must be read before anything moves: the rest stays where it is.
             Reply::MapChanging | Reply::Exiting => (bytes - at, EvictOutcome::Later),

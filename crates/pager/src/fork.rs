@@ -18,10 +18,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rampool_kernel::uffd::{Event, Reply, Uffd};
+use rampool_kernel::words::last_words;
+use rampool_paging::changes::{Change, Doubt, Facts, order};
+use rampool_paging::space::{AddressSpace, Span};
 use rampool_wire::frame::MAX_PAGE_INDEX;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
-use crate::space::{AddressSpace, Span};
+use crate::pager::broken_text;
+use crate::pager::changes::{change_of, in_order, take_changes};
 
 /// No program has memory from here on.
 const HIGHEST: usize = 1 << 56;
@@ -121,6 +125,8 @@ pub struct ForkFaultServer<R> {
     /// Pages whose content is here alone, because the child's mappings changed just when it was to be copied.
     kept: BTreeMap<PageIndex, Kept>,
     region: R,
+    /// Changes that were read and wait for others, with the faults that were read meanwhile.
+    events: Vec<Event>,
 }
 
 /// Pages fetched by one fault of a child.
@@ -132,7 +138,7 @@ const POISONED_AT_ONCE: u32 = 1024;
 
 impl<R: Copy> ForkFaultServer<R> {
     pub(crate) fn new(uffd: Uffd, space: AddressSpace, absent: PageSet, region: R) -> Self {
-        Self { uffd, space, absent, kept: BTreeMap::new(), region }
+        Self { uffd, space, absent, kept: BTreeMap::new(), region, events: Vec::new() }
     }
 
     #[must_use]
@@ -180,8 +186,9 @@ impl<R: Copy> ForkFaultServer<R> {
         for page in std::mem::take(&mut self.kept).into_keys() {
             self.absent.insert(Extent::page(page));
         }
+        self.follow();
         while let Some(extent) = self.absent.first(POISONED_AT_ONCE) {
-            let (uffd, mut still) = (&self.uffd, true);
+            let (uffd, mut still) = (&self.uffd, !self.collects());
             self.space.pieces(extent, |piece| still = still && uffd.poison_absent(piece.start, piece.bytes));
             if still {
                 self.absent.remove(extent);
@@ -201,12 +208,38 @@ impl<R: Copy> ForkFaultServer<R> {
     /// Reads the child's changes of mappings, and gives up children that it forks. Faults are read with them,
     /// and wait.
     fn follow(&mut self) {
-        let mut events = Vec::new();
-        while self.uffd.read_events::<16>(&mut events) > 0 {}
         // Children last: giving one up may take a while, and meanwhile this one's mappings are what has been
         // read of them.
-        let born: Vec<Self> = events.into_iter().filter_map(|event| self.change(event)).collect();
+        let mut born = Vec::new();
+        if let Err(doubt) = self.apply_changes(&mut |child| born.push(child)) {
+            // Where its pages are is unknown, and what it lacks cannot be poisoned.
+            last_words(&format!("rampool: a forked child: {}", broken_text(&doubt.to_string())));
+            std::process::abort();
+        }
+        self.events.retain(|event| !matches!(event, Event::Fault { .. }));
         born.into_iter().for_each(|mut child| child.give_up());
+    }
+
+    /// Whether changes that were read wait for others.
+    pub(crate) fn collects(&self) -> bool {
+        self.events.iter().any(|event| change_of(event).is_some())
+    }
+
+    /// Reads events, and follows the changes among them if none is under way any more. Faults stay.
+    fn apply_changes(&mut self, forked: &mut dyn FnMut(Self)) -> Result<(), Doubt> {
+        while self.uffd.read_events::<16>(&mut self.events) > 0 {}
+        let changes: Vec<Change> = self.events.iter().filter_map(change_of).collect();
+        if changes.is_empty() || self.uffd.is_changing() {
+            return Ok(());
+        }
+        let order = order(&changes, &self.space, &mut ChildFacts(self))?;
+        // Only this server reads events: a change that was begun meanwhile is under way still.
+        if self.uffd.is_changing() {
+            return Ok(());
+        }
+        let changes = take_changes(&mut self.events);
+        in_order(changes, &order).into_iter().filter_map(|event| self.change(event)).for_each(forked);
+        Ok(())
     }
 
     /// Follows a change of the child's mappings; a fork yields another child with the same region.
@@ -218,10 +251,22 @@ impl<R: Copy> ForkFaultServer<R> {
                 self.drop_content(start, end);
                 self.space.remove(start, end, |_| {});
             }
-            Event::Remap { from, to, bytes } => self.space.remap(from, to, bytes),
+            Event::Remap { from, to, bytes } => {
+                // Nothing is known there, except where the child was made between a change and its event.
+                self.drop_content(to, to + bytes);
+                self.space.remove(to, to + bytes, |_| {});
+                self.space.remap(from, to, bytes);
+            }
             Event::Fork { child } => {
                 let (space, absent, kept) = (self.space.clone(), self.absent.clone(), self.kept.clone());
-                return Some(Self { uffd: child, space, absent, kept, region: self.region });
+                return Some(Self {
+                    uffd: child,
+                    space,
+                    absent,
+                    kept,
+                    region: self.region,
+                    events: Vec::new(),
+                });
             }
         }
         None
@@ -238,10 +283,11 @@ impl<R: Copy> ForkFaultServer<R> {
         fetch: FetchNow<'_, R>,
         forked: &mut dyn FnMut(Self),
     ) -> Result<(), String> {
-        let mut events = Vec::new();
-        self.uffd.read_events::<16>(&mut events);
-        events.sort_by_key(|event| matches!(event, Event::Fault { .. }));
-        for event in events {
+        self.apply_changes(forked).map_err(|doubt| doubt.to_string())?;
+        if self.collects() {
+            return Ok(());
+        }
+        for event in std::mem::take(&mut self.events) {
             match event {
                 Event::Fault { address, write_protected: true, .. } => {
                     if self.uffd.write_protect(address, OS_PAGE_BYTES, false) != Reply::Done {
@@ -249,7 +295,7 @@ impl<R: Copy> ForkFaultServer<R> {
                     }
                 }
                 Event::Fault { address, .. } => self.serve_fault(address, zeroes, fetch)?,
-                change => self.change(change).into_iter().for_each(&mut *forked),
+                _ => unreachable!("no change is left"),
             }
         }
         Ok(())
@@ -341,10 +387,16 @@ impl<R: Copy> ForkFaultServer<R> {
     /// When pages kept for the child cannot be given to it, because its mappings change without end.
     pub fn hand_over(mut self) -> Result<(Uffd, ChildMemory, R), String> {
         let deadline = Instant::now() + CHANGES_DEADLINE;
-        while let Some((page, content)) = self.kept.pop_first() {
-            // SAFETY: a page of bytes that is never written.
-            unsafe { self.supply(page, content.as_ptr()) };
-            if self.kept.contains_key(&page) {
+        self.follow();
+        // Faults that were read are reported again, to the child.
+        self.uffd.wake_all();
+        while self.collects() || !self.kept.is_empty() {
+            let wanted = if self.collects() { None } else { self.kept.pop_first() };
+            if let Some((page, content)) = &wanted {
+                // SAFETY: a page of bytes that is never written.
+                unsafe { self.supply(*page, content.as_ptr()) };
+            }
+            if wanted.is_none_or(|(page, _)| self.kept.contains_key(&page)) {
                 if Instant::now() > deadline {
                     return Err(format!(
                         "its mappings have changed all the time for {} s",
@@ -358,6 +410,31 @@ impl<R: Copy> ForkFaultServer<R> {
         }
         let memory = ChildMemory { spans: self.space.spans().to_vec(), absent: self.absent.extents() };
         Ok((self.uffd, memory, self.region))
+    }
+}
+
+/// What the kernel says of a child: which of its pages are present cannot be seen from here.
+struct ChildFacts<'a, R>(&'a ForkFaultServer<R>);
+
+impl<R: Copy> Facts for ChildFacts<'_, R> {
+    fn is_registered(&mut self, address: usize) -> bool {
+        self.0.uffd.is_registered(address) == Some(true)
+    }
+    fn has_arrived(&mut self, _start: usize, _end: usize) -> bool {
+        true
+    }
+    fn contradicts(&mut self, _start: usize, _extent: Extent) -> bool {
+        false
+    }
+    fn is_resident(&mut self, page: PageIndex) -> bool {
+        self.0.absent.run_at(page, 1) == 0 && !self.0.kept.contains_key(&page)
+    }
+    fn child_has(&mut self, fork: usize, address: usize) -> Option<bool> {
+        let changes = self.0.events.iter().filter(|event| change_of(event).is_some());
+        match changes.into_iter().nth(fork) {
+            Some(Event::Fork { child }) => child.is_registered(address),
+            _ => None,
+        }
     }
 }
 

@@ -6,13 +6,12 @@
 //!      |
 //!   pager      kernel events in, kernel calls out; decisions are `rampool_paging::cache`'s
 //!      |-- fault    how faults are caught: the ladder of userfaultfd, its user-mode kind, SIGSEGV
-//!      |-- space    which page is where in this process
 //!      |-- frames   the pager's own memory: eviction batches and fetches
 //!      |-- fork     a forked child, served by its parent until it serves itself
 //!      `-- backing  what stands behind a pager: a pool of servers, or memory
 //! ```
 //!
-//! Read `space`, `frames` and `backing`, which are small; then `fault`, then `pager`, whose walk is a fault:
+//! Read `rampool_paging::space`, `frames` and `backing`, which are small; then `fault`, then `pager`, whose walk is a fault:
 //! `serve_events`, `carry_out`, `install`. `fork` and `region` come last.
 
 pub mod backing;
@@ -21,5 +20,4 @@ pub mod fork;
 mod frames;
 pub mod pager;
 pub mod region;
-pub mod space;
 pub mod system_calls;

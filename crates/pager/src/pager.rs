@@ -10,7 +10,8 @@
 //! that has become something else meanwhile. Two things follow for the pager, and are not done by the kernel:
 //!
 //! * What is read is known to the pager, as far as the kernel is concerned. So all that was read is told to
-//!   the cache before anything is installed or moved.
+//!   the cache before anything is installed or moved. Threads may be read in another order than they made
+//!   their changes in, so changes wait until none is under way ([`changes`]).
 //! * `madvise` takes the pages away *after* the event was read, and its caller may be preempted before it
 //!   does, for as long as the machine likes: until then the old pages are mapped, and installs and moves
 //!   work. The cache knows which pages have been given up, and lets none leave that it did not install since.
@@ -22,17 +23,18 @@ use rampool_kernel::maps::{NotInherited, Pagemap};
 use rampool_kernel::memory::{MapError, Mapping};
 use rampool_kernel::uffd::{Event, Reply, Uffd};
 use rampool_paging::cache::{Access, BatchId, Cache, CacheConfig, EvictOutcome, FetchId, Input, Output};
+use rampool_paging::space::AddressSpace;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, push_page, total_pages};
 
 use crate::backing::{Backing, BackingEvent};
 use crate::fault::{Departure, FaultCatcher};
 use crate::fork::{ChildMemory, FORKED_FETCH_PAGES, ForkFaultServer, PageSet};
 use crate::frames::{Frames, is_zero_page};
-use crate::space::AddressSpace;
 use rampool_client::stats::PagerStats;
 use rampool_net::adaptive_spin::AdaptiveSpin;
 
 mod adopt;
+pub(crate) mod changes;
 mod hand_over;
 pub(crate) mod in_thread;
 mod lost;
@@ -147,6 +149,8 @@ pub struct Pager<B: Backing> {
     were_missing: Vec<PageIndex>,
     /// The page that the kernel last reported as not mapped, and since when it has reported it.
     unmapped: Option<(usize, Instant)>,
+    /// How often changes of mappings that were read were looked at, and could not be applied yet.
+    collecting: u32,
     /// Changes of mappings are being passed to the cache: its outputs wait for the last of them.
     changing: bool,
     /// Given up before it was taken over: page numbers of addresses. Pages mapped there may still vanish.
@@ -262,6 +266,7 @@ impl<B: Backing> Pager<B> {
             already_there: Vec::new(),
             were_missing: Vec::new(),
             unmapped: None,
+            collecting: 0,
             changing: false,
             given_up_before: PageSet::default(),
             verify: None,
@@ -304,7 +309,9 @@ impl<B: Backing> Pager<B> {
         }
         for span in self.space.spans().to_vec() {
             let extent = Extent::new(span.first, span.pages);
-            let resident = self.resident_extents(span.start, extent);
+            let mut present = Vec::new();
+            self.pagemap.present_runs(span.start, span.end(), &mut present);
+            let resident = self.resident_extents(&present, span.start, extent);
             let remote: Vec<Extent> = memory.absent.iter().filter_map(|e| intersect(*e, extent)).collect();
             self.stats.adopted(u64::from(extent.count));
             self.tell(Input::Adopt { extent, resident: &resident, remote: &remote, given_up: &[] });
@@ -395,18 +402,24 @@ impl<B: Backing> Pager<B> {
             }
             let due = self.demands_in_flight > 0;
             let mut busy = self.serve_events(supervisor);
-            busy |= self.serve_answers(supervisor) || self.faults.has_events();
+            if !self.collects() {
+                busy |= self.serve_answers(supervisor) || self.faults.has_events();
+            }
             let now = Instant::now();
             if now >= next_tick {
                 next_tick = now + supervisor.tick(self);
                 self.undo_merging(now);
                 if !supervisor.wake_up(self) {
-                    return;
+                    return self.end(supervisor);
                 }
                 if now >= next_trim {
                     next_trim = now + TRIM_EVERY;
                     self.fetches.trim();
                 }
+            }
+            if self.collects() {
+                self.let_changes_end();
+                continue;
             }
             if !busy && self.search() {
                 continue;
@@ -442,8 +455,15 @@ impl<B: Backing> Pager<B> {
             let until = self.backing.next_deadline().map_or(next_tick, |deadline| deadline.min(next_tick));
             sleep_on(&mut fds, until.saturating_duration_since(now));
             if !supervisor.wake_up(self) {
-                return;
+                return self.end(supervisor);
             }
+        }
+    }
+
+    /// Children whose fork was read are told to the supervisor before the pager ends.
+    fn end(&mut self, supervisor: &mut impl Supervisor<B>) {
+        if let Err(reason) = self.settle(supervisor, Instant::now() + NO_MAPPING_DEADLINE) {
+            rampool_kernel::words::remark(&format!("rampool: {reason}"));
         }
     }
 
@@ -464,25 +484,13 @@ impl<B: Backing> Pager<B> {
         let mut events = std::mem::take(&mut self.events);
         self.faults.read_events(&mut events);
         let any = !events.is_empty();
-        // Changes of mappings first, all of them: now that they are read, the kernel installs and moves
-        // again, so the picture must be right before anything makes the cache do either. What follows from
-        // one change could undo what the next has to be told of.
-        let none = || Event::Unmap { start: 0, end: 0 };
-        self.changing = true;
-        let mut changed = false;
-        for event in events.iter_mut().filter(|event| !matches!(event, Event::Fault { .. })) {
-            changed = true;
-            self.serve_event(std::mem::replace(event, none()), supervisor);
+        // Changes of mappings first, all of them: the picture must be right before anything is installed or
+        // moved. Faults wait with them.
+        if self.apply_changes(&mut events, supervisor) {
+            for event in events.drain(..) {
+                self.serve_event(event, supervisor);
+            }
         }
-        self.changing = false;
-        if changed {
-            self.unmapped = None;
-            self.follow_through();
-        }
-        for event in &mut events {
-            self.serve_event(std::mem::replace(event, none()), supervisor);
-        }
-        events.clear();
         self.events = events;
         self.relieve();
         self.end_if_broken(supervisor);
@@ -589,6 +597,8 @@ impl<B: Backing> Pager<B> {
 
     /// The program moved a mapping.
     pub fn moved(&mut self, from: usize, to: usize, bytes: usize) {
+        // Nothing is known there, except in a child that was forked between a change and its event.
+        self.forget(to, to + bytes);
         let (old, new) = (pages_at(from, from + bytes), pages_at(to, to + bytes));
         let parts: Vec<Extent> =
             self.given_up_before.extents().into_iter().filter_map(|part| intersect(part, old)).collect();
@@ -763,6 +773,7 @@ impl<B: Backing> Pager<B> {
         deadline: Instant,
     ) -> Result<(ChildMemory, B::Region), String> {
         self.stats.forked();
+        self.settle(supervisor, deadline)?;
         let mut absent = PageSet::default();
         self.freeze(supervisor, deadline)
             .map_err(|unsent| format!("{unsent} pages could not be stored before the fork"))?;
@@ -1398,7 +1409,7 @@ fn pages_at(start: usize, end: usize) -> Extent {
 }
 
 /// The page of `extent` that lies `done` bytes behind the start of `piece`.
-fn page_of(extent: Extent, piece: &crate::space::Piece, done: usize) -> PageIndex {
+fn page_of(extent: Extent, piece: &rampool_paging::space::Piece, done: usize) -> PageIndex {
     extent.first.offset(u64::from(piece.offset_pages) + (done / OS_PAGE_BYTES) as u64)
 }
 

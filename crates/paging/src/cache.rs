@@ -417,6 +417,17 @@ impl Cache {
         matches!(state, Some(State::Remote | State::Fetching | State::Ready))
     }
 
+    /// Whether the page table must have something for `page`, or nothing; `None` where both may be.
+    #[must_use]
+    pub fn is_expected(&self, page: PageIndex) -> Option<bool> {
+        let entry = self.pages.get(index_of(page) as usize)?;
+        match entry.state() {
+            State::Unmanaged | State::Fresh => None,
+            State::Resident => (!entry.has(page::GIVEN_UP)).then_some(true),
+            State::Evicting | State::Staged | State::Remote | State::Fetching | State::Ready => Some(false),
+        }
+    }
+
     /// Whether a fault on `page` has no answer yet.
     #[must_use]
     pub fn is_wanted(&self, page: PageIndex) -> bool {

@@ -4,6 +4,8 @@
 //!   a fault ---> cache ---> outputs: install, fetch, evict, store
 //!                  |-- table        an entry for each page; untouched pages take no memory
 //!                  `-- pointers     which pages an array of pointers foretells
+//!   space          which page is at which address
+//!      `-- changes  changes of addresses, in the order in which they were made
 //!   fingerprint    whether a page that leaves holds what it held when it came
 //!   placement      which server holds which page
 //! ```
@@ -13,11 +15,13 @@
 //! client of memory servers computes with it where a page lies.
 //!
 //! The cache is driven from outside: `handle(input)`, then `poll()` until `None`. It sees no address, byte,
-//! socket or clock.
+//! socket or clock. `space` and `changes` know addresses, and nothing of what is there.
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod changes;
 pub mod fingerprint;
 pub mod placement;
 pub mod pointers;
+pub mod space;
 pub mod table;

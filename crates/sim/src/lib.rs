@@ -1,6 +1,7 @@
 //! The simulated world: everything the pure machines meet outside, from one seed, in one thread, without a clock.
 //!
 //! ```text
+//!   changes   threads that move and unmap memory, a kernel that tells of it late, and the books of a pager
 //!   keys      owners and peers of registered memory, and a network that loses and delays
 //!   relink    two ranks, and a connection that is cut again and again
 //!   tenants   a server's tenants, some of which mean no good: leases, accounts, and shares of time
@@ -13,6 +14,7 @@
 //! A run that breaks a rule panics with its seed; the same seed replays it. Never shipped.
 #![forbid(unsafe_code)]
 
+pub mod changes;
 pub mod keys;
 pub mod paging;
 pub mod relink;

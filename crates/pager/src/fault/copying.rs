@@ -138,12 +138,6 @@ impl Copying {
         frames: usize,
         outcomes: &mut [EvictOutcome],
     ) -> Result<(), i32> {
-        if self.change_waits() {
-            for departure in departures {
-                outcomes_of(departure, frames, outcomes).fill(EvictOutcome::Later);
-            }
-            return Ok(());
-        }
         let mut copied: Vec<Departure> = Vec::new();
         let mut unexpected = Ok(());
         for departure in departures {
@@ -232,7 +226,9 @@ impl Copying {
             }
             if at < bytes {
                 let hole = Departure { from: from + at, to: to + at, bytes: OS_PAGE_BYTES };
-                outcomes_of(&hole, frames, outcomes).fill(EvictOutcome::Vanished);
+                // Or its mapping has just gone, or moved.
+                let outcome = if uffd.is_changing() { EvictOutcome::Later } else { EvictOutcome::Vanished };
+                outcomes_of(&hole, frames, outcomes).fill(outcome);
                 at += OS_PAGE_BYTES;
             }
         }

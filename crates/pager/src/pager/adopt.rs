@@ -1,6 +1,6 @@
 //! Taking over memory: which memory, and without missing a change meanwhile.
 
-use rampool_kernel::maps::{Maps, Vma};
+use rampool_kernel::maps::{Maps, PresentRun, Vma};
 use rampool_kernel::memory::own_mappings;
 use rampool_paging::cache::Input;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES};
@@ -36,6 +36,9 @@ impl<B: Backing> Pager<B> {
             return Err(libc::EAGAIN);
         }
         let Ok(maps) = Maps::open() else { return Err(libc::EAGAIN) };
+        if self.collects() {
+            return Err(libc::EAGAIN);
+        }
         let mut at = start;
         while let Some(vma) = maps.from(at).filter(|vma| vma.start < end) {
             let parts = if vma.is_private_memory() { self.unmanaged(vma.start, vma.end) } else { Vec::new() };
@@ -75,6 +78,9 @@ impl<B: Backing> Pager<B> {
                     (start, end) = now;
                     continue;
                 }
+                // What counts as managed may be elsewhere by now: to register what is left over would divide a
+                // mapping.
+                Some(_) if self.collects() || self.faults.is_changing() => return Err(libc::EAGAIN),
                 Some(_) => self.faults.manage(start, end - start)?,
             }
             if maps.at(start).is_none_or(|vma| vma.end < end) {
@@ -122,13 +128,19 @@ impl<B: Backing> Pager<B> {
             // The child of the fork under way inherits it: nothing of it has left.
             self.faults.inheritable(start, end - start, true);
         }
+        let mut present = Vec::new();
+        self.pagemap.present_runs(start, end, &mut present);
+        if self.faults.mappings_change(start) {
+            // What is present there may be other memory already.
+            return Err(libc::EAGAIN);
+        }
         // A span holds fewer than 2^31 pages; larger mappings become several.
         const MOST: usize = (1 << 30) * OS_PAGE_BYTES;
         let mut at = start;
         while at < end {
             let part = (end - at).min(MOST);
             let extent = self.space.insert(at, page_count(part));
-            let resident = self.resident_extents(at, extent);
+            let resident = self.resident_extents(&present, at, extent);
             let given_up = self.given_up_before(at, extent);
             self.stats.adopted(u64::from(extent.count));
             self.tell(Input::Adopt { extent, resident: &resident, remote: &[], given_up: &given_up });
@@ -149,17 +161,22 @@ impl<B: Backing> Pager<B> {
         given_up
     }
 
-    /// Which pages of a span that was just taken over are present.
-    pub(super) fn resident_extents(&self, start: usize, extent: Extent) -> Vec<Extent> {
-        let mut runs = Vec::new();
-        self.pagemap.present_runs(start, start + extent.count as usize * OS_PAGE_BYTES, &mut runs);
+    /// Which pages of a span that was just taken over are among these present runs.
+    pub(super) fn resident_extents(
+        &self,
+        present: &[PresentRun],
+        start: usize,
+        extent: Extent,
+    ) -> Vec<Extent> {
+        let end = start + extent.count as usize * OS_PAGE_BYTES;
         let page = |address: usize| extent.first.offset(((address - start) / OS_PAGE_BYTES) as u64);
-        runs.iter()
-            .map(|run| {
-                self.faults.present(run.start, run.bytes);
-                Extent::new(page(run.start), page_count(run.bytes))
-            })
-            .collect()
+        let cut = |run: &PresentRun| (run.start.max(start), (run.start + run.bytes).min(end));
+        let here = present.iter().map(cut).filter(|(from, to)| from < to);
+        here.map(|(from, to)| {
+            self.faults.present(from, to - from);
+            Extent::new(page(from), page_count(to - from))
+        })
+        .collect()
     }
 
     /// A mapping grew in place (`mremap`, the heap): its new part is registered like the old one, but no span

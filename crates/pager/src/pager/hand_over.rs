@@ -39,6 +39,7 @@ impl<B: Backing> Pager<B> {
         if !self.refused.is_empty() {
             return Err("the servers have no room for pages that left local memory before".into());
         }
+        self.settle(supervisor, Instant::now() + TIMEOUT)?;
         let mut extents = Vec::new();
         self.space.extents_in(start, start + bytes, |_, extent| extents.push(extent));
         let [extent] = extents[..] else { return Err("it is not one piece of memory any more".into()) };

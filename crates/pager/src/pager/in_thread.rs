@@ -32,6 +32,10 @@ impl<B: Backing> Pager<B> {
         if again {
             self.serve_events(supervisor);
         }
+        while self.collects() {
+            self.let_changes_end();
+            self.serve_events(supervisor);
+        }
         let address = address & !(OS_PAGE_BYTES - 1);
         let Some(page) = self.space.page_at(address) else { return Next::Foreign };
         let access = match (self.cache.is_resident(page), write) {

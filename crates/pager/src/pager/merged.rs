@@ -32,7 +32,7 @@ pub(super) struct Merged {
 impl<B: Backing> Pager<B> {
     /// Looks whether the program has made managed memory mergeable, and undoes it.
     pub(super) fn undo_merging(&mut self, now: Instant) {
-        if self.merged.never || self.merged.next_look.is_some_and(|next| now < next) {
+        if self.collects() || self.merged.never || self.merged.next_look.is_some_and(|next| now < next) {
             return;
         }
         if !self.faults.follows_mappings() {

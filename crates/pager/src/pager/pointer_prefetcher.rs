@@ -8,7 +8,7 @@ use rampool_paging::cache::Cache;
 use rampool_paging::pointers::{Memory, Pointers};
 use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
 
-use crate::space::AddressSpace;
+use rampool_paging::space::AddressSpace;
 
 /// How many faults without a prediction must happen before the search starts.
 const IDLE_RANDOM_FAULTS: u64 = 128;

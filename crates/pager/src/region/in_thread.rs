@@ -24,6 +24,8 @@ use crate::system_calls::Unhelped;
 /// How often the pager's thread looks while threads meet faults, and while none does.
 const TICK_BUSY: Duration = Duration::from_millis(1);
 const TICK_IDLE: Duration = Duration::from_millis(50);
+/// How long changes of mappings that are under way are waited for.
+const CHANGES_DEADLINE: Duration = Duration::from_secs(5);
 const FORK_NAP: Duration = Duration::from_micros(200);
 
 pub(super) struct InThread<B: Backing> {
@@ -70,6 +72,9 @@ impl<B: Backing> InThread<B> {
                     sleep = FORK_NAP;
                 } else {
                     pager.serve_events(supervisor);
+                    if pager.collects() {
+                        sleep = FORK_NAP;
+                    }
                     pager.serve_backing(supervisor);
                     let now = Instant::now();
                     if now >= next_tick {
@@ -97,6 +102,7 @@ where
         let _own = Unhelped::begin();
         if let Some(State { pager, supervisor, .. }) = self.lock().as_mut() {
             pager.serve_events(supervisor);
+            let _ = pager.settle(supervisor, Instant::now() + CHANGES_DEADLINE);
         }
     }
 

@@ -7,7 +7,7 @@
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 /// A run of managed pages at consecutive addresses with consecutive indices.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Span {
     pub start: usize,
     pub pages: u32,
@@ -19,7 +19,8 @@ impl Span {
     pub fn end(&self) -> usize {
         self.start + self.pages as usize * OS_PAGE_BYTES
     }
-    fn extent(&self) -> Extent {
+    #[must_use]
+    pub fn extent(&self) -> Extent {
         Extent::new(self.first, self.pages)
     }
 }
@@ -256,7 +257,7 @@ impl AddressSpace {
     }
 }
 
-fn sub_span(span: Span, start: usize, end: usize) -> Span {
+pub(crate) fn sub_span(span: Span, start: usize, end: usize) -> Span {
     let skipped = (start - span.start) / OS_PAGE_BYTES;
     Span {
         start,
