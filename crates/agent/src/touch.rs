@@ -27,8 +27,9 @@ static AGENT: AtomicUsize = AtomicUsize::new(0);
 static GUARDING: AtomicBool = AtomicBool::new(false);
 /// The kernel does not report changed mappings here.
 static TELLING: AtomicBool = AtomicBool::new(false);
-/// The main thread's control block: the kernel writes next to it (rseq), and cannot wait for it.
-static MAIN_TCB: AtomicUsize = AtomicUsize::new(0);
+/// The main thread's static thread-local storage and control block: the kernel writes next to it (rseq), and
+/// cannot wait for it. With room to spare, as far as the mapping went when the program began.
+static MAIN_BLOCK: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 /// At start, on the main thread.
 pub fn note_main_thread() {
@@ -40,14 +41,17 @@ pub fn note_main_thread() {
         unsafe {
             std::arch::asm!("mov {}, fs:[0]", out(reg) tcb, options(nostack, readonly, preserves_flags))
         };
-        MAIN_TCB.store(tcb, Ordering::Relaxed);
+        let vma = rampool_kernel::maps::Maps::open().ok().and_then(|maps| maps.at(tcb));
+        let (start, end) = vma.map_or((0, usize::MAX), |vma| (vma.start, vma.end));
+        MAIN_BLOCK[0].store(tcb.saturating_sub(32 << 10).max(start), Ordering::Relaxed);
+        MAIN_BLOCK[1].store((tcb + 2 * OS_PAGE_BYTES).min(end), Ordering::Relaxed);
     }
 }
 
-/// The main thread's static thread-local storage and control block, with room to spare.
+/// The main thread's static thread-local storage and control block.
 pub fn main_thread_block() -> Option<(usize, usize)> {
-    let tcb = MAIN_TCB.load(Ordering::Relaxed);
-    (tcb != 0).then(|| (tcb.saturating_sub(32 << 10), tcb + 2 * OS_PAGE_BYTES))
+    let [start, end] = [0, 1].map(|bound: usize| MAIN_BLOCK[bound].load(Ordering::Relaxed));
+    (end != 0).then_some((start, end))
 }
 
 /// As [`rampool_kernel::touch::touch`]; the agent's thread cannot wait for what it serves itself.

@@ -18,11 +18,18 @@
 //! * A moving `mremap` tells of the place that it left once more, as of an unmapping of the same range. The two
 //!   are one change.
 //! * A place counts as free where no page is known, and nothing has arrived. There may be memory all the same: a
-//!   mapping that grows in place raises no event. So an order is worse by each place where memory has arrived and none is known.
+//!   mapping that grows in place raises no event. So an order is worse by each place where memory has arrived
+//!   and none is known, and by each move from where nothing is known.
+//! * The order of reading is right unless a thread was preempted between a change and its event. So an order is
+//!   worse, too, by each change that was overtaken. Where none was, no other order is looked at that is as good
+//!   otherwise: a single thread's changes are never in doubt. Where some were, as many and one more are.
 //!
-//! If several orders are as good, and differ in pages that are resident, it does not matter which of them is
-//! taken, as long as no older content of these pages is used again ([`Order::either`]). Otherwise there is a
-//! [`Doubt`], and the program must end.
+//! If several orders remain, none better than another in both, and differ in pages that are resident, it does
+//! not matter which of them is taken, as long as no older content of these pages is used again
+//! ([`Order::either`]). Otherwise there is a [`Doubt`], and the program must end.
+//!
+//! One case is beyond this: a mapping grows in place over what another thread has just left, that thread is
+//! preempted before it tells, and the grown part alone is moved or given up before it is touched.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -142,6 +149,9 @@ const RULES: [Rules; 4] = [
 /// The longest search: so many orders begun.
 const MOST_NODES: usize = 50_000;
 
+/// So many changes may have been overtaken in a group: each is a thread that was preempted before it told of it.
+const MOST_OVERTAKEN: usize = 4;
+
 /// Finds the order of `changes`, which are all that were made since the last ones were applied to `space`.
 ///
 /// # Errors
@@ -168,17 +178,17 @@ pub fn order(changes: &[Change], space: &AddressSpace, facts: &mut impl Facts) -
         steps.push(number);
         steps.extend(trailing.iter().filter(|(of, _)| *of == number).map(|(_, unmap)| *unmap));
     };
-    let mut cuts: Vec<(usize, Vec<usize>)> = Vec::new();
+    let mut cuts: Vec<(usize, Vec<Cut>)> = Vec::new();
     for fork in (0..changes.len()).filter(|&number| changes[number] == Change::Fork) {
         let cut =
             ordered.iter().map(|steps| cut(fork, steps, changes, space, facts)).collect::<Result<_, _>>()?;
         cuts.push((fork, cut));
     }
-    cuts.sort_by_key(|(fork, cut)| (cut.iter().sum::<usize>(), *fork));
+    cuts.sort_by_key(|(fork, cut)| (cut.iter().map(|cut| cut.least).sum::<usize>(), *fork));
     let mut done = vec![0; ordered.len()];
     for (fork, cut) in cuts {
         for ((steps, done), cut) in ordered.iter().zip(&mut done).zip(cut) {
-            while *done < cut {
+            while *done < cut.nearest {
                 emit(steps[*done]);
                 *done += 1;
             }
@@ -230,6 +240,13 @@ fn groups(moved: &[usize], changes: &[Change]) -> Vec<Vec<usize>> {
     groups
 }
 
+/// How many changes of a group were made before a fork: the least number that is as good as any, and the one
+/// that is nearest to the order of reading.
+struct Cut {
+    least: usize,
+    nearest: usize,
+}
+
 /// How many of `steps` were made before `fork`, by what the child has.
 fn cut(
     fork: usize,
@@ -237,7 +254,7 @@ fn cut(
     changes: &[Change],
     space: &AddressSpace,
     facts: &mut impl Facts,
-) -> Result<usize, Doubt> {
+) -> Result<Cut, Doubt> {
     let atoms = atoms(steps, changes);
     let read_before = steps.iter().filter(|step| **step < fork).count();
     let mut books = Books::of(space, &atoms);
@@ -246,8 +263,6 @@ fn cut(
     for made in 0..=steps.len() {
         let mut wrong = 0;
         for &(start, end) in &atoms {
-            let arrival =
-                steps.iter().any(|n| changes[*n].arrives().is_some_and(|to| overlap(to, (start, end))));
             let mut before = false;
             books.each(start, end, |at, known| {
                 let there = facts.child_has(fork, at);
@@ -257,8 +272,8 @@ fn cut(
                     (false, Some(there)) if books.is_taken((at, at + OS_PAGE_BYTES)) => {
                         usize::from(!there) * 2
                     }
-                    // What follows pages that were moved has grown in place before, and was moved with them.
-                    (false, Some(true)) if !(arrival && before) => 1,
+                    // What follows known pages has grown in place.
+                    (false, Some(true)) if !before => 1,
                     _ => 0,
                 };
                 before = known.is_some();
@@ -278,8 +293,9 @@ fn cut(
     if all_told && best.iter().any(|(_, books)| books.known != best[0].1.known) {
         return Err(Doubt { start: atoms[0].0, end: atoms[atoms.len() - 1].1 });
     }
-    let nearest = best.iter().map(|(made, _)| *made).min_by_key(|made| made.abs_diff(read_before));
-    Ok(nearest.expect("there is a best one"))
+    let made = || best.iter().map(|(made, _)| *made);
+    let nearest = made().min_by_key(|made| made.abs_diff(read_before)).expect("there is a best one");
+    Ok(Cut { least: made().min().expect("there is a best one"), nearest })
 }
 
 /// The ranges of these changes, cut at all of their bounds.
@@ -409,6 +425,8 @@ struct State {
     given_up: Vec<Extent>,
     /// Places where memory has arrived and none is known, and arrivals where something was known.
     cost: usize,
+    /// How many changes were put before one that was read earlier.
+    overtaken: usize,
 }
 
 struct Search<'a, F> {
@@ -416,9 +434,11 @@ struct Search<'a, F> {
     atoms: Vec<Range>,
     facts: &'a mut F,
     rules: Rules,
-    /// The best orders so far, with different outcomes, and their cost.
+    /// The best orders so far, with different outcomes.
     found: Vec<(Vec<usize>, Books)>,
-    cost: usize,
+    /// More than this is worse than what was found.
+    most_cost: usize,
+    most_overtaken: usize,
     nodes: usize,
     seen: BTreeSet<State>,
     contradictions: BTreeMap<Span, bool>,
@@ -441,29 +461,45 @@ impl<'a, F: Facts> Search<'a, F> {
             facts,
             rules: RULES[0],
             found: Vec::new(),
-            cost: usize::MAX,
+            most_cost: usize::MAX,
+            most_overtaken: 0,
             nodes: 0,
             seen: BTreeSet::new(),
             contradictions: BTreeMap::new(),
         };
-        let first = State { left: group.to_vec(), books, given_up: Vec::new(), cost: 0 };
+        let first = State { left: group.to_vec(), books, given_up: Vec::new(), cost: 0, overtaken: 0 };
         for rules in RULES {
             search.rules = rules;
-            search.nodes = 0;
-            search.seen.clear();
-            search.explore(first.clone(), &mut Vec::new());
-            if search.nodes > MOST_NODES {
-                return Err(doubt);
+            let mut best = Vec::new();
+            search.most_cost = usize::MAX;
+            for most_overtaken in 0..=MOST_OVERTAKEN.min(group.len() - 1) {
+                search.most_overtaken = most_overtaken;
+                search.nodes = 0;
+                search.seen.clear();
+                search.explore(first.clone(), &mut Vec::new());
+                if search.nodes > MOST_NODES {
+                    return Err(doubt);
+                }
+                let was_found = !best.is_empty();
+                best.append(&mut search.found);
+                match search.most_cost {
+                    _ if was_found => break,
+                    usize::MAX => {}
+                    // Nobody is overtaken: then an order where someone is must explain more.
+                    0 if most_overtaken == 0 => break,
+                    cost if most_overtaken == 0 => search.most_cost = cost - 1,
+                    _ => {}
+                }
             }
-            if !search.found.is_empty() {
-                return search.choose(doubt, either);
+            if !best.is_empty() {
+                return search.choose(best, doubt, either);
             }
         }
         Err(doubt)
     }
 
     fn explore(&mut self, state: State, order: &mut Vec<usize>) {
-        if state.cost > self.cost || self.seen.contains(&state) {
+        if state.cost > self.most_cost || self.seen.contains(&state) {
             return;
         }
         self.nodes += 1;
@@ -471,8 +507,8 @@ impl<'a, F: Facts> Search<'a, F> {
             return;
         }
         if state.left.is_empty() {
-            if state.cost < self.cost {
-                self.cost = state.cost;
+            if state.cost < self.most_cost {
+                self.most_cost = state.cost;
                 self.found.clear();
             }
             if !self.found.iter().any(|(_, books)| books.known == state.books.known) {
@@ -480,7 +516,8 @@ impl<'a, F: Facts> Search<'a, F> {
             }
             return;
         }
-        for nth in 0..state.left.len() {
+        let last = if state.overtaken < self.most_overtaken { state.left.len() } else { 1 };
+        for nth in 0..last {
             if let Some(next) = self.step(&state, nth, order.last().copied()) {
                 order.push(state.left[nth]);
                 self.explore(next, order);
@@ -500,6 +537,7 @@ impl<'a, F: Facts> Search<'a, F> {
         }
         let mut next = state.clone();
         next.left.remove(nth);
+        next.overtaken += usize::from(nth > 0);
         if let Change::GiveUp { start, end } = change {
             if nth > 0 {
                 return None;
@@ -519,6 +557,12 @@ impl<'a, F: Facts> Search<'a, F> {
                 }
                 next.cost += 1;
             }
+        }
+        if let Change::Move { from, .. } = change
+            && next.books.is_free((from, from + OS_PAGE_BYTES))
+        {
+            // What has grown, and is not known, follows known pages.
+            next.cost += 1;
         }
         next.books.apply(change);
         let settled: Vec<Range> = self
@@ -592,8 +636,13 @@ impl<'a, F: Facts> Search<'a, F> {
     }
 
     /// The first of the best orders, if the others do not matter.
-    fn choose(mut self, doubt: Doubt, either: &mut Vec<Extent>) -> Result<Vec<usize>, Doubt> {
-        let mut found = std::mem::take(&mut self.found).into_iter();
+    fn choose(
+        mut self,
+        best: Vec<(Vec<usize>, Books)>,
+        doubt: Doubt,
+        either: &mut Vec<Extent>,
+    ) -> Result<Vec<usize>, Doubt> {
+        let mut found = best.into_iter();
         let (order, books) = found.next().ok_or(doubt)?;
         for (_, other) in found {
             // Both ways round: what is known in one of them alone matters.
@@ -613,7 +662,9 @@ impl<'a, F: Facts> Search<'a, F> {
                     if !self.facts.is_resident(there) || !self.facts.is_resident(page) {
                         return None;
                     }
-                    push_page(either, page);
+                    if !either.iter().any(|extent| extent.contains(page)) {
+                        push_page(either, page);
+                    }
                 }
             }
         }

@@ -180,8 +180,12 @@ impl<B: Backing> Pager<B> {
     }
 
     /// A mapping grew in place (`mremap`, the heap): its new part is registered like the old one, but no span
-    /// covers it yet.
+    /// covers it yet. What was to be left out is not there any more, if a page of it is absent.
     pub(super) fn adopt_around(&mut self, address: usize) {
+        let left_out = std::mem::take(&mut self.left_out);
+        for range in left_out {
+            subtract(range, &[(address, address + OS_PAGE_BYTES)], &mut self.left_out);
+        }
         let Ok(maps) = Maps::open() else { return };
         let Some(vma) = maps.at(address) else { return };
         let Some((start, end)) = self.unmanaged_around(address, &vma) else { return };

@@ -79,16 +79,23 @@ fn where_nothing_is_known_the_kernel_says_what_came_last() {
     let new = space.insert(32 * P, 4);
     // Registered memory that grew in place was at 16 and is unmapped; or what arrived there is.
     let changes = [moves(32, 16, 4), unmap(32, 36), unmap(12, 20)];
-    let mut stays = World::default().map(16, &NO);
-    assert_eq!(order(&changes, &space, &mut stays).unwrap().steps, [2, 0, 1]);
     let mut goes = World::default().resident(new, &YES);
     assert_eq!(order(&changes, &space, &mut goes).unwrap().steps, [0, 1, 2]);
     // What was moved there is gone, and a neighbour has grown: nothing of it is present.
     let mut grown = World::default().map(12, &[false; 8]).resident(new, &SOME);
     assert_eq!(order(&changes, &space, &mut grown).unwrap().steps, [0, 1, 2]);
-    // Where nothing of it was present before, that cannot be told.
-    let mut grown = World::default().map(12, &[false; 8]);
-    assert!(order(&changes, &space, &mut grown).is_err());
+    // A mapping begins there: either nobody was overtaken and something unknown came, or somebody was.
+    let mut stays = World::default().map(16, &NO);
+    assert!(order(&changes, &space, &mut stays).is_err());
+}
+
+#[test]
+fn changes_of_one_thread_are_in_the_order_of_reading_whatever_else_could_be() {
+    let (space, ..) = two();
+    // Nothing of either is in local memory, and both ways round would do.
+    let changes = [unmap(16, 20), moves(32, 16, 4), unmap(32, 36), moves(16, 64, 4), unmap(16, 20)];
+    let mut world = World::default().map(64, &NO);
+    assert_eq!(order(&changes, &space, &mut world).unwrap().steps, [0, 1, 2, 3, 4]);
 }
 
 #[test]
