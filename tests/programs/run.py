@@ -334,6 +334,7 @@ def pages_that_the_kernel_merges(world, scale):
             path.write_text(value)
         corner(world, scale, "merged", 24, scale.pick(20, 3), timeout=scale.pick(300, 120), same_output=False)
         corner(world, scale, "merged", 24, scale.pick(20, 3), timeout=scale.pick(300, 120), same_output=False, options=["--verify"])
+        corner(world, scale, "merged", 24, scale.pick(6, 2), 20_000, timeout=scale.pick(300, 120), same_output=False)
     finally:
         for path, value in before.items():
             path.write_text(value)

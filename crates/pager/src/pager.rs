@@ -1284,6 +1284,8 @@ impl<B: Backing> Pager<B> {
         present.clear();
         self.unchanged.begin(batch.0, outcomes.len());
         let pages = extents.iter().flat_map(Extent::pages);
+        // Asked after the pages have left: what is merged from now on is none of them.
+        let may_hide_writes = self.merged.may_hide_writes();
         for (index, (page, outcome)) in pages.zip(&mut outcomes).enumerate() {
             if matches!(outcome, EvictOutcome::Moved | EvictOutcome::MovedOpened) {
                 moved += 1;
@@ -1301,7 +1303,7 @@ impl<B: Backing> Pager<B> {
                         self.broken.get_or_insert(reason);
                     }
                 }
-                if !written {
+                if !written && !may_hide_writes {
                     // The servers hold the same bytes. Reading it would bring it into the CPU's cache for
                     // nothing.
                     continue;
@@ -1313,6 +1315,8 @@ impl<B: Backing> Pager<B> {
                     *outcome = EvictOutcome::MovedZero;
                 } else if self.unchanged.leaves(batch.0, index, page, bytes) {
                     *outcome = EvictOutcome::MovedUnchanged;
+                } else if !written {
+                    *outcome = EvictOutcome::MovedOpened;
                 }
             }
             if matches!(outcome, EvictOutcome::MovedZero | EvictOutcome::Vanished)

@@ -1,5 +1,5 @@
 /* Pages that hold the same, and that the program asks the kernel to merge (MADV_MERGEABLE), while they leave and come back to be read: what is written to them
-   afterwards stays. Usage: merged BALLAST_MIB ROUNDS */
+   afterwards stays. With many mappings, the pager looks rarely whether it has done so. Usage: merged BALLAST_MIB ROUNDS [MAPPINGS] */
 #include "common.h"
 
 #define PAGES 2048UL
@@ -16,7 +16,10 @@ static size_t merging_pages(void) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc == 3);
+    CHECK(argc == 3 || argc == 4);
+    size_t mappings = argc == 4 ? strtoul(argv[3], NULL, 0) : 0;
+    char *many = mappings ? map_pages(mappings) : NULL;
+    for (size_t p = 0; p < mappings; p += 2) CHECK(mprotect(many + p * PAGE, PAGE, PROT_READ) == 0);
     size_t rounds = strtoul(argv[2], NULL, 0), merged = 0, absent = 0;
     memory = map_pages(PAGES);
     ballast(strtoul(argv[1], NULL, 0) * MIB);

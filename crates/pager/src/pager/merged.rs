@@ -4,11 +4,12 @@
 //! be seen, and be lost when the page leaves as unwritten. So memory becomes unmergeable when it is taken
 //! over ([`FaultCatcher::manage`](crate::fault::FaultCatcher::manage)). No event tells that the program makes
 //! it mergeable later: the pager looks now and then, undoes that, and takes all of its resident pages for
-//! written. What is merged, written and leaves between two looks is not seen.
+//! written. A page may be merged, written and leave between two looks. So once the kernel has been seen to merge
+//! pages at all, every page that leaves as unwritten is compared with what was stored last.
 
 use std::time::{Duration, Instant};
 
-use rampool_kernel::maps;
+use rampool_kernel::maps::{self, KsmSwitch};
 use rampool_paging::cache::Input;
 use rampool_wire::units::OS_PAGE_BYTES;
 
@@ -27,6 +28,33 @@ pub(super) struct Merged {
     next_look: Option<Instant>,
     /// The kernel merges no pages, or does not say.
     never: bool,
+    switch: Switch,
+}
+
+/// The machine's own switch, which its administrator turns.
+#[derive(Debug, Default)]
+enum Switch {
+    #[default]
+    Unknown,
+    NoSuch,
+    Off(KsmSwitch),
+    /// It was on once: pages may still be merged.
+    On,
+}
+
+impl Merged {
+    /// Whether a page may have been written that the kernel reports as unwritten.
+    pub fn may_hide_writes(&mut self) -> bool {
+        if let Switch::Unknown = self.switch {
+            self.switch = KsmSwitch::open().map_or(Switch::NoSuch, Switch::Off);
+        }
+        if let Switch::Off(switch) = &self.switch
+            && switch.is_on()
+        {
+            self.switch = Switch::On;
+        }
+        matches!(self.switch, Switch::On)
+    }
 }
 
 impl<B: Backing> Pager<B> {
@@ -39,6 +67,7 @@ impl<B: Backing> Pager<B> {
             self.merged.never = true;
             return;
         }
+        self.merged.may_hide_writes();
         let began = Instant::now();
         let mut ranges = Vec::new();
         self.merged.never = maps::mergeable(|start, end| ranges.push((start, end))).is_err();
