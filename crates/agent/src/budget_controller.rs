@@ -110,7 +110,8 @@ impl BudgetController {
             end_process(Some(self.settings), &format!("/proc/self/maps cannot be read: {error}"));
         }
         for (start, end) in found {
-            if pager.adopt_mapped(start, end) == Err(libc::EAGAIN) {
+            // SAFETY: the program's memory, not ours, and this pager serves all of its faults from now on.
+            if unsafe { pager.adopt_mapped(start, end) } == Err(libc::EAGAIN) {
                 // The mappings that were read are out of date. The next tick, which comes soon, reads them
                 // again.
                 return;
@@ -124,12 +125,15 @@ impl BudgetController {
         match requests::requested() {
             None => return,
             Some(requests::Request::Thaw) => pager.thaw(),
-            Some(requests::Request::Change(requests::Change::Forget, start, end)) => pager.forget(start, end),
-            Some(requests::Request::Change(requests::Change::Discard, start, end)) => {
-                pager.discard(start, end)
-            }
-            Some(requests::Request::Change(requests::Change::Return, start, end)) => {
-                pager.give_back(start, end)
+            Some(requests::Request::Change(change, start, end)) => {
+                // SAFETY: the program asks the kernel for just this, and waits until it is done here.
+                unsafe {
+                    match change {
+                        requests::Change::Forget => pager.forget(start, end),
+                        requests::Change::Discard => pager.discard(start, end),
+                        requests::Change::Return => pager.give_back(start, end),
+                    }
+                }
             }
             Some(requests::Request::Prepare) => {
                 let deadline = Instant::now() + Duration::from_millis(self.settings.op_deadline_ms);
@@ -156,7 +160,7 @@ impl BudgetController {
         self.expected.retain(|child| match line::listen(&child.line) {
             Line::Quiet => true,
             Line::Asked => {
-                match pager.backing_mut().hand_over(child.region) {
+                match pager.hand_over_region(child.region) {
                     Ok(ticket) => line::hand_over(&child.line, None, &child.memory, &ticket),
                     Err(error) => end_process(
                         Some(settings),
@@ -341,8 +345,7 @@ impl Supervisor<Pool> for BudgetController {
                 Line::Asked => {
                     let line = child.line.take().expect("it was listened to");
                     let handed = child.fork_fault_server.hand_over().and_then(|(uffd, memory, region)| {
-                        let ticket =
-                            pager.backing_mut().hand_over(region).map_err(|error| error.to_string())?;
+                        let ticket = pager.hand_over_region(region).map_err(|error| error.to_string())?;
                         Ok((uffd, memory, ticket))
                     });
                     match handed {

@@ -381,15 +381,8 @@ impl Direct {
     /// The pool, for tickets, statistics and what to sleep on.
     ///
     /// It cannot be changed, or taken out, from here: the servers' answers come into buffers of this
-    /// `Direct`. Two pools that changed places would go on receiving into buffers that are freed.
-    ///
-    /// ```compile_fail,E0308
-    /// use rampool_client::direct::Direct;
-    ///
-    /// fn exchange(one: &mut Direct, two: &mut Direct) {
-    ///     std::mem::swap(one.pool(), two.pool());
-    /// }
-    /// ```
+    /// `Direct`. Two pools that changed places would go on receiving into buffers that are freed
+    /// (`tests/compile_fail.rs` of the pager).
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool

@@ -666,7 +666,10 @@ impl FaultCatcher {
     }
 
     /// Makes every access to these absent pages a SIGBUS from now on, page by page where some are present.
-    pub fn poison(&mut self, start: usize, bytes: usize) {
+    ///
+    /// # Errors
+    /// The errno that the kernel gives without a meaning here: the pages are not poisoned.
+    pub fn poison(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
         match self {
             // The page is asked for again when it is met.
             _ if self.is_held() => {}
@@ -676,15 +679,19 @@ impl FaultCatcher {
                     at += match catcher.uffd.poison(at, start + bytes - at) {
                         Reply::Done => start + bytes - at,
                         Reply::Partial(part) => part,
-                        // An event waits; the page is asked for again when it is met.
-                        Reply::MapChanging => return,
-                        _ => OS_PAGE_BYTES,
+                        // An event waits, or there is no memory now; the page is asked for again when it is
+                        // met.
+                        Reply::MapChanging | Reply::NoMemory | Reply::Exiting => break,
+                        // Present, or unmapped by now.
+                        Reply::AlreadyMapped | Reply::Gone | Reply::Busy => OS_PAGE_BYTES,
+                        Reply::Unexpected(errno) => return Err(errno),
                     };
                 }
                 catcher.uffd.wake(start, bytes);
             }
             Self::Segv(segv) => segv.poison(start, bytes),
         }
+        Ok(())
     }
 
     /// The process has nearly as many mappings as the kernel allows: fewer pages must be resident.

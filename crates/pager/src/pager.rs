@@ -24,6 +24,7 @@ use rampool_kernel::memory::{MapError, Mapping};
 use rampool_kernel::uffd::{Event, Reply, Uffd};
 use rampool_paging::cache::{Access, BatchId, Cache, CacheConfig, EvictOutcome, FetchId, Input, Output};
 use rampool_paging::space::AddressSpace;
+use rampool_paging::unexplained::Unexplained;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, push_page, total_pages};
 
 use crate::backing::{Backing, BackingEvent};
@@ -65,8 +66,8 @@ const TRIM_EVERY: Duration = Duration::from_secs(1);
 const ZERO_BYTES: usize = 256 << 10;
 /// The longest time that a thread waits for a page because the kernel has no memory for one.
 const NO_MEMORY_DEADLINE: Duration = Duration::from_secs(5);
-/// Likewise where the kernel reports that there is no mapping around a page.
-const NO_MAPPING_DEADLINE: Duration = Duration::from_secs(5);
+/// A pager that ends waits this long for changes of mappings to come to their end.
+const END_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What a pager needs from its runtime.
 pub trait Supervisor<B: Backing> {
@@ -132,7 +133,7 @@ pub struct Pager<B: Backing> {
     pub(crate) space: AddressSpace,
     pub(crate) cache: Cache,
     pub(crate) backing: B,
-    region: B::Region,
+    pub(crate) region: B::Region,
     batches: Frames,
     fetches: Frames,
     zeroes: Mapping,
@@ -147,8 +148,8 @@ pub struct Pager<B: Backing> {
     already_there: Vec<Extent>,
     /// Pages that were absent though they count as resident.
     were_missing: Vec<PageIndex>,
-    /// The page that the kernel last reported as not mapped, and since when it has reported it.
-    unmapped: Option<(usize, Instant)>,
+    /// Pages that the kernel reports as not mapped, and has not said why.
+    unexplained: Unexplained,
     /// How often changes of mappings that were read were looked at, and could not be applied yet.
     collecting: u32,
     /// Changes of mappings are being passed to the cache: its outputs wait for the last of them.
@@ -158,6 +159,7 @@ pub struct Pager<B: Backing> {
     verify: Option<Verify>,
     /// Why the program must end.
     broken: Option<String>,
+    started: Instant,
     /// Since when the kernel has had no memory, or no mapping, for any page.
     refused_since: Option<Instant>,
     demands_in_flight: u32,
@@ -265,12 +267,13 @@ impl<B: Backing> Pager<B> {
             failed_installs: Vec::new(),
             already_there: Vec::new(),
             were_missing: Vec::new(),
-            unmapped: None,
+            unexplained: Unexplained::default(),
             collecting: 0,
             changing: false,
             given_up_before: PageSet::default(),
             verify: None,
             broken: None,
+            started: Instant::now(),
             refused_since: None,
             demands_in_flight: 0,
             waiting,
@@ -352,21 +355,11 @@ impl<B: Backing> Pager<B> {
     pub fn stats(&self) -> &PagerStats {
         &self.stats
     }
-    /// To ask it something. It cannot be changed, or taken out, from here: it writes into frames of this pager.
-    ///
-    /// ```compile_fail,E0308
-    /// use rampool_pager::{backing::Backing, pager::Pager};
-    ///
-    /// fn exchange<B: Backing>(one: &mut Pager<B>, two: &mut Pager<B>) {
-    ///     std::mem::swap(one.backing(), two.backing());
-    /// }
-    /// ```
+    /// To ask it something. It cannot be changed, or taken out, from here: it writes into frames of this pager
+    /// (`tests/compile_fail.rs`).
     #[must_use]
     pub fn backing(&self) -> &B {
         &self.backing
-    }
-    pub fn backing_mut(&mut self) -> &mut B {
-        &mut self.backing
     }
     /// Gives a region up that this pager has made and nothing uses any more.
     pub fn free_region(&mut self, region: B::Region) {
@@ -462,7 +455,7 @@ impl<B: Backing> Pager<B> {
 
     /// Children whose fork was read are told to the supervisor before the pager ends.
     fn end(&mut self, supervisor: &mut impl Supervisor<B>) {
-        if let Err(reason) = self.settle(supervisor, Instant::now() + NO_MAPPING_DEADLINE) {
+        if let Err(reason) = self.settle(supervisor, Instant::now() + END_DEADLINE) {
             rampool_kernel::words::remark(&format!("rampool: {reason}"));
         }
     }
@@ -538,8 +531,10 @@ impl<B: Backing> Pager<B> {
                     None => self.faults.wake(address, OS_PAGE_BYTES),
                 }
             }
-            Event::Remove { start, end } => self.discard(start, end),
-            Event::Unmap { start, end } => self.forget(start, end),
+            // SAFETY: the kernel says that the program has done so, or is about to.
+            Event::Remove { start, end } => unsafe { self.discard(start, end) },
+            // SAFETY: as above.
+            Event::Unmap { start, end } => unsafe { self.forget(start, end) },
             Event::Remap { from, to, bytes } => self.moved(from, to, bytes),
             Event::Fork { child } => supervisor.forked(self, child),
         }
@@ -578,7 +573,10 @@ impl<B: Backing> Pager<B> {
 
     /// The program gave the content of a range up. The kernel has yet to take the pages away, except where
     /// changes of mappings are told before they are made.
-    pub fn discard(&mut self, start: usize, end: usize) {
+    ///
+    /// # Safety
+    /// The program has given it up: what was there may read as zeroes.
+    pub unsafe fn discard(&mut self, start: usize, end: usize) {
         if self.faults.follows_mappings() {
             // Registered, and about to be taken over.
             let given_up_before = &mut self.given_up_before;
@@ -596,9 +594,10 @@ impl<B: Backing> Pager<B> {
     }
 
     /// The program moved a mapping.
-    pub fn moved(&mut self, from: usize, to: usize, bytes: usize) {
+    fn moved(&mut self, from: usize, to: usize, bytes: usize) {
         // Nothing is known there, except in a child that was forked between a change and its event.
-        self.forget(to, to + bytes);
+        // SAFETY: whatever was there is not any more.
+        unsafe { self.forget(to, to + bytes) };
         let (old, new) = (pages_at(from, from + bytes), pages_at(to, to + bytes));
         let parts: Vec<Extent> =
             self.given_up_before.extents().into_iter().filter_map(|part| intersect(part, old)).collect();
@@ -614,7 +613,10 @@ impl<B: Backing> Pager<B> {
     }
 
     /// Ends management of a range.
-    pub fn forget(&mut self, start: usize, end: usize) {
+    ///
+    /// # Safety
+    /// The program has unmapped it, or all of its pages are present.
+    pub unsafe fn forget(&mut self, start: usize, end: usize) {
         self.given_up_before.remove(pages_at(start, end));
         let mut gone = Vec::new();
         self.space.extents_in(start, end, |at, extent| {
@@ -629,7 +631,10 @@ impl<B: Backing> Pager<B> {
 
     /// Ends management of a range whose pages are all present, and leaves them to the program. Does nothing
     /// while one is absent. For fault modes that are not told of changed mappings.
-    pub fn give_back(&mut self, start: usize, end: usize) {
+    ///
+    /// # Safety
+    /// It is the program's memory, which no thread protects or maps anew meanwhile: it becomes open to writes.
+    pub unsafe fn give_back(&mut self, start: usize, end: usize) {
         if rampool_kernel::segv::all_present(start, end) {
             // Open first: between the two, a writing thread would otherwise meet a protection without an
             // owner.
@@ -643,7 +648,8 @@ impl<B: Backing> Pager<B> {
                 // A child inherits it as any memory of the program's own.
                 self.faults.inheritable(at, bytes, true);
             });
-            self.forget(start, end);
+            // SAFETY: all of its pages are present.
+            unsafe { self.forget(start, end) };
         }
     }
 
@@ -974,16 +980,14 @@ impl<B: Backing> Pager<B> {
             self.carry_out();
             while self.report_failed_installs() {}
         }
-        if cfg!(debug_assertions) || self.verify.is_some() {
-            let stats = self.cache.stats();
-            if stats.vanished_pages + stats.missing_pages + stats.content_refused > 0 {
-                self.breaks(|| {
-                    format!(
-                        "{} pages were gone when they were to leave and {} when they were touched though the program had not given them up, and {} were mapped when their content was to be put there",
-                        stats.vanished_pages, stats.missing_pages, stats.content_refused
-                    )
-                });
-            }
+        let stats = self.cache.stats();
+        if stats.vanished_pages + stats.missing_pages + stats.content_refused > 0 {
+            self.breaks(|| {
+                format!(
+                    "{} pages were gone when they were to leave and {} when they were touched though the program had not given them up, and {} were mapped when their content was to be put there",
+                    stats.vanished_pages, stats.missing_pages, stats.content_refused
+                )
+            });
         }
     }
 
@@ -1151,17 +1155,14 @@ impl<B: Backing> Pager<B> {
                 self.refused_since.get_or_insert_with(Instant::now);
             }
             // Unmapped meanwhile, or mapped as something else: the event follows.
-            Reply::Gone => match self.unmapped {
-                Some((before, since)) if before == address => {
-                    if since.elapsed() > NO_MAPPING_DEADLINE {
-                        let s = NO_MAPPING_DEADLINE.as_secs();
-                        self.breaks(|| {
-                            format!("the kernel has said for {s} s that {address:#x} is not managed, and not what has become of it")
-                        });
-                    }
+            Reply::Gone => {
+                let now_ns = self.started.elapsed().as_nanos().try_into().unwrap_or(u64::MAX);
+                if self.unexplained.refused(now_ns, address) {
+                    self.breaks(|| {
+                        format!("the kernel has said for 5 s that {address:#x} is not managed, and not what has become of it")
+                    });
                 }
-                _ => self.unmapped = Some((address, Instant::now())),
-            },
+            }
             Reply::MapChanging | Reply::Exiting => {}
             reply => {
                 self.breaks(|| format!("the kernel does not install the page at {address:#x}: {reply:?}"))
@@ -1175,8 +1176,8 @@ impl<B: Backing> Pager<B> {
         let mut refused = Vec::new();
         let mut there = Vec::new();
         let mut rest = Vec::new();
-        let (faults, zeroes, refused_since, unmapped) =
-            (&mut self.faults, self.zeroes.start(), &mut self.refused_since, &mut self.unmapped);
+        let (faults, zeroes, refused_since, unexplained) =
+            (&mut self.faults, self.zeroes.start(), &mut self.refused_since, &mut self.unexplained);
         self.space.pieces(extent, |piece| {
             let mut done = 0;
             // The kernel takes a range of one mapping only, and advice or protection may have divided ours:
@@ -1193,7 +1194,7 @@ impl<B: Backing> Pager<B> {
                 match faults.install(piece.start + done, source, bytes, !writable, from.is_none()) {
                     Reply::Done => {
                         *refused_since = None;
-                        *unmapped = None;
+                        unexplained.explained(piece.start + done, piece.start + done + bytes);
                         done += bytes;
                     }
                     Reply::Partial(part) => done += part,

@@ -646,11 +646,13 @@ impl<B: Backing> Supervisor<B> for RegionSupervisor<B::Region> {
                     done => reply.give(done),
                 },
                 Some(Command::Discard { start, bytes, reply }) => {
-                    pager.discard(start, start + bytes);
+                    // SAFETY: the memory is the region's, whose owner gives its content up.
+                    unsafe { pager.discard(start, start + bytes) };
                     reply.give(Ok(()));
                 }
                 Some(Command::Forget { start, bytes, reply }) => {
-                    pager.forget(start, start + bytes);
+                    // SAFETY: the memory is the region's, which unmaps it before anything else touches it.
+                    unsafe { pager.forget(start, start + bytes) };
                     reply.give(Ok(()));
                 }
                 Some(Command::HandOver { start, bytes, reply }) => {

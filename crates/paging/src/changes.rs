@@ -76,7 +76,8 @@ impl Change {
         }
     }
 
-    fn ranges(self) -> impl Iterator<Item = Range> {
+    /// The addresses that it touches, `[start, end)` each.
+    pub fn ranges(self) -> impl Iterator<Item = Range> {
         [self.leaves(), self.arrives()].into_iter().flatten()
     }
 

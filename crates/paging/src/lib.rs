@@ -25,3 +25,4 @@ pub mod placement;
 pub mod pointers;
 pub mod space;
 pub mod table;
+pub mod unexplained;

@@ -16,6 +16,18 @@ impl Pager<Pool> {
     pub fn resize_lease(&mut self, bytes: ByteLen) -> Result<(), PoolError> {
         self.backing.resize_lease(bytes)
     }
+
+    /// As [`Pool::hand_over`], of a region that this pager has made for a child. Its own region stays.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If it is the pager's own.
+    pub fn hand_over_region(&mut self, region: PoolRegion) -> Result<RegionTicket, PoolError> {
+        assert!(region != self.region, "a pager's own region is used by it");
+        self.backing.hand_over(region)
+    }
 }
 
 // SAFETY: the pool reads and writes the memory of an operation only until its event, as `Pool::fetch` and

@@ -18,7 +18,7 @@ impl<B: Backing> Pager<B> {
     /// registered, so that its faults come here; look again, and ask again, once events have been served. Or
     /// a fork is under way whose child was promised the memory as it was: nothing has happened then, and it
     /// is to be asked again after the fork.
-    pub fn adopt(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
+    pub(crate) fn adopt(&mut self, start: usize, bytes: usize) -> Result<(), i32> {
         if self.frozen {
             return Err(libc::EAGAIN);
         }
@@ -29,9 +29,14 @@ impl<B: Backing> Pager<B> {
     /// Takes over the part of `[start, end)` that is mapped memory of the program's now, which it may be
     /// changing meanwhile. Memory that is managed already, our own, or left out does not change.
     ///
+    /// # Safety
+    /// The memory is the program's. While it is managed, nothing but this pager answers for its content: the
+    /// pager is driven until the program ends, or the memory is handed on.
+    ///
     /// # Errors
-    /// As [`Self::adopt`]; a mapping that the kernel refuses is passed over.
-    pub fn adopt_mapped(&mut self, start: usize, end: usize) -> Result<(), i32> {
+    /// EAGAIN: mappings are changing, or a fork is under way; ask again after events have been served. A mapping
+    /// that the kernel refuses is passed over.
+    pub unsafe fn adopt_mapped(&mut self, start: usize, end: usize) -> Result<(), i32> {
         if self.frozen {
             return Err(libc::EAGAIN);
         }

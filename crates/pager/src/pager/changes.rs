@@ -111,6 +111,9 @@ impl<B: Backing> Pager<B> {
         // All of them before anything makes the cache install or move: what follows from one change could undo
         // what the next has to be told of.
         self.changing = true;
+        for change in &changes {
+            change.ranges().for_each(|(start, end)| self.unexplained.explained(start, end));
+        }
         for event in in_order(take_changes(events), &order) {
             self.serve_event(event, supervisor);
         }
@@ -122,7 +125,6 @@ impl<B: Backing> Pager<B> {
             self.tell(Input::Unguarded { extent });
         }
         self.changing = false;
-        self.unmapped = None;
         self.follow_through();
         true
     }

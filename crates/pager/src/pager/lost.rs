@@ -58,7 +58,11 @@ impl<B: Backing> Pager<B> {
         let lost = self.lost.as_mut().expect("only called then");
         if lost.absent.run_at(page, 1) > 0 {
             // Stays in the set: a page can be poisoned again, and nothing else may ever be put there.
-            self.faults.poison(address, OS_PAGE_BYTES);
+            if let Err(errno) = self.faults.poison(address, OS_PAGE_BYTES) {
+                self.breaks(|| {
+                    format!("the kernel does not poison the lost page at {address:#x} (errno {errno})")
+                });
+            }
             self.faults.wake(address, OS_PAGE_BYTES);
             return;
         }
