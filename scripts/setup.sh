@@ -49,17 +49,22 @@ fi
 if [ "$goal" = test-python ] && have apt-get && ! /usr/bin/python3 -c 'import torch' 2>/dev/null; then
     packages+=(python3-torch)
 fi
-if [ "$goal" = soak ]; then
-    # What is missing is left out, and said.
+if [ "$goal" = test ] || [ "$goal" = soak ]; then
+    # Allocators that purge.
     PATH=$PATH:/usr/sbin:/sbin
-    want zramctl util-linux
-    want swapon mount
     want ldconfig libc-bin
     ldconfig -p | grep -q 'libjemalloc\.so' || packages+=(libjemalloc2)
     if ! ldconfig -p | grep -q 'libmimalloc\.so'; then
         mimalloc=$(apt-cache search --names-only '^libmimalloc[0-9.]*$' 2>/dev/null | cut -d ' ' -f 1 | sort -V | tail -n 1)
         packages+=("${mimalloc:-libmimalloc2.0}")
     fi
+fi
+if [ "$goal" = soak ]; then
+    # What is missing is left out, and said.
+    PATH=$PATH:/usr/sbin:/sbin
+    want zramctl util-linux
+    want swapon mount
+    want redis-server redis-server
 elif [ "$goal" = test-rdma ]; then
     PATH=$PATH:/usr/sbin:/sbin
     for tool in qemu-system-x86_64:qemu-system-x86 ip:iproute2 rdma:iproute2 depmod:kmod xz:xz-utils strip:binutils ucx_perftest:ucx-utils; do

@@ -23,11 +23,13 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/programs"))
+import redis_work  # noqa: E402
 from harness import procs, world  # noqa: E402
 from harness.world import MIB, PURGING, Failure, World, allocators, built, check  # noqa: E402
 
+CORES = "/tmp/rampool-soak-core"
 HUGE, KSM = Path("/sys/kernel/mm/transparent_hugepage"), Path("/sys/kernel/mm/ksm")
-MEMORY = Path("/sys/fs/cgroup/memory")
 PR_SET_MEMORY_MERGE = 67
 libc = ctypes.CDLL(None)
 
@@ -37,6 +39,16 @@ def read(path):
         return Path(path).read_text(errors="replace")
     except OSError:
         return ""
+
+
+def memory_cgroups():
+    """Where memory cgroups are, and what their files are called: of version 1, or of version 2."""
+    if (path := Path("/sys/fs/cgroup/memory")).is_dir():
+        return path, "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"
+    for path in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
+        if "memory" in read(path / "cgroup.controllers").split():
+            return path, "memory.max", "memory.peak", "memory.events"
+    return None
 
 
 def vmstat(*names):
@@ -223,26 +235,30 @@ class Cgroup(Pressure):
     """A memory cgroup that is smaller than the program with its agent, so that the kernel reclaims what it can, to zram."""
 
     name, unit = "cgroup", "times that the limit was met"
-    path = MEMORY / "rampool-soak"
 
     def __init__(self):
         super().__init__()
+        if found := memory_cgroups():
+            self.root, *names = found
+            self.path = self.root / "rampool-soak"
+            self.most, self.peak, self.events = (self.path / name for name in names)
         self.outside, self.over, self.kills = 0, 0, 0
 
     def lacks(self):
-        return root() or Zram().lacks() or ("" if (MEMORY / "memory.limit_in_bytes").exists() else "needs memory cgroups of version 1 at /sys/fs/cgroup/memory")
+        return root() or Zram().lacks() or ("" if memory_cgroups() else "needs memory cgroups at /sys/fs/cgroup")
 
     @contextlib.contextmanager
     def on(self, round_):
+        with contextlib.suppress(OSError):
+            (self.root / "cgroup.subtree_control").write_text("+memory")
+        # The counters are those of a new group.
         self.path.mkdir(exist_ok=True)
         self.limit = round_.local // 2 + 12 * MIB
-        (self.path / "memory.limit_in_bytes").write_text(str(self.limit))
-        (self.path / "memory.failcnt").write_text("0")
-        (self.path / "memory.max_usage_in_bytes").write_text("0")
+        self.most.write_text(str(self.limit))
         try:
             yield
-            self.seen += int(read(self.path / "memory.failcnt") or 0)
-            self.over += int(read(self.path / "memory.max_usage_in_bytes") or 0) > self.limit
+            self.seen += int(read(self.path / "memory.failcnt") or self.event("max"))
+            self.over += int(read(self.peak) or 0) > self.limit
         finally:
             # The last process may be a moment in leaving.
             for _ in range(100):
@@ -251,10 +267,13 @@ class Cgroup(Pressure):
                     break
                 time.sleep(0.1)
 
+    def event(self, name):
+        found = re.search(rf"^{name} (\d+)", read(self.events), re.M)
+        return int(found.group(1)) if found else 0
+
     def killed(self):
         """In memory of huge pages, or pages that are all in use, the kernel may find nothing to reclaim."""
-        found = re.search(r"^oom_kill (\d+)", read(self.path / "memory.oom_control"), re.M)
-        killed = bool(found and int(found.group(1)))
+        killed = bool(self.event("oom_kill"))
         self.kills += killed
         return killed
 
@@ -379,7 +398,11 @@ class Round:
             [built("threads"), 64, 3, self.seed],
         ]
         # They do what the lower modes do not serve.
+        self.port = world.free_port()
+        redis = ["redis-server", "--port", self.port, "--bind", "127.0.0.1", "--dir", self.world.dir, "--save", "", "--appendonly", "no", "--dbfilename", "dump.rdb"]
         full = [
+            redis,
+            [built("remapped"), self.seed, self.seconds, threads, 48] + ["forks"] * (rng.random() < 0.3),
             [built("mappings"), self.seed, 4000, 4096, 24],
             [built("stacks"), 48, 3],
             [built("freed"), 48],
@@ -408,6 +431,8 @@ class Round:
                 prepare=lambda: [pressure.prepare() for pressure in self.pressures],
             )
             held.enter_context(repeated(lambda: self.look(running), 0.3))
+            if self.argv[0] == "redis-server":
+                self.drive_redis(running)
             outcome = running.finish(self.seconds * 20 + 600)
             killed = outcome.code == -signal.SIGKILL and any([pressure.killed() for pressure in self.pressures])
         if killed:
@@ -415,6 +440,27 @@ class Round:
         check(outcome.code == 0, f"{self.text()} ends with {outcome.code}: {outcome.said()}\nserver: {self.server.said()}")
         processes = json.loads(file.read_text())["processes"]
         return {name: sum(process[name] for process in processes) for name in COUNTS}
+
+    def drive_redis(self, running):
+        """Redis, as its users have it: random reads, each checked, and writes, while it saves again and again."""
+        keys = 3 * self.local // 1200
+        versions = [0] * keys
+        end = time.monotonic() + self.seconds
+        try:
+            client = redis_work.Client(self.port)
+            redis_work.fill(client, keys)
+            for nth in range(1 << 20):
+                if time.monotonic() > end:
+                    break
+                client("BGSAVE")
+                redis_work.mix(client, versions, 1000, self.seed + nth)
+                info = client("INFO", "persistence")
+                check(b"rdb_last_bgsave_status:ok" in info, f"BGSAVE fails: {info.decode()}")
+            redis_work.verify(client, versions)
+            client.send([[b"SHUTDOWN", b"NOSAVE"]])
+        except (AssertionError, OSError, RuntimeError) as error:
+            if not any(pressure.killed() for pressure in self.pressures):
+                raise Failure(f"{self.text()}: {error!r}\n{running.out.read_text()[-1500:]}\n{running.said()[-2500:]}") from error
 
     def look(self, running):
         pids = [pid for pid in procs.descendants(running.process.pid) if procs.is_managed(pid)]
@@ -466,7 +512,8 @@ def main():
             except Killed:
                 verdict = "killed by the kernel: no memory in its cgroup"
             except Failure as failure:
-                verdict = f"FAILED\n{failure}"
+                cores = [str(core) for core in Path("/tmp").glob("rampool-soak-core.*")]
+                verdict = f"FAILED\n{failure}" + "".join(f"\ncore: {core}" for core in cores)
                 failed.append(rounds)
             rounds += 1
             print(f"[{time.monotonic() - began:6.0f} s] round {rounds - 1}: {what} ({time.monotonic() - started:.1f} s) {verdict}", flush=True)
@@ -487,5 +534,9 @@ def main():
 if __name__ == "__main__":
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    main()
+    most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+    where = Path("/proc/sys/kernel/core_pattern")
+    # Without the right to say where, core dumps are where the machine puts them.
+    with settings({where: f"{CORES}.%e.%p"} if os.access(where, os.W_OK) else {}):
+        main()

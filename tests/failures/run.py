@@ -29,7 +29,8 @@ REFUSED = 125
 NOT_EXECUTABLE = 126
 NOT_THERE = 127
 PYTHON = ROOT / ".venv/bin/python"
-suite = Suite("failures")
+# Whatever breaks, a page that comes back is compared with what left.
+suite = Suite("failures", always=["--verify"])
 
 
 def status(address, *options):

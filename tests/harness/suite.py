@@ -15,7 +15,8 @@ MOST_REPEATED = 15
 
 
 class Suite:
-    def __init__(self, name):
+    def __init__(self, name, always=()):
+        self.always = always
         self.name, self.tests = name, []
 
     def test(self, *, reduced=True):
@@ -53,7 +54,7 @@ class Suite:
                 began = time.monotonic()
                 scale = Scale(args.reduced, seed + round_)
                 try:
-                    with World(name, args.keep) as world:
+                    with World(name, args.keep, self.always) as world:
                         function(world, scale)
                     verdict = "ok"
                 except Failure as failure:

@@ -148,7 +148,9 @@ class Server:
 
 
 class World:
-    def __init__(self, name, keep=False):
+    def __init__(self, name, keep=False, always=()):
+        """`always`: options of every `rampool run`."""
+        self.always = always
         base = os.environ.get("RAMPOOL_TEST_DIR")
         self.dir = Path(tempfile.mkdtemp(prefix=f"rampool-{name}-", dir=base))
         self.keep, self.servers, self.running, self.numbers = keep, [], [], itertools.count(1)
@@ -204,7 +206,7 @@ class World:
             run = [str(rampool_binary()), "run", "--local", str(local), f"--stats={stats}" if stats else "--stats"]
             for server in servers:
                 run += ["--server", server if isinstance(server, str) else server.address]
-            argv = run + [str(o) for o in options] + ["--"] + argv
+            argv = run + [str(o) for o in (*self.always, *options)] + ["--"] + argv
         with open(out, "wb") as o, open(err, "wb") as e:
             process = subprocess.Popen(
                 argv, stdin=stdin, stdout=o, stderr=e, env={**os.environ, **(env or {})}, cwd=cwd or self.dir,

@@ -39,12 +39,13 @@ mod tests {
     use super::*;
 
     const STEP_NS: u64 = 10_000_000;
+    const STEPS: u64 = 2 * DEADLINE_NS / STEP_NS;
 
     /// When `[1000, 2000]` are refused in turn, and others come between.
     fn over(mut each: impl FnMut(&mut Unexplained, u64)) -> Vec<usize> {
         let mut pages = Unexplained::default();
         let mut over = Vec::new();
-        for now in (0..DEADLINE_NS * 2).step_by(STEP_NS as usize) {
+        for now in (0..STEPS).map(|step| step * STEP_NS) {
             for address in [0x1000, 0x2000] {
                 if pages.refused(now, address) && !over.contains(&address) {
                     over.push(address);
