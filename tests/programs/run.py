@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "work"))
 import redis_work  # noqa: E402
+import signal_cases  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.suite import Suite  # noqa: E402
 from harness.world import LASTING_S, MIB, ROOT, Failure, allocators, built, check, free_port, skip  # noqa: E402
@@ -437,6 +438,11 @@ def no_mappings_left_in_the_lowest_fault_mode(world, scale):
         told = outcome.code == 74 and "vm.max_map_count" in outcome.err
         check(outcome.code == 0 or told, f"{case} ends with {outcome.code}: {outcome.said()}")
         scale.note(f"{case}: {'ended with the reason' if told else 'went on'} after {outcome.wall:.1f} s")
+
+
+# ---- signals
+
+signal_cases.register(suite)
 
 
 # ---- torture
