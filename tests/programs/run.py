@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "work"))
 import redis_work  # noqa: E402
+import signal_cases  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.suite import Suite  # noqa: E402
 from harness.world import LASTING_S, MIB, PURGING, ROOT, Failure, allocators, built, check, free_port, skip  # noqa: E402
@@ -454,6 +455,30 @@ def no_mappings_left_in_the_lowest_fault_mode(world, scale):
         told = outcome.code == 74 and "vm.max_map_count" in outcome.err
         check(outcome.code == 0 or told, f"{case} ends with {outcome.code}: {outcome.said()}")
         scale.note(f"{case}: {'ended with the reason' if told else 'went on'} after {outcome.wall:.1f} s")
+
+
+@suite.test()
+def limited_address_space(world, scale):
+    """What is optional leaves room for the program; where there is none for the agent either, the program goes on and a line says so."""
+    work = "b = bytearray(150 << 20); b[::4096] = bytes([7]) * len(b[::4096]); print([sum(b[::4096]) for _ in range(3)])"
+    told, managed = [], []
+    for kib in (180_000, 260_000, 400_000, 560_000, 600_000, 700_000):
+        argv = ["bash", "-c", f"ulimit -v {kib}; exec {sys.executable} -c '{work}'"]
+        native = world.run(argv, timeout=60)
+        outcome = world.run(argv, local=64 * MIB, timeout=60)
+        check((outcome.code, outcome.text()) == (native.code, native.text()), f"{kib} KiB: ends with {outcome.code} instead of {native.code}: {outcome.said()}")
+        if "runs without rampool" in outcome.err:
+            check("ulimit -v" in outcome.err, f"{kib} KiB: the line does not say why: {outcome.said()}")
+            told.append(kib)
+        elif outcome.faults() > 0:
+            managed.append(kib)
+    check(told and managed and max(told) < min(managed), f"not managed with {told} KiB, managed with {managed}")
+    scale.note(f"not managed with {told} KiB, managed with {managed}")
+
+
+# ---- signals
+
+signal_cases.register(suite)
 
 
 # ---- torture

@@ -20,7 +20,7 @@ use rampool_kernel::memory::ResidentCounter;
 use rampool_kernel::thread::SpawnError;
 use rampool_net::key::Key;
 use rampool_pager::fault::{CopyThread, FaultCatcher};
-use rampool_pager::pager::{Pager, Waiting};
+use rampool_pager::pager::{Pager, PagerError, Waiting};
 use rampool_pager::region::PagedConfig;
 use rampool_run::fork_fallback::FallbackLine;
 use rampool_run::process_registry::Signature;
@@ -245,8 +245,11 @@ fn run(settings: &'static Settings, line: Option<RawFd>, again: bool) {
     let main_block = touch::main_thread_block().map(|(start, end)| scan::whole_pages(start, end));
     let table = scan::thread_table().map(|(start, end)| scan::whole_pages(start, end));
     let spare = Spare::hold(SPARE_DESCRIPTORS);
-    let (mut pager, mut budget_controller) =
-        start_pager(settings, inheritance, tools, priority, main_block, table);
+    let started = start_pager(settings, inheritance, tools, priority, main_block, table);
+    let Ok((mut pager, mut budget_controller)) = started.inspect_err(|reason| without_rampool(reason)) else {
+        THREAD.store(0, Ordering::Release);
+        return;
+    };
     READY.store(true, Ordering::Release);
     drop(spare);
     budget_controller.adopt_new_memory(&mut pager);
@@ -298,6 +301,9 @@ fn wait_for_pressure(settings: &Settings, counter: &ResidentCounter, stats: Page
 /// Ends the process where there can be no pager, while all that it was given is still there: a child's
 /// program runs already, and would read zeroes where pages are absent as soon as the context that it has
 /// inherited is closed.
+///
+/// # Errors
+/// With the reason, if the kernel gives no memory for the pager, and nothing of this process is away.
 fn start_pager(
     settings: &'static Settings,
     inheritance: Option<Inheritance>,
@@ -305,7 +311,7 @@ fn start_pager(
     priority: ThreadPriority,
     main_block: Option<(usize, usize)>,
     table: Option<(usize, usize)>,
-) -> (Pager<Pool>, BudgetController) {
+) -> Result<(Pager<Pool>, BudgetController), String> {
     let kept_open = inheritance.as_ref().and_then(|inheritance| inheritance.faults.keep_open());
     let mut config = PoolConfig::attach(settings.ticket.clone(), report::program_name());
     config.op_deadline = Duration::from_millis(settings.op_deadline_ms);
@@ -345,8 +351,11 @@ fn start_pager(
         let _ = signature.joined(&pool.membership());
     }
     faults::note_faults(&faults);
-    let mut pager =
-        or_end(settings, Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats));
+    let pager = Pager::new(faults, tools.pagemap, pool, region, cache, paged.waiting, tools.stats);
+    let mut pager = match pager {
+        Err(error @ PagerError::Memory(_)) if memory.is_none() => return Err(error.to_string()),
+        pager => or_end(settings, pager),
+    };
     if settings.verify {
         pager.verify();
     }
@@ -359,7 +368,9 @@ fn start_pager(
         pager.take_over(&memory, table);
     }
     let fallback = tools.fallback.or_else(|| FallbackLine::connect(&settings.run_dir));
-    (pager, BudgetController::new(settings, tools.counter, tools.ending, signature, fallback, priority))
+    let controller =
+        BudgetController::new(settings, tools.counter, tools.ending, signature, fallback, priority);
+    Ok((pager, controller))
 }
 
 fn or_end<T, E: std::fmt::Display>(settings: &Settings, result: Result<T, E>) -> T {

@@ -26,7 +26,7 @@ use rampool_wire::units::ByteLen;
 
 use crate::other_binary;
 use crate::program::ProgramError;
-use crate::signals::Signals;
+use crate::signals::{Came, SentTo, Signals};
 use binding::{Bind, Cpu};
 use hosts::Hosts;
 use rank_stderr::RankStderr;
@@ -149,7 +149,7 @@ pub fn run(args: &Args) -> Result<i32> {
         bail!("--server gives no amount: write HOST=4G, or give --memory");
     }
     let hosts = args.hosts.as_deref().map(Hosts::read).transpose()?;
-    let signals = Signals::block()?;
+    let mut signals = Signals::block()?;
     let run = Run::new()?;
     for file in args.stats.iter().flatten().chain(&args.plot) {
         stats::try_file(file)?;
@@ -164,6 +164,7 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let (mut reports, report_to) = std::io::pipe().context("cannot create a pipe")?;
     let rank_stderr = RankStderr::new(format!("rampool {}: ", run.name));
+    signals.watch_group();
     let mut ranks = match &hosts {
         None => start_here(args, &run, report_to.into(), inbox.as_ref(), &signals)?,
         Some(hosts) => {
@@ -171,7 +172,8 @@ pub fn run(args: &Args) -> Result<i32> {
             start_there(args, &run, hosts, &rank_stderr, &signals)?
         }
     };
-    let ends = wait(&mut ranks, &signals)?;
+    signals.watch_group();
+    let ends = wait(&mut ranks, &mut signals)?;
     if let Some(inbox) = &inbox {
         show(args, inbox, inbox.reports(args.ranks)?)?;
     }
@@ -435,7 +437,7 @@ fn start(command: &mut Command, rank: u16, ranks: &mut Vec<Rank>) -> Result<()> 
 }
 
 /// Waits until all have ended. After the first failure the others are ended.
-fn wait(ranks: &mut [Rank], signals: &Signals) -> Result<Vec<End>> {
+fn wait(ranks: &mut [Rank], signals: &mut Signals) -> Result<Vec<End>> {
     let mut bad: Option<Instant> = None;
     let mut order = 0;
     loop {
@@ -455,21 +457,23 @@ fn wait(ranks: &mut [Rank], signals: &Signals) -> Result<Vec<End>> {
         if let Some(since) = bad {
             pause = Duration::from_millis(10);
             if since.elapsed() >= GRACE + MERCY {
-                send(ranks, libc::SIGKILL);
+                end(ranks, libc::SIGKILL);
             } else if since.elapsed() >= GRACE {
-                send(ranks, libc::SIGTERM);
+                end(ranks, libc::SIGTERM);
                 // A stopped process would not see SIGTERM otherwise.
-                send(ranks, libc::SIGCONT);
+                end(ranks, libc::SIGCONT);
             }
         }
-        signals.wait(pause, |signal| send(ranks, signal));
+        signals.wait(pause, |came| send(ranks, came));
     }
 }
 
-fn send(ranks: &[Rank], signal: i32) {
+fn end(ranks: &[Rank], signal: i32) {
+    send(ranks, Came { signal, sent_to: SentTo::ThisProcess });
+}
+
+fn send(ranks: &[Rank], came: Came) {
     for rank in ranks.iter().filter(|rank| rank.end.is_none()) {
-        let pid = i32::try_from(rank.child.id()).expect("a process id");
-        // SAFETY: our own child, which has not been waited for.
-        unsafe { libc::kill(pid, signal) };
+        came.pass_to(i32::try_from(rank.child.id()).expect("a process id"));
     }
 }

@@ -153,11 +153,13 @@ pub fn run(args: &Args) -> Result<i32> {
         let registry = ProcessRegistry::create(run_dir.path()).context("cannot write the run's directory")?;
         let fork_fallback =
             ForkFallback::create(run_dir.path()).context("cannot write the run's directory")?;
-        let (started, signals) = (Instant::now(), Signals::block()?);
+        let (started, mut signals) = (Instant::now(), Signals::block()?);
+        signals.watch_group();
         let process = start(&found, &args.command, &libraries, run_dir.path(), &signals)?;
+        signals.watch_group();
         anyhow::Ok((registry, fork_fallback, signals, started, process))
     };
-    let (registry, mut fork_fallback, signals, started, process) = match prepare() {
+    let (registry, mut fork_fallback, mut signals, started, process) = match prepare() {
         Ok(prepared) => prepared,
         Err(error) => {
             // Otherwise the lease stays for the grace time.
@@ -168,16 +170,17 @@ pub fn run(args: &Args) -> Result<i32> {
     let mut unmanaged = Unmanaged::new(&libraries[0].file_name().unwrap_or_default().to_string_lossy());
     let progress = args.progress.then_some(started);
     let mut later = caretaker::Later::than(process.cast_unsigned());
-    let status = wait(
+    let Ended { status, most_resident } = wait(
         &mut later,
         &mut pool,
         &registry,
         &mut fork_fallback,
         &mut unmanaged,
-        &signals,
+        &mut signals,
         &run_dir,
         progress,
     )?;
+    drop(signals);
     let wall = started.elapsed();
     if let Some(to) = &args.stats {
         let counters = run_dir.read_stats();
@@ -191,7 +194,7 @@ pub fn run(args: &Args) -> Result<i32> {
                 wall,
                 status,
                 args.options.local,
-                most_resident(),
+                most_resident,
                 &pool.stats(),
                 &unmanaged,
             )
@@ -345,17 +348,6 @@ impl Options {
     }
 }
 
-/// Peak resident memory of all kinds, of the program and of the children that it has waited for.
-fn most_resident() -> ByteLen {
-    // SAFETY: plain data, filled by the call; on a failure it stays zero.
-    let usage = unsafe {
-        let mut usage = std::mem::zeroed::<libc::rusage>();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
-        usage
-    };
-    ByteLen(u64::try_from(usage.ru_maxrss).unwrap_or(0).saturating_mul(1024))
-}
-
 /// What becomes of the program when a server is lost. `asked`: the number of copies that was asked for.
 fn survives(copies: u8, servers: usize, asked: Option<u8>) -> String {
     match (copies, asked) {
@@ -452,6 +444,13 @@ fn start(
     started.map_err(|error| ProgramError::from_start(&found.path, &error).into())
 }
 
+/// How the program ended.
+struct Ended {
+    status: ExitStatus,
+    /// Peak resident memory of all kinds, of the program or of a child that it has waited for.
+    most_resident: ByteLen,
+}
+
 /// Waits for the program, passes signals on, keeps the lease alive.
 fn wait(
     later: &mut caretaker::Later,
@@ -459,10 +458,10 @@ fn wait(
     registry: &ProcessRegistry,
     fork_fallback: &mut ForkFallback,
     unmanaged: &mut Unmanaged,
-    signals: &Signals,
+    signals: &mut Signals,
     run_dir: &RunDir,
     progress: Option<Instant>,
-) -> Result<ExitStatus> {
+) -> Result<Ended> {
     let pid = later.program().cast_signed();
     let (mut shown, mut called) = (Instant::now(), Instant::now());
     let mut line = summary::ProgressLine::default();
@@ -472,23 +471,27 @@ fn wait(
     loop {
         caretaker::serve_pool(pool);
         let mut raw = 0;
-        // SAFETY: waits for our own child; `raw` lives across the call.
-        let waited = unsafe { libc::waitpid(pid, &raw mut raw, libc::WNOHANG | libc::WUNTRACED) };
+        // SAFETY: plain data.
+        let mut usage = unsafe { std::mem::zeroed::<libc::rusage>() };
+        // SAFETY: waits for our own child; `raw` and `usage` live across the call.
+        let waited =
+            unsafe { libc::wait4(pid, &raw mut raw, libc::WNOHANG | libc::WUNTRACED, &raw mut usage) };
         if waited == pid {
             let status = ExitStatus::from_raw(raw);
             if status.stopped_signal().is_some() {
-                // The shell must see this process stopped as well; when the shell continues it, the program
-                // continues.
-                // SAFETY: stops this process.
-                unsafe { libc::raise(libc::SIGSTOP) };
-                // SAFETY: our own child.
-                unsafe { libc::kill(pid, libc::SIGCONT) };
+                // The shell must see this process stopped as well. When the shell continues it, SIGCONT is
+                // passed on like any other signal.
+                if !signals.is_continued() {
+                    // SAFETY: stops this process.
+                    unsafe { libc::raise(libc::SIGSTOP) };
+                }
                 continue;
             }
             if progress.is_some() {
                 line.clear();
             }
-            return Ok(status);
+            let kib = u64::try_from(usage.ru_maxrss).unwrap_or(0);
+            return Ok(Ended { status, most_resident: ByteLen(kib.saturating_mul(1024)) });
         }
         if let Some(started) = progress
             && shown.elapsed() > Duration::from_millis(500)
@@ -509,10 +512,9 @@ fn wait(
         // The pool judges silence by the times at which it is looked at.
         let due = pool.next_deadline().map(|due| due.saturating_duration_since(Instant::now()));
         let turn = due.unwrap_or(LONGEST_TURN).clamp(SHORTEST_TURN, LONGEST_TURN);
-        signals.wait(turn, |signal| {
-            // SAFETY: our own child.
-            unsafe { libc::kill(pid, signal) };
-            if signal == libc::SIGTERM && told_to_end.is_none() {
+        signals.wait(turn, |came| {
+            came.pass_to(pid);
+            if came.signal == libc::SIGTERM && told_to_end.is_none() {
                 told_to_end = Some((Instant::now(), faults(run_dir)));
             }
         });

@@ -25,8 +25,27 @@ pub(crate) fn hint(errno: i32) -> &'static str {
         libc::EAGAIN => {
             ": the process locks all that it maps (mlockall), and may not lock that much, see `ulimit -l`"
         }
+        libc::ENOMEM if limit(libc::RLIMIT_AS).is_some() => ": see `ulimit -v`",
+        libc::ENOMEM if limit(libc::RLIMIT_DATA).is_some() => ": see `ulimit -d`",
         _ => "",
     }
+}
+
+/// `None`: there is none.
+fn limit(of: libc::__rlimit_resource_t) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+    // SAFETY: fills plain data that lives across the call.
+    let known = unsafe { libc::getrlimit(of, &raw mut limit) } == 0;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Bytes of address space that this process may still map (`ulimit -v`); `None`: as much as there is.
+#[must_use]
+pub fn address_space_left() -> Option<u64> {
+    let limit = limit(libc::RLIMIT_AS)?;
+    let counts = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let used: u64 = counts.split_whitespace().next()?.parse().ok()?;
+    Some(limit.saturating_sub(used.saturating_mul(OS_PAGE_BYTES as u64)))
 }
 
 impl Mapping {

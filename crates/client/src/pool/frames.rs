@@ -4,11 +4,16 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
+use rampool_kernel::memory::address_space_left;
 use rampool_kernel::sealed::{SealedMemory, read_at};
 use rampool_session::Known;
 use rampool_wire::frame::page_crc;
 use rampool_wire::places::{PLAN_BYTES, Plan};
 use rampool_wire::units::OS_PAGE_BYTES;
+
+/// The mapping is at most one part in this many of the address space that is left: the program and what it
+/// cannot do without come first.
+const MOST_OF_ADDRESS_SPACE: u64 = 8;
 
 /// The frames file of a server. Its generations are mapped; the frames are not, so that the store does not
 /// count as this process's memory.
@@ -19,7 +24,8 @@ pub(super) struct FramesFile {
 }
 
 impl FramesFile {
-    /// `None`: it is no such file, or the kernel refuses the mapping. Then every page is asked for.
+    /// `None`: it is no such file, the kernel refuses the mapping, or that would take more than a part of what
+    /// a limit on address space has left. Then every page is asked for.
     pub fn adopt(fd: OwnedFd) -> Option<Self> {
         let mut bytes = [0; PLAN_BYTES];
         // SAFETY: memory of our own, of this length.
@@ -27,6 +33,9 @@ impl FramesFile {
             return None;
         }
         let plan = Plan::parse(&bytes).ok()?;
+        if address_space_left().is_some_and(|left| plan.frames_at() > left / MOST_OF_ADDRESS_SPACE) {
+            return None;
+        }
         let generations =
             SealedMemory::adopt_to_read(fd.as_fd(), usize::try_from(plan.frames_at()).ok()?).ok()?;
         Some(Self { fd, generations, plan })
