@@ -1,6 +1,7 @@
 //! `rampool run`: starts an unmodified program in more memory than this machine provides.
 
 pub mod caretaker;
+mod shared_memory;
 mod unmanaged;
 
 use std::ffi::{CString, OsStr, OsString};
@@ -308,7 +309,7 @@ impl Options {
         }
         .cache_config()?;
         let key_file = self.key_file.as_deref().map(std::fs::canonicalize).transpose()?;
-        let pool = match Pool::connect(&config) {
+        let pool = match connect(&config, Duration::from_secs(1)) {
             Err(ConnectError::TooLittle { wanted, missing, .. })
                 if !is_stated && wanted.0 - missing.0 >= LEAST_LEASE =>
             {
@@ -319,7 +320,7 @@ impl Options {
                 if let LeaseRequest::Open { bytes, .. } = &mut config.lease {
                     *bytes = free;
                 }
-                Pool::connect(&config)
+                connect(&config, Duration::from_secs(1))
             }
             result => result,
         }?;
@@ -573,7 +574,7 @@ impl PrivateServer {
     fn start(run_dir: &Path, memory: Option<ByteLen>, local: ByteLen) -> Result<Self> {
         let memory = match memory {
             Some(memory) => memory,
-            None => private_memory(available::bytes()?, local.0),
+            None => private_memory(available::bytes()?, available::in_all()?, local.0),
         };
         let endpoint = format!("unix:{}", run_dir.join("server.sock").display());
         let spec = endpoint.parse()?;
@@ -619,11 +620,33 @@ impl PrivateServer {
     }
 }
 
-/// What a private server may lend: most of the available memory that the program's local memory leaves. If
-/// that leaves almost nothing, still a tenth, because few programs use as much as they may.
-fn private_memory(available: u64, local: u64) -> ByteLen {
+/// Leases memory. A server whose machine is short of memory is asked again, `every` so often, for as long as
+/// short needs mostly last.
+fn connect(config: &PoolConfig, every: Duration) -> Result<Pool, ConnectError> {
+    const ASKED_AGAIN: u32 = 30;
+    for asked in 0.. {
+        let result = Pool::connect(config);
+        let Err(Some(server)) = result.as_ref().map_err(ConnectError::short_of_memory) else { return result };
+        if asked == ASKED_AGAIN {
+            return result;
+        }
+        if asked == 0 {
+            say_line(&format!(
+                "rampool: the machine of memory server {server} is short of memory and gives no new leases now; waiting for up to {} s",
+                every.as_secs() * u64::from(ASKED_AGAIN)
+            ));
+        }
+        std::thread::sleep(every);
+    }
+    unreachable!("it returns when it has asked often enough")
+}
+
+/// What a private server may lend: most of the available memory that the program's local memory leaves. At
+/// least half of all memory: what leaves the program takes no more room compressed than it did before, also
+/// where little is available, as right after a machine has swapped.
+fn private_memory(available: u64, in_all: u64, local: u64) -> ByteLen {
     const MIB: u64 = 1 << 20;
-    let lent = (available.saturating_sub(local) / 10 * 8).max(available / 10);
+    let lent = (available.saturating_sub(local) / 10 * 8).max(in_all / 2);
     // Whole MiB: a server lends whole pages.
     ByteLen((lent / MIB).max(1) * MIB)
 }
@@ -641,10 +664,12 @@ mod tests {
 
     #[test]
     fn a_private_server_leaves_room_for_the_program() {
-        let lent = |available: u64, local: u64| private_memory(available << 20, local << 20).0 >> 20;
-        assert_eq!(lent(1000, 200), 640);
-        assert_eq!(lent(1000, 990), 100);
-        assert_eq!(lent(1000, 5000), 100);
-        assert_eq!(lent(0, 1), 1, "a server lends something");
+        let lent = |available: u64, in_all: u64, local: u64| {
+            private_memory(available << 20, in_all << 20, local << 20).0 >> 20
+        };
+        assert_eq!(lent(1000, 1000, 200), 640);
+        assert_eq!(lent(1000, 1000, 990), 500);
+        assert_eq!(lent(0, 1000, 5000), 500, "when little is available people need it");
+        assert_eq!(lent(0, 0, 1), 1, "a server lends something");
     }
 }

@@ -15,7 +15,7 @@ use rampool_server::{RunningServer, Server, ServerConfig};
 use rampool_wire::units::ByteLen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::available;
@@ -66,7 +66,7 @@ pub fn run(args: Args) -> Result<i32> {
         ucx_clients_are_trusted: settings.ucx_clients_are_trusted,
         block: settings.block.clone(),
         tenants: rules,
-        pressure: available::pressure_files(),
+        pressure: pressure_files(settings.open_frames),
         ..defaults
     };
     let server = Server::start(config)?;
@@ -128,6 +128,12 @@ pub fn run(args: Args) -> Result<i32> {
         }
     };
     drain(server, &signals, signal, Duration::from_millis(settings.drain_ms))
+}
+
+/// By what a server notices that its machine is short of memory. A run's private one, which opens its frames, does
+/// not look: it must not refuse just then, and what it takes was the program's memory before.
+fn pressure_files(private: bool) -> Vec<PathBuf> {
+    if private { Vec::new() } else { available::pressure_files() }
 }
 
 fn read_tenants_again(server: &RunningServer, file: &Path) {

@@ -26,6 +26,15 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// The machine of this memory server is short of memory, which may pass.
+    #[must_use]
+    pub fn short_of_memory(&self) -> Option<&str> {
+        match self {
+            Self::Server { server, reason: ConnectReason::ShortOfMemory } => Some(server),
+            _ => None,
+        }
+    }
+
     /// Whether trying again makes sense: the server was there, and the way to it broke.
     pub(crate) fn may_pass(&self) -> bool {
         let Self::Server { reason, .. } = self else { return false };
@@ -53,6 +62,9 @@ pub enum ConnectReason {
     Broken(String),
     #[error("no answer to {operation} within {deadline:?}")]
     Deadline { operation: Operation, deadline: Duration },
+    /// A retry may succeed, once its machine has memory again.
+    #[error("its machine is short of memory, so it gives no new leases for now; wait, or use another server")]
+    ShortOfMemory,
     #[error("it has {free} free, {wanted} are wanted")]
     Refused { wanted: ByteLen, free: ByteLen },
     #[error("it refuses {operation}: {message}")]

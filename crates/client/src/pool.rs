@@ -1314,6 +1314,9 @@ fn refusal(server: &str, reply: &Reply, operation: Operation) -> Result<Option<u
     match reply.status {
         Status::Ok => Ok(None),
         Status::LeaseRefused => Ok(Some(reply.arg)),
+        Status::ShortOfMemory => {
+            Err(ConnectError::Server { server: server.to_owned(), reason: ConnectReason::ShortOfMemory })
+        }
         _ => Err(ConnectError::Server {
             server: server.to_owned(),
             reason: ConnectReason::Denied { operation, message: message_of(reply) },

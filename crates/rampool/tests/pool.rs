@@ -365,6 +365,22 @@ fn a_lease_is_spread_over_what_is_free_and_refused_with_what_there_is() {
 }
 
 #[test]
+fn a_server_that_is_short_of_memory_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let pressure = dir.path().join("memory");
+    std::fs::write(&pressure, "full avg10=40.00 avg60=0.00 total=1\n").unwrap();
+    let server = Server::start(ServerConfig { pressure: vec![pressure], ..server_config(64 * MIB) }).unwrap();
+    let deadline = std::time::Instant::now() + WATCHDOG;
+    while !server.status().short_of_memory {
+        assert!(std::time::Instant::now() < deadline, "the server does not notice");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let refused = Pool::connect(&config(&[&server], 8 * MIB)).err().unwrap();
+    assert_eq!(refused.short_of_memory(), Some(server.addr().to_string().as_str()), "{refused}");
+    assert!(refused.to_string().contains("short of memory"), "{refused}");
+}
+
+#[test]
 fn a_pool_that_one_server_refuses_gives_back_what_the_others_granted() {
     let servers = [64 * MIB, 64 * MIB].map(|bytes| {
         let mut config = server_config(bytes);

@@ -1225,7 +1225,7 @@ impl Connection {
         }
         if shared.short_of_memory() {
             self.audit_refused(shared, request, &SHORT_OF_MEMORY);
-            return Asked::Refused(Refused::new(Status::LeaseRefused, SHORT_OF_MEMORY));
+            return Asked::Refused(Refused::new(Status::ShortOfMemory, SHORT_OF_MEMORY));
         }
         let token = LeaseToken(random_bytes());
         if let Some(over) = shared.directory().accounts().too_many_connections(self.tenant.name) {
@@ -1289,7 +1289,7 @@ impl Connection {
             Err(error) => return Asked::Refused(error.into()),
         };
         if shared.short_of_memory() && bytes > space.usage().limit_bytes {
-            return Asked::Refused(Refused::new(Status::LeaseRefused, SHORT_OF_MEMORY));
+            return Asked::Refused(Refused::new(Status::ShortOfMemory, SHORT_OF_MEMORY));
         }
         let mut directory = shared.directory();
         let Err(error) = resize_lease(&mut directory, &mut space, membership.lease.id, bytes) else {

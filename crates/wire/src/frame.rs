@@ -242,11 +242,13 @@ pub enum Status {
     NoSuchMessage = 14,
     /// The key is unknown or no longer valid; nothing was done. Grant it anew, or send the bytes inline.
     StaleKey = 15,
+    /// The server's machine is short of memory: it gives no new leases for now.
+    ShortOfMemory = 16,
 }
 
 impl Status {
     /// Every status, for tests and tables.
-    pub const ALL: [Status; 16] = [
+    pub const ALL: [Status; 17] = [
         Status::Ok,
         Status::PoolFull,
         Status::LeaseRefused,
@@ -263,6 +265,7 @@ impl Status {
         Status::NoSuchQueue,
         Status::NoSuchMessage,
         Status::StaleKey,
+        Status::ShortOfMemory,
     ];
 
     fn parse(byte: u8) -> Option<Self> {

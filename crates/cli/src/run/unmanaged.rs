@@ -1,12 +1,15 @@
 //! Processes of a run whose memory is not managed, because they executed a program into which no agent can be
 //! loaded. `rampool run` refuses to start such a program itself. Those that the program starts are reported
-//! once each.
+//! once each. So are programs that have their heap in shared memory ([`shared_memory`](super::shared_memory)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rampool_wire::units::ByteLen;
+
+use super::shared_memory;
 use crate::program;
 use crate::rundir::is_of_run;
 
@@ -22,6 +25,8 @@ pub struct Unmanaged {
     seen: BTreeMap<u32, PathBuf>,
     /// One line for each program.
     found: BTreeSet<String>,
+    /// Programs with much shared memory, which were reported.
+    sharing: BTreeSet<PathBuf>,
 }
 
 impl Unmanaged {
@@ -33,6 +38,7 @@ impl Unmanaged {
             next: Instant::now() + LOOK_EVERY,
             seen: BTreeMap::new(),
             found: BTreeSet::new(),
+            sharing: BTreeSet::new(),
         }
     }
 
@@ -47,6 +53,16 @@ impl Unmanaged {
         self.seen.retain(|process, _| processes.contains(process));
         for process in processes {
             let Ok(program) = fs::read_link(format!("/proc/{process}/exe")) else { continue };
+            if !self.sharing.contains(&program)
+                && let Some((bytes, name)) = shared_memory::much(process)
+            {
+                tell(&format!(
+                    "rampool: process {process} ({}) has {} in shared memory ({name}), which stays on this machine and does not count as local memory: only private anonymous memory leaves. Of a JVM with ZGC, choose another collector: -XX:+UseG1GC",
+                    program.display(),
+                    ByteLen(bytes)
+                ));
+                self.sharing.insert(program.clone());
+            }
             if self.seen.get(&process) == Some(&program) {
                 continue;
             }

@@ -487,9 +487,9 @@ fn under_memory_pressure_new_leases_are_refused_and_the_others_served() {
     until(true);
     let mut other = Client::new(server.addr(), open_policy());
     let no = other.open(MIB).unwrap_err();
-    assert!(no.status == Status::LeaseRefused && no.message.contains("short of memory"), "{no:?}");
+    assert!(no.status == Status::ShortOfMemory && no.message.contains("short of memory"), "{no:?}");
     let mut resize = |bytes| client.call(Opcode::ResizeLease, |h| h.with_arg(bytes), &[]).map(drop);
-    assert_eq!(resize(2 * MIB).unwrap_err().status, Status::LeaseRefused);
+    assert_eq!(resize(2 * MIB).unwrap_err().status, Status::ShortOfMemory);
     resize(MIB / 2).unwrap();
     let region = client.create_region().unwrap();
     client.put(region, 0, &[vec![3; OS_PAGE_BYTES]], false).unwrap();
