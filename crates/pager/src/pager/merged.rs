@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use rampool_kernel::maps::{self, KsmSwitch};
+use rampool_kernel::maps;
 use rampool_paging::cache::Input;
 use rampool_wire::units::OS_PAGE_BYTES;
 
@@ -35,9 +35,8 @@ pub(super) struct Merged {
 #[derive(Debug, Default)]
 enum Switch {
     #[default]
-    Unknown,
+    Off,
     NoSuch,
-    Off(KsmSwitch),
     /// It was on once: pages may still be merged.
     On,
 }
@@ -45,13 +44,14 @@ enum Switch {
 impl Merged {
     /// Whether a page may have been written that the kernel reports as unwritten.
     pub fn may_hide_writes(&mut self) -> bool {
-        if let Switch::Unknown = self.switch {
-            self.switch = KsmSwitch::open().map_or(Switch::NoSuch, Switch::Off);
-        }
-        if let Switch::Off(switch) = &self.switch
-            && switch.is_on()
-        {
-            self.switch = Switch::On;
+        if let Switch::Off = self.switch {
+            match maps::merges_pages() {
+                Ok(false) => {}
+                Ok(true) => self.switch = Switch::On,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => self.switch = Switch::NoSuch,
+                // Not for this time.
+                Err(_) => return true,
+            }
         }
         matches!(self.switch, Switch::On)
     }
