@@ -350,7 +350,7 @@ class RemoteArray:
 
             def finish(taken: list[_native.Bytes]) -> Any:
                 array = np.ndarray(shape, self.dtype, buffer=memoryview(taken[0]))
-                return array[()] if scalar else array[flips] if flips else array
+                return array[()] if scalar else array[flips]
 
             return Pending(self._direct, [step], finish)
         return self._start_gather(picks, scalar)
@@ -724,9 +724,10 @@ class RemoteArray:
             stride * (n - 1) for n, stride in zip(self.shape, self._strides, strict=True) if stride < 0
         )
 
-    def _flips(self) -> tuple[slice, ...]:
+    def _flips(self) -> tuple[Any, ...]:
         """Turns what lies there in ascending order into the order asked for, and back."""
-        return tuple(slice(None, None, -1) if stride < 0 else slice(None) for stride in self._strides)
+        # With "..." an array without dimensions stays one; a scalar has no byte order, and no length.
+        return (..., *(slice(None, None, -1) if stride < 0 else slice(None) for stride in self._strides))
 
     def _layout(self) -> _native.Layout:
         dims = [(n, abs(stride)) for n, stride in zip(self.shape, self._strides, strict=True)]
