@@ -261,6 +261,8 @@ class RemoteArray:
         self._offset = offset
         self._strides = strides
         self._keeps: Any = None
+        # Where others read what it is.
+        self._about: _native.DirectRegion | None = None
         self.shape = shape
         """Its dimensions."""
         self.dtype = dtype
@@ -503,8 +505,9 @@ class RemoteArray:
     def sum(self, *, where: Condition | npt.ArrayLike | None = None) -> Any:
         """The sum of all elements, or of those where a condition holds, worked out at the servers.
 
-        The value and its type are NumPy's: integers and booleans add up to 64 bits and wrap. Floats may differ by
-        rounding: they are added up in double precision there, one after the other, and rounded once.
+        The value and its type are NumPy's: integers and booleans add up to 64 bits and wrap. Floats may
+        differ by rounding: they are added up in double precision there, one after the other, and rounded
+        once.
 
         Args:
             where: a condition on this column or on another of the same shape, or an array of booleans.
@@ -604,6 +607,8 @@ class RemoteArray:
     def free(self) -> None:
         """Frees the whole array at its servers, for every member of the lease."""
         self._direct.free(self._region)
+        if self._about is not None:
+            self._direct.free(self._about)
 
     # --- under the hood
     # -----------------------------------------------------------------------------------------------------------
@@ -637,7 +642,8 @@ class RemoteArray:
         return count, total
 
     def _has_nan(self, low: int, layout: _native.Layout, kind: str, test: tuple[str, int]) -> bool:
-        """Whether a NaN is among the elements that count; servers skip them where they look for an extreme."""
+        """Whether a NaN is among the elements that count: servers skip them where they look for an
+        extreme."""
         # No other test holds for a NaN.
         if self.dtype.kind != "f" or test[0] not in ("all", "!="):
             return False
@@ -714,7 +720,7 @@ class RemoteArray:
 
     def _derived(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> RemoteArray:
         part = RemoteArray(self._direct, self._region, offset, shape, strides, self.dtype, self.name)
-        part._keeps = self._keeps
+        part._keeps, part._about = self._keeps, self._about
         return part
 
     def _same(self, other: RemoteArray) -> bool:
