@@ -157,3 +157,29 @@ def test_a_large_integer_is_compared_as_numpy_does(pool):
     there[...] = here = np.array([2**53, 2**53 + 1, 2**53 + 2])
     assert there.count(there == 2.0**53) == (here == 2.0**53).sum()
     assert there.count(there == 2**53) == 1
+
+
+def test_a_number_that_does_not_fit_is_refused(pool):
+    small, words = pool.remote(None, 3, "i1"), pool.remote(None, 3, "u8")
+    for array, value in [(small, 300), (small, [1, 2, -129]), (words, -1)]:
+        with pytest.raises(OverflowError):
+            array[:] = value
+        with pytest.raises(OverflowError):
+            array.add_at(np.s_[:], value)
+    for call in [lambda: words.fetch_add(0, -1), lambda: words.compare_exchange(0, -1, 1)]:
+        with pytest.raises(OverflowError):
+            call()
+    for call in [lambda: words.fetch_add(0, 2.5), lambda: words.compare_exchange(0, 0, 2.5)]:
+        with pytest.raises(TypeError):
+            call()
+    assert small[...].tolist() == words[...].tolist() == [0, 0, 0]
+    small[...] = here = np.array([300, -129, 5])
+    assert small[...].tolist() == here.astype("i1").tolist()
+
+
+def test_tuples_are_records(pool):
+    there, here = pool.remote(None, 2, RECORD), np.zeros(2, RECORD)
+    for array in (there, here):
+        array[:] = (1, 2.5)
+        array[1] = (3, 4.5)
+    np.testing.assert_array_equal(there[...], here)

@@ -475,17 +475,15 @@ class RemoteArray:
     def fetch_add(self, key: Any, value: Any) -> Any:
         """Adds to one element at its server, and gives what it was before."""
         place, kind = self._one(key)
-        return _from_bits(
-            self._direct.fetch_op(self._region, place, kind, "add", _bits(value, self.dtype)), self.dtype
-        )
+        operand = _bits(_broadcast(value, (), self.dtype), self.dtype)
+        return _from_bits(self._direct.fetch_op(self._region, place, kind, "add", operand), self.dtype)
 
     def compare_exchange(self, key: Any, expected: Any, new: Any) -> Any:
         """Writes ``new`` to one element if it is ``expected``, bit by bit, at its server; gives what it was
         before."""
         place, kind = self._one(key)
-        before = self._direct.compare_exchange(
-            self._region, place, kind, _bits(expected, self.dtype), _bits(new, self.dtype)
-        )
+        bits = [_bits(_broadcast(value, (), self.dtype), self.dtype) for value in (expected, new)]
+        before = self._direct.compare_exchange(self._region, place, kind, *bits)
         return _from_bits(before, self.dtype)
 
     def _one(self, key: Any) -> tuple[int, str]:
@@ -947,7 +945,15 @@ def _picks(array: RemoteArray, entries: list[Any]) -> _Picks:
 
 
 def _broadcast(value: npt.ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    source = np.asarray(value)
+    plain = not isinstance(value, (np.ndarray, np.generic))
+    # Tuples are records, as with NumPy.
+    source = np.asarray(value, dtype) if plain and dtype.kind == "V" else np.asarray(value)
+    if plain and source.dtype.kind in "iu" and dtype.kind in "iu" and source.size:
+        # As NumPy, which lets arrays alone wrap.
+        bounds = np.iinfo(dtype)
+        for number in (int(source.min()), int(source.max())):
+            if not bounds.min <= number <= bounds.max:
+                raise OverflowError(f"{number} is out of bounds for {dtype}")
     if not np.can_cast(source.dtype, dtype, "same_kind") and not (
         source.dtype.kind in "iub" and dtype.kind in "iuf"
     ):
