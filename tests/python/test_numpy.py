@@ -183,3 +183,13 @@ def test_tuples_are_records(pool):
         array[:] = (1, 2.5)
         array[1] = (3, 4.5)
     np.testing.assert_array_equal(there[...], here)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_an_update_by_nan_is_refused_where_servers_pass_over_it(pool, dtype):
+    there = pool.remote(None, 3, dtype)
+    for update in (there.minimum_at, there.maximum_at):
+        with pytest.raises(ValueError, match="NaN"):
+            update([0, 1], [1, np.nan])
+    there.add_at(2, np.nan)
+    assert there[:2].tolist() == [0, 0] and np.isnan(there[2])
