@@ -203,10 +203,11 @@ def test_arrays_by_name(pool):
     there = pool.remote("table", (10, 4), "i4")
     there[...] = 7
     with rampool.Pool.join(pool.ticket) as again:
-        for array in (again.remote("table", (10, 4), "i4"), again.remote("table"), pool.remote("table", (10, 4))):
+        opened = [again.remote("table", (10, 4), "i4"), again.remote("table"), pool.remote("table", (10, 4))]
+        for array in opened:
             assert (array.shape, array.dtype, array.sum()) == ((10, 4), np.int32, 280)
-        wrong = [((5, 8), "i4"), ((10, 4), "f4"), ((10, 4), ">i4"), ((10, 5), "i4"), ((5, 4), "f8"), (None, "f4"), (40, None)]
-        for shape, dtype in wrong:
+        wrong = [((5, 8), "i4"), ((10, 4), "f4"), ((10, 4), ">i4"), ((10, 5), "i4"), ((5, 4), "f8")]
+        for shape, dtype in [*wrong, (None, "f4"), (40, None)]:
             with pytest.raises(ValueError, match=r"'table' has shape \(10, 4\) and dtype int32"):
                 again.remote("table", shape, dtype)
         with pytest.raises(rampool.NotFound):
@@ -223,7 +224,8 @@ def test_arrays_by_name(pool):
 
 def test_records_by_name(pool):
     kind = np.dtype({"names": ["a", "b"], "formats": ["i2", "(2,)f8"], "offsets": [4, 8], "itemsize": 32})
-    for name, dtype in [("record", kind), ("time", np.dtype("M8[ns]")), ("text", np.dtype("U7")), ("bytes", np.dtype("V3"))]:
+    for name, dtype in [("record", kind), ("time", "M8[ns]"), ("text", "U7"), ("bytes", "V3")]:
+        dtype = np.dtype(dtype)
         pool.remote(name, (3, 2), dtype)
         assert pool.remote(name).dtype == dtype and pool.remote(name, dtype=dtype).shape == (3, 2)
         with pytest.raises(ValueError, match="dtype"):
