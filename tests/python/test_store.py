@@ -199,6 +199,26 @@ def test_dasks_buffer_in_the_pool(pool):
     assert len(buffer) == 1
 
 
+def test_dasks_keys_come_back_as_they_were(pool):
+    pytest.importorskip("distributed")
+    from rampool.dask import Spill
+
+    buffer = Spill(memory=0, target="1MB", pool=pool)
+    # The text of the first is the second.
+    values = {("x", 0): 1, "('x', 0)": 2, ("x", (1, "y")): 3, b"raw": 4, 5: 5}
+    for key, n in values.items():
+        buffer[key] = np.full(200_000, n)
+    assert len(buffer.disk) >= 4
+    assert set(buffer) == set(values) and set(buffer.disk) <= set(values)
+    for key, n in values.items():
+        assert (buffer[key] == n).all()
+    buffer[("x", 0)] = np.full(200_000, 9)
+    assert (buffer[("x", 0)] == 9).all() and (buffer["('x', 0)"] == 2).all()
+    for key in values:
+        del buffer[key]
+    assert len(buffer) == 0 and list(buffer.disk) == []
+
+
 @pytest.mark.slow
 def test_dask_workers_spill_to_the_pool(tmp_path):
     distributed = pytest.importorskip("distributed")

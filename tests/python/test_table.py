@@ -199,20 +199,75 @@ def test_what_makes_no_sense_says_what(pool):
         pool.remote(None, (3, 0))
 
 
-def test_regions_by_name(pool, server):
+def test_arrays_by_name(pool):
     there = pool.remote("table", (10, 4), "i4")
     there[...] = 7
-    again = rampool.Pool.join(pool.ticket)
-    assert again.remote("table", (5, 8), "i4").sum() == 280
-    assert again.remote("table", dtype="i4").shape == (40,)
-    with pytest.raises(ValueError, match="160"):
-        again.remote("table", (10, 5), "i4")
-    with pytest.raises(rampool.NotFound):
-        again.remote("none")
-    there.free()
-    with pytest.raises(rampool.NotFound):
-        there[0]
-    again.close()
+    with rampool.Pool.join(pool.ticket) as again:
+        opened = [again.remote("table", (10, 4), "i4"), again.remote("table"), pool.remote("table", (10, 4))]
+        for array in opened:
+            assert (array.shape, array.dtype, array.sum()) == ((10, 4), np.int32, 280)
+        wrong = [((5, 8), "i4"), ((10, 4), "f4"), ((10, 4), ">i4"), ((10, 5), "i4"), ((5, 4), "f8")]
+        for shape, dtype in [*wrong, (None, "f4"), (40, None)]:
+            with pytest.raises(ValueError, match=r"'table' has shape \(10, 4\) and dtype int32"):
+                again.remote("table", shape, dtype)
+        with pytest.raises(rampool.NotFound):
+            again.remote("none")
+        with pytest.raises(ValueError, match="shape"):
+            again.remote(None)
+        again.remote("table").free()
+        with pytest.raises((rampool.NotFound, rampool.NotAllowed)):
+            there[0]
+        # What was said about the last of that name does not hold for the next.
+        assert again.remote("table", 20).dtype == np.float64
+        assert pool.remote("table").shape == (20,)
+
+
+def test_records_by_name(pool):
+    kind = np.dtype({"names": ["a", "b"], "formats": ["i2", "(2,)f8"], "offsets": [4, 8], "itemsize": 32})
+    for name, dtype in [("record", kind), ("time", "M8[ns]"), ("text", "U7"), ("bytes", "V3")]:
+        dtype = np.dtype(dtype)
+        pool.remote(name, (3, 2), dtype)
+        assert pool.remote(name).dtype == dtype and pool.remote(name, dtype=dtype).shape == (3, 2)
+        with pytest.raises(ValueError, match="dtype"):
+            pool.remote(name, dtype="i8")
+    for dtype in ["(2,)i4", [("a", object)]]:
+        with pytest.raises(TypeError):
+            pool.remote("subarray", 3, dtype)
+
+
+def test_regions_that_python_did_not_make(pool):
+    raw = pool._region_array("raw", (8,), np.dtype("u1"))
+    raw[...] = range(8)
+    with pytest.raises(ValueError, match="dtype"):
+        pool.remote("raw")
+    assert pool.remote("raw", dtype="u2").shape == (4,)
+    with pytest.raises(ValueError, match="8"):
+        pool.remote("raw", 9, "u1")
+    # The first who says what it is decides.
+    assert pool.remote("raw", (2, 2), "u2")[0, 0] == 0x0100
+    with pytest.raises(ValueError, match="uint16"):
+        pool.remote("raw", 8, "u1")
+
+
+def test_two_processes_that_make_an_array_at_once_agree(pool, python):
+    program = """
+import os, threading, rampool
+pools = [rampool.Pool.join(os.environ["TICKET"]) for _ in range(4)]
+made, gate = [], threading.Barrier(4)
+def work(pool, n):
+    for k in range(30):
+        gate.wait()
+        try:
+            made.append((k, str(pool.remote(f"race{k}", 10, ["i8", "f8"][n % 2]).dtype)))
+        except ValueError:
+            pass
+        assert str(pool.remote(f"race{k}").dtype) in ("int64", "float64")
+threads = [threading.Thread(target=work, args=(pool, n)) for n, pool in enumerate(pools)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len(set(made)) == 30 and len(made) == 60, (len(made), len(set(made)))
+"""
+    python(program, TICKET=pool.ticket)
 
 
 def test_started_gets_end_in_an_event_loop(pool):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import math
 import os
 import warnings
 import weakref
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rampool import _native
-from rampool._errors import Error, ForkError
+from rampool import _about, _native
+from rampool._errors import Error, ForkError, NotFound
 from rampool._table import RemoteArray, contiguous_strides
 
 if TYPE_CHECKING:
@@ -178,39 +179,83 @@ class Pool:
     # ----------------------------------------------------------------------------------------------------
 
     def remote(
-        self, name: str | None, shape: Shape | None = None, dtype: npt.DTypeLike = np.float64
+        self, name: str | None, shape: Shape | None = None, dtype: npt.DTypeLike | None = None
     ) -> RemoteArray:
         """An array that lies at the servers: nothing of it is cached here, and every member of the lease may
         open it.
 
-        It is made, all zero, if there is none of that name. Its shape and dtype are the caller's to know.
+        It is made, all zero, if there is none of that name. Its shape and dtype are kept with the name.
 
         Args:
             name: 1 to 255 bytes; None: a new one without a name.
-            shape: its dimensions; None: one dimension, of what there is.
-            dtype: any that holds no Python objects. Servers compute with i4, u4, i8, u8, f4 and f8.
+            shape: its dimensions; None: those of the one that is there.
+            dtype: any that holds no Python objects; None: that of the one that is there, float64 for a new
+                one. Servers compute with i4, u4, i8, u8, f4 and f8.
 
         Raises:
-            ValueError: there is one of that name and another length.
+            ValueError: there is one of that name and another shape, dtype or length; or nobody said what the
+                one that is there holds.
             rampool.NotFound: there is none, and no shape is given.
+            rampool.NoRoom: there is no page left that says what it is.
         """
-        kind = np.dtype(dtype)
-        if kind.hasobject or kind.itemsize == 0:
-            raise TypeError(f"{kind} cannot lie at a server; use numbers or fixed-size records")
-        if shape is None:
+        kind = None if dtype is None else _remote_dtype(dtype)
+        sizes = None if shape is None else _sizes(shape)
+        if name is None:
+            if sizes is None:
+                raise ValueError("an array without a name needs a shape")
+            return self._region_array(None, sizes, np.dtype(np.float64) if kind is None else kind)
+        if sizes is None or kind is None:
+            try:
+                region = self._direct.open(name, None)
+            except NotFound:
+                if sizes is None:
+                    raise
+            else:
+                there = _about.known(self._direct, region)
+                if there is not None:
+                    about, known = there
+                    _about.check(name, known, sizes, kind)
+                    return self._named(region, known[0], known[1] if kind is None else kind, name, about)
+                if kind is None:
+                    raise ValueError(
+                        f"{name!r} was not made by Python, and nobody said what it holds: give its dtype"
+                    )
+                return self._region_array(name, None, kind)
+        kind = np.dtype(np.float64) if kind is None else kind
+        try:
+            array = self._region_array(name, sizes, kind)
+        except ValueError:
+            # Of another length: what is there says more, if anything does.
+            there = _about.known(self._direct, self._direct.open(name, None))
+            if there is not None:
+                _about.check(name, there[1], sizes, kind)
+            raise
+        array._about = _about.record(self._direct, array._region, name, sizes, kind)
+        return array
+
+    def _region_array(
+        self, name: str | None, sizes: tuple[int, ...] | None, kind: np.dtype[Any]
+    ) -> RemoteArray:
+        """A region as an array of a shape, or of one dimension; nothing is said about it to others."""
+        if sizes is None:
             region = self._direct.open(name, None)
-            sizes: tuple[int, ...] = (region.nbytes // kind.itemsize,)
+            sizes = (region.nbytes // kind.itemsize,)
         else:
-            sizes = tuple(int(n) for n in shape) if isinstance(shape, Sequence) else (int(shape),)
-            nbytes = kind.itemsize
-            for n in sizes:
-                nbytes *= n
-            if nbytes <= 0:
-                raise ValueError(f"an array at the servers has at least one element, not shape {sizes}")
-            region = self._direct.open(name, nbytes)
-        return RemoteArray(
-            self._direct, region, 0, sizes, contiguous_strides(sizes, kind.itemsize), kind, name
-        )
+            region = self._direct.open(name, kind.itemsize * math.prod(sizes))
+        return self._named(region, sizes, kind, name, None)
+
+    def _named(
+        self,
+        region: _native.DirectRegion,
+        sizes: tuple[int, ...],
+        kind: np.dtype[Any],
+        name: str | None,
+        about: _native.DirectRegion | None,
+    ) -> RemoteArray:
+        strides = contiguous_strides(sizes, kind.itemsize)
+        array = RemoteArray(self._direct, region, 0, sizes, strides, kind, name)
+        array._about = about
+        return array
 
     def queue(self, name: str, messages: int = 1000, bytes: Amount = "256M") -> Queue:
         """The queue of this name, which is made with these bounds if there is none. See
@@ -288,6 +333,20 @@ class Pool:
         except (Error, ForkError):
             return "<rampool.Pool, closed>"
         return f"<rampool.Pool on {names}>"
+
+
+def _remote_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    kind = np.dtype(dtype)
+    if kind.hasobject or kind.itemsize == 0 or kind.subdtype is not None:
+        raise TypeError(f"{kind} cannot lie at a server; use numbers or fixed-size records")
+    return kind
+
+
+def _sizes(shape: Shape) -> tuple[int, ...]:
+    sizes = tuple(int(n) for n in shape) if isinstance(shape, Sequence) else (int(shape),)
+    if any(n <= 0 for n in sizes):
+        raise ValueError(f"an array at the servers has at least one element, not shape {sizes}")
+    return sizes
 
 
 @atexit.register

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedStore"]
 
+_WORD, _BYTE = np.dtype("u8"), np.dtype("u1")
 _BUCKET = 16
 _MOST_EXTENTS = 1 << 16
 _MOST_SLOTS = 1 << 16
@@ -88,14 +89,14 @@ class SharedStore(MutableMapping[Key, Buffer]):
         """The name that others open it by."""
         # With two buckets for each key, one is full only when nearly all are.
         buckets = 1 << (max((keys or 100_000) * 5 // 4 // _BUCKET, 2) - 1).bit_length()
-        self._head = pool.remote(f"{name}.head", _FIRST + _EACH * _MOST_EXTENTS, "u8")
+        self._head = pool._region_array(f"{name}.head", (_FIRST + _EACH * _MOST_EXTENTS,), _WORD)
         has = int(self._head.compare_exchange(_BUCKETS, 0, buckets))
         if has and keys is None:
             buckets = has
         elif has not in (0, buckets):
             raise ValueError(f"the store {name!r} is for another number of keys: its index has {has * _BUCKET} places")
         self._buckets = buckets
-        self._index = pool.remote(f"{name}.index", (buckets, _BUCKET), "u8")
+        self._index = pool._region_array(f"{name}.index", (buckets, _BUCKET), _WORD)
         self._me = secrets.randbits(63) | 1
         self._lock = threading.RLock()
         # Extents that are open here, by number; those of its own, with what it knows of their slots.
@@ -149,7 +150,8 @@ class SharedStore(MutableMapping[Key, Buffer]):
         if number not in self._open:
             try:
                 slot_bytes = int(self._head[_FIRST + _EACH * number + _SLOT_BYTES])
-                self._open[number] = (self._pool.remote(f"{self.name}.{number}", dtype="u1"), slot_bytes)
+                array = self._pool._region_array(f"{self.name}.{number}", None, _BYTE)
+                self._open[number] = (array, slot_bytes)
             except NotFound:
                 return None
         return self._open[number]
@@ -360,7 +362,7 @@ class SharedStore(MutableMapping[Key, Buffer]):
         slots = min(slots, _MOST_SLOTS)
         words = _FIRST + _EACH * number
         self._head[words : words + _EACH] = [slot_bytes, self._me, int(time.time())]
-        array = self._pool.remote(f"{self.name}.{number}", slots * slot_bytes, "u1")
+        array = self._pool._region_array(f"{self.name}.{number}", (slots * slot_bytes,), _BYTE)
         self._own[number] = _Extent(array, slot_bytes, slots)
         self._open[number] = (array, slot_bytes)
 

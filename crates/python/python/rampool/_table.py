@@ -9,6 +9,7 @@ here. DIMMnet-3 (Tanabe et al.) has such commands at the memory; MPI has the lay
 from __future__ import annotations
 
 import asyncio
+import operator
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Literal, cast
@@ -207,14 +208,17 @@ class Condition:
 
 def _compare(values: Array, test: str, operand: Any) -> npt.NDArray[np.bool_]:
     operations: dict[str, Callable[[Any, Any], Any]] = {
-        "==": np.equal,
-        "!=": np.not_equal,
-        "<": np.less,
-        "<=": np.less_equal,
-        ">": np.greater,
-        ">=": np.greater_equal,
+        "==": operator.eq,
+        "!=": operator.ne,
+        "<": operator.lt,
+        "<=": operator.le,
+        ">": operator.gt,
+        ">=": operator.ge,
     }
-    return cast(npt.NDArray[np.bool_], operations[test](values, operand))
+    found = operations[test](values, operand)
+    if not isinstance(found, np.ndarray) or found.dtype != np.bool_ or found.shape != values.shape:
+        raise TypeError(f"{values.dtype} is not compared with {operand!r}")
+    return cast(npt.NDArray[np.bool_], found)
 
 
 class RemoteArray:
@@ -257,6 +261,8 @@ class RemoteArray:
         self._offset = offset
         self._strides = strides
         self._keeps: Any = None
+        # Where others read what it is.
+        self._about: _native.DirectRegion | None = None
         self.shape = shape
         """Its dimensions."""
         self.dtype = dtype
@@ -350,7 +356,7 @@ class RemoteArray:
 
             def finish(taken: list[_native.Bytes]) -> Any:
                 array = np.ndarray(shape, self.dtype, buffer=memoryview(taken[0]))
-                return array[()] if scalar else array[flips] if flips else array
+                return array[()] if scalar else array[flips]
 
             return Pending(self._direct, [step], finish)
         return self._start_gather(picks, scalar)
@@ -423,11 +429,16 @@ class RemoteArray:
         self._update("add", np.add, key, value)
 
     def minimum_at(self, key: Any, value: npt.ArrayLike) -> None:
-        """``np.minimum.at(t, key, value)``, at the servers."""
+        """``np.minimum.at(t, key, value)``, at the servers, which do not know NaN as NumPy does: one that is
+        there is replaced.
+
+        Raises:
+            ValueError: a value is NaN, which servers would pass over.
+        """
         self._update("minimum", np.minimum, key, value)
 
     def maximum_at(self, key: Any, value: npt.ArrayLike) -> None:
-        """``np.maximum.at(t, key, value)``, at the servers."""
+        """``np.maximum.at(t, key, value)``, at the servers; of NaN as with :meth:`minimum_at`."""
         self._update("maximum", np.maximum, key, value)
 
     def bitwise_or_at(self, key: Any, value: npt.ArrayLike) -> None:
@@ -457,6 +468,8 @@ class RemoteArray:
             here.at(values, again.ravel(), source.reshape(rows.shape))
             self[key] = values[again.ravel()].reshape(picks.shape)
             return
+        if how in ("minimum", "maximum") and self.dtype.kind == "f" and bool(np.isnan(source).any()):
+            raise ValueError(f"servers pass over NaN in a {how}: fetch, update here and write back")
         if picks is None:
             for part, values in _pieces(view, source):
                 data = _as_bytes(values[part._flips()])
@@ -469,17 +482,15 @@ class RemoteArray:
     def fetch_add(self, key: Any, value: Any) -> Any:
         """Adds to one element at its server, and gives what it was before."""
         place, kind = self._one(key)
-        return _from_bits(
-            self._direct.fetch_op(self._region, place, kind, "add", _bits(value, self.dtype)), self.dtype
-        )
+        operand = _bits(_broadcast(value, (), self.dtype), self.dtype)
+        return _from_bits(self._direct.fetch_op(self._region, place, kind, "add", operand), self.dtype)
 
     def compare_exchange(self, key: Any, expected: Any, new: Any) -> Any:
         """Writes ``new`` to one element if it is ``expected``, bit by bit, at its server; gives what it was
         before."""
         place, kind = self._one(key)
-        before = self._direct.compare_exchange(
-            self._region, place, kind, _bits(expected, self.dtype), _bits(new, self.dtype)
-        )
+        bits = [_bits(_broadcast(value, (), self.dtype), self.dtype) for value in (expected, new)]
+        before = self._direct.compare_exchange(self._region, place, kind, *bits)
         return _from_bits(before, self.dtype)
 
     def _one(self, key: Any) -> tuple[int, str]:
@@ -499,22 +510,25 @@ class RemoteArray:
     def sum(self, *, where: Condition | npt.ArrayLike | None = None) -> Any:
         """The sum of all elements, or of those where a condition holds, worked out at the servers.
 
-        The type is as with NumPy: integers add up to 64 bits and wrap; f4 is added up in double precision
-        there and rounded once.
+        The value and its type are NumPy's: integers and booleans add up to 64 bits and wrap. Floats may
+        differ by rounding: they are added up in double precision there, one after the other, and rounded
+        once.
 
         Args:
             where: a condition on this column or on another of the same shape, or an array of booleans.
+
+        Raises:
+            TypeError: such elements have no sum.
         """
+        values = self._here("sum", where)
+        if values is not None:
+            return values.sum()
         whole = self.dtype.kind in "iu"
-        total_type = np.dtype(self.dtype.kind + "8") if whole else self.dtype
-
-        def add(a: Any, b: Any) -> Any:
-            return a + b
-
-        _, total = self._reduce("sum", add, 0 if whole else 0.0, where)
+        _, total = self._reduce("sum", lambda a, b: a + b, 0 if whole else 0.0, where)
         if whole:
-            return np.array(int(total) & (2**64 - 1), np.uint64).view(total_type)[()]
-        return total_type.type(total)
+            bits = np.array(int(total) & (2**64 - 1), np.uint64)
+            return bits.view(f"{self.dtype.kind}8")[()]
+        return self.dtype.type(total)
 
     def count(self, where: Condition | npt.ArrayLike | None = None) -> int:
         """How many elements there are, or for how many a condition holds, counted at the servers."""
@@ -522,24 +536,33 @@ class RemoteArray:
         return count
 
     def mean(self, *, where: Condition | npt.ArrayLike | None = None) -> Any:
-        """The mean, worked out at the servers; NaN of nothing."""
+        """The mean, worked out at the servers, of the type that NumPy's has; NaN of nothing.
+
+        Raises:
+            TypeError: such elements have no mean.
+        """
+        values = self._here("mean", where)
+        if values is not None:
+            return values.mean()
         count, total = self._reduce("sum", lambda a, b: a + b, 0, where)
         kind = self.dtype.type if self.dtype.kind == "f" else np.float64
-        return kind(float(total) / count) if count else kind(np.nan)
+        return kind(total / count) if count else kind(np.nan)
 
     def min(self, *, where: Condition | npt.ArrayLike | None = None) -> Any:
-        """The least element, found at the servers.
+        """The least element, found at the servers; NaN if one is NaN, as with NumPy.
 
         Raises:
             ValueError: there is none.
+            TypeError: such elements have no order.
         """
         return self._extreme("min", min, where)
 
     def max(self, *, where: Condition | npt.ArrayLike | None = None) -> Any:
-        """The greatest element, found at the servers.
+        """The greatest element, found at the servers; NaN if one is NaN, as with NumPy.
 
         Raises:
             ValueError: there is none.
+            TypeError: such elements have no order.
         """
         return self._extreme("max", max, where)
 
@@ -549,8 +572,16 @@ class RemoteArray:
         pick: Callable[[Any, Any], Any],
         where: Condition | npt.ArrayLike | None,
     ) -> Any:
-        count, found = self._reduce(what, lambda a, b: b if a is None else pick(a, b), None, where)
-        if count == 0 or found is None:
+        values = self._here(what, where)
+        if values is not None:
+            return values.min() if what == "min" else values.max()
+
+        def join(a: Any, b: Any) -> Any:
+            # A NaN stays, on whichever side it is.
+            return b if a is None or b != b else a if a != a else pick(a, b)
+
+        count, found = self._reduce(what, join, None, where)
+        if count == 0:
             raise ValueError(f"there is no {what} of no elements")
         return found
 
@@ -581,6 +612,8 @@ class RemoteArray:
     def free(self) -> None:
         """Frees the whole array at its servers, for every member of the lease."""
         self._direct.free(self._region)
+        if self._about is not None:
+            self._direct.free(self._about)
 
     # --- under the hood
     # -----------------------------------------------------------------------------------------------------------
@@ -589,44 +622,61 @@ class RemoteArray:
         self, what: str, join: Callable[[Any, Any], Any], start: Any, where: Condition | npt.ArrayLike | None
     ) -> tuple[int, Any]:
         """How many elements count, and what they come to."""
+        own, picks = self._which(where)
         kind = self._computes()
-        own: tuple[str, int] | None = ("all", 0)
-        picks: _Picks | None = None
-        if isinstance(where, Condition):
-            own = self._test(where.test, where.operand) if where.column._same(self) else None
-            if own is None:
-                picks = self._flat(where.positions(), where.column)
-        elif where is not None:
-            mask = np.broadcast_to(np.asarray(where), self.shape)
-            if mask.dtype != np.bool_:
-                raise TypeError(f"where is a condition or an array of booleans, not of {mask.dtype}")
-            picks = self._flat(np.flatnonzero(mask), self)
         if kind is None:
-            values = (
-                self._fetched(what) if picks is None else self._start_gather(picks, False).result()
-            ).ravel()
-            if picks is None and isinstance(where, Condition):
-                values = values[_compare(values, where.test, where.operand)]
-            if what == "count":
-                return values.size, None
-            if values.size == 0:
-                return 0, start
-            reduce: dict[str, Callable[[Array], Any]] = {"sum": np.sum, "min": np.min, "max": np.max}
-            return values.size, reduce[what](values)
+            assert what == "count"
+            if picks is not None:
+                return picks.size, None
+            if not isinstance(where, Condition):
+                return self.size, None
+            return where.positions().size, None
         count, total = 0, start
         for low, layout in self._scans(picks):
-            assert own is not None or picks is not None
-            test = own if own is not None and picks is None else ("all", 0)
             if what == "count":
-                count += self._direct.count(self._region, low, layout, kind, test)
+                count += self._direct.count(self._region, low, layout, kind, own)
             elif what == "sum":
-                some, value = self._direct.sum(self._region, low, layout, kind, test)
+                some, value = self._direct.sum(self._region, low, layout, kind, own)
                 count, total = count + some, join(total, value)
+            elif self._has_nan(low, layout, kind, own):
+                count, total = count + 1, join(total, self.dtype.type(np.nan))
             else:
-                bits = self._direct.extreme(self._region, low, layout, kind, test, what == "max")
+                bits = self._direct.extreme(self._region, low, layout, kind, own, what == "max")
                 if bits is not None:
                     count, total = count + 1, join(total, _from_bits(bits, self.dtype))
         return count, total
+
+    def _has_nan(self, low: int, layout: _native.Layout, kind: str, test: tuple[str, int]) -> bool:
+        """Whether a NaN is among the elements that count: servers skip them where they look for an
+        extreme."""
+        # No other test holds for a NaN.
+        if self.dtype.kind != "f" or test[0] not in ("all", "!="):
+            return False
+        numbers = self._direct.count(self._region, low, layout, kind, (">=", _bits(-np.inf, self.dtype)))
+        return numbers < layout.nbytes // self.dtype.itemsize
+
+    def _which(self, where: Condition | npt.ArrayLike | None) -> tuple[tuple[str, int], _Picks | None]:
+        """Which elements count: those that pass a test at the servers; or, if there are picks, those."""
+        every = ("all", 0)
+        if where is None:
+            return every, None
+        if isinstance(where, Condition):
+            own = where.column._test(where.test, where.operand) if where.column._same(self) else None
+            return (every, self._flat(where.positions(), where.column)) if own is None else (own, None)
+        mask = np.broadcast_to(np.asarray(where), self.shape)
+        if mask.dtype != np.bool_:
+            raise TypeError(f"where is a condition or an array of booleans, not of {mask.dtype}")
+        return every, self._flat(np.flatnonzero(mask), self)
+
+    def _here(self, what: str, where: Condition | npt.ArrayLike | None) -> Array | None:
+        """The elements that count, fetched, if servers do not compute with them: NumPy does."""
+        if self._computes() is not None:
+            return None
+        picks = self._which(where)[1]
+        if picks is not None:
+            return cast(Array, self._start_gather(picks, False).result()).ravel()
+        values = self._fetched(what).ravel()
+        return values[_compare(values, where.test, where.operand)] if isinstance(where, Condition) else values
 
     def _scans(self, picks: _Picks | None) -> Iterator[tuple[int, _native.Layout]]:
         if picks is None:
@@ -675,7 +725,7 @@ class RemoteArray:
 
     def _derived(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> RemoteArray:
         part = RemoteArray(self._direct, self._region, offset, shape, strides, self.dtype, self.name)
-        part._keeps = self._keeps
+        part._keeps, part._about = self._keeps, self._about
         return part
 
     def _same(self, other: RemoteArray) -> bool:
@@ -690,11 +740,16 @@ class RemoteArray:
 
     def _test(self, test: str, operand: Any) -> tuple[str, int] | None:
         """The condition as servers know it; none if the operand is not exactly a number of this dtype."""
+        scalar = np.asarray(operand)
+        if scalar.ndim != 0:
+            raise TypeError("a condition at the servers compares with one number")
         if _kind(self.dtype) is None:
             return None
-        scalar = np.asarray(operand)
-        if scalar.ndim != 0 or scalar.dtype.kind not in "iufb":
+        if scalar.dtype.kind not in "iufb":
             raise TypeError("a condition at the servers compares with one number")
+        if self.dtype.kind in "iu" and scalar.dtype.kind == "f" and not abs(scalar) < 2**53:
+            # NumPy compares both as floats, which are not exact there.
+            return None
         with np.errstate(all="ignore"):
             try:
                 cast_to = scalar.astype(self.dtype)
@@ -724,9 +779,10 @@ class RemoteArray:
             stride * (n - 1) for n, stride in zip(self.shape, self._strides, strict=True) if stride < 0
         )
 
-    def _flips(self) -> tuple[slice, ...]:
+    def _flips(self) -> tuple[Any, ...]:
         """Turns what lies there in ascending order into the order asked for, and back."""
-        return tuple(slice(None, None, -1) if stride < 0 else slice(None) for stride in self._strides)
+        # With "..." an array without dimensions stays one; a scalar has no byte order, and no length.
+        return (..., *(slice(None, None, -1) if stride < 0 else slice(None) for stride in self._strides))
 
     def _layout(self) -> _native.Layout:
         dims = [(n, abs(stride)) for n, stride in zip(self.shape, self._strides, strict=True)]
@@ -896,7 +952,15 @@ def _picks(array: RemoteArray, entries: list[Any]) -> _Picks:
 
 
 def _broadcast(value: npt.ArrayLike, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    source = np.asarray(value)
+    plain = not isinstance(value, (np.ndarray, np.generic))
+    # Tuples are records, as with NumPy.
+    source = np.asarray(value, dtype) if plain and dtype.kind == "V" else np.asarray(value)
+    if plain and source.dtype.kind in "iu" and dtype.kind in "iu" and source.size:
+        # As NumPy, which lets arrays alone wrap.
+        bounds = np.iinfo(dtype)
+        for number in (int(source.min()), int(source.max())):
+            if not bounds.min <= number <= bounds.max:
+                raise OverflowError(f"{number} is out of bounds for {dtype}")
     if not np.can_cast(source.dtype, dtype, "same_kind") and not (
         source.dtype.kind in "iub" and dtype.kind in "iuf"
     ):

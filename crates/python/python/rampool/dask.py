@@ -8,6 +8,7 @@ Needs ``rampool[dask]``.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
@@ -76,32 +77,36 @@ def _weight(value: object) -> int:
 
 
 class _Bytes(MutableMapping[Any, Any]):
-    """What zict.File is for a directory."""
+    """What zict.File is for a directory. Keys stay what they are: a name in the store is a number of theirs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._names: dict[Any, bytes] = {}
+        self._numbers = itertools.count()
 
     def __setitem__(self, key: Any, frames: list[Any]) -> None:
+        name = self._names.get(key) or b"%d" % next(self._numbers)
         try:
-            self._store.put(str(key), frames)
+            self._store.put(name, frames)
         except NoRoom as error:
             # As a full disk: the value stays in memory, and the worker says so.
             raise OSError(str(error)) from error
+        self._names[key] = name
 
     def __getitem__(self, key: Any) -> memoryview:
-        return self._store[str(key)]
+        return self._store[self._names[key]]
 
     def __delitem__(self, key: Any) -> None:
-        del self._store[str(key)]
+        del self._store[self._names.pop(key)]
 
     def __contains__(self, key: object) -> bool:
-        return str(key) in self._store
+        return key in self._names
 
     def __iter__(self) -> Iterator[Any]:
-        return (key.decode() for key in self._store)
+        return iter(list(self._names))
 
     def __len__(self) -> int:
-        return len(self._store)
+        return len(self._names)
 
 
 class _Slow(Slow):
