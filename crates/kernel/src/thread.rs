@@ -20,6 +20,15 @@ pub fn ours() -> u32 {
     OURS.load(Ordering::Relaxed)
 }
 
+/// Whether the program has one thread now, apart from ours and the calling one. False where /proc does not say.
+#[must_use]
+pub fn program_has_one() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let threads =
+        std::fs::metadata("/proc/self/task").map_or(u64::MAX, |task| task.nlink().saturating_sub(2));
+    threads <= u64::from(ours().max(1)) + 1
+}
+
 /// None of our threads is there any more, also for the kernel.
 #[must_use]
 pub fn ours_are_gone() -> bool {

@@ -981,10 +981,11 @@ impl<B: Backing> Pager<B> {
             while self.report_failed_installs() {}
         }
         let stats = self.cache.stats();
-        // A page is missing as well, and rightly zero, where the program put a guard over it and took that away
-        // again: the kernel tells of neither.
+        // A page is gone as well, and rightly zero, where the program put a guard over it: the kernel tells
+        // nobody.
         let strict = cfg!(debug_assertions) || self.verify.is_some();
-        if stats.vanished_pages + stats.content_refused > 0 || (strict && stats.missing_pages > 0) {
+        let gone = stats.vanished_pages + stats.missing_pages;
+        if stats.content_refused > 0 || (strict && gone > 0) {
             self.breaks(|| {
                 format!(
                     "{} pages were gone when they were to leave and {} when they were touched though the program had not given them up, and {} were mapped when their content was to be put there",

@@ -148,7 +148,10 @@ impl<B: Backing> Pager<B> {
             return None;
         }
         Some(order.unwrap_or_else(|doubt| {
-            self.breaks(|| doubt.to_string());
+            // A single thread tells of each change before it makes the next one.
+            if !rampool_kernel::thread::program_has_one() {
+                self.breaks(|| doubt.to_string());
+            }
             Order { steps: (0..changes.len()).collect(), ..Order::default() }
         }))
     }
