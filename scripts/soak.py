@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ import redis_work  # noqa: E402
 from harness import procs, world  # noqa: E402
 from harness.world import MIB, PURGING, Failure, World, allocators, built, check  # noqa: E402
 
-CORES = "/tmp/rampool-soak-core"
+CORES = Path(tempfile.gettempdir()) / "rampool-soak-core"
 HUGE, KSM = Path("/sys/kernel/mm/transparent_hugepage"), Path("/sys/kernel/mm/ksm")
 PR_SET_MEMORY_MERGE = 67
 libc = ctypes.CDLL(None)
@@ -512,7 +513,7 @@ def main():
             except Killed:
                 verdict = "killed by the kernel: no memory in its cgroup"
             except Failure as failure:
-                cores = [str(core) for core in Path("/tmp").glob("rampool-soak-core.*")]
+                cores = [str(core) for core in CORES.parent.glob(f"{CORES.name}.*")]
                 verdict = f"FAILED\n{failure}" + "".join(f"\ncore: {core}" for core in cores)
                 failed.append(rounds)
             rounds += 1

@@ -981,8 +981,8 @@ impl<B: Backing> Pager<B> {
             while self.report_failed_installs() {}
         }
         let stats = self.cache.stats();
-        // A page is gone as well, and rightly zero, where the program put a guard over it: the kernel tells
-        // nobody.
+        // A page is gone as well, and rightly zero, where the program put a guard over it: the kernel
+        // sends no event for that.
         let strict = cfg!(debug_assertions) || self.verify.is_some();
         let gone = stats.vanished_pages + stats.missing_pages;
         if stats.content_refused > 0 || (strict && gone > 0) {

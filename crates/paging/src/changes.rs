@@ -501,7 +501,7 @@ impl<'a, F: Facts> Search<'a, F> {
                 match search.most_cost {
                     _ if was_found => break,
                     usize::MAX => {}
-                    // Nobody is overtaken: then an order where someone is must explain more.
+                    // No change is overtaken: an order in which one is must explain more.
                     0 if most_overtaken == 0 => break,
                     cost if most_overtaken == 0 => search.most_cost = cost - 1,
                     _ => {}

@@ -84,7 +84,7 @@ fn where_nothing_is_known_the_kernel_says_what_came_last() {
     // What was moved there is gone, and a neighbour has grown: nothing of it is present.
     let mut grown = World::default().map(12, &[false; 8]).resident(new, &SOME);
     assert_eq!(order(&changes, &space, &mut grown).unwrap().steps, [0, 1, 2]);
-    // A mapping begins there: either nobody was overtaken and something unknown came, or somebody was.
+    // A mapping begins there: either no change was overtaken and something unknown came, or one was.
     let mut stays = World::default().map(16, &NO);
     assert!(order(&changes, &space, &mut stays).is_err());
 }
