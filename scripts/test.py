@@ -28,8 +28,7 @@ STEPS = {
     "figures": [sys.executable, "scripts/plot.py", "--check"],
     "clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
     "pure": ["cargo", "test", "--quiet", "--lib", *(word for crate in PURE for word in ("-p", f"rampool-{crate}"))],
-    # Without what tests alone use.
-    "build": ["cargo", "build", "--workspace", "--exclude", "rampool-sim", "--exclude", "rampool-fuzz", "--exclude", "rampool-testing", "--release", "--quiet"],
+    "build": [sys.executable, "tests/python/run.py", "--build"],
     "unit": ["cargo", "test", "--workspace", "--quiet", "--no-fail-fast"],
     "installed": [sys.executable, "tests/install/run.py", "--reduced"],
     "failures": [sys.executable, "tests/failures/run.py", "--reduced"],
@@ -199,8 +198,8 @@ def run(name, command, skips_file):
 
 
 def main():
-    # "unit" has the tests of "pure", too; "python" builds the extension, for which 25 minutes have no room: `make test-python` does.
-    wanted = sys.argv[1:] or [name for name in STEPS if name not in ("pure", "python")]
+    # "unit" has the tests of "pure", too.
+    wanted = sys.argv[1:] or [name for name in STEPS if name != "pure"]
     unknown = [name for name in wanted if name not in STEPS]
     if unknown:
         sys.exit(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
