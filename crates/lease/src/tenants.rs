@@ -83,7 +83,10 @@ impl Rules {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Account {
     pub lent_bytes: u64,
+    pub leases: u64,
     pub connections: u64,
+    /// Members without a connection, within their grace time.
+    pub lost: u64,
     pub regions: u64,
     pub queues: u64,
 }
@@ -140,6 +143,25 @@ impl Accounts {
         within("bytes", self.of(payer).lent_bytes, more, self.rules.quota(payer).memory_bytes)
     }
 
+    /// Whether the tenant may have one lease more, where none may have more than `most`. The master may: who
+    /// has it has no quota, and where nobody has another key, there is nobody else.
+    ///
+    /// # Errors
+    /// [`OverQuota`].
+    pub(crate) fn may_open(&self, payer: Payer, most: u64) -> Result<(), OverQuota> {
+        within("leases", self.of(payer).leases, 1, payer.map(|_| most))
+    }
+
+    /// It has so many leases more, or fewer.
+    pub(crate) fn count_leases(&mut self, payer: Payer, more: u64, fewer: u64) {
+        self.change(payer, |account| account.leases = account.leases + more - fewer);
+    }
+
+    /// So many more of its members have lost their connections, or fewer.
+    pub(crate) fn count_lost(&mut self, payer: Payer, more: u64, fewer: u64) {
+        self.change(payer, |account| account.lost = account.lost + more - fewer);
+    }
+
     /// Its leases are of so many bytes more, or fewer.
     pub(crate) fn lend(&mut self, payer: Payer, more: u64, fewer: u64) {
         self.change(payer, |account| account.lent_bytes = account.lent_bytes + more - fewer);
@@ -154,10 +176,12 @@ impl Accounts {
         self.change(payer, |account| account.connections -= 1);
     }
 
-    /// How far its connections are beyond its quota; `None`: they are within.
+    /// How far its connections are beyond its quota; `None`: they are within. A member that has lost its
+    /// connection and may come back counts as one.
     #[must_use]
     pub fn too_many_connections(&self, payer: Payer) -> Option<OverQuota> {
-        within("connections", self.of(payer).connections, 0, self.rules.quota(payer).connections).err()
+        let Account { connections, lost, .. } = self.of(payer);
+        within("connections", connections + lost, 0, self.rules.quota(payer).connections).err()
     }
 
     /// Charges regions and queues that are about to be made.

@@ -1228,10 +1228,6 @@ impl Connection {
             return Asked::Refused(Refused::new(Status::ShortOfMemory, SHORT_OF_MEMORY));
         }
         let token = LeaseToken(random_bytes());
-        if let Some(over) = shared.directory().accounts().too_many_connections(self.tenant.name) {
-            self.audit_refused(shared, request, &over);
-            return Asked::Refused(over.into());
-        }
         let opened = shared.directory().open(self.tenant.name, request, token);
         match opened {
             Ok((id, member)) => {
@@ -1254,6 +1250,7 @@ impl Connection {
                         (Status::LeaseRefused, free)
                     }
                     OpenError::OverQuota(over) => (Status::LeaseRefused, over.left()),
+                    OpenError::TooManyOfTenant(over) => (Status::LimitReached, over.left()),
                     OpenError::Empty => (Status::BadRequest, 0),
                     _ => (Status::LimitReached, 0),
                 };
@@ -1318,15 +1315,7 @@ impl Connection {
             return Ok(Err(refused));
         }
         // Only for this: the lease may be busy for long, and others need the directory.
-        let attached = {
-            let mut directory = shared.directory();
-            let over = directory.accounts().too_many_connections(self.tenant.name);
-            // Who comes back replaces a connection.
-            if let Some(over) = over.filter(|_| request.member == MemberId(0)) {
-                return Ok(Err(over.into()));
-            }
-            directory.attach(self.tenant.name, &request)
-        };
+        let attached = shared.directory().attach(self.tenant.name, &request);
         Ok(match attached {
             Ok((member, connection, bytes)) => {
                 let lease = shared.lease(request.lease);

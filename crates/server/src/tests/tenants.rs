@@ -67,7 +67,7 @@ fn what_a_tenant_has_is_charged_to_it_and_bounded_by_its_quota() {
     let mut queue = Vec::new();
     QueueBounds { messages: 4, bytes: 1 << 16 }.encode("jobs", &mut queue);
     first.call(Opcode::OpenQueue, |h| h.with_arg(1), &queue).unwrap();
-    let has = Account { lent_bytes: 8 * MIB, connections: 2, regions: 4, queues: 1 };
+    let has = Account { lent_bytes: 8 * MIB, leases: 2, connections: 2, lost: 0, regions: 4, queues: 1 };
     assert_eq!(account(&server, name("alice")), has);
     refused(first.create_region(), "4 of the 4 regions");
     refused(first.region_call(Opcode::CloneRegion, region), "regions");
@@ -125,6 +125,71 @@ fn a_tenant_with_too_many_connections_loses_the_newest() {
     more.wait_closed();
     kept[0].call(Opcode::Heartbeat, |h| h, &[]).unwrap();
     assert_eq!(account(&server, name("alice")).connections, 9);
+}
+
+/// A job that crashes and starts again, over and over: what it leaves behind for its grace time keeps others
+/// from no lease, and itself within its quota.
+#[test]
+fn leases_that_are_opened_and_dropped_keep_nobody_else_out() {
+    let master = Key::generate();
+    let quota = Quota { connections: Some(3), ..Quota::default() };
+    let rules = quota_of("alice", quota);
+    let server = Server::start(ServerConfig {
+        key: Some(master.clone()),
+        tenants: rules,
+        max_connections: 16,
+        grace: Duration::from_secs(3600),
+        ..config(64 * MIB)
+    })
+    .unwrap();
+    // As often as there are places for leases, for each of those that crash.
+    let crash = |who: &str| -> usize {
+        let policy = auto(&key(&master, who, 1));
+        let open = |_: &usize| {
+            let before = account(&server, name(who)).lost;
+            let mut client = Client::new(server.addr(), policy.clone());
+            let opened = client.open(1);
+            let is_open = opened.is_ok();
+            drop(client);
+            if let Err(no) = opened {
+                let limits = ["of the 3 connections", "of the 16 leases"];
+                assert_eq!(no.status, Status::LimitReached, "{}", no.message);
+                assert!(limits.iter().any(|limit| no.message.contains(limit)), "{}", no.message);
+            }
+            let deadline = Instant::now() + DEADLINE;
+            while account(&server, name(who)).connections > 0 {
+                assert!(Instant::now() < deadline);
+                std::thread::yield_now();
+            }
+            assert_eq!(account(&server, name(who)).lost, before + u64::from(is_open));
+            is_open
+        };
+        (0..4 * 16).filter(open).count()
+    };
+    assert_eq!(crash("alice"), 3, "as many as it may have connections");
+    assert_eq!(crash("bob"), 16, "a quarter of the places");
+    let has = Account { lent_bytes: 3, leases: 3, lost: 3, ..Account::default() };
+    assert_eq!(account(&server, name("alice")), has);
+    let mut carol = Client::with_lease(server.addr(), auto(&key(&master, "carol", 1)), MIB);
+    carol.create_region().unwrap();
+    // A lease that is given back makes room at once.
+    carol.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    for _ in 0..40 {
+        let mut again = Client::with_lease(server.addr(), auto(&key(&master, "carol", 1)), MIB);
+        again.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    }
+    // Who has the only key there is, or needs none, has nobody to keep out.
+    let owner = auto(&master);
+    for _ in 0..20 {
+        let before = account(&server, None).lost;
+        drop(Client::with_lease(server.addr(), owner.clone(), 1));
+        let deadline = Instant::now() + DEADLINE;
+        while account(&server, None).lost == before {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(account(&server, None).lost, 20);
 }
 
 #[test]
