@@ -479,8 +479,8 @@ impl Connection {
         tracing::info!(tenant = %self.tenant_name(), generation, lease, member, peer = %self.link.peer(), "lease revoked");
     }
 
-    fn tenant_name(&self) -> String {
-        self.tenant.name.map_or_else(|| "-".to_owned(), |name| name.to_string())
+    pub(super) fn tenant_name(&self) -> String {
+        super::tenants::in_words(self.tenant.name)
     }
 
     /// Sends what is queued, for a slice: what has stopped goes on with the next turn.
@@ -1234,8 +1234,12 @@ impl Connection {
                 let lease = Arc::new(Lease::new(shared, id, request.bytes, &self.tenant));
                 lease.space().member_joined(member, ConnectionNumber::FIRST);
                 shared.add_lease(Arc::clone(&lease));
-                tracing::info!(tenant = %self.tenant_name(), generation = self.identity.map(|tenant| tenant.generation), lease = id.0,
-                    bytes = request.bytes, name = request.name, host = request.host, pid = request.pid, peer = %self.link.peer(), "lease granted");
+                if shared.may_log("lease granted", self.tenant.name) {
+                    let generation = self.identity.map(|tenant| tenant.generation);
+                    let OpenLease { bytes, name, host, pid } = request;
+                    tracing::info!(tenant = %self.tenant_name(), generation, lease = id.0, bytes, name, host, pid,
+                        peer = %self.link.peer(), "lease granted");
+                }
                 Asked::Granted(Box::new(self.sit(
                     shared,
                     lease,
@@ -1323,8 +1327,10 @@ impl Connection {
                 else {
                     return Ok(Err(Refused::new(Status::MemberGone, AttachError::MemberGone)));
                 };
-                if connection != ConnectionNumber::FIRST {
-                    tracing::info!(lease = request.lease.0, member = member.0, peer = %self.link.peer(), "member reconnected");
+                if connection != ConnectionNumber::FIRST
+                    && shared.may_log("member reconnected", self.tenant.name)
+                {
+                    tracing::info!(tenant = %self.tenant_name(), lease = request.lease.0, member = member.0, peer = %self.link.peer(), "member reconnected");
                 }
                 Ok(self.sit(shared, lease, (member, connection), request.token, bytes))
             }

@@ -2,6 +2,7 @@
 //! while: no shard waits for it. It also looks now and then whether the machine is short of memory.
 
 use super::shared::{Lease, Shared};
+use super::tenants::in_words;
 use rampool_lease::{Departed, Pressure};
 use rampool_wire::frame::LeaseId;
 use std::sync::atomic::Ordering;
@@ -47,11 +48,15 @@ pub(super) fn run(shared: &Shared, orders: &Receiver<Task>) {
         }
         let expired = shared.directory().expire(shared.now());
         for departed in expired {
-            tracing::warn!(
-                lease = departed.lease.0,
-                member = departed.member.0,
-                "member did not reconnect within the grace time"
-            );
+            let tenant = shared.lease(departed.lease).and_then(|lease| lease.tenant.name);
+            if shared.may_log("member did not reconnect", tenant) {
+                tracing::warn!(
+                    tenant = in_words(tenant),
+                    lease = departed.lease.0,
+                    member = departed.member.0,
+                    "member did not reconnect within the grace time"
+                );
+            }
             settle(shared, departed);
         }
     }
@@ -87,7 +92,15 @@ fn settle(shared: &Shared, departed: Departed) {
         shared.directory().closed(departed.lease);
         // Requests for a lease may wait at the shards for this memory.
         shared.wake_all();
-        tracing::info!(lease = departed.lease.0, pages = freed, "lease closed");
+        let tenant = lease.tenant.name;
+        if shared.may_log("lease closed", tenant) {
+            tracing::info!(
+                tenant = in_words(tenant),
+                lease = departed.lease.0,
+                pages = freed,
+                "lease closed"
+            );
+        }
     }
 }
 

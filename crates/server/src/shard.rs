@@ -228,6 +228,7 @@ impl Shard {
         }
         if self.index == 0 {
             self.shared.log_repeated_peer_errors(true);
+            self.shared.log_repeated(true);
         }
     }
 
@@ -847,6 +848,7 @@ impl Shard {
         self.poll.listen(true);
         if self.index == 0 {
             self.shared.log_repeated_peer_errors(false);
+            self.shared.log_repeated(false);
         }
         let silence = self.shared.config.silence;
         let draining_over = self.shared.draining() && self.shared.drain_left_ms() == 0;
@@ -909,7 +911,11 @@ impl Shard {
             End::Link(LinkError::Closed | LinkError::Io(_)) if !connection.has_lease() => {
                 tracing::debug!(%peer, "disconnected: {end}")
             }
-            End::Link(LinkError::Closed | LinkError::Io(_)) => tracing::info!(%peer, "disconnected: {end}"),
+            End::Link(LinkError::Closed | LinkError::Io(_)) => {
+                if self.shared.may_log("disconnected", connection.tenant().name) {
+                    tracing::info!(tenant = %connection.tenant_name(), %peer, "disconnected: {end}");
+                }
+            }
             End::Link(_) | End::Protocol(_) => {
                 self.shared.shards[self.index].protocol_errors.fetch_add(1, Ordering::Relaxed);
                 self.shared.log_peer_error("disconnected", Some(&peer), end);

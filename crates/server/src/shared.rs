@@ -8,7 +8,7 @@ use super::{ServerConfig, ServerStatus};
 use crate::block::Blocks;
 use crate::reaper::Task;
 use crate::store::PageStore;
-use crate::tenants::{Tenant, Tenants};
+use crate::tenants::{LeaseLog, Tenant, Tenants};
 use rampool_lease::{ConnectionNumber, Departed, Directory, LeaseSpace, Limits, SpaceUsage, Tick};
 use rampool_net::key::random_bytes;
 use rampool_net::transport::{Handshake, Means, Peer};
@@ -36,6 +36,7 @@ pub(super) struct Shared {
     /// Places taken, by connections and by handshakes under way.
     pub(super) connections: AtomicUsize,
     pub(super) peer_log: PeerLog,
+    pub(super) lease_log: LeaseLog,
     pub(super) replies: Arc<Replies>,
     pub(super) tenants: Tenants,
     closer: Closer,
@@ -316,6 +317,7 @@ impl Shared {
             drain_until_ms: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
             peer_log: PeerLog::default(),
+            lease_log: LeaseLog::default(),
             closer: Closer::default(),
             shards,
             directory: Arc::new(Mutex::new(directory)),

@@ -1,6 +1,7 @@
 //! Tenants: keys of their own, quotas, what each may see, and shares of the server's time.
 
 use super::*;
+use crate::shared::lock;
 use rampool_lease::{Account, Payer, Quota, Revoked, Rules};
 use rampool_net::key::Key;
 use rampool_net::transport::{HandshakeError, connect};
@@ -190,6 +191,87 @@ fn leases_that_are_opened_and_dropped_keep_nobody_else_out() {
         }
     }
     assert_eq!(account(&server, None).lost, 20);
+}
+
+/// What all servers of these tests log about the tenant of this name.
+const TALKED_ABOUT: &str = "talked-about";
+
+static LINES: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+
+/// Keeps those lines.
+struct Log;
+
+struct Line(String);
+
+impl tracing::field::Visit for Line {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.push_str(&format!("{field}={value:?} "));
+    }
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        if line.0.contains(TALKED_ABOUT) {
+            lock(&LINES).push(line.0);
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// A tenant that comes and goes all the time: the log says so a few times, and then how often it was.
+#[test]
+fn no_tenant_fills_the_log() {
+    const TIMES: usize = 40;
+    tracing::subscriber::set_global_default(Log).unwrap();
+    let master = Key::generate();
+    let server = Server::start(ServerConfig {
+        key: Some(master.clone()),
+        grace: Duration::from_millis(5),
+        shards: 1,
+        ..config(64 * MIB)
+    })
+    .unwrap();
+    let policy = auto(&key(&master, TALKED_ABOUT, 1));
+    for _ in 0..TIMES {
+        let client = Client::with_lease(server.addr(), policy.clone(), 4096);
+        let granted = client.granted().clone();
+        let mut again = Client::new(server.addr(), policy.clone());
+        again.attach(&granted, granted.member).unwrap();
+        // Both end without a goodbye; the first may be found replaced by then.
+        drop((client, again));
+        idle(&server);
+    }
+    drop(server);
+    let lines = std::mem::take(&mut *lock(&LINES));
+    for kind in
+        ["lease granted", "member reconnected", "disconnected", "member did not reconnect", "lease closed"]
+    {
+        let of = |line: &&String| line.contains(&format!("message={kind}"));
+        let lines: Vec<&String> = lines.iter().filter(of).collect();
+        let (counts, full): (Vec<&String>, Vec<&String>) =
+            lines.into_iter().partition(|line| line.contains("more like this"));
+        let counted = counts.iter().filter_map(|line| line.split("times=").nth(1)?.split(' ').next());
+        let counted: usize = counted.map(|times| times.parse::<usize>().unwrap()).sum();
+        assert!(counts.len() == 1 && full.len() == 10, "{kind}: {counts:?} {full:?}");
+        assert!((TIMES..=2 * TIMES).contains(&(counted + full.len())), "{kind}: {counts:?}");
+    }
 }
 
 #[test]
