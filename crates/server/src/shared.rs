@@ -9,7 +9,7 @@ use crate::block::Blocks;
 use crate::reaper::Task;
 use crate::store::PageStore;
 use crate::tenants::{LeaseLog, Tenant, Tenants};
-use rampool_lease::{ConnectionNumber, Departed, Directory, LeaseSpace, Limits, SpaceUsage, Tick};
+use rampool_lease::{Charges, ConnectionNumber, Departed, Directory, LeaseSpace, Limits, SpaceUsage, Tick};
 use rampool_net::key::random_bytes;
 use rampool_net::transport::{Handshake, Means, Peer};
 use rampool_wire::frame::{LeaseId, MemberId};
@@ -69,13 +69,13 @@ pub(super) struct Lease {
     means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
 }
 
-/// A lease's regions, and how many of them and of queues are charged to its tenant.
+/// A lease's regions, and what is charged for them to its tenant.
 struct Charged {
     space: LeaseSpace,
-    charged: (u64, u64),
+    charged: Charges,
 }
 
-/// A lease's regions, locked. What has become of their number is charged when it is unlocked.
+/// A lease's regions, locked. What has become of their number and tables is charged when it is unlocked.
 pub(super) struct Space<'a> {
     locked: MutexGuard<'a, Charged>,
     lease: &'a Lease,
@@ -100,8 +100,8 @@ impl Space<'_> {
     pub(super) fn make<R>(&mut self, queues: u64, make: impl FnOnce(&mut LeaseSpace) -> R) -> R {
         let charged = lock(&self.lease.directory).accounts_mut().charge(self.lease.tenant.name, 1, queues);
         if charged.is_ok() {
-            self.locked.charged.0 += 1;
-            self.locked.charged.1 += queues;
+            self.locked.charged.regions += 1;
+            self.locked.charged.queues += queues;
         }
         self.locked.space.set_over_quota(charged.err());
         make(&mut self.locked.space)
@@ -110,7 +110,7 @@ impl Space<'_> {
 
 impl Drop for Space<'_> {
     fn drop(&mut self) {
-        let (charged, now) = (self.locked.charged, self.locked.space.counts());
+        let (charged, now) = (self.locked.charged, self.locked.space.charges());
         if charged != now {
             let mut directory = lock(&self.lease.directory);
             directory.accounts_mut().settle(self.lease.tenant.name, charged, now);
@@ -217,7 +217,7 @@ impl Lease {
         Self {
             id,
             tenant: Arc::clone(tenant),
-            space: Mutex::new(Charged { space, charged: (0, 0) }),
+            space: Mutex::new(Charged { space, charged: Charges::default() }),
             directory: Arc::clone(&shared.directory),
             used: Mutex::default(),
             replies: Replies::new(u64::MAX),

@@ -22,8 +22,8 @@
 
 use crate::rng::Rng;
 use rampool_lease::{
-    ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, OpenError, PageState, Payer,
-    Quota, Rules, Shares, SpaceError, StoredPage, TenantRule, Tick,
+    Charges, ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, OpenError, PageState,
+    Payer, Quota, Rules, Shares, SpaceError, StoredPage, TenantRule, Tick,
 };
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, OpenLease, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
@@ -122,7 +122,7 @@ struct Lease {
     tenant: usize,
     token: LeaseToken,
     space: LeaseSpace,
-    charged: (u64, u64),
+    charged: Charges,
     golden: BTreeMap<RegionId, Pages>,
     clones: BTreeMap<MemberId, (RegionId, Pages)>,
 }
@@ -246,7 +246,7 @@ impl World {
     fn on<R>(&mut self, id: LeaseId, change: impl FnOnce(&mut Lease) -> R) -> R {
         let lease = self.leases.get_mut(&id).expect("it has not closed");
         let result = change(lease);
-        let (charged, now) = (lease.charged, lease.space.counts());
+        let (charged, now) = (lease.charged, lease.space.charges());
         lease.charged = now;
         self.directory.accounts_mut().settle(payer(lease.tenant), charged, now);
         result
@@ -257,7 +257,7 @@ impl World {
         let lease = self.leases.get_mut(&id).expect("it has not closed");
         let charged = self.directory.accounts_mut().charge(payer(lease.tenant), 1, 0);
         if charged.is_ok() {
-            lease.charged.0 += 1;
+            lease.charged.regions += 1;
         }
         lease.space.set_over_quota(charged.err());
         self.on(id, make)
@@ -277,7 +277,7 @@ impl World {
             leave_out_of_space(rule, &mut space);
         }
         let (golden, clones) = (BTreeMap::new(), BTreeMap::new());
-        self.leases.insert(id, Lease { tenant, token, space, charged: (0, 0), golden, clones });
+        self.leases.insert(id, Lease { tenant, token, space, charged: Charges::default(), golden, clones });
         Ok((id, member))
     }
 

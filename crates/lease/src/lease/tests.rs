@@ -336,11 +336,21 @@ fn accounts_return_to_zero() {
     let (lease, member) = directory.open(alice(), &open(10), TOKEN).unwrap();
     directory.accounts_mut().connect(alice());
     directory.accounts_mut().charge(alice(), 2, 1).unwrap();
-    let account =
-        crate::Account { lent_bytes: 10, leases: 1, connections: 1, lost: 0, regions: 2, queues: 1 };
+    let account = crate::Account {
+        lent_bytes: 10,
+        leases: 1,
+        connections: 1,
+        regions: 2,
+        queues: 1,
+        ..Default::default()
+    };
     assert_eq!(directory.accounts().of(alice()), account);
     directory.leave(lease, member).unwrap();
-    directory.accounts_mut().settle(alice(), (2, 1), (0, 0));
+    directory.accounts_mut().settle(
+        alice(),
+        crate::Charges { regions: 2, queues: 1, table_bytes: 0 },
+        crate::Charges::default(),
+    );
     directory.accounts_mut().disconnect(alice());
     assert_eq!(directory.accounts().of(alice()).lent_bytes, 10, "not before it is free");
     directory.closed(lease);

@@ -68,7 +68,14 @@ fn what_a_tenant_has_is_charged_to_it_and_bounded_by_its_quota() {
     let mut queue = Vec::new();
     QueueBounds { messages: 4, bytes: 1 << 16 }.encode("jobs", &mut queue);
     first.call(Opcode::OpenQueue, |h| h.with_arg(1), &queue).unwrap();
-    let has = Account { lent_bytes: 8 * MIB, leases: 2, connections: 2, lost: 0, regions: 4, queues: 1 };
+    let has = Account {
+        lent_bytes: 8 * MIB,
+        leases: 2,
+        connections: 2,
+        regions: 4,
+        queues: 1,
+        ..Account::default()
+    };
     assert_eq!(account(&server, name("alice")), has);
     refused(first.create_region(), "4 of the 4 regions");
     refused(first.region_call(Opcode::CloneRegion, region), "regions");
@@ -191,6 +198,46 @@ fn leases_that_are_opened_and_dropped_keep_nobody_else_out() {
         }
     }
     assert_eq!(account(&server, None).lost, 20);
+}
+
+/// Small leases, each page of which needs a table of its own: what they have for free is charged to their
+/// tenant, and is no more than they are.
+#[test]
+fn free_page_tables_are_charged_to_their_tenant() {
+    const LEASE: u64 = 64 << 10;
+    let master = Key::generate();
+    let server = keyed(&master, quota_of("alice", Quota { memory_bytes: Some(MIB), ..Quota::default() }));
+    let alice = auto(&key(&master, "alice", 1));
+    let mut leases: Vec<Client> = Vec::new();
+    let no = loop {
+        let mut client = Client::new(server.addr(), alice.clone());
+        if let Err(no) = client.open(LEASE) {
+            break no;
+        }
+        let region = client.create_region().unwrap();
+        // As many pages as it takes, each in a table of its own.
+        let page = vec![3; OS_PAGE_BYTES];
+        let mut number = 0;
+        while client.put(region, number * 512, std::slice::from_ref(&page), false).is_ok() {
+            number += 1;
+        }
+        leases.push(client);
+    };
+    let has = account(&server, name("alice"));
+    assert_eq!(has.lent_bytes, leases.len() as u64 * LEASE);
+    assert!(has.table_bytes > has.lent_bytes / 2, "{has:?}");
+    let most = has.lent_bytes + leases.len() as u64 * (9 << 10);
+    assert!(has.table_bytes <= most, "{has:?}");
+    assert!(has.lent_bytes + has.table_bytes > MIB - LEASE, "refused for less: {has:?}");
+    assert!(no.status == Status::LeaseRefused && no.message.contains("of the 1048576 bytes"), "{no:?}");
+    // What is used densely is charged nothing for its tables.
+    let mut dense = Client::with_lease(server.addr(), auto(&key(&master, "bob", 1)), 8 * MIB);
+    let region = dense.create_region().unwrap();
+    (0..3).for_each(|n| dense.put(region, n * 512, &vec![vec![1; OS_PAGE_BYTES]; 512], false).unwrap());
+    assert_eq!(account(&server, name("bob")).table_bytes, 0);
+    drop((leases, dense));
+    idle(&server);
+    assert_eq!(server.shared.directory().accounts().all().count(), 0, "accounts return to zero");
 }
 
 /// What all servers of these tests log about the tenant of this name.
