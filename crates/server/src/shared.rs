@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
@@ -234,7 +234,12 @@ impl Lease {
 
     /// As [`Lease::space`], unless another thread holds the lock.
     pub(super) fn idle_space(&self) -> Option<Space<'_>> {
-        Some(Space { locked: self.space.try_lock().ok()?, lease: self })
+        let locked = match self.space.try_lock() {
+            Ok(locked) => locked,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Space { locked, lease: self })
     }
 
     /// What it uses; while another thread works on it, what it used before.
@@ -386,29 +391,30 @@ impl Shared {
         }
     }
 
-    /// The member uses this connection of its lease from now on. False: it has left by now.
+    /// The member uses this connection of its lease from now on. False: it has left by now; `None`: another
+    /// thread works on the lease.
     pub(super) fn attach_member(
         &self,
         lease: &Lease,
         member: MemberId,
         connection: ConnectionNumber,
-    ) -> bool {
-        let (mut stays, mut released) = (true, Vec::new());
-        self.answer_queues(lease, |space| {
-            space.member_joined(member, connection);
-            // It may have been dismissed since the directory was asked, and its departure settled.
-            stays = self.directory().has(lease.id, member);
-            if !stays {
-                space.member_gone(member);
-                // It had no time to make any.
-                space.bury(u64::MAX, &mut released);
-            } else if space.has_freed() {
-                // A clone that its old connection had begun.
-                self.bury_later(lease.id);
-            }
-        });
+    ) -> Option<bool> {
+        let mut space = lease.idle_space()?;
+        let mut released = Vec::new();
+        space.member_joined(member, connection);
+        // It may have been dismissed since the directory was asked, and its departure settled.
+        let stays = self.directory().has(lease.id, member);
+        if !stays {
+            space.member_gone(member);
+            // It had no time to make any.
+            space.bury(u64::MAX, &mut released);
+        } else if space.has_freed() {
+            // A clone that its old connection had begun.
+            self.bury_later(lease.id);
+        }
+        self.tell_queues(space);
         self.store.release(&released);
-        stays
+        Some(stays)
     }
 
     /// The member's connection has ended: what waits in queues is asked for again over the next one.
@@ -422,12 +428,15 @@ impl Shared {
 
     /// Changes a lease, and brings the answers of queues that follow from it to their shards.
     pub(super) fn answer_queues(&self, lease: &Lease, change: impl FnOnce(&mut Space<'_>)) {
+        let mut space = lease.space();
+        change(&mut space);
+        self.tell_queues(space);
+    }
+
+    fn tell_queues(&self, mut space: Space<'_>) {
         let mut posts = Posts::new();
-        {
-            let mut space = lease.space();
-            change(&mut space);
-            super::connection::queue::collect(self, &mut space, &mut posts);
-        }
+        super::connection::queue::collect(self, &mut space, &mut posts);
+        drop(space);
         self.post(posts);
     }
 
