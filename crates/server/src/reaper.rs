@@ -3,7 +3,7 @@
 
 use super::shared::{Lease, Shared};
 use super::tenants::in_words;
-use rampool_lease::{Departed, Pressure};
+use rampool_lease::{Departed, Pressure, Tick};
 use rampool_wire::frame::LeaseId;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -37,28 +37,39 @@ pub(super) fn run(shared: &Shared, orders: &Receiver<Task>) {
             None => LONGEST_SLEEP,
         };
         match orders.recv_timeout(sleep) {
-            Ok(Task::Settle(departed)) => settle(shared, departed),
-            Ok(Task::Bury(lease)) => {
-                if let Some(lease) = shared.lease(lease) {
-                    bury(shared, &lease);
-                }
-            }
+            Ok(task) => perform(shared, task),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        let expired = shared.directory().expire(shared.now());
-        for departed in expired {
-            let tenant = shared.lease(departed.lease).and_then(|lease| lease.tenant.name);
-            if shared.may_log("member did not reconnect", tenant) {
-                tracing::warn!(
-                    tenant = in_words(tenant),
-                    lease = departed.lease.0,
-                    member = departed.member.0,
-                    "member did not reconnect within the grace time"
-                );
+        give_up(shared, shared.now());
+    }
+}
+
+pub(super) fn perform(shared: &Shared, task: Task) {
+    match task {
+        Task::Settle(departed) => settle(shared, departed),
+        Task::Bury(lease) => {
+            if let Some(lease) = shared.lease(lease) {
+                bury(shared, &lease);
             }
-            settle(shared, departed);
         }
+    }
+}
+
+/// Gives up the members whose grace time is over.
+pub(super) fn give_up(shared: &Shared, now: Tick) {
+    let expired = shared.directory().expire(now);
+    for departed in expired {
+        let tenant = shared.lease(departed.lease).and_then(|lease| lease.tenant.name);
+        if shared.may_log("member did not reconnect", tenant) {
+            tracing::warn!(
+                tenant = in_words(tenant),
+                lease = departed.lease.0,
+                member = departed.member.0,
+                "member did not reconnect within the grace time"
+            );
+        }
+        settle(shared, departed);
     }
 }
 
