@@ -1213,13 +1213,14 @@ fn clients_that_take_no_lease_keep_no_owner_out() {
     silent.wait_closed();
 }
 
-/// One tenant's lease is busy, and a process joins it: the other tenants do not wait.
+/// One tenant's lease is busy, and a process joins it: the other tenants do not wait, those of the same shard
+/// neither. One that goes away meanwhile is no member.
 #[test]
-fn joining_a_busy_lease_leaves_the_directory_to_others() {
-    let server = Server::start(config(64 * MIB)).unwrap();
+fn joining_a_busy_lease_leaves_the_directory_and_the_shard_to_others() {
+    let server = Server::start(ServerConfig { shards: 1, ..config(64 * MIB) }).unwrap();
     let tenant = Client::with_lease(server.addr(), open_policy(), MIB);
-    // By turns on the two shards.
     let mut joins = Client::new(server.addr(), open_policy());
+    let mut gone = Client::new(server.addr(), open_policy());
     let mut other = Client::with_lease(server.addr(), open_policy(), MIB);
     let lease = server.shared.lease(tenant.granted().lease).unwrap();
     let busy = lease.space();
@@ -1232,16 +1233,39 @@ fn joining_a_busy_lease_leaves_the_directory_to_others() {
         name: "child".into(),
         host: "here".into(),
     };
-    let request = joins.number();
-    let mut head = Vec::new();
-    encode_frame(&mut head, Header::request(Opcode::AttachLease, request), &attach.encode(), 0);
-    joins.link.send_head(Urgency::Demand, &head, ());
-    joins.link.flush().unwrap();
+    let ask = |client: &mut Client| {
+        let request = client.number();
+        let mut head = Vec::new();
+        encode_frame(&mut head, Header::request(Opcode::AttachLease, request), &attach.encode(), 0);
+        client.link.send_head(Urgency::Demand, &head, ());
+        client.link.flush().unwrap();
+        request
+    };
+    let request = ask(&mut joins);
+    ask(&mut gone);
     for round in 0..2000 {
         other.call(Opcode::ResizeLease, |h| h.with_arg(MIB + round), &[]).unwrap();
     }
-    drop(busy);
+    let members = || {
+        let leases = server.status().leases;
+        leases.iter().find(|lease| lease.lease == to.lease.0).map_or(0, |lease| lease.members.len())
+    };
+    assert_eq!(members(), 3);
+    drop((gone, busy));
+    let deadline = Instant::now() + DEADLINE;
     joins.reply(request).unwrap().unwrap();
+    let region = joins.create_region().unwrap();
+    joins.put(region, 0, &[vec![1; OS_PAGE_BYTES]], false).unwrap();
+    while members() > 2 {
+        joins.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
+        assert!(Instant::now() < deadline, "who went away is a member");
+    }
+    // And one that waits when the server stops.
+    let busy = lease.space();
+    ask(&mut Client::new(server.addr(), open_policy()));
+    other.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
+    drop(server);
+    drop(busy);
 }
 
 /// A peer that does not authenticate keeps its place only until another one comes.
