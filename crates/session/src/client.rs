@@ -111,7 +111,8 @@ impl Client {
                 .peekable();
             let paired = others.peek().is_some();
             let spare = paired && others.all(|server| self.has_all(server));
-            self.sessions[index].set_spare(spare, paired);
+            let behind = (0..).nth(index).is_some_and(|server| self.copies.is_behind(ServerIndex(server)));
+            self.sessions[index].set_spare(spare, paired, behind, self.now);
         }
     }
 
@@ -371,7 +372,7 @@ impl Client {
             of,
             ..Ask::control(server, opcode, self.name(of, server))
         };
-        let can_read = takes(first_at);
+        let is_there = takes(first_at);
         let one = ask(first_at, other);
         let two = other.map(|other| (other, takes(other), ask(other, Some(first_at))));
         if let Some((other, takes, mut ask)) = two.filter(|_| opcode != Opcode::Get)
@@ -390,12 +391,13 @@ impl Client {
                 self.miss(other, of, id);
             }
         }
-        if opcode == Opcode::Get && holders.copy.is_some() && !can_read {
-            // No holder is left that has all of it.
+        if holders.copy.is_some() && !is_there {
+            // No holder is left that has all of it, or knows the region.
             let lost = holders.iter().find(|server| is_lost(&self.sessions[server.as_usize()]));
             let server = lost.unwrap_or(first_at);
             let reason = self.sessions[server.as_usize()].lost().unwrap_or(Lost::Connection);
-            self.work.submit(id, Ask { server, ..one }, self.now);
+            let other = holders.iter().find(|holder| *holder != server);
+            self.work.submit(id, Ask { server, other, ..one }, self.now);
             self.work.orphans.push_back((id, Orphaned::Lost(reason)));
         } else {
             self.submit(id, one);
@@ -433,7 +435,8 @@ impl Client {
     #[inline]
     fn settle(&mut self) {
         let work = &self.work;
-        if work.changed || work.well_again || !work.orphans.is_empty() || !work.steps.is_empty() {
+        let ended = !work.orphans.is_empty() || !work.steps.is_empty() || !work.repairs.is_empty();
+        if work.changed || work.well_again || ended {
             self.settle_orphans();
         }
     }
@@ -443,6 +446,11 @@ impl Client {
             // What waits for a server that is not well may have another one now.
             let Self { sessions, work, .. } = self;
             sessions.iter_mut().filter(|of| !of.is_well()).for_each(|session| session.turn_away(work));
+        }
+        while let Some((server, of, pages)) = self.work.repairs.pop() {
+            if self.copies.repaired(server, of, &pages) {
+                self.look_at(server);
+            }
         }
         while let Some((id, why)) = self.work.orphans.pop_front() {
             self.settle_orphan(id, why);
@@ -502,7 +510,11 @@ impl Client {
             }
             _ => {}
         }
-        let spared = other.is_some_and(|other| has(self, other));
+        let spared = other.is_some_and(|other| {
+            let stores = opcode == Opcode::Put && matches!(why, Orphaned::Lost(_));
+            let answers = || keep(self, Rule::OtherAnswers) && self.work.is_also_at(id, other);
+            has(self, other) || stores && answers()
+        });
         if matches!(why, Orphaned::Full(_)) && spared && keep(self, Rule::FullIsMissed) {
             self.miss(server, of, id);
         }

@@ -2,7 +2,8 @@
 //!
 //! A holder that is out misses what is stored and discarded: those pages are in its missed set, and it is not asked for
 //! them. When it is back, piece after piece is read from the other holder and stored there, and leaves the set. The set
-//! may be larger than what was missed, never smaller.
+//! may be larger than what was missed, never smaller. What is stored or discarded again meanwhile leaves it with the
+//! server's answer: a connection's changes are answered in their order, so the answer to a later one is not there yet.
 //!
 //! A piece must not bring back what was changed since it was read. So it begins only where no change of its pages is
 //! under way, is dropped if one is submitted before it is read, and is stored in the class of all changes: what is
@@ -144,6 +145,14 @@ impl Copies {
             }
         }
         !self.is_behind(server) && self.look(server, now)
+    }
+
+    /// The server has these pages as they were changed last. True: it has missed nothing else of the region.
+    pub fn repaired(&mut self, server: ServerIndex, of: u32, pages: &[Extent]) -> bool {
+        let Some(region) = self.regions.get_mut(&of) else { return false };
+        let missed = &mut region.history.missed[server.as_usize()];
+        pages.iter().for_each(|extent| missed.remove(*extent));
+        missed.is_empty()
     }
 
     /// The server is lost: what it has missed is of no interest.

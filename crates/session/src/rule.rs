@@ -83,6 +83,8 @@ pub enum Rule {
     AwaitAll,
     /// A store does not fail with a holder while another one is left.
     OneHolderSuffices,
+    /// A store that another holder has yet to answer does not fail with this one.
+    OtherAnswers,
     /// A store fails with the last holder.
     OneHolderIsNeeded,
     /// What a lost holder was asked for comes from the other one.
@@ -111,6 +113,8 @@ pub enum Rule {
     FullIsMissed,
     /// A holder that is back gets what it has missed.
     CatchUp,
+    /// What a holder has stored or discarded again, it has missed no longer.
+    StoreRepairs,
     /// A piece whose pages change while it is read is not stored.
     VoidPiece,
     /// A piece does not begin while a change of its pages is under way.
@@ -126,7 +130,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 60] = [
+    pub const ALL: [Self; 61] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -181,6 +185,7 @@ impl Rule {
         Self::MissesWhatWasUnderWay,
         Self::FullIsMissed,
         Self::CatchUp,
+        Self::StoreRepairs,
         Self::VoidPiece,
         Self::QuietPiece,
         Self::NewNameMissedAll,

@@ -89,8 +89,12 @@ pub struct Session {
     /// Every page that the server holds has another holder; some have.
     spare: bool,
     paired: bool,
+    /// It has missed something.
+    behind: bool,
     /// While reconnecting: since when; when this step has failed, or the pause is over.
     broke_at: Time,
+    /// The same, but for time in which this process did nothing or others had not all of the pages.
+    spare_at: Time,
     due: Time,
     /// While reconnecting: when the time was looked at last.
     looked: Time,
@@ -146,7 +150,9 @@ impl Session {
             reconnects: false,
             spare: false,
             paired: false,
+            behind: false,
             broke_at: now,
+            spare_at: now,
             due: now,
             looked: now,
             absent: false,
@@ -287,9 +293,12 @@ impl Session {
         self.reconnects = reconnects;
     }
 
-    /// Whether every page that the server holds has another holder, and whether some have.
-    pub(crate) fn set_spare(&mut self, spare: bool, paired: bool) {
-        (self.spare, self.paired) = (spare, paired);
+    /// Whether every page that the server holds has another holder, and whether some have; whether it has missed some.
+    pub(crate) fn set_spare(&mut self, spare: bool, paired: bool, behind: bool, now: Time) {
+        if spare && !self.spare {
+            self.spare_at = now;
+        }
+        (self.spare, self.paired, self.behind) = (spare, paired, behind);
     }
 
     /// Whether it is worth asking for a page that another server holds as well.
@@ -537,6 +546,11 @@ impl Session {
             self.write_backs -= 1;
             work.orphans.push_back((id, Orphaned::Full(header.arg)));
             return Ok(());
+        }
+        let changes = matches!(opcode, Opcode::Put | Opcode::Discard) && request.ask.piece.is_none();
+        if ok && changes && self.behind && work.rules.keep(Rule::StoreRepairs) {
+            let pages = std::mem::take(&mut work.pages[id.0 as usize]);
+            work.repairs.push((self.server, request.ask.of, pages));
         }
         let wanted = request.ask.wanted && (ok || request.ask.op.is_none());
         let refused = !ok && !wanted;
@@ -828,7 +842,8 @@ impl Session {
             State::Lost(_) => None,
             State::Pausing | State::Connecting | State::Attaching => {
                 let limit = self.reconnect_limit(work);
-                Some(self.due.min(self.broke_at + limit).min(self.looked + limit / 8))
+                let since = if self.spare && !self.absent { self.spare_at } else { self.broke_at };
+                Some(self.due.min(since + limit).min(self.looked + limit / 8))
             }
             State::Up if !self.drained => Some(Time(0)),
             State::Up => {
@@ -880,7 +895,7 @@ impl Session {
         self.moved.clear();
         self.waiting = 0;
         self.drained = true;
-        (self.broke_at, self.looked) = (now, now);
+        (self.broke_at, self.spare_at, self.looked) = (now, now, now);
         (self.state, self.due) = (State::Pausing, now);
         self.time_down(work, now);
         if self.lost().is_none() {
@@ -925,10 +940,11 @@ impl Session {
         let (limit, gap) = (self.reconnect_limit(work), now - self.looked);
         if self.spare && !self.absent && gap > limit / 4 && work.rules.keep(Rule::OwnPausesDown) {
             // This process did nothing meanwhile.
-            self.broke_at = self.broke_at + gap;
+            self.spare_at = self.spare_at + gap;
         }
         self.looked = now;
-        if now >= self.broke_at + limit && work.rules.keep(Rule::ReconnectLimit) {
+        let since = if self.spare && !self.absent { self.spare_at } else { self.broke_at };
+        if now >= since + limit && work.rules.keep(Rule::ReconnectLimit) {
             let early = !self.absent && self.spare && self.reconnects;
             if early && !self.has_more_than_pages(work) {
                 return self.be_absent(work, Lost::Connection, now);

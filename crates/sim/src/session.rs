@@ -35,6 +35,7 @@
 //!   one-holder-suffices          an operation fails only where all holders of a page are lost
 //!   acknowledged-is-kept         ... at every holder that is not lost
 //!   reads-find-a-holder          a thread does not wait for one holder while nothing is wrong with the other
+//!   stored-is-not-missed         what a server has acknowledged, it has not missed
 //!   spare-is-spare               a server is given up early only if another one has each of its pages
 //! ```
 

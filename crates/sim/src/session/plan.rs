@@ -172,6 +172,7 @@ impl Plan {
             | Rule::MissesWhileAbsent
             | Rule::MissesWhatWasUnderWay
             | Rule::CatchUp
+            | Rule::StoreRepairs
             | Rule::VoidPiece
             | Rule::QuietPiece
             | Rule::NewNameMissedAll
@@ -180,6 +181,10 @@ impl Plan {
             | Rule::BehindIsNoSpare => Self {
                 burst: 40,
                 ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
+            },
+            Rule::OtherAnswers => Self {
+                burst: 40,
+                ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, restarts: true, ..none })
             },
             Rule::FullIsMissed => plan.with_copies(Faults { full: true, silence: true, ..none }),
             Rule::OwnPausesDown => plan.with_copies(Faults { cuts: true, hangs: true, pauses: true, ..none }),

@@ -211,6 +211,8 @@ struct Network {
 struct Judge {
     lost: bool,
     absent_since: Option<u64>,
+    /// The client's own time when it was lost or absent last.
+    out_at: u64,
     lied: bool,
     refused: bool,
     broke_for_good: bool,
@@ -271,6 +273,8 @@ struct Op {
     demand: bool,
     /// The server of one of its parts is lost.
     failed: bool,
+    /// No holder of a page was there.
+    excused: bool,
 }
 
 /// What a page may hold: each value with the number of the store that brings it.
@@ -664,7 +668,11 @@ impl World {
             Output::Moved { request, from } => self.moved(request, from),
             Output::Piece { request, piece, pages } => self.piece(request, piece, pages),
             Output::Absent { server, reason, .. } => self.absent(server, reason),
-            Output::Returned { server } => self.judges[server.as_usize()].absent_since = None,
+            Output::Returned { server } => {
+                let awake = self.awake();
+                let judge = &mut self.judges[server.as_usize()];
+                (judge.absent_since, judge.out_at) = (None, awake);
+            }
             Output::CaughtUp { .. } => self.tally.caught_up += 1,
             Output::Drop { .. } => self.tally.dropped += 1,
             Output::Draining { .. } => self.tally.draining += 1,
@@ -768,6 +776,12 @@ impl World {
             fork.names[link.server.as_usize()] = RegionId(message.header.region);
         }
         assert_eq!(message.run, self.judges[link.server.as_usize()].run, "nothing-from-another-run");
+        let changes = matches!(body.ask.opcode, Opcode::Put | Opcode::Discard) && body.ask.piece.is_none();
+        if changes && message.header.status == Status::Ok {
+            let mut pages = body.asked.extents.iter().flat_map(Extent::pages);
+            let missed = pages.find(|page| self.client.has_missed(link.server, self.of, *page));
+            assert!(missed.is_none(), "stored-is-not-missed: {missed:?} at {:?}", link.server);
+        }
         if wanted && body.ask.opcode == Opcode::FetchOp {
             let op = &self.ops[&body.token.expect("an update is an operation")];
             assert_eq!(message.header.arg, op.expected, "updates-in-order: {:?}", body.asked);
@@ -850,20 +864,33 @@ impl World {
         self.placement.holders(page).iter().find(|holder| *holder != server)
     }
 
+    fn is_there(&self, server: ServerIndex) -> bool {
+        let judge = &self.judges[server.as_usize()];
+        !judge.lost && judge.absent_since.is_none()
+    }
+
     /// Whether a server is there and has not missed these pages.
     fn has(&self, server: ServerIndex, pages: impl Iterator<Item = PageIndex>) -> bool {
-        let judge = &self.judges[server.as_usize()];
         let mut pages = pages;
-        !judge.lost
-            && judge.absent_since.is_none()
-            && pages.all(|page| !self.client.has_missed(server, self.of, page))
+        self.is_there(server) && pages.all(|page| !self.client.has_missed(server, self.of, page))
+    }
+
+    /// Whether a holder of the page is there and has not missed it.
+    fn has_holder(&self, page: u64) -> bool {
+        let page = PageIndex(page);
+        self.placement.holders(page).iter().any(|server| self.has(server, std::iter::once(page)))
     }
 
     /// The other holder of a request's pages, if it has them.
     fn live_other(&self, body: &Body) -> Option<ServerIndex> {
         let first = body.asked.extents.first().filter(|_| body.token.is_some())?.first;
         let pages = body.asked.extents.iter().flat_map(Extent::pages);
-        self.other(body.ask.server, first).filter(|other| self.has(*other, pages))
+        let same = |of: &Body| (of.token, &of.asked.extents) == (body.token, &body.asked.extents);
+        let is_also_at = |other: ServerIndex| {
+            let of_it = |of: &&Body| of.ask.server == other && of.ask.opcode == Opcode::Put && same(of);
+            body.ask.opcode == Opcode::Put && self.bodies.values().any(|of| of_it(&of))
+        };
+        self.other(body.ask.server, first).filter(|other| self.has(*other, pages) || is_also_at(*other))
     }
 
     /// Another holder of each page of a server is there and has what the page may hold.
@@ -924,8 +951,9 @@ impl World {
         self.tally.absent += 1;
         self.judge_spare(server);
         self.judge_early(server, reason);
-        let now = self.now;
+        let (now, awake) = (self.now, self.awake());
         let judge = &mut self.judges[server.as_usize()];
+        judge.out_at = awake;
         assert!(judge.absent_since.replace(now).is_none(), "absent-once: {server:?}");
         judge.down_since = None;
         // What it may have made, it keeps.
@@ -977,7 +1005,8 @@ impl World {
             }
         }
         for token in failed {
-            self.ops.get_mut(&token).expect("its request lives").failed = true;
+            let op = self.ops.get_mut(&token).expect("its request lives");
+            (op.failed, op.excused) = (true, true);
         }
         if let Some(fork) = &mut self.fork {
             fork.waits.retain(|id| !gone.contains(id));
@@ -1017,13 +1046,14 @@ impl World {
     }
 
     fn lost(&mut self, server: ServerIndex, reason: Lost, spare: bool) {
-        let (op, now) = (self.op_ns(), self.now);
+        let (op, now, awake) = (self.op_ns(), self.now, self.awake());
         if spare {
             self.judge_spare(server);
         }
         self.tally.spared += u64::from(spare);
         let judge = &mut self.judges[server.as_usize()];
         assert!(!std::mem::replace(&mut judge.lost, true), "lost-once: {server:?}");
+        judge.out_at = awake;
         let ages = self.bodies.values().filter(|body| body.ask.server == server && body.sent_before);
         let oldest = ages.map(|body| now - body.made_at).max().unwrap_or(0);
         let old = oldest + MS >= op * u64::from(DEADLINES - 1);
@@ -1086,14 +1116,11 @@ impl World {
             }
             Outcome::Lost { server, .. } => {
                 let judge = &self.judges[server.as_usize()];
-                assert!(judge.lost || judge.absent_since.is_some(), "lost-has-a-reason: {outcome:?}");
-                let page = |page: u64| std::iter::once(PageIndex(page));
-                let none_left = |of: u64| {
-                    !self.placement.holders(PageIndex(of)).iter().any(|server| self.has(server, page(of)))
-                };
+                let out = judge.lost || judge.absent_since.is_some() || judge.out_at >= op.made_at;
+                assert!(out, "lost-has-a-reason: {outcome:?}");
                 let old = self.awake() - op.made_at >= self.op_ns() * u64::from(DEADLINES - 1);
-                let excused = old || op.pages.is_empty() || op.pages.iter().any(|(page, _)| none_left(*page));
-                assert!(excused, "one-holder-suffices: {op:?}");
+                let none_left = op.pages.iter().any(|(page, _)| !self.has_holder(*page));
+                assert!(old || op.pages.is_empty() || op.excused || none_left, "one-holder-suffices: {op:?}");
                 self.tally.failed += 1;
             }
         }
@@ -1744,6 +1771,7 @@ impl World {
             requests,
             demand: false,
             failed: false,
+            excused: false,
         };
         self.ops.insert(token, op);
         token
@@ -1758,6 +1786,13 @@ impl World {
         values: &[Vec<u64>],
     ) {
         let op = self.client.begin(token, opcode == Opcode::Put);
+        let takes = |server: ServerIndex, page: PageIndex| match opcode {
+            Opcode::Put => self.is_there(server) && self.name(server).0 != 0,
+            _ => self.has(server, std::iter::once(page)),
+        };
+        let has_holder = |page: PageIndex| self.placement.holders(page).iter().any(|of| takes(of, page));
+        let excused = !extents.iter().flat_map(Extent::pages).all(has_holder);
+        self.ops.get_mut(&token).expect("just begun").excused = excused;
         let mut parts: BTreeMap<RequestId, Asked> = BTreeMap::new();
         let pages =
             Pages { of: self.of, op, opcode, class, limit: if opcode == Opcode::Put { 32 } else { 64 } };
