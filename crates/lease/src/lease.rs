@@ -270,7 +270,7 @@ impl Directory {
     }
 
     /// A connection of this member broke, without a goodbye. Unknown members are ignored, since they may have
-    /// left meanwhile; so are connections that were replaced.
+    /// left meanwhile; so are connections that were replaced, or broke before.
     pub fn disconnected(
         &mut self,
         now: Tick,
@@ -282,8 +282,7 @@ impl Directory {
             return;
         };
         if member.connection == connection {
-            assert!(member.lost_at.is_none(), "a connection breaks once");
-            member.lost_at = Some(now);
+            member.lost_at.get_or_insert(now);
         }
     }
 
