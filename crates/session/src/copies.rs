@@ -55,8 +55,18 @@ impl Region {
         self.names[server.as_usize()].0 == 0
     }
 
-    fn is_behind(&self, server: ServerIndex) -> bool {
-        self.placed && (self.is_absent(server) || !self.history.missed[server.as_usize()].is_empty())
+    /// Whether it has missed something. With `lost`: something that a server which is not lost may have.
+    fn is_behind(&self, server: ServerIndex, placement: &Placement, lost: &[ServerIndex]) -> bool {
+        let missed = &self.history.missed[server.as_usize()];
+        let may_have = |pages: Extent| {
+            let others = |pages: Extent| placement.holders(pages.first).iter().filter(|of| *of != server);
+            placement.split_groups(pages).any(|(_, part)| others(part).any(|of| !lost.contains(&of)))
+        };
+        let behind = || match lost {
+            [] => !missed.is_empty(),
+            _ => missed.extents().any(may_have),
+        };
+        self.placed && (self.is_absent(server) || behind())
     }
 }
 
@@ -95,6 +105,7 @@ pub(crate) struct Copies {
     /// Where there are two.
     pub placement: Option<Placement>,
     targets: Vec<Target>,
+    lost: Vec<ServerIndex>,
     pub pieces: [Option<Piece>; PIECES],
 }
 
@@ -108,6 +119,11 @@ impl Copies {
         self.targets.get(server.as_usize()).is_some_and(|target| target.behind)
     }
 
+    /// Whether the server may have missed something, be it gone for good.
+    pub fn lacks(&self, server: ServerIndex) -> bool {
+        self.is_behind(server) || !self.lost.is_empty()
+    }
+
     pub fn are_behind(&self) -> bool {
         self.targets.iter().any(|target| target.behind)
     }
@@ -115,7 +131,10 @@ impl Copies {
     /// Looks whether the server has missed something. True: that has changed.
     pub fn look(&mut self, server: ServerIndex, now: Time) -> bool {
         let Some(target) = self.targets.get_mut(server.as_usize()) else { return false };
-        let behind = self.placement.is_some() && self.regions.values().any(|region| region.is_behind(server));
+        let is_behind = |placement: &Placement| {
+            self.regions.values().any(|region| region.is_behind(server, placement, &self.lost))
+        };
+        let behind = self.placement.as_ref().is_some_and(is_behind);
         if behind && !target.behind {
             *target = Target { behind, region: 0, page: 0, pass_ends: now + PASS };
             return true;
@@ -155,11 +174,19 @@ impl Copies {
         missed.is_empty()
     }
 
-    /// The server is lost: what it has missed is of no interest.
+    /// The server is lost: what it has missed is of no interest, and what others have missed cannot come from it.
     pub fn forget(&mut self, server: ServerIndex) {
         if let Some(target) = self.targets.get_mut(server.as_usize()) {
             target.behind = false;
         }
+        if !self.lost.contains(&server) {
+            self.lost.push(server);
+        }
+    }
+
+    /// Whether all regions have a name at the server.
+    pub fn are_named(&self, server: ServerIndex) -> bool {
+        self.regions.values().all(|region| !region.placed || !region.is_absent(server))
     }
 
     /// These pages change: what is being read of them is of no use.
@@ -223,21 +250,31 @@ impl Copies {
                 }
                 continue;
             }
-            let missed = &mut region.history.missed[server.as_usize()];
-            let Some((first, end)) = missed.next_from(PageIndex(target.page)) else {
+            let missed = &region.history.missed;
+            let Some((first, end)) = missed[server.as_usize()].next_from(PageIndex(target.page)) else {
                 (target.region, target.page) = (of + 1, 0);
                 continue;
             };
             let stripe_ends = (first.0 / stripe + 1) * stripe;
             let count = u32::try_from(end.0.min(stripe_ends) - first.0).expect("less than a stripe");
-            let extent = Extent::new(first, count.min(PIECE_PAGES));
+            let mut extent = Extent::new(first, count.min(PIECE_PAGES));
             let mut holders = placement.holders(first).iter();
             let others = holders.by_ref().filter(|other| *other != server).collect::<Vec<_>>();
             let [from] = others[..] else {
                 // It only came to be in the set with others.
-                missed.remove(extent);
+                region.history.missed[server.as_usize()].remove(extent);
                 continue;
             };
+            if let Some((from, to)) =
+                missed[from.as_usize()].next_from(first).filter(|of| of.0 < extent.end())
+            {
+                // The other one has missed these.
+                if from == first {
+                    target.page = to.0;
+                    continue;
+                }
+                extent.count = u32::try_from(from.0 - first.0).expect("within the piece");
+            }
             if let Some(busy) = is_at_work(first) {
                 target.page = busy.pages.end().0;
                 continue;
@@ -269,15 +306,9 @@ impl Copies {
     /// If an invariant is broken.
     pub fn check(&self) {
         let Some(placement) = &self.placement else { return };
-        for missed in self.regions.values().map(|region| &region.history.missed) {
-            for (first, _) in missed.iter().flat_map(PageSet::ranges) {
-                let has_missed =
-                    |holder: ServerIndex| missed[holder.as_usize()].overlaps(Extent::page(PageIndex(first)));
-                assert!(
-                    !placement.holders(PageIndex(first)).iter().all(has_missed),
-                    "page {first} has a holder that has not missed it"
-                );
-            }
+        for piece in self.pieces.iter().flatten().filter(|piece| piece.step != Step::Naming) {
+            let holds = |holder: ServerIndex| holder == piece.to;
+            assert!(placement.holders(piece.pages.first).iter().any(holds), "a piece goes to a holder");
         }
     }
 

@@ -121,8 +121,14 @@ pub enum Rule {
     QuietPiece,
     /// Where a region is made later, it has missed everything.
     NewNameMissedAll,
-    /// A holder is given up early only if the others have missed nothing.
-    BehindIsNoSpare,
+    /// A holder is given up early also where another one has missed some pages.
+    SpareByPages,
+    /// A page that only an absent holder has is waited for.
+    OnlyHolderIsAwaited,
+    /// ... but not for ever.
+    GoneIsNotAwaited,
+    /// Where other holders are there, a holder that is lost costs the pages that those have missed, and no more.
+    LosesPagesOnly,
     /// A region that was freed while a holder was absent is freed there later.
     FreesLater,
     /// What a holder has missed of a region, it has missed of what is made of that.
@@ -130,7 +136,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 61] = [
+    pub const ALL: [Self; 65] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -171,6 +177,7 @@ impl Rule {
         Self::StoreAtAll,
         Self::AwaitAll,
         Self::OneHolderSuffices,
+        Self::OtherAnswers,
         Self::OneHolderIsNeeded,
         Self::FetchFromOther,
         Self::OwnName,
@@ -189,7 +196,10 @@ impl Rule {
         Self::VoidPiece,
         Self::QuietPiece,
         Self::NewNameMissedAll,
-        Self::BehindIsNoSpare,
+        Self::SpareByPages,
+        Self::OnlyHolderIsAwaited,
+        Self::GoneIsNotAwaited,
+        Self::LosesPagesOnly,
         Self::FreesLater,
         Self::MissedIsInherited,
     ];

@@ -234,11 +234,12 @@ impl Server {
             Opcode::CreateRegion | Opcode::CloneRegion => {
                 let made = &mut self.made;
                 let region = space.make_once(member, asked.number, |space| {
+                    let region = match asked.opcode {
+                        Opcode::CloneRegion => space.clone_region(member, asked.region),
+                        _ => space.create_region(member),
+                    }?;
                     assert!(made.insert(asked.uid), "region-once: request {} made two", asked.uid);
-                    match asked.opcode {
-                        Opcode::CloneRegion => space.clone_region(member, asked.region).map(Some),
-                        _ => space.create_region(member).map(Some),
-                    }
+                    Ok(Some(region))
                 })?;
                 answer.region = region.expect("it is made in one go").0;
             }
