@@ -48,7 +48,7 @@ use rampool_wire::frame::{
     parse_message,
 };
 use rampool_wire::session::features;
-use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex};
+use rampool_wire::units::{ByteLen, Extent, OS_PAGE_BYTES, PageIndex, push_page};
 
 use crate::error::{ConnectError, ConnectReason, LostReason, Operation, PoolError};
 use crate::stats::PagerStats;
@@ -103,9 +103,10 @@ pub enum PoolEvent {
     Failed { token: u64, error: PoolError },
     /// A server is gone, with every page it held. Comes once for each server.
     Lost { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
-    /// A server is gone, and every page it held is on another one. Comes once for each server.
+    /// A server is gone, and every page it held is on another one, but for those that this one had missed
+    /// ([`Pool::gone`]). Comes once for each server.
     Degraded { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
-    /// A server does not answer, and every page it holds is on another one. It is done without until it is back.
+    /// A server does not answer, and its pages have another one. It is done without until it is back.
     Absent { server: ServerIndex, name: String, operation: Operation, reason: LostReason },
     /// It is back, and gets what it has missed: so many pages.
     Returned { server: ServerIndex, name: String, missed_pages: u64 },
@@ -646,6 +647,7 @@ impl Pool {
     pub fn clone_region(&mut self, region: PoolRegion) -> Result<PoolRegion, PoolError> {
         let mut tries = 0..CLONE_TRIES;
         loop {
+            self.await_holders(region)?;
             self.finish_write_backs(Operation::CloneRegion)?;
             let names = self.names(region)?.to_vec();
             let history = self.shell.client.history(region.0);
@@ -781,6 +783,37 @@ impl Pool {
             (*extent, of_extent)
         });
         self.submit(region, token, Opcode::Get, class, GET_PAGES, pieces);
+    }
+
+    /// Those of these pages that no server has which is there or waited for: two copies were there, one was lost, and the
+    /// other one had missed them. To ask for one of them fails.
+    #[must_use]
+    pub fn gone(&self, region: PoolRegion, extents: &[Extent]) -> Vec<Extent> {
+        let mut gone = Vec::new();
+        let client = &self.shell.client;
+        if self.ticket.copies > 1 && !client.sessions().all(rampool_session::Session::takes_part) {
+            let pages = extents.iter().flat_map(Extent::pages);
+            pages.filter(|page| client.is_gone(region.0, *page)).for_each(|page| push_page(&mut gone, page));
+        }
+        gone
+    }
+
+    /// As [`Pool::fetch`], each extent to memory of its own; perhaps none.
+    ///
+    /// # Safety
+    /// As there, of all of this memory.
+    ///
+    /// # Panics
+    /// As there.
+    pub unsafe fn fetch_parts(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        parts: &[(Extent, *mut u8)],
+        demand: bool,
+    ) {
+        let class = if demand { Class::Demand } else { Class::Prefetch };
+        self.submit(region, token, Opcode::Get, class, GET_PAGES, parts.iter().copied());
     }
 
     /// Sends pages to their servers: each extent with the memory its pages lie in. Ends in [`PoolEvent::Stored`] with `token`, or in an event that says why
@@ -1159,6 +1192,19 @@ impl Pool {
                 return Ok(replies.into_iter().flatten().collect());
             }
             self.sleep_or_fail(operation_of(opcode))?;
+        }
+    }
+
+    /// Waits for a server that alone has some pages of the region, for as long as it is waited for at all.
+    fn await_holders(&mut self, region: PoolRegion) -> Result<(), PoolError> {
+        loop {
+            self.step(Instant::now());
+            let (names, client) = (self.names(region)?, &self.shell.client);
+            let complete = client.history(region.0).is_none_or(|history| client.is_complete(names, &history));
+            if complete || !client.has_all_pages() {
+                return Ok(());
+            }
+            self.sleep_or_fail(Operation::CloneRegion)?;
         }
     }
 

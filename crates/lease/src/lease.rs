@@ -302,7 +302,7 @@ impl Directory {
     }
 
     /// A connection of this member broke, without a goodbye. Unknown members are ignored, since they may have
-    /// left meanwhile; so are connections that were replaced.
+    /// left meanwhile; so are connections that were replaced, or broke before.
     pub fn disconnected(
         &mut self,
         now: Tick,
@@ -313,9 +313,10 @@ impl Directory {
         let Some(lease) = self.leases.get_mut(&lease) else { return };
         let Some(member) = lease.members.get_mut(&member) else { return };
         if member.connection == connection {
-            assert!(member.lost_at.is_none(), "a connection breaks once");
-            member.lost_at = Some(now);
-            self.accounts.count_lost(lease.tenant, 1, 0);
+            if member.lost_at.is_none() {
+                member.lost_at = Some(now);
+                self.accounts.count_lost(lease.tenant, 1, 0);
+            }
         }
     }
 

@@ -19,6 +19,8 @@ pub enum BackingEvent {
     Stored { token: u64 },
     /// The servers had no room for store `token`; retry it later.
     Full { token: u64, reason: String },
+    /// Fetch or store `token` came to nothing. The rest goes on; what [`Backing::gone`] names cannot be fetched.
+    Failed { token: u64, reason: String },
     /// Pages are gone for good. The reason names the server, the operation and what was lost.
     Lost { reason: String },
 }
@@ -33,7 +35,7 @@ pub unsafe trait Backing {
     /// Brings pages, in order, to `to`.
     ///
     /// # Safety
-    /// `to` is writable for all pages of `extents` and not used otherwise until `Fetched` or `Lost`.
+    /// `to` is writable for all pages of `extents` and not used otherwise until `Fetched`, `Failed` or `Lost`.
     unsafe fn fetch(
         &mut self,
         region: Self::Region,
@@ -42,6 +44,27 @@ pub unsafe trait Backing {
         to: *mut u8,
         demand: bool,
     );
+
+    /// Those of these pages that are lost, while others are not.
+    fn gone(&self, region: Self::Region, extents: &[Extent]) -> Vec<Extent> {
+        let _ = (region, extents);
+        Vec::new()
+    }
+
+    /// As `fetch`, each run to its own address; perhaps none. Called only where some pages are gone.
+    ///
+    /// # Safety
+    /// As `fetch`.
+    unsafe fn fetch_parts(
+        &mut self,
+        region: Self::Region,
+        token: u64,
+        parts: &[(Extent, *mut u8)],
+        demand: bool,
+    ) {
+        let _ = (region, token, parts, demand);
+        unreachable!("no page of this backing is ever gone");
+    }
 
     /// Stores pages, each run from its own address.
     ///

@@ -16,7 +16,7 @@
 //!   does, for as long as the machine likes: until then the old pages are mapped, and installs and moves
 //!   work. The cache knows which pages have been given up, and lets none leave that it did not install since.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use rampool_kernel::maps::{NotInherited, Pagemap};
@@ -174,6 +174,8 @@ pub struct Pager<B: Backing> {
     refused: Vec<BatchId>,
     stored_pages: Vec<Vec<(Extent, u32)>>,
     fault_started: Option<Instant>,
+    /// What is not in a fetch, because it is lost while other pages are not.
+    gone: BTreeMap<FetchId, Vec<Extent>>,
     /// Events that arrived while the pager waited for another one.
     deferred: VecDeque<BackingEvent>,
     /// Where pages for a forked child arrive.
@@ -283,6 +285,7 @@ impl<B: Backing> Pager<B> {
             place: Place::default(),
             refused: Vec::new(),
             fault_started: None,
+            gone: BTreeMap::new(),
             deferred: VecDeque::new(),
             forked_frames: Mapping::anonymous(FORKED_FETCH_PAGES as usize * OS_PAGE_BYTES)?,
             frozen: false,
@@ -702,7 +705,12 @@ impl<B: Backing> Pager<B> {
                 }
                 self.refused.push(BatchId(id_of(token)));
             }
-            BackingEvent::Lost { reason } => supervisor.lost(self, reason),
+            BackingEvent::Failed { token, reason } if token & FETCH_TOKEN != 0 => {
+                self.fetch_again(token, reason)
+            }
+            BackingEvent::Failed { reason, .. } | BackingEvent::Lost { reason } => {
+                supervisor.lost(self, reason)
+            }
         }
         self.end_if_broken(supervisor);
         true
@@ -916,7 +924,9 @@ impl<B: Backing> Pager<B> {
         loop {
             match self.backing.poll() {
                 Some(BackingEvent::Fetched { token: FORKED_TOKEN }) => return Ok(start),
-                Some(BackingEvent::Lost { reason }) => return Err(reason),
+                Some(
+                    BackingEvent::Failed { token: FORKED_TOKEN, reason } | BackingEvent::Lost { reason },
+                ) => return Err(reason),
                 Some(other) => self.deferred.push_back(other),
                 None => {
                     fds.clear();
@@ -1031,16 +1041,19 @@ impl<B: Backing> Pager<B> {
                 }
                 Output::Confirm { page, given_up } => self.confirm(page, given_up),
                 Output::InstallFetched { extent, fetch, offset_pages, writable } => {
-                    let offset = offset_pages as usize * OS_PAGE_BYTES;
-                    match self.spare.start_of(fetch.0) {
-                        Some(start) => match self.come(extent, start + offset, "a server") {
-                            Ok(()) => self.arrive(extent, fetch, start + offset, writable),
-                            bad => self.install_checked(extent, Some(start + offset), writable, bad),
-                        },
-                        None => {
-                            let from = self.fetches.start_of(fetch.0) + offset;
-                            let checked = self.come(extent, from, "a server");
-                            self.install_checked(extent, Some(from), writable, checked);
+                    match self.gone.get(&fetch) {
+                        None => self.install_fetched(extent, fetch, offset_pages, writable),
+                        Some(gone) => {
+                            for (part, is_gone) in parts_of(extent, gone) {
+                                if is_gone {
+                                    self.install_arriving();
+                                    self.failed_installs.push(part);
+                                } else {
+                                    let before =
+                                        u32::try_from(part.first.0 - extent.first.0).expect("within it");
+                                    self.install_fetched(part, fetch, offset_pages + before, writable);
+                                }
+                            }
                         }
                     }
                 }
@@ -1095,14 +1108,68 @@ impl<B: Backing> Pager<B> {
                         self.demands_in_flight += 1;
                         token |= DEMAND_TOKEN;
                     }
-                    // SAFETY: the slot belongs to this fetch until ReleaseFetch, which follows Fetched.
-                    unsafe { self.backing.fetch(self.region, token, &extents, to, demand) };
+                    self.gone.remove(&fetch);
+                    let gone = self.backing.gone(self.region, &extents);
+                    if gone.is_empty() {
+                        // SAFETY: the slot belongs to this fetch until ReleaseFetch, which follows Fetched.
+                        unsafe { self.backing.fetch(self.region, token, &extents, to, demand) };
+                    } else {
+                        self.fetch_around(token, &extents, gone, to);
+                    }
                 }
                 Output::ReleaseFetch { fetch } => self.release_fetch(fetch),
                 Output::Discard { extent } => self.backing.discard(self.region, extent),
             }
         }
         self.install_arriving();
+    }
+
+    fn install_fetched(&mut self, extent: Extent, fetch: FetchId, offset_pages: u32, writable: bool) {
+        let offset = offset_pages as usize * OS_PAGE_BYTES;
+        match self.spare.start_of(fetch.0) {
+            Some(start) => match self.come(extent, start + offset, "a server") {
+                Ok(()) => self.arrive(extent, fetch, start + offset, writable),
+                bad => self.install_checked(extent, Some(start + offset), writable, bad),
+            },
+            None => {
+                let from = self.fetches.start_of(fetch.0) + offset;
+                let checked = self.come(extent, from, "a server");
+                self.install_checked(extent, Some(from), writable, checked);
+            }
+        }
+    }
+
+    /// Fetches what is not gone. Ends the program where a thread waits for what is.
+    fn fetch_around(&mut self, token: u64, extents: &[Extent], gone: Vec<Extent>, to: *mut u8) {
+        let mut parts: Vec<(Extent, *mut u8)> = Vec::new();
+        for (at, page) in extents.iter().flat_map(Extent::pages).enumerate() {
+            if gone.iter().any(|of| of.contains(page)) {
+                if self.cache.is_wanted(page) {
+                    let reason = format!(
+                        "{page} was only at a memory server that is lost: the other one that holds it had not caught up"
+                    );
+                    self.deferred.push_back(BackingEvent::Lost { reason });
+                }
+            } else {
+                parts.push((Extent::page(page), to.wrapping_add(at * OS_PAGE_BYTES)));
+            }
+        }
+        self.gone.insert(FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN)), gone);
+        // SAFETY: parts of the fetch's slot, which belongs to it until ReleaseFetch.
+        unsafe { self.backing.fetch_parts(self.region, token, &parts, token & DEMAND_TOKEN != 0) };
+    }
+
+    /// A fetch came to nothing, because some of its pages are gone by now: without those.
+    fn fetch_again(&mut self, token: u64, reason: String) {
+        let fetch = FetchId(id_of(token & !FETCH_TOKEN & !DEMAND_TOKEN));
+        let extents = self.cache.fetch_extents(fetch).to_vec();
+        let gone = self.backing.gone(self.region, &extents);
+        let known = self.gone.get(&fetch).map_or(0, |gone| total_pages(gone));
+        if total_pages(&gone) <= known {
+            return self.deferred.push_back(BackingEvent::Lost { reason });
+        }
+        let to = self.spare.start_of(fetch.0).unwrap_or_else(|| self.fetches.start_of(fetch.0));
+        self.fetch_around(token, &extents, gone, std::ptr::with_exposed_provenance_mut(to));
     }
 
     /// Pages at `from` are about to return: with `--verify`, checks that they are the bytes that left.
@@ -1403,6 +1470,19 @@ const HAND_OVER_TOKEN: u64 = 1 << 35;
 /// Half of a number of bytes, in whole pages, at least one.
 pub(crate) fn half(bytes: usize) -> usize {
     (bytes / 2 / OS_PAGE_BYTES).max(1) * OS_PAGE_BYTES
+}
+
+/// Runs of these pages, and whether they are gone.
+fn parts_of(extent: Extent, gone: &[Extent]) -> Vec<(Extent, bool)> {
+    let mut parts: Vec<(Extent, bool)> = Vec::new();
+    for page in extent.pages() {
+        let is_gone = gone.iter().any(|of| of.contains(page));
+        match parts.last_mut() {
+            Some((part, same)) if *same == is_gone => part.count += 1,
+            _ => parts.push((Extent::page(page), is_gone)),
+        }
+    }
+    parts
 }
 
 fn intersect(a: Extent, b: Extent) -> Option<Extent> {

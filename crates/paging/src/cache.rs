@@ -564,6 +564,12 @@ impl Cache {
         &self.config
     }
 
+    /// The pages of a fetch, in order.
+    #[must_use]
+    pub fn fetch_extents(&self, fetch: FetchId) -> &[Extent] {
+        &self.fetches[fetch.0 as usize].extents
+    }
+
     /// Frames this cache may use, in pages.
     #[must_use]
     pub fn budget_pages(&self) -> u64 {

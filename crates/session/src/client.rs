@@ -85,19 +85,20 @@ impl Client {
         self.look_for_spares();
     }
 
-    /// Whether each page has a holder that is there.
+    /// Whether each page has a holder that is there. Some may have missed some pages.
     #[must_use]
     pub fn has_all_pages(&self) -> bool {
         if self.pairs.is_empty() {
             return self.sessions.iter().all(Session::takes_part);
         }
-        self.pairs.iter().all(|pair| pair.iter().any(|server| self.has_all(server)))
+        let is_there = |server: ServerIndex| self.sessions[server.as_usize()].takes_part();
+        self.pairs.iter().all(|pair| pair.iter().any(is_there))
     }
 
-    /// Whether a server is there, and has missed nothing.
-    fn has_all(&self, server: ServerIndex) -> bool {
-        let behind = self.copies.is_behind(server) && self.work.rules.keep(Rule::BehindIsNoSpare);
-        self.sessions[server.as_usize()].takes_part() && !behind
+    /// Whether a server is there, and knows all regions: others can be done without, but for what it has missed.
+    fn fills_in(&self, server: ServerIndex) -> bool {
+        let behind = self.copies.is_behind(server) && !self.work.rules.keep(Rule::SpareByPages);
+        self.sessions[server.as_usize()].takes_part() && self.copies.are_named(server) && !behind
     }
 
     fn look_for_spares(&mut self) {
@@ -110,8 +111,14 @@ impl Client {
                 .flat_map(|pair| pair.iter().filter(is_other))
                 .peekable();
             let paired = others.peek().is_some();
-            let spare = paired && others.all(|server| self.has_all(server));
-            self.sessions[index].set_spare(spare, paired);
+            let (mut spare, mut is_kept) = (paired, paired);
+            for server in others {
+                spare &= self.fills_in(server);
+                is_kept &= self.sessions[server.as_usize()].takes_part();
+                is_kept &= !self.copies.is_behind(server) || self.work.rules.keep(Rule::LosesPagesOnly);
+            }
+            let behind = (0..).nth(index).is_some_and(|server| self.copies.lacks(ServerIndex(server)));
+            self.sessions[index].set_spare(spare, is_kept, paired, behind, self.now);
         }
     }
 
@@ -147,6 +154,7 @@ impl Client {
         let mut history = history.unwrap_or_default();
         history.missed.resize_with(names.len(), Default::default);
         self.copies.regions.insert(of, Region { names, placed, history });
+        self.work.changed = true;
         self.look_at_all();
         self.settle();
     }
@@ -155,6 +163,7 @@ impl Client {
     pub fn close_region(&mut self, of: u32) -> Option<Region> {
         let region = self.copies.regions.remove(&of)?;
         self.copies.changing(of, Extent::new(PageIndex(0), u32::MAX));
+        self.work.changed = true;
         self.look_at_all();
         self.settle();
         Some(region)
@@ -180,7 +189,8 @@ impl Client {
         Some(history)
     }
 
-    /// Whether each page of a region with these names and this history has a holder that is there.
+    /// Whether each page of a region with these names and this history has a holder that is there. Those do not count
+    /// that no holder has which is there or waited for.
     #[must_use]
     pub fn is_complete(&self, names: &[RegionId], history: &History) -> bool {
         let named = |server: &ServerIndex| {
@@ -189,7 +199,15 @@ impl Client {
         let has_all = |server: ServerIndex| {
             named(&server) && history.missed.get(server.as_usize()).is_none_or(PageSet::is_empty)
         };
-        self.pairs.iter().all(|pair| pair.iter().any(has_all) || pair.iter().all(|server| named(&server)))
+        let is_out = |server: ServerIndex| {
+            let session = &self.sessions[server.as_usize()];
+            !session.takes_part() && !session.is_awaited(&self.work, self.now)
+        };
+        self.pairs.iter().all(|pair| {
+            let mut holders = pair.iter();
+            let all = pair.iter().all(|server| named(&server) || is_out(server));
+            holders.any(|server| named(&server)) && (all || pair.iter().any(has_all))
+        })
     }
 
     /// Pages that the server has missed, and that it is to get; and pages of all regions.
@@ -202,6 +220,18 @@ impl Client {
     #[must_use]
     pub fn has_missed(&self, server: ServerIndex, of: u32, page: PageIndex) -> bool {
         self.region(of).is_none_or(|region| region.has_missed(server, &[Extent::page(page)]))
+    }
+
+    /// Whether no holder of this page has it that is there or waited for.
+    #[must_use]
+    pub fn is_gone(&self, of: u32, page: PageIndex) -> bool {
+        let Some(placement) = &self.copies.placement else { return false };
+        let has = |server: ServerIndex| {
+            let session = &self.sessions[server.as_usize()];
+            let is_there = session.takes_part() || session.is_awaited(&self.work, self.now);
+            is_there && !self.has_missed(server, of, page)
+        };
+        !placement.holders(page).iter().any(has)
     }
 
     fn name(&self, of: u32, server: ServerIndex) -> RegionId {
@@ -219,7 +249,8 @@ impl Client {
         let session = &self.sessions[server.as_usize()];
         if session.lost().is_none() && self.copies.look(server, self.now) {
             self.work.changed = true;
-            if !self.copies.is_behind(server) && session.takes_part() {
+            let has_all = !self.copies.is_behind(server) && self.copies.missed_pages(server) == 0;
+            if has_all && session.takes_part() {
                 self.work.outputs.push_back(Output::CaughtUp { server });
             }
         }
@@ -256,9 +287,13 @@ impl Client {
         let mut before = 0;
         for (group, mut piece) in placement.split_groups(extent) {
             let holders = placement.pairs()[usize::from(group.0)];
-            let limit = self.request_limit(holders, pages.limit);
+            let limit = self.request_limit(holders, pages, piece);
             while piece.count > 0 {
                 let open = self.open[usize::from(group.0)].take();
+                if let Some(full) = open.filter(|(.., count)| *count >= limit) {
+                    self.submit_part(holders, pages, full, &mut fill);
+                    continue;
+                }
                 let (id, first, count) = open.unwrap_or_else(|| (self.work.reserve(), piece.first, 0));
                 let fits = piece.count.min(limit - count);
                 let extent = Extent::new(piece.first, fits);
@@ -327,9 +362,21 @@ impl Client {
     }
 
     /// Pages of one request that each of its holders takes.
-    fn request_limit(&self, holders: Holders, limit: u32) -> u32 {
-        if holders.copy.is_some() && holders.iter().all(|server| self.copies.is_behind(server)) {
+    fn request_limit(&self, holders: Holders, pages: Pages, extent: Extent) -> u32 {
+        let limit = pages.limit;
+        let is_behind = |server: ServerIndex| self.copies.is_behind(server);
+        if holders.copy.is_some() && holders.iter().all(is_behind) {
             // One has missed some pages, and the other one others.
+            return 1;
+        }
+        let is_there = |server: ServerIndex| self.sessions[server.as_usize()].takes_part();
+        let missed = |server: ServerIndex| {
+            self.region(pages.of).is_some_and(|region| region.has_missed(server, &[extent]))
+        };
+        let lacks = |server: ServerIndex| is_there(server) && missed(server);
+        let reads = pages.opcode == Opcode::Get && holders.copy.is_some();
+        if reads && !holders.iter().all(is_there) && holders.iter().any(lacks) {
+            // What is there is not to wait for the rest.
             return 1;
         }
         let of = |server: ServerIndex| &self.sessions[server.as_usize()];
@@ -371,7 +418,7 @@ impl Client {
             of,
             ..Ask::control(server, opcode, self.name(of, server))
         };
-        let can_read = takes(first_at);
+        let is_there = takes(first_at);
         let one = ask(first_at, other);
         let two = other.map(|other| (other, takes(other), ask(other, Some(first_at))));
         if let Some((other, takes, mut ask)) = two.filter(|_| opcode != Opcode::Get)
@@ -390,12 +437,15 @@ impl Client {
                 self.miss(other, of, id);
             }
         }
-        if opcode == Opcode::Get && holders.copy.is_some() && !can_read {
-            // No holder is left that has all of it.
+        if holders.copy.is_some() && !is_there {
+            // No holder is there that has all of it, or knows the region.
+            let awaited = holders.iter().find(|server| opcode == Opcode::Get && self.awaits(*server, of, id));
             let lost = holders.iter().find(|server| is_lost(&self.sessions[server.as_usize()]));
-            let server = lost.unwrap_or(first_at);
+            let server = awaited.or(lost).unwrap_or(first_at);
             let reason = self.sessions[server.as_usize()].lost().unwrap_or(Lost::Connection);
-            self.work.submit(id, Ask { server, ..one }, self.now);
+            let other = holders.iter().find(|holder| *holder != server);
+            let region = self.name(of, server);
+            self.work.submit(id, Ask { server, other, region, ..one }, self.now);
             self.work.orphans.push_back((id, Orphaned::Lost(reason)));
         } else {
             self.submit(id, one);
@@ -411,6 +461,18 @@ impl Client {
                     && region.has_missed(server, &self.work.pages[id.0 as usize])
         };
         self.sessions[server.as_usize()].takes_part() && self.region(of).is_some_and(|region| !missed(region))
+    }
+
+    /// Whether one of two holders is there, or waited for.
+    fn is_left(&self, server: ServerIndex, other: Option<ServerIndex>) -> bool {
+        let left = |session: &Session| session.takes_part() || session.is_awaited(&self.work, self.now);
+        other.is_some_and(|other| [server, other].iter().any(|of| left(&self.sessions[of.as_usize()])))
+    }
+
+    /// Whether what the request is for is waited for until the server is back.
+    fn awaits(&self, server: ServerIndex, of: u32, id: RequestId) -> bool {
+        let has = |region: &Region| !region.has_missed(server, &self.work.pages[id.0 as usize]);
+        self.sessions[server.as_usize()].is_awaited(&self.work, self.now) && self.region(of).is_some_and(has)
     }
 
     /// The server does not get the change that the request is.
@@ -433,7 +495,8 @@ impl Client {
     #[inline]
     fn settle(&mut self) {
         let work = &self.work;
-        if work.changed || work.well_again || !work.orphans.is_empty() || !work.steps.is_empty() {
+        let ended = !work.orphans.is_empty() || !work.steps.is_empty() || !work.repairs.is_empty();
+        if work.changed || work.well_again || ended {
             self.settle_orphans();
         }
     }
@@ -443,6 +506,11 @@ impl Client {
             // What waits for a server that is not well may have another one now.
             let Self { sessions, work, .. } = self;
             sessions.iter_mut().filter(|of| !of.is_well()).for_each(|session| session.turn_away(work));
+        }
+        while let Some((server, of, pages)) = self.work.repairs.pop() {
+            if self.copies.repaired(server, of, &pages) {
+                self.look_at(server);
+            }
         }
         while let Some((id, why)) = self.work.orphans.pop_front() {
             self.settle_orphan(id, why);
@@ -462,6 +530,9 @@ impl Client {
             }
             for (index, _) in (0..).zip(&self.sessions).filter(|(_, session)| is_lost(session)) {
                 self.copies.forget(ServerIndex(index));
+            }
+            if self.copies.are_behind() {
+                self.look_at_all();
             }
             self.look_for_spares();
         }
@@ -494,6 +565,11 @@ impl Client {
             self.sessions[other.as_usize()].enqueue(&mut self.work, id);
             return;
         }
+        let awaits = opcode == Opcode::Get && piece.is_none() && other.is_some() && !is_old;
+        if awaits && matches!(why, Orphaned::Lost(_)) && self.awaits(server, of, id) {
+            let Self { sessions, work, .. } = self;
+            return sessions[server.as_usize()].waits(work, id);
+        }
         let misses = matches!(opcode, Opcode::Put | Opcode::Discard) && piece.is_none();
         match why {
             Orphaned::Away => return self.sessions[server.as_usize()].keeps(&self.work, id),
@@ -502,7 +578,11 @@ impl Client {
             }
             _ => {}
         }
-        let spared = other.is_some_and(|other| has(self, other));
+        let spared = other.is_some_and(|other| {
+            let stores = opcode == Opcode::Put && matches!(why, Orphaned::Lost(_));
+            let answers = || keep(self, Rule::OtherAnswers) && self.work.is_also_at(id, other);
+            has(self, other) || stores && answers()
+        });
         if matches!(why, Orphaned::Full(_)) && spared && keep(self, Rule::FullIsMissed) {
             self.miss(server, of, id);
         }
@@ -512,6 +592,10 @@ impl Client {
             (Orphaned::Lost(_), Some(_))
                 if opcode == Opcode::Put && !spared && !keep(self, Rule::OneHolderIsNeeded) => {}
             (Orphaned::Full(_), _) if spared => {}
+            // Later there may be a holder again that is there and has room.
+            (Orphaned::Lost(_), Some(op)) if opcode == Opcode::Put && self.is_left(server, other) => {
+                self.work.op_full(op, other.unwrap_or(server), 0);
+            }
             (Orphaned::Full(free), Some(op)) => self.work.op_full(op, server, free),
             (Orphaned::Lost(reason), Some(op)) => self.work.op_lost(op, server, request.what(), reason),
             (Orphaned::Damaged(page), Some(op)) => self.work.op_corrupt(op, server, page),
@@ -604,6 +688,7 @@ impl Client {
             (Step::Writing, None) if there && known => self.copies.put_off(to, self.now),
             (Step::Naming, Some(name)) if there && known => {
                 self.copies.named(to, of, name, self.work.rules.keep(Rule::NewNameMissedAll));
+                self.work.changed = true;
             }
             (Step::Naming, Some(name)) if there => {
                 let id = self.work.reserve();

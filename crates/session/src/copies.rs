@@ -2,7 +2,8 @@
 //!
 //! A holder that is out misses what is stored and discarded: those pages are in its missed set, and it is not asked for
 //! them. When it is back, piece after piece is read from the other holder and stored there, and leaves the set. The set
-//! may be larger than what was missed, never smaller.
+//! may be larger than what was missed, never smaller. What is stored or discarded again meanwhile leaves it with the
+//! server's answer: a connection's changes are answered in their order, so the answer to a later one is not there yet.
 //!
 //! A piece must not bring back what was changed since it was read. So it begins only where no change of its pages is
 //! under way, is dropped if one is submitted before it is read, and is stored in the class of all changes: what is
@@ -54,8 +55,18 @@ impl Region {
         self.names[server.as_usize()].0 == 0
     }
 
-    fn is_behind(&self, server: ServerIndex) -> bool {
-        self.placed && (self.is_absent(server) || !self.history.missed[server.as_usize()].is_empty())
+    /// Whether it has missed something. With `lost`: something that a server which is not lost may have.
+    fn is_behind(&self, server: ServerIndex, placement: &Placement, lost: &[ServerIndex]) -> bool {
+        let missed = &self.history.missed[server.as_usize()];
+        let may_have = |pages: Extent| {
+            let others = |pages: Extent| placement.holders(pages.first).iter().filter(|of| *of != server);
+            placement.split_groups(pages).any(|(_, part)| others(part).any(|of| !lost.contains(&of)))
+        };
+        let behind = || match lost {
+            [] => !missed.is_empty(),
+            _ => missed.extents().any(may_have),
+        };
+        self.placed && (self.is_absent(server) || behind())
     }
 }
 
@@ -94,6 +105,7 @@ pub(crate) struct Copies {
     /// Where there are two.
     pub placement: Option<Placement>,
     targets: Vec<Target>,
+    lost: Vec<ServerIndex>,
     pub pieces: [Option<Piece>; PIECES],
 }
 
@@ -107,6 +119,11 @@ impl Copies {
         self.targets.get(server.as_usize()).is_some_and(|target| target.behind)
     }
 
+    /// Whether the server may have missed something, be it gone for good.
+    pub fn lacks(&self, server: ServerIndex) -> bool {
+        self.is_behind(server) || !self.lost.is_empty()
+    }
+
     pub fn are_behind(&self) -> bool {
         self.targets.iter().any(|target| target.behind)
     }
@@ -114,7 +131,10 @@ impl Copies {
     /// Looks whether the server has missed something. True: that has changed.
     pub fn look(&mut self, server: ServerIndex, now: Time) -> bool {
         let Some(target) = self.targets.get_mut(server.as_usize()) else { return false };
-        let behind = self.placement.is_some() && self.regions.values().any(|region| region.is_behind(server));
+        let is_behind = |placement: &Placement| {
+            self.regions.values().any(|region| region.is_behind(server, placement, &self.lost))
+        };
+        let behind = self.placement.as_ref().is_some_and(is_behind);
         if behind && !target.behind {
             *target = Target { behind, region: 0, page: 0, pass_ends: now + PASS };
             return true;
@@ -146,11 +166,27 @@ impl Copies {
         !self.is_behind(server) && self.look(server, now)
     }
 
-    /// The server is lost: what it has missed is of no interest.
+    /// The server has these pages as they were changed last. True: it has missed nothing else of the region.
+    pub fn repaired(&mut self, server: ServerIndex, of: u32, pages: &[Extent]) -> bool {
+        let Some(region) = self.regions.get_mut(&of) else { return false };
+        let missed = &mut region.history.missed[server.as_usize()];
+        pages.iter().for_each(|extent| missed.remove(*extent));
+        missed.is_empty()
+    }
+
+    /// The server is lost: what it has missed is of no interest, and what others have missed cannot come from it.
     pub fn forget(&mut self, server: ServerIndex) {
         if let Some(target) = self.targets.get_mut(server.as_usize()) {
             target.behind = false;
         }
+        if !self.lost.contains(&server) {
+            self.lost.push(server);
+        }
+    }
+
+    /// Whether all regions have a name at the server.
+    pub fn are_named(&self, server: ServerIndex) -> bool {
+        self.regions.values().all(|region| !region.placed || !region.is_absent(server))
     }
 
     /// These pages change: what is being read of them is of no use.
@@ -214,21 +250,31 @@ impl Copies {
                 }
                 continue;
             }
-            let missed = &mut region.history.missed[server.as_usize()];
-            let Some((first, end)) = missed.next_from(PageIndex(target.page)) else {
+            let missed = &region.history.missed;
+            let Some((first, end)) = missed[server.as_usize()].next_from(PageIndex(target.page)) else {
                 (target.region, target.page) = (of + 1, 0);
                 continue;
             };
             let stripe_ends = (first.0 / stripe + 1) * stripe;
             let count = u32::try_from(end.0.min(stripe_ends) - first.0).expect("less than a stripe");
-            let extent = Extent::new(first, count.min(PIECE_PAGES));
+            let mut extent = Extent::new(first, count.min(PIECE_PAGES));
             let mut holders = placement.holders(first).iter();
             let others = holders.by_ref().filter(|other| *other != server).collect::<Vec<_>>();
             let [from] = others[..] else {
                 // It only came to be in the set with others.
-                missed.remove(extent);
+                region.history.missed[server.as_usize()].remove(extent);
                 continue;
             };
+            if let Some((from, to)) =
+                missed[from.as_usize()].next_from(first).filter(|of| of.0 < extent.end())
+            {
+                // The other one has missed these.
+                if from == first {
+                    target.page = to.0;
+                    continue;
+                }
+                extent.count = u32::try_from(from.0 - first.0).expect("within the piece");
+            }
             if let Some(busy) = is_at_work(first) {
                 target.page = busy.pages.end().0;
                 continue;
@@ -260,15 +306,9 @@ impl Copies {
     /// If an invariant is broken.
     pub fn check(&self) {
         let Some(placement) = &self.placement else { return };
-        for missed in self.regions.values().map(|region| &region.history.missed) {
-            for (first, _) in missed.iter().flat_map(PageSet::ranges) {
-                let has_missed =
-                    |holder: ServerIndex| missed[holder.as_usize()].overlaps(Extent::page(PageIndex(first)));
-                assert!(
-                    !placement.holders(PageIndex(first)).iter().all(has_missed),
-                    "page {first} has a holder that has not missed it"
-                );
-            }
+        for piece in self.pieces.iter().flatten().filter(|piece| piece.step != Step::Naming) {
+            let holds = |holder: ServerIndex| holder == piece.to;
+            assert!(placement.holders(piece.pages.first).iter().any(holds), "a piece goes to a holder");
         }
     }
 

@@ -234,14 +234,14 @@ pub enum Output {
     /// The connection is made again; what had no answer follows.
     Back { link: LinkId },
     /// The server is lost for good. `during`: what it was asked for longest; none: nothing. `spare`: every page that it
-    /// held has another holder.
+    /// held has another holder that is there. What that has missed is gone.
     Lost { server: ServerIndex, during: Option<What>, reason: Lost, spare: bool },
     /// This request for pages goes to another of their holders. What comes of it from the first one has no place.
     Moved { request: RequestId, from: ServerIndex },
     /// The machine makes this request itself ([`Ask::piece`]): its body is these pages, in the memory of the piece; or
     /// nothing, if there are none.
     Piece { request: RequestId, piece: u8, pages: Extent },
-    /// The server does not answer, and other servers have all of its pages. They are used instead until it is back.
+    /// The server does not answer, and its pages have other holders. These are used instead until it is back.
     Absent { server: ServerIndex, during: Option<What>, reason: Lost },
     /// It is back, and gets what it has missed.
     Returned { server: ServerIndex },

@@ -77,7 +77,7 @@
 //!     -> Away      the connection is broken                                         stores wait
 //!   Suspect, Away
 //!     -> Well      an answer; attached again                                        nothing was missed
-//!     -> Absent    where every page has another holder that has missed nothing:     stores end without it, and are
+//!     -> Absent    where every page has another holder that is there:               stores end without it, and are
 //!                  after 150 ms of silence or without a connection                  in its missed set
 //!   Absent
 //!     -> Behind    attached again by the same run                                   stores go there again; fetches,
@@ -88,8 +88,11 @@
 //!
 //! A server that is behind gets what it has missed in *pieces* ([`Output::Piece`]): a fetch from the other holder, and
 //! a store. `copies.rs` has the missed sets and says why a piece never brings back what was changed meanwhile. A holder
-//! without room is behind as well. A server is absent only where the others have missed nothing, so of two holders at
-//! most one has missed a page.
+//! without room is behind as well. What is stored again leaves the set with the holder's answer.
+//!
+//! A server may be absent, or lost, while another one is behind. Fetches of what only the absent one has wait for it, as
+//! long as a silent server without a spare is waited for; then, or when it is lost, those pages are *gone*
+//! ([`Client::is_gone`]): who asks for them fails, and everything else goes on. A store makes them anew.
 //!
 //! A store is a request to each holder, and ends with the last answer. So what is acknowledged lies at every holder that
 //! has not missed it, and any of them may be read. A suspected server is waited for: its connection still reads the

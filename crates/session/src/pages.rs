@@ -33,6 +33,16 @@ impl PageSet {
         self.ranges.iter().map(|(first, end)| (*first, *end))
     }
 
+    /// The same, each of at most so many pages as an extent has.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> {
+        self.ranges().flat_map(|(first, end)| {
+            let most = u64::from(u32::MAX);
+            (first..end).step_by(u32::MAX as usize).map(move |at| {
+                Extent::new(PageIndex(at), u32::try_from((end - at).min(most)).expect("no more than that"))
+            })
+        })
+    }
+
     pub fn insert(&mut self, extent: Extent) {
         self.insert_range(extent.first.0, extent.end().0);
     }

@@ -83,6 +83,8 @@ pub enum Rule {
     AwaitAll,
     /// A store does not fail with a holder while another one is left.
     OneHolderSuffices,
+    /// A store that another holder has yet to answer does not fail with this one.
+    OtherAnswers,
     /// A store fails with the last holder.
     OneHolderIsNeeded,
     /// What a lost holder was asked for comes from the other one.
@@ -111,14 +113,22 @@ pub enum Rule {
     FullIsMissed,
     /// A holder that is back gets what it has missed.
     CatchUp,
+    /// What a holder has stored or discarded again, it has missed no longer.
+    StoreRepairs,
     /// A piece whose pages change while it is read is not stored.
     VoidPiece,
     /// A piece does not begin while a change of its pages is under way.
     QuietPiece,
     /// Where a region is made later, it has missed everything.
     NewNameMissedAll,
-    /// A holder is given up early only if the others have missed nothing.
-    BehindIsNoSpare,
+    /// A holder is given up early also where another one has missed some pages.
+    SpareByPages,
+    /// A page that only an absent holder has is waited for.
+    OnlyHolderIsAwaited,
+    /// ... but not for ever.
+    GoneIsNotAwaited,
+    /// Where other holders are there, a holder that is lost costs the pages that those have missed, and no more.
+    LosesPagesOnly,
     /// A region that was freed while a holder was absent is freed there later.
     FreesLater,
     /// What a holder has missed of a region, it has missed of what is made of that.
@@ -126,7 +136,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 60] = [
+    pub const ALL: [Self; 65] = [
         Self::RequestCredits,
         Self::ByteCredits,
         Self::SpareCredits,
@@ -167,6 +177,7 @@ impl Rule {
         Self::StoreAtAll,
         Self::AwaitAll,
         Self::OneHolderSuffices,
+        Self::OtherAnswers,
         Self::OneHolderIsNeeded,
         Self::FetchFromOther,
         Self::OwnName,
@@ -181,10 +192,14 @@ impl Rule {
         Self::MissesWhatWasUnderWay,
         Self::FullIsMissed,
         Self::CatchUp,
+        Self::StoreRepairs,
         Self::VoidPiece,
         Self::QuietPiece,
         Self::NewNameMissedAll,
-        Self::BehindIsNoSpare,
+        Self::SpareByPages,
+        Self::OnlyHolderIsAwaited,
+        Self::GoneIsNotAwaited,
+        Self::LosesPagesOnly,
         Self::FreesLater,
         Self::MissedIsInherited,
     ];

@@ -86,11 +86,17 @@ pub struct Session {
     connection: u32,
     identity: Option<Identity>,
     reconnects: bool,
-    /// Every page that the server holds has another holder; some have.
+    /// Every page that the server holds has another holder that is there: all of these know all regions; they are
+    /// there; some pages have one.
     spare: bool,
+    is_kept: bool,
     paired: bool,
+    /// It may have missed something.
+    behind: bool,
     /// While reconnecting: since when; when this step has failed, or the pause is over.
     broke_at: Time,
+    /// The same, but for time in which this process did nothing or others had not all of the pages.
+    spare_at: Time,
     due: Time,
     /// While reconnecting: when the time was looked at last.
     looked: Time,
@@ -145,8 +151,11 @@ impl Session {
             identity: None,
             reconnects: false,
             spare: false,
+            is_kept: false,
             paired: false,
+            behind: false,
             broke_at: now,
+            spare_at: now,
             due: now,
             looked: now,
             absent: false,
@@ -213,7 +222,8 @@ impl Session {
     }
 
     /// Whether it takes part in what changes pages.
-    pub(crate) fn takes_part(&self) -> bool {
+    #[must_use]
+    pub fn takes_part(&self) -> bool {
         !self.absent && self.lost().is_none()
     }
 
@@ -287,9 +297,37 @@ impl Session {
         self.reconnects = reconnects;
     }
 
-    /// Whether every page that the server holds has another holder, and whether some have.
-    pub(crate) fn set_spare(&mut self, spare: bool, paired: bool) {
-        (self.spare, self.paired) = (spare, paired);
+    /// Whether it can be done without for a while, whether the run goes on if it is lost, whether some of its pages
+    /// have another holder, and whether it has missed some.
+    pub(crate) fn set_spare(&mut self, spare: bool, is_kept: bool, paired: bool, behind: bool, now: Time) {
+        if spare && !self.spare && !self.absent {
+            self.spare_at = now;
+        }
+        (self.spare, self.is_kept, self.paired, self.behind) = (spare, is_kept, paired, behind);
+    }
+
+    /// Whether it is absent, and what only it has is waited for.
+    pub(crate) fn is_awaited(&self, work: &Work, now: Time) -> bool {
+        let gone = now >= self.awaited_until() && work.rules.keep(Rule::GoneIsNotAwaited);
+        self.absent && !gone && work.rules.keep(Rule::OnlyHolderIsAwaited)
+    }
+
+    fn awaited_until(&self) -> Time {
+        self.spare_at + self.awaited()
+    }
+
+    /// For how long an absent server is waited for.
+    fn awaited(&self) -> Duration {
+        self.identity.map_or(self.op_deadline, |of| of.grace.min(self.op_deadline))
+    }
+
+    /// The request waits until the server is back.
+    pub(crate) fn waits(&mut self, work: &mut Work, id: RequestId) {
+        work.renumber(id);
+        work.set_phase(id, Phase::Queued);
+        let request = work.get_mut(id);
+        (request.asked_again, request.departed) = (false, false);
+        self.queues[request.ask.class as usize].push_back(id);
     }
 
     /// Whether it is worth asking for a page that another server holds as well.
@@ -537,6 +575,11 @@ impl Session {
             self.write_backs -= 1;
             work.orphans.push_back((id, Orphaned::Full(header.arg)));
             return Ok(());
+        }
+        let changes = matches!(opcode, Opcode::Put | Opcode::Discard) && request.ask.piece.is_none();
+        if ok && changes && self.behind && work.rules.keep(Rule::StoreRepairs) {
+            let pages = std::mem::take(&mut work.pages[id.0 as usize]);
+            work.repairs.push((self.server, request.ask.of, pages));
         }
         let wanted = request.ask.wanted && (ok || request.ask.op.is_none());
         let refused = !ok && !wanted;
@@ -828,7 +871,11 @@ impl Session {
             State::Lost(_) => None,
             State::Pausing | State::Connecting | State::Attaching => {
                 let limit = self.reconnect_limit(work);
-                Some(self.due.min(self.broke_at + limit).min(self.looked + limit / 8))
+                let since = if self.spare && !self.absent { self.spare_at } else { self.broke_at };
+                let awaited = (self.absent && self.looked < self.awaited_until())
+                    .then(|| self.awaited_until().min(self.looked + self.awaited() / 8));
+                let due = awaited.map_or(self.due, |due| self.due.min(due));
+                Some(due.min(since + limit).min(self.looked + limit / 8))
             }
             State::Up if !self.drained => Some(Time(0)),
             State::Up => {
@@ -880,7 +927,7 @@ impl Session {
         self.moved.clear();
         self.waiting = 0;
         self.drained = true;
-        (self.broke_at, self.looked) = (now, now);
+        (self.broke_at, self.spare_at, self.looked) = (now, now, now);
         (self.state, self.due) = (State::Pausing, now);
         self.time_down(work, now);
         if self.lost().is_none() {
@@ -923,12 +970,14 @@ impl Session {
 
     fn time_down(&mut self, work: &mut Work, now: Time) {
         let (limit, gap) = (self.reconnect_limit(work), now - self.looked);
-        if self.spare && !self.absent && gap > limit / 4 && work.rules.keep(Rule::OwnPausesDown) {
+        let most = if self.absent { self.awaited() } else { limit };
+        if (self.spare || self.absent) && gap > most / 4 && work.rules.keep(Rule::OwnPausesDown) {
             // This process did nothing meanwhile.
-            self.broke_at = self.broke_at + gap;
+            self.spare_at = self.spare_at + gap;
         }
         self.looked = now;
-        if now >= self.broke_at + limit && work.rules.keep(Rule::ReconnectLimit) {
+        let since = if self.spare && !self.absent { self.spare_at } else { self.broke_at };
+        if now >= since + limit && work.rules.keep(Rule::ReconnectLimit) {
             let early = !self.absent && self.spare && self.reconnects;
             if early && !self.has_more_than_pages(work) {
                 return self.be_absent(work, Lost::Connection, now);
@@ -937,6 +986,10 @@ impl Session {
             if !early || now >= self.broke_at + grace.min(self.op_deadline) {
                 return self.lose(work, Lost::Connection);
             }
+        }
+        if self.absent && now >= self.awaited_until() && work.rules.keep(Rule::GoneIsNotAwaited) {
+            let waited = self.queues.iter_mut().flat_map(|queue| queue.drain(..));
+            work.orphans.extend(waited.map(|id| (id, Orphaned::Lost(Lost::Connection))));
         }
         if now < self.due {
             return;
@@ -1049,7 +1102,7 @@ impl Session {
             let during = self.end_all(work, State::Lost(reason), reason);
             self.absent = false;
             self.free_later.clear();
-            work.outputs.push_back(Output::Lost { server: self.server, during, reason, spare: self.spare });
+            work.outputs.push_back(Output::Lost { server: self.server, during, reason, spare: self.is_kept });
         }
     }
 
@@ -1057,7 +1110,7 @@ impl Session {
     fn be_absent(&mut self, work: &mut Work, reason: Lost, now: Time) {
         let during = self.end_all(work, State::Pausing, reason);
         self.absent = true;
-        (self.broke_at, self.looked, self.due) = (now, now, now + PAUSE);
+        (self.broke_at, self.spare_at, self.looked, self.due) = (now, now, now, now + PAUSE);
         (self.suspect, self.silent, self.overdue) = (false, None, None);
         (self.waiting, self.drained) = (0, true);
         work.outputs.push_back(Output::Absent { server: self.server, during, reason });

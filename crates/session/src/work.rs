@@ -97,6 +97,8 @@ pub(crate) struct Work {
     pub orphans: VecDeque<(RequestId, Orphaned)>,
     /// Steps of pieces that ended: which piece, and the server's name for what was made; none: it came to nothing.
     pub steps: VecDeque<(u8, Option<RegionId>)>,
+    /// Changes that a server behind has acknowledged: of which region, and which pages.
+    pub repairs: Vec<(ServerIndex, u32, Vec<Extent>)>,
     /// The pages of each request, where another server holds them as well.
     pub pages: Vec<Vec<Extent>>,
     /// A server was lost, or is absent or back, since that was looked at.
@@ -283,6 +285,16 @@ impl Work {
         let (token, store) = (op.token, op.store);
         self.free_ops.push(id.0);
         self.outputs.push_back(Output::Ended { op: id, token, store, outcome });
+    }
+
+    /// Whether this server was asked for the same store, and has not answered.
+    pub fn is_also_at(&self, id: RequestId, server: ServerIndex) -> bool {
+        let Ask { op, at, .. } = self.get(id).ask;
+        let same = |request: &Request| {
+            let Ask { op: of, at: first, .. } = request.ask;
+            request.phase > Phase::Reserved && request.ask.server == server && (of, first) == (op, at)
+        };
+        op.is_some() && self.requests.iter().any(same)
     }
 
     /// Whether a change of some of these pages of a region is under way.

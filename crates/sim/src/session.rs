@@ -35,7 +35,12 @@
 //!   one-holder-suffices          an operation fails only where all holders of a page are lost
 //!   acknowledged-is-kept         ... at every holder that is not lost
 //!   reads-find-a-holder          a thread does not wait for one holder while nothing is wrong with the other
-//!   spare-is-spare               a server is given up early only if another one has each of its pages
+//!   stored-is-not-missed         what a server has acknowledged, it has not missed
+//!   full-has-a-reason            a store fails for lack of room only where a server had none, or none was there
+//!   spares-are-used              a server without a connection is soon done without, if others fill in
+//!   kept-is-had                  what was acknowledged has a holder, as long as none of the two was lost
+//!   loses-pages-only             a server that is lost costs no more than what others have missed, if these are there
+//!   spare-is-spare               a server is given up early only if another one has each of its pages, or knows better
 //! ```
 
 mod plan;

@@ -738,6 +738,53 @@ fn a_full_server_costs_a_copy_and_no_store() {
 }
 
 #[test]
+fn what_is_stored_again_is_missed_no_longer() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut pool = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let region = pool.create_region().unwrap();
+    fakes[0].state().mood.room = Some(0);
+    store(&mut pool, region, extent(0, 64), 1);
+    assert_eq!(pool.stats().servers[0].missed_pages, 64);
+    fakes[0].state().mood.room = None;
+    store(&mut pool, region, extent(0, 60), 2);
+    let missed = pool.stats().servers[0].missed_pages;
+    assert!(missed <= 4, "{missed} pages are missed still");
+    wait_for(&mut pool, |event| matches!(event, PoolEvent::CaughtUp { server: ServerIndex(0), .. }));
+    fakes[1].kill();
+    assert_eq!(degraded(&mut pool), fakes[1].endpoint.to_string());
+    let all = [expected(&[extent(0, 60)], 2), expected(&[extent(60, 4)], 1)].concat();
+    assert_eq!(fetch(&mut pool, region, &[extent(0, 64)]), all);
+}
+
+#[test]
+fn a_loss_costs_what_the_other_server_had_missed_and_no_more() {
+    let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut pool = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let region = pool.create_region().unwrap();
+    store(&mut pool, region, extent(0, 64), 1);
+    fakes[0].state().mood.room = Some(0);
+    store(&mut pool, region, extent(8, 3), 2);
+    assert_eq!(pool.gone(region, &[extent(0, 64)]), []);
+    fakes[1].kill();
+    assert_eq!(degraded(&mut pool), fakes[1].endpoint.to_string());
+    assert_eq!(pool.gone(region, &[extent(0, 64)]), [extent(8, 3)]);
+    for there in [extent(0, 8), extent(11, 53)] {
+        assert_eq!(fetch(&mut pool, region, &[there]), expected(&[there], 1));
+    }
+    let mut memory = Vec::new();
+    submit_fetch(&mut pool, region, 9, &[extent(0, 64)], &mut memory, false);
+    assert!(matches!(next(&mut pool), PoolEvent::Failed { token: 9, error: PoolError::Lost { .. } }));
+    // A copy of the region lacks them as well, and is there.
+    let copy = pool.clone_region(region).unwrap();
+    assert_eq!(pool.gone(copy, &[extent(0, 64)]), [extent(8, 3)]);
+    // What is stored now is there.
+    fakes[0].state().mood.room = None;
+    store(&mut pool, region, extent(8, 3), 3);
+    assert_eq!(pool.gone(region, &[extent(0, 64)]), []);
+    assert_eq!(fetch(&mut pool, region, &[extent(8, 3)]), expected(&[extent(8, 3)], 3));
+}
+
+#[test]
 fn a_child_joins_a_server_late_that_its_parent_did_without() {
     let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
     let mut parent = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();

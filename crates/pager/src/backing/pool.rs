@@ -48,6 +48,21 @@ unsafe impl Backing for Pool {
         unsafe { Pool::fetch(self, region, token, extents, to, demand) };
     }
 
+    fn gone(&self, region: PoolRegion, extents: &[Extent]) -> Vec<Extent> {
+        Pool::gone(self, region, extents)
+    }
+
+    unsafe fn fetch_parts(
+        &mut self,
+        region: PoolRegion,
+        token: u64,
+        parts: &[(Extent, *mut u8)],
+        demand: bool,
+    ) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Pool::fetch_parts(self, region, token, parts, demand) };
+    }
+
     unsafe fn store(&mut self, region: PoolRegion, token: u64, pages: &[(Extent, *const u8)]) {
         // SAFETY: the caller's promise is the same.
         unsafe { Pool::store(self, region, token, pages) };
@@ -71,6 +86,9 @@ unsafe impl Backing for Pool {
                         "memory server {name} returned other bytes than were stored for {page}, twice"
                     ),
                 },
+                PoolEvent::Failed { token, error } if self.copies() > 1 => {
+                    BackingEvent::Failed { token, reason: error.to_string() }
+                }
                 PoolEvent::Failed { error, .. } => BackingEvent::Lost { reason: error.to_string() },
                 PoolEvent::Lost { server, name, operation, reason } => {
                     let held = self.leased(server).unwrap_or(ByteLen(0));

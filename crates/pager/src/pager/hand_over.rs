@@ -125,7 +125,10 @@ impl<B: Backing> Pager<B> {
         loop {
             match self.backing.poll() {
                 Some(BackingEvent::Stored { token: HAND_OVER_TOKEN }) => return Ok(()),
-                Some(BackingEvent::Full { token: HAND_OVER_TOKEN, reason }) => return Err(reason),
+                Some(
+                    BackingEvent::Full { token: HAND_OVER_TOKEN, reason }
+                    | BackingEvent::Failed { token: HAND_OVER_TOKEN, reason },
+                ) => return Err(reason),
                 Some(BackingEvent::Lost { reason }) => {
                     self.deferred.push_back(BackingEvent::Lost { reason: reason.clone() });
                     return Err(reason);

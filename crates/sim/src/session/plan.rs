@@ -172,16 +172,32 @@ impl Plan {
             | Rule::MissesWhileAbsent
             | Rule::MissesWhatWasUnderWay
             | Rule::CatchUp
+            | Rule::StoreRepairs
             | Rule::VoidPiece
             | Rule::QuietPiece
             | Rule::NewNameMissedAll
             | Rule::FreesLater
             | Rule::MissedIsInherited
-            | Rule::BehindIsNoSpare => Self {
+            | Rule::SpareByPages
+            | Rule::OnlyHolderIsAwaited => Self {
                 burst: 40,
                 ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
             },
+            Rule::OtherAnswers => Self {
+                burst: 40,
+                narrow: true,
+                ..plan.with_copies(Faults { cuts: true, silence: true, full: true, ..none })
+            },
+            Rule::LosesPagesOnly => Self {
+                burst: 40,
+                ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, restarts: true, ..none })
+            },
             Rule::FullIsMissed => plan.with_copies(Faults { full: true, silence: true, ..none }),
+            Rule::GoneIsNotAwaited => Self {
+                burst: 40,
+                op_deadline: Duration::from_secs(1),
+                ..plan.with_copies(Faults { cuts: true, hangs: true, silence: true, ..none })
+            },
             Rule::OwnPausesDown => plan.with_copies(Faults { cuts: true, hangs: true, pauses: true, ..none }),
             _ => plan,
         }

@@ -12,6 +12,8 @@ use crate::rng::mix;
 
 /// Bytes that a lease has when nothing is short.
 const ROOM: u64 = 64 << 20;
+/// The tables are checked after each so many requests.
+const CHECKED: u64 = 16;
 /// The part of a frame's number that is what it holds.
 const VALUE: u64 = (1 << 40) - 1;
 const TOKEN: LeaseToken = LeaseToken([7; 16]);
@@ -56,6 +58,7 @@ pub(super) struct Server {
     pub updated: BTreeSet<u64>,
     made: BTreeSet<u64>,
     frames: u64,
+    requests: u64,
     /// The process is gone.
     pub down: bool,
 }
@@ -86,6 +89,7 @@ impl Server {
             updated,
             made,
             frames: 0,
+            requests: 0,
             down: false,
         };
         (server, (member, ConnectionNumber::FIRST))
@@ -189,7 +193,10 @@ impl Server {
             Err(SpaceError::MemberGone | SpaceError::Replaced) => Status::MemberGone,
             Err(_) => Status::LimitReached,
         });
-        self.space.check();
+        self.requests += 1;
+        if self.requests.is_multiple_of(CHECKED) {
+            self.space.check();
+        }
         answer
     }
 
@@ -227,11 +234,12 @@ impl Server {
             Opcode::CreateRegion | Opcode::CloneRegion => {
                 let made = &mut self.made;
                 let region = space.make_once(member, asked.number, |space| {
+                    let region = match asked.opcode {
+                        Opcode::CloneRegion => space.clone_region(member, asked.region),
+                        _ => space.create_region(member),
+                    }?;
                     assert!(made.insert(asked.uid), "region-once: request {} made two", asked.uid);
-                    match asked.opcode {
-                        Opcode::CloneRegion => space.clone_region(member, asked.region).map(Some),
-                        _ => space.create_region(member).map(Some),
-                    }
+                    Ok(Some(region))
                 })?;
                 answer.region = region.expect("it is made in one go").0;
             }

@@ -211,11 +211,16 @@ struct Network {
 struct Judge {
     lost: bool,
     absent_since: Option<u64>,
+    /// The client's own time when it was lost or absent last, and for how long it was absent.
+    out_at: u64,
+    absent_for: u64,
     lied: bool,
     refused: bool,
     broke_for_good: bool,
     dismissed: bool,
     down_since: Option<u64>,
+    /// Since when all that hold its pages as well have been there, and known the region.
+    filled_since: Option<u64>,
     /// The client's own time when its connection broke.
     down_at: u64,
     /// Since when nothing has been wrong with it or the way to it.
@@ -271,6 +276,10 @@ struct Op {
     demand: bool,
     /// The server of one of its parts is lost.
     failed: bool,
+    /// No holder of a page was there.
+    excused: bool,
+    /// A server had no room.
+    refused: bool,
 }
 
 /// What a page may hold: each value with the number of the store that brings it.
@@ -279,6 +288,8 @@ struct Page {
     candidates: Vec<(u64, u64)>,
     stores: u32,
     fetches: u32,
+    /// What was stored last was not acknowledged, or is not what the region has.
+    unsure: bool,
 }
 
 /// A region is being cloned; the program waits.
@@ -366,7 +377,7 @@ impl World {
             bodies: BTreeMap::new(),
             ops: BTreeMap::new(),
             pages: vec![
-                Page { candidates: vec![(0, 0)], stores: 0, fetches: 0 };
+                Page { candidates: vec![(0, 0)], stores: 0, fetches: 0, unsure: false };
                 usize::try_from(PAGES).expect("few")
             ],
             of: 0,
@@ -479,6 +490,7 @@ impl World {
                 self.judge_stored_at(holder, page, 0);
             }
         }
+        self.judge_kept();
         self.judge_regions();
         self.tally
     }
@@ -491,13 +503,22 @@ impl World {
                 let other =
                     self.other(server, PageIndex(page)).filter(|other| !self.judges[other.as_usize()].lost);
                 self.placement.holders(PageIndex(page)).iter().any(|holder| holder == server)
-                    && other.is_some()
+                    && other.is_some_and(|other| !self.client.has_missed(other, self.of, PageIndex(page)))
                     && self.client.has_missed(server, self.of, PageIndex(page))
             };
             let makes_up = self.client.missed_pages(server).0 > 0 && (0..PAGES).any(missed);
             judge.lost || judge.absent_since.is_none() && !makes_up
         };
         (0..).zip(&self.judges).all(whole)
+    }
+
+    /// What was acknowledged is with a holder, as long as none of them was lost.
+    fn judge_kept(&self) {
+        for (page, kept) in (0..).zip(&self.pages) {
+            let mut holders = self.placement.holders(PageIndex(page)).iter();
+            let lost = holders.any(|holder| self.judges[holder.as_usize()].lost);
+            assert!(lost || kept.unsure || self.has_holder(page), "kept-is-had: page {page} has no holder");
+        }
     }
 
     /// No region is left behind where the client was not kept from knowing of it.
@@ -664,7 +685,12 @@ impl World {
             Output::Moved { request, from } => self.moved(request, from),
             Output::Piece { request, piece, pages } => self.piece(request, piece, pages),
             Output::Absent { server, reason, .. } => self.absent(server, reason),
-            Output::Returned { server } => self.judges[server.as_usize()].absent_since = None,
+            Output::Returned { server } => {
+                let awake = self.awake();
+                let judge = &mut self.judges[server.as_usize()];
+                let since = judge.absent_since.take().expect("only an absent server returns");
+                (judge.out_at, judge.absent_for) = (awake, self.now - since);
+            }
             Output::CaughtUp { .. } => self.tally.caught_up += 1,
             Output::Drop { .. } => self.tally.dropped += 1,
             Output::Draining { .. } => self.tally.draining += 1,
@@ -673,7 +699,7 @@ impl World {
     }
 
     fn send(&mut self, link: LinkId, request: RequestId, number: u64) {
-        if !self.bodies.contains_key(&request) {
+        if self.client.request(request).ask.opcode == Opcode::Heartbeat && !self.is_own(request) {
             // The machine's own.
             let ask = Ask::control(link.server, Opcode::Heartbeat, RegionId(0));
             let asked = Asked::of(Opcode::Heartbeat, 0, RegionId(0));
@@ -703,6 +729,11 @@ impl World {
         if !std::mem::replace(&mut conn.flushing, true) {
             self.at(0, Event::Flush(link));
         }
+    }
+
+    /// Whether the judge knows this request as one of the machine's own.
+    fn is_own(&self, request: RequestId) -> bool {
+        self.bodies.get(&request).is_some_and(|body| body.ask.opcode == Opcode::Heartbeat)
     }
 
     /// What must hold of everything that leaves.
@@ -739,11 +770,10 @@ impl World {
             assert!(starved.is_none(), "control-is-not-starved: {starved:?} waits while {request:?} leaves");
         }
         if bulk {
-            assert!(
-                judge.demand.is_empty(),
-                "demand-first: {:?} wait while {request:?} leaves",
-                judge.demand
-            );
+            let is_asked =
+                |id: &&RequestId| self.bodies.get(id).is_some_and(|body| lives(&self.client, **id, body));
+            let waits = judge.demand.iter().find(is_asked);
+            assert!(waits.is_none(), "demand-first: {waits:?} waits while {request:?} leaves");
         }
     }
 
@@ -768,6 +798,17 @@ impl World {
             fork.names[link.server.as_usize()] = RegionId(message.header.region);
         }
         assert_eq!(message.run, self.judges[link.server.as_usize()].run, "nothing-from-another-run");
+        if message.header.status == Status::PoolFull
+            && let Some(op) = body.token.and_then(|token| self.ops.get_mut(&token))
+        {
+            op.refused = true;
+        }
+        let changes = matches!(body.ask.opcode, Opcode::Put | Opcode::Discard) && body.ask.piece.is_none();
+        if changes && message.header.status == Status::Ok {
+            let mut pages = body.asked.extents.iter().flat_map(Extent::pages);
+            let missed = pages.find(|page| self.client.has_missed(link.server, self.of, *page));
+            assert!(missed.is_none(), "stored-is-not-missed: {missed:?} at {:?}", link.server);
+        }
         if wanted && body.ask.opcode == Opcode::FetchOp {
             let op = &self.ops[&body.token.expect("an update is an operation")];
             assert_eq!(message.header.arg, op.expected, "updates-in-order: {:?}", body.asked);
@@ -850,12 +891,40 @@ impl World {
         self.placement.holders(page).iter().find(|holder| *holder != server)
     }
 
+    fn is_there(&self, server: ServerIndex) -> bool {
+        let judge = &self.judges[server.as_usize()];
+        !judge.lost && judge.absent_since.is_none()
+    }
+
     /// Whether a server is there and has not missed these pages.
     fn has(&self, server: ServerIndex, pages: impl Iterator<Item = PageIndex>) -> bool {
-        let judge = &self.judges[server.as_usize()];
         let mut pages = pages;
-        !judge.lost
-            && judge.absent_since.is_none()
+        self.is_there(server) && pages.all(|page| !self.client.has_missed(server, self.of, page))
+    }
+
+    /// Whether a holder of the page is there and has not missed it.
+    fn has_holder(&self, page: u64) -> bool {
+        let page = PageIndex(page);
+        self.placement.holders(page).iter().any(|server| self.has(server, std::iter::once(page)))
+    }
+
+    /// Whether what an absent server has is waited for.
+    fn is_awaited(&self, server: ServerIndex) -> bool {
+        let judge = &self.judges[server.as_usize()];
+        !judge.lost && judge.absent_since.is_some_and(|since| self.now - since < self.awaited_ns())
+    }
+
+    fn awaited_ns(&self) -> u64 {
+        self.op_ns().min(u64::try_from(self.plan.grace.as_nanos()).expect("short"))
+    }
+
+    /// Whether a request waits for its server, which alone has some of its pages.
+    fn is_awaited_by(&self, body: &Body) -> bool {
+        let server = body.ask.server;
+        let mut pages = body.asked.extents.iter().flat_map(Extent::pages);
+        body.token.is_some()
+            && body.asked.opcode == Opcode::Get
+            && self.is_awaited(server)
             && pages.all(|page| !self.client.has_missed(server, self.of, page))
     }
 
@@ -863,10 +932,15 @@ impl World {
     fn live_other(&self, body: &Body) -> Option<ServerIndex> {
         let first = body.asked.extents.first().filter(|_| body.token.is_some())?.first;
         let pages = body.asked.extents.iter().flat_map(Extent::pages);
-        self.other(body.ask.server, first).filter(|other| self.has(*other, pages))
+        let same = |of: &Body| (of.token, &of.asked.extents) == (body.token, &body.asked.extents);
+        let is_also_at = |other: ServerIndex| {
+            let of_it = |of: &&Body| of.ask.server == other && of.ask.opcode == Opcode::Put && same(of);
+            body.ask.opcode == Opcode::Put && self.bodies.values().any(|of| of_it(&of))
+        };
+        self.other(body.ask.server, first).filter(|other| self.has(*other, pages) || is_also_at(*other))
     }
 
-    /// Another holder of each page of a server is there and has what the page may hold.
+    /// Another holder of each page of a server is there and has what the page may hold, or knows that it has not.
     fn judge_spare(&self, server: ServerIndex) {
         for page in 0..PAGES {
             let holders = self.placement.holders(PageIndex(page));
@@ -877,6 +951,9 @@ impl World {
                 holders.iter().find(|holder| *holder != server).expect("spare-is-spare: there is one copy");
             let judge = &self.judges[other.as_usize()];
             assert!(!judge.lost && judge.absent_since.is_none(), "spare-is-spare: {other:?} is not there");
+            if self.client.has_missed(other, self.of, PageIndex(page)) {
+                continue;
+            }
             let kept = &self.pages[usize::try_from(page).expect("few")];
             let value = self.servers[other.as_usize()].value(self.name(other), page);
             let known = value.is_some_and(|value| kept.candidates.iter().any(|(_, may)| *may == value));
@@ -924,8 +1001,9 @@ impl World {
         self.tally.absent += 1;
         self.judge_spare(server);
         self.judge_early(server, reason);
-        let now = self.now;
+        let (now, awake) = (self.now, self.awake());
         let judge = &mut self.judges[server.as_usize()];
+        judge.out_at = awake;
         assert!(judge.absent_since.replace(now).is_none(), "absent-once: {server:?}");
         judge.down_since = None;
         // What it may have made, it keeps.
@@ -968,7 +1046,7 @@ impl World {
         for (id, body) in self.bodies.iter().filter(|(_, body)| of_it(body)) {
             let old = self.now - body.made_at >= self.op_ns() * u64::from(DEADLINES);
             let fetched = body.asked.opcode == Opcode::Get;
-            let spared = self.live_other(body).is_some() && !(old && fetched);
+            let spared = (self.live_other(body).is_some() || self.is_awaited_by(body)) && !(old && fetched);
             if !spared {
                 failed.extend(body.token);
             }
@@ -977,7 +1055,8 @@ impl World {
             }
         }
         for token in failed {
-            self.ops.get_mut(&token).expect("its request lives").failed = true;
+            let op = self.ops.get_mut(&token).expect("its request lives");
+            (op.failed, op.excused) = (true, true);
         }
         if let Some(fork) = &mut self.fork {
             fork.waits.retain(|id| !gone.contains(id));
@@ -1017,13 +1096,19 @@ impl World {
     }
 
     fn lost(&mut self, server: ServerIndex, reason: Lost, spare: bool) {
-        let (op, now) = (self.op_ns(), self.now);
+        let (op, now, awake) = (self.op_ns(), self.now, self.awake());
+        let others = |page: u64| self.placement.holders(PageIndex(page)).iter().filter(|of| *of != server);
+        let is_its = |page: &u64| self.placement.holders(PageIndex(*page)).iter().any(|of| of == server);
+        let kept = |page: u64| others(page).any(|other| self.is_there(other));
+        let filled = (0..PAGES).filter(is_its).all(kept);
+        assert!(spare == filled, "loses-pages-only: {server:?} is lost, spare: {spare}, not {filled}");
         if spare {
             self.judge_spare(server);
         }
         self.tally.spared += u64::from(spare);
         let judge = &mut self.judges[server.as_usize()];
         assert!(!std::mem::replace(&mut judge.lost, true), "lost-once: {server:?}");
+        judge.out_at = awake;
         let ages = self.bodies.values().filter(|body| body.ask.server == server && body.sent_before);
         let oldest = ages.map(|body| now - body.made_at).max().unwrap_or(0);
         let old = oldest + MS >= op * u64::from(DEADLINES - 1);
@@ -1058,7 +1143,21 @@ impl World {
     }
 
     fn ended(&mut self, token: u64, outcome: Outcome) {
-        let op = self.ops.remove(&token).unwrap_or_else(|| panic!("one-end: operation {token} ends twice"));
+        let mut op =
+            self.ops.remove(&token).unwrap_or_else(|| panic!("one-end: operation {token} ends twice"));
+        if matches!(outcome, Outcome::Lost { .. }) {
+            // What was waited for in vain.
+            let client = &self.client;
+            let in_vain =
+                |(id, body): &(&RequestId, &Body)| body.token == Some(token) && !lives(client, **id, body);
+            let gone = self.bodies.iter().filter(in_vain).map(|(_, body)| body.ask.server);
+            let long = |server: ServerIndex| {
+                let judge = &self.judges[server.as_usize()];
+                judge.absent_since.map_or(judge.absent_for, |since| self.now - since) >= self.awaited_ns()
+            };
+            op.excused |= gone.into_iter().any(long);
+            self.bodies.retain(|id, body| body.token != Some(token) || lives(client, *id, body));
+        }
         for body in op.requests.iter().filter_map(|request| self.bodies.get(request)) {
             assert!(body.token != Some(token), "every-part: operation {token} ends before {:?}", body.asked);
         }
@@ -1077,7 +1176,11 @@ impl World {
                     "corrupt-is-damaged-twice: {token}"
                 );
             }
-            Outcome::Full { .. } => self.tally.full += 1,
+            Outcome::Full { .. } => {
+                self.tally.full += 1;
+                let none_left = op.pages.iter().any(|(page, _)| !self.has_holder(*page));
+                assert!(op.refused || op.excused || none_left, "full-has-a-reason: {op:?}");
+            }
             Outcome::Done => {}
             Outcome::Denied { server, .. } => {
                 let own_run = self.servers[server.as_usize()].run == self.judges[server.as_usize()].run;
@@ -1086,14 +1189,11 @@ impl World {
             }
             Outcome::Lost { server, .. } => {
                 let judge = &self.judges[server.as_usize()];
-                assert!(judge.lost || judge.absent_since.is_some(), "lost-has-a-reason: {outcome:?}");
-                let page = |page: u64| std::iter::once(PageIndex(page));
-                let none_left = |of: u64| {
-                    !self.placement.holders(PageIndex(of)).iter().any(|server| self.has(server, page(of)))
-                };
+                let out = judge.lost || judge.absent_since.is_some() || judge.out_at >= op.made_at;
+                assert!(out || op.excused, "lost-has-a-reason: {outcome:?}");
                 let old = self.awake() - op.made_at >= self.op_ns() * u64::from(DEADLINES - 1);
-                let excused = old || op.pages.is_empty() || op.pages.iter().any(|(page, _)| none_left(*page));
-                assert!(excused, "one-holder-suffices: {op:?}");
+                let none_left = op.pages.iter().any(|(page, _)| !self.has_holder(*page));
+                assert!(old || op.pages.is_empty() || op.excused || none_left, "one-holder-suffices: {op:?}");
                 self.tally.failed += 1;
             }
         }
@@ -1104,6 +1204,7 @@ impl World {
                 if done {
                     kept.candidates.retain(|(number, _)| number >= store);
                 }
+                kept.unsure = !done;
             } else {
                 kept.fetches -= 1;
                 if done {
@@ -1174,8 +1275,11 @@ impl World {
             return;
         }
         self.check_reads();
+        self.check_spares();
         let beat = u64::try_from(self.plan.heartbeat.as_nanos()).expect("short") / 2 + 5 * MS;
-        let reconnect = self.op_ns().min(u64::try_from(self.plan.grace.as_nanos()).expect("short")) + 5 * MS;
+        let reconnect = self.op_ns().min(u64::try_from(self.plan.grace.as_nanos()).expect("short"));
+        // One that can be done without has its time, even if that is late.
+        let reconnect = reconnect + u64::try_from(SPARE_SILENCE.as_nanos()).expect("short") + 5 * MS;
         let there = |judge: &Judge| !judge.lost && judge.absent_since.is_none();
         for (index, judge) in self.judges.iter().enumerate().filter(|(_, judge)| there(judge)) {
             let down = judge.down_since.map_or(0, |since| self.now - since.max(self.awake_since));
@@ -1189,6 +1293,29 @@ impl World {
                 "idle-notices: nothing was sent for {} ns",
                 self.now - since
             );
+        }
+    }
+
+    /// A server whose connection is broken is soon done without, if others can fill in.
+    fn check_spares(&mut self) {
+        let Faults { slow, pauses, poison, lies, .. } = self.plan.faults;
+        if self.plan.copies == 1 || !self.plan.pages || slow || pauses || poison || lies {
+            return;
+        }
+        let most = u64::try_from(MOST_SPARE_SILENCE.as_nanos()).expect("short") * 2;
+        for index in 0..self.plan.servers {
+            let server = ServerIndex(index);
+            let pages = (0..PAGES).step_by(STRIPE_PAGES as usize).map(PageIndex);
+            let holders = pages.map(|page| self.placement.holders(page));
+            let others = holders.filter(|of| of.iter().any(|of| of == server)).flat_map(|of| of.iter());
+            let mut others = others.filter(|other| *other != server);
+            let filled = others.all(|other| self.is_there(other) && self.name(other).0 != 0);
+            let judge = &mut self.judges[server.as_usize()];
+            judge.filled_since = filled.then(|| judge.filled_since.unwrap_or(self.now));
+            let since = judge.filled_since.zip(judge.down_since).map(|(filled, down)| filled.max(down));
+            let waits = since.filter(|_| !judge.lost && judge.absent_since.is_none());
+            let waited = waits.map_or(0, |since| self.now - since);
+            assert!(waited <= most, "spares-are-used: {server:?} is waited for, {waited} ns");
         }
     }
 
@@ -1744,6 +1871,8 @@ impl World {
             requests,
             demand: false,
             failed: false,
+            excused: false,
+            refused: false,
         };
         self.ops.insert(token, op);
         token
@@ -1758,6 +1887,16 @@ impl World {
         values: &[Vec<u64>],
     ) {
         let op = self.client.begin(token, opcode == Opcode::Put);
+        let takes = |server: ServerIndex, page: PageIndex| match opcode {
+            Opcode::Put => self.is_there(server) && self.name(server).0 != 0,
+            _ => {
+                let missed = self.client.has_missed(server, self.of, page);
+                (self.is_there(server) || self.is_awaited(server)) && !missed
+            }
+        };
+        let has_holder = |page: PageIndex| self.placement.holders(page).iter().any(|of| takes(of, page));
+        let excused = !extents.iter().flat_map(Extent::pages).all(has_holder);
+        self.ops.get_mut(&token).expect("just begun").excused = excused;
         let mut parts: BTreeMap<RequestId, Asked> = BTreeMap::new();
         let pages =
             Pages { of: self.of, op, opcode, class, limit: if opcode == Opcode::Put { 32 } else { 64 } };
@@ -1797,8 +1936,11 @@ impl World {
             op.uid = asked.uid;
             op.failed |= self.judges[ask.server.as_usize()].lost;
         }
+        // What had this number before has ended.
+        self.judges.iter_mut().for_each(|judge| _ = judge.demand.remove(&id));
         let judge = &mut self.judges[ask.server.as_usize()];
-        if judge.lost || judge.absent_since.is_some() {
+        let waits = asked.opcode == Opcode::Get && token.is_some();
+        if judge.lost || judge.absent_since.is_some() && !waits {
             return;
         }
         match ask.class {
@@ -1849,7 +1991,9 @@ impl World {
         self.next_store += 1;
         for extent in extents {
             for page in extent.pages() {
-                self.pages[usize::try_from(page.0).expect("few")].candidates.push((number, 0));
+                let kept = &mut self.pages[usize::try_from(page.0).expect("few")];
+                kept.candidates.push((number, 0));
+                kept.unsure = true;
             }
             let mut made: Vec<(RequestId, Extent)> = Vec::new();
             let (client, placement, now) = (&mut self.client, &self.placement, Time(self.now));
@@ -1908,6 +2052,10 @@ impl World {
             self.client.open_region(Time(self.now), self.of + 1, fork.names, fork.history);
             let old = self.client.close_region(self.of).expect("the program has a region");
             self.of += 1;
+            for page in 0..PAGES {
+                let unsure = !self.has_holder(page);
+                self.pages[usize::try_from(page).expect("few")].unsure |= unsure;
+            }
             old.names
         };
         for (index, name) in (0..).zip(old).filter(|(_, name)| name.0 != 0) {
@@ -2000,6 +2148,11 @@ impl Asked {
     fn of(opcode: Opcode, number: u64, region: RegionId) -> Self {
         Self { number, opcode, uid: 0, region, extents: Vec::new(), values: Vec::new(), counter: 0 }
     }
+}
+
+/// Whether the machine still knows a request. One that was waited for in vain has ended without a word.
+fn lives(client: &Client, id: RequestId, body: &Body) -> bool {
+    client.is_under_way(client.number(id)) && client.request(id).ask.op == body.ask.op
 }
 
 /// The judge's copy of what goes into a request.
