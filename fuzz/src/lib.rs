@@ -262,8 +262,9 @@ fn threadless(pages: u64) -> Threadless {
     })
 }
 
-/// Members that come, go, are lost and come back, in any order, and the server's reaper, which settles departures
-/// late and in another order than they were told: every frame is freed once, and in the end nothing is lent.
+/// Members that come, go, are lost and come back, in any order, and the server's reaper, which settles
+/// departures late and in another order than they were told: every frame is freed once, and in the end
+/// nothing is lent.
 pub fn reaper(data: &[u8]) {
     let mut server = threadless(64);
     // Those let in: lease, token, member, connection.
@@ -309,9 +310,9 @@ pub fn reaper(data: &[u8]) {
     server.check();
 }
 
-/// Frames of two hostile clients, by turns, to a whole server but for its threads: it answers each or ends its
-/// connection, another client's page stays what it is, and when they are gone nothing of theirs is left. Checksums
-/// are corrected, and what joins a lease has the token of one that was granted.
+/// Frames of two hostile clients, by turns, to a whole server but for its threads: it answers each or ends
+/// its connection, another client's page stays what it is, and when they are gone nothing of theirs is left.
+/// Checksums are corrected, and what joins a lease has the token of one that was granted.
 pub fn server(data: &[u8]) {
     let mut server = threadless(256);
     let victim = server.connect();

@@ -6,10 +6,10 @@
 //! ignored. On a departure the caller frees the member's memory first and calls [`Directory::closed`] last,
 //! so that nothing is lent twice.
 //!
-//! A lease is a tenant's, whose members alone may join it, and is charged to its account. A tenant has at most a
-//! quarter of the places for leases, so that it takes four to keep others out. A member whose connection broke
-//! counts as a connection of its tenant for as long as it may come back: who connects, takes a lease and goes
-//! away, again and again, has at most as many leases as it may have connections.
+//! A lease is a tenant's, whose members alone may join it, and is charged to its account. A tenant has at
+//! most a quarter of the places for leases, so that it takes four to keep others out. A member whose
+//! connection broke counts as a connection of its tenant for as long as it may come back: who connects, takes
+//! a lease and goes away, again and again, has at most as many leases as it may have connections.
 //!
 //! Invariants: `lent_bytes` = sum of the leases' bytes `<= memory_bytes`; a member is *lost* exactly while
 //! its connection is broken.

@@ -1,10 +1,9 @@
 //! A log limiter for what peers cause again and again: the first events in full, then a count.
 //!
-//! Any peer that reaches a server's port can cause log lines as often as it likes, and so can any client. In each
-//! period an event is logged when it is seen for the first time (or the first few times), and once more, with a
-//! count, when the period is over. Only a
-//! bounded number of different events are kept apart; those beyond count together. So a period costs a
-//! bounded number of lines and bytes.
+//! Any peer that reaches a server's port can cause log lines as often as it likes, and so can any client. In
+//! each period an event is logged when it is seen for the first time (or the first few times), and once more,
+//! with a count, when the period is over. Only a bounded number of different events are kept apart; those
+//! beyond count together. So a period costs a bounded number of lines and bytes.
 
 use std::collections::BTreeMap;
 

@@ -4,9 +4,9 @@
 //! child takes over the copy its parent made for it), or its owner opens it for all members: then it belongs
 //! to the lease, and stays until a member frees it or the lease closes. A lease pays for frames, each once
 //! however many regions share it. Page tables are free up to a 64th of the lease, four times what densely
-//! used regions need, and a little more for small leases, which is charged to the tenant; beyond that they are
-//! paid for, as are regions themselves beyond 64, so that no client can make a server hold tables for pages it
-//! does not hold.
+//! used regions need, and a little more for small leases, which is charged to the tenant; beyond that they
+//! are paid for, as are regions themselves beyond 64, so that no client can make a server hold tables for
+//! pages it does not hold.
 //!
 //! A queue's messages are paid for as well: their bodies as pages of the queue's region, which belongs to the
 //! lease, the rest by [`Queues::memory_bytes`].
@@ -36,8 +36,8 @@ const REGION_BYTES: u64 = 512;
 const FREE_REGIONS: usize = 64;
 /// Extents that a bounded step of a discard looks at.
 const EXTENTS_AT_ONCE: usize = 16;
-/// Page tables that a lease has for free beyond a 64th of it, so that a small lease is usable at all: not more than
-/// its size, and one.
+/// Page tables that a lease has for free beyond a 64th of it, so that a small lease is usable at all: not
+/// more than its size, and one.
 const FREE_METADATA_BYTES: u64 = 16 * CHUNK_BYTES;
 const ONE_TABLE_BYTES: u64 = CHUNK_BYTES + ROOT_ENTRY_BYTES;
 

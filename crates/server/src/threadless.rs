@@ -54,7 +54,7 @@ impl Threadless {
         Self { shared, tasks, waiting, _copies: copies, buffers, connections: Vec::new() }
     }
 
-    // --- connections -----------------------------------------------------------------------------------------
+    // --- connections ----------------------------------------------------------------------------------
 
     /// A new connection; returns its number.
     ///
@@ -81,8 +81,8 @@ impl Threadless {
         number
     }
 
-    /// The client sends these bytes, and takes whatever it is answered until nothing is left to do. `None`: its
-    /// connection is over.
+    /// The client sends these bytes, and takes whatever it is answered until nothing is left to do. `None`:
+    /// its connection is over.
     ///
     /// # Panics
     /// If that never ends.
@@ -168,7 +168,7 @@ impl Threadless {
         }
     }
 
-    // --- the reaper ------------------------------------------------------------------------------------------
+    // --- the reaper -----------------------------------------------------------------------------------
 
     /// As a connection that asks for a lease.
     pub fn open(&mut self, bytes: u64, token: LeaseToken) -> Option<(LeaseId, MemberId)> {
@@ -249,7 +249,7 @@ impl Threadless {
         give_up(&self.shared, now);
     }
 
-    // --- what is left ----------------------------------------------------------------------------------------
+    // --- what is left ---------------------------------------------------------------------------------
 
     /// Leases and frames.
     #[must_use]
