@@ -630,6 +630,14 @@ impl Pool {
         Ok(ticket)
     }
 
+    /// Gives back what another member has not taken over of a region that was handed over to it, and will not: where it
+    /// could not join a server, say. What it has taken over is its own, and stays. Does not block.
+    pub fn free_what_was_not_taken(&mut self, ticket: &RegionTicket) {
+        if ticket.is_of(&self.ticket.parts) {
+            self.give_back(ticket.regions.iter().map(|name| Some(*name)), Instant::now());
+        }
+    }
+
     /// Makes an empty region, on every server. Blocks until all have answered.
     ///
     /// # Errors
