@@ -56,7 +56,7 @@ use body::{Body, Reply, lost};
 use rampool_net::transport::{
     Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, PeerAddress, SameHost, connect,
 };
-use rampool_session::{Ask, Class, Fill, Grant, History, Input, Pages, Stamp};
+use rampool_session::{Ask, Class, Fill, Grant, History, Input, PageSet, Pages, Stamp};
 use reconnect::Place;
 use server::Server;
 use shell::{Shell, fresh};
@@ -85,6 +85,8 @@ struct Names {
     ids: Vec<RegionId>,
     /// All of it lies at this one.
     only: Option<ServerIndex>,
+    /// What each server had missed when another process opened the region for the direct view.
+    missed: Vec<PageSet>,
 }
 
 /// Something that happened in a pool.
@@ -1101,7 +1103,7 @@ impl Pool {
     }
 
     fn remember(&mut self, ids: Vec<RegionId>, history: Option<History>) -> PoolRegion {
-        self.remember_names(Names { ids, only: None }, history)
+        self.remember_names(Names { ids, only: None, missed: Vec::new() }, history)
     }
 
     /// `history`: of a region whose pages lie where placement says.
