@@ -236,6 +236,32 @@ def both_copies_are_lost(world, scale):
 
 
 @suite.test()
+def a_loss_while_the_other_server_is_behind_costs_what_is_touched(world, scale):
+    """One server stops and misses pages. When it is back, the other one stops, so it cannot catch up, and is killed. Only who touches those pages ends."""
+    for touches in (0, 1):
+        behind, dies = (world.serve("900M", name=f"{name}{touches}") for name in ("behind", "dies"))
+        steps = world.dir / f"steps{touches}"
+        steps.mkdir()
+        running = world.start([built("behind"), steps, touches], local=16 * MIB, servers=[behind, dies], options=["--memory", "400M"])
+        running.wait_for("stored")
+        behind.process.send_signal(signal.SIGSTOP)
+        (steps / "1").touch()
+        running.wait_for("behind")
+        dies.process.send_signal(signal.SIGSTOP)
+        behind.process.send_signal(signal.SIGCONT)
+        (steps / "2").touch()
+        # It reads there what was not missed.
+        running.wait_for("read")
+        dies.kill()
+        (steps / "3").touch()
+        outcome = running.finish()
+        if touches:
+            must_be_lost(outcome, "had not caught up")
+        else:
+            check(outcome.code == 0 and "all right" in outcome.text(), f"it ends with {outcome.code}: {outcome.said()}")
+
+
+@suite.test()
 def two_copies_that_do_not_fit(world, scale):
     """By default one copy is kept then; on request it is an error."""
     servers = [world.serve("300M", name=name) for name in ("first", "second")]

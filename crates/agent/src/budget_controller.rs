@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rampool_client::error::PoolError;
 use rampool_client::pool::Pool;
-use rampool_client::pool::PoolRegion;
+use rampool_client::pool::{PoolRegion, RegionTicket};
 use rampool_kernel::OS_PAGE_BYTES;
 use rampool_kernel::memory::ResidentCounter;
 use rampool_kernel::uffd::Uffd;
@@ -60,6 +60,8 @@ pub struct BudgetController {
     served: Vec<ServedChild>,
     /// Children that are not served until they have asked, where forks are not followed.
     expected: Vec<Expected>,
+    /// Regions that children are about to take over.
+    handed_over: Vec<(OwnedFd, RegionTicket)>,
     /// Resident unmanaged pages when the program's mappings were last read.
     other_at_scan: u64,
     tick: Duration,
@@ -90,6 +92,7 @@ impl BudgetController {
             ending,
             served: Vec::new(),
             expected: Vec::new(),
+            handed_over: Vec::new(),
             other_at_scan: 0,
             tick: SHORTEST_TICK,
             had_run: 0,
@@ -157,11 +160,15 @@ impl BudgetController {
 
     fn serve_expected(&mut self, pager: &mut Pager<Pool>) {
         let settings = self.settings;
+        let handed_over = &mut self.handed_over;
         self.expected.retain(|child| match line::listen(&child.line) {
             Line::Quiet => true,
             Line::Asked => {
                 match pager.hand_over_region(child.region) {
-                    Ok(ticket) => line::hand_over(&child.line, None, &child.memory, &ticket),
+                    Ok(ticket) => {
+                        let taken = line::hand_over(&child.line, None, &child.memory, &ticket);
+                        handed_over.extend(taken.map(|taken| (taken, ticket)));
+                    }
                     Err(error) => end_process(
                         Some(settings),
                         &format!("a forked child cannot be given its memory: {error}"),
@@ -311,6 +318,11 @@ impl Supervisor<Pool> for BudgetController {
             events: libc::POLLIN,
             revents: 0,
         }));
+        out.extend(self.handed_over.iter().map(|(taken, _)| libc::pollfd {
+            fd: taken.as_raw_fd(),
+            events: 0,
+            revents: 0,
+        }));
         for child in &self.served {
             out.push(libc::pollfd { fd: child.fork_fault_server.raw_fd(), events: libc::POLLIN, revents: 0 });
             if let Some(line) = &child.line {
@@ -322,6 +334,8 @@ impl Supervisor<Pool> for BudgetController {
     fn wake_up(&mut self, pager: &mut Pager<Pool>) -> bool {
         self.serve_request(pager);
         self.serve_expected(pager);
+        let taken = self.handed_over.extract_if(.., |(taken, _)| line::has_hung_up(taken));
+        taken.for_each(|(_, ticket)| pager.free_what_was_not_taken(&ticket));
         let mut served = std::mem::take(&mut self.served);
         while let Some(mut child) = served.pop() {
             let fallback = self.fallback.as_ref();
@@ -349,7 +363,10 @@ impl Supervisor<Pool> for BudgetController {
                         Ok((uffd, memory, ticket))
                     });
                     match handed {
-                        Ok((uffd, memory, ticket)) => line::hand_over(&line, Some(&uffd), &memory, &ticket),
+                        Ok((uffd, memory, ticket)) => {
+                            let taken = line::hand_over(&line, Some(&uffd), &memory, &ticket);
+                            self.handed_over.extend(taken.map(|taken| (taken, ticket)));
+                        }
                         Err(error) => {
                             self.served.append(&mut served);
                             self.give_served_up();

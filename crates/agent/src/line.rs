@@ -30,6 +30,8 @@ pub struct Inheritance {
     pub faults: FaultCatcher,
     pub memory: ChildMemory,
     pub region: RegionTicket,
+    /// Closed when the region is taken over.
+    pub taking: OwnedFd,
 }
 
 /// The parent's end of the line to the child whose fork event was just read, as a descriptor of the agent's
@@ -68,15 +70,43 @@ pub fn listen(line: &OwnedFd) -> Line {
 
 /// Gives a child its context and its state. A child that is gone meanwhile is no error.
 ///
-/// `uffd` is the child's context, if the kernel reported the fork.
-pub fn hand_over(line: &OwnedFd, uffd: Option<&Uffd>, memory: &ChildMemory, region: &RegionTicket) {
+/// `uffd` is the child's context, if the kernel reported the fork. What comes back hangs up when the child has taken
+/// its region over, or is gone.
+pub fn hand_over(
+    line: &OwnedFd,
+    uffd: Option<&Uffd>,
+    memory: &ChildMemory,
+    region: &RegionTicket,
+) -> Option<OwnedFd> {
     let mut text = region.to_string().into_bytes();
     text.push(b'\n');
     text.extend(memory.encode());
     if let Some(file) = memory_file(&text) {
         let context = uffd.map_or(file.as_raw_fd(), Uffd::raw_fd);
-        send_descriptors(line, [context, file.as_raw_fd()]);
+        let (taken, taking) = pipe().unzip();
+        let taking: Option<OwnedFd> = taking;
+        let third = taking.as_ref().map_or(file.as_raw_fd(), OwnedFd::as_raw_fd);
+        send_descriptors(line, [context, file.as_raw_fd(), third]);
+        return taken;
     }
+    None
+}
+
+fn pipe() -> Option<(OwnedFd, OwnedFd)> {
+    let mut ends = [NONE; 2];
+    // SAFETY: fills two descriptors, or none.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return None;
+    }
+    // SAFETY: both are new.
+    Some(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
+}
+
+/// Whether the other end is closed. Nothing is ever written there.
+pub fn has_hung_up(end: &OwnedFd) -> bool {
+    let mut poll = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one descriptor, and no wait.
+    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
 }
 
 fn memory_file(bytes: &[u8]) -> Option<OwnedFd> {
@@ -98,24 +128,24 @@ const CONTROL_BYTES: usize = 64;
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-fn send_descriptors(line: &OwnedFd, descriptors: [RawFd; 2]) {
+fn send_descriptors(line: &OwnedFd, descriptors: [RawFd; 3]) {
     let mut byte = [1u8];
     let mut control = Control([0; CONTROL_BYTES]);
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     // SAFETY: the message points to locals that live across the call; the control buffer is larger than
-    // CMSG_SPACE of two descriptors.
+    // CMSG_SPACE of three descriptors.
     unsafe {
         let mut message = std::mem::zeroed::<libc::msghdr>();
         message.msg_iov = &raw mut iov;
         message.msg_iovlen = 1;
         message.msg_control = control.0.as_mut_ptr().cast();
-        let bytes = u32::try_from(size_of_val(&descriptors)).expect("eight");
+        let bytes = u32::try_from(size_of_val(&descriptors)).expect("twelve");
         message.msg_controllen = libc::CMSG_SPACE(bytes) as usize;
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         (*header).cmsg_level = libc::SOL_SOCKET;
         (*header).cmsg_type = libc::SCM_RIGHTS;
         (*header).cmsg_len = libc::CMSG_LEN(bytes) as usize;
-        libc::CMSG_DATA(header).cast::<[RawFd; 2]>().write_unaligned(descriptors);
+        libc::CMSG_DATA(header).cast::<[RawFd; 3]>().write_unaligned(descriptors);
         libc::sendmsg(line.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL);
     }
 }
@@ -138,7 +168,7 @@ pub fn ask(line: &OwnedFd, settings: &Settings, thread: Option<CopyThread>) -> R
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     // SAFETY: the message points to locals that live across the call, with their true sizes; the header is
     // checked before it is read.
-    let [uffd, file] = unsafe {
+    let [uffd, file, taking] = unsafe {
         let mut message = std::mem::zeroed::<libc::msghdr>();
         message.msg_iov = &raw mut iov;
         message.msg_iovlen = 1;
@@ -149,7 +179,7 @@ pub fn ask(line: &OwnedFd, settings: &Settings, thread: Option<CopyThread>) -> R
         if n != 1 || header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
             return Err("the parent is gone".into());
         }
-        let received = libc::CMSG_DATA(header).cast::<[RawFd; 2]>().read_unaligned();
+        let received = libc::CMSG_DATA(header).cast::<[RawFd; 3]>().read_unaligned();
         received.map(|fd| OwnedFd::from_raw_fd(fd))
     };
     use std::io::{Read, Seek};
@@ -175,7 +205,7 @@ pub fn ask(line: &OwnedFd, settings: &Settings, thread: Option<CopyThread>) -> R
         let spans = memory.spans.iter().copied().filter(here).collect();
         (catcher, ChildMemory { spans, absent: memory.absent })
     };
-    Ok(Inheritance { faults: catcher, memory, region })
+    Ok(Inheritance { faults: catcher, memory, region, taking })
 }
 
 pub fn close(fd: RawFd) {

@@ -338,8 +338,11 @@ fn start_pager(
     let cache = or_end(settings, paged.cache_config());
     let mut signature = tools.signature;
     let (faults, region, memory): (_, PoolRegion, _) = match inheritance {
-        Some(Inheritance { faults, memory, region }) => {
-            (faults, or_end(settings, pool.adopt_region(&region)), Some(memory))
+        Some(Inheritance { faults, memory, region, taking }) => {
+            let own = or_end(settings, pool.adopt_region(&region));
+            // What was not taken over anywhere, the parent frees.
+            drop(taking);
+            (faults, own, Some(memory))
         }
         None => {
             let faults = or_end(settings, tools.faults.expect("opened at start"));

@@ -56,7 +56,7 @@ use body::{Body, Reply, lost};
 use rampool_net::transport::{
     Endpoint, HandshakeError, Link, LocalPolicy, Means, Peer, PeerAddress, SameHost, connect,
 };
-use rampool_session::{Ask, Class, Fill, Grant, History, Input, Pages, Stamp};
+use rampool_session::{Ask, Class, Fill, Grant, History, Input, PageSet, Pages, Stamp};
 use reconnect::Place;
 use server::Server;
 use shell::{Shell, fresh};
@@ -85,6 +85,8 @@ struct Names {
     ids: Vec<RegionId>,
     /// All of it lies at this one.
     only: Option<ServerIndex>,
+    /// What each server had missed when another process opened the region for the direct view.
+    missed: Vec<PageSet>,
 }
 
 /// Something that happened in a pool.
@@ -630,6 +632,14 @@ impl Pool {
         Ok(ticket)
     }
 
+    /// Gives back what another member has not taken over of a region that was handed over to it, and will not: where it
+    /// could not join a server, say. What it has taken over is its own, and stays. Does not block.
+    pub fn free_what_was_not_taken(&mut self, ticket: &RegionTicket) {
+        if ticket.is_of(&self.ticket.parts) {
+            self.give_back(ticket.regions.iter().map(|name| Some(*name)), Instant::now());
+        }
+    }
+
     /// Makes an empty region, on every server. Blocks until all have answered.
     ///
     /// # Errors
@@ -1093,7 +1103,7 @@ impl Pool {
     }
 
     fn remember(&mut self, ids: Vec<RegionId>, history: Option<History>) -> PoolRegion {
-        self.remember_names(Names { ids, only: None }, history)
+        self.remember_names(Names { ids, only: None, missed: Vec::new() }, history)
     }
 
     /// `history`: of a region whose pages lie where placement says.

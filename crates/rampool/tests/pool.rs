@@ -408,6 +408,44 @@ fn a_pool_that_one_server_refuses_gives_back_what_the_others_granted() {
 }
 
 #[test]
+fn what_a_child_could_not_take_over_is_freed() {
+    let servers = [serve(64 * MIB), serve(64 * MIB)];
+    let mut wish = config(&[&servers[0], &servers[1]], 32 * MIB);
+    wish.copies = rampool::pool::Copies::Two;
+    let mut parent = Pool::connect(&wish).unwrap();
+    let region = parent.create_region().unwrap();
+    store(&mut parent, region, extent(0, 100), 1);
+    let count =
+        |server: &RunningServer| server.status().leases.iter().map(|lease| lease.regions).sum::<u64>();
+    let regions = || servers.each_ref().map(count);
+    let before = regions();
+    let clone = parent.clone_region(region).unwrap();
+    let ticket = parent.hand_over(clone).unwrap();
+    // The child does without the second server, for now.
+    let mut attach = PoolConfig::attach(parent.lease_ticket(), "child");
+    let text = ticket.to_string();
+    let mut fields: Vec<&str> = text.split(';').collect();
+    fields[2] = "0";
+    let without: RegionTicket = fields.join(";").parse().unwrap();
+    attach.to_adopt(&without);
+    let mut child = Pool::connect(&attach).unwrap();
+    let mine = child.adopt_region(&without).unwrap();
+    parent.free_what_was_not_taken(&ticket);
+    let until = Instant::now() + WATCHDOG;
+    let caught_up = |event: PoolEvent| matches!(event, PoolEvent::CaughtUp { .. });
+    while !caught_up(next(&mut child)) {}
+    // One more at each: the one that was taken over, and the one that the child made where it came late.
+    while regions() != before.map(|count| count + 1) {
+        assert!(Instant::now() < until, "{:?} regions, {before:?} before the fork", regions());
+        let _ = parent.next_event(Instant::now() + Duration::from_millis(10));
+    }
+    assert_eq!(fetch(&mut child, mine, &[extent(0, 100)]), expected(&[extent(0, 100)], 1));
+    child.close();
+    parent.close();
+    all_gone(&[&servers[0], &servers[1]]);
+}
+
+#[test]
 fn a_forked_childs_region_is_a_clone_that_the_child_takes_over() {
     let servers = [serve(64 * MIB), serve(64 * MIB)];
     let mut parent = Pool::connect(&config(&[&servers[0], &servers[1]], 32 * MIB)).unwrap();

@@ -11,7 +11,7 @@ use rampool_net::transport::zero_copy::{SharedZeroCopy, ZeroCopy, measured_cross
 use rampool_net::transport::{Link, PieceMut};
 use rampool_paging::placement::{Placement, ServerIndex};
 use rampool_pinning::path::{NoZeroCopy, Wish};
-use rampool_session::{Ask, Class, SENT_TOGETHER_BYTES};
+use rampool_session::{Ask, Class, PageSet, SENT_TOGETHER_BYTES};
 use rampool_wire::elements::{Combine, Kind, Test, Want};
 use rampool_wire::frame::{
     Block, CopyRequest, FetchOp, MAX_PROGRAM_BYTES, Opcode, Piece, RegionId, ScanRequest, Status, Window,
@@ -19,7 +19,7 @@ use rampool_wire::frame::{
 };
 use rampool_wire::layout::{Collector, Program, Run, Runs};
 use rampool_wire::session::Security;
-use rampool_wire::units::{OS_PAGE_BYTES, PageIndex};
+use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -89,13 +89,19 @@ struct Spread<'a> {
 
 impl Spread<'_> {
     fn holder(&self, offset: u64) -> ServerIndex {
-        self.names.only.unwrap_or_else(|| self.placement.holder(PageIndex(offset / OS_PAGE_BYTES as u64)))
+        let page = PageIndex(offset / OS_PAGE_BYTES as u64);
+        let has = |server: &ServerIndex| self.names.has(*server, Extent::page(page));
+        let placed = || self.placement.holders(page).iter().find(has);
+        self.names.only.or_else(placed).unwrap_or_else(|| self.placement.holder(page))
     }
 
-    /// What follows each other at one server; longer than any region where that holds all of it.
+    /// What follows each other at one server; longer than any region where that holds all of it. One page where some
+    /// servers have missed some.
     fn stripe_bytes(&self) -> u64 {
         if self.names.only.is_some() {
             1 << 60
+        } else if !self.names.missed.is_empty() {
+            OS_PAGE_BYTES as u64
         } else {
             u64::from(self.placement.stripe_pages()) * OS_PAGE_BYTES as u64
         }
@@ -103,6 +109,14 @@ impl Spread<'_> {
 
     fn name(&self, server: ServerIndex) -> RegionId {
         self.names.ids[server.as_usize()]
+    }
+}
+
+impl Names {
+    /// Whether the server knows the region, and has these pages.
+    fn has(&self, server: ServerIndex, pages: Extent) -> bool {
+        let missed = self.missed.get(server.as_usize()).is_some_and(|missed| missed.overlaps(pages));
+        self.ids[server.as_usize()].0 != 0 && !missed
     }
 }
 
@@ -140,9 +154,11 @@ impl Pool {
         bytes: u64,
     ) -> Result<(PoolRegion, u64), PoolError> {
         let nothing = vec![RegionId(0); self.server_count()];
-        let (regions, name) = match selector {
-            RegionSelector::Name(name) => (&nothing[..], name),
-            RegionSelector::Ticket(ticket) if ticket.is_of(&self.ticket.parts) => (&ticket.regions[..], ""),
+        let (regions, name, missed) = match selector {
+            RegionSelector::Name(name) => (&nothing[..], name, Vec::new()),
+            RegionSelector::Ticket(ticket) if ticket.is_of(&self.ticket.parts) => {
+                (&ticket.regions[..], "", ticket.history.missed.clone())
+            }
             RegionSelector::Ticket(_) => return Err(PoolError::NoSuchRegion),
         };
         let replies =
@@ -162,7 +178,17 @@ impl Pool {
                 return Err(PoolError::Denied { server, operation: Operation::OpenRegion, message });
             }
         }
-        Ok((self.remember(names_of(replies), None), length.unwrap_or(bytes)))
+        let names = Names { ids: names_of(replies), only: None, missed };
+        for pages in names.missed.iter().flat_map(PageSet::extents) {
+            let has = |page: PageIndex| {
+                self.placement.holders(page).iter().any(|server| names.has(server, Extent::page(page)))
+            };
+            if !pages.pages().all(has) {
+                let server = &self.shell.servers[0].name;
+                return Err(super::lost(server, Operation::OpenRegion, &LostReason::Inherited));
+            }
+        }
+        Ok((self.remember_names(names, None), length.unwrap_or(bytes)))
     }
 
     /// Moves the bytes that `remote` selects in the region to or from those that `local` selects from `memory` on, in order. Ends in an event with `token`. Does not

@@ -106,13 +106,13 @@ impl Pool {
     pub(crate) fn remember_at(&mut self, server: ServerIndex, region: RegionId) -> PoolRegion {
         let mut ids = vec![RegionId(0); self.server_count()];
         ids[server.as_usize()] = region;
-        self.remember_names(Names { ids, only: Some(server) }, None)
+        self.remember_names(Names { ids, only: Some(server), missed: Vec::new() }, None)
     }
 
     /// A region of which another member has told the numbers; `None` if they are not as many as there are servers.
     pub(crate) fn remember_told(&mut self, ids: &[RegionId]) -> Option<PoolRegion> {
         (ids.len() == self.server_count())
-            .then(|| self.remember_names(Names { ids: ids.to_vec(), only: None }, None))
+            .then(|| self.remember_names(Names { ids: ids.to_vec(), only: None, missed: Vec::new() }, None))
     }
 
     /// Whether the region was not freed.

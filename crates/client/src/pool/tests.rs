@@ -785,6 +785,27 @@ fn a_loss_costs_what_the_other_server_had_missed_and_no_more() {
 }
 
 #[test]
+fn who_opens_a_region_reads_where_its_pages_are() {
+    let fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
+    let mut pool = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();
+    let region = pool.create_region().unwrap();
+    store(&mut pool, region, extent(0, 8), 1);
+    // The first holder has old bytes of these.
+    let home = pool.holder(PageIndex(2));
+    fakes[home.as_usize()].state().mood.room = Some(0);
+    store(&mut pool, region, extent(2, 3), 2);
+    let ticket: RegionTicket = pool.region_ticket(region).unwrap().to_string().parse().unwrap();
+    let mut other = Pool::connect(&PoolConfig::attach(pool.lease_ticket(), "other")).unwrap();
+    let (opened, _) = other.open_region(RegionSelector::Ticket(&ticket), 8 * 4096).unwrap();
+    for (page, version) in [(1, 1), (2, 2), (4, 2), (5, 1)] {
+        let mut bytes = vec![0; 4096];
+        assert!(read_piece(&mut other, opened, 3, page * 4096, &mut bytes));
+        assert!(matches!(next(&mut other), PoolEvent::Fetched { token: 3 }));
+        assert!(bytes == content(page, version), "page {page} is not of version {version}");
+    }
+}
+
+#[test]
 fn a_child_joins_a_server_late_that_its_parent_did_without() {
     let mut fakes = [Fake::start(16 * MIB), Fake::start(16 * MIB)];
     let mut parent = Pool::connect(&two_copies(&[&fakes[0], &fakes[1]])).unwrap();

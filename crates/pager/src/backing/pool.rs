@@ -28,6 +28,11 @@ impl Pager<Pool> {
         assert!(region != self.region, "a pager's own region is used by it");
         self.backing.hand_over(region)
     }
+
+    /// As [`Pool::free_what_was_not_taken`].
+    pub fn free_what_was_not_taken(&mut self, ticket: &RegionTicket) {
+        self.backing.free_what_was_not_taken(ticket);
+    }
 }
 
 // SAFETY: the pool reads and writes the memory of an operation only until its event, as `Pool::fetch` and

@@ -265,6 +265,9 @@ impl Connection {
                 state.regions.insert(id, content);
                 self.answer(state, Header { region: id, ..ok }, &[], Vec::new());
             }
+            Opcode::OpenRegion => {
+                self.answer(state, Header { region: header.region, arg: header.arg, ..ok }, &[], Vec::new());
+            }
             Opcode::FreeRegion => {
                 state.regions.remove(&header.region);
                 self.answer(state, ok, &[], Vec::new());
