@@ -312,11 +312,9 @@ impl Directory {
     ) {
         let Some(lease) = self.leases.get_mut(&lease) else { return };
         let Some(member) = lease.members.get_mut(&member) else { return };
-        if member.connection == connection {
-            if member.lost_at.is_none() {
-                member.lost_at = Some(now);
-                self.accounts.count_lost(lease.tenant, 1, 0);
-            }
+        if member.connection == connection && member.lost_at.is_none() {
+            member.lost_at = Some(now);
+            self.accounts.count_lost(lease.tenant, 1, 0);
         }
     }
 

@@ -4,6 +4,7 @@ mod client;
 mod hostile;
 mod keyed;
 mod tenants;
+mod updates;
 
 use super::*;
 use client::{Client, DEADLINE, No, open_policy, policy};
