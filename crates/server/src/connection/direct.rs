@@ -24,7 +24,7 @@ use rampool_net::transport::{Piece as Place, PieceMut, Urgency};
 use rampool_wire::checksum;
 use rampool_wire::elements::{Combine, Kind, Scan, Want, combine};
 use rampool_wire::frame::{
-    ByKey, CopyRequest, FetchOp, Header, MAX_NAME_BYTES, MemberId, Opcode, PageEntry, Piece, RegionId,
+    Block, ByKey, CopyRequest, FetchOp, Header, MAX_NAME_BYTES, MemberId, Opcode, PageEntry, Piece, RegionId,
     ScanRequest, Status, Window, WireError, ZERO_PAGE_CRC, encode_frame, encode_reduced, glimpse,
     parse_accumulate_arg, patched_crc,
 };
@@ -49,6 +49,8 @@ const PACKED_COUNTS_FOR: u32 = 8;
 /// So many pieces of an update are entered between two looks at the clock, or as many as are in a row in one
 /// page. The pages of an update with more steps are made ready before it.
 const READY_AT_ONCE: usize = 64;
+/// Whether pages are ready is looked at for so many pieces between two looks at the clock.
+const LOOKED_AT_AT_ONCE: u32 = 512;
 const PAGES_AT_ONCE: usize = 16;
 /// Remembered as the answer to an update that was ended in the middle.
 const ENDED_HALFWAY: u64 = 1;
@@ -60,9 +62,13 @@ pub(super) static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
 /// `staging`.
 pub(super) struct Part {
     window: Window,
+    /// Of a `Scatter`, with a checksum each.
+    blocks: Vec<Block>,
     crcs: Vec<u32>,
     staging: Vec<u8>,
+    /// Its whole pages, in its order, and sorted.
     whole: Vec<PageIndex>,
+    sorted: Vec<PageIndex>,
     update: Option<(Kind, Combine)>,
 }
 
@@ -438,17 +444,23 @@ impl Connection {
         } else {
             let staging = part.staging.as_mut_ptr();
             let (mut at, mut frames) = (0, self.arriving.frames.iter());
-            let mut places = Vec::with_capacity(2 * part.whole.len() + 1);
-            for piece in part.pieces() {
-                let ptr = if part.update.is_none() && piece.is_whole() {
+            let all = [Block { len: header.bulk_len, whole: false }];
+            let blocks = if part.update.is_some() { &all[..] } else { &part.blocks[..] };
+            let place = |block: &Block| {
+                let len = block.len as usize;
+                let ptr = if block.whole {
                     shared.store.memory(*frames.next().expect("a frame for each whole page"))
                 } else {
-                    at += piece.len;
-                    staging.wrapping_add(at - piece.len)
+                    at += len;
+                    staging.wrapping_add(at - len)
                 };
+                PieceMut { ptr, len }
+            };
+            let mut places: Vec<PieceMut> = Vec::with_capacity(blocks.len());
+            for piece in blocks.iter().map(place) {
                 match places.last_mut() {
-                    Some(PieceMut { ptr: last, len }) if last.wrapping_add(*len) == ptr => *len += piece.len,
-                    _ => places.push(PieceMut { ptr, len: piece.len }),
+                    Some(last) if last.ptr.wrapping_add(last.len) == piece.ptr => last.len += piece.len,
+                    _ => places.push(piece),
                 }
             }
             buffers.places = places;
@@ -773,11 +785,14 @@ impl Updating {
             let mut edit = Edit { shared, arena, member: membership.member, region, space: &mut space };
             let (mut pages, mut looks, mut last) = (Vec::new(), 0, None);
             for piece in part.window.pieces_of(*ready, part.window.len - *ready) {
-                if pages.len() >= PAGES_AT_ONCE || looks >= STEPS_AT_ONCE {
+                if pages.len() >= PAGES_AT_ONCE || looks >= LOOKED_AT_AT_ONCE {
                     break;
                 }
                 looks += 1;
                 *ready += u32::try_from(piece.len).expect("at most a page");
+                if part.is_written_twice(&piece) {
+                    return Err(Refused::new(Status::BadRequest, WireError::BadLayout));
+                }
                 if part.in_place(&piece)
                     && last.replace(piece.page) != Some(piece.page)
                     && !edit.is_ready(piece.page)?
@@ -1094,23 +1109,19 @@ impl Edit<'_> {
 }
 
 impl Part {
-    fn pieces(&self) -> impl Iterator<Item = Piece> {
-        self.window.pieces()
-    }
-
     /// Whether a piece changes its page rather than replacing it.
     fn in_place(&self, piece: &Piece) -> bool {
         self.update.is_some() || !piece.is_whole()
     }
 
+    /// A correct client never writes a page as a whole and in part in one request.
+    fn is_written_twice(&self, piece: &Piece) -> bool {
+        !self.sorted.is_empty() && self.in_place(piece) && self.sorted.binary_search(&piece.page).is_ok()
+    }
+
     /// The checksums of the whole pages.
     fn whole_crcs(&self) -> impl Iterator<Item = u32> {
-        self.window
-            .blocks()
-            .into_iter()
-            .zip(self.crcs.clone())
-            .filter(|(block, _)| block.whole)
-            .map(|(_, crc)| crc)
+        self.blocks.iter().zip(&self.crcs).filter(|(block, _)| block.whole).map(|(_, crc)| *crc)
     }
 
     /// Compares the staged bytes with their checksums. Whole pages keep their checksums for later readers.
@@ -1120,8 +1131,7 @@ impl Part {
             return if checksum::crc32c(&self.staging) == self.crcs[0] { Ok(()) } else { Err(damaged()) };
         }
         let mut rest = &self.staging[..];
-        for (block, crc) in self.window.blocks().into_iter().zip(&self.crcs).filter(|(block, _)| !block.whole)
-        {
+        for (block, crc) in self.blocks.iter().zip(&self.crcs).filter(|(block, _)| !block.whole) {
             let (bytes, tail) = rest.split_at(block.len as usize);
             rest = tail;
             if checksum::crc32c(bytes) != *crc {
@@ -1139,7 +1149,8 @@ fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
     if on_the_wire != header.bulk_len {
         return Err(WireError::BulkLength);
     }
-    let mut part = Part { window, crcs, staging: Vec::new(), whole: Vec::new(), update: None };
+    let (blocks, staging, whole, sorted) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut part = Part { window, blocks, crcs, staging, whole, sorted, update: None };
     let mut staged = part.window.len as usize;
     if header.opcode == Opcode::Accumulate {
         let (kind, how) = parse_accumulate_arg(header.arg)?;
@@ -1152,19 +1163,26 @@ fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
         }
         part.update = Some((kind, how));
     } else {
-        if part.window.blocks().len() != part.crcs.len() {
+        // To go through many small pieces takes a while: it is done once.
+        part.window.append_blocks(&mut part.blocks);
+        if part.blocks.len() != part.crcs.len() {
             return Err(WireError::TableLength);
         }
-        part.whole = part.window.pieces().filter(Piece::is_whole).map(|piece| piece.page).collect();
-        staged -= part.whole.len() * OS_PAGE_BYTES;
-        if staged > 0 && !part.whole.is_empty() {
-            // A correct client never writes a page as a whole and in part in one request.
-            let mut whole = part.whole.clone();
-            whole.sort_unstable();
-            if part.window.pieces().any(|piece| !piece.is_whole() && whole.binary_search(&piece.page).is_ok())
-            {
-                return Err(WireError::BadLayout);
+        let mut at = 0;
+        for block in &part.blocks {
+            if block.whole {
+                let piece = part.window.pieces_of(at, block.len).next().expect("a whole page");
+                part.whole.push(piece.page);
+                staged -= OS_PAGE_BYTES;
             }
+            at += block.len;
+        }
+        part.sorted.clone_from(&part.whole);
+        part.sorted.sort_unstable();
+        // Of more pieces this is asked while their pages are made ready.
+        let few = part.window.program.steps(part.window.from, part.window.len.into()) <= STEPS_AT_ONCE;
+        if few && part.window.pieces().any(|piece| part.is_written_twice(&piece)) {
+            return Err(WireError::BadLayout);
         }
     }
     part.staging = vec![0; staged];
