@@ -25,7 +25,7 @@ use rampool_wire::frame::{
     MAX_PAGE_INDEX, MemberId, Push, PushHeads, QueueBounds, RegionId, Settlement, Take,
 };
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Regions of one lease.
 const MAX_REGIONS: usize = 16 * 1024;
@@ -105,6 +105,8 @@ pub struct LeaseSpace {
     freed: Vec<Root>,
     /// Which region each member clones.
     cloning: BTreeMap<MemberId, RegionId>,
+    /// Whose update is half done.
+    updating: BTreeSet<MemberId>,
     queues: Queues,
     /// Its tenant can have no more regions, or queues.
     over: Option<OverQuota>,
@@ -200,6 +202,7 @@ impl LeaseSpace {
             tables: Tables::default(),
             freed: Vec::new(),
             cloning: BTreeMap::new(),
+            updating: BTreeSet::new(),
             queues: Queues::new(QueueLimits::default()),
             over: None,
             next_region: 1,
@@ -305,6 +308,23 @@ impl LeaseSpace {
         if let Some(member) = self.members.get_mut(&member) {
             member.done.insert(request, answer);
         }
+    }
+
+    /// The member's update has begun and goes on later. Until [`LeaseSpace::update_ended`] it may change the
+    /// regions of all members, though it be dismissed, and must not join again.
+    pub fn update_begun(&mut self, member: MemberId) {
+        self.updating.insert(member);
+    }
+
+    /// The member's update has ended.
+    pub fn update_ended(&mut self, member: MemberId) {
+        self.updating.remove(&member);
+    }
+
+    /// Whether the member's update is half done.
+    #[must_use]
+    pub fn is_updating(&self, member: MemberId) -> bool {
+        self.updating.contains(&member)
     }
 
     /// Opens a region for every member: one of the member's own, one that is open already, or one with a
@@ -633,6 +653,7 @@ impl LeaseSpace {
         self.names.clear();
         self.queues = Queues::new(QueueLimits::default());
         self.cloning.clear();
+        self.updating.clear();
         for region in std::mem::take(&mut self.regions).into_values() {
             self.free_later(region);
         }
@@ -843,7 +864,9 @@ impl LeaseSpace {
         let region = self.regions.get(&region).ok_or(SpaceError::NoSuchRegion)?;
         match region.owner {
             Some(owner) if owner != member => Err(SpaceError::NotOwner),
-            None if !self.members.contains_key(&member) => Err(SpaceError::MemberGone),
+            None if !self.members.contains_key(&member) && !self.is_updating(member) => {
+                Err(SpaceError::MemberGone)
+            }
             _ => Ok(region),
         }
     }

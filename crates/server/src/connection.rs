@@ -230,7 +230,7 @@ pub(crate) struct Slice(Option<Instant>);
 
 impl Slice {
     /// A turn begins.
-    fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.0 = None;
     }
 
@@ -1435,7 +1435,16 @@ impl Connection {
         match self.paused.take() {
             Some(Paused::Gather(gathering)) => shared.store.release(gathering.frames()),
             Some(Paused::Get(getting)) => shared.store.release(&getting.frames),
-            Some(Paused::Update(updating)) => shared.store.release(updating.frames()),
+            Some(Paused::Update(updating)) => {
+                shared.store.release(&updating.frames().collect::<Vec<_>>());
+                if let Some(Membership { lease, member, connection }) = &self.membership
+                    && updating.has_begun()
+                {
+                    // The reaper goes on with it.
+                    let of = (Arc::clone(lease), *member, *connection);
+                    shared.finish_later(direct::LeftUpdate::new(*updating, self.arena, of));
+                }
+            }
             Some(Paused::Free(_)) => {
                 // The reaper goes on with it.
                 if let Some(membership) = &self.membership {

@@ -1,6 +1,7 @@
 //! Frees what members leave behind, and gives up the ones that do not come back. Freeing gigabytes takes a
 //! while: no shard waits for it. It also looks now and then whether the machine is short of memory.
 
+use super::connection::direct::LeftUpdate;
 use super::shared::{Lease, Shared};
 use super::tenants::in_words;
 use rampool_lease::{Departed, Pressure, Tick};
@@ -21,6 +22,8 @@ pub(super) enum Task {
     Settle(Departed),
     /// Freeing pages of this lease's freed regions has stopped halfway.
     Bury(LeaseId),
+    /// A connection has ended in the middle of an update.
+    Update(Box<LeftUpdate>),
 }
 
 pub(super) fn run(shared: &Shared, orders: &Receiver<Task>) {
@@ -53,6 +56,7 @@ pub(super) fn perform(shared: &Shared, task: Task) {
                 bury(shared, &lease);
             }
         }
+        Task::Update(left) => left.finish(shared),
     }
 }
 

@@ -6,6 +6,7 @@ use super::copy_worker::{self, CopyTable, Delivered, Order};
 use super::unauthenticated::PeerLog;
 use super::{ServerConfig, ServerStatus};
 use crate::block::Blocks;
+use crate::connection::direct::LeftUpdate;
 use crate::reaper::Task;
 use crate::store::PageStore;
 use crate::tenants::{LeaseLog, Tenant, Tenants};
@@ -373,6 +374,11 @@ impl Shared {
         self.leave_to_reaper(Task::Bury(lease));
     }
 
+    /// Lets the reaper finish an update whose connection has ended.
+    pub(super) fn finish_later(&self, left: LeftUpdate) {
+        self.leave_to_reaper(Task::Update(Box::new(left)));
+    }
+
     fn leave_to_reaper(&self, task: Task) {
         if lock(&self.reaper).send(task).is_err() {
             // The reaper only ends with the server, and then all memory is freed.
@@ -392,7 +398,7 @@ impl Shared {
     }
 
     /// The member uses this connection of its lease from now on. False: it has left by now; `None`: another
-    /// thread works on the lease.
+    /// thread works on the lease, or the member's old connection is in the middle of an update.
     pub(super) fn attach_member(
         &self,
         lease: &Lease,
@@ -400,6 +406,10 @@ impl Shared {
         connection: ConnectionNumber,
     ) -> Option<bool> {
         let mut space = lease.idle_space()?;
+        if space.is_updating(member) {
+            // The request may be repeated over the new connection, and must find it answered.
+            return None;
+        }
         let mut released = Vec::new();
         space.member_joined(member, connection);
         // It may have been dismissed since the directory was asked, and its departure settled.

@@ -4,6 +4,7 @@ mod client;
 mod hostile;
 mod keyed;
 mod tenants;
+mod updates;
 
 use super::*;
 use client::{Client, DEADLINE, No, open_policy, policy};
@@ -1313,8 +1314,11 @@ fn joining_a_busy_lease_leaves_the_directory_and_the_shard_to_others() {
     let busy = lease.space();
     ask(&mut Client::new(server.addr(), open_policy()));
     other.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
-    drop(server);
+    // The reaper wants this lock as well, if it comes to it first.
+    let stopping = std::thread::spawn(move || drop(server));
+    std::thread::sleep(Duration::from_millis(20));
     drop(busy);
+    stopping.join().unwrap();
 }
 
 /// A peer that does not authenticate keeps its place only until another one comes.

@@ -1,30 +1,38 @@
 //! The direct view: bytes of layouts, gathered and changed where they lie.
 //!
 //! A request works on a region while its lease is locked, so it happens at once for every other request of
-//! the lease. Small pieces are copied, large ones leave from their frames as pages do. Bytes are changed in
-//! place where only the page table refers to the frame; otherwise in a copy that replaces the page, so that
-//! bytes being sent do not change.
+//! the lease; one that takes longer than a slice stops between two pages, and others come between. An update
+//! that has begun goes on to its end: if its connection ends, the reaper finishes it, and its member cannot
+//! come back before.
+//!
+//! Small pieces are copied, large ones leave from their frames as pages do. Bytes are changed in place where
+//! only the page table refers to the frame; otherwise in a copy that replaces the page, so that bytes being
+//! sent do not change.
 
 use super::{
     Connection, End, Held, Membership, Paused, Refused, ScratchBuffers, Slice, count, count_alone, keyed,
     no_lease, queue, rows,
 };
 use crate::copy_worker::{Delivered, Order};
-use crate::shared::Shared;
+use crate::shared::{Lease, Posts, Shared};
+use crate::store::Scratch;
 use rampool_kernel::memory::prefetch;
-use rampool_lease::{FrameIndex, LeaseSpace, PageState, RegionSelector, SpaceError, StoredPage, View};
+use rampool_lease::{
+    ConnectionNumber, FrameIndex, LeaseSpace, PageState, RegionSelector, SpaceError, StoredPage, View,
+};
 use rampool_net::transport::{Piece as Place, PieceMut, Urgency};
 use rampool_wire::checksum;
 use rampool_wire::elements::{Combine, Kind, Scan, Want, combine};
 use rampool_wire::frame::{
-    ByKey, CopyRequest, FetchOp, Header, MAX_NAME_BYTES, Opcode, PageEntry, Piece, RegionId, ScanRequest,
-    Status, Window, WireError, ZERO_PAGE_CRC, encode_frame, encode_reduced, glimpse, parse_accumulate_arg,
-    patched_crc,
+    Block, ByKey, CopyRequest, FetchOp, Header, MAX_NAME_BYTES, MemberId, Opcode, PageEntry, Piece, RegionId,
+    ScanRequest, Status, Window, WireError, ZERO_PAGE_CRC, encode_frame, encode_reduced, glimpse,
+    parse_accumulate_arg, patched_crc,
 };
 use rampool_wire::layout::Program;
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A piece at least this long leaves from its frame.
 const FROM_FRAME_BYTES: usize = 1024;
@@ -38,9 +46,14 @@ const FEW_RUNS: u64 = 8;
 const STEPS_AT_ONCE: u64 = 4096;
 const PIECES_AT_ONCE: u32 = 32;
 const PACKED_COUNTS_FOR: u32 = 8;
-/// The pages of an update with more steps are made ready before it, so many at a time.
-const READY_AT_ONCE: u64 = 64;
+/// So many pieces of an update are entered between two looks at the clock, or as many as are in a row in one
+/// page. The pages of an update with more steps are made ready before it.
+const READY_AT_ONCE: usize = 64;
+/// Whether pages are ready is looked at for so many pieces between two looks at the clock.
+const LOOKED_AT_AT_ONCE: u32 = 512;
 const PAGES_AT_ONCE: usize = 16;
+/// Remembered as the answer to an update that was ended in the middle.
+const ENDED_HALFWAY: u64 = 1;
 /// Bytes that are scanned between two looks at the clock.
 const SCANNED_AT_ONCE: u32 = 64 << 10;
 pub(super) static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
@@ -49,9 +62,13 @@ pub(super) static ZEROES: [u8; OS_PAGE_BYTES] = [0; OS_PAGE_BYTES];
 /// `staging`.
 pub(super) struct Part {
     window: Window,
+    /// Of a `Scatter`, with a checksum each.
+    blocks: Vec<Block>,
     crcs: Vec<u32>,
     staging: Vec<u8>,
+    /// Its whole pages, in its order, and sorted.
     whole: Vec<PageIndex>,
+    sorted: Vec<PageIndex>,
     update: Option<(Kind, Combine)>,
 }
 
@@ -75,19 +92,57 @@ impl Gathering {
     }
 }
 
-/// A `Scatter` or `Accumulate` whose pages are being made ready: nothing that others see has changed.
+/// A `Scatter` or `Accumulate` whose bytes are all here: its pages are made ready, and then changed.
 pub(super) struct Updating {
     header: Header,
     part: Part,
-    /// Of its whole pages.
+    /// Of its whole pages, as they came.
     frames: Vec<FrameIndex>,
-    done: u32,
+    /// The first of them in their final form.
+    whole: Vec<StoredPage>,
+    /// Bytes of the window whose pages have been made ready.
+    ready: u32,
+    /// Something that others see has changed: it goes on to the end, whatever becomes of its connection.
+    begun: bool,
+    /// Bytes of the window that are entered.
+    entered: u32,
+    /// Bytes of the staging that are.
+    staged: usize,
 }
 
-impl Updating {
-    /// What it holds.
-    pub(super) fn frames(&self) -> &[FrameIndex] {
-        &self.frames
+/// An update in the middle of which its connection has ended.
+pub(crate) struct LeftUpdate {
+    updating: Updating,
+    arena: usize,
+    lease: Arc<Lease>,
+    member: MemberId,
+    connection: ConnectionNumber,
+}
+
+impl LeftUpdate {
+    pub(super) fn new(
+        updating: Updating,
+        arena: usize,
+        (lease, member, connection): (Arc<Lease>, MemberId, ConnectionNumber),
+    ) -> Self {
+        Self { updating, arena, lease, member, connection }
+    }
+
+    /// Finishes it. Between two slices others have the lease.
+    pub(crate) fn finish(self, shared: &Shared) {
+        let Self { mut updating, arena, lease, member, connection } = self;
+        let membership = Membership { lease, member, connection };
+        let (mut slice, mut posts, mut goes_on) = (Slice::default(), Vec::new(), true);
+        while goes_on {
+            let began = Instant::now();
+            slice.begin();
+            let entered = updating.enter(shared, arena, &membership, &mut slice, &mut posts);
+            // If it cannot be finished, nobody waits for the answer.
+            goes_on = matches!(entered, Ok(false));
+            let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            membership.lease.tenant.worked(took);
+        }
+        shared.post(posts);
     }
 }
 
@@ -389,17 +444,23 @@ impl Connection {
         } else {
             let staging = part.staging.as_mut_ptr();
             let (mut at, mut frames) = (0, self.arriving.frames.iter());
-            let mut places = Vec::with_capacity(2 * part.whole.len() + 1);
-            for piece in part.pieces() {
-                let ptr = if part.update.is_none() && piece.is_whole() {
+            let all = [Block { len: header.bulk_len, whole: false }];
+            let blocks = if part.update.is_some() { &all[..] } else { &part.blocks[..] };
+            let place = |block: &Block| {
+                let len = block.len as usize;
+                let ptr = if block.whole {
                     shared.store.memory(*frames.next().expect("a frame for each whole page"))
                 } else {
-                    at += piece.len;
-                    staging.wrapping_add(at - piece.len)
+                    at += len;
+                    staging.wrapping_add(at - len)
                 };
+                PieceMut { ptr, len }
+            };
+            let mut places: Vec<PieceMut> = Vec::with_capacity(blocks.len());
+            for piece in blocks.iter().map(place) {
                 match places.last_mut() {
-                    Some(PieceMut { ptr: last, len }) if last.wrapping_add(*len) == ptr => *len += piece.len,
-                    _ => places.push(PieceMut { ptr, len: piece.len }),
+                    Some(last) if last.ptr.wrapping_add(last.len) == piece.ptr => last.len += piece.len,
+                    _ => places.push(piece),
                 }
             }
             buffers.places = places;
@@ -423,121 +484,33 @@ impl Connection {
         if let Some((status, arg, message)) = self.arriving.refused.take() {
             return self.refuse(buffers, header, &Refused { status, arg, message }, shared);
         }
-        self.go_on_updating(shared, buffers, Updating { header, part, frames, done: 0 });
+        self.go_on_updating(shared, buffers, Updating::new(header, part, frames));
     }
 
-    /// Makes pages ready from where it stopped, then enters the bytes.
+    /// Makes pages ready, then enters the bytes, from where it stopped.
     pub(super) fn go_on_updating(
         &mut self,
         shared: &Shared,
         buffers: &mut ScratchBuffers,
         mut updating: Updating,
     ) {
-        buffers.released.clear();
-        let ready = self.make_ready(shared, buffers, &mut updating);
-        if matches!(ready, Ok(false)) {
+        let result = self.membership().and_then(|membership| {
+            let slice = &mut buffers.slice;
+            Ok((updating.begun || updating.make_ready(shared, self.arena, membership, slice)?)
+                && updating.enter(shared, self.arena, membership, slice, &mut buffers.posts)?)
+        });
+        if matches!(result, Ok(false)) {
             self.paused = Some(Paused::Update(Box::new(updating)));
             return;
         }
-        let Updating { header, part, mut frames, .. } = updating;
-        let whole_pages = part.whole.len();
-        let result = ready.and_then(|_| self.membership()).and_then(|membership| {
-            let mut space = membership.space()?;
-            if space.answered(membership.member, header.request).is_some() {
-                return Ok(0);
-            }
-            let region = RegionId(header.region);
-            let (low, high) = part.window.program.bounds();
-            let (low, high) = (low.cast_unsigned(), high.cast_unsigned());
-            space.view(membership.member, region)?.reaches(high)?;
-            space.may_change(membership.member, region, low, high)?;
-            let mut edit = Edit { shared, arena: self.arena, membership, region, space: &mut space };
-            edit.own(
-                part.pieces().filter(|piece| part.in_place(piece)).map(|piece| piece.page),
-                &part,
-                &mut frames,
-                &mut buffers.released,
-            )?;
-            edit.change(&part);
-            space.remember(membership.member, header.request, 0);
-            if part.update.is_none() {
-                queue::bytes_came(
-                    shared,
-                    &mut space,
-                    &mut buffers.posts,
-                    (region, low, part.window.len.into()),
-                );
-            }
-            drop(space);
-            for counts in [&shared.shards[self.arena].counts, &membership.lease.counts] {
-                count(&counts.puts, 1);
-                count(&counts.put_pages, whole_pages as u64);
-                count(&counts.bytes_in, header.bulk_len.into());
-            }
-            Ok(0)
-        });
         // Frames that no page table has taken.
-        shared.store.release(&frames);
-        shared.store.release(&buffers.released);
-        buffers.released.clear();
+        if !updating.frames.is_empty() {
+            shared.store.release(&updating.frames().collect::<Vec<_>>());
+        }
+        let Updating { header, mut frames, .. } = updating;
         frames.clear();
         self.arriving.frames = frames;
-        self.answer(shared, buffers, header, result);
-    }
-
-    /// Makes the pages of a request that changes many of them ready to be changed, some at a time, so that the
-    /// change itself takes little time. False: the slice is over before it is all.
-    fn make_ready(
-        &self,
-        shared: &Shared,
-        buffers: &mut ScratchBuffers,
-        updating: &mut Updating,
-    ) -> Result<bool, Refused> {
-        let Updating { header, part, done, .. } = updating;
-        let (window, region) = (&part.window, RegionId(header.region));
-        if *done == 0 {
-            part.check_bytes()?;
-        }
-        if window.program.steps(window.from, window.len.into()) <= READY_AT_ONCE {
-            return Ok(true);
-        }
-        let membership = self.membership()?;
-        let (low, high) = window.program.bounds();
-        let (low, high) = (low.cast_unsigned(), high.cast_unsigned());
-        while *done < window.len {
-            let mut space = membership.space()?;
-            if space.answered(membership.member, header.request).is_some() {
-                return Ok(true);
-            }
-            space.view(membership.member, region)?.reaches(high)?;
-            space.may_change(membership.member, region, low, high)?;
-            let mut edit = Edit { shared, arena: self.arena, membership, region, space: &mut space };
-            let (mut pages, mut looks, mut last) = (Vec::new(), 0, None);
-            for piece in window.pieces_of(*done, window.len - *done) {
-                if pages.len() >= PAGES_AT_ONCE || looks >= STEPS_AT_ONCE {
-                    break;
-                }
-                looks += 1;
-                *done += u32::try_from(piece.len).expect("at most a page");
-                if part.in_place(&piece)
-                    && last.replace(piece.page) != Some(piece.page)
-                    && !edit.is_ready(piece.page)?
-                {
-                    pages.push(piece.page);
-                }
-            }
-            let mut frames = Vec::new();
-            let made = edit.own_pages(pages, &mut frames, &mut buffers.released);
-            drop(space);
-            shared.store.release(&frames);
-            shared.store.release(&buffers.released);
-            buffers.released.clear();
-            made?;
-            if *done < window.len && buffers.slice.is_over() {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        self.answer(shared, buffers, header, result.map(|_| 0));
     }
 
     pub(super) fn fetch_op(
@@ -561,7 +534,8 @@ impl Connection {
             space.view(membership.member, region)?.reaches(op.offset + bytes as u64)?;
             let within = usize::try_from(op.offset % OS_PAGE_BYTES as u64).expect("within a page");
             let page = PageIndex(op.offset / OS_PAGE_BYTES as u64);
-            let mut edit = Edit { shared, arena: self.arena, membership, region, space: &mut space };
+            let (arena, member) = (self.arena, membership.member);
+            let mut edit = Edit { shared, arena, member, region, space: &mut space };
             let mut frames = Vec::new();
             if let Err(refused) = edit.own_pages(vec![page], &mut frames, &mut buffers.released) {
                 shared.store.release(&frames);
@@ -745,23 +719,217 @@ impl Connection {
     }
 }
 
+impl Updating {
+    fn new(header: Header, part: Part, frames: Vec<FrameIndex>) -> Self {
+        let (whole, ready, begun, entered, staged) = (Vec::new(), 0, false, 0, 0);
+        Self { header, part, frames, whole, ready, begun, entered, staged }
+    }
+
+    /// What it holds.
+    pub(super) fn frames(&self) -> impl Iterator<Item = FrameIndex> {
+        let whole = self.whole.iter().map(|page| page.frame);
+        whole.chain(self.frames[self.whole.len()..].iter().copied())
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// An error if the bytes must not be changed now: the lease may have been unlocked since this was asked.
+    fn is_allowed(&self, space: &LeaseSpace, member: MemberId) -> Result<(), Refused> {
+        let region = RegionId(self.header.region);
+        let (low, high) = self.part.window.program.bounds();
+        let (low, high) = (low.cast_unsigned(), high.cast_unsigned());
+        space.view(member, region)?.reaches(high)?;
+        Ok(space.may_change(member, region, low, high)?)
+    }
+
+    /// Checks the bytes, packs whole pages, and makes the pages of a request that changes many of them ready
+    /// to be changed, some at a time: what is refused is mostly refused here, before anything has changed.
+    /// False: the slice is over before it is all.
+    fn make_ready(
+        &mut self,
+        shared: &Shared,
+        arena: usize,
+        membership: &Membership,
+        slice: &mut Slice,
+    ) -> Result<bool, Refused> {
+        let (request, region) = (self.header.request, RegionId(self.header.region));
+        if self.ready == 0 && self.whole.is_empty() {
+            self.part.check_bytes()?;
+        }
+        if self.whole.len() < self.part.whole.len() {
+            let mut scratch = Scratch::default();
+            for crc in self.part.whole_crcs().skip(self.whole.len()) {
+                let entry = PageEntry { crc, len: u32::try_from(OS_PAGE_BYTES).expect("4096") };
+                let frame = self.frames[self.whole.len()];
+                self.whole.push(shared.store.settle(arena, frame, entry, &mut scratch));
+                if self.whole.len().is_multiple_of(PAGES_AT_ONCE) && slice.is_over() {
+                    return Ok(false);
+                }
+            }
+        }
+        if self.part.window.program.steps(self.part.window.from, self.part.window.len.into())
+            <= READY_AT_ONCE as u64
+        {
+            return Ok(true);
+        }
+        let (mut released, mut frames) = (Vec::new(), Vec::new());
+        while self.ready < self.part.window.len {
+            let mut space = membership.space()?;
+            if space.answered(membership.member, request).is_some() {
+                return Ok(true);
+            }
+            self.is_allowed(&space, membership.member)?;
+            let Self { part, ready, .. } = self;
+            let mut edit = Edit { shared, arena, member: membership.member, region, space: &mut space };
+            let (mut pages, mut looks, mut last) = (Vec::new(), 0, None);
+            for piece in part.window.pieces_of(*ready, part.window.len - *ready) {
+                if pages.len() >= PAGES_AT_ONCE || looks >= LOOKED_AT_AT_ONCE {
+                    break;
+                }
+                looks += 1;
+                *ready += u32::try_from(piece.len).expect("at most a page");
+                if part.is_written_twice(&piece) {
+                    return Err(Refused::new(Status::BadRequest, WireError::BadLayout));
+                }
+                if part.in_place(&piece)
+                    && last.replace(piece.page) != Some(piece.page)
+                    && !edit.is_ready(piece.page)?
+                {
+                    pages.push(piece.page);
+                }
+            }
+            let made = edit.own_pages(pages, &mut frames, &mut released);
+            drop(space);
+            shared.store.release(&frames);
+            shared.store.release(&released);
+            frames.clear();
+            released.clear();
+            made?;
+            if self.ready < self.part.window.len && slice.is_over() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Enters the bytes from where it stopped: the whole pages and the first [`READY_AT_ONCE`] pieces at
+    /// once, the others while there is time. False: the slice is over before it is all. With an error nothing
+    /// has changed, or, if it had begun, nothing more does.
+    fn enter(
+        &mut self,
+        shared: &Shared,
+        arena: usize,
+        membership: &Membership,
+        slice: &mut Slice,
+        posts: &mut Posts,
+    ) -> Result<bool, Refused> {
+        let member = membership.member;
+        // What has begun needs no membership: none replaces it meanwhile, and to dismiss it does not undo it.
+        let mut space = if self.begun { membership.lease.space() } else { membership.space()? };
+        if !self.begun
+            && let Some(answer) = space.answered(member, self.header.request)
+        {
+            return if answer == ENDED_HALFWAY { Err(ended_halfway()) } else { Ok(true) };
+        }
+        let mut released = Vec::new();
+        let entered = self
+            .is_allowed(&space, member)
+            .and_then(|()| self.enter_some(shared, arena, member, &mut space, &mut released, slice));
+        match &entered {
+            Ok(false) => space.update_begun(member),
+            Ok(true) => {
+                space.update_ended(member);
+                space.remember(member, self.header.request, 0);
+                if self.part.update.is_none() {
+                    let low = self.part.window.program.bounds().0.cast_unsigned();
+                    let bytes = (RegionId(self.header.region), low, self.part.window.len.into());
+                    queue::bytes_came(shared, &mut space, posts, bytes);
+                }
+            }
+            Err(_) if self.begun => {
+                space.update_ended(member);
+                // If the answer is lost, the repeated request must not do a part of it again.
+                space.remember(member, self.header.request, ENDED_HALFWAY);
+            }
+            Err(_) => {}
+        }
+        drop(space);
+        shared.store.release(&released);
+        if matches!(entered, Ok(true)) {
+            for counts in [&shared.shards[arena].counts, &membership.lease.counts] {
+                count(&counts.puts, 1);
+                count(&counts.put_pages, self.part.whole.len() as u64);
+                count(&counts.bytes_in, self.header.bulk_len.into());
+            }
+        }
+        entered
+    }
+
+    fn enter_some(
+        &mut self,
+        shared: &Shared,
+        arena: usize,
+        member: MemberId,
+        space: &mut LeaseSpace,
+        released: &mut Vec<FrameIndex>,
+        slice: &mut Slice,
+    ) -> Result<bool, Refused> {
+        let Self { header, part, frames, whole, begun, entered, staged, .. } = self;
+        let mut edit = Edit { shared, arena, member, region: RegionId(header.region), space };
+        let mut pieces = part.window.pieces_of(*entered, part.window.len - *entered).peekable();
+        let mut some: Vec<Piece> = Vec::new();
+        loop {
+            some.clear();
+            // What is in a row in one page is changed at once.
+            while let Some(piece) = pieces.next_if(|next| {
+                some.len() < READY_AT_ONCE || some.last().is_some_and(|last| last.page == next.page)
+            }) {
+                *entered += u32::try_from(piece.len).expect("at most a page");
+                if part.in_place(&piece) {
+                    some.push(piece);
+                }
+            }
+            edit.own(some.iter().map(|piece| piece.page), part, whole, released)?;
+            if !*begun {
+                *begun = true;
+                // They are the page tables' now.
+                frames.clear();
+                whole.clear();
+            }
+            *staged = edit.change(part, &some, *staged);
+            if *entered == part.window.len {
+                return Ok(true);
+            }
+            if slice.is_over() {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+fn ended_halfway() -> Refused {
+    Refused::new(Status::PoolFull, "this update has ended in the middle: a part of it is done")
+}
+
 /// Changes pages of one region while its lease is locked.
 struct Edit<'a> {
     shared: &'a Shared,
     arena: usize,
-    membership: &'a Membership,
+    member: MemberId,
     region: RegionId,
     space: &'a mut LeaseSpace,
 }
 
 impl Edit<'_> {
-    /// Makes pages ready to be changed in part, and stores the whole pages of `part`, whose `frames` they
-    /// take: all or nothing.
+    /// Makes pages ready to be changed in part, and stores whole pages, as long as there are any: all or
+    /// nothing. The `whole` ones stay the caller's with an error.
     fn own(
         &mut self,
         in_part: impl Iterator<Item = PageIndex>,
         part: &Part,
-        frames: &mut Vec<FrameIndex>,
+        whole: &[StoredPage],
         released: &mut Vec<FrameIndex>,
     ) -> Result<(), Refused> {
         let (mut pages, mut last) = (Vec::new(), None);
@@ -770,22 +938,18 @@ impl Edit<'_> {
                 pages.push(page);
             }
         }
-        if part.whole.is_empty() {
-            return self.own_pages(pages, frames, released);
+        if pages.is_empty() && whole.is_empty() {
+            return Ok(());
         }
-        let mut made = Vec::new();
-        let mut list = self.copies(pages, &mut made)?;
-        let whole = part.whole.iter().zip(frames.iter()).zip(part.whole_crcs());
-        list.extend(whole.map(|((page, frame), crc)| {
-            let entry = PageEntry { crc, len: u32::try_from(OS_PAGE_BYTES).expect("4096") };
-            (
-                *page,
-                self.shared.store.settle(self.arena, *frame, entry, &mut crate::store::Scratch::default()),
-            )
-        }));
-        // From here on the frames are those of `list`: packing may have put others in their place.
-        frames.clear();
-        self.enter(&list, frames, released)
+        let mut list = self.copies(pages, &mut Vec::new())?;
+        let made = list.len();
+        list.extend(part.whole.iter().copied().zip(whole.iter().copied()));
+        let mut frames = Vec::new();
+        let entered = self.enter(&list, &mut frames, released);
+        if entered.is_err() {
+            self.shared.store.release(&frames[..made]);
+        }
+        entered
     }
 
     /// Makes pages ready to be changed in part.
@@ -809,7 +973,7 @@ impl Edit<'_> {
     }
 
     fn is_ready(&self, page: PageIndex) -> Result<bool, SpaceError> {
-        let state = self.space.page_state(self.membership.member, self.region, page)?;
+        let state = self.space.page_state(self.member, self.region, page)?;
         Ok(matches!(state, PageState::Own(page) if self.shared.store.is_writable(&page)))
     }
 
@@ -837,7 +1001,7 @@ impl Edit<'_> {
             };
             let state = self
                 .space
-                .page_state(self.membership.member, self.region, *page)
+                .page_state(self.member, self.region, *page)
                 .expect("the region was there a moment ago");
             let (PageState::Own(old) | PageState::Shared(old)) = state else {
                 fill(ZEROES.as_ptr());
@@ -869,30 +1033,27 @@ impl Edit<'_> {
     ) -> Result<(), Refused> {
         let extents: Vec<Extent> = list.iter().map(|(page, _)| Extent::page(*page)).collect();
         let pages: Vec<Option<StoredPage>> = list.iter().map(|(_, page)| Some(*page)).collect();
-        self.space.put(self.membership.member, self.region, &extents, &pages, released).map_err(|error| {
+        self.space.put(self.member, self.region, &extents, &pages, released).map_err(|error| {
             frames.extend(list.iter().map(|(_, page)| page.frame));
             error.into()
         })
     }
 
-    /// Carries out the staged operation.
+    /// Carries out the staged operation on these pieces, whose bytes begin at `at` of the staging. Returns
+    /// where they end.
     ///
     /// Pieces in a row that are of one page are one change of it: to look for a page and to follow its
     /// checksum takes far longer than to change a few bytes.
-    fn change(&mut self, part: &Part) {
-        let mut pieces = part.pieces().filter(|piece| part.in_place(piece)).peekable();
-        let (mut together, mut at) = (Vec::new(), 0);
-        while let Some(first) = pieces.next() {
-            together.clear();
-            together.push(first);
+    fn change(&mut self, part: &Part, pieces: &[Piece], mut at: usize) -> usize {
+        for together in pieces.chunk_by(|one, next| one.page == next.page) {
+            let first = &together[0];
             let mut span = first.within..first.within + first.len;
-            while let Some(next) = pieces.next_if(|next| next.page == first.page) {
+            for next in &together[1..] {
                 span = span.start.min(next.within)..span.end.max(next.within + next.len);
-                together.push(next);
             }
             let all = Piece { page: first.page, within: span.start, len: span.len() };
             self.patch(all, |target| {
-                for piece in &together {
+                for piece in together {
                     let bytes = &part.staging[at..at + piece.len];
                     at += piece.len;
                     let target = &mut target[piece.within - span.start..][..piece.len];
@@ -903,13 +1064,14 @@ impl Edit<'_> {
                 }
             });
         }
+        at
     }
 
     /// Changes a part of a page that is ready for it.
     fn patch(&mut self, piece: Piece, change: impl FnOnce(&mut [u8])) {
         let state = self
             .space
-            .page_state(self.membership.member, self.region, piece.page)
+            .page_state(self.member, self.region, piece.page)
             .expect("the region was there a moment ago");
         let PageState::Own(page) = state else { panic!("a page that is to be changed is its region's own") };
         assert!(self.shared.store.is_writable(&page), "a page that is changed has one reference");
@@ -941,29 +1103,25 @@ impl Edit<'_> {
         target.copy_from_slice(new);
         let crc = patched_crc(page.crc, old, new, OS_PAGE_BYTES - piece.within - piece.len);
         self.space
-            .page_changed(self.membership.member, self.region, piece.page, crc)
+            .page_changed(self.member, self.region, piece.page, crc)
             .expect("the region was there a moment ago");
     }
 }
 
 impl Part {
-    fn pieces(&self) -> impl Iterator<Item = Piece> {
-        self.window.pieces()
-    }
-
     /// Whether a piece changes its page rather than replacing it.
     fn in_place(&self, piece: &Piece) -> bool {
         self.update.is_some() || !piece.is_whole()
     }
 
+    /// A correct client never writes a page as a whole and in part in one request.
+    fn is_written_twice(&self, piece: &Piece) -> bool {
+        !self.sorted.is_empty() && self.in_place(piece) && self.sorted.binary_search(&piece.page).is_ok()
+    }
+
     /// The checksums of the whole pages.
     fn whole_crcs(&self) -> impl Iterator<Item = u32> {
-        self.window
-            .blocks()
-            .into_iter()
-            .zip(self.crcs.clone())
-            .filter(|(block, _)| block.whole)
-            .map(|(_, crc)| crc)
+        self.blocks.iter().zip(&self.crcs).filter(|(block, _)| block.whole).map(|(_, crc)| *crc)
     }
 
     /// Compares the staged bytes with their checksums. Whole pages keep their checksums for later readers.
@@ -973,8 +1131,7 @@ impl Part {
             return if checksum::crc32c(&self.staging) == self.crcs[0] { Ok(()) } else { Err(damaged()) };
         }
         let mut rest = &self.staging[..];
-        for (block, crc) in self.window.blocks().into_iter().zip(&self.crcs).filter(|(block, _)| !block.whole)
-        {
+        for (block, crc) in self.blocks.iter().zip(&self.crcs).filter(|(block, _)| !block.whole) {
             let (bytes, tail) = rest.split_at(block.len as usize);
             rest = tail;
             if checksum::crc32c(bytes) != *crc {
@@ -992,7 +1149,8 @@ fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
     if on_the_wire != header.bulk_len {
         return Err(WireError::BulkLength);
     }
-    let mut part = Part { window, crcs, staging: Vec::new(), whole: Vec::new(), update: None };
+    let (blocks, staging, whole, sorted) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut part = Part { window, blocks, crcs, staging, whole, sorted, update: None };
     let mut staged = part.window.len as usize;
     if header.opcode == Opcode::Accumulate {
         let (kind, how) = parse_accumulate_arg(header.arg)?;
@@ -1005,19 +1163,26 @@ fn parse_part(header: &Header, table: &[u8]) -> Result<Part, WireError> {
         }
         part.update = Some((kind, how));
     } else {
-        if part.window.blocks().len() != part.crcs.len() {
+        // To go through many small pieces takes a while: it is done once.
+        part.window.append_blocks(&mut part.blocks);
+        if part.blocks.len() != part.crcs.len() {
             return Err(WireError::TableLength);
         }
-        part.whole = part.window.pieces().filter(Piece::is_whole).map(|piece| piece.page).collect();
-        staged -= part.whole.len() * OS_PAGE_BYTES;
-        if staged > 0 && !part.whole.is_empty() {
-            // A correct client never writes a page as a whole and in part in one request.
-            let mut whole = part.whole.clone();
-            whole.sort_unstable();
-            if part.window.pieces().any(|piece| !piece.is_whole() && whole.binary_search(&piece.page).is_ok())
-            {
-                return Err(WireError::BadLayout);
+        let mut at = 0;
+        for block in &part.blocks {
+            if block.whole {
+                let piece = part.window.pieces_of(at, block.len).next().expect("a whole page");
+                part.whole.push(piece.page);
+                staged -= OS_PAGE_BYTES;
             }
+            at += block.len;
+        }
+        part.sorted.clone_from(&part.whole);
+        part.sorted.sort_unstable();
+        // Of more pieces this is asked while their pages are made ready.
+        let few = part.window.program.steps(part.window.from, part.window.len.into()) <= STEPS_AT_ONCE;
+        if few && part.window.pieces().any(|piece| part.is_written_twice(&piece)) {
+            return Err(WireError::BadLayout);
         }
     }
     part.staging = vec![0; staged];

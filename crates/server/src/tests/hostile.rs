@@ -6,11 +6,12 @@
 use super::*;
 use rampool_lease::{Quota, Revoked, Rules};
 use rampool_net::key::Key;
-use rampool_net::transport::PieceMut;
+use rampool_net::transport::{HandshakeError, PieceMut, connect};
 use rampool_wire::frame::{
     AttachLease, AwaitBody, Body, Change, CopyRequest, FetchOp, LeaseId, LeaseToken, OpenLease, Push,
     PushHeads, QueueBounds, Settlement, Take,
 };
+use rampool_wire::session::{AcceptError, Refusal};
 
 /// Bulk of requests, and the place of what replies bring, is this memory.
 const BULK: usize = 2 << 20;
@@ -111,14 +112,18 @@ fn answered(server: &RunningServer, client: &Client) -> u64 {
 }
 
 impl Hostile {
+    /// There may be no place at once: who hangs up has its place until what it asked has been done.
     fn new(server: &RunningServer, policy: LocalPolicy) -> Self {
-        Self {
-            client: Client::new(server.addr(), policy),
-            said: 0,
-            bulk: vec![0; BULK],
-            granted: Vec::new(),
-            known: 0,
-        }
+        let until = Instant::now() + DEADLINE;
+        let link = loop {
+            match connect(server.addr(), policy.clone(), until) {
+                Ok(link) => break link,
+                Err(HandshakeError::NotAccepted(AcceptError::Refused(Refusal::TooManyConnections)))
+                    if Instant::now() < until => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        Self { client: Client::over(link), said: 0, bulk: vec![0; BULK], granted: Vec::new(), known: 0 }
     }
 
     /// Sends one request, without waiting for its answer. False: the connection is over.
@@ -168,7 +173,9 @@ impl Hostile {
             u32::try_from(below(rng, 64) + 1).unwrap(),
         )];
         let window = |rng: &mut TestRng| {
-            let layout = match below(rng, 4) {
+            let layout = match below(rng, 5) {
+                // Takes many slices.
+                4 => Layout::bytes(8).unwrap().hvector(250, 1, 4096).unwrap().hvector(120, 1, 16).unwrap(),
                 0 => Layout::bytes(8).unwrap().hvector(3000, 1, 4096).unwrap(),
                 1 => Layout::bytes(8).unwrap().hvector(below(rng, 20_000) + 1, 1, 16).unwrap(),
                 2 => Layout::bytes(64 << 10).unwrap(),
