@@ -1039,7 +1039,7 @@ impl<B: Backing> Pager<B> {
                         self.verify.as_mut().map_or(Ok(()), |verify| verify.comes_as_zeroes(extent));
                     self.install_checked(extent, None, true, checked);
                 }
-                Output::Confirm { page, given_up } => self.confirm(page, given_up),
+                Output::Confirm { page, may_be_gone } => self.confirm(page, may_be_gone),
                 Output::InstallFetched { extent, fetch, offset_pages, writable } => {
                     match self.gone.get(&fetch) {
                         None => self.install_fetched(extent, fetch, offset_pages, writable),
@@ -1202,9 +1202,9 @@ impl<B: Backing> Pager<B> {
 
     /// A fault on a page that counts as resident: zeroes if there is none, which the kernel refuses if there
     /// is.
-    fn confirm(&mut self, page: PageIndex, given_up: bool) {
+    fn confirm(&mut self, page: PageIndex, may_be_gone: bool) {
         let Some(address) = self.space.address_of(page) else { return };
-        let lost = if given_up { None } else { self.faults.poison_unless_there(address) };
+        let lost = if may_be_gone { None } else { self.faults.poison_unless_there(address) };
         let reply = lost
             .unwrap_or_else(|| self.faults.install(address, self.zeroes.start(), OS_PAGE_BYTES, false, true));
         match reply {

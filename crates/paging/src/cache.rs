@@ -162,8 +162,8 @@ pub enum Output {
     InstallZero { extent: Extent },
     /// A fault on a page that is mapped: a stale duplicate, or the kernel took the page away. Map a zeroed,
     /// writable page if there is none, and answer with `WasMissing` then; wake the waiting threads. Unless it
-    /// was `given_up`, a page that is not there is lost, and must not be read as zeroes.
-    Confirm { page: PageIndex, given_up: bool },
+    /// `may_be_gone`, a page that is not there is lost, and must not be read as zeroes.
+    Confirm { page: PageIndex, may_be_gone: bool },
     /// Map pages from a fetch: pages `offset_pages ..` of its buffer. Write-protected unless `writable`.
     /// Wakes the waiting threads.
     InstallFetched { extent: Extent, fetch: FetchId, offset_pages: u32, writable: bool },
@@ -448,9 +448,7 @@ impl Cache {
     #[inline]
     #[must_use]
     pub fn may_be_reclaimed(&self, page: PageIndex) -> bool {
-        self.pages
-            .get(index_of(page) as usize)
-            .is_some_and(|entry| entry.has(page::FOREIGN) || entry.has(page::GIVEN_UP))
+        self.pages.get(index_of(page) as usize).is_some_and(|entry| entry.may_be_reclaimed())
     }
 
     /// Whether `page` is mapped.

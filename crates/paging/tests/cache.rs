@@ -356,6 +356,21 @@ fn changes_that_were_read_together_are_one_step() {
 }
 
 #[test]
+fn the_kernel_may_drop_pages_from_before_they_were_adopted() {
+    let mut d = Driver::new(CONFIG);
+    d.adopt(1, 1, 0);
+    assert_eq!(d.fault(0, Access::Read), [Output::Confirm { page: PageIndex(0), may_be_gone: true }]);
+    d.tell(Input::WasMissing { page: PageIndex(0) });
+    // From now on it is a frame of ours.
+    assert_eq!(d.fault(0, Access::Read), [Output::Confirm { page: PageIndex(0), may_be_gone: false }]);
+    let mut d = Driver::new(CONFIG);
+    d.adopt(1, 1, 0);
+    let (batch, _) = d.squeeze();
+    d.evicted(batch, &[EvictOutcome::Vanished]);
+    assert_eq!((d.cache.stats().missing_pages, d.cache.stats().vanished_pages), (0, 0));
+}
+
+#[test]
 fn pages_that_go_though_the_program_did_not_give_them_up_are_counted() {
     let mut d = with_one_clean_page();
     d.fault(0, Access::Read);
@@ -409,7 +424,7 @@ fn a_page_forgotten_twice_and_adopted_again_while_it_is_moved_out_is_unmanaged_i
 #[test]
 fn a_stale_fault_on_a_resident_page_installs_zeroes_that_the_kernel_refuses() {
     let mut d = with_one_clean_page();
-    assert_eq!(d.fault(0, Access::Read), [Output::Confirm { page: PageIndex(0), given_up: false }]);
+    assert_eq!(d.fault(0, Access::Read), [Output::Confirm { page: PageIndex(0), may_be_gone: false }]);
     let (batch, _) = d.squeeze();
     let out = d.evicted(batch, &[EvictOutcome::Moved]);
     assert_eq!(stores(&out), [batch], "unknown bytes count as written");

@@ -5,7 +5,7 @@
 //! flag means "a thread waits and has no answer".
 
 use super::page::{
-    COPY, DIRTY, FORGOTTEN, GHOST, GIVEN_UP, NEW, PROTECTED, Page, QUEUED, STORING, State, WANTED,
+    COPY, DIRTY, FOREIGN, FORGOTTEN, GHOST, GIVEN_UP, NEW, PROTECTED, Page, QUEUED, STORING, State, WANTED,
     WANTED_WRITE,
 };
 use super::policy::Arrival;
@@ -104,18 +104,18 @@ impl Cache {
         }
         entry.set(DIRTY);
         entry.clear(PROTECTED);
-        let given_up = entry.has(GIVEN_UP);
+        let may_be_gone = entry.may_be_reclaimed();
         let extent = Extent::page(PageIndex(u64::from(index)));
         self.journal.push(Installed { extent, source: Source::Nothing });
-        self.outputs.push_back(Output::Confirm { page: extent.first, given_up });
+        self.outputs.push_back(Output::Confirm { page: extent.first, may_be_gone });
     }
 
     /// A page that counts as Resident was not there, and is zero now. That is so where the program gave it up
-    /// and its removal came late.
+    /// and its removal came late, or did so lazily before the page was adopted.
     pub(super) fn was_missing(&mut self, page: PageIndex) {
-        if !self.pages[index_of(page) as usize].has(GIVEN_UP) {
-            self.stats.missing_pages += 1;
-        }
+        let entry = &mut self.pages[index_of(page) as usize];
+        self.stats.missing_pages += u64::from(!entry.may_be_reclaimed());
+        entry.clear(FOREIGN);
     }
 
     /// The kernel had pages where some were to be installed. Where the program gave the content up, its

@@ -122,6 +122,12 @@ impl Page {
         self.meta & flag.0 != 0
     }
 
+    /// The program may have let the kernel take the frame at any time: before the page was adopted, or by a
+    /// call that went on after the frame was installed.
+    pub fn may_be_reclaimed(&self) -> bool {
+        self.has(FOREIGN) || self.has(GIVEN_UP)
+    }
+
     pub fn set(&mut self, flag: Flag) {
         self.meta |= flag.0;
     }

@@ -10,8 +10,8 @@
 //! batch is released only when none of its staged pages is dirty, and a page has at most one store under way.
 
 use super::page::{
-    COPY, DIRTY, EARLY, FOREIGN, FORGOTTEN, FROM_MAIN, GHOST, GIVEN_UP, GONE, PROTECTED, Page, STORING,
-    State, WANTED, WANTED_WRITE,
+    COPY, DIRTY, EARLY, FOREIGN, FORGOTTEN, FROM_MAIN, GHOST, GONE, PROTECTED, Page, STORING, State, WANTED,
+    WANTED_WRITE,
 };
 use super::policy::Arrival;
 use super::under_way::{BatchPhase, Installed, Source};
@@ -114,7 +114,7 @@ impl Cache {
                     self.remember(index, clock);
                 }
                 EvictOutcome::Vanished => {
-                    self.stats.vanished_pages += u64::from(!entry.has(GIVEN_UP));
+                    self.stats.vanished_pages += u64::from(!entry.may_be_reclaimed());
                     entry.clear(FOREIGN);
                     self.becomes_empty(index, State::Fresh);
                 }
