@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Everything that `make test` runs, one step after another; stops at the first that fails.
+"""Everything that `make test` runs; stops at the first step that fails.
 
-The output is that of the tools themselves, with a heading before each step. Besides what they find, this fails when a test was ignored, or was skipped
+The output is that of the tools themselves, with a heading before each step. The suites of programs wait more than they compute, so they run beside the Rust tests,
+and their output comes after. Besides what they find, this fails when a test was ignored, or was skipped
 for want of something that this machine has: a test that cannot run appends a line `FEATURE: why` to the file named by RAMPOOL_SKIPS, and this script asks the
 kernel itself, not rampool, whether the feature is there. What failed, and how, comes once more at the very end. Python's standard library only.
 """
@@ -28,8 +29,7 @@ STEPS = {
     "figures": [sys.executable, "scripts/plot.py", "--check"],
     "clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
     "pure": ["cargo", "test", "--quiet", "--lib", *(word for crate in PURE for word in ("-p", f"rampool-{crate}"))],
-    # Without what tests alone use.
-    "build": ["cargo", "build", "--workspace", "--exclude", "rampool-sim", "--exclude", "rampool-fuzz", "--exclude", "rampool-testing", "--release", "--quiet"],
+    "build": [sys.executable, "tests/python/run.py", "--build"],
     "unit": ["cargo", "test", "--workspace", "--quiet", "--no-fail-fast"],
     "installed": [sys.executable, "tests/install/run.py", "--reduced"],
     "failures": [sys.executable, "tests/failures/run.py", "--reduced"],
@@ -37,6 +37,8 @@ STEPS = {
     "programs": [sys.executable, "tests/programs/run.py", "--reduced"],
     "python": [sys.executable, "tests/python/run.py", "--brief"],
 }
+# Beside "unit", one after another.
+BESIDE = ["installed", "failures", "block", "programs", "python"]
 # No step may hang: a watchdog ends it. Far above what they take, so that no slow machine fails for it.
 LIMIT_S = 3600
 
@@ -163,8 +165,9 @@ class Failures:
 # --- the steps ----------------------------------------------------------------------------------------------------------------------
 
 
-def run(name, command, skips_file):
-    """Runs one step with its output passed on as it comes. Returns how many tests passed, and what is wrong, or None."""
+def run(name, skips_file, say):
+    """Runs one step; `say` gets its output, line by line, as it comes. Returns how many tests passed, and what is wrong, or None."""
+    command = STEPS[name]
     if not all(pathlib.Path(ROOT, part).exists() for part in command if part.endswith(".py")):
         return 0, f"{name}: {command[1]} is missing"
     env = dict(os.environ, RAMPOOL_SKIPS=skips_file, RAMPOOL_BIN=f"{BINARIES}/rampool")
@@ -174,7 +177,7 @@ def run(name, command, skips_file):
     passed, ignored, failures = 0, 0, Failures()
     try:
         for line in process.stdout:
-            print(line, end="", flush=True)
+            say(line)
             failures.see(line.rstrip("\n"))
             # `cargo test` says it of each binary, the suites of programs in their last line.
             if found := re.search(r"(\d+) passed[;,] \d+ failed(?:; (\d+) ignored)?", line):
@@ -191,33 +194,59 @@ def run(name, command, skips_file):
             process.wait()
     if status != 0:
         for line in failures.lines():
-            print(line, flush=True)
+            say(f"{line}\n")
         return passed, f"{name}: `{' '.join(command)}` ended with {status}"
     if ignored:
         return passed, f"{name}: {ignored} tests are marked as ignored"
     return passed, None
 
 
+class Steps:
+    """Steps, one after another, with their sums."""
+
+    def __init__(self, names, say):
+        self.names, self.say = names, say
+        self.passed, self.skipped, self.wrong = 0, 0, []
+
+    def go(self):
+        with tempfile.NamedTemporaryFile("r", prefix="rampool-skips-") as skips:
+            for name in self.names:
+                started = time.monotonic()
+                self.say(f"==> {name}: {' '.join(pathlib.Path(p).name if p == sys.executable else p for p in STEPS[name])}\n")
+                tests, wrong = run(name, skips.name, self.say)
+                lines = skips.read().splitlines()
+                self.passed, self.skipped = self.passed + tests, self.skipped + len(lines)
+                for line in lines:
+                    self.say(f"skipped, {line}\n")
+                self.wrong = [wrong] if wrong else unjustified(lines)
+                if self.wrong:
+                    return
+                self.say(f"    {name} took {time.monotonic() - started:.0f} s\n")
+
+
 def main():
-    # "unit" has the tests of "pure", too; "python" builds the extension, for which 25 minutes have no room: `make test-python` does.
-    wanted = sys.argv[1:] or [name for name in STEPS if name not in ("pure", "python")]
+    # "unit" has the tests of "pure", too.
+    wanted = sys.argv[1:] or [name for name in STEPS if name != "pure"]
     unknown = [name for name in wanted if name not in STEPS]
     if unknown:
         sys.exit(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
-    began, passed, skipped = time.monotonic(), 0, 0
-    with tempfile.NamedTemporaryFile("r", prefix="rampool-skips-") as skips:
-        for name in wanted:
-            started = time.monotonic()
-            print(f"==> {name}: {' '.join(pathlib.Path(p).name if p == sys.executable else p for p in STEPS[name])}", flush=True)
-            tests, wrong = run(name, STEPS[name], skips.name)
-            lines = skips.read().splitlines()
-            passed, skipped = passed + tests, skipped + len(lines)
-            for line in lines:
-                print(f"skipped, {line}", flush=True)
-            wrong = [wrong] if wrong else unjustified(lines)
-            if wrong:
-                sys.exit("\n".join(f"FAILED {line}" for line in wrong))
-            print(f"    {name} took {time.monotonic() - started:.0f} s", flush=True)
+    began, later = time.monotonic(), []
+    apart = "unit" in wanted
+    here = Steps([name for name in wanted if not (apart and name in BESIDE)], lambda text: print(text, end="", flush=True))
+    beside = Steps([name for name in wanted if apart and name in BESIDE], later.append)
+    before = Steps([name for name in here.names if apart and name != "unit"], here.say)
+    here.names = [name for name in here.names if name not in before.names]
+    before.go()
+    if not before.wrong:
+        thread = threading.Thread(target=beside.go)
+        thread.start()
+        here.go()
+        thread.join()
+        print("".join(later), end="", flush=True)
+    every = [before, here, beside]
+    if wrong := [line for steps in every for line in steps.wrong]:
+        sys.exit("\n".join(f"FAILED {line}" for line in wrong))
+    passed, skipped = sum(steps.passed for steps in every), sum(steps.skipped for steps in every)
     print(f"everything asked for passed in {time.monotonic() - began:.0f} s\n{passed} passed, 0 failed, {skipped} skipped", flush=True)
 
 

@@ -16,32 +16,33 @@ use predict::additive::additive;
 use predict::network::Network;
 use predict::recording::Recording;
 use predict::replay::{Machine, replay};
-use rampool_lease::{
-    ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, StoredPage, Tick,
-};
+use rampool_lease::{ConnectionNumber, Tick};
 use rampool_net::key::Key;
-use rampool_net::transport::{Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
+use rampool_net::transport::{Endpoint, Handshake, Link, LocalPolicy, PieceMut, Received, Stream};
 use rampool_pager::fork::ChildMemory;
 use rampool_paging::space::AddressSpace;
+use rampool_server::ServerConfig;
+use rampool_server::threadless::Threadless;
 use rampool_sharing::channel::{Channel, ChannelConfig};
 use rampool_sharing::control::{Control, FrameKind, Framed, MOST_FRAME_BYTES, deframe};
 use rampool_sharing::message::Message;
 use rampool_wire::frame::{
     AttachLease, AwaitBody, ByKey, CopyRequest, Delivery, FetchOp, Granted, HEADER_BYTES, Header, LeaseId,
     LeaseToken, Listed, MAX_BULK_BYTES, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, MAX_PAGE_INDEX, MAX_PAGES,
-    MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, MemberId, Opcode, OpenLease, Piece, Push, PushHeads,
-    QueueBounds, Reference, ScanRequest, Settlement, Take, Window, encode_extents, encode_grant, encode_put,
-    encode_reduced, encode_revocation, glimpse, parse_accumulate_arg, parse_extents, parse_get_reply,
-    parse_grant, parse_message, parse_put, parse_reduced, parse_revocation,
+    MAX_REFERENCE_BYTES, MAX_SETTLED, MAX_TABLE_BYTES, MemberId, Opcode, OpenLease, PageEntry, Piece, Push,
+    PushHeads, QueueBounds, Reference, RegionId, ScanRequest, Settlement, Take, Window, encode_extents,
+    encode_frame, encode_grant, encode_put, encode_reduced, encode_revocation, glimpse, page_crc,
+    parse_accumulate_arg, parse_extents, parse_get_reply, parse_grant, parse_message, parse_put,
+    parse_reduced, parse_revocation,
 };
 use rampool_wire::layout::Program;
 use rampool_wire::session::{Encryption, PREFACE_BYTES, Preface, ServerPolicy, accept, agree};
 use rampool_wire::tenant::{TENANT_BYTES, TenantId};
 use rampool_wire::units::{ByteLen, Extent, PageIndex};
 use rampool_wire::{checksum, fabric, rings};
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// A header, and the table after it, read as the header says. The checksums are corrected, so that mutations
 /// reach the fields.
@@ -249,106 +250,145 @@ pub fn ranks(data: &[u8]) {
     }
 }
 
-/// Members that come, go, are lost and come back, in any order, and a reaper that settles departures late and in another order than they were told: every frame is freed once, and in
-/// the end nothing is lent.
+/// A server that lends so many pages.
+fn threadless(pages: u64) -> Threadless {
+    let config = ServerConfig::new(pages << 12, Endpoint::Unix("/nonexistent/rampool".into()));
+    Threadless::new(ServerConfig {
+        max_connections: 4,
+        max_requests: 16,
+        grace: Duration::from_millis(10),
+        copy_to: config.listen.clone(),
+        ..config
+    })
+}
+
+/// Members that come, go, are lost and come back, in any order, and the server's reaper, which settles
+/// departures late and in another order than they were told: every frame is freed once, and in the end
+/// nothing is lent.
 pub fn reaper(data: &[u8]) {
-    let limits = Limits { memory_bytes: 64 << 12, grace_ms: 10, max_leases: 4, max_members: 4 };
-    let (mut directory, mut spaces) = (Directory::new(limits), BTreeMap::<LeaseId, LeaseSpace>::new());
+    let mut server = threadless(64);
     // Those let in: lease, token, member, connection.
     let mut members: Vec<(LeaseId, LeaseToken, MemberId, ConnectionNumber)> = Vec::new();
-    let (mut orders, mut used, mut next_frame, mut now) = (Vec::new(), BTreeSet::new(), 0, Tick(0));
-    let settle = |directory: &mut Directory,
-                  spaces: &mut BTreeMap<LeaseId, LeaseSpace>,
-                  used: &mut BTreeSet<FrameIndex>,
-                  departed: Departed| {
-        let Some(space) = spaces.get_mut(&departed.lease) else { return };
-        let mut released = Vec::new();
-        space.member_gone(departed.member);
-        space.bury(u64::MAX, &mut released);
-        if departed.lease_closes {
-            space.close();
-            space.bury(u64::MAX, &mut released);
-            spaces.remove(&departed.lease);
-            directory.closed(departed.lease);
-        }
-        assert!(released.iter().all(|frame| used.remove(frame)), "a frame is freed once");
-    };
+    let mut now = Tick(0);
     for pair in data.chunks_exact(2) {
         let (what, which) = (pair[0], usize::from(pair[1]));
         let chosen = members.get(which % members.len().max(1)).copied();
         match (what % 8, chosen) {
             (0, _) => {
-                let request = OpenLease {
-                    bytes: (which as u64 % 40) << 12,
-                    pid: 1,
-                    name: String::new(),
-                    host: String::new(),
-                };
-                if let Ok((lease, member)) = directory.open(None, &request, LeaseToken([pair[1]; 16])) {
-                    let mut space = LeaseSpace::new(request.bytes);
-                    space.member_joined(member, ConnectionNumber::FIRST);
-                    spaces.insert(lease, space);
-                    members.push((lease, LeaseToken([pair[1]; 16]), member, ConnectionNumber::FIRST));
+                let token = LeaseToken([pair[1]; 16]);
+                if let Some((lease, member)) = server.open((which as u64 % 40) << 12, token) {
+                    members.push((lease, token, member, ConnectionNumber::FIRST));
                 }
             }
             (1 | 2, Some((lease, token, member, _))) => {
                 let member = if what % 8 == 1 { MemberId(0) } else { member };
-                let request =
-                    AttachLease { lease, token, member, pid: 1, name: String::new(), host: String::new() };
-                if let Ok((member, connection, _)) = directory.attach(None, &request) {
-                    spaces
-                        .get_mut(&lease)
-                        .expect("a lease with members is there")
-                        .member_joined(member, connection);
+                if let Some((member, connection)) = server.attach(lease, token, member) {
                     members.push((lease, token, member, connection));
                 }
             }
             (3, Some((lease, _, member, connection))) => {
                 members.swap_remove(which % members.len());
-                directory.disconnected(now, lease, member, connection);
+                server.lose(now, lease, member, connection);
             }
-            (4, Some((lease, _, member, _))) => orders.extend(directory.leave(lease, member)),
-            (5, Some((lease, _, member, connection))) => {
-                // A page of a region of its own.
-                if let Some(space) =
-                    spaces.get_mut(&lease).filter(|space| space.admit(member, connection).is_ok())
-                    && let Ok(region) = space.create_region(member)
-                {
-                    next_frame += 1;
-                    let page = StoredPage { frame: FrameIndex(next_frame), crc: 0, len: 4096, charge: 4096 };
-                    if space
-                        .put(member, region, &[Extent::page(PageIndex(0))], &[Some(page)], &mut Vec::new())
-                        .is_ok()
-                    {
-                        used.insert(page.frame);
-                    }
-                }
-            }
-            (6, _) if !orders.is_empty() => {
-                let departed = orders.swap_remove(which % orders.len());
-                settle(&mut directory, &mut spaces, &mut used, departed);
-            }
+            (4, Some((lease, _, member, _))) => server.leave(lease, member),
+            (5, Some((lease, _, member, connection))) => server.store_page(lease, member, connection),
+            (6, _) => server.reap(which),
             (7, _) => {
                 now.0 += which as u64 % 16;
-                for departed in directory.expire(now) {
-                    settle(&mut directory, &mut spaces, &mut used, departed);
-                }
+                server.expire(now);
             }
             _ => {}
         }
-        directory.check();
-        spaces.values().for_each(LeaseSpace::check);
+        server.check();
     }
     // All of them go.
     for (lease, _, member, _) in members {
-        orders.extend(directory.leave(lease, member));
+        server.leave(lease, member);
     }
-    now.0 += 100;
-    orders.extend(directory.expire(now));
-    for departed in orders {
-        settle(&mut directory, &mut spaces, &mut used, departed);
+    server.let_others_work(true);
+    assert_eq!(server.left(), (0, 0), "something is left");
+    server.check();
+}
+
+/// Frames of two hostile clients, by turns, to a whole server but for its threads: it answers each or ends
+/// its connection, another client's page stays what it is, and when they are gone nothing of theirs is left.
+/// Checksums are corrected, and what joins a lease has the token of one that was granted.
+pub fn server(data: &[u8]) {
+    let mut server = threadless(256);
+    let victim = server.connect();
+    let encode = |write: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = Vec::new();
+        write(&mut bytes);
+        bytes
+    };
+    let open = OpenLease { bytes: 8 << 12, pid: 1, name: String::new(), host: String::new() }.encode();
+    let open = encode(&|out| encode_frame(out, Header::request(Opcode::OpenLease, 1), &open, 0));
+    let made = encode(&|out| encode_frame(out, Header::request(Opcode::CreateRegion, 2), &[], 0));
+    let (page, extent) = ([7; 4096], [Extent::page(PageIndex(3))]);
+    let entry = [PageEntry { crc: page_crc(&page), len: 4096 }];
+    let put = Header::request(Opcode::Put, 3).with_region(RegionId(1));
+    let mut put = encode(&|out| _ = encode_put(out, put, &extent, &entry));
+    put.extend_from_slice(&page);
+    let get = Header::request(Opcode::Get, 4).with_region(RegionId(1));
+    let get = encode(&|out| encode_extents(out, get, &extent));
+    for request in [&open, &made, &put] {
+        server.say(victim, request).expect("the victim is served");
     }
-    assert!(spaces.is_empty() && used.is_empty() && directory.lent_bytes() == 0, "something is left");
+    let page = server.say(victim, &get).expect("the victim is served");
+    assert!(page.ends_with(&[7; 4096]), "the victim's page");
+    let before = server.left();
+
+    let mut clients = [server.connect(), server.connect()];
+    let mut granted: Option<Granted> = None;
+    let mut rest = data;
+    while let Some((head, tail)) = rest.split_first_chunk::<HEADER_BYTES>() {
+        let mut head = *head;
+        seal(&mut head);
+        let Ok(header) = Header::parse(&head) else { break };
+        let (table, tail) = tail.split_at(tail.len().min(header.table_len as usize));
+        let (bulk, tail) = tail.split_at(tail.len().min(header.bulk_len as usize));
+        rest = tail;
+        let mut table = table.to_vec();
+        if header.opcode == Opcode::AttachLease
+            && let (Ok(attach), Some(granted)) = (AttachLease::parse(&table), &granted)
+        {
+            let member = if attach.member.0.is_multiple_of(2) { MemberId(0) } else { granted.member };
+            table = AttachLease { lease: granted.lease, token: granted.token, member, ..attach }.encode();
+        }
+        // As long as it is, not as long as it says.
+        let mut frame = Vec::new();
+        let header = Header { bulk_len: u32::try_from(bulk.len()).expect("a part of the input"), ..header };
+        encode_frame(&mut frame, header, &table, bulk.len());
+        frame.extend_from_slice(bulk);
+        let who = usize::from(header.request % 2 == 1);
+        match server.say(clients[who], &frame) {
+            Some(answer) => {
+                let told = answer.split_first_chunk::<HEADER_BYTES>();
+                let told = told.and_then(|(head, rest)| Some((Header::parse(head).ok()?, rest)));
+                if let Some((told, table)) = told
+                    && matches!(told.opcode, Opcode::OpenLease | Opcode::AttachLease)
+                    && let Some(table) = table.get(..told.table_len as usize)
+                    && let Ok(new) = Granted::parse(table)
+                {
+                    granted = Some(new);
+                }
+            }
+            None => clients[who] = server.connect(),
+        }
+        if header.request.is_multiple_of(5) {
+            server.let_others_work(header.request.is_multiple_of(3));
+        }
+        assert_eq!(server.say(victim, &get).as_ref(), Some(&page), "the victim's page");
+    }
+    server.check();
+    clients.into_iter().for_each(|client| server.hang_up(client));
+    server.let_others_work(true);
+    assert_eq!(server.left(), before, "leases and frames");
+    assert_eq!(server.say(victim, &get), Some(page), "the victim's page");
+    server.hang_up(victim);
+    server.let_others_work(true);
+    assert_eq!(server.left(), (0, 0), "something is left");
+    server.check();
 }
 
 /// Messages that set shared memory up, and connections over UCX, the checksums corrected.
@@ -593,6 +633,11 @@ fn seal_frame(data: &mut [u8]) {
         head[32..36].copy_from_slice(&table_len.to_le_bytes());
         head[40..44].copy_from_slice(&rampool_wire::frame::table_crc(table).to_le_bytes());
     }
+    seal(head);
+}
+
+/// Corrects the checksum of a header.
+fn seal(head: &mut [u8; HEADER_BYTES]) {
     let crc = checksum::crc32c(&head[..HEADER_BYTES - 4]);
     head[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
 }

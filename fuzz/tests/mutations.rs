@@ -8,10 +8,10 @@ use rampool_sharing::channel::{Channel, ChannelConfig};
 use rampool_sharing::control::{Control, FrameKind, Hello, frame};
 use rampool_sharing::message::{Body as MessageBody, Message};
 use rampool_wire::frame::{
-    AttachLease, AwaitBody, Body, ByKey, CopyRequest, Delivery, Granted, Header, LeaseId, LeaseToken, Listed,
-    MemberId, Opcode, OpenLease, PageEntry, Push, PushHeads, QueueBounds, Reference, RegionId, ScanRequest,
-    Settlement, Status, Take, Window, encode_error, encode_extents, encode_frame, encode_get_reply,
-    encode_grant, encode_put, encode_revocation,
+    AttachLease, AwaitBody, Body, ByKey, Change, CopyRequest, Delivery, FetchOp, Granted, Header, LeaseId,
+    LeaseToken, Listed, MemberId, Opcode, OpenLease, PageEntry, Push, PushHeads, QueueBounds, Reference,
+    RegionId, ScanRequest, Settlement, Status, Take, Window, encode_error, encode_extents, encode_frame,
+    encode_get_reply, encode_grant, encode_put, encode_revocation,
 };
 use rampool_wire::layout::{Layout, Order};
 use rampool_wire::session::{Encryption, Preface};
@@ -297,7 +297,7 @@ fn departures_that_are_settled_late() {
         vec![0, 20, 1, 0, 5, 0, 5, 1, 3, 1, 4, 0, 7, 15, 6, 0, 0, 30],
         vec![0, 8, 0, 9, 5, 0, 5, 1, 2, 1, 5, 2, 3, 1, 2, 0, 4, 0, 7, 12, 6, 0, 6, 0],
     ];
-    drive(rampool_fuzz::reaper, &seeds, 30_000);
+    drive(rampool_fuzz::reaper, &seeds, 15_000);
 }
 
 #[test]
@@ -330,6 +330,98 @@ fn streams_of_frames() {
     let all = [&with_bulk[..], &seeds[0], &with_bulk, &seeds[4]].concat();
     seeds.extend([with_bulk, all]);
     drive(rampool_fuzz::link, &seeds, 3_000);
+}
+
+/// A client that does a little of everything with its lease; the numbers of its requests are even or odd.
+fn conversation(odd: u64) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut number = 100 + odd;
+    let mut say = |opcode: Opcode, region: u64, arg: u64, table: &[u8], bulk: &[u8]| {
+        number += 2;
+        let header = Header::request(opcode, number).with_region(RegionId(region)).with_arg(arg);
+        encode_frame(&mut all, header, table, bulk.len());
+        all.extend_from_slice(bulk);
+    };
+    let coded = |write: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = Vec::new();
+        write(&mut bytes);
+        bytes[rampool_wire::frame::HEADER_BYTES..].to_vec()
+    };
+    let (name, host) = (String::from("n"), String::from("h"));
+    let (lease, token, member) = (LeaseId(1), LeaseToken([9; 16]), MemberId(4));
+    if odd == 0 {
+        say(Opcode::OpenLease, 0, 0, &OpenLease { bytes: 64 << 12, pid: 1, name, host }.encode(), &[]);
+    } else {
+        let attach = AttachLease { lease, token, member, pid: 1, name, host };
+        say(Opcode::AttachLease, 0, 0, &attach.encode(), &[]);
+    }
+    say(Opcode::CreateRegion, 0, 0, &[], &[]);
+    say(Opcode::OpenRegion, 0, 1 << 20, b"common", &[]);
+    let extents = [Extent::new(PageIndex(0), 2), Extent::page(PageIndex(700))];
+    let page = [5; 4096];
+    let crc = rampool_wire::frame::page_crc(&page);
+    let entries = [PageEntry { crc, len: 4096 }, PageEntry::ZERO, PageEntry { crc, len: 4096 }];
+    let put = coded(&|out| _ = encode_put(out, Header::request(Opcode::Put, 1), &extents, &entries));
+    let table = coded(&|out| encode_extents(out, Header::request(Opcode::Get, 1), &extents));
+    for region in 1..4 {
+        say(Opcode::Put, region, 2, &put, &[page, page].concat());
+        say(Opcode::Get, region, 2, &table, &[]);
+        say(Opcode::CloneRegion, region, 0, &[], &[]);
+    }
+    let parts = Layout::bytes(8).unwrap().hvector(300, 1, 104).unwrap();
+    let window = Window { program: parts.program().clone(), from: 0, len: 2400 };
+    let bytes = [3; 2400];
+    let (mut gather, mut update, mut scan, mut copy) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    window.encode(&mut gather);
+    window.encode_with(&[rampool_wire::checksum::crc32c(&bytes)], &mut update);
+    ScanRequest::encode_table(&window, [1; 8], [2; 8], &mut scan);
+    let endpoint = "unix:/nonexistent/rampool".to_owned();
+    let (source, target) = (window.clone(), window);
+    CopyRequest { source, target, endpoint, lease, token, region: RegionId(1) }.encode(&mut copy);
+    let (kind, change) = (rampool_wire::elements::Kind::U64, Change::IfEqual(0));
+    let fetch = FetchOp { kind, change, offset: 8, operand: 9 }.encode();
+    for region in [2, 3] {
+        say(Opcode::Accumulate, region, 0x604, &update, &bytes);
+        say(Opcode::Gather, region, 0, &gather, &[]);
+        say(Opcode::Scan, region, 0x07_0504, &scan, &[]);
+        say(Opcode::FetchOp, region, fetch.0, &fetch.1, &[]);
+        say(Opcode::ReadPiece, region, 0x300_8ff7, &[], &[]);
+    }
+    say(Opcode::Copy, 2, 0, &copy, &[]);
+    let (mut queue, mut push, mut take, mut settle, mut wait) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    QueueBounds { messages: 10, bytes: 1 << 16 }.encode("jobs", &mut queue);
+    Push { timeout_ms: 9, head: &[7; 64], body: Body::Bytes(5000) }.encode(&mut push);
+    Take { timeout_ms: 9, most: 5, acknowledged: vec![1] }.encode(&mut take);
+    Settlement::Done.encode(&[1, 2], &mut settle);
+    AwaitBody { number: 1, timeout_ms: 4 }.encode(&mut wait);
+    say(Opcode::OpenQueue, 0, 1, &queue, &[]);
+    say(Opcode::Push, 0, 1, &push, &[]);
+    say(Opcode::Take, 0, 1, &take, &[]);
+    say(Opcode::AwaitBody, 0, 1, &wait, &[]);
+    say(Opcode::Settle, 0, 1, &settle, &[]);
+    say(Opcode::ListQueues, 0, 0, &[], &[]);
+    say(Opcode::Discard, 1, 2, &table, &[]);
+    say(Opcode::AdoptRegion, 3, 0, &[], &[]);
+    say(Opcode::ResizeLease, 0, 80 << 12, &[], &[]);
+    say(Opcode::Status, 0, 0, &[], &[]);
+    say(Opcode::FreeQueue, 0, 1, &[], &[]);
+    say(Opcode::FreeRegion, 1, 0, &[], &[]);
+    say(Opcode::Goodbye, 0, 0, &[], &[]);
+    all
+}
+
+#[test]
+fn conversations_with_a_server() {
+    let (one, other) = (conversation(0), conversation(1));
+    let half = one.len() / 2;
+    let both = [&one[..half], &other, &one[half..]].concat();
+    let mut seeds = vec![[&one[..], &other].concat(), both, one];
+    // And requests that have little to do with each other, after a lease.
+    let mut any = seeds[2][..200].to_vec();
+    frames().into_iter().for_each(|frame| any.extend_from_slice(&frame));
+    seeds.push(any);
+    drive(rampool_fuzz::server, &seeds, 1_000);
 }
 
 #[test]

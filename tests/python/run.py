@@ -2,6 +2,7 @@
 """The Python package's tests, against the wheel in a fresh environment; with --brief against what `make build` built, in under a minute.
 
 tests/python/run.py            all of it: `make wheel` first
+tests/python/run.py --build    builds all that is released, with the extension module
 tests/python/run.py --brief    what `make test` runs
 tests/python/run.py -- -k X    further words go to pytest
 """
@@ -30,15 +31,21 @@ def run(*words, **environment):
     subprocess.run([str(word) for word in words], check=True, cwd=HERE, env={**os.environ, **environment})
 
 
-def brief(words):
-    """From the workspace's own build, with nothing installed."""
+def build():
+    """The workspace, without what tests alone use, and with the extension module."""
+    left_out = [word for crate in ("sim", "fuzz", "testing") for word in ("--exclude", f"rampool-{crate}")]
     subprocess.run(
-        ["cargo", "build", "--workspace", "--release", "--quiet", "--features", "rampool-python/extension"],
+        ["cargo", "build", "--workspace", *left_out, "--release", "--quiet", "--features", "rampool-python/extension"],
         check=True,
         cwd=ROOT,
         # An extension is not linked to one interpreter's library.
         env={**os.environ, "PYO3_PYTHON": str(VENV / "python"), "PYO3_BUILD_EXTENSION_MODULE": "1"},
     )
+
+
+def brief(words):
+    """From the workspace's own build, with nothing installed."""
+    build()
     place = TARGET / "python"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(PACKAGE, place / "rampool", ignore=shutil.ignore_patterns("__pycache__"))
@@ -84,6 +91,8 @@ def whole(words):
 
 def main():
     words = sys.argv[1:]
+    if words == ["--build"]:
+        return build()
     is_brief = words[:1] == ["--brief"]
     rest = words[1:] if is_brief else words
     (brief if is_brief else whole)(rest[1:] if rest[:1] == ["--"] else rest)

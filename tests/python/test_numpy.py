@@ -186,10 +186,11 @@ def test_tuples_are_records(pool):
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_an_update_by_nan_is_refused_where_servers_pass_over_it(pool, dtype):
-    there = pool.remote(None, 3, dtype)
-    for update in (there.minimum_at, there.maximum_at):
-        with pytest.raises(ValueError, match="NaN"):
-            update([0, 1], [1, np.nan])
-    there.add_at(2, np.nan)
-    assert there[:2].tolist() == [0, 0] and np.isnan(there[2])
+@pytest.mark.parametrize("how", ["add", "minimum", "maximum"])
+def test_updates_treat_nan_as_numpy_does(pool, dtype, how):
+    there, here = pool.remote(None, 4, dtype), np.array([np.nan, 1, np.nan, 1], dtype)
+    there[...] = here
+    values = np.array([2, np.nan, np.nan, 0.5], dtype)
+    getattr(there, f"{how}_at")(slice(None), values)
+    getattr(np, how).at(here, np.arange(4), values)
+    np.testing.assert_array_equal(there[...], here)

@@ -26,6 +26,7 @@ mod ending;
 mod exclusion;
 mod faults;
 mod fork;
+mod guard;
 mod heap;
 mod line;
 mod next;
@@ -58,6 +59,7 @@ extern "C" fn start() {
             let settings: &'static Settings = Box::leak(Box::new(settings));
             touch::note_main_thread();
             touch::prepare(settings.fault_mode);
+            guard::prepare(settings.fault_mode);
             if settings.fault_mode == rampool_kernel::probe::FaultMode::Segv {
                 keep_malloc_in_place();
             }

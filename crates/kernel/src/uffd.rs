@@ -327,9 +327,21 @@ impl Uffd {
     }
 
     /// Makes every access to these absent pages a SIGBUS from now on: their content is lost.
+    /// Threads that wait for them are woken.
     #[must_use]
     pub fn poison(&self, start: usize, bytes: usize) -> Reply {
-        let mut arg = k::uffdio_poison { range: range(start, bytes), mode: 0, updated: 0 };
+        self.poison_in_mode(start, bytes, 0)
+    }
+
+    /// As [`Uffd::poison`], and threads that wait go on waiting.
+    #[must_use]
+    pub fn poison_silently(&self, start: usize, bytes: usize) -> Reply {
+        const DONTWAKE: u64 = 1;
+        self.poison_in_mode(start, bytes, DONTWAKE)
+    }
+
+    fn poison_in_mode(&self, start: usize, bytes: usize, mode: u64) -> Reply {
+        let mut arg = k::uffdio_poison { range: range(start, bytes), mode, updated: 0 };
         let result = self.ioctl(IOCTL_POISON, &mut arg);
         reply(Call::Poison, result, arg.updated)
     }

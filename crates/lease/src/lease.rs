@@ -6,7 +6,10 @@
 //! ignored. On a departure the caller frees the member's memory first and calls [`Directory::closed`] last,
 //! so that nothing is lent twice.
 //!
-//! A lease is a tenant's, whose members alone may join it, and is charged to its account.
+//! A lease is a tenant's, whose members alone may join it, and is charged to its account. A tenant has at
+//! most a quarter of the places for leases, so that it takes four to keep others out. A member whose
+//! connection broke counts as a connection of its tenant for as long as it may come back: who connects, takes
+//! a lease and goes away, again and again, has at most as many leases as it may have connections.
 //!
 //! Invariants: `lent_bytes` = sum of the leases' bytes `<= memory_bytes`; a member is *lost* exactly while
 //! its connection is broken.
@@ -17,6 +20,9 @@ use super::tenants::{Accounts, OverQuota, Payer};
 use super::{ConnectionNumber, Tick};
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, OpenLease};
 use std::collections::BTreeMap;
+
+/// A tenant has at most this part of the places for leases.
+const PART_OF_PLACES: usize = 4;
 
 /// What a server lends, and to how many clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +51,9 @@ pub enum OpenError {
     TooMany,
     #[error(transparent)]
     OverQuota(#[from] OverQuota),
+    /// Not of memory: of leases, or of connections.
+    #[error("{0}, counting what has lost its connection and may come back")]
+    TooManyOfTenant(OverQuota),
 }
 
 /// Why a process did not become a member.
@@ -58,6 +67,8 @@ pub enum AttachError {
     MemberGone,
     #[error("the lease's limit of members is reached")]
     TooMany,
+    #[error("{0}, counting what has lost its connection and may come back")]
+    TooManyOfTenant(OverQuota),
 }
 
 /// Why a lease keeps its size.
@@ -195,6 +206,9 @@ impl Directory {
             return Err(OpenError::Empty);
         }
         let free = self.free_bytes();
+        if let Some(over) = self.too_many_connections(tenant) {
+            return Err(OpenError::TooManyOfTenant(over));
+        }
         if let Err(over) = self.accounts.may_lend(tenant, request.bytes)
             && self.rules.keep(TenantRule::Quota)
         {
@@ -204,6 +218,17 @@ impl Directory {
                 OpenError::Closing { free, closing }
             } else {
                 over.into()
+            });
+        }
+        let most = self.limits.max_leases.div_ceil(PART_OF_PLACES) as u64;
+        if let Err(over) = self.accounts.may_open(tenant, most)
+            && self.rules.keep(TenantRule::Places)
+        {
+            let mut own = self.leases.values().filter(|lease| lease.tenant == tenant);
+            return Err(if own.any(Lease::closes) {
+                OpenError::Closing { free, closing: self.closing_bytes_of(tenant) }
+            } else {
+                OpenError::TooManyOfTenant(over)
             });
         }
         if request.bytes > free || self.leases.len() >= self.limits.max_leases {
@@ -230,6 +255,7 @@ impl Directory {
         let member = self.add_member(&mut lease, request.pid, &request.name, &request.host);
         self.lent_bytes += lease.bytes;
         self.accounts.lend(tenant, lease.bytes, 0);
+        self.accounts.count_leases(tenant, 1, 0);
         self.leases.insert(id, lease);
         Ok((id, member))
     }
@@ -245,6 +271,7 @@ impl Directory {
         request: &AttachLease,
     ) -> Result<(MemberId, ConnectionNumber, u64), AttachError> {
         let max_members = self.limits.max_members;
+        let over = self.too_many_connections(tenant);
         let Some(lease) = self.leases.get_mut(&request.lease) else {
             return Err(AttachError::NoSuchLease);
         };
@@ -255,6 +282,9 @@ impl Directory {
         }
         let bytes = lease.bytes;
         if request.member == MemberId(0) {
+            if let Some(over) = over {
+                return Err(AttachError::TooManyOfTenant(over));
+            }
             if lease.members.len() >= max_members {
                 return Err(AttachError::TooMany);
             }
@@ -263,9 +293,11 @@ impl Directory {
             lease.members.insert(member, Member::new(request.pid, &request.name, &request.host));
             return Ok((member, ConnectionNumber::FIRST, bytes));
         }
+        // Who comes back replaces a connection.
         let member = lease.members.get_mut(&request.member).ok_or(AttachError::MemberGone)?;
         member.connection = member.connection.next();
-        member.lost_at = None;
+        let was_lost = member.lost_at.take().is_some();
+        self.accounts.count_lost(lease.tenant, 0, u64::from(was_lost));
         Ok((request.member, member.connection, bytes))
     }
 
@@ -278,11 +310,11 @@ impl Directory {
         member: MemberId,
         connection: ConnectionNumber,
     ) {
-        let Some(member) = self.leases.get_mut(&lease).and_then(|l| l.members.get_mut(&member)) else {
-            return;
-        };
-        if member.connection == connection {
-            member.lost_at.get_or_insert(now);
+        let Some(lease) = self.leases.get_mut(&lease) else { return };
+        let Some(member) = lease.members.get_mut(&member) else { return };
+        if member.connection == connection && member.lost_at.is_none() {
+            member.lost_at = Some(now);
+            self.accounts.count_lost(lease.tenant, 1, 0);
         }
     }
 
@@ -303,9 +335,10 @@ impl Directory {
 
     /// The member says goodbye. `None`: it had left already.
     pub fn leave(&mut self, lease: LeaseId, member: MemberId) -> Option<Departed> {
-        let members = &mut self.leases.get_mut(&lease)?.members;
-        members.remove(&member)?;
-        Some(Departed { lease, member, lease_closes: members.is_empty() })
+        let of = self.leases.get_mut(&lease)?;
+        let was_lost = of.members.remove(&member)?.lost_at.is_some();
+        self.accounts.count_lost(of.tenant, 0, u64::from(was_lost));
+        Some(Departed { lease, member, lease_closes: of.members.is_empty() })
     }
 
     /// Gives up the members whose grace time is over.
@@ -335,6 +368,7 @@ impl Directory {
         let lease = self.leases.remove(&lease).expect("a lease closes once");
         assert!(lease.members.is_empty(), "a lease closes after its last member has left");
         self.lent_bytes -= lease.bytes;
+        self.accounts.count_leases(lease.tenant, 0, 1);
         if self.rules.keep(TenantRule::Closed) {
             self.accounts.lend(lease.tenant, 0, lease.bytes);
         }
@@ -367,14 +401,26 @@ impl Directory {
         assert_eq!(self.lent_bytes, self.leases.values().map(|l| l.bytes).sum::<u64>());
         assert!(self.lent_bytes <= self.limits.memory_bytes);
         assert!(self.leases.len() <= self.limits.max_leases);
-        let mut lent: BTreeMap<Payer, u64> = BTreeMap::new();
-        self.leases.values().for_each(|lease| *lent.entry(lease.tenant).or_default() += lease.bytes);
+        let mut has: BTreeMap<Payer, (u64, u64, u64)> = BTreeMap::new();
+        for lease in self.leases.values() {
+            let lost = lease.members.values().filter(|member| member.lost_at.is_some());
+            let (bytes, leases, all_lost) = has.entry(lease.tenant).or_default();
+            (*bytes, *leases, *all_lost) =
+                (*bytes + lease.bytes, *leases + 1, *all_lost + lost.count() as u64);
+        }
         self.accounts.check();
-        let charged = self.accounts.all().filter(|(_, account)| account.lent_bytes > 0);
-        assert!(charged.map(|(tenant, account)| (tenant, account.lent_bytes)).eq(lent));
+        let charged = self.accounts.all().filter(|(_, account)| account.leases > 0);
+        let charged = charged.map(|(tenant, has)| (tenant, (has.lent_bytes, has.leases, has.lost)));
+        assert!(charged.eq(has), "what is charged is what there is");
         for lease in self.leases.values() {
             assert!(lease.members.len() <= self.limits.max_members);
         }
+    }
+
+    fn too_many_connections(&self, tenant: Payer) -> Option<OverQuota> {
+        let over = self.accounts.too_many_connections(tenant)?;
+        let lost = if self.rules.keep(TenantRule::Lost) { 0 } else { self.accounts.of(tenant).lost };
+        (over.has - lost > over.quota).then_some(over)
     }
 
     fn closing_bytes(&self) -> u64 {

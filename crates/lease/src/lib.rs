@@ -44,7 +44,7 @@ pub use rule::TenantRule;
 pub use shares::{MOST_ELSEWHERE_NS, Shares};
 pub use space::{LeaseSpace, QueueSpaceError, RegionSelector, SpaceError, SpaceUsage, View};
 pub use table::{PageState, StoredPage};
-pub use tenants::{Account, Accounts, MAX_WEIGHT, OverQuota, Payer, Quota, Rate, Revoked, Rules};
+pub use tenants::{Account, Accounts, Charges, MAX_WEIGHT, OverQuota, Payer, Quota, Rate, Revoked, Rules};
 
 /// Names a frame of the store, which alone knows what the number means.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

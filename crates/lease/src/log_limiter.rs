@@ -1,9 +1,9 @@
-//! A log limiter for what unauthenticated peers cause again and again: the first event in full, then a count.
+//! A log limiter for what peers cause again and again: the first events in full, then a count.
 //!
-//! Any peer that reaches a server's port can cause log lines as often as it likes. In each period an event is
-//! logged when it is seen for the first time, and once more, with a count, when the period is over. Only a
-//! bounded number of different events are kept apart; those beyond count together. So a period costs a
-//! bounded number of lines and bytes.
+//! Any peer that reaches a server's port can cause log lines as often as it likes, and so can any client. In
+//! each period an event is logged when it is seen for the first time (or the first few times), and once more,
+//! with a count, when the period is over. Only a bounded number of different events are kept apart; those
+//! beyond count together. So a period costs a bounded number of lines and bytes.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +24,9 @@ pub struct Repeated<K> {
 pub struct LogLimiter<K> {
     period_ms: u64,
     most: usize,
+    in_full: u64,
     began: Option<Tick>,
-    /// How many of each were not logged.
+    /// How many there were of each.
     known: BTreeMap<K, u64>,
     others: u64,
 }
@@ -34,19 +35,25 @@ impl<K: Ord + Clone> LogLimiter<K> {
     /// In each period of so many milliseconds, so many different ones are kept apart.
     #[must_use]
     pub fn new(period_ms: u64, most: usize) -> Self {
-        Self { period_ms, most, began: None, known: BTreeMap::new(), others: 0 }
+        Self { period_ms, most, in_full: 1, began: None, known: BTreeMap::new(), others: 0 }
+    }
+
+    /// So many of each kind are logged in a period, instead of one.
+    #[must_use]
+    pub fn in_full(self, in_full: u64) -> Self {
+        Self { in_full, ..self }
     }
 
     /// Takes an event. True: log it now; false: it is counted.
     pub fn hear(&mut self, now: Tick, what: K) -> bool {
         self.began.get_or_insert(now);
-        if let Some(unsaid) = self.known.get_mut(&what) {
-            *unsaid += 1;
-            return false;
+        if let Some(times) = self.known.get_mut(&what) {
+            *times += 1;
+            return *times <= self.in_full;
         }
         let is_kept = self.known.len() < self.most;
         if is_kept {
-            self.known.insert(what, 0);
+            self.known.insert(what, 1);
         } else {
             self.others += 1;
         }
@@ -66,7 +73,7 @@ impl<K: Ord + Clone> LogLimiter<K> {
         self.began = None;
         let known = std::mem::take(&mut self.known)
             .into_iter()
-            .map(|(what, times)| Repeated { what: Some(what), times });
+            .map(|(what, times)| Repeated { what: Some(what), times: times.saturating_sub(self.in_full) });
         let others = Repeated { what: None, times: std::mem::take(&mut self.others) };
         known.chain([others]).filter(|repeated| repeated.times > 0).collect()
     }
@@ -92,6 +99,15 @@ mod tests {
         assert_eq!(limiter.tell(Tick(600_000)), []);
         assert!(limiter.hear(Tick(600_000), "a"), "another period");
         assert_eq!(limiter.tell_all(), []);
+    }
+
+    #[test]
+    fn the_first_few_are_said_where_that_is_asked_for() {
+        let mut limiter = LogLimiter::new(60_000, 1).in_full(3);
+        let said = (0..10).filter(|_| limiter.hear(Tick(1), "a")).count();
+        assert_eq!((said, limiter.hear(Tick(1), "b")), (3, false));
+        let counted = [Repeated { what: Some("a"), times: 7 }, Repeated { what: None, times: 1 }];
+        assert_eq!(limiter.tell(Tick(60_001)), counted);
     }
 
     proptest! {

@@ -21,6 +21,10 @@ pub enum TenantRule {
     Room,
     /// A tenant has no more memory than its quota.
     Quota,
+    /// A tenant has no more than its part of the places for leases.
+    Places,
+    /// A member that has lost its connection counts as a connection.
+    Lost,
     /// A lease's ticket is of use to its tenant only.
     Ticket,
     /// What a closed lease had is its tenant's no more.
@@ -28,7 +32,7 @@ pub enum TenantRule {
 }
 
 impl TenantRule {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Turns,
         Self::OwnTurns,
         Self::Idle,
@@ -38,6 +42,8 @@ impl TenantRule {
         Self::StopClones,
         Self::Room,
         Self::Quota,
+        Self::Places,
+        Self::Lost,
         Self::Ticket,
         Self::Closed,
     ];

@@ -4,8 +4,9 @@
 //! child takes over the copy its parent made for it), or its owner opens it for all members: then it belongs
 //! to the lease, and stays until a member frees it or the lease closes. A lease pays for frames, each once
 //! however many regions share it. Page tables are free up to a 64th of the lease, four times what densely
-//! used regions need; beyond that they are paid for, as are regions themselves beyond 64, so that no client
-//! can make a server hold tables for pages it does not hold.
+//! used regions need, and a little more for small leases, which is charged to the tenant; beyond that they
+//! are paid for, as are regions themselves beyond 64, so that no client can make a server hold tables for
+//! pages it does not hold.
 //!
 //! A queue's messages are paid for as well: their bodies as pages of the queue's region, which belongs to the
 //! lease, the rest by [`Queues::memory_bytes`].
@@ -15,8 +16,10 @@
 use super::answers::Answers;
 use super::queue::{Asker, Output, QueueError, QueueId, QueueLimits, Queues};
 use super::rule::TenantRule;
-use super::table::{CHUNK_BYTES, Chunk, PageState, Root, StoredPage, Tables, chunk_of, slot_of};
-use super::tenants::OverQuota;
+use super::table::{
+    CHUNK_BYTES, Chunk, PageState, ROOT_ENTRY_BYTES, Root, StoredPage, Tables, chunk_of, slot_of,
+};
+use super::tenants::{Charges, OverQuota};
 use super::{ConnectionNumber, FrameIndex, Tick};
 use rampool_wire::frame::{
     MAX_PAGE_INDEX, MemberId, Push, PushHeads, QueueBounds, RegionId, Settlement, Take,
@@ -33,8 +36,10 @@ const REGION_BYTES: u64 = 512;
 const FREE_REGIONS: usize = 64;
 /// Extents that a bounded step of a discard looks at.
 const EXTENTS_AT_ONCE: usize = 16;
-/// Page tables that every lease has for free, so that a small lease is usable at all.
+/// Page tables that a lease has for free beyond a 64th of it, so that a small lease is usable at all: not
+/// more than its size, and one.
 const FREE_METADATA_BYTES: u64 = 16 * CHUNK_BYTES;
+const ONE_TABLE_BYTES: u64 = CHUNK_BYTES + ROOT_ENTRY_BYTES;
 
 /// Why a request was refused; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -638,10 +643,15 @@ impl LeaseSpace {
         self.over = over;
     }
 
-    /// Regions and queues, for its tenant's account.
+    /// For its tenant's account.
     #[must_use]
-    pub fn counts(&self) -> (u64, u64) {
-        (self.regions.len() as u64, self.queues.count() as u64)
+    pub fn charges(&self) -> Charges {
+        let tables = self.tables.metadata_bytes().saturating_sub(self.limit_bytes / 64);
+        Charges {
+            regions: self.regions.len() as u64,
+            queues: self.queues.count() as u64,
+            table_bytes: tables.min(self.free_metadata()),
+        }
     }
 
     // --- queues -------------------------------------------------------------------------------------------------------------------------
@@ -866,9 +876,14 @@ impl LeaseSpace {
     }
 
     fn used_bytes(&self, frames: u64, metadata: u64) -> u64 {
-        let free = FREE_METADATA_BYTES + self.limit_bytes / 64;
+        let free = self.free_metadata() + self.limit_bytes / 64;
         let regions = self.regions.len().saturating_sub(FREE_REGIONS) as u64 * REGION_BYTES;
         frames + metadata.saturating_sub(free) + regions + self.queues.memory_bytes()
+    }
+
+    /// Page tables that are free beyond a 64th of the lease.
+    fn free_metadata(&self) -> u64 {
+        FREE_METADATA_BYTES.min(self.limit_bytes.saturating_add(ONE_TABLE_BYTES))
     }
 
     /// What one more region is charged.

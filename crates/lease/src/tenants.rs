@@ -19,7 +19,7 @@ pub const MAX_WEIGHT: u32 = 100;
 /// What one tenant may have. `None`: as much as the server has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Quota {
-    /// Of all its leases.
+    /// Of all its leases, and of their page tables, as far as [`Account::table_bytes`] counts them.
     pub memory_bytes: Option<u64>,
     pub connections: Option<u64>,
     pub regions: Option<u64>,
@@ -83,9 +83,23 @@ impl Rules {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Account {
     pub lent_bytes: u64,
+    pub leases: u64,
     pub connections: u64,
+    /// Members without a connection, within their grace time.
+    pub lost: u64,
     pub regions: u64,
     pub queues: u64,
+    /// Of its leases' free page tables, beyond a 64th of each lease.
+    pub table_bytes: u64,
+}
+
+/// What one lease has of what is charged to its tenant as it comes and goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Charges {
+    pub regions: u64,
+    pub queues: u64,
+    /// Of page tables that it has for free, beyond a 64th of it.
+    pub table_bytes: u64,
 }
 
 /// A tenant has as much as its quota allows.
@@ -137,7 +151,27 @@ impl Accounts {
     /// # Errors
     /// [`OverQuota`].
     pub fn may_lend(&self, payer: Payer, more: u64) -> Result<(), OverQuota> {
-        within("bytes", self.of(payer).lent_bytes, more, self.rules.quota(payer).memory_bytes)
+        let has = self.of(payer);
+        within("bytes", has.lent_bytes + has.table_bytes, more, self.rules.quota(payer).memory_bytes)
+    }
+
+    /// Whether the tenant may have one lease more, where none may have more than `most`. The master may: who
+    /// has it has no quota, and where nobody has another key, there is nobody else.
+    ///
+    /// # Errors
+    /// [`OverQuota`].
+    pub(crate) fn may_open(&self, payer: Payer, most: u64) -> Result<(), OverQuota> {
+        within("leases", self.of(payer).leases, 1, payer.map(|_| most))
+    }
+
+    /// It has so many leases more, or fewer.
+    pub(crate) fn count_leases(&mut self, payer: Payer, more: u64, fewer: u64) {
+        self.change(payer, |account| account.leases = account.leases + more - fewer);
+    }
+
+    /// So many more of its members have lost their connections, or fewer.
+    pub(crate) fn count_lost(&mut self, payer: Payer, more: u64, fewer: u64) {
+        self.change(payer, |account| account.lost = account.lost + more - fewer);
     }
 
     /// Its leases are of so many bytes more, or fewer.
@@ -154,10 +188,12 @@ impl Accounts {
         self.change(payer, |account| account.connections -= 1);
     }
 
-    /// How far its connections are beyond its quota; `None`: they are within.
+    /// How far its connections are beyond its quota; `None`: they are within. A member that has lost its
+    /// connection and may come back counts as one.
     #[must_use]
     pub fn too_many_connections(&self, payer: Payer) -> Option<OverQuota> {
-        within("connections", self.of(payer).connections, 0, self.rules.quota(payer).connections).err()
+        let Account { connections, lost, .. } = self.of(payer);
+        within("connections", connections + lost, 0, self.rules.quota(payer).connections).err()
     }
 
     /// Charges regions and queues that are about to be made.
@@ -179,11 +215,12 @@ impl Accounts {
         Ok(())
     }
 
-    /// So many regions and queues are there now where `charged` were charged.
-    pub fn settle(&mut self, payer: Payer, charged: (u64, u64), now: (u64, u64)) {
+    /// A lease has so much now where `charged` was charged.
+    pub fn settle(&mut self, payer: Payer, charged: Charges, now: Charges) {
         self.change(payer, |account| {
-            account.regions = account.regions + now.0 - charged.0;
-            account.queues = account.queues + now.1 - charged.1;
+            account.regions = account.regions + now.regions - charged.regions;
+            account.queues = account.queues + now.queues - charged.queues;
+            account.table_bytes = account.table_bytes + now.table_bytes - charged.table_bytes;
         });
     }
 
@@ -284,14 +321,27 @@ mod tests {
         // The rules for others, and none for the master.
         assert!(accounts.charge(Some(name("bob")), 2, 0).is_err());
         accounts.charge(None, 1000, 1000).unwrap();
-        accounts.settle(None, (1000, 1000), (0, 0));
+        accounts.settle(None, Charges { regions: 1000, queues: 1000, table_bytes: 0 }, Charges::default());
         // A smaller quota takes nothing away.
         accounts
             .set_rules(Rules { default: Quota { regions: Some(0), ..Quota::default() }, ..Rules::default() });
         assert_eq!(accounts.of(alice).regions, 3);
         assert!(accounts.charge(alice, 1, 0).is_err());
         accounts.charge(alice, 0, 1).unwrap();
-        accounts.settle(alice, (3, 2), (0, 0));
+        accounts.settle(alice, Charges { regions: 3, queues: 2, table_bytes: 0 }, Charges::default());
+        assert_eq!(accounts.all().count(), 0);
+    }
+
+    #[test]
+    fn tables_are_memory() {
+        let mut accounts = Accounts::default();
+        accounts.set_rules(rules());
+        let alice = Some(name("alice"));
+        let some = Charges { table_bytes: 30, ..Charges::default() };
+        accounts.settle(alice, Charges::default(), some);
+        assert_eq!(accounts.may_lend(alice, 70), Ok(()));
+        assert_eq!(accounts.may_lend(alice, 71), Err(OverQuota { what: "bytes", has: 30, quota: 100 }));
+        accounts.settle(alice, some, Charges::default());
         assert_eq!(accounts.all().count(), 0);
     }
 

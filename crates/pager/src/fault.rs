@@ -694,6 +694,18 @@ impl FaultCatcher {
         Ok(())
     }
 
+    /// Makes every access to this page a SIGBUS if it is not there: `Done` then, and no thread is woken. None:
+    /// nothing can be poisoned here.
+    pub fn poison_unless_there(&mut self, address: usize) -> Option<Reply> {
+        match self {
+            _ if self.is_held() => None,
+            Self::Uffd(catcher) if catcher.features.has(Features::POISON) => {
+                Some(catcher.uffd.poison_silently(address, OS_PAGE_BYTES))
+            }
+            _ => None,
+        }
+    }
+
     /// The process has nearly as many mappings as the kernel allows: fewer pages must be resident.
     pub fn take_crowded(&mut self) -> bool {
         match self {

@@ -161,8 +161,9 @@ pub enum Output {
     /// Map zeroed, writable pages here and wake the threads that wait for them.
     InstallZero { extent: Extent },
     /// A fault on a page that is mapped: a stale duplicate, or the kernel took the page away. Map a zeroed,
-    /// writable page if there is none, and answer with `WasMissing` then; wake the waiting threads.
-    Confirm { page: PageIndex },
+    /// writable page if there is none, and answer with `WasMissing` then; wake the waiting threads. Unless it
+    /// was `given_up`, a page that is not there is lost, and must not be read as zeroes.
+    Confirm { page: PageIndex, given_up: bool },
     /// Map pages from a fetch: pages `offset_pages ..` of its buffer. Write-protected unless `writable`.
     /// Wakes the waiting threads.
     InstallFetched { extent: Extent, fetch: FetchId, offset_pages: u32, writable: bool },

@@ -409,7 +409,7 @@ fn a_page_forgotten_twice_and_adopted_again_while_it_is_moved_out_is_unmanaged_i
 #[test]
 fn a_stale_fault_on_a_resident_page_installs_zeroes_that_the_kernel_refuses() {
     let mut d = with_one_clean_page();
-    assert_eq!(d.fault(0, Access::Read), [Output::Confirm { page: PageIndex(0) }]);
+    assert_eq!(d.fault(0, Access::Read), [Output::Confirm { page: PageIndex(0), given_up: false }]);
     let (batch, _) = d.squeeze();
     let out = d.evicted(batch, &[EvictOutcome::Moved]);
     assert_eq!(stores(&out), [batch], "unknown bytes count as written");

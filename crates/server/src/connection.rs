@@ -94,6 +94,8 @@ pub(super) enum Turn {
     More,
     /// The client must read replies before more of its requests are read.
     Full,
+    /// It waits for what another thread works on, and wants another turn in a while.
+    Later,
 }
 
 /// Keeps the frames of a queued reply.
@@ -314,6 +316,18 @@ enum Paused {
     /// Pages of freed regions of its lease are being freed.
     Free(Header),
     Discard(Header, Vec<Extent>),
+    /// The lease that it joins is busy.
+    Attach(Box<Attaching>),
+}
+
+/// A member in the directory, that is not yet one in its lease.
+struct Attaching {
+    header: Header,
+    lease: Arc<Lease>,
+    member: MemberId,
+    connection: ConnectionNumber,
+    token: LeaseToken,
+    lease_bytes: u64,
 }
 
 /// A `Get` of packed pages that takes more than one turn.
@@ -479,8 +493,8 @@ impl Connection {
         tracing::info!(tenant = %self.tenant_name(), generation, lease, member, peer = %self.link.peer(), "lease revoked");
     }
 
-    fn tenant_name(&self) -> String {
-        self.tenant.name.map_or_else(|| "-".to_owned(), |name| name.to_string())
+    pub(super) fn tenant_name(&self) -> String {
+        super::tenants::in_words(self.tenant.name)
     }
 
     /// Sends what is queued, for a slice: what has stopped goes on with the next turn.
@@ -537,7 +551,12 @@ impl Connection {
             Some(Paused::Scan(scanning)) => scanning.bytes(),
             Some(Paused::Get(getting)) => getting.pieces.iter().map(|piece| piece.len).sum(),
             Some(
-                Paused::Free(_) | Paused::Discard(..) | Paused::Update(_) | Paused::Put(_) | Paused::Clone(_),
+                Paused::Free(_)
+                | Paused::Discard(..)
+                | Paused::Update(_)
+                | Paused::Put(_)
+                | Paused::Clone(_)
+                | Paused::Attach(_),
             )
             | None => 0,
         }
@@ -638,7 +657,7 @@ impl Connection {
                 }
             }
         }
-        Ok(Turn::More)
+        Ok(if matches!(self.paused, Some(Paused::Attach(_))) { Turn::Later } else { Turn::More })
     }
 
     fn resume(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, paused: Paused) {
@@ -651,6 +670,7 @@ impl Connection {
             Paused::Clone(header) => self.go_on_cloning(shared, buffers, header),
             Paused::Free(header) => self.go_on_freeing(shared, buffers, header),
             Paused::Discard(header, extents) => self.go_on_discarding(shared, buffers, header, extents),
+            Paused::Attach(attaching) => self.go_on_attaching(shared, buffers, attaching),
         }
     }
 
@@ -988,8 +1008,8 @@ impl Connection {
                 return Ok(());
             }
             Opcode::AttachLease => {
-                match self.attach(shared) {
-                    Ok(Ok(granted)) => self.grant(buffers, header, &granted),
+                match self.attach(shared, header) {
+                    Ok(Ok(attaching)) => self.go_on_attaching(shared, buffers, Box::new(attaching)),
                     Ok(Err(refused)) => self.refuse(buffers, header, &refused, shared),
                     Err(error) => return Err(self.protocol_error(shared, buffers, header, error.into())),
                 }
@@ -1228,18 +1248,18 @@ impl Connection {
             return Asked::Refused(Refused::new(Status::ShortOfMemory, SHORT_OF_MEMORY));
         }
         let token = LeaseToken(random_bytes());
-        if let Some(over) = shared.directory().accounts().too_many_connections(self.tenant.name) {
-            self.audit_refused(shared, request, &over);
-            return Asked::Refused(over.into());
-        }
         let opened = shared.directory().open(self.tenant.name, request, token);
         match opened {
             Ok((id, member)) => {
                 let lease = Arc::new(Lease::new(shared, id, request.bytes, &self.tenant));
                 lease.space().member_joined(member, ConnectionNumber::FIRST);
                 shared.add_lease(Arc::clone(&lease));
-                tracing::info!(tenant = %self.tenant_name(), generation = self.identity.map(|tenant| tenant.generation), lease = id.0,
-                    bytes = request.bytes, name = request.name, host = request.host, pid = request.pid, peer = %self.link.peer(), "lease granted");
+                if shared.may_log("lease granted", self.tenant.name) {
+                    let generation = self.identity.map(|tenant| tenant.generation);
+                    let OpenLease { bytes, name, host, pid } = request;
+                    tracing::info!(tenant = %self.tenant_name(), generation, lease = id.0, bytes, name, host, pid,
+                        peer = %self.link.peer(), "lease granted");
+                }
                 Asked::Granted(Box::new(self.sit(
                     shared,
                     lease,
@@ -1254,6 +1274,7 @@ impl Connection {
                         (Status::LeaseRefused, free)
                     }
                     OpenError::OverQuota(over) => (Status::LeaseRefused, over.left()),
+                    OpenError::TooManyOfTenant(over) => (Status::LimitReached, over.left()),
                     OpenError::Empty => (Status::BadRequest, 0),
                     _ => (Status::LimitReached, 0),
                 };
@@ -1312,32 +1333,21 @@ impl Connection {
         }
     }
 
-    fn attach(&mut self, shared: &Shared) -> Result<Result<Granted, Refused>, WireError> {
+    /// Becomes a member in the directory; [`Connection::go_on_attaching`] follows.
+    fn attach(&mut self, shared: &Shared, header: Header) -> Result<Result<Attaching, Refused>, WireError> {
         let request = AttachLease::parse(self.link.table())?;
         if let Some(refused) = self.sits_already() {
             return Ok(Err(refused));
         }
         // Only for this: the lease may be busy for long, and others need the directory.
-        let attached = {
-            let mut directory = shared.directory();
-            let over = directory.accounts().too_many_connections(self.tenant.name);
-            // Who comes back replaces a connection.
-            if let Some(over) = over.filter(|_| request.member == MemberId(0)) {
-                return Ok(Err(over.into()));
-            }
-            directory.attach(self.tenant.name, &request)
-        };
+        let attached = shared.directory().attach(self.tenant.name, &request);
         Ok(match attached {
             Ok((member, connection, bytes)) => {
-                let lease = shared.lease(request.lease);
-                let Some(lease) = lease.filter(|lease| shared.attach_member(lease, member, connection))
-                else {
+                let Some(lease) = shared.lease(request.lease) else {
                     return Ok(Err(Refused::new(Status::MemberGone, AttachError::MemberGone)));
                 };
-                if connection != ConnectionNumber::FIRST {
-                    tracing::info!(lease = request.lease.0, member = member.0, peer = %self.link.peer(), "member reconnected");
-                }
-                Ok(self.sit(shared, lease, (member, connection), request.token, bytes))
+                let (token, lease_bytes) = (request.token, bytes);
+                Ok(Attaching { header, lease, member, connection, token, lease_bytes })
             }
             Err(error) => {
                 shared.log_peer_error("could not join a lease", Some(self.link.peer()), &error);
@@ -1351,6 +1361,30 @@ impl Connection {
         })
     }
 
+    /// Becomes a member in the lease as well, and answers; while another thread works on it, later: no other
+    /// connection of this shard waits for a lease that is none of its own.
+    fn go_on_attaching(&mut self, shared: &Shared, buffers: &mut ScratchBuffers, attaching: Box<Attaching>) {
+        let Attaching { header, lease, member, connection, token, lease_bytes } = &*attaching;
+        let (header, member, connection) = (*header, *member, *connection);
+        match shared.attach_member(lease, member, connection) {
+            None => self.paused = Some(Paused::Attach(attaching)),
+            Some(false) => {
+                let gone = Refused::new(Status::MemberGone, AttachError::MemberGone);
+                self.refuse(buffers, header, &gone, shared);
+            }
+            Some(true) => {
+                if connection != ConnectionNumber::FIRST
+                    && shared.may_log("member reconnected", self.tenant.name)
+                {
+                    tracing::info!(tenant = %self.tenant_name(), lease = lease.id.0, member = member.0,
+                        peer = %self.link.peer(), "member reconnected");
+                }
+                let granted = self.sit(shared, Arc::clone(lease), (member, connection), *token, *lease_bytes);
+                self.grant(buffers, header, &granted);
+            }
+        }
+    }
+
     /// Whether it works with a lease, or did.
     pub(super) fn has_lease(&self) -> bool {
         self.membership.is_some()
@@ -1358,7 +1392,8 @@ impl Connection {
 
     /// When it connected, if it has no lease and waits for none.
     pub(super) fn leaseless_since(&self) -> Option<Instant> {
-        (!self.has_lease() && !self.is_parked()).then_some(self.since)
+        let attaches = matches!(self.paused, Some(Paused::Attach(_)));
+        (!self.has_lease() && !self.is_parked() && !attaches).then_some(self.since)
     }
 
     fn sits_already(&self) -> Option<Refused> {
@@ -1417,6 +1452,10 @@ impl Connection {
                     // The reaper frees what there is of it.
                     shared.bury_later(membership.lease.id);
                 }
+            }
+            Some(Paused::Attach(attaching)) => {
+                let Attaching { lease, member, connection, .. } = *attaching;
+                shared.directory().disconnected(shared.now(), lease.id, member, connection);
             }
             Some(Paused::Scan(_) | Paused::Discard(..)) | None => {}
         }

@@ -253,7 +253,9 @@ fn carry(shared: &Shared, Duty { lease, orders }: &Duty) {
             let deadline = Instant::now() + TIMEOUT;
             let more = next.is_some();
             let collected = collect(shared, way, more, told, deadline).or_else(|message| {
-                tracing::info!(peer = name, message, "the connection to another server broke");
+                if shared.may_log("the connection to another server broke", None) {
+                    tracing::info!(peer = name, message, "the connection to another server broke");
+                }
                 come_back(shared, way, told, deadline)?;
                 collect(shared, way, more, told, deadline)
             });
@@ -291,7 +293,7 @@ fn lost(name: &str, message: &str) -> Refused {
 }
 
 fn fail(shared: &Shared, way: &mut TargetServer, name: &str, told: &mut BTreeSet<usize>, message: &str) {
-    tracing::warn!(peer = name, message, "copies to another server failed");
+    shared.log_peer_error("copies to another server failed", None, &format_args!("{name}: {message}"));
     for order in std::mem::take(&mut way.waiting).into_values() {
         tell(shared, told, order, Err(lost(name, message)));
     }

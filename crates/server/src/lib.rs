@@ -26,6 +26,8 @@ mod shared;
 mod status;
 pub mod store;
 mod tenants;
+#[cfg(feature = "fuzzing")]
+pub mod threadless;
 mod unauthenticated;
 
 pub use query::{QueryError, query_status};
@@ -226,6 +228,20 @@ impl std::fmt::Debug for Observer {
     }
 }
 
+fn new_store(config: &ServerConfig) -> Arc<dyn PageStore> {
+    let store_config = StoreConfig {
+        memory_bytes: config.memory_bytes,
+        arenas: config.shards,
+        transit_bytes: config.transit_bytes(),
+        lock: config.lock_memory,
+        open: config.open_frames && config.rings,
+    };
+    match config.store {
+        StoreKind::Raw => Arc::new(RawStore::new(&store_config)),
+        StoreKind::Compressed => Arc::new(CompressedStore::new(&store_config)),
+    }
+}
+
 impl Server {
     /// Starts a server in threads of its own; returns when it listens.
     ///
@@ -264,17 +280,7 @@ impl Server {
         let block_listeners = block::bind(&config.block, &config.allow_uids)?;
         let block_endpoints = block_listeners.iter().map(|l| l.endpoint().clone()).collect();
         let endpoints = listeners.iter().map(|l| l.endpoint().clone()).collect();
-        let store_config = StoreConfig {
-            memory_bytes: config.memory_bytes,
-            arenas: config.shards,
-            transit_bytes: config.transit_bytes(),
-            lock: config.lock_memory,
-            open: config.open_frames && config.rings,
-        };
-        let store: Arc<dyn PageStore> = match config.store {
-            StoreKind::Raw => Arc::new(RawStore::new(&store_config)),
-            StoreKind::Compressed => Arc::new(CompressedStore::new(&store_config)),
-        };
+        let store = new_store(&config);
         let shards = config.shards;
         let (shared, orders, duties) = Shared::new(config, store).map_err(StartError::Poll)?;
         let blocks = Blocks::open(&shared, &shared.config.block)?;

@@ -2,7 +2,8 @@
 //! while: no shard waits for it. It also looks now and then whether the machine is short of memory.
 
 use super::shared::{Lease, Shared};
-use rampool_lease::{Departed, Pressure};
+use super::tenants::in_words;
+use rampool_lease::{Departed, Pressure, Tick};
 use rampool_wire::frame::LeaseId;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -36,24 +37,39 @@ pub(super) fn run(shared: &Shared, orders: &Receiver<Task>) {
             None => LONGEST_SLEEP,
         };
         match orders.recv_timeout(sleep) {
-            Ok(Task::Settle(departed)) => settle(shared, departed),
-            Ok(Task::Bury(lease)) => {
-                if let Some(lease) = shared.lease(lease) {
-                    bury(shared, &lease);
-                }
-            }
+            Ok(task) => perform(shared, task),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        let expired = shared.directory().expire(shared.now());
-        for departed in expired {
+        give_up(shared, shared.now());
+    }
+}
+
+pub(super) fn perform(shared: &Shared, task: Task) {
+    match task {
+        Task::Settle(departed) => settle(shared, departed),
+        Task::Bury(lease) => {
+            if let Some(lease) = shared.lease(lease) {
+                bury(shared, &lease);
+            }
+        }
+    }
+}
+
+/// Gives up the members whose grace time is over.
+pub(super) fn give_up(shared: &Shared, now: Tick) {
+    let expired = shared.directory().expire(now);
+    for departed in expired {
+        let tenant = shared.lease(departed.lease).and_then(|lease| lease.tenant.name);
+        if shared.may_log("member did not reconnect", tenant) {
             tracing::warn!(
+                tenant = in_words(tenant),
                 lease = departed.lease.0,
                 member = departed.member.0,
                 "member did not reconnect within the grace time"
             );
-            settle(shared, departed);
         }
+        settle(shared, departed);
     }
 }
 
@@ -87,7 +103,15 @@ fn settle(shared: &Shared, departed: Departed) {
         shared.directory().closed(departed.lease);
         // Requests for a lease may wait at the shards for this memory.
         shared.wake_all();
-        tracing::info!(lease = departed.lease.0, pages = freed, "lease closed");
+        let tenant = lease.tenant.name;
+        if shared.may_log("lease closed", tenant) {
+            tracing::info!(
+                tenant = in_words(tenant),
+                lease = departed.lease.0,
+                pages = freed,
+                "lease closed"
+            );
+        }
     }
 }
 

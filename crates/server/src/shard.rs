@@ -31,6 +31,8 @@ const LEASELESS_SILENCE: Duration = Duration::from_secs(5);
 const LEASELESS_PLACE: Duration = Duration::from_secs(2);
 /// Connections that are accepted in one turn: those that are here already are served between.
 const MOST_ACCEPTED: usize = 16;
+/// A connection that waits for a lease which another thread works on asks again after this.
+const ASKS_AGAIN_AFTER: Duration = Duration::from_micros(100);
 /// Connections have their turns for so long before this shard looks for others that have something to do.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 /// Refused connections that are told the reason at a time; a peer that is slow to read it is closed without.
@@ -228,6 +230,7 @@ impl Shard {
         }
         if self.index == 0 {
             self.shared.log_repeated_peer_errors(true);
+            self.shared.log_repeated(true);
         }
     }
 
@@ -783,6 +786,8 @@ impl Shard {
             || (turn == Turn::Full && !connection.is_full(&self.shared))
         {
             self.shares.wake(index);
+        } else if turn == Turn::Later {
+            self.delayed.insert((Instant::now() + ASKS_AGAIN_AFTER, token(index, slot.generation)));
         }
         if slot.bypasses_kernel() {
             // Whatever happens there, the doorbell rings or the socket ends.
@@ -790,7 +795,7 @@ impl Shard {
             return self.watch(index, epoll::EventFlags::IN);
         }
         let mut flags = epoll::EventFlags::empty();
-        if turn != Turn::Full {
+        if !matches!(turn, Turn::Full | Turn::Later) {
             flags |= epoll::EventFlags::IN;
         }
         if connection.link().queued_bytes() > 0 {
@@ -847,6 +852,7 @@ impl Shard {
         self.poll.listen(true);
         if self.index == 0 {
             self.shared.log_repeated_peer_errors(false);
+            self.shared.log_repeated(false);
         }
         let silence = self.shared.config.silence;
         let draining_over = self.shared.draining() && self.shared.drain_left_ms() == 0;
@@ -909,7 +915,11 @@ impl Shard {
             End::Link(LinkError::Closed | LinkError::Io(_)) if !connection.has_lease() => {
                 tracing::debug!(%peer, "disconnected: {end}")
             }
-            End::Link(LinkError::Closed | LinkError::Io(_)) => tracing::info!(%peer, "disconnected: {end}"),
+            End::Link(LinkError::Closed | LinkError::Io(_)) => {
+                if self.shared.may_log("disconnected", connection.tenant().name) {
+                    tracing::info!(tenant = %connection.tenant_name(), %peer, "disconnected: {end}");
+                }
+            }
             End::Link(_) | End::Protocol(_) => {
                 self.shared.shards[self.index].protocol_errors.fetch_add(1, Ordering::Relaxed);
                 self.shared.log_peer_error("disconnected", Some(&peer), end);

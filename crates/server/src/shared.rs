@@ -8,8 +8,8 @@ use super::{ServerConfig, ServerStatus};
 use crate::block::Blocks;
 use crate::reaper::Task;
 use crate::store::PageStore;
-use crate::tenants::{Tenant, Tenants};
-use rampool_lease::{ConnectionNumber, Departed, Directory, LeaseSpace, Limits, SpaceUsage, Tick};
+use crate::tenants::{LeaseLog, Tenant, Tenants};
+use rampool_lease::{Charges, ConnectionNumber, Departed, Directory, LeaseSpace, Limits, SpaceUsage, Tick};
 use rampool_net::key::random_bytes;
 use rampool_net::transport::{Handshake, Means, Peer};
 use rampool_wire::frame::{LeaseId, MemberId};
@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
@@ -36,6 +36,7 @@ pub(super) struct Shared {
     /// Places taken, by connections and by handshakes under way.
     pub(super) connections: AtomicUsize,
     pub(super) peer_log: PeerLog,
+    pub(super) lease_log: LeaseLog,
     pub(super) replies: Arc<Replies>,
     pub(super) tenants: Tenants,
     closer: Closer,
@@ -68,13 +69,13 @@ pub(super) struct Lease {
     means: Mutex<BTreeMap<MemberId, (ConnectionNumber, Means)>>,
 }
 
-/// A lease's regions, and how many of them and of queues are charged to its tenant.
+/// A lease's regions, and what is charged for them to its tenant.
 struct Charged {
     space: LeaseSpace,
-    charged: (u64, u64),
+    charged: Charges,
 }
 
-/// A lease's regions, locked. What has become of their number is charged when it is unlocked.
+/// A lease's regions, locked. What has become of their number and tables is charged when it is unlocked.
 pub(super) struct Space<'a> {
     locked: MutexGuard<'a, Charged>,
     lease: &'a Lease,
@@ -99,8 +100,8 @@ impl Space<'_> {
     pub(super) fn make<R>(&mut self, queues: u64, make: impl FnOnce(&mut LeaseSpace) -> R) -> R {
         let charged = lock(&self.lease.directory).accounts_mut().charge(self.lease.tenant.name, 1, queues);
         if charged.is_ok() {
-            self.locked.charged.0 += 1;
-            self.locked.charged.1 += queues;
+            self.locked.charged.regions += 1;
+            self.locked.charged.queues += queues;
         }
         self.locked.space.set_over_quota(charged.err());
         make(&mut self.locked.space)
@@ -109,7 +110,7 @@ impl Space<'_> {
 
 impl Drop for Space<'_> {
     fn drop(&mut self) {
-        let (charged, now) = (self.locked.charged, self.locked.space.counts());
+        let (charged, now) = (self.locked.charged, self.locked.space.charges());
         if charged != now {
             let mut directory = lock(&self.lease.directory);
             directory.accounts_mut().settle(self.lease.tenant.name, charged, now);
@@ -216,7 +217,7 @@ impl Lease {
         Self {
             id,
             tenant: Arc::clone(tenant),
-            space: Mutex::new(Charged { space, charged: (0, 0) }),
+            space: Mutex::new(Charged { space, charged: Charges::default() }),
             directory: Arc::clone(&shared.directory),
             used: Mutex::default(),
             replies: Replies::new(u64::MAX),
@@ -233,7 +234,12 @@ impl Lease {
 
     /// As [`Lease::space`], unless another thread holds the lock.
     pub(super) fn idle_space(&self) -> Option<Space<'_>> {
-        Some(Space { locked: self.space.try_lock().ok()?, lease: self })
+        let locked = match self.space.try_lock() {
+            Ok(locked) => locked,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Space { locked, lease: self })
     }
 
     /// What it uses; while another thread works on it, what it used before.
@@ -316,6 +322,7 @@ impl Shared {
             drain_until_ms: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
             peer_log: PeerLog::default(),
+            lease_log: LeaseLog::default(),
             closer: Closer::default(),
             shards,
             directory: Arc::new(Mutex::new(directory)),
@@ -384,29 +391,30 @@ impl Shared {
         }
     }
 
-    /// The member uses this connection of its lease from now on. False: it has left by now.
+    /// The member uses this connection of its lease from now on. False: it has left by now; `None`: another
+    /// thread works on the lease.
     pub(super) fn attach_member(
         &self,
         lease: &Lease,
         member: MemberId,
         connection: ConnectionNumber,
-    ) -> bool {
-        let (mut stays, mut released) = (true, Vec::new());
-        self.answer_queues(lease, |space| {
-            space.member_joined(member, connection);
-            // It may have been dismissed since the directory was asked, and its departure settled.
-            stays = self.directory().has(lease.id, member);
-            if !stays {
-                space.member_gone(member);
-                // It had no time to make any.
-                space.bury(u64::MAX, &mut released);
-            } else if space.has_freed() {
-                // A clone that its old connection had begun.
-                self.bury_later(lease.id);
-            }
-        });
+    ) -> Option<bool> {
+        let mut space = lease.idle_space()?;
+        let mut released = Vec::new();
+        space.member_joined(member, connection);
+        // It may have been dismissed since the directory was asked, and its departure settled.
+        let stays = self.directory().has(lease.id, member);
+        if !stays {
+            space.member_gone(member);
+            // It had no time to make any.
+            space.bury(u64::MAX, &mut released);
+        } else if space.has_freed() {
+            // A clone that its old connection had begun.
+            self.bury_later(lease.id);
+        }
+        self.tell_queues(space);
         self.store.release(&released);
-        stays
+        Some(stays)
     }
 
     /// The member's connection has ended: what waits in queues is asked for again over the next one.
@@ -420,12 +428,15 @@ impl Shared {
 
     /// Changes a lease, and brings the answers of queues that follow from it to their shards.
     pub(super) fn answer_queues(&self, lease: &Lease, change: impl FnOnce(&mut Space<'_>)) {
+        let mut space = lease.space();
+        change(&mut space);
+        self.tell_queues(space);
+    }
+
+    fn tell_queues(&self, mut space: Space<'_>) {
         let mut posts = Posts::new();
-        {
-            let mut space = lease.space();
-            change(&mut space);
-            super::connection::queue::collect(self, &mut space, &mut posts);
-        }
+        super::connection::queue::collect(self, &mut space, &mut posts);
+        drop(space);
         self.post(posts);
     }
 

@@ -4,7 +4,7 @@
 //! count for it.
 
 use super::shared::{Replies, Shared, lock};
-use rampool_lease::{Payer, Quota, Rate, Revoked, Rules};
+use rampool_lease::{LogLimiter, Payer, Quota, Rate, Repeated, Revoked, Rules};
 use rampool_net::transport::Gate;
 use rampool_wire::session::Refusal;
 use rampool_wire::tenant::TenantId;
@@ -14,6 +14,26 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Connections beyond its quota that a tenant may have at a time, to come back over when others have broken.
 const MOST_SURPLUS: u64 = 8;
+
+/// In each minute so many lines of a kind are written about a tenant, and later how many more there were.
+const LOG_PERIOD_MS: u64 = 60_000;
+pub(super) const LINES_OF_A_KIND: u64 = 10;
+/// So many kinds and tenants are kept apart.
+const MOST_KINDS: usize = 64;
+
+/// What the log says of leases and those who use them, and about whom.
+pub(super) struct LeaseLog(Mutex<LogLimiter<(&'static str, Payer)>>);
+
+impl Default for LeaseLog {
+    fn default() -> Self {
+        Self(Mutex::new(LogLimiter::new(LOG_PERIOD_MS, MOST_KINDS).in_full(LINES_OF_A_KIND)))
+    }
+}
+
+/// As the log names it.
+pub(super) fn in_words(payer: Payer) -> String {
+    payer.map_or_else(|| "-".to_owned(), |name| name.to_string())
+}
 
 /// One tenant; or the clients that have the master key, or all clients where there is no key.
 pub(super) struct Tenant {
@@ -171,6 +191,31 @@ impl Shared {
         self.directory().accounts_mut().set_rules(rules.clone());
         self.tenants.set(rules);
         self.wake_all();
+    }
+
+    /// Whether to write a line of this kind now: a client can cause it as often as it likes, so that what is
+    /// repeated is counted instead.
+    pub(super) fn may_log(&self, what: &'static str, whom: Payer) -> bool {
+        lock(&self.lease_log.0).hear(self.now(), (what, whom))
+    }
+
+    /// Logs how often it was, when the minute is over, or at the end.
+    pub(super) fn log_repeated(&self, at_the_end: bool) {
+        let mut limiter = lock(&self.lease_log.0);
+        let repeated = if at_the_end { limiter.tell_all() } else { limiter.tell(self.now()) };
+        drop(limiter);
+        for Repeated { what, times } in repeated {
+            match what {
+                Some((what, whom)) => {
+                    tracing::info!(
+                        tenant = in_words(whom),
+                        times,
+                        "{what}: more like this in the last minute"
+                    )
+                }
+                None => tracing::info!(times, "more of other kinds, or of other tenants, in the last minute"),
+            }
+        }
     }
 
     /// Charges a connection to its tenant. False: it has too many, and this one must end.

@@ -546,6 +546,55 @@ fn direct(
     client.reply(request)
 }
 
+/// Pieces in any order, some of them over each other, many of one page: as if one was changed after the
+/// other, and the pages' checksums follow.
+#[test]
+fn pieces_of_one_page_are_changed_in_their_order() {
+    let server = Server::start(config(64 * MIB)).unwrap();
+    let mut client = Client::with_lease(server.addr(), open_policy(), 4 * MIB);
+    let open = client.call(Opcode::OpenRegion, |h| h.with_arg(4 * 4096), b"words").unwrap();
+    let region = RegionId(open.header.region);
+    let mut rng = TestRunner::deterministic().new_rng();
+    let mut model = vec![0u64; 4 * 512];
+    for round in 0..300 {
+        let list: Vec<(u64, i64)> = (0..below(&mut rng, 60) + 1)
+            .map(|_| (below(&mut rng, 3) + 1, i64::try_from(8 * below(&mut rng, 3 * 512)).unwrap()))
+            .collect();
+        let layout = Layout::bytes(8).unwrap().hindexed(&list).unwrap();
+        let len = u32::try_from(layout.size()).unwrap();
+        let window = Window { program: layout.program().clone(), from: 0, len };
+        let words: Vec<u64> = (0..len / 8).map(|_| below(&mut rng, 1 << 60)).collect();
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let (mut table, mut rest) = (Vec::new(), &bytes[..]);
+        let adds = round % 2 == 0;
+        let crcs: Vec<u32> = if adds {
+            vec![checksum::crc32c(&bytes)]
+        } else {
+            let crc = |block: rampool_wire::frame::Block| {
+                let (block, tail) = rest.split_at(block.len as usize);
+                rest = tail;
+                checksum::crc32c(block)
+            };
+            window.blocks().into_iter().map(crc).collect()
+        };
+        window.encode_with(&crcs, &mut table);
+        let (opcode, arg) = if adds { (Opcode::Accumulate, 0x204) } else { (Opcode::Scatter, 0) };
+        direct(&mut client, opcode, region, arg, &table, &bytes).unwrap().unwrap();
+        let mut words = words.into_iter();
+        for piece in window.pieces() {
+            let first = usize::try_from(piece.offset() / 8).unwrap();
+            for word in &mut model[first..first + piece.len / 8] {
+                let operand = words.next().unwrap();
+                *word = if adds { word.wrapping_add(operand) } else { operand };
+            }
+        }
+        // Compares the checksums as well.
+        let pages = client.get(region, 0, 4).unwrap().concat();
+        let expected: Vec<u8> = model.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert!(pages == expected, "round {round}: {list:?}");
+    }
+}
+
 #[test]
 fn damaged_and_hostile_requests_for_bytes_change_nothing() {
     for store in [StoreKind::Raw, StoreKind::Compressed] {
@@ -1213,13 +1262,14 @@ fn clients_that_take_no_lease_keep_no_owner_out() {
     silent.wait_closed();
 }
 
-/// One tenant's lease is busy, and a process joins it: the other tenants do not wait.
+/// One tenant's lease is busy, and a process joins it: the other tenants do not wait, those of the same shard
+/// neither. One that goes away meanwhile is no member.
 #[test]
-fn joining_a_busy_lease_leaves_the_directory_to_others() {
-    let server = Server::start(config(64 * MIB)).unwrap();
+fn joining_a_busy_lease_leaves_the_directory_and_the_shard_to_others() {
+    let server = Server::start(ServerConfig { shards: 1, ..config(64 * MIB) }).unwrap();
     let tenant = Client::with_lease(server.addr(), open_policy(), MIB);
-    // By turns on the two shards.
     let mut joins = Client::new(server.addr(), open_policy());
+    let mut gone = Client::new(server.addr(), open_policy());
     let mut other = Client::with_lease(server.addr(), open_policy(), MIB);
     let lease = server.shared.lease(tenant.granted().lease).unwrap();
     let busy = lease.space();
@@ -1232,16 +1282,39 @@ fn joining_a_busy_lease_leaves_the_directory_to_others() {
         name: "child".into(),
         host: "here".into(),
     };
-    let request = joins.number();
-    let mut head = Vec::new();
-    encode_frame(&mut head, Header::request(Opcode::AttachLease, request), &attach.encode(), 0);
-    joins.link.send_head(Urgency::Demand, &head, ());
-    joins.link.flush().unwrap();
+    let ask = |client: &mut Client| {
+        let request = client.number();
+        let mut head = Vec::new();
+        encode_frame(&mut head, Header::request(Opcode::AttachLease, request), &attach.encode(), 0);
+        client.link.send_head(Urgency::Demand, &head, ());
+        client.link.flush().unwrap();
+        request
+    };
+    let request = ask(&mut joins);
+    ask(&mut gone);
     for round in 0..2000 {
         other.call(Opcode::ResizeLease, |h| h.with_arg(MIB + round), &[]).unwrap();
     }
-    drop(busy);
+    let members = || {
+        let leases = server.status().leases;
+        leases.iter().find(|lease| lease.lease == to.lease.0).map_or(0, |lease| lease.members.len())
+    };
+    assert_eq!(members(), 3);
+    drop((gone, busy));
+    let deadline = Instant::now() + DEADLINE;
     joins.reply(request).unwrap().unwrap();
+    let region = joins.create_region().unwrap();
+    joins.put(region, 0, &[vec![1; OS_PAGE_BYTES]], false).unwrap();
+    while members() > 2 {
+        joins.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
+        assert!(Instant::now() < deadline, "who went away is a member");
+    }
+    // And one that waits when the server stops.
+    let busy = lease.space();
+    ask(&mut Client::new(server.addr(), open_policy()));
+    other.call(Opcode::Heartbeat, |h| h, &[]).unwrap();
+    drop(server);
+    drop(busy);
 }
 
 /// A peer that does not authenticate keeps its place only until another one comes.

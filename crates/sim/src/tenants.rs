@@ -5,6 +5,8 @@
 //!   victim     one connection; asks for a page now and then
 //!   one, many  always have as much to do as they may: one connection, and several of unlike requests
 //!   erratic    idle for long, then a flood; loses its connections, leaves, comes again, tries others' tickets
+//!   crashing   takes a lease and goes away without a goodbye, again and again
+//!   late       comes when the others are there, and wants one lease
 //! ```
 //!
 //! Time is what requests cost. A request that takes longer than a slice goes on with the next turn, as in the
@@ -15,21 +17,24 @@
 //!   of `many`;
 //! * a page is what was stored in it last, a clone what its region was when it began;
 //! * the victim's lease can be filled at any time;
-//! * no tenant has more than its quota, or another's lease;
+//! * no tenant has more than its quota, or another's lease, and the late one has a place at any time;
 //! * when all have gone, nothing is left: no account, no lease, no frame.
 
 use crate::rng::Rng;
 use rampool_lease::{
-    ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, PageState, Payer, Quota, Rules,
-    Shares, SpaceError, StoredPage, TenantRule, Tick,
+    Charges, ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, OpenError, PageState,
+    Payer, Quota, Rules, Shares, SpaceError, StoredPage, TenantRule, Tick,
 };
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, OpenLease, RegionId};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const PAGE: u64 = OS_PAGE_BYTES as u64;
-const MEMORY: u64 = 48 << 20;
+const MEMORY: u64 = 6 * QUOTA;
 const QUOTA: u64 = 12 << 20;
+const LEASES: usize = 32;
+/// Of `erratic`.
+const CONNECTIONS: u64 = 5;
 const TURNS: u64 = 4000;
 /// A turn ends after so long, and no step of a request takes longer than the other.
 const SLICE_NS: u64 = 100_000;
@@ -46,7 +51,9 @@ const VICTIM: usize = 0;
 const ONE: usize = 1;
 const MANY: usize = 2;
 const ERRATIC: usize = 3;
-const NAMES: [&str; 4] = ["victim", "one", "many", "erratic"];
+const CRASHING: usize = 4;
+const LATE: usize = 5;
+const NAMES: [&str; 6] = ["victim", "one", "many", "erratic", "crashing", "late"];
 /// Whose connections they are.
 const CLIENTS: [usize; 9] = [VICTIM, ONE, MANY, MANY, MANY, MANY, ERRATIC, ERRATIC, ERRATIC];
 
@@ -60,6 +67,8 @@ pub struct Tally {
     pub changed_while_cloned: u64,
     pub stolen: u64,
     pub lost: u64,
+    pub crashed: u64,
+    pub kept_out: u64,
     pub victim: u64,
 }
 
@@ -113,7 +122,7 @@ struct Lease {
     tenant: usize,
     token: LeaseToken,
     space: LeaseSpace,
-    charged: (u64, u64),
+    charged: Charges,
     golden: BTreeMap<RegionId, Pages>,
     clones: BTreeMap<MemberId, (RegionId, Pages)>,
 }
@@ -130,6 +139,8 @@ struct World {
     next: u64,
     victim_at: u64,
     flood_until: u64,
+    /// The first flood comes after this: who has been idle for so long could have saved much.
+    quiet_until: u64,
     outside_ns: [u64; 4],
     omit: Option<TenantRule>,
     tally: Tally,
@@ -170,13 +181,15 @@ fn at(place: u64) -> PageIndex {
 /// If something is wrong: that is what it looks for.
 #[must_use]
 pub fn run(seed: u64, omit: Option<TenantRule>) -> Tally {
-    let limits = Limits { memory_bytes: MEMORY, grace_ms: 3, max_leases: 32, max_members: 32 };
+    let limits = Limits { memory_bytes: MEMORY, grace_ms: 3, max_leases: LEASES, max_members: 32 };
     let (mut directory, mut shares) = (Directory::new(limits), Shares::default());
     if let Some(rule) = omit {
         leave_out(rule, &mut shares, &mut directory);
     }
     let quota = Quota { memory_bytes: Some(QUOTA), regions: Some(40), ..Quota::default() };
-    directory.accounts_mut().set_rules(Rules { default: quota, ..Rules::default() });
+    let erratic = Quota { connections: Some(CONNECTIONS), ..quota.clone() };
+    let quotas = BTreeMap::from([(payer(ERRATIC).expect("a name"), erratic)]);
+    directory.accounts_mut().set_rules(Rules { default: quota, quotas, ..Rules::default() });
     let mut world = World {
         rng: Rng::new(seed),
         now: 1,
@@ -189,10 +202,12 @@ pub fn run(seed: u64, omit: Option<TenantRule>) -> Tally {
         next: 0,
         victim_at: 0,
         flood_until: 0,
+        quiet_until: 0,
         outside_ns: [0; 4],
         omit,
         tally: Tally::default(),
     };
+    world.quiet_until = world.rng.below(100_000_000);
     for (index, tenant) in CLIENTS.into_iter().enumerate() {
         let asks = VecDeque::new();
         world.clients.push(Client { tenant, seat: None, asks, paused: None, asked_at: None, served_ns: 0 });
@@ -204,8 +219,8 @@ pub fn run(seed: u64, omit: Option<TenantRule>) -> Tally {
     }
     for _ in 0..TURNS {
         world.arrive();
-        world.turn();
-        world.between();
+        let time = world.turn();
+        world.between(time);
         world.check();
     }
     world.fair();
@@ -231,7 +246,7 @@ impl World {
     fn on<R>(&mut self, id: LeaseId, change: impl FnOnce(&mut Lease) -> R) -> R {
         let lease = self.leases.get_mut(&id).expect("it has not closed");
         let result = change(lease);
-        let (charged, now) = (lease.charged, lease.space.counts());
+        let (charged, now) = (lease.charged, lease.space.charges());
         lease.charged = now;
         self.directory.accounts_mut().settle(payer(lease.tenant), charged, now);
         result
@@ -242,24 +257,47 @@ impl World {
         let lease = self.leases.get_mut(&id).expect("it has not closed");
         let charged = self.directory.accounts_mut().charge(payer(lease.tenant), 1, 0);
         if charged.is_ok() {
-            lease.charged.0 += 1;
+            lease.charged.regions += 1;
         }
         lease.space.set_over_quota(charged.err());
         self.on(id, make)
     }
 
     fn open(&mut self, client: usize, bytes: u64) -> bool {
-        let tenant = self.clients[client].tenant;
+        let Ok((id, member)) = self.grant(self.clients[client].tenant, bytes) else { return false };
+        self.sit(client, id, member, ConnectionNumber::FIRST)
+    }
+
+    fn grant(&mut self, tenant: usize, bytes: u64) -> Result<(LeaseId, MemberId), OpenError> {
         let request = OpenLease { bytes, pid: 1, name: String::new(), host: String::new() };
         let token = LeaseToken(self.rng.next_u64().to_le_bytes().repeat(2).try_into().expect("16 bytes"));
-        let Ok((id, member)) = self.directory.open(payer(tenant), &request, token) else { return false };
+        let (id, member) = self.directory.open(payer(tenant), &request, token)?;
         let mut space = LeaseSpace::new(bytes);
         if let Some(rule) = self.omit {
             leave_out_of_space(rule, &mut space);
         }
         let (golden, clones) = (BTreeMap::new(), BTreeMap::new());
-        self.leases.insert(id, Lease { tenant, token, space, charged: (0, 0), golden, clones });
-        self.sit(client, id, member, ConnectionNumber::FIRST)
+        self.leases.insert(id, Lease { tenant, token, space, charged: Charges::default(), golden, clones });
+        Ok((id, member))
+    }
+
+    /// Takes a lease, and is gone.
+    fn crash(&mut self) {
+        match self.grant(CRASHING, PAGE) {
+            Ok((id, member)) => {
+                let now = Tick(self.now / 1_000_000);
+                self.directory.disconnected(now, id, member, ConnectionNumber::FIRST);
+                self.tally.crashed += 1;
+            }
+            Err(_) => self.tally.kept_out += 1,
+        }
+    }
+
+    /// One more tenant has its lease at once, and leaves.
+    fn come_late(&mut self) {
+        let (id, member) = self.grant(LATE, PAGE).expect("others leave a place");
+        let departed = self.directory.leave(id, member).expect("it has just come");
+        self.settle(departed);
     }
 
     /// Becomes one more member of the lease that its tenant has.
@@ -307,7 +345,7 @@ impl World {
             self.clients[VICTIM].asked_at = Some(self.now);
             self.shares.wake(VICTIM);
         }
-        if self.now > self.flood_until && self.rng.one_in(200) {
+        if self.now > self.flood_until.max(self.quiet_until) && self.rng.one_in(200) {
             self.flood_until = self.now + self.rng.between(1, 40) * SLICE_NS;
         }
         for index in 1..CLIENTS.len() {
@@ -343,10 +381,11 @@ impl World {
         }
     }
 
-    fn turn(&mut self) {
+    /// Returns how long it took.
+    fn turn(&mut self) -> u64 {
         let Some(index) = self.shares.pick() else {
             self.now += SLICE_NS / 4;
-            return;
+            return SLICE_NS / 4;
         };
         let mut time = 0;
         while time < SLICE_NS
@@ -379,11 +418,12 @@ impl World {
             self.shares.wake(index);
         }
         self.shares.served(time, 0, 1);
+        time
     }
 
-    /// What other threads do: settle departures, lose connections, bring answers.
-    fn between(&mut self) {
-        if self.rng.one_in(3) {
+    /// What other threads do in this time: settle departures, lose connections, bring answers.
+    fn between(&mut self, time: u64) {
+        if self.rng.below(3 * SLICE_NS) < time {
             let index = 1 + self.rng.index(2);
             // More for `many`: it must not have more time by that.
             let time = if index == MANY { self.rng.between(1, OUTSIDE_NS) } else { 1000 };
@@ -394,9 +434,12 @@ impl World {
         if self.rng.one_in(20) {
             self.lose(6 + self.rng.clone().index(3));
         }
+        if self.rng.one_in(2) {
+            self.crash();
+        }
         let expired = self.directory.expire(Tick(self.now / 1_000_000));
         self.departed.extend(expired);
-        if !self.departed.is_empty() && self.rng.one_in(4) {
+        if !self.departed.is_empty() && self.rng.one_in(2) {
             let departed = self.departed.remove(self.rng.clone().index(self.departed.len()));
             self.settle(departed);
         }
@@ -464,7 +507,12 @@ impl World {
 
     fn begin(&mut self, index: usize, ask: Ask) -> u64 {
         self.tally.answered += 1;
-        let Some(seat) = &self.clients[index].seat else { return 1000 };
+        let Some(seat) = &self.clients[index].seat else {
+            // It asks until it has one.
+            let bytes = self.rng.between(1 << 16, 1 << 20);
+            self.open(index, bytes);
+            return STEP_NS;
+        };
         let (id, member, connection) = (seat.lease, seat.member, seat.connection);
         let own = if self.rng.one_in(2) { seat.common } else { seat.region };
         if self.leases.get(&id).is_none_or(|lease| lease.space.admit(member, connection).is_err()) {
@@ -569,7 +617,7 @@ impl World {
             Ask::Leave => {
                 self.clients[index].seat = None;
                 self.departed.extend(self.directory.leave(id, member));
-                let bytes = self.rng.between(1 << 16, 3 << 20);
+                let bytes = self.rng.between(1 << 16, 6 << 20);
                 self.open(index, bytes);
                 4000
             }
@@ -662,8 +710,15 @@ impl World {
 
     fn check(&mut self) {
         self.directory.check();
+        self.come_late();
+        let members = |tenant: usize| -> usize {
+            let leases = self.directory.summary().into_iter().filter(|lease| lease.tenant == payer(tenant));
+            leases.map(|lease| lease.members.len()).sum()
+        };
+        assert!(members(ERRATIC) as u64 <= CONNECTIONS, "more members than connections");
         for (tenant, account) in self.directory.accounts().all() {
-            assert!(account.lent_bytes <= QUOTA && account.regions <= 40, "{tenant:?} has {account:?}");
+            let fits = account.lent_bytes <= QUOTA && account.regions <= 40;
+            assert!(fits && account.leases <= LEASES as u64 / 4, "{tenant:?} has {account:?}");
         }
         if self.rng.one_in(50) {
             self.leases.values().for_each(|lease| lease.space.check());

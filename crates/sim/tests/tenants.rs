@@ -19,6 +19,8 @@ fn no_tenant_hurts_another_and_nothing_is_left_of_any() {
         all.changed_while_cloned += tally.changed_while_cloned;
         all.stolen += tally.stolen;
         all.lost += tally.lost;
+        all.crashed += tally.crashed;
+        all.kept_out += tally.kept_out;
         all.victim += tally.victim;
     }
     // A world in which nothing happens proves nothing.
@@ -30,6 +32,8 @@ fn no_tenant_hurts_another_and_nothing_is_left_of_any() {
         all.changed_while_cloned,
         all.stolen,
         all.lost,
+        all.crashed,
+        all.kept_out,
         all.victim,
     ];
     assert!(least.into_iter().all(|n| n > SEEDS), "{all:?}");

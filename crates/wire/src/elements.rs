@@ -3,8 +3,8 @@
 //!
 //! The first steps of near-memory compute (DIMMnet-3): an update travels as its operand, a scan as its
 //! result. Elements are little-endian, of 4 or 8 bytes. Sums of integers are exact: updates wrap around, as
-//! machine arithmetic does; reductions add up in 128 bits. NaNs match no condition but "not equal", and are
-//! skipped by minimum and maximum.
+//! machine arithmetic does; reductions add up in 128 bits. NaNs match no condition but "not equal". A
+//! reduction to the minimum or maximum skips them; in an update they stay, as in IEEE 754-2019's minimum.
 //!
 //! This module never sees where the bytes lie.
 
@@ -205,9 +205,10 @@ macro_rules! float {
             fn combine(self, operand: Self, combine: Combine) -> Self {
                 match combine {
                     Combine::Sum => self + operand,
-                    Combine::Min => self.min(operand),
-                    Combine::Max => self.max(operand),
-                    Combine::Replace | Combine::And | Combine::Or | Combine::Xor => operand,
+                    // What is no number stays, on whichever side it is.
+                    Combine::Min if self <= operand || self.is_nan() => self,
+                    Combine::Max if self >= operand || self.is_nan() => self,
+                    _ => operand,
                 }
             }
             fn add_to(self, sum: &mut Sum) {

@@ -278,6 +278,47 @@ fn a_tenants_leases_stay_within_its_quota() {
 }
 
 #[test]
+fn a_tenant_has_a_quarter_of_the_places_and_the_master_all() {
+    let mut directory = Directory::new(Limits { max_leases: 8, ..limits() });
+    let (first, member) = directory.open(alice(), &open(1), TOKEN).unwrap();
+    directory.open(alice(), &open(1), TOKEN).unwrap();
+    let over = OverQuota { what: "leases", has: 2, quota: 2 };
+    assert_eq!(directory.open(alice(), &open(1), TOKEN), Err(OpenError::TooManyOfTenant(over)));
+    // A place that is about to be free is waited for.
+    directory.leave(first, member).unwrap();
+    assert!(matches!(directory.open(alice(), &open(1), TOKEN), Err(OpenError::Closing { closing: 1, .. })));
+    directory.closed(first);
+    directory.open(alice(), &open(1), TOKEN).unwrap();
+    (0..6).for_each(|_| _ = directory.open(None, &open(1), TOKEN).unwrap());
+    directory.check();
+    assert_eq!(directory.open(None, &open(1), TOKEN), Err(OpenError::TooMany));
+}
+
+#[test]
+fn who_may_come_back_counts_as_a_connection() {
+    let mut directory = Directory::new(Limits { max_leases: 40, ..limits() });
+    let quota = crate::Quota { connections: Some(2), ..crate::Quota::default() };
+    directory.accounts_mut().set_rules(crate::Rules { default: quota, ..crate::Rules::default() });
+    directory.accounts_mut().connect(alice());
+    let (lease, member) = directory.open(alice(), &open(1), TOKEN).unwrap();
+    let (other, its) = directory.open(alice(), &open(1), TOKEN).unwrap();
+    directory.disconnected(Tick(1), lease, member, ConnectionNumber::FIRST);
+    directory.disconnected(Tick(2), other, its, ConnectionNumber::FIRST);
+    let over = OverQuota { what: "connections", has: 3, quota: 2 };
+    assert_eq!(directory.open(alice(), &open(1), TOKEN), Err(OpenError::TooManyOfTenant(over)));
+    let joins = directory.attach(alice(), &attach(lease, TOKEN, MemberId(0)));
+    assert_eq!(joins, Err(AttachError::TooManyOfTenant(over)));
+    directory.check();
+    // It comes back, and then it is a connection itself; or it is given up.
+    directory.attach(alice(), &attach(lease, TOKEN, member)).unwrap();
+    directory.open(alice(), &open(1), TOKEN).unwrap();
+    assert_eq!(directory.accounts().of(alice()).lost, 1);
+    assert_eq!(directory.expire(Tick(60)).len(), 1);
+    assert_eq!(directory.accounts().of(alice()).lost, 0);
+    directory.check();
+}
+
+#[test]
 fn a_ticket_is_of_no_use_to_another_tenant() {
     let mut directory = Directory::new(limits());
     let (lease, member) = directory.open(alice(), &open(10), TOKEN).unwrap();
@@ -296,10 +337,21 @@ fn accounts_return_to_zero() {
     let (lease, member) = directory.open(alice(), &open(10), TOKEN).unwrap();
     directory.accounts_mut().connect(alice());
     directory.accounts_mut().charge(alice(), 2, 1).unwrap();
-    let account = crate::Account { lent_bytes: 10, connections: 1, regions: 2, queues: 1 };
+    let account = crate::Account {
+        lent_bytes: 10,
+        leases: 1,
+        connections: 1,
+        regions: 2,
+        queues: 1,
+        ..Default::default()
+    };
     assert_eq!(directory.accounts().of(alice()), account);
     directory.leave(lease, member).unwrap();
-    directory.accounts_mut().settle(alice(), (2, 1), (0, 0));
+    directory.accounts_mut().settle(
+        alice(),
+        crate::Charges { regions: 2, queues: 1, table_bytes: 0 },
+        crate::Charges::default(),
+    );
     directory.accounts_mut().disconnect(alice());
     assert_eq!(directory.accounts().of(alice()).lent_bytes, 10, "not before it is free");
     directory.closed(lease);

@@ -104,9 +104,10 @@ impl Cache {
         }
         entry.set(DIRTY);
         entry.clear(PROTECTED);
+        let given_up = entry.has(GIVEN_UP);
         let extent = Extent::page(PageIndex(u64::from(index)));
         self.journal.push(Installed { extent, source: Source::Nothing });
-        self.outputs.push_back(Output::Confirm { page: extent.first });
+        self.outputs.push_back(Output::Confirm { page: extent.first, given_up });
     }
 
     /// A page that counts as Resident was not there, and is zero now. That is so where the program gave it up

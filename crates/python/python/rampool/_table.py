@@ -429,16 +429,11 @@ class RemoteArray:
         self._update("add", np.add, key, value)
 
     def minimum_at(self, key: Any, value: npt.ArrayLike) -> None:
-        """``np.minimum.at(t, key, value)``, at the servers, which do not know NaN as NumPy does: one that is
-        there is replaced.
-
-        Raises:
-            ValueError: a value is NaN, which servers would pass over.
-        """
+        """``np.minimum.at(t, key, value)``, at the servers."""
         self._update("minimum", np.minimum, key, value)
 
     def maximum_at(self, key: Any, value: npt.ArrayLike) -> None:
-        """``np.maximum.at(t, key, value)``, at the servers; of NaN as with :meth:`minimum_at`."""
+        """``np.maximum.at(t, key, value)``, at the servers."""
         self._update("maximum", np.maximum, key, value)
 
     def bitwise_or_at(self, key: Any, value: npt.ArrayLike) -> None:
@@ -468,8 +463,6 @@ class RemoteArray:
             here.at(values, again.ravel(), source.reshape(rows.shape))
             self[key] = values[again.ravel()].reshape(picks.shape)
             return
-        if how in ("minimum", "maximum") and self.dtype.kind == "f" and bool(np.isnan(source).any()):
-            raise ValueError(f"servers pass over NaN in a {how}: fetch, update here and write back")
         if picks is None:
             for part, values in _pieces(view, source):
                 data = _as_bytes(values[part._flips()])

@@ -310,7 +310,9 @@ impl Client {
                     Output::Opened { export } => {
                         let disk = Arc::clone(&blocks.disks[export]);
                         disk.clients.fetch_add(1, Ordering::Relaxed);
-                        tracing::info!(export = disk.name(), peer = %self.stream.peer(), "block client");
+                        if shared.may_log("block client", None) {
+                            tracing::info!(export = disk.name(), peer = %self.stream.peer(), "block client");
+                        }
                         self.disk = Some(disk);
                     }
                     Output::Write { offset, .. } => write = Some(offset),

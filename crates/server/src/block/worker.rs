@@ -245,13 +245,21 @@ impl Worker {
             }
             (Gone::Session(End::Violation(_)), Some(export)) => {
                 blocks.protocol_errors.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%peer, export, "block client disconnected: {gone}");
+                self.shared.log_peer_error(
+                    "block client disconnected",
+                    Some(peer),
+                    &format_args!("{export}: {gone}"),
+                );
             }
             (Gone::Stuck | Gone::Session(End::ReadFailed(_)), _) => {
-                tracing::warn!(%peer, ?export, "block client disconnected: {gone}")
+                self.shared.log_peer_error("block client disconnected", Some(peer), gone);
             }
             (_, None) => tracing::debug!(%peer, "block client disconnected: {gone}"),
-            (_, Some(export)) => tracing::info!(%peer, export, "block client disconnected: {gone}"),
+            (_, Some(export)) => {
+                if self.shared.may_log("block client disconnected", None) {
+                    tracing::info!(%peer, export, "block client disconnected: {gone}");
+                }
+            }
         }
         drop(client);
         self.free.push(index);

@@ -512,14 +512,17 @@ impl Connection {
             space.view(membership.member, region)?.reaches(high)?;
             space.may_change(membership.member, region, low, high)?;
             let mut edit = Edit { shared, arena: self.arena, membership, region, space: &mut space };
-            let (mut pages, mut looks) = (Vec::new(), 0);
+            let (mut pages, mut looks, mut last) = (Vec::new(), 0, None);
             for piece in window.pieces_of(*done, window.len - *done) {
                 if pages.len() >= PAGES_AT_ONCE || looks >= STEPS_AT_ONCE {
                     break;
                 }
                 looks += 1;
                 *done += u32::try_from(piece.len).expect("at most a page");
-                if part.in_place(&piece) && pages.last() != Some(&piece.page) && !edit.is_ready(piece.page)? {
+                if part.in_place(&piece)
+                    && last.replace(piece.page) != Some(piece.page)
+                    && !edit.is_ready(piece.page)?
+                {
                     pages.push(piece.page);
                 }
             }
@@ -761,9 +764,9 @@ impl Edit<'_> {
         frames: &mut Vec<FrameIndex>,
         released: &mut Vec<FrameIndex>,
     ) -> Result<(), Refused> {
-        let mut pages = Vec::new();
+        let (mut pages, mut last) = (Vec::new(), None);
         for page in in_part {
-            if pages.last() != Some(&page) && !self.is_ready(page)? {
+            if last.replace(page) != Some(page) && !self.is_ready(page)? {
                 pages.push(page);
             }
         }
@@ -873,14 +876,31 @@ impl Edit<'_> {
     }
 
     /// Carries out the staged operation.
+    ///
+    /// Pieces in a row that are of one page are one change of it: to look for a page and to follow its
+    /// checksum takes far longer than to change a few bytes.
     fn change(&mut self, part: &Part) {
-        let mut at = 0;
-        for piece in part.pieces().filter(|piece| part.in_place(piece)) {
-            let bytes = &part.staging[at..at + piece.len];
-            at += piece.len;
-            self.patch(piece, |target| match part.update {
-                None => target.copy_from_slice(bytes),
-                Some((kind, how)) => combine(kind, how, target, bytes),
+        let mut pieces = part.pieces().filter(|piece| part.in_place(piece)).peekable();
+        let (mut together, mut at) = (Vec::new(), 0);
+        while let Some(first) = pieces.next() {
+            together.clear();
+            together.push(first);
+            let mut span = first.within..first.within + first.len;
+            while let Some(next) = pieces.next_if(|next| next.page == first.page) {
+                span = span.start.min(next.within)..span.end.max(next.within + next.len);
+                together.push(next);
+            }
+            let all = Piece { page: first.page, within: span.start, len: span.len() };
+            self.patch(all, |target| {
+                for piece in &together {
+                    let bytes = &part.staging[at..at + piece.len];
+                    at += piece.len;
+                    let target = &mut target[piece.within - span.start..][..piece.len];
+                    match part.update {
+                        None => target.copy_from_slice(bytes),
+                        Some((kind, how)) => combine(kind, how, target, bytes),
+                    }
+                }
             });
         }
     }

@@ -1,6 +1,7 @@
 //! Tenants: keys of their own, quotas, what each may see, and shares of the server's time.
 
 use super::*;
+use crate::shared::lock;
 use rampool_lease::{Account, Payer, Quota, Revoked, Rules};
 use rampool_net::key::Key;
 use rampool_net::transport::{HandshakeError, connect};
@@ -67,7 +68,14 @@ fn what_a_tenant_has_is_charged_to_it_and_bounded_by_its_quota() {
     let mut queue = Vec::new();
     QueueBounds { messages: 4, bytes: 1 << 16 }.encode("jobs", &mut queue);
     first.call(Opcode::OpenQueue, |h| h.with_arg(1), &queue).unwrap();
-    let has = Account { lent_bytes: 8 * MIB, connections: 2, regions: 4, queues: 1 };
+    let has = Account {
+        lent_bytes: 8 * MIB,
+        leases: 2,
+        connections: 2,
+        regions: 4,
+        queues: 1,
+        ..Account::default()
+    };
     assert_eq!(account(&server, name("alice")), has);
     refused(first.create_region(), "4 of the 4 regions");
     refused(first.region_call(Opcode::CloneRegion, region), "regions");
@@ -125,6 +133,192 @@ fn a_tenant_with_too_many_connections_loses_the_newest() {
     more.wait_closed();
     kept[0].call(Opcode::Heartbeat, |h| h, &[]).unwrap();
     assert_eq!(account(&server, name("alice")).connections, 9);
+}
+
+/// A job that crashes and starts again, over and over: what it leaves behind for its grace time keeps others
+/// from no lease, and itself within its quota.
+#[test]
+fn leases_that_are_opened_and_dropped_keep_nobody_else_out() {
+    let master = Key::generate();
+    let quota = Quota { connections: Some(3), ..Quota::default() };
+    let rules = quota_of("alice", quota);
+    let server = Server::start(ServerConfig {
+        key: Some(master.clone()),
+        tenants: rules,
+        max_connections: 16,
+        grace: Duration::from_secs(3600),
+        ..config(64 * MIB)
+    })
+    .unwrap();
+    // As often as there are places for leases, for each of those that crash.
+    let crash = |who: &str| -> usize {
+        let policy = auto(&key(&master, who, 1));
+        let open = |_: &usize| {
+            let before = account(&server, name(who)).lost;
+            let mut client = Client::new(server.addr(), policy.clone());
+            let opened = client.open(1);
+            let is_open = opened.is_ok();
+            drop(client);
+            if let Err(no) = opened {
+                let limits = ["of the 3 connections", "of the 16 leases"];
+                assert_eq!(no.status, Status::LimitReached, "{}", no.message);
+                assert!(limits.iter().any(|limit| no.message.contains(limit)), "{}", no.message);
+            }
+            let deadline = Instant::now() + DEADLINE;
+            while account(&server, name(who)).connections > 0 {
+                assert!(Instant::now() < deadline);
+                std::thread::yield_now();
+            }
+            assert_eq!(account(&server, name(who)).lost, before + u64::from(is_open));
+            is_open
+        };
+        (0..4 * 16).filter(open).count()
+    };
+    assert_eq!(crash("alice"), 3, "as many as it may have connections");
+    assert_eq!(crash("bob"), 16, "a quarter of the places");
+    let has = Account { lent_bytes: 3, leases: 3, lost: 3, ..Account::default() };
+    assert_eq!(account(&server, name("alice")), has);
+    let mut carol = Client::with_lease(server.addr(), auto(&key(&master, "carol", 1)), MIB);
+    carol.create_region().unwrap();
+    // A lease that is given back makes room at once.
+    carol.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    for _ in 0..40 {
+        let mut again = Client::with_lease(server.addr(), auto(&key(&master, "carol", 1)), MIB);
+        again.call(Opcode::Goodbye, |h| h, &[]).unwrap();
+    }
+    // Who has the only key there is, or needs none, has nobody to keep out.
+    let owner = auto(&master);
+    for _ in 0..20 {
+        let before = account(&server, None).lost;
+        drop(Client::with_lease(server.addr(), owner.clone(), 1));
+        let deadline = Instant::now() + DEADLINE;
+        while account(&server, None).lost == before {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(account(&server, None).lost, 20);
+}
+
+/// Small leases, each page of which needs a table of its own: what they have for free is charged to their
+/// tenant, and is no more than they are.
+#[test]
+fn free_page_tables_are_charged_to_their_tenant() {
+    const LEASE: u64 = 64 << 10;
+    let master = Key::generate();
+    let server = keyed(&master, quota_of("alice", Quota { memory_bytes: Some(MIB), ..Quota::default() }));
+    let alice = auto(&key(&master, "alice", 1));
+    let mut leases: Vec<Client> = Vec::new();
+    let no = loop {
+        let mut client = Client::new(server.addr(), alice.clone());
+        if let Err(no) = client.open(LEASE) {
+            break no;
+        }
+        let region = client.create_region().unwrap();
+        // As many pages as it takes, each in a table of its own.
+        let page = vec![3; OS_PAGE_BYTES];
+        let mut number = 0;
+        while client.put(region, number * 512, std::slice::from_ref(&page), false).is_ok() {
+            number += 1;
+        }
+        leases.push(client);
+    };
+    let has = account(&server, name("alice"));
+    assert_eq!(has.lent_bytes, leases.len() as u64 * LEASE);
+    assert!(has.table_bytes > has.lent_bytes / 2, "{has:?}");
+    let most = has.lent_bytes + leases.len() as u64 * (9 << 10);
+    assert!(has.table_bytes <= most, "{has:?}");
+    assert!(has.lent_bytes + has.table_bytes > MIB - LEASE, "refused for less: {has:?}");
+    assert!(no.status == Status::LeaseRefused && no.message.contains("of the 1048576 bytes"), "{no:?}");
+    // What is used densely is charged nothing for its tables.
+    let mut dense = Client::with_lease(server.addr(), auto(&key(&master, "bob", 1)), 8 * MIB);
+    let region = dense.create_region().unwrap();
+    (0..3).for_each(|n| dense.put(region, n * 512, &vec![vec![1; OS_PAGE_BYTES]; 512], false).unwrap());
+    assert_eq!(account(&server, name("bob")).table_bytes, 0);
+    drop((leases, dense));
+    idle(&server);
+    assert_eq!(server.shared.directory().accounts().all().count(), 0, "accounts return to zero");
+}
+
+/// What all servers of these tests log about the tenant of this name.
+const TALKED_ABOUT: &str = "talked-about";
+
+static LINES: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+
+/// Keeps those lines.
+struct Log;
+
+struct Line(String);
+
+impl tracing::field::Visit for Line {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.push_str(&format!("{field}={value:?} "));
+    }
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        if line.0.contains(TALKED_ABOUT) {
+            lock(&LINES).push(line.0);
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// A tenant that comes and goes all the time: the log says so a few times, and then how often it was.
+#[test]
+fn no_tenant_fills_the_log() {
+    const TIMES: usize = 40;
+    tracing::subscriber::set_global_default(Log).unwrap();
+    let master = Key::generate();
+    let server = Server::start(ServerConfig {
+        key: Some(master.clone()),
+        grace: Duration::from_millis(5),
+        shards: 1,
+        ..config(64 * MIB)
+    })
+    .unwrap();
+    let policy = auto(&key(&master, TALKED_ABOUT, 1));
+    for _ in 0..TIMES {
+        let client = Client::with_lease(server.addr(), policy.clone(), 4096);
+        let granted = client.granted().clone();
+        let mut again = Client::new(server.addr(), policy.clone());
+        again.attach(&granted, granted.member).unwrap();
+        // Both end without a goodbye; the first may be found replaced by then.
+        drop((client, again));
+        idle(&server);
+    }
+    drop(server);
+    let lines = std::mem::take(&mut *lock(&LINES));
+    for kind in
+        ["lease granted", "member reconnected", "disconnected", "member did not reconnect", "lease closed"]
+    {
+        let of = |line: &&String| line.contains(&format!("message={kind}"));
+        let lines: Vec<&String> = lines.iter().filter(of).collect();
+        let (counts, full): (Vec<&String>, Vec<&String>) =
+            lines.into_iter().partition(|line| line.contains("more like this"));
+        let counted = counts.iter().filter_map(|line| line.split("times=").nth(1)?.split(' ').next());
+        let counted: usize = counted.map(|times| times.parse::<usize>().unwrap()).sum();
+        assert!(counts.len() == 1 && full.len() == 10, "{kind}: {counts:?} {full:?}");
+        assert!((TIMES..=2 * TIMES).contains(&(counted + full.len())), "{kind}: {counts:?}");
+    }
 }
 
 #[test]

@@ -543,7 +543,7 @@ impl World {
                 }
                 self.install(extent, &bytes, writable);
             }
-            Output::Confirm { page } => self.confirm(page),
+            Output::Confirm { page, .. } => self.confirm(page),
             Output::Unprotect { extent } => {
                 for page in extent.pages().filter(|_| !self.refuses()).collect::<Vec<_>>() {
                     if let Some(frame) = &mut self.pages[nth(page.0)].mapped {
