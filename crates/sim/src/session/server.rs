@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use rampool_lease::{ConnectionNumber, Directory, FrameIndex, LeaseSpace, Limits, SpaceError, StoredPage};
+use rampool_lease::{
+    ConnectionNumber, Departed, Directory, FrameIndex, LeaseSpace, Limits, SpaceError, StoredPage,
+};
 use rampool_session::Grant;
 use rampool_wire::frame::{AttachLease, LeaseId, LeaseToken, MemberId, Opcode, OpenLease, RegionId, Status};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex, Tick};
@@ -133,13 +135,9 @@ impl Server {
     }
 
     /// Another member says that this one is gone.
-    pub fn dismiss(&mut self) {
-        if self.directory.leave(self.lease, self.member).is_some() {
-            self.space.member_gone(self.member);
-            self.space.bury(u64::MAX, &mut Vec::new());
-            self.space.close();
-            self.space.bury(u64::MAX, &mut Vec::new());
-            self.directory.closed(self.lease);
+    pub fn dismiss(&mut self, member: MemberId) {
+        if let Some(departed) = self.directory.leave(self.lease, member) {
+            self.depart(departed);
         }
     }
 
@@ -149,21 +147,25 @@ impl Server {
 
     pub fn expire(&mut self, now_ms: u64) {
         for departed in self.directory.expire(Tick(now_ms)) {
-            self.space.member_gone(departed.member);
+            self.depart(departed);
+        }
+    }
+
+    fn depart(&mut self, departed: Departed) {
+        self.space.member_gone(departed.member);
+        self.space.bury(u64::MAX, &mut Vec::new());
+        if departed.lease_closes {
+            self.space.close();
             self.space.bury(u64::MAX, &mut Vec::new());
-            if departed.lease_closes {
-                self.space.close();
-                self.space.bury(u64::MAX, &mut Vec::new());
-                self.directory.closed(departed.lease);
-            }
+            self.directory.closed(departed.lease);
         }
     }
 
     /// What the page holds, as its owner sees it; none: the member was given up, with its pages.
-    pub fn value(&self, region: RegionId, page: u64) -> Option<u64> {
+    pub fn value(&self, member: MemberId, region: RegionId, page: u64) -> Option<u64> {
         let mut pages = Vec::new();
         let extent = [Extent::page(PageIndex(page))];
-        self.space.look_up(self.member, region, &extent, &mut pages).ok()?;
+        self.space.look_up(member, region, &extent, &mut pages).ok()?;
         Some(pages[0].map_or(0, |page| page.frame.0 & VALUE))
     }
 
