@@ -18,6 +18,8 @@ const ROOM: u64 = 64 << 20;
 const CHECKED: u64 = 16;
 /// The part of a frame's number that is what it holds.
 const VALUE: u64 = (1 << 40) - 1;
+/// Between runs of a server.
+pub(super) const LATER_RUN: u64 = 100;
 const TOKEN: LeaseToken = LeaseToken([7; 16]);
 
 /// Who speaks over a connection.
@@ -55,7 +57,7 @@ pub(super) struct Server {
     lease: LeaseId,
     pub member: MemberId,
     pub region: RegionId,
-    pub counters: [u64; super::world::COUNTERS],
+    pub counters: [u64; super::world::COUNTERS * 2],
     /// Updates and regions that were made in this run, by request.
     pub updated: BTreeSet<u64>,
     made: BTreeSet<u64>,
@@ -68,7 +70,7 @@ pub(super) struct Server {
 impl Server {
     pub fn new(plan: &Plan, index: usize, run: u64) -> (Self, Membership) {
         let grace_ms = u64::try_from(plan.grace.as_millis()).expect("short");
-        let limits = Limits { memory_bytes: 2 * ROOM, grace_ms, max_leases: 4, max_members: 4 };
+        let limits = Limits { memory_bytes: 2 * ROOM, grace_ms, max_leases: 4, max_members: 64 };
         let mut directory = Directory::new(limits);
         let request = OpenLease { bytes: ROOM, pid: 1, name: "sim".into(), host: "sim".into() };
         let (lease, member) = directory.open(None, &request, TOKEN).expect("an empty server has room");
@@ -77,7 +79,7 @@ impl Server {
         let mut make = || space.create_region(member).expect("a lease has room for a region");
         // Each server has a number of its own for the program's region, and others before it.
         let region = (0..=index).map(|_| make()).last().expect("at least one");
-        let counters = [0; super::world::COUNTERS];
+        let counters = [0; super::world::COUNTERS * 2];
         let (updated, made) = (BTreeSet::new(), BTreeSet::new());
         let server = Self {
             index,
@@ -97,10 +99,10 @@ impl Server {
         (server, (member, ConnectionNumber::FIRST))
     }
 
-    pub fn grant(&self, plan: &Plan) -> Grant {
+    pub fn grant(&self, plan: &Plan, member: MemberId) -> Grant {
         Grant {
             lease: self.lease,
-            member: self.member,
+            member,
             run: self.run,
             max_requests: plan.max_requests,
             max_bytes: plan.max_bytes(self.index),
@@ -109,19 +111,24 @@ impl Server {
         }
     }
 
-    /// The client wants to be the member again that it was, in a run of this server that it has met.
+    /// The client wants to be the member again that it was, in a run of this server that it has met; with 0,
+    /// a new one.
     pub fn attach(
         &mut self,
         plan: &Plan,
         lease: LeaseId,
         member: MemberId,
     ) -> Result<(Membership, Grant), Status> {
+        if member.0 == 0 && self.run > LATER_RUN {
+            // Another run has another token.
+            return Err(Status::NoSuchLease);
+        }
         let request =
             AttachLease { lease, token: TOKEN, member, pid: 1, name: "sim".into(), host: "sim".into() };
         match self.directory.attach(None, &request) {
             Ok((member, connection, _)) => {
                 self.space.member_joined(member, connection);
-                Ok(((member, connection), self.grant(plan)))
+                Ok(((member, connection), self.grant(plan, member)))
             }
             Err(rampool_lease::AttachError::NoSuchLease) => Err(Status::NoSuchLease),
             Err(rampool_lease::AttachError::MemberGone) => Err(Status::MemberGone),
@@ -245,6 +252,7 @@ impl Server {
                 })?;
                 answer.region = region.expect("it is made in one go").0;
             }
+            Opcode::AdoptRegion => space.adopt_region(member, asked.region)?,
             Opcode::FreeRegion => {
                 space.free_region(member, asked.region)?;
                 space.bury(u64::MAX, &mut Vec::new());

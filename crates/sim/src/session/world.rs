@@ -5,16 +5,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use rampool_paging::placement::{Placement, ServerIndex};
 use rampool_session::{
     ABSENCE, ATTACH_NUMBER, ATTEMPT, Ask, BULK_WINDOW_BYTES, Break, Class, Client, DEADLINES, Failed, Fill,
-    Grant, History, Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, MOST_SPARE_SILENCE, Outcome, Output, PAUSE,
-    PIECES, Pages, RequestId, Rule, SPARE_SILENCE, Time,
+    Grant, HandedOver, History, Input, LAST_CHANCE, LinkId, Lost, MAX_BREAKS, MOST_SPARE_SILENCE, Outcome,
+    Output, PAUSE, PIECES, Pages, RequestId, Rule, SPARE_SILENCE, Time,
 };
 use rampool_wire::frame::{HEADER_BYTES, Header, LeaseId, MemberId, Opcode, RegionId, Status};
 use rampool_wire::units::{Extent, OS_PAGE_BYTES, PageIndex};
 
 use super::plan::{Faults, Plan};
-use super::server::{Answer, Asked, Membership, Server};
+use super::server::{Answer, Asked, LATER_RUN, Membership, Server};
 use crate::rng::Rng;
 
+/// Of each client.
 pub(super) const COUNTERS: usize = 4;
 const PAGES: u64 = 2048;
 const STRIPE_PAGES: u32 = 16;
@@ -24,6 +25,8 @@ const MS: u64 = 1000 * US;
 const REMEMBERED_ANSWERS: usize = 50;
 /// What the memory of the machine's pieces is called, where operations have their tokens.
 const PIECE_TOKEN: u64 = 1 << 60;
+/// What the parent calls a clone that is for the child.
+const CLONE: u32 = 1 << 20;
 
 /// What went on, so that a test can tell that a run was worth it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,6 +57,10 @@ pub struct Tally {
     pub caught_up: u64,
     pub pieces: u64,
     pub forks: u64,
+    pub children: u64,
+    pub taken: u64,
+    pub not_taken: u64,
+    pub may_be_taken: u64,
 }
 
 impl Tally {
@@ -65,7 +72,7 @@ impl Tally {
     }
 
     /// All of them.
-    pub fn counts_mut(&mut self) -> [&mut u64; 26] {
+    pub fn counts_mut(&mut self) -> [&mut u64; 30] {
         let Self {
             stored,
             fetched,
@@ -93,6 +100,10 @@ impl Tally {
             caught_up,
             pieces,
             forks,
+            children,
+            taken,
+            not_taken,
+            may_be_taken,
         } = self;
         [
             stored,
@@ -121,6 +132,10 @@ impl Tally {
             caught_up,
             pieces,
             forks,
+            children,
+            taken,
+            not_taken,
+            may_be_taken,
         ]
     }
 }
@@ -299,6 +314,20 @@ struct Fork {
     names: Vec<RegionId>,
     waits: BTreeSet<RequestId>,
     refused: bool,
+    /// A child has taken this over, where it has a name.
+    adopts: Option<HandedOver>,
+}
+
+/// How far the parent has come with its child.
+#[derive(Debug)]
+enum Child {
+    Unborn,
+    /// The clone is the parent's; what its pages hold.
+    Cloned(Vec<Page>),
+    Adopting,
+    /// It has said that it has what it can have.
+    Said(HandedOver),
+    Grown,
 }
 
 /// One client: its machine and shell, its program, and what the judge knows of them.
@@ -343,6 +372,7 @@ pub struct World {
     /// The client whose turn it is, and the other one.
     me: Box<Process>,
     other: Option<Box<Process>>,
+    child: Child,
     damage_once: BTreeSet<u64>,
     damage_always: BTreeSet<u64>,
     /// The fetch that cuts its connection, once it is made.
@@ -377,6 +407,7 @@ impl World {
             networks: Vec::new(),
             me: Box::new(Process::new(0, &plan)),
             other: None,
+            child: Child::Unborn,
             damage_once: BTreeSet::new(),
             damage_always: BTreeSet::new(),
             poison: None,
@@ -396,7 +427,7 @@ impl World {
             let (server, membership) = Server::new(&world.plan, index.into(), u64::from(index) + 1);
             let link =
                 LinkId { server: world.me.client.add_server(world.plan.op_deadline, Time(0)), connection: 0 };
-            let grant = server.grant(&world.plan);
+            let grant = server.grant(&world.plan, server.member);
             world.me.conns.insert(
                 link,
                 Conn { membership: Some(membership), attached: true, up: true, ..Conn::new(server.run) },
@@ -499,7 +530,8 @@ impl World {
                 world.check_waits();
             });
             let idle = |process: &Process| process.ops.is_empty() && process.bodies.is_empty();
-            if self.quiet && self.processes().all(idle) {
+            let grown = matches!(self.child, Child::Unborn | Child::Grown);
+            if self.quiet && grown && self.processes().all(idle) {
                 let mut whole = true;
                 self.each(|world| whole = whole && world.is_whole());
                 if whole {
@@ -523,6 +555,8 @@ impl World {
             }
             world.judge_kept();
         });
+        let grown = matches!(self.child, Child::Unborn | Child::Grown);
+        assert!(grown, "completes-after-faults: {:?}", self.child);
         self.judge_regions();
         self.tally
     }
@@ -555,11 +589,15 @@ impl World {
         }
     }
 
-    /// No region is left behind where the client was not kept from knowing of it.
+    /// No region is left behind where no client was kept from knowing of it.
     fn judge_regions(&self) {
-        for (at, (server, judge)) in self.servers.iter().zip(&self.me.judges).enumerate() {
-            let cloned = usize::from(self.me.fork.is_some());
-            let most = if judge.lost { usize::MAX } else { at + 1 + judge.regions + cloned };
+        for (at, server) in self.servers.iter().enumerate() {
+            let known = |process: &Process| {
+                let own = process.client.region(process.of).is_some();
+                usize::from(own) + usize::from(process.fork.is_some()) + process.judges[at].regions
+            };
+            let lost = self.processes().any(|process| process.judges[at].lost);
+            let most = if lost { usize::MAX } else { at + self.processes().map(known).sum::<usize>() };
             assert!(
                 server.regions() <= most,
                 "freed-is-freed: {} regions, {most} expected",
@@ -830,8 +868,12 @@ impl World {
         if let Some(fork) = &mut self.me.fork
             && fork.waits.remove(&request)
         {
-            fork.refused |= message.header.status != Status::Ok;
-            fork.names[link.server.as_usize()] = RegionId(message.header.region);
+            let name = &mut fork.names[link.server.as_usize()];
+            match (message.header.status, &fork.adopts) {
+                (Status::Ok, None) => *name = RegionId(message.header.region),
+                (Status::Ok, Some(_)) => *name = body.ask.region,
+                _ => fork.refused = true,
+            }
         }
         assert_eq!(message.run, self.me.judges[link.server.as_usize()].run, "nothing-from-another-run");
         if message.header.status == Status::PoolFull
@@ -904,7 +946,12 @@ impl World {
 
     fn back(&mut self, link: LinkId) {
         self.tally.reconnects += 1;
+        let member = self.me.client.session(link.server).member();
         let judge = &mut self.me.judges[link.server.as_usize()];
+        if judge.member.0 == 0 {
+            // It joins late.
+            judge.member = member;
+        }
         judge.connected_at = None;
         judge.down_since = None;
         judge.well_since = judge.well_since.max(self.now);
@@ -912,7 +959,6 @@ impl World {
         let conn = self.me.conns.get_mut(&link).expect("it was just attached");
         conn.up = true;
         assert_eq!(conn.run, judge.run, "nothing-from-another-run: a session goes on with it");
-        let member = self.me.client.session(link.server).member();
         assert_eq!(member, judge.member, "nothing-from-another-run: a session goes on as another member");
         // What the shell had taken in from the old connection is told late.
         for (old, header) in std::mem::take(&mut self.me.stale) {
@@ -957,13 +1003,15 @@ impl World {
     }
 
     /// Whether a request waits for its server, which alone has some of its pages.
-    fn is_awaited_by(&self, body: &Body) -> bool {
+    fn is_awaited_by(&self, id: RequestId, body: &Body) -> bool {
         let server = body.ask.server;
         let mut pages = body.asked.extents.iter().flat_map(Extent::pages);
         body.token.is_some()
             && body.asked.opcode == Opcode::Get
             && self.is_awaited(server)
-            && pages.all(|page| !self.me.client.has_missed(server, self.me.of, page))
+            // A discard behind it may be what is missed.
+            && (pages.all(|page| !self.me.client.has_missed(server, self.me.of, page))
+                || lives(&self.me.client, id, body))
     }
 
     /// The other holder of a request's pages, if it has them.
@@ -1014,7 +1062,8 @@ impl World {
 
     /// What the program's region is called at a server.
     fn name(&self, server: ServerIndex) -> RegionId {
-        self.me.client.region(self.me.of).expect("the program has a region").names[server.as_usize()]
+        let region = self.me.client.region(self.me.of);
+        region.map_or(RegionId(0), |region| region.names[server.as_usize()])
     }
 
     /// The machine makes a request of its own.
@@ -1090,7 +1139,8 @@ impl World {
         for (id, body) in self.me.bodies.iter().filter(|(_, body)| of_it(body)) {
             let old = self.now - body.made_at >= self.op_ns() * u64::from(DEADLINES);
             let fetched = body.asked.opcode == Opcode::Get;
-            let spared = (self.live_other(body).is_some() || self.is_awaited_by(body)) && !(old && fetched);
+            let spared =
+                (self.live_other(body).is_some() || self.is_awaited_by(*id, body)) && !(old && fetched);
             if !spared {
                 failed.extend(body.token);
             }
@@ -1103,6 +1153,8 @@ impl World {
             (op.failed, op.excused) = (true, true);
         }
         if let Some(fork) = &mut self.me.fork {
+            let waits = |id: &&RequestId| fork.adopts.is_some() && fork.waits.contains(*id);
+            self.tally.may_be_taken += gone.iter().filter(waits).count() as u64;
             fork.waits.retain(|id| !gone.contains(id));
         }
         self.me.bodies.retain(|id, _| !gone.contains(id));
@@ -1356,7 +1408,11 @@ impl World {
             let holders = pages.map(|page| self.placement.holders(page));
             let others = holders.filter(|of| of.iter().any(|of| of == server)).flat_map(|of| of.iter());
             let mut others = others.filter(|other| *other != server);
-            let filled = others.all(|other| self.is_there(other) && self.name(other).0 != 0);
+            let clone = self.me.client.region(CLONE);
+            let knows_clone =
+                |other: ServerIndex| clone.is_none_or(|region| region.names[other.as_usize()].0 != 0);
+            let is_named = |other: ServerIndex| self.name(other).0 != 0 && knows_clone(other);
+            let filled = others.all(|other| self.is_there(other) && is_named(other));
             let judge = &mut self.me.judges[server.as_usize()];
             judge.filled_since = filled.then(|| judge.filled_since.unwrap_or(self.now));
             let since = judge.filled_since.zip(judge.down_since).map(|(filled, down)| filled.max(down));
@@ -1845,7 +1901,7 @@ impl World {
             }
             world.me.judges[index].broke_for_good = true;
         });
-        let run = self.servers[index].run + 100;
+        let run = self.servers[index].run + LATER_RUN;
         (self.servers[index], _) = Server::new(&self.plan, index, run);
         self.servers[index].down = self.rng.one_in(3);
     }
@@ -1853,7 +1909,8 @@ impl World {
     // --- The program -----------------------------------------------------------------------------------------------
 
     fn program(&mut self) {
-        if self.quiet {
+        let grows = !matches!(self.child, Child::Unborn | Child::Grown);
+        if self.quiet && !grows {
             return;
         }
         let op = self.op_ns();
@@ -1866,6 +1923,12 @@ impl World {
         self.pump();
         if self.me.fork.is_some() {
             return self.end_fork();
+        }
+        if self.me.number == 0 && grows && (self.quiet || self.rng.one_in(2)) {
+            self.raise();
+        }
+        if self.quiet || self.me.client.region(self.me.of).is_none() {
+            return;
         }
         let quiet = self.me.ops.is_empty()
             && !self.me.client.sessions().any(rampool_session::Session::has_write_backs);
@@ -2068,29 +2131,33 @@ impl World {
         }
     }
 
-    /// The program's region is cloned, and goes on as the clone.
+    /// The program's region is cloned: for a child, or the program itself goes on as the clone.
     fn fork(&mut self) {
         let names = self.me.client.region(self.me.of).expect("the program has a region").names.clone();
-        let mut fork = Fork {
+        self.me.fork = Some(Fork {
             history: self.me.client.history(self.me.of),
             names: vec![RegionId(0); names.len()],
             waits: BTreeSet::new(),
             refused: false,
-        };
+            adopts: None,
+        });
+        self.ask_holders(Opcode::CloneRegion, names);
+    }
+
+    /// Asks all servers that are there, and waits for them.
+    fn ask_holders(&mut self, opcode: Opcode, names: Vec<RegionId>) {
         for (index, name) in (0..).zip(names).filter(|(_, name)| name.0 != 0) {
-            let judge = &self.me.judges[usize::from(index)];
-            if judge.lost || judge.absent_since.is_some() {
+            let server = ServerIndex(index);
+            if !self.is_there(server) {
                 continue;
             }
-            let server = ServerIndex(index);
             let class = Class::Demand;
-            let ask = Ask { class, wanted: true, ..Ask::control(server, Opcode::CloneRegion, name) };
+            let ask = Ask { class, wanted: true, ..Ask::control(server, opcode, name) };
             let id = self.me.client.reserve();
-            fork.waits.insert(id);
-            self.note(id, ask, Asked::of(Opcode::CloneRegion, 0, name), None);
+            self.me.fork.as_mut().expect("it waits for this").waits.insert(id);
+            self.note(id, ask, Asked::of(opcode, 0, name), None);
             self.tell(Input::Submit(id, ask));
         }
-        self.me.fork = Some(fork);
         self.pump();
     }
 
@@ -2099,25 +2166,159 @@ impl World {
             return;
         }
         let fork = self.me.fork.take().expect("seen above");
+        if let Some(handed) = fork.adopts {
+            return self.end_adoption(handed, fork.names);
+        }
         let complete =
             fork.history.as_ref().is_some_and(|history| self.me.client.is_complete(&fork.names, history));
-        let old = if fork.refused || !complete {
-            fork.names
+        if fork.refused || !complete {
+            self.free(fork.names);
+        } else if self.plan.child && matches!(self.child, Child::Unborn) {
+            self.me.client.open_region(Time(self.now), CLONE, fork.names, fork.history);
+            self.child = Child::Cloned(self.me.pages.clone());
         } else {
             self.tally.forks += 1;
             self.me.client.open_region(Time(self.now), self.me.of + 1, fork.names, fork.history);
             let old = self.me.client.close_region(self.me.of).expect("the program has a region");
             self.me.of += 1;
-            for page in 0..PAGES {
-                let unsure = !self.has_holder(page);
-                self.me.pages[usize::try_from(page).expect("few")].unsure |= unsure;
-            }
-            old.names
-        };
-        for (index, name) in (0..).zip(old).filter(|(_, name)| name.0 != 0) {
+            self.lacks_pages();
+            self.free(old.names);
+        }
+        self.pump();
+    }
+
+    /// What no server has, the program cannot count on.
+    fn lacks_pages(&mut self) {
+        for page in 0..PAGES {
+            let unsure = !self.has_holder(page);
+            self.me.pages[usize::try_from(page).expect("few")].unsure |= unsure;
+        }
+    }
+
+    fn free(&mut self, names: Vec<RegionId>) {
+        for (index, name) in (0..).zip(names).filter(|(_, name)| name.0 != 0) {
             let ask = Ask::control(ServerIndex(index), Opcode::FreeRegion, name);
             self.submit(Ask { class: Class::WriteBack, ..ask }, Asked::of(Opcode::FreeRegion, 0, name), None);
         }
+    }
+
+    // --- The child ---------------------------------------------------------------------------------------
+
+    /// What the parent has to do for its child.
+    fn raise(&mut self) {
+        match std::mem::replace(&mut self.child, Child::Adopting) {
+            Child::Cloned(pages) => {
+                let (handed, left) = self.me.client.hand_over(CLONE).expect("the clone is the parent's");
+                self.free(left);
+                self.pump();
+                self.bear(handed, pages);
+            }
+            Child::Said(handed) => {
+                let freed = self.me.client.not_taken(&handed);
+                self.free(freed);
+                self.pump();
+                self.child = Child::Grown;
+            }
+            other => self.child = other,
+        }
+    }
+
+    /// A child begins, joins the servers that it can reach, and takes the clone over.
+    fn bear(&mut self, handed: HandedOver, pages: Vec<Page>) {
+        let mut child = Box::new(Process::new(1, &self.plan));
+        child.pages = pages;
+        let now = Time(self.now);
+        let mut grants = Vec::new();
+        for (index, parents) in self.me.judges.iter().enumerate() {
+            let (server, network) = (&mut self.servers[index], self.networks[index]);
+            let silent = network.silent_to.max(network.silent_from).max(network.hang_until);
+            let reached = !server.down && self.now >= silent && !self.rng.one_in(4);
+            let (reachable_since, well_since) = (parents.reachable_since, self.now);
+            let mut judge = Judge {
+                run: parents.run,
+                dismissed: parents.dismissed,
+                reachable_since,
+                well_since,
+                heard: self.now,
+                sent: self.now,
+                ..Judge::default()
+            };
+            let member = MemberId(0);
+            match reached.then(|| server.attach(&self.plan, LeaseId(1), member)).and_then(Result::ok) {
+                Some((membership, grant)) => {
+                    let server_index = child.client.add_server(self.plan.op_deadline, now);
+                    let conn = Conn {
+                        membership: Some(membership),
+                        attached: true,
+                        up: true,
+                        ..Conn::new(server.run)
+                    };
+                    child.conns.insert(LinkId { server: server_index, connection: 0 }, conn);
+                    judge.member = membership.0;
+                    grants.push(Input::Granted { server: server_index, grant, reconnects: true });
+                }
+                None => {
+                    child.client.add_absent(self.plan.op_deadline, now);
+                    judge.absent_since = Some(self.now);
+                }
+            }
+            child.judges.push(judge);
+        }
+        child.client.place(&self.placement);
+        if !child.client.has_all_pages() {
+            // It ends at once.
+            for (server, judge) in self.servers.iter_mut().zip(&child.judges) {
+                server.dismiss(judge.member);
+            }
+            self.child = Child::Said(handed);
+            return;
+        }
+        self.other = Some(child);
+        self.turn(1);
+        grants.into_iter().for_each(|granted| self.tell(granted));
+        let names = handed.names.clone();
+        self.me.fork = Some(Fork {
+            history: None,
+            names: vec![RegionId(0); names.len()],
+            waits: BTreeSet::new(),
+            refused: false,
+            adopts: Some(handed),
+        });
+        self.ask_holders(Opcode::AdoptRegion, names);
+        self.at(0, Event::Program);
+        if self.plan.faults.cuts && self.rng.one_in(2) {
+            self.cut_while_adopting();
+        }
+        self.turn(0);
+    }
+
+    /// A server takes part in the adoption, but its answer may be lost, and it cannot be reached for a while.
+    fn cut_while_adopting(&mut self) {
+        let links: Vec<LinkId> = self.me.conns.keys().copied().collect();
+        let link = links[self.rng.index(links.len())];
+        let index = link.server.as_usize();
+        let until = self.now + self.rng.below(self.op_ns());
+        let network = &mut self.networks[index];
+        network.silent_from = network.silent_from.max(until);
+        let after = self.rng.below(network.delay * 4);
+        self.unreachable(index, until);
+        self.at(after, Event::Cut(link));
+    }
+
+    /// All servers have answered the child.
+    fn end_adoption(&mut self, handed: HandedOver, names: Vec<RegionId>) {
+        let taken: Vec<bool> = names.iter().map(|name| name.0 != 0).collect();
+        let missing = handed.names.iter().zip(&taken).filter(|(name, taken)| name.0 != 0 && !**taken);
+        self.tally.not_taken += missing.count() as u64;
+        if self.me.client.take_over(Time(self.now), self.me.of, &handed, &taken) {
+            self.tally.children += 1;
+            self.tally.taken += taken.iter().filter(|taken| **taken).count() as u64;
+        } else {
+            // It cannot go on; with it, what it has taken would end.
+            self.free(names);
+        }
+        self.lacks_pages();
+        self.child = Child::Said(handed);
         self.pump();
     }
 
@@ -2151,6 +2352,7 @@ impl World {
             wanted,
             ..Ask::control(server, opcode, region)
         };
+        let counter = self.me.number * COUNTERS + counter;
         self.submit(ask, Asked { counter, ..Asked::of(opcode, 0, region) }, Some(token));
         self.tell(Input::Sealed(op));
     }
