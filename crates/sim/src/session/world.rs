@@ -1158,6 +1158,8 @@ impl World {
             fork.waits.retain(|id| !gone.contains(id));
         }
         self.me.bodies.retain(|id, _| !gone.contains(id));
+        // What waits for it, or goes elsewhere, begins anew.
+        self.me.bodies.values_mut().filter(|body| of_it(body)).for_each(|body| body.damaged = 0);
         let judge = &mut self.me.judges[server.as_usize()];
         judge.control.clear();
         judge.demand.clear();
